@@ -1,6 +1,6 @@
 //! Compiles `proto/**/*.proto` into Rust messages and one encoded descriptor set, without `protoc`.
 //!
-//! Services yield no code here; the crate that serves them generates it against these messages.
+//! Services yield no code here: a crate that serves a service generates the code, against these messages.
 
 #![allow(clippy::disallowed_methods, reason = "what a build makes is made again")]
 

@@ -1,32 +1,32 @@
-//! Decoders of `chain`: proposals, read-write sets, blocks and questions over links, borrowed work.
+//! Decoders of `chain`: proposals, read-write sets, blocks and requests over links, offloaded work items.
 
 use base::Bytes;
-use base::fuzz::{Shape, Target, authenticated, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
 use chain::endorse::proposal::Proposal;
 use chain::order::protocol;
 use chain::remote::messages::{
-    self, Answer, Ask, BlockAnswer, BlockAt, Committed, Envelope, Failure, Hello, Notice, Place, Request, StatusAnswer,
-    StatusOf, Welcome,
+    self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
+    RemoteFailure, ResultResponse, StatusRequest, StatusResponse, TransactionStatus, Welcome,
 };
 use chain::rwset::{ReadWriteSet, visit_writes};
-use chain::validate::borrow::{Chunk, Words};
-use chain::validate::examine::Word;
+use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
+use chain::validate::verify::SignatureVerdict;
 use ledger::transaction::Transaction;
 use ledger::wire::Span;
 use prost::Message;
 use proto::protos;
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "chain-proposal", shape: Shape::Protobuf, run: proposal, seeds: proposals },
-    Target { name: "chain-rwset", shape: Shape::Protobuf, run: rwset, seeds: rwsets },
-    Target { name: "chain-order-links", shape: Shape::Bytes, run: order_links, seeds: order_link_seeds },
-    Target { name: "chain-peer-links", shape: Shape::Protobuf, run: peer_links, seeds: peer_link_seeds },
-    Target { name: "chain-borrowed-work", shape: Shape::Bytes, run: borrowed, seeds: borrowed_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "chain-proposal", shape: InputShape::Protobuf, run: proposal, seeds: proposals },
+    FuzzTarget { name: "chain-rwset", shape: InputShape::Protobuf, run: rwset, seeds: rwsets },
+    FuzzTarget { name: "chain-order-links", shape: InputShape::Bytes, run: order_links, seeds: order_link_seeds },
+    FuzzTarget { name: "chain-peer-links", shape: InputShape::Protobuf, run: peer_links, seeds: peer_link_seeds },
+    FuzzTarget { name: "chain-borrowed-work", shape: InputShape::Bytes, run: offloaded, seeds: offloaded_seeds },
 ];
 
-/// Signed proposals of the transactions in Fabric's blocks: their signatures are those of the transactions, which no parser
-/// minds.
+/// Signed proposals rebuilt from the transactions in Fabric's blocks: their signatures are those of the transactions, which
+/// parsers do not check.
 pub(crate) fn proposals() -> Vec<Vec<u8>> {
     let of = |envelope: Vec<u8>| {
         let transaction = Transaction::decode(&envelope.into()).ok()?;
@@ -47,7 +47,7 @@ pub(crate) fn proposals() -> Vec<Vec<u8>> {
     crate::ledger::envelopes().into_iter().filter_map(of).collect()
 }
 
-/// What an endorser reads in a proposal, a protobuf library reads too.
+/// If an endorser accepts a proposal, a protobuf library reads the same fields.
 fn proposal(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(parsed) = untrusted(input, || Proposal::parse(&bytes)) else { return };
@@ -55,11 +55,11 @@ fn proposal(input: &[u8]) {
     assert_eq!((&parsed.bytes, &parsed.signature), (&signed.proposal_bytes, &signed.signature));
     let proposal = protos::Proposal::decode(signed.proposal_bytes).expect("accepted by us");
     let _ = (parsed.check_form(), parsed.timestamp());
-    // The payload is read once the signature was checked.
+    // The payload is read only after the signature was checked.
     let Ok(invocation) = authenticated(input, || parsed.invocation()) else { return };
     let payload = protos::ChaincodeProposalPayload::decode(proposal.payload).expect("accepted by us");
     assert_eq!(*invocation.transient, payload.transient_map);
-    // It looks at fields that we have no use for, too: a name that is no text, say.
+    // The library also checks fields that the endorser ignores: for example, that a name is text.
     let Ok(spec) = protos::ChaincodeInvocationSpec::decode(payload.input) else { return };
     let input = spec.chaincode_spec.and_then(|spec| spec.input).expect("accepted by us");
     assert_eq!(invocation.args, input.args);
@@ -74,11 +74,12 @@ fn rwsets() -> Vec<Vec<u8>> {
     crate::ledger::envelopes().into_iter().filter_map(of).collect()
 }
 
-/// What is read in place, a protobuf library reads with the same content; and the short way to the writes sees the same.
+/// If the in-place reader accepts a set, a protobuf library reads the same content; and the shortcut to the writes finds
+/// the same writes.
 fn rwset(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(set) = untrusted(input, || ReadWriteSet::decode(bytes.clone())) else { return };
-    let _ = set.has_sound_keys();
+    let _ = set.has_valid_keys();
     let mut visited = Vec::new();
     let visit = |namespace: &str, key: &str, value: Option<Span>| {
         visited.push((namespace.to_owned(), key.to_owned(), value.map(|span| span.of(&bytes).to_vec())));
@@ -93,8 +94,8 @@ fn rwset(input: &[u8]) {
         }
     }
     assert_eq!(visited, written);
-    // Such a set is refused later for what it asks, whatever is in it.
-    if set.namespaces.iter().any(chain::rwset::Namespace::needs_more_than_keys) {
+    // Such a set is refused later for its queries, whatever else it contains.
+    if set.namespaces.iter().any(chain::rwset::NamespaceReadWriteSet::needs_more_than_keys) {
         return;
     }
     let message = proto::rwset::TxReadWriteSet::decode(bytes).expect("accepted by us");
@@ -116,24 +117,24 @@ fn rwset(input: &[u8]) {
 }
 
 fn order_link_seeds() -> Vec<Vec<u8>> {
-    let request = protocol::Request { channel: "mychannel".to_owned(), from: 7 }.encode();
+    let request = protocol::DeliverRequest { channel: "mychannel".to_owned(), from: 7 }.encode();
     let replies = [
-        protocol::Reply::Alive,
-        protocol::Reply::Refusal("no".to_owned()),
-        protocol::Reply::Block(Bytes::from_static(&[10, 0])),
+        protocol::DeliverResponse::Keepalive,
+        protocol::DeliverResponse::Rejection("no".to_owned()),
+        protocol::DeliverResponse::Block(Bytes::from_static(&[10, 0])),
     ];
-    [request].into_iter().chain(replies.map(protocol::Reply::encode)).map(|bytes| bytes.to_vec()).collect()
+    [request].into_iter().chain(replies.map(protocol::DeliverResponse::encode)).map(|bytes| bytes.to_vec()).collect()
 }
 
 fn order_links(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(request) = authenticated(input, || protocol::Request::decode(&bytes)) {
+    if let Ok(request) = authenticated(input, || protocol::DeliverRequest::decode(&bytes)) {
         assert_eq!(request.encode(), bytes);
     }
-    if let Ok(reply) = authenticated(input, || protocol::Reply::decode(bytes)) {
-        // A refusal is for people: what is no text in it is shown as such, and may be cut again.
-        let shown = matches!(reply, protocol::Reply::Refusal(_));
-        assert!(shown || protocol::Reply::decode(reply.clone().encode()) == Ok(reply));
+    if let Ok(reply) = authenticated(input, || protocol::DeliverResponse::decode(bytes)) {
+        // A refusal is for people: bytes that are not text are replaced in it, and it may be truncated again.
+        let shown = matches!(reply, protocol::DeliverResponse::Rejection(_));
+        assert!(shown || protocol::DeliverResponse::decode(reply.clone().encode()) == Ok(reply));
     }
 }
 
@@ -144,25 +145,25 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         Ask::Hello(Hello { version: 1 }),
         Ask::Process(proposal.clone()),
         Ask::Block(at()),
-        Ask::Status(StatusOf { channel: "ch".to_owned(), tx_id: "ab".to_owned() }),
+        Ask::Status(StatusRequest { channel: "ch".to_owned(), tx_id: "ab".to_owned() }),
         Ask::Follow(at()),
-        Ask::Broadcast(Envelope { channel: "ch".to_owned(), envelope: Bytes::from_static(b"envelope") }),
+        Ask::Broadcast(BroadcastEnvelope { channel: "ch".to_owned(), envelope: Bytes::from_static(b"envelope") }),
     ];
-    let failure = Failure { error: 5, texts: vec!["a".to_owned(), "b".to_owned()], number: 3 };
-    let notice = Notice {
+    let failure = RemoteFailure { error: 5, texts: vec!["a".to_owned(), "b".to_owned()], number: 3 };
+    let notice = CommitNotification {
         channel: "ch".to_owned(),
         number: 7,
-        transactions: vec![Committed { tx_id: "ab".to_owned(), code: 11 }],
+        transactions: vec![CommittedTx { tx_id: "ab".to_owned(), code: 11 }],
         failure: None,
     };
     let others = [
         Welcome { version: 1, channels: vec![at()] }.encode_to_vec(),
-        Answer { result: Bytes::from_static(b"result"), failure: Some(failure) }.encode_to_vec(),
-        BlockAnswer { block: Some(Bytes::from_static(b"block")) }.encode_to_vec(),
-        StatusAnswer { status: Some(Place { code: 1, block: 2 }) }.encode_to_vec(),
+        ResultResponse { result: Bytes::from_static(b"result"), failure: Some(failure) }.encode_to_vec(),
+        BlockResponse { block: Some(Bytes::from_static(b"block")) }.encode_to_vec(),
+        StatusResponse { status: Some(TransactionStatus { code: 1, block: 2 }) }.encode_to_vec(),
         notice.encode_to_vec(),
     ];
-    asks.into_iter().map(|ask| Request { ask: Some(ask) }.encode_to_vec()).chain(others).collect()
+    asks.into_iter().map(|ask| PeerRequest { ask: Some(ask) }.encode_to_vec()).chain(others).collect()
 }
 
 fn peer_links(input: &[u8]) {
@@ -175,33 +176,37 @@ fn peer_links(input: &[u8]) {
         assert_eq!(M::decode(&message.encode_to_vec()[..]).as_ref(), Ok(&message));
         Some(message)
     }
-    again::<Request>(input, messages::decode);
+    again::<PeerRequest>(input, messages::decode);
     again::<Welcome>(input, messages::decode);
-    again::<BlockAnswer>(input, messages::decode);
-    again::<StatusAnswer>(input, messages::decode);
-    again::<Notice>(input, messages::decode);
-    if let Some(failure) = again(input, Answer::read).and_then(|answer| answer.failure) {
+    again::<BlockResponse>(input, messages::decode);
+    again::<StatusResponse>(input, messages::decode);
+    again::<CommitNotification>(input, messages::decode);
+    if let Some(failure) = again(input, ResultResponse::read).and_then(|answer| answer.failure) {
         let _ = failure.clone().into_broadcast().to_string();
         let error = failure.into_endorse();
-        let come_back = Failure::of_endorse(&error).into_endorse();
+        let come_back = RemoteFailure::of_endorse(&error).into_endorse();
         assert_eq!((come_back.kind(), come_back.to_string()), (error.kind(), error.to_string()));
     }
 }
 
-fn borrowed_seeds() -> Vec<Vec<u8>> {
+fn offloaded_seeds() -> Vec<Vec<u8>> {
     let envelopes = ["one", "", "three"].map(|text| Bytes::from_static(text.as_bytes())).to_vec();
-    let chunk = Chunk { rules: [7; 32], block: 5, first: 16, envelopes };
-    let words =
-        Words { rules: [7; 32], block: 5, first: 16, words: vec![Word::Sound, Word::Unsigned, Word::Unendorsed] };
+    let chunk = VerificationChunk { policies_digest: [7; 32], block: 5, first: 16, envelopes };
+    let words = SignatureVerdicts {
+        rules: [7; 32],
+        block: 5,
+        first: 16,
+        verdicts: vec![SignatureVerdict::Valid, SignatureVerdict::Unsigned, SignatureVerdict::Unendorsed],
+    };
     vec![chunk.encode().to_vec(), words.encode().to_vec()]
 }
 
-fn borrowed(input: &[u8]) {
+fn offloaded(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(chunk) = authenticated(input, || Chunk::decode(bytes.clone())) {
+    if let Ok(chunk) = authenticated(input, || VerificationChunk::decode(bytes.clone())) {
         assert_eq!(chunk.encode(), bytes);
     }
-    if let Ok(words) = authenticated(input, || Words::decode(bytes.clone())) {
+    if let Ok(words) = authenticated(input, || SignatureVerdicts::decode(bytes.clone())) {
         assert_eq!(words.encode(), bytes);
     }
 }

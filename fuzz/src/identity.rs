@@ -3,42 +3,58 @@
 use std::sync::{Arc, LazyLock};
 
 use base::Bytes;
-use base::fuzz::{Shape, Target, untrusted, within};
-use identity::issue::{Organization, Terms};
+use base::fuzz::{FuzzTarget, InputShape, untrusted, within};
+use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::policy::{self, ApplicationPolicy, SignaturePolicy};
-use identity::{Certificate, Claim, Msp, MspManager, Policy, Role, Verifier};
+use identity::{Certificate, MemberRole, Msp, MspManager, Policy, SignatureClaim, SignatureVerifier};
 use prost::Message;
 use proto::common::SignaturePolicyEnvelope;
 use proto::msp::{MspConfig, SerializedIdentity};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "identity-certificate-der", shape: Shape::Der, run: certificate_der, seeds: certificates_der },
-    Target { name: "identity-certificate-pem", shape: Shape::Bytes, run: certificate_pem, seeds: certificates_pem },
-    Target { name: "identity-serialized", shape: Shape::Protobuf, run: serialized, seeds: serialized_seeds },
-    Target { name: "identity-msp", shape: Shape::Protobuf, run: msp, seeds: msp_seeds },
-    Target { name: "identity-crl", shape: Shape::Der, run: crl, seeds: crl_seeds },
-    Target { name: "identity-policy", shape: Shape::Protobuf, run: policy, seeds: policy_seeds },
-    Target { name: "identity-policy-application", shape: Shape::Protobuf, run: application, seeds: application_seeds },
-    Target { name: "identity-policy-text", shape: Shape::Bytes, run: policy_text, seeds: policy_texts },
-    Target { name: "identity-signature", shape: Shape::Der, run: signature, seeds: signatures },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget {
+        name: "identity-certificate-der",
+        shape: InputShape::Der,
+        run: certificate_der,
+        seeds: certificates_der,
+    },
+    FuzzTarget {
+        name: "identity-certificate-pem",
+        shape: InputShape::Bytes,
+        run: certificate_pem,
+        seeds: certificates_pem,
+    },
+    FuzzTarget { name: "identity-serialized", shape: InputShape::Protobuf, run: serialized, seeds: serialized_seeds },
+    FuzzTarget { name: "identity-msp", shape: InputShape::Protobuf, run: msp, seeds: msp_seeds },
+    FuzzTarget { name: "identity-crl", shape: InputShape::Der, run: crl, seeds: crl_seeds },
+    FuzzTarget { name: "identity-policy", shape: InputShape::Protobuf, run: policy, seeds: policy_seeds },
+    FuzzTarget {
+        name: "identity-policy-application",
+        shape: InputShape::Protobuf,
+        run: application,
+        seeds: application_seeds,
+    },
+    FuzzTarget { name: "identity-policy-text", shape: InputShape::Bytes, run: policy_text, seeds: policy_texts },
+    FuzzTarget { name: "identity-signature", shape: InputShape::Der, run: signature, seeds: signatures },
 ];
 
-/// How many times their size definitions of organisations and policies may take alone. A protobuf library decodes
-/// them, and makes an element of a list of each part: up to 200 bytes where the part has two. An operator gives them to a node in
-/// files. From elsewhere they come within a channel's configuration, which is refused before they are decoded where it would take more
-/// than four times its size: that is held to in the target `ledger-config`.
+/// The memory, in multiples of their size, that definitions of organisations and policies may take. A protobuf library
+/// decodes them, and creates a list element for each part: up to 200 bytes for a part of two. Alone, they come from an
+/// operator's files. From others they come only within a channel's configuration, which is refused before decoding if it
+/// would take more than four times its size; the target `ledger-config` checks that bound.
 const DEFINED_TIMES: usize = 200;
 
-pub(crate) fn organization() -> &'static Organization {
-    static FOUNDED: LazyLock<Organization> = LazyLock::new(|| {
-        Organization::found("Org1MSP", "org1.example.com", &Terms::seeded([7; 32])).expect("a seeded founding succeeds")
+pub(crate) fn organization() -> &'static IssuingOrganization {
+    static FOUNDED: LazyLock<IssuingOrganization> = LazyLock::new(|| {
+        IssuingOrganization::create("Org1MSP", "org1.example.com", &CertificateTerms::seeded([7; 32]))
+            .expect("a seeded founding succeeds")
     });
     &FOUNDED
 }
 
 fn client() -> identity::Signer {
-    organization().issue(Role::Client, "User1").expect("a founded organisation issues")
+    organization().issue(MemberRole::Client, "User1").expect("a founded organisation issues")
 }
 
 fn pem_of(serialized: &[u8]) -> Bytes {
@@ -51,7 +67,7 @@ fn certificates_pem() -> Vec<Vec<u8>> {
 }
 
 fn certificates_der() -> Vec<Vec<u8>> {
-    let tls = organization().issue_tls(Role::Peer, "peer0", &["localhost", "127.0.0.1"]).expect("it issues");
+    let tls = organization().issue_tls(MemberRole::Peer, "peer0", &["localhost", "127.0.0.1"]).expect("it issues");
     let pems = certificates_pem().into_iter().chain([tls.certificate_pem.to_vec()]);
     pems.map(|pem| Certificate::from_pem(&pem).expect("an issued certificate is read").der().to_vec()).collect()
 }
@@ -60,8 +76,9 @@ fn certificate_der(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(certificate) = untrusted(input, || Certificate::from_der(bytes)) else { return };
     assert_eq!(certificate.der()[..], *input, "a certificate has one encoding");
-    // What signatures over it say does not matter; that they are looked at without a panic does.
-    let _ = Verifier::of_process().verify(&Claim::by_key(certificate.key(), b"message", b"signature"));
+    // Whether signatures over it verify does not matter, only that checking them does not panic.
+    let _ =
+        SignatureVerifier::of_process().verify(&SignatureClaim::by_key(certificate.key(), b"message", b"signature"));
 }
 
 fn certificate_pem(input: &[u8]) {
@@ -75,7 +92,7 @@ fn serialized_seeds() -> Vec<Vec<u8>> {
     vec![client().serialized().to_vec()]
 }
 
-/// An identity goes through the organisation's whole validation.
+/// Validates an identity as its organisation does.
 fn serialized(input: &[u8]) {
     static MEMBERS: LazyLock<MspManager> =
         LazyLock::new(|| MspManager::new([Arc::new(organization().membership().expect("a founded organisation"))]));
@@ -99,7 +116,7 @@ fn msp_seeds() -> Vec<Vec<u8>> {
     vec![wrap(organization().definition()), wrap(revoking)]
 }
 
-/// A definition alone is one in a folder of the operator's, see [`DEFINED_TIMES`].
+/// A separate definition is one in an operator's folder, see [`DEFINED_TIMES`].
 fn msp(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     within(DEFINED_TIMES, input.len(), || {
@@ -151,7 +168,7 @@ fn policy_seeds() -> Vec<Vec<u8>> {
     wires().iter().map(Message::encode_to_vec).collect()
 }
 
-/// A policy alone is one in the definition of a contract, which an operator gives, see [`DEFINED_TIMES`].
+/// A separate policy is one in the definition of a contract, which an operator provides, see [`DEFINED_TIMES`].
 fn policy(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(compiled) = within(DEFINED_TIMES, input.len(), || SignaturePolicy::decode(&bytes)) else { return };
@@ -177,12 +194,12 @@ fn signatures() -> Vec<Vec<u8>> {
     vec![client().sign(b"message").to_vec()]
 }
 
-/// A signature is either refused or the one that its holder made, byte for byte: there is no second form of it.
+/// A signature is either refused or byte for byte the one that its holder made: it has no second form.
 fn signature(input: &[u8]) {
     static KEY: LazyLock<Certificate> =
         LazyLock::new(|| Certificate::from_pem(&pem_of(client().serialized())).expect("an issued certificate is read"));
     let key = KEY.key();
-    let claim = Claim::by_key(key, b"message", input);
-    let by_library = untrusted(input, || Verifier::Library.verify(&claim));
-    assert_eq!(Verifier::Tables.verify(&claim), by_library);
+    let claim = SignatureClaim::by_key(key, b"message", input);
+    let by_library = untrusted(input, || SignatureVerifier::Library.verify(&claim));
+    assert_eq!(SignatureVerifier::Tables.verify(&claim), by_library);
 }

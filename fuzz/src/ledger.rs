@@ -2,25 +2,25 @@
 
 use std::sync::LazyLock;
 
-use base::fuzz::{ROOM_BYTES, Shape, Target, peak_of, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, OVERHEAD_BYTES, peak_of, untrusted};
 use base::{BlockNumber, Bytes};
-use ledger::block::{Block, Metadata};
+use ledger::block::{Block, BlockMetadata};
 use ledger::config::ChannelConfig;
 use ledger::transaction::{Transaction, is_exact, results_of_valid};
-use ledger::wire::{Fields, Span, Value};
+use ledger::wire::{FieldValue, Fields, Span};
 use prost::Message;
 use proto::common;
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "ledger-wire", shape: Shape::Protobuf, run: wire, seeds: envelopes },
-    Target { name: "ledger-transaction", shape: Shape::Protobuf, run: transaction, seeds: envelopes },
-    Target { name: "ledger-block", shape: Shape::Protobuf, run: block, seeds: blocks },
-    Target { name: "ledger-config", shape: Shape::Protobuf, run: config, seeds: configs },
-    Target { name: "ledger-duration", shape: Shape::Bytes, run: duration, seeds: durations },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "ledger-wire", shape: InputShape::Protobuf, run: wire, seeds: envelopes },
+    FuzzTarget { name: "ledger-transaction", shape: InputShape::Protobuf, run: transaction, seeds: envelopes },
+    FuzzTarget { name: "ledger-block", shape: InputShape::Protobuf, run: block, seeds: blocks },
+    FuzzTarget { name: "ledger-config", shape: InputShape::Protobuf, run: config, seeds: configs },
+    FuzzTarget { name: "ledger-duration", shape: InputShape::Bytes, run: duration, seeds: durations },
 ];
 
-/// Blocks that Fabric wrote: two configurations of one organisation and more, a deployment, transactions.
+/// Blocks that Fabric wrote: two configurations, of one organisation and of several, a deployment, transactions.
 const FABRIC: [&[u8]; 4] = [
     include_bytes!("../../crates/proto/tests/golden/b0.block"),
     include_bytes!("../../crates/proto/tests/golden/b1.block"),
@@ -37,7 +37,7 @@ pub(crate) fn fabric_blocks() -> &'static [Block] {
 
 fn blocks() -> Vec<Vec<u8>> {
     let small = Block::build(BlockNumber(3), Some([7; 32]), &[Bytes::from_static(b"\x0a\x01a\x12\x01b"), Bytes::new()]);
-    let mut metadata = Metadata::default();
+    let mut metadata = BlockMetadata::default();
     metadata.set_filter(Bytes::from_static(&[0, 11]));
     metadata.set_commit_hash(&[9; 32]);
     let small = small.with_metadata(metadata);
@@ -57,7 +57,7 @@ fn wire(input: &[u8]) {
     fn walk(source: &[u8], span: Span, depth: u32) {
         let mut fields = Fields::new(source, span);
         while let Ok(Some(field)) = fields.next() {
-            if let Value::Bytes(inner) = field.value {
+            if let FieldValue::Bytes(inner) = field.value {
                 assert!(inner.start() >= span.start() && inner.of(source).len() <= span.of(source).len());
                 let _ = inner.text(source);
                 if depth > 0 {
@@ -71,7 +71,7 @@ fn wire(input: &[u8]) {
     }
 }
 
-/// What we read in place, a protobuf library reads with the same content.
+/// If the in-place reader accepts a transaction, a protobuf library reads the same content.
 fn transaction(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let _ = untrusted(input, || results_of_valid(&bytes));
@@ -123,16 +123,16 @@ fn block(input: &[u8]) {
     let _ = untrusted(input, || (block.orderer_metadata(), block.metadata().commit_hash()));
 }
 
-/// It comes in an operator's file, or from a peer whose certificate was checked.
+/// A configuration comes in an operator's file, or from a peer whose certificate was checked.
 fn config(input: &[u8]) {
     let envelope = Bytes::copy_from_slice(input);
-    // The first key on P-256 makes room for all keys of the process, once.
+    // The first key on P-256 allocates a table for all keys of the process, once.
     static KEYS: LazyLock<bool> = LazyLock::new(|| ChannelConfig::from_block(&fabric_blocks()[0]).is_ok());
     assert!(*KEYS, "Fabric wrote it");
-    // What the refusal rests on: no configuration takes more than its parts were estimated to.
+    // The refusal relies on this: no configuration takes more memory than the estimate for its parts.
     let most = untrusted(input, || ChannelConfig::most_memory(&envelope)).unwrap_or_default();
     let (config, peak) = peak_of(|| ChannelConfig::from_envelope(&envelope));
-    assert!(peak <= most + ROOM_BYTES, "reading {} bytes took {peak} bytes of memory, above {most}", input.len());
+    assert!(peak <= most + OVERHEAD_BYTES, "reading {} bytes took {peak} bytes of memory, above {most}", input.len());
     let Ok(config) = config else { return };
     for (_, policy) in config.policies().iter() {
         let _ = policy.evaluate_identities(&[]);

@@ -1,13 +1,44 @@
-//! Attacks on every decoder that reads bytes of a client, a peer, a disk or a remote region.
+//! Fuzz targets for every decoder that reads bytes of a client, a peer, a disk or a remote region.
 //!
-//! 1. [`targets`] lists the decoders. The harness of a public decoder is here; a private one has its harness in its crate's
-//!    module `fuzz`, next to what it may not show.
-//! 2. `cargo xtask fuzz` builds [`fuzz_all`](../fuzz_all/index.html), with libFuzzer and with coverage counters in every
-//!    crate, and searches. What it finds to be new it keeps, minimised, in `fuzz/corpus/TARGET/`.
-//! 3. `tests/corpus.rs` replays seeds, corpus and a fixed number of changed seeds in every test run, without libFuzzer.
+//! ```
+//! use heddle_fuzz::mutate::{Random, mutated};
 //!
-//! A member of the workspace and not one of its own, so that what is attacked has the dependencies, at the versions, that
-//! nodes have; the flags are in a profile and a target folder of their own, and libFuzzer is behind the feature `engine`.
+//! let targets = heddle_fuzz::targets();
+//! let target = targets.iter().find(|target| target.name == "ledger-block").expect("peers decode blocks of orderers");
+//! let mut random = Random::new(7);
+//! for seed in (target.seeds)() {
+//!     (target.run)(&seed); // Panics where the decoder breaks a guarantee.
+//!     for _ in 0..10 {
+//!         let input = mutated(target.shape, &seed, 16 << 10, &mut random);
+//!         (target.run)(&input);
+//!     }
+//! }
+//! ```
+//!
+//! 1. [`targets`] lists the decoders. The harness of a public decoder is here; a private decoder has its harness in its
+//!    crate's module `fuzz`, next to its private items.
+//! 2. `cargo xtask fuzz` builds [`fuzz_all`](../fuzz_all/index.html), with libFuzzer and with coverage counters in
+//!    every crate, and searches for failing inputs. It keeps new findings, minimised, in `fuzz/corpus/TARGET/`.
+//! 3. `tests/corpus.rs` replays seeds, corpus and a fixed number of mutated seeds in every test run, without libFuzzer.
+//!
+//! This crate is a member of the workspace, so that the targets have the same dependencies, at the same versions, as
+//! nodes have. The flags are in a separate profile and target folder, and libFuzzer is behind the feature `engine`.
+//!
+//! # Guarantees
+//!
+//! * A harness panics if its decoder panics, overflows, or accepts bytes that do not encode again to the same value.
+//! * With the counting [`allocator`], a harness panics if its decoder takes more memory than a multiple of its input.
+//!   Without it, as in the example above, memory is not measured.
+//! * A seed of [`mutate::Random`] gives the same inputs on every machine.
+//! * Every input that a search has kept in the corpus is part of every test run.
+//!
+//! # What it needs around it
+//!
+//! * Below: each crate that decodes bytes from outside, through its public decoders or its module `fuzz`; `base::fuzz`,
+//!   which declares what a target is and measures memory.
+//! * Above: `cargo xtask fuzz` and the test `corpus`. Nothing here runs in a node.
+//! * `docs/fuzzing.md` says what a target promises and how to add one.
+#![deny(missing_docs)]
 
 pub mod allocator;
 pub mod chain;
@@ -19,12 +50,12 @@ pub mod p256_verify;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-use base::fuzz::Target;
+use base::fuzz::FuzzTarget;
 
 /// All targets, by name.
-pub fn targets() -> Vec<Target> {
-    let mut all: Vec<Target> = [
-        base::rt::net::call::fuzz::TARGETS.to_vec(),
+pub fn targets() -> Vec<FuzzTarget> {
+    let mut all: Vec<FuzzTarget> = [
+        base::rt::net::rpc::fuzz::TARGETS.to_vec(),
         chain::TARGETS.to_vec(),
         consensus::fuzz::targets(),
         identity::TARGETS.to_vec(),

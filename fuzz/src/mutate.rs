@@ -1,22 +1,23 @@
-//! Changes to inputs that keep their structure: what a search by single bytes would take years to find.
+//! Mutations that keep the structure of an input. A search that changes single bytes would take years to find such
+//! inputs.
 //!
-//! Half of the changes are made to bytes: flips, numbers at the edges, cuts, copies. The other half take an input apart into
-//! its elements (fields of protobuf, elements of DER), change, drop, repeat or move one, at any depth, and put it together
-//! with lengths that fit.
+//! Half of the mutations change bytes: flips, boundary numbers, cuts, copies. The other half split an input into its
+//! elements (fields of protobuf, elements of DER). They change, drop, repeat or move one element, at any depth, and
+//! encode the input again with correct lengths.
 
-use base::fuzz::Shape;
+use base::fuzz::InputShape;
 
-/// How deep elements are taken apart.
+/// Depth to which elements are split.
 const DEPTH_MAX: u32 = 12;
-/// Elements of one list; a longer one is changed as bytes.
+/// Elements of one list; a longer one is mutated as bytes.
 const ELEMENTS_MAX: usize = 4096;
 
-/// Numbers that follow from a seed.
+/// A deterministic sequence of numbers.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of a seed.
+    /// The sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -34,8 +35,8 @@ impl Random {
     }
 }
 
-/// One changed copy of `input`, at most `bytes_max` long.
-pub fn mutated(shape: Shape, input: &[u8], bytes_max: usize, random: &mut Random) -> Vec<u8> {
+/// A mutated copy of `input`, at most `bytes_max` long.
+pub fn mutated(shape: InputShape, input: &[u8], bytes_max: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = match random.below(2) {
         0 => change_structure(shape, input, random, DEPTH_MAX),
         _ => None,
@@ -45,8 +46,8 @@ pub fn mutated(shape: Shape, input: &[u8], bytes_max: usize, random: &mut Random
     bytes
 }
 
-/// As [`mutated`], always by structure; `None` where there is none.
-pub fn restructured(shape: Shape, input: &[u8], bytes_max: usize, random: &mut Random) -> Option<Vec<u8>> {
+/// As [`mutated`], always by structure; `None` if the input has none.
+pub fn restructured(shape: InputShape, input: &[u8], bytes_max: usize, random: &mut Random) -> Option<Vec<u8>> {
     change_structure(shape, input, random, DEPTH_MAX).filter(|bytes| bytes.len() <= bytes_max)
 }
 
@@ -56,11 +57,11 @@ struct Element {
     /// Protobuf: the field's key. DER: the tag.
     tag: Vec<u8>,
     body: Vec<u8>,
-    /// Whether the body's length stands before it.
+    /// Whether the body's length precedes it.
     counted: bool,
 }
 
-fn change_structure(shape: Shape, input: &[u8], random: &mut Random, depth: u32) -> Option<Vec<u8>> {
+fn change_structure(shape: InputShape, input: &[u8], random: &mut Random, depth: u32) -> Option<Vec<u8>> {
     let mut elements = split(shape, input)?;
     if elements.is_empty() || elements.len() > ELEMENTS_MAX || depth == 0 {
         return None;
@@ -75,7 +76,7 @@ fn change_structure(shape: Shape, input: &[u8], random: &mut Random, depth: u32)
             elements.insert(random.below(elements.len()), copy);
         }
         2 => {
-            // Many small elements of one kind are what amplifies.
+            // Many small elements of one kind are what amplifies memory.
             let copy = Element { body: Vec::new(), ..elements[at].clone() };
             let copy = if random.below(2) == 0 && copy.counted { copy } else { elements[at].clone() };
             let times = 1 << random.below(11);
@@ -90,7 +91,7 @@ fn change_structure(shape: Shape, input: &[u8], random: &mut Random, depth: u32)
             let element = &mut elements[at];
             let inner = if element.counted { change_structure(shape, &element.body, random, depth - 1) } else { None };
             element.body = inner.unwrap_or_else(|| match (element.counted, shape) {
-                (false, Shape::Protobuf) if element.tag[0] & 7 == 0 => varint(random.next() >> random.below(64)),
+                (false, InputShape::Protobuf) if element.tag[0] & 7 == 0 => varint(random.next() >> random.below(64)),
                 (false, _) => element.body.iter().map(|byte| byte ^ (random.next() & random.next()) as u8).collect(),
                 (true, _) => change_bytes(&element.body, random),
             });
@@ -112,7 +113,7 @@ fn change_bytes(input: &[u8], random: &mut Random) -> Vec<u8> {
                 bytes.remove(at);
             }
             5 => {
-                // A number at an edge, over whatever length stands there.
+                // A boundary number, over whatever length stands there.
                 let number =
                     [0, 1, u64::MAX, u64::MAX - 7, 1 << 63, 1 << 31, u64::from(u32::MAX), 0xffff][random.below(8)];
                 let width = [1, 2, 4, 8][random.below(4)];
@@ -130,14 +131,14 @@ fn change_bytes(input: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-fn split(shape: Shape, bytes: &[u8]) -> Option<Vec<Element>> {
+fn split(shape: InputShape, bytes: &[u8]) -> Option<Vec<Element>> {
     let mut rest = bytes;
     let mut elements = Vec::new();
     while !rest.is_empty() {
         let (element, after) = match shape {
-            Shape::Bytes => return None,
-            Shape::Protobuf => split_field(rest)?,
-            Shape::Der => split_der(rest)?,
+            InputShape::Bytes => return None,
+            InputShape::Protobuf => split_field(rest)?,
+            InputShape::Der => split_der(rest)?,
         };
         elements.push(element);
         rest = after;
@@ -177,12 +178,12 @@ fn split_der(bytes: &[u8]) -> Option<(Element, &[u8])> {
     Some((Element { tag: vec![*tag], body: body.to_vec(), counted: true }, rest))
 }
 
-fn join(shape: Shape, elements: &[Element]) -> Vec<u8> {
+fn join(shape: InputShape, elements: &[Element]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for element in elements {
         bytes.extend_from_slice(&element.tag);
         match (element.counted, shape) {
-            (true, Shape::Der) => match element.body.len() {
+            (true, InputShape::Der) => match element.body.len() {
                 length @ 0..0x80 => bytes.push(length as u8),
                 length => {
                     let digits = (length as u64).to_be_bytes();
@@ -227,12 +228,12 @@ mod tests {
     #[test]
     fn what_is_taken_apart_goes_together_again() {
         let field = [0x0a, 3, 1, 2, 3, 0x10, 0x96, 1, 0x1d, 1, 2, 3, 4];
-        let elements = split(Shape::Protobuf, &field).expect("three fields");
-        assert_eq!((elements.len(), join(Shape::Protobuf, &elements)), (3, field.to_vec()));
+        let elements = split(InputShape::Protobuf, &field).expect("three fields");
+        assert_eq!((elements.len(), join(InputShape::Protobuf, &elements)), (3, field.to_vec()));
         let mut der = vec![0x30, 0x81, 0x85, 0x04, 0x81, 0x82];
         der.extend([7; 0x82]);
-        let elements = split(Shape::Der, &der).expect("a sequence");
-        assert_eq!((elements.len(), join(Shape::Der, &elements)), (1, der));
+        let elements = split(InputShape::Der, &der).expect("a sequence");
+        assert_eq!((elements.len(), join(InputShape::Der, &elements)), (1, der));
     }
 
     #[test]
@@ -240,12 +241,12 @@ mod tests {
         let field = [0x0a, 4, 0x12, 2, 8, 1, 0x10, 0x96, 1];
         let all = |first: u64| -> Vec<Vec<u8>> {
             (first..first + 500)
-                .filter_map(|seed| restructured(Shape::Protobuf, &field, 1 << 16, &mut Random::new(seed)))
+                .filter_map(|seed| restructured(InputShape::Protobuf, &field, 1 << 16, &mut Random::new(seed)))
                 .collect()
         };
-        let whole = all(1).iter().filter(|bytes| split(Shape::Protobuf, bytes).is_some()).count();
+        let whole = all(1).iter().filter(|bytes| split(InputShape::Protobuf, bytes).is_some()).count();
         assert!(whole > 400, "{whole} of 500");
         assert_eq!(all(1), all(1));
-        assert!(restructured(Shape::Bytes, &field, 100, &mut Random::new(1)).is_none());
+        assert!(restructured(InputShape::Bytes, &field, 100, &mut Random::new(1)).is_none());
     }
 }

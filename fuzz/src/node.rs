@@ -1,35 +1,37 @@
-//! Decoders of `node`: link frames, configuration files, requests to a process; and of `gateway`, with seeds of a network.
+//! Decoders of `node` (link frames, configuration files, requests to a process) and of `gateway`, with seeds from a
+//! network.
 
-use base::fuzz::{Shape, Target, untrusted, within};
+use base::fuzz::{FuzzTarget, InputShape, untrusted, within};
 use base::{Bytes, BytesMut};
-use node::config::Config;
+use node::config::HeddleConfig;
 use node::control;
 use node::process::ProcessRole;
 use node::process::file::NodeFile;
-use node::transport::frames::{self, Decoded};
+use node::transport::frames::{self, DecodedFrame};
 use prost::Message;
 use proto::{common, gateway, orderer, protos};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "node-link-frames", shape: Shape::Bytes, run: link_frames, seeds: link_frame_seeds },
-    Target { name: "node-config", shape: Shape::Bytes, run: config, seeds: configs },
-    Target { name: "node-file", shape: Shape::Bytes, run: file, seeds: files },
-    Target { name: "node-control", shape: Shape::Bytes, run: requests, seeds: request_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "node-link-frames", shape: InputShape::Bytes, run: link_frames, seeds: link_frame_seeds },
+    FuzzTarget { name: "node-config", shape: InputShape::Bytes, run: config, seeds: configs },
+    FuzzTarget { name: "node-file", shape: InputShape::Bytes, run: file, seeds: files },
+    FuzzTarget { name: "node-control", shape: InputShape::Bytes, run: requests, seeds: request_seeds },
 ];
 
 fn link_frame_seeds() -> Vec<Vec<u8>> {
     vec![b"\x05\0\0\0\0\0\0\0hello\x00\0\0\0\x01\0\0\0".to_vec(), b"\x02\0\0\0\0\0\0\0ab".to_vec()]
 }
 
-/// However the bytes arrive, the frames are the same, and never more than has come is asked for, the first step apart.
+/// However the bytes arrive, the frames are the same, and apart from the first step the reader never reserves more than has
+/// arrived.
 fn link_frames(input: &[u8]) {
     let Some((step, input)) = input.split_first() else { return };
     let all = |step: usize| {
         let (mut buffer, mut given, mut found) = (BytesMut::new(), 0, Vec::new());
         loop {
             match frames::decode(&mut buffer) {
-                Ok(Decoded::Incomplete(room)) => {
+                Ok(DecodedFrame::Incomplete(room)) => {
                     assert!(room <= given.max(1 << 20), "{room} bytes of room after {given}");
                     if given == input.len() {
                         return (found, true);
@@ -47,13 +49,13 @@ fn link_frames(input: &[u8]) {
 }
 
 fn configs() -> Vec<Vec<u8>> {
-    vec![Config::default().to_text().into_bytes()]
+    vec![HeddleConfig::default().to_text().into_bytes()]
 }
 
 fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let Ok(config) = Config::parse(text, "heddle.toml") else { return };
-    assert_eq!(Config::parse(&config.to_text(), "its own text").expect("what is written is read"), config);
+    let Ok(config) = HeddleConfig::parse(text, "heddle.toml") else { return };
+    assert_eq!(HeddleConfig::parse(&config.to_text(), "its own text").expect("what is written is read"), config);
 }
 
 const ROLES: [ProcessRole; 5] =
@@ -77,31 +79,34 @@ fn file(input: &[u8]) {
 
 fn request_seeds() -> Vec<Vec<u8>> {
     let requests = [
-        control::Request::Memory {},
-        control::Request::SetMemory { bytes: 4096 },
-        control::Request::AdmitOrderer { number: 2, address: "localhost:1".to_owned() },
+        control::ControlRequest::Memory {},
+        control::ControlRequest::SetMemory { bytes: 4096 },
+        control::ControlRequest::AdmitOrderer { number: 2, address: "localhost:1".to_owned() },
     ];
     requests.iter().map(|request| serde_json::to_vec(request).expect("plain values are JSON")).collect()
 }
 
 fn requests(input: &[u8]) {
-    // More is not read of one.
+    // The process reads no more of a request.
     let line = &input[..input.len().min(control::REQUEST_BYTES_MAX as usize)];
-    if let Ok(request) = untrusted(line, || serde_json::from_slice::<control::Request>(line)) {
+    if let Ok(request) = untrusted(line, || serde_json::from_slice::<control::ControlRequest>(line)) {
         let again = serde_json::to_vec(&request).expect("plain values are JSON");
-        assert_eq!(serde_json::from_slice::<control::Request>(&again).expect("what is written is read"), request);
+        assert_eq!(
+            serde_json::from_slice::<control::ControlRequest>(&again).expect("what is written is read"),
+            request
+        );
     }
-    let _ = within(4, input.len(), || serde_json::from_slice::<control::Reply>(input));
+    let _ = within(4, input.len(), || serde_json::from_slice::<control::ControlResponse>(input));
 }
 
-/// The targets of `gateway`, with seeds that only a network's envelopes give.
-pub fn gateway_targets() -> Vec<Target> {
+/// The targets of `gateway`, with seeds made from a network's envelopes.
+pub fn gateway_targets() -> Vec<FuzzTarget> {
     ::gateway::fuzz::targets()
         .into_iter()
         .map(|target| match target.name {
-            "gateway-proposals" => Target { seeds: proposal_requests, ..target },
-            "gateway-seeks" => Target { seeds: seek_requests, ..target },
-            "gateway-requests" => Target { seeds: other_requests, ..target },
+            "gateway-proposals" => FuzzTarget { seeds: proposal_requests, ..target },
+            "gateway-seeks" => FuzzTarget { seeds: seek_requests, ..target },
+            "gateway-requests" => FuzzTarget { seeds: other_requests, ..target },
             _ => target,
         })
         .collect()

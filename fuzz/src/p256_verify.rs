@@ -1,16 +1,16 @@
-//! Verification of P-256 signatures by tables: it agrees with the library on whatever bytes a signature has.
+//! Verification of P-256 signatures by tables: it agrees with the library on any bytes of a signature.
 
 use std::sync::LazyLock;
 
-use ::p256_verify::{Item, Key, Path, PublicKey, Signature, Table, Verdict, Verifier};
+use ::p256_verify::{Backend, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 use aws_lc_rs::digest::{Digest, SHA256};
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ParsedPublicKey};
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "p256-signature", shape: Shape::Der, run: signature, seeds: signatures },
-    Target { name: "p256-numbers", shape: Shape::Bytes, run: numbers, seeds: all_numbers },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "p256-signature", shape: InputShape::Der, run: signature, seeds: signatures },
+    FuzzTarget { name: "p256-numbers", shape: InputShape::Bytes, run: numbers, seeds: all_numbers },
 ];
 
 /// RFC 6979, appendix A.2.5: the key, and of each message the SHA-256 digest, r and s.
@@ -32,13 +32,13 @@ fn bytes<const N: usize>(hex: &str) -> [u8; N] {
 struct Verifiers {
     library: ParsedPublicKey,
     key: PublicKey,
-    each: Vec<(Verifier, Table)>,
+    each: Vec<(Verifier, KeyTable)>,
 }
 
 static VERIFIERS: LazyLock<Verifiers> = LazyLock::new(|| {
     let point = bytes(KEY);
     let key = PublicKey::from_sec1(&point).expect("a point of the curve");
-    let each = [Path::Ifma, Path::Portable].into_iter().filter_map(Verifier::with_path).map(|verifier| {
+    let each = [Backend::Ifma, Backend::Portable].into_iter().filter_map(Verifier::with_backend).map(|verifier| {
         let table = verifier.table(&key);
         (verifier, table)
     });
@@ -51,17 +51,17 @@ fn library(digest: &[u8; 32], der: &[u8]) -> bool {
     VERIFIERS.library.verify_digest_sig(&digest, der).is_ok()
 }
 
-/// Every path says valid exactly if the library does: the key is honest, so no addition is exceptional.
+/// Every path accepts exactly if the library does: the key is honest, so no addition is exceptional.
 fn compare(digest: &[u8; 32], signature: &Signature, valid: bool) {
     for (verifier, table) in &VERIFIERS.each {
-        let path = verifier.path();
+        let path = verifier.backend();
         let one = verifier.verify_one(table, digest, signature);
         assert_eq!(one == Verdict::Valid, valid, "{path:?}");
-        let item = |key| Item { key, digest: *digest, signature: *signature };
-        let many = verifier.verify_many(&[item(Key::Table(table)); 3]);
+        let item = |key| VerifyItem { key, digest: *digest, signature: *signature };
+        let many = verifier.verify_many(&[item(KeyRef::Table(table)); 3]);
         assert!(many.iter().all(|verdict| *verdict == one), "{path:?}");
-        if path != Path::Portable {
-            let cold = verifier.verify_many(&[item(Key::Cold(&VERIFIERS.key)); 8]);
+        if path != Backend::Portable {
+            let cold = verifier.verify_many(&[item(KeyRef::Cold(&VERIFIERS.key)); 8]);
             assert!(cold.iter().all(|verdict| *verdict == one), "{path:?}");
         }
     }
@@ -85,7 +85,7 @@ fn der(signature: &Signature) -> Vec<u8> {
     [vec![0x30, content.len() as u8], content].concat()
 }
 
-/// DER is read exactly where the library reads it, over the first message's digest.
+/// DER is accepted exactly if the library accepts it, over the first message's digest.
 fn signature(input: &[u8]) {
     let [digest, ..] = SIGNED.map(|signed| bytes::<32>(&signed[..64]));
     let valid = library(&digest, input);

@@ -1,13 +1,13 @@
-//! Decoders of the provider over RDMA adapters.
+//! Decoders of the RMA provider `verbs`, which uses RDMA adapters.
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 use rma::verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, Header, PairAddress, RemoteRegion, VERSION};
 use rma::{GrantId, NodeId, RegionId, Rights};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "rma-verbs-frames", shape: Shape::Bytes, run: verbs_frame, seeds: verbs_frames },
-    Target { name: "rma-verbs-headers", shape: Shape::Bytes, run: verbs_header, seeds: verbs_headers },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "rma-verbs-frames", shape: InputShape::Bytes, run: verbs_frame, seeds: verbs_frames },
+    FuzzTarget { name: "rma-verbs-headers", shape: InputShape::Bytes, run: verbs_header, seeds: verbs_headers },
 ];
 
 fn verbs_frames() -> Vec<Vec<u8>> {

@@ -1,33 +1,33 @@
-//! Every decoder against its seeds, what earlier searches have found, and a fixed number of changed seeds, without
-//! libFuzzer: what a search has found once is tried in every run.
+//! Runs every decoder on its seeds, on the findings of earlier searches, and on a fixed number of mutated seeds, without
+//! libFuzzer: every test run repeats what a search has found.
 
 use std::fs;
 use std::path::Path;
 
-use base::fuzz::Target;
+use base::fuzz::FuzzTarget;
 use heddle_fuzz::allocator::Counting;
 use heddle_fuzz::mutate::{Random, mutated};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Changed inputs for each target.
+/// Mutated inputs for each target.
 const CHANGED: u64 = 2000;
 /// Bytes of the longest of them.
 const CHANGED_BYTES_MAX: usize = 16 << 10;
 
-fn run(target: &Target, what: &str, input: &[u8]) {
+fn run(target: &FuzzTarget, what: &str, input: &[u8]) {
     let outcome = std::panic::catch_unwind(|| (target.run)(input));
     assert!(outcome.is_ok(), "{} fails on {what}: {}", target.name, shown(input));
 }
 
-/// The input as a line, so that a failure says all that is needed to repeat it.
+/// The input as a line, so that a failure prints everything needed to repeat it.
 fn shown(input: &[u8]) -> String {
     let hex: String = input.iter().take(4096).map(|byte| format!("{byte:02x}")).collect();
     format!("{} bytes, in hexadecimal {hex}", input.len())
 }
 
-fn corpus_of(target: &Target) -> Vec<(String, Vec<u8>)> {
+fn corpus_of(target: &FuzzTarget) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("a listed file").path()).collect();
@@ -68,7 +68,10 @@ fn every_folder_of_the_corpus_is_a_targets_and_all_of_it_is_small() {
     for folder in fs::read_dir(&root).expect("there is a corpus") {
         let folder = folder.expect("a listed folder");
         let name = folder.file_name().into_string().expect("a plain name");
-        assert!(names.contains(&name.as_str()), "{name} is the corpus of no target: remove it, or name the target so");
+        assert!(
+            names.contains(&name.as_str()),
+            "{name} is the corpus of no target: remove it, or give a target this name"
+        );
         for file in fs::read_dir(folder.path()).expect("a folder") {
             bytes += file.expect("a listed file").metadata().expect("a file").len();
         }
@@ -76,7 +79,7 @@ fn every_folder_of_the_corpus_is_a_targets_and_all_of_it_is_small() {
     assert!(bytes <= BYTES_MAX, "the corpus has {bytes} bytes, more than {BYTES_MAX}");
 }
 
-/// The allocator is what holds decoders to their memory: without it every bound above would hold.
+/// The allocator enforces the memory limits of decoders: if it did not count, every bound above would hold.
 #[test]
 #[should_panic(expected = "above")]
 fn the_allocator_counts() {

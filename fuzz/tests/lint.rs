@@ -1,8 +1,8 @@
-//! No arithmetic on numbers of others without a check: modules that decode are held to clippy's lint.
+//! Unchecked arithmetic on foreign numbers is forbidden: modules that decode must enable clippy's lint against it.
 //!
-//! A length of a client's once overflowed an addition and took its service down. Each module that reads bytes of a client, a
-//! peer, a disk or a remote region denies arithmetic that can overflow; functions in it that count what this process made, or
-//! has checked, allow it and say so.
+//! A length from a client once overflowed an addition and took down the service that read it. Therefore each module
+//! that reads bytes of a client, a peer, a disk or a remote region denies arithmetic that can overflow. A function in
+//! such a module may allow it, with a reason, if this process produced or has checked the function's numbers.
 
 #![cfg(test)]
 
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 /// The modules, below `crates/`.
 const DECODERS: &[&str] = &[
-    "base/src/rt/net/call/frame.rs",
+    "base/src/rt/net/rpc/frame.rs",
     "chain/src/endorse/proposal.rs",
     "chain/src/order/protocol.rs",
     "chain/src/remote/messages.rs",
     "chain/src/rwset/decode.rs",
-    "chain/src/validate/borrow.rs",
-    "chain/src/validate/examine.rs",
+    "chain/src/validate/offload.rs",
+    "chain/src/validate/verify.rs",
     "consensus/src/disk.rs",
     "consensus/src/entry.rs",
     "consensus/src/kv/layout.rs",
@@ -29,9 +29,9 @@ const DECODERS: &[&str] = &[
     "consensus/src/raft/disk.rs",
     "consensus/src/raft/incarnations.rs",
     "consensus/src/raft/links.rs",
-    "gateway/src/rpc/message.rs",
-    "gateway/src/rpc/status.rs",
-    "gateway/src/rpc/timeout.rs",
+    "gateway/src/grpc/message.rs",
+    "gateway/src/grpc/status.rs",
+    "gateway/src/grpc/timeout.rs",
     "gateway/src/service/proposal.rs",
     "gateway/src/service/seek.rs",
     "identity/src/certificate.rs",
@@ -64,6 +64,7 @@ const DECODERS: &[&str] = &[
     "node/src/transport/frames.rs",
     "p256_verify/src/signature.rs",
     "pool/src/message.rs",
+    "pool/src/space/read_grant.rs",
     "pool/src/node/serve.rs",
     "rma/src/capability.rs",
     "rma/src/shm/message.rs",
@@ -71,7 +72,7 @@ const DECODERS: &[&str] = &[
     "rma/src/verbs/wire.rs",
     "state/src/disaggregated/index.rs",
     "state/src/disaggregated/pointer.rs",
-    "state/src/disaggregated/readers/message.rs",
+    "state/src/disaggregated/followers/message.rs",
     "state/src/disaggregated/record.rs",
     "storage/src/blocks/format.rs",
     "storage/src/blocks/index.rs",
@@ -83,13 +84,13 @@ const DECODERS: &[&str] = &[
     "storage/src/watermark.rs",
 ];
 
-/// Modules with functions of such names that hand the bytes to a decoder of the list or to a library, that put together shares
-/// of lengths which this process's layout gives, or that serve tests and benchmarks.
+/// Modules with functions of such names that pass the bytes on to a decoder of the list or to a library, that combine
+/// shards whose lengths this process's layout gives, or that serve tests and benchmarks.
 const OTHERS: &[&str] = &[
     "attack/",
     "bench/",
     "consensus/src/coordinator/state/reading.rs",
-    "consensus/src/shares.rs",
+    "consensus/src/shards.rs",
     "contract/",
     "identity/src/policy/mod.rs",
     "simulator/",
@@ -116,7 +117,7 @@ fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// Whether a file defines a function that is named as a decoder is and takes bytes.
+/// Whether a file defines a function that is named like a decoder and takes bytes.
 fn decodes(source: &str) -> bool {
     let source = source.split("mod tests {").next().unwrap_or_default();
     ["fn decode", "fn parse"].iter().any(|start| {

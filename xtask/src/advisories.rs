@@ -1,14 +1,16 @@
 //! Known vulnerabilities of dependencies, checked offline.
 //!
-//! 1. `advisories.json` beside this crate is a snapshot of the RustSec database's facts: ids, packages, version ranges, dates and
-//!    addresses, without its texts. `cargo xtask advisories --refresh FOLDER` makes it from a checkout of the database.
+//! 1. `advisories.json` beside this crate is a snapshot of the RustSec database's facts: ids, packages, version ranges,
+//!    dates and addresses, without its texts. `cargo xtask advisories --refresh FOLDER` creates it from a checkout of the
+//!    database.
 //! 2. Its list `noted` is written by hand, for advisories that are newer than the snapshot; a refresh drops those that the
-//!    database has by then.
-//! 3. [`check`] fails when a version in `Cargo.lock` is affected, unmaintained ones included, and `deny.toml` does not ignore
-//!    the advisory. An ignore there says when it was decided and why (`reason = "2026-11-23: …"`), and holds for
-//!    [`IGNORE_DAYS_MAX`].
+//!    database contains by then.
+//! 3. [`check`] fails if a version in `Cargo.lock` is affected by an advisory that `deny.toml` does not ignore;
+//!    unmaintained versions are affected too. An ignore in `deny.toml` names the day of the decision and the reason
+//!    (`reason = "2026-11-23: …"`), and expires after [`IGNORE_DAYS_MAX`].
 //!
-//! A snapshot older than [`SNAPSHOT_DAYS_MAX`] warns and does not fail: a build that passed must not fail for the date alone.
+//! A snapshot older than [`SNAPSHOT_DAYS_MAX`] causes a warning, not a failure: a build that passed must not fail for the
+//! date alone.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,12 +25,12 @@ use crate::step::first_line;
 
 const SNAPSHOT: &str = "xtask/advisories.json";
 const DATABASE: &str = "https://github.com/RustSec/advisory-db";
-/// How long an ignore holds after the day on which it was decided.
+/// Days for which an ignore holds after the day of the decision.
 const IGNORE_DAYS_MAX: i64 = 183;
-/// How old a snapshot may be before it warns.
+/// Days after which a snapshot causes a warning.
 const SNAPSHOT_DAYS_MAX: i64 = 180;
 
-/// The facts of the database, as of a day.
+/// The facts of the database on one day.
 #[derive(Serialize, Deserialize, Default)]
 struct Snapshot {
     database: String,
@@ -56,7 +58,7 @@ struct Advisory {
 
 /// A package of `Cargo.lock`.
 #[derive(Deserialize, Clone, Debug)]
-pub struct Locked {
+pub struct LockedPackage {
     pub name: String,
     pub version: String,
     /// Missing for packages of this workspace.
@@ -64,18 +66,18 @@ pub struct Locked {
     pub checksum: Option<String>,
 }
 
-/// What is not a failure although it is known, from `deny.toml`.
+/// A known problem that does not count as a failure, from `deny.toml`.
 #[derive(Deserialize, Debug)]
-struct Ignored {
+struct IgnoredAdvisory {
     id: String,
     reason: String,
 }
 
 /// All packages of a `Cargo.lock`.
-pub fn locked(text: &str) -> Result<Vec<Locked>, String> {
+pub fn locked(text: &str) -> Result<Vec<LockedPackage>, String> {
     #[derive(Deserialize)]
     struct Lock {
-        package: Vec<Locked>,
+        package: Vec<LockedPackage>,
     }
     toml::from_str::<Lock>(text).map(|lock| lock.package).map_err(|error| format!("Cargo.lock: {error}"))
 }
@@ -83,14 +85,14 @@ pub fn locked(text: &str) -> Result<Vec<Locked>, String> {
 /// Checks the versions in `Cargo.lock`.
 ///
 /// # Errors
-/// What is affected and not ignored, and what to do.
+/// The versions that are affected and not ignored, and what to do.
 pub fn check() -> Result<(), String> {
     let snapshot = read()?;
     let today = today();
     let age = today - days_of(&snapshot.date)?;
     if age > SNAPSHOT_DAYS_MAX {
         println!(
-            "warning: the advisories are of {}, {age} days ago; refresh them: git clone {DATABASE} FOLDER && cargo xtask \
+            "warning: the advisories date from {}, {age} days ago; refresh them: git clone {DATABASE} FOLDER && cargo xtask \
              advisories --refresh FOLDER",
             snapshot.date
         );
@@ -98,13 +100,13 @@ pub fn check() -> Result<(), String> {
     let locked = locked(&read_text("Cargo.lock")?)?;
     let problems = problems(&snapshot, &locked, &ignored(&read_text("deny.toml")?)?, today)?;
     if problems.is_empty() {
-        println!("advisories: {} packages, none affected that is not ignored", locked.len());
+        println!("advisories: {} packages, none affected except ignored ones", locked.len());
         return Ok(());
     }
     Err(format!("advisories:\n{}", problems.join("\n")))
 }
 
-fn ignored(text: &str) -> Result<Vec<Ignored>, String> {
+fn ignored(text: &str) -> Result<Vec<IgnoredAdvisory>, String> {
     #[derive(Deserialize)]
     struct Deny {
         #[serde(default)]
@@ -113,13 +115,18 @@ fn ignored(text: &str) -> Result<Vec<Ignored>, String> {
     #[derive(Deserialize, Default)]
     struct Section {
         #[serde(default)]
-        ignore: Vec<Ignored>,
+        ignore: Vec<IgnoredAdvisory>,
     }
     toml::from_str::<Deny>(text).map(|deny| deny.advisories.ignore).map_err(|error| format!("deny.toml: {error}"))
 }
 
-/// A line for each affected version, expired ignore and ignore of nothing.
-fn problems(snapshot: &Snapshot, locked: &[Locked], ignored: &[Ignored], today: i64) -> Result<Vec<String>, String> {
+/// A line for each affected version, each expired ignore and each ignore without effect.
+fn problems(
+    snapshot: &Snapshot,
+    locked: &[LockedPackage],
+    ignored: &[IgnoredAdvisory],
+    today: i64,
+) -> Result<Vec<String>, String> {
     let mut problems = Vec::new();
     let mut found = BTreeSet::new();
     for package in locked.iter().filter(|package| package.source.is_some()) {
@@ -135,7 +142,7 @@ fn problems(snapshot: &Snapshot, locked: &[Locked], ignored: &[Ignored], today: 
             }
         }
     }
-    for Ignored { id, reason } in ignored {
+    for IgnoredAdvisory { id, reason } in ignored {
         let decided = reason.split_once(": ").map(|(date, _)| days_of(date)).transpose()?;
         match decided {
             _ if !found.contains(id.as_str()) => {
@@ -166,7 +173,7 @@ impl Advisory {
         Ok(true)
     }
 
-    fn problem(&self, package: &Locked) -> String {
+    fn problem(&self, package: &LockedPackage) -> String {
         let kind = self.informational.as_deref().unwrap_or("vulnerable");
         let upgrade = match self.patched.is_empty() {
             true => "no release is patched: replace it".to_owned(),
@@ -180,10 +187,10 @@ impl Advisory {
     }
 }
 
-/// Makes the snapshot from a checkout of the database.
+/// Creates the snapshot from a checkout of the database.
 ///
 /// # Errors
-/// What cannot be read or written.
+/// A file that cannot be read or written.
 pub fn refresh(from: &Path) -> Result<(), String> {
     let folder = from.join("crates");
     let mut advisories = Vec::new();
@@ -211,7 +218,7 @@ pub fn refresh(from: &Path) -> Result<(), String> {
     write(&Snapshot { database: DATABASE.to_owned(), date, noted, advisories })
 }
 
-/// The facts of an advisory; none of one that was withdrawn.
+/// The facts of an advisory; `None` if it was withdrawn.
 fn facts(text: &str) -> Result<Option<Advisory>, String> {
     #[derive(Deserialize)]
     struct Front {
@@ -255,7 +262,7 @@ fn read() -> Result<Snapshot, String> {
     serde_json::from_str(&read_text(SNAPSHOT)?).map_err(|error| format!("{SNAPSHOT}: {error}"))
 }
 
-/// One advisory a line, so that a refresh shows what has changed.
+/// One advisory per line, so that a refresh shows the changes.
 fn write(snapshot: &Snapshot) -> Result<(), String> {
     let line = |value: &Advisory| serde_json::to_string(value).expect("texts are JSON");
     let list = |list: &[Advisory]| list.iter().map(line).collect::<Vec<_>>().join(",\n");
@@ -275,9 +282,9 @@ fn write(snapshot: &Snapshot) -> Result<(), String> {
 fn days_of(date: &str) -> Result<i64, String> {
     let numbers: Vec<i64> = date.split('-').filter_map(|part| part.parse().ok()).collect();
     let &[year, month @ 1..=12, day @ 1..=31] = numbers.as_slice() else {
-        return Err(format!("{date:?} is no date of the form YYYY-MM-DD"));
+        return Err(format!("{date:?} is not a date of the form YYYY-MM-DD"));
     };
-    // A year begins in March here, so that its leap day is its last.
+    // The year begins in March here, so that the leap day is its last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     Ok(365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 719_469)
 }
@@ -290,13 +297,13 @@ fn today() -> i64 {
 /// Prints the snapshot's size and age.
 ///
 /// # Errors
-/// It cannot be read.
+/// The snapshot cannot be read.
 pub fn show() -> Result<(), String> {
     let snapshot = read()?;
     let (advisories, noted) = (snapshot.advisories.len(), snapshot.noted.len());
     let date = &snapshot.date;
     println!("{SNAPSHOT}: {advisories} advisories of {} as of {date}, and {noted} noted by hand", snapshot.database);
-    // What git calls it, for whoever wants the texts.
+    // The snapshot's last commit in git, for readers who want the texts of that time.
     let _ = Command::new("git").args(["log", "-1", "--format=last refreshed in %h of %cs", "--", SNAPSHOT]).status();
     check()
 }
@@ -305,9 +312,9 @@ pub fn show() -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn package(name: &str, version: &str) -> Locked {
+    fn package(name: &str, version: &str) -> LockedPackage {
         let source = Some("registry".to_owned());
-        Locked { name: name.to_owned(), version: version.to_owned(), source, checksum: None }
+        LockedPackage { name: name.to_owned(), version: version.to_owned(), source, checksum: None }
     }
 
     fn snapshot() -> Snapshot {
@@ -324,9 +331,11 @@ mod tests {
         Snapshot { noted, advisories, ..Snapshot::default() }
     }
 
-    fn found(locked: &[Locked], ignored: &[(&str, &str)], today: &str) -> Vec<String> {
-        let ignored: Vec<Ignored> =
-            ignored.iter().map(|(id, reason)| Ignored { id: (*id).to_owned(), reason: (*reason).to_owned() }).collect();
+    fn found(locked: &[LockedPackage], ignored: &[(&str, &str)], today: &str) -> Vec<String> {
+        let ignored: Vec<IgnoredAdvisory> = ignored
+            .iter()
+            .map(|(id, reason)| IgnoredAdvisory { id: (*id).to_owned(), reason: (*reason).to_owned() })
+            .collect();
         problems(&snapshot(), locked, &ignored, days_of(today).expect("a date")).expect("sound facts")
     }
 
@@ -339,7 +348,7 @@ mod tests {
             assert_eq!(!found.is_empty(), affected, "{version}: {found:?}");
         }
         assert!(found(&[package("old", "0.1.0")], &[], "2026-11-23")[0].contains("no release is patched"));
-        let ours = Locked { source: None, ..package("holed", "1.0.0") };
+        let ours = LockedPackage { source: None, ..package("holed", "1.0.0") };
         assert!(found(&[ours], &[], "2026-11-23").is_empty(), "a crate of ours that is called so is another");
     }
 
@@ -377,7 +386,7 @@ mod tests {
         assert!(super::facts("no facts").is_err());
     }
 
-    /// What the step does in CI, so that a lock file that is affected fails in `cargo test` as well.
+    /// The check that CI also runs as a step, so that an affected lock file fails `cargo test` as well.
     #[test]
     fn the_workspace_is_affected_by_nothing_that_is_not_ignored() {
         std::env::set_current_dir(crate::root()).expect("the workspace root");

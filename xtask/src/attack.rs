@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: Heddle is attacked by programs that share no code with it. See `crates/attack/src/campaign/mod.rs`.
+//! `cargo xtask attack`: attacks Heddle with programs that share no code with it. See `crates/attack/src/campaign/mod.rs`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::programs::program;
 use crate::step::run;
 
-/// Runs the campaign with these arguments, against `heddle` instead of what is built here.
+/// Runs the campaign with these arguments, against `heddle` if given, otherwise against a local build.
 ///
 /// # Errors
 /// Heddle or the attacks do not build, or an attack succeeds.
@@ -19,10 +19,10 @@ pub fn campaign(heddle: Option<PathBuf>, arguments: &[OsString]) -> Result<(), S
     run(attack()?.args(["campaign", "--heddle"]).arg(heddle).args(arguments))
 }
 
-/// Names the attacks.
+/// Lists the attacks.
 ///
 /// # Errors
-/// They do not build.
+/// The attacks do not build.
 pub fn list() -> Result<(), String> {
     run(attack()?.arg("list"))
 }

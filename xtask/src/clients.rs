@@ -1,5 +1,5 @@
-//! Unmodified Fabric clients against a real network: the Node gateway SDK and the Go one, and for many calls on one
-//! connection the Java one.
+//! Unmodified Fabric clients against a real network: the gateway SDKs for Node and Go, and the SDK for Java for many
+//! calls on one connection.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::step::{first_line, run};
 const NODE_MAJOR_MIN: u32 = 20;
 /// The variable in which clients find the program.
 const HEDDLE: &str = "HEDDLE";
-/// The variable that says how many calls are made on one connection.
+/// The variable that gives the number of calls on one connection.
 const CALLS: &str = "CALLS";
 
 pub fn check() -> Result<(), String> {
@@ -21,7 +21,7 @@ pub fn check() -> Result<(), String> {
     node.and(go)
 }
 
-/// Makes `count` calls on one connection from each SDK, none of which may be lost.
+/// Makes `count` calls on one connection from each SDK; none may be lost.
 pub fn calls(count: u64) -> Result<(), String> {
     let heddle = program("heddle", "program")?;
     let heddle = heddle.get_program();

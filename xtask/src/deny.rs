@@ -1,7 +1,7 @@
 //! The dependency audit: known vulnerabilities against a snapshot of their facts ([`crate::advisories`]), then licences, banned
 //! and duplicate crates, and sources, as `deny.toml` says.
 //!
-//! cargo-deny's own check of advisories is no part of it: it fetches a database from outside the package registries.
+//! cargo-deny's own check of advisories is not used: it fetches a database from outside the package registries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,24 +16,25 @@ pub fn check() -> Result<(), String> {
     let program = tool("cargo-deny", VERSION).ok_or(
         "cargo-deny could not be installed; see the messages above, or leave this step out with `--without deny`",
     )?;
-    // On a fresh machine nothing but xtask's own dependencies is there yet.
+    // On a fresh machine only xtask's own dependencies have been fetched so far.
     run(Command::new("cargo").args(["fetch", "--locked"]))?;
     run(Command::new(program).args(["--offline", "check", "bans", "licenses", "sources"]))
 }
 
-/// A program of the registry at a pinned version, so that every machine gives the same verdict; installed where it is not.
+/// A program from the registry at a pinned version, so that every machine gives the same verdict; installed if it is
+/// missing.
 pub fn tool(name: &str, version: &str) -> Option<PathBuf> {
     installed(name, version).or_else(|| install(name, version))
 }
 
 fn installed(name: &str, version: &str) -> Option<PathBuf> {
-    // Cargo's list of what it has installed there.
+    // Cargo's list of the programs that it has installed there.
     let list = std::fs::read_to_string(tools().join(".crates.toml")).ok()?;
     let program = tools().join("bin").join(name);
     (list.contains(&format!("\"{name} {version} (")) && program.is_file()).then_some(program)
 }
 
-/// The user's cache, so that it is built once for all clones.
+/// In the user's cache, so that it is built once for all clones.
 fn tools() -> PathBuf {
     let folder = |variable: &str| std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));

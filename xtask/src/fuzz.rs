@@ -1,14 +1,15 @@
-//! `cargo xtask fuzz`: a search for inputs that a decoder does not withstand.
+//! `cargo xtask fuzz`: a search for inputs that make a decoder fail.
 //!
-//! 1. It builds `fuzz_all`, which has all targets, with coverage counters in every crate. These are flags of the stable compiler,
-//!    in a target folder of its own; a C++ compiler builds libFuzzer.
-//! 2. It runs each target for the given time, from its seeds, from `fuzz/corpus/TARGET`, and from what earlier searches on this
-//!    machine have found in `target/fuzz/work/TARGET`. A target is *searched out*, and ends early, when it has taken enough inputs
-//!    and has covered nothing new for long enough. That time is processor time of the search, so that a loaded machine does not
-//!    shorten it.
-//! 3. What has covered something is minimised; the smallest files of it, up to the bounds below, become
-//!    `fuzz/corpus/TARGET`, which every `cargo test` replays.
-//! 4. A table in Markdown says how far each target came. After a failure the command says which file repeats it, and how.
+//! 1. The command builds `fuzz_all`, which has all targets, with coverage counters in every crate. The counters are flags
+//!    of the stable compiler, and the build has a separate target folder; a C++ compiler builds libFuzzer.
+//! 2. The command runs each target for the given time, from its seeds, from `fuzz/corpus/TARGET`, and from the findings
+//!    of earlier searches on this machine in `target/fuzz/work/TARGET`. A target is *searched out*, and ends early,
+//!    once it has run enough inputs and has covered nothing new for long enough. That time is processor time of the
+//!    search, so that a loaded machine does not shorten it.
+//! 3. Inputs that add coverage are minimised; the smallest of them, up to the bounds below, become `fuzz/corpus/TARGET`,
+//!    which every `cargo test` replays.
+//! 4. A table in Markdown shows how far each target came. After a failure the command names the file that reproduces it,
+//!    and how to run that file.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -28,33 +29,33 @@ const PROGRAM: &str = "target/fuzz/x86_64-unknown-linux-gnu/fuzz/fuzz_all";
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
-/// Of a target's corpus in the repository: with sixty targets, all of it stays below 2 MiB.
+/// Bytes of a target's corpus in the repository: with sixty targets, all of it stays below 2 MiB.
 const CORPUS_BYTES_MAX: u64 = 28 << 10;
 const CORPUS_FILES_MAX: usize = 64;
 /// Bytes of the longest input.
 const INPUT_BYTES_MAX: &str = "65536";
-/// Nothing of an input's size may take longer.
+/// Longest time for an input of at most this size.
 const INPUT_SECONDS_MAX: &str = "10";
 
-/// What is to be done.
-pub struct Options {
-    /// A target ends after that many, searched out or not.
+/// The options of a search.
+pub struct FuzzConfig {
+    /// Seconds after which a target ends, searched out or not.
     pub seconds: u64,
-    pub enough: Enough,
+    pub enough: FuzzBudget,
     pub targets: Vec<String>,
     pub jobs: usize,
     pub replay: Option<PathBuf>,
 }
 
-/// When a target is searched out: both hold.
+/// The conditions for a target to be searched out; both must hold.
 #[derive(Clone, Copy)]
-pub struct Enough {
+pub struct FuzzBudget {
     pub inputs: u64,
     /// Seconds of processor time without new coverage.
     pub quiet_seconds: u64,
 }
 
-impl Enough {
+impl FuzzBudget {
     fn is(self, inputs: u64, quiet: Duration) -> bool {
         inputs >= self.inputs && quiet.as_secs() >= self.quiet_seconds
     }
@@ -62,19 +63,19 @@ impl Enough {
 
 /// How far a target came.
 #[derive(Default)]
-struct Outcome {
+struct FuzzOutcome {
     target: String,
     inputs: u64,
     edges: u64,
-    /// Processor time that the search has used.
+    /// Processor time of the search.
     processor: Duration,
-    /// Of that, until it last covered something new; what it began with is not new.
+    /// The part of it until the search last covered something new; coverage of the initial inputs is not new.
     newest: Duration,
     searched_out: bool,
     crash: Option<PathBuf>,
 }
 
-impl Outcome {
+impl FuzzOutcome {
     /// Processor time since something new was covered.
     fn quiet(&self) -> Duration {
         self.processor.saturating_sub(self.newest)
@@ -85,7 +86,7 @@ impl Outcome {
 ///
 /// # Errors
 /// The program cannot be built, or a target failed.
-pub fn search(options: &Options) -> Result<(), String> {
+pub fn search(options: &FuzzConfig) -> Result<(), String> {
     build()?;
     let all = targets()?;
     if let Some(wrong) = options.targets.iter().find(|name| !all.contains(name)) {
@@ -135,7 +136,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn build() -> Result<(), String> {
     let mut command = Command::new("cargo");
     command.args(["build", "--locked", "--profile", "fuzz", "--package", "heddle-fuzz", "--features", "engine"]);
-    // With a target that is named, build scripts and macros are built without the flags.
+    // Because the target is named, build scripts and macros are built without the flags.
     command.args(["--target", TRIPLE, "--target-dir", FOLDER]);
     run(command.env("RUSTFLAGS", FLAGS)).map_err(|error| format!("{error}; libFuzzer needs a C++ compiler (g++)"))
 }
@@ -146,8 +147,8 @@ fn targets() -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Searches one target, and keeps what is new.
-fn attack(target: &str, options: &Options) -> Result<Outcome, String> {
+/// Searches one target, and keeps its new inputs.
+fn attack(target: &str, options: &FuzzConfig) -> Result<FuzzOutcome, String> {
     let folder = |kind: &str| -> Result<PathBuf, String> {
         let folder = Path::new(FOLDER).join(kind).join(target);
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -168,21 +169,21 @@ fn attack(target: &str, options: &Options) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Runs a search, reads what it says, and ends it when the target is searched out.
-fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome, String> {
+/// Runs a search, reads its output, and ends it once the target is searched out.
+fn follow(command: &mut Command, target: &str, enough: FuzzBudget) -> Result<FuzzOutcome, String> {
     let failed = |error: std::io::Error| format!("{PROGRAM}: {error}");
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().map_err(failed)?;
     let process = child.id();
     let lines = BufReader::new(child.stderr.take().expect("it is piped")).split(b'\n');
     let start = Instant::now();
-    let outcome = Mutex::new(Outcome { target: target.to_owned(), ..Outcome::default() });
+    let outcome = Mutex::new(FuzzOutcome { target: target.to_owned(), ..FuzzOutcome::default() });
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // A target that covers nothing new says nothing for long: the time is not watched where its lines are read.
+        // A search that covers nothing new prints nothing for long, so another thread watches the time.
         scope.spawn(|| watch(process, start, enough, &outcome, &ended));
         for line in lines.map_while(Result::ok) {
             let mut outcome = locked(&outcome);
-            outcome.processor = processor_time(process).unwrap_or(outcome.processor);
+            outcome.processor = cpu_time(process).unwrap_or(outcome.processor);
             hear(&String::from_utf8_lossy(&line), &mut outcome);
         }
         ended.store(true, Ordering::Release);
@@ -190,7 +191,7 @@ fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome
     let status = child.wait().map_err(failed)?;
     let mut outcome = outcome.into_inner().expect("nobody panics with it");
     if !status.success() && outcome.crash.is_none() {
-        // Before any search there are the seeds, which libFuzzer does not write again.
+        // If libFuzzer names no file, a seed failed before the search; it does not write seeds again.
         outcome.crash = Some(Path::new(FOLDER).join("seeds").join(&outcome.target).join("seed-000"));
     }
     outcome.searched_out = outcome.crash.is_none() && enough.is(outcome.inputs, outcome.quiet());
@@ -198,8 +199,8 @@ fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome
     Ok(outcome)
 }
 
-/// What a search says in one line.
-fn hear(line: &str, outcome: &mut Outcome) {
+/// Reads one line of a search's output.
+fn hear(line: &str, outcome: &mut FuzzOutcome) {
     if let Some(path) = line.split("Test unit written to ").nth(1) {
         outcome.crash = Some(PathBuf::from(path.trim()));
     }
@@ -216,17 +217,18 @@ fn hear(line: &str, outcome: &mut Outcome) {
     }
 }
 
-/// Takes the processor time of a search each second, tells of it each minute, and asks it to end when its target is searched out.
-fn watch(process: u32, start: Instant, enough: Enough, outcome: &Mutex<Outcome>, ended: &AtomicBool) {
+/// Samples the processor time of a search each second, reports it each minute, and asks the search to end once its target
+/// is searched out.
+fn watch(process: u32, start: Instant, enough: FuzzBudget, outcome: &Mutex<FuzzOutcome>, ended: &AtomicBool) {
     let mut shown = start;
     let mut asked = false;
     while !ended.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_secs(1));
         let mut outcome = locked(outcome);
-        outcome.processor = processor_time(process).unwrap_or(outcome.processor);
+        outcome.processor = cpu_time(process).unwrap_or(outcome.processor);
         if shown.elapsed() > Duration::from_secs(60) {
             shown = Instant::now();
-            let Outcome { target, inputs, edges, .. } = &*outcome;
+            let FuzzOutcome { target, inputs, edges, .. } = &*outcome;
             let (seconds, quiet) = (start.elapsed().as_secs(), outcome.quiet().as_secs());
             println!(
                 "{target}: {inputs} inputs, {edges} edges after {seconds} s; {quiet} s of processor time without a new one"
@@ -234,14 +236,14 @@ fn watch(process: u32, start: Instant, enough: Enough, outcome: &Mutex<Outcome>,
         }
         if !asked && enough.is(outcome.inputs, outcome.quiet()) {
             asked = true;
-            // libFuzzer ends at this signal, with its figures.
+            // libFuzzer prints its figures and ends at this signal.
             let _ = Command::new("kill").args(["-USR1", &process.to_string()]).status();
         }
     }
 }
 
-/// What a process has used; none when it has ended.
-fn processor_time(process: u32) -> Option<Duration> {
+/// The processor time of a process; `None` if it has ended.
+fn cpu_time(process: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
     Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
 }
@@ -253,7 +255,7 @@ fn progress(line: &str) -> Option<(u64, u64)> {
     Some((inputs, edges))
 }
 
-/// Minimises what covers something, and puts the smallest of it into the repository.
+/// Minimises the inputs that add coverage, and puts the smallest of them into the repository.
 fn keep(target: &str, from: &[&PathBuf]) -> Result<(), String> {
     let wrong = |path: &Path| {
         let path = path.display().to_string();
@@ -285,17 +287,17 @@ fn keep(target: &str, from: &[&PathBuf]) -> Result<(), String> {
         }
         fs::copy(merged.join(&name), kept.join(&name)).map_err(wrong(&kept))?;
     }
-    // The next search here begins with all of it.
+    // The next search on this machine begins with all of them.
     let work = Path::new(FOLDER).join("work").join(target);
     fs::remove_dir_all(&work).map_err(wrong(&work))?;
     fs::rename(&merged, &work).map_err(wrong(&work))
 }
 
-fn table(outcomes: &[Outcome]) {
+fn table(outcomes: &[FuzzOutcome]) {
     println!("\n| target | inputs | edges | processor s without a new edge | processor s | searched out |");
     println!("|---|--:|--:|--:|--:|---|");
     for outcome in outcomes {
-        let Outcome { target, inputs, edges, processor, .. } = outcome;
+        let FuzzOutcome { target, inputs, edges, processor, .. } = outcome;
         let quiet = outcome.quiet();
         let verdict = match &outcome.crash {
             Some(crash) => format!("FAILED: {}", crash.display()),
@@ -305,7 +307,7 @@ fn table(outcomes: &[Outcome]) {
         println!("| {target} | {inputs} | {edges} | {} | {} | {verdict} |", quiet.as_secs(), processor.as_secs());
     }
     let total: u64 = outcomes.iter().map(|outcome| outcome.inputs).sum();
-    let count = |wanted: fn(&&Outcome) -> bool| outcomes.iter().filter(wanted).count();
+    let count = |wanted: fn(&&FuzzOutcome) -> bool| outcomes.iter().filter(wanted).count();
     let (out, failed) = (count(|outcome| outcome.searched_out), count(|outcome| outcome.crash.is_some()));
     println!("\n{} targets, {total} inputs, {out} searched out, {failed} failed", outcomes.len());
 }

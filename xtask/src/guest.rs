@@ -1,12 +1,13 @@
-//! Real RDMA verbs without an adapter: a guest under QEMU's emulation with soft-RoCE, in which a program runs.
+//! Real RDMA verbs without an adapter: runs a program in a guest under QEMU's emulation with soft-RoCE.
 //!
-//! 1. [`packages`] sees that the tools are there, and installs the Debian packages that lack where it may.
-//! 2. [`kernel`] takes Debian's full kernel out of its package, once: the cloud flavour has no `rdma_rxe`.
-//! 3. [`image`] writes an initial file system: busybox, the modules in their order, the program and its libraries.
-//! 4. [`machine`] boots it, streams its console, and judges by QEMU's exit status, which only `/init` can make right.
+//! 1. [`packages`] checks that the tools are installed, and installs missing Debian packages if it is allowed to.
+//! 2. [`kernel`] extracts Debian's full kernel from its package, once: the cloud flavour has no `rdma_rxe`.
+//! 3. [`image`] writes an initial file system: busybox, the modules in loading order, the program and its libraries.
+//! 4. [`machine`] boots the guest, streams its console, and takes the verdict from QEMU's exit status, which only
+//!    `/init` can set to success.
 //!
-//! Nothing of the host is touched: no module, no network device. The processor is emulated, since nested
-//! virtualisation is missing where the tests must run; the times measured in the guest mean nothing.
+//! The host's modules and network devices are not touched. The processor is emulated, since nested virtualisation is
+//! missing where the tests must run; times measured in the guest mean nothing.
 
 mod cpio;
 mod image;
@@ -21,10 +22,10 @@ use std::time::Instant;
 use crate::programs::PROFILE;
 use crate::step::run;
 
-/// Everything that is made on the way; may be deleted at any time.
+/// All intermediate files; may be deleted at any time.
 const FOLDER: &str = "target/rdma-guest";
 
-/// Runs `program` with its arguments in the guest, or where none is given the conformance suite of `rma`.
+/// Runs `program` with its arguments in the guest, or by default the conformance suite of `rma`.
 pub fn check(program: Option<&Path>, arguments: &[String]) -> Result<(), String> {
     packages::provide()?;
     match program {
@@ -33,11 +34,11 @@ pub fn check(program: Option<&Path>, arguments: &[String]) -> Result<(), String>
     }
 }
 
-/// Cargo's arguments for the provider's tests. The whole workspace is named so that every dependency has the features that
-/// it has in the other steps, and is not compiled once more; of the members only what the tests need is.
+/// Cargo's arguments for the provider's tests. They name the whole workspace so that every dependency has the same features
+/// as in the other steps, and is not compiled again; of the members only those that the tests need are compiled.
 const SELECTION: &[&str] = &["--profile", PROFILE, "--workspace", "--features", "heddle-rma/verbs"];
 
-/// What of the provider needs no adapter is checked here, the suite of `crates/rma/tests/verbs.rs` in the guest.
+/// The parts of the provider that need no adapter are tested here, the suite of `crates/rma/tests/verbs.rs` in the guest.
 fn conformance(arguments: &[String]) -> Result<(), String> {
     let cargo = |command: &str| {
         let mut cargo = Command::new("cargo");
@@ -46,13 +47,13 @@ fn conformance(arguments: &[String]) -> Result<(), String> {
     };
     run(cargo("clippy").args(["--test", "verbs", "--test", "verbs_wire", "--", "--deny", "warnings"]))?;
     run(cargo("test").args(["--test", "verbs_wire"]))?;
-    // What each claim came to is shown while the suite runs.
+    // Shows the result of each claim while the suite runs.
     let arguments: Vec<String> = arguments.iter().cloned().chain(["--nocapture".to_owned()]).collect();
     let console = boot(&build_suite(&mut cargo("test"))?, &arguments)?;
-    // A harness that ran nothing ends well too.
+    // A harness that ran no test also exits successfully.
     match console.iter().find_map(|line| tests_passed(line)) {
         Some(passed) if passed > 0 => Ok(()),
-        _ => Err("the guest ended well, but no test ran in it".to_owned()),
+        _ => Err("the guest exited successfully, but no test ran in it".to_owned()),
     }
 }
 
@@ -79,7 +80,7 @@ fn build_suite(command: &mut Command) -> Result<PathBuf, String> {
     rest.split_once('"').map(|(path, _)| PathBuf::from(path)).ok_or_else(|| "cargo named no test program".to_owned())
 }
 
-/// What the line that a test harness ends with says of the tests that passed.
+/// The number of passed tests in the last line of a test harness.
 fn tests_passed(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("test result: ok. ")?;
     rest.split_once(" passed")?.0.parse().ok()

@@ -1,4 +1,4 @@
-//! What tests of several hosts need: network namespaces, made with `ip`.
+//! Requirements of tests with several hosts: network namespaces, made with `ip`.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::step::{first_line, run};
 
 const PACKAGE: &str = "iproute2";
 
-/// Sees that `ip` is there, and installs it where this may.
+/// Checks that `ip` is installed, and installs it if it may.
 pub fn tools() -> Result<(), String> {
     if first_line("ip", &["-Version"]).is_some() {
         return Ok(());

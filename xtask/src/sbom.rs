@@ -1,10 +1,10 @@
-//! What the release is made of: a bill of materials in CycloneDX 1.5, and data for `cargo audit` in the program itself.
+//! The contents of the release: a bill of materials in CycloneDX 1.5, and data for `cargo audit` in the program itself.
 //!
-//! 1. [`print`] writes one component for each package that the program `heddle` is built from on Linux, with version, licence,
-//!    checksum and what it depends on. What is only needed to build has the scope `excluded`. The same lock file gives the
-//!    same bytes.
-//! 2. [`release`] builds the program with `cargo auditable`, which puts the list of packages into a section of it, and reads the
-//!    list back.
+//! 1. [`print()`] writes one component for each package from which the program `heddle` is built on Linux, with version,
+//!    licence, checksum and dependencies. A package that is needed only at build time has the scope `excluded`. The same
+//!    lock file gives the same bytes.
+//! 2. [`release`] builds the program with `cargo auditable`, which embeds the list of packages in a section of it, and
+//!    reads the list back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn reached(metadata: &Value) -> BTreeMap<String, bool> {
     let mut waiting: VecDeque<(String, bool)> = roots.collect();
     let mut reached: BTreeMap<String, bool> = BTreeMap::new();
     while let Some((id, is_inside)) = waiting.pop_front() {
-        // Once for a package that only builds, and once more for one that turns out to be inside.
+        // Once for a package that is only needed at build time, and again if it turns out to be inside.
         match reached.get(&id) {
             Some(before) if *before || !is_inside => continue,
             _ => reached.insert(id.clone(), is_inside),
@@ -130,10 +130,11 @@ fn bill() -> Result<Value, String> {
 
 const AUDITABLE: &str = "0.7.7";
 
-/// Builds the release with the list of its packages inside, reads that list back, and writes the bill of materials beside it.
+/// Builds the release with the list of its packages inside, reads that list back, and writes the bill of materials beside
+/// it.
 ///
 /// # Errors
-/// A tool is missing, or what is read back is not what was built.
+/// A tool is missing, or the list read back differs from the build.
 pub fn release() -> Result<(), String> {
     let tool = auditable()?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -166,13 +167,13 @@ pub fn release() -> Result<(), String> {
     Ok(())
 }
 
-/// Packages that a program says it was built from.
+/// The packages in a program's embedded list.
 fn listed(program: &[u8]) -> Result<BTreeSet<(String, String)>, String> {
     let info = auditable_info::audit_info_from_slice(program, 8 << 20).map_err(|error| error.to_string())?;
     Ok(info.packages.into_iter().map(|package| (package.name, package.version.to_string())).collect())
 }
 
-/// The tool at its pinned version, installed where it is not.
+/// The tool at its pinned version, installed if it is missing.
 fn auditable() -> Result<PathBuf, String> {
     crate::deny::tool("cargo-auditable", AUDITABLE).ok_or_else(|| {
         format!("cargo-auditable could not be installed; run `cargo install cargo-auditable@{AUDITABLE} --locked`")
@@ -183,7 +184,7 @@ fn auditable() -> Result<PathBuf, String> {
 mod tests {
     use super::*;
 
-    /// Cargo's own tree of the program is the other opinion on what the release is made of.
+    /// Cargo's own dependency tree of the program is the second source to compare with.
     #[test]
     fn the_bill_names_every_package_of_the_release() {
         std::env::set_current_dir(crate::root()).expect("the workspace root");

@@ -1,11 +1,11 @@
-//! Running named steps one after the other and saying how each ended.
+//! Runs named steps one after the other and reports how each ended.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 type Check = Box<dyn FnOnce() -> Result<(), String>>;
-/// How a step ended; `None` where it was left out.
-type Outcome = Option<Result<(), String>>;
+/// How a step ended; `None` if it was left out.
+type StepOutcome = Option<Result<(), String>>;
 
 /// One thing that must pass.
 pub struct Step {
@@ -23,9 +23,9 @@ impl Step {
     }
 }
 
-/// Runs every wanted step, the rest after a failure too, and prints a summary. True when all wanted ones passed.
+/// Runs every wanted step, even after a failure, and prints a summary. True if all wanted steps passed.
 pub fn run_all(steps: Vec<Step>, wanted: impl Fn(&str) -> bool) -> bool {
-    let mut rows: Vec<(&str, Outcome, Duration)> = Vec::new();
+    let mut rows: Vec<(&str, StepOutcome, Duration)> = Vec::new();
     for step in steps {
         if !wanted(step.name) {
             rows.push((step.name, None, Duration::ZERO));
@@ -60,7 +60,7 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// The first line that a command prints, or `None` where it cannot run.
+/// The first line that a command prints, or `None` if it cannot run.
 pub fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success())?;
     String::from_utf8(output.stdout).ok()?.lines().next().map(str::to_owned)

@@ -1,11 +1,13 @@
-//! Programs that attack a network, and newcomers that come meanwhile.
+//! Programs that attack a network, and legitimate newcomers that use it at the same time.
 //!
-//! They share no code with Heddle: each protocol's bytes are written by hand in [`wire`], from `docs/formats` alone.
+//! The programs share no code with Heddle: [`wire`] writes each protocol's bytes by hand, from `docs/formats` alone.
 //!
-//! 1. `attack list` names the [attacks](attacks), `attack run NAME --dir DIR` runs one and prints what it did as a line of JSON.
-//! 2. `attack newcomer --dir DIR --port KIND` is a [legitimate newcomer](newcomer) at a port.
-//! 3. `attack all --dir DIR` runs many at once, each as a process of its own, for `heddle bench under-attack`.
-//! 4. `attack campaign --heddle PROGRAM` starts networks, runs every attack beside newcomers, and judges: `cargo xtask attack`.
+//! 1. `attack list` lists the [`attacks`]. `attack run NAME --dir DIR` runs one attack and prints its results as a line of
+//!    JSON.
+//! 2. `attack newcomer --dir DIR --port KIND` runs a [legitimate newcomer](newcomer) at a port.
+//! 3. `attack all --dir DIR` runs many attacks at once, each as a separate process; `heddle bench under-attack` calls it.
+//! 4. `attack campaign --heddle PROGRAM` starts networks, runs every attack beside newcomers, and gives a verdict;
+//!    `cargo xtask attack` calls it.
 
 mod attacks;
 mod campaign;
@@ -22,11 +24,11 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use attacks::{Attack, Scene};
-use pace::Pace;
-use target::{Kind, Target};
+use attacks::{Attack, AttackContext};
+use pace::AttackPace;
+use target::{TargetKind, TargetNetwork};
 
-/// Attacks on a network of one's own.
+/// Attacks on one's own network.
 #[derive(Parser)]
 #[command(version, about)]
 struct Arguments {
@@ -36,56 +38,56 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Name the attacks
+    /// List the attacks
     List,
-    /// Run one attack on a port, and print what it did
+    /// Run one attack on a port, and print its results
     Run {
-        /// Its name
+        /// The attack's name
         name: String,
         /// The network's directory
         #[arg(long)]
         dir: PathBuf,
         /// The kind of port
         #[arg(long)]
-        port: Kind,
-        /// How long
+        port: TargetKind,
+        /// How long it runs, in seconds
         #[arg(long, default_value_t = 6.0)]
         seconds: f64,
-        /// A factor on the attack's own pace
+        /// A factor on the attack's pace
         #[arg(long, default_value_t = 1.0)]
         factor: f64,
-        /// Leave the attackers' own organisation its memory: its compute nodes end where it is taken
+        /// Leave the attackers' own organisation its memory: its compute nodes end if an attack takes it
         #[arg(long)]
         keep_memory: bool,
-        /// Say `ready`, and begin once a line comes from the standard input
+        /// Print `ready`, and begin once a line comes from the standard input
         #[arg(long)]
         gate: bool,
     },
-    /// Visit a port as one who may, again and again until the standard input ends
+    /// Visit a port as a legitimate client, again and again until the standard input ends
     Newcomer {
         /// The network's directory
         #[arg(long)]
         dir: PathBuf,
         /// The kind of port
         #[arg(long)]
-        port: Kind,
+        port: TargetKind,
         /// The newcomer's organisation
         #[arg(long, default_value_t = 1)]
         organization: usize,
     },
-    /// Say what of a network does not work
+    /// Report which parts of a network do not work
     Check {
         /// The network's directory
         #[arg(long)]
         dir: PathBuf,
     },
-    /// Run all attacks at once that do not have to be alone, once a line comes from the standard input
+    /// Run all attacks concurrently, except those that must run alone, once a line comes from the standard input
     All(swarm::Swarm),
-    /// Run every attack beside newcomers, and judge
+    /// Run every attack beside newcomers, and give a verdict
     Campaign(campaign::Campaign),
 }
 
-/// What an attack says that waits to begin.
+/// What a waiting attack prints before it begins.
 const READY: &str = "ready";
 
 #[tokio::main(flavor = "current_thread")]
@@ -101,13 +103,13 @@ async fn main() -> ExitCode {
                 let _ = io::stdin().read_line(&mut String::new());
             }
             let time = Duration::from_secs_f64(seconds);
-            run(&name, &dir, port, |attack| Pace::new(attack.pace * factor, time), !keep_memory).await
+            run(&name, &dir, port, |attack| AttackPace::new(attack.pace * factor, time), !keep_memory).await
         }
-        Task::Newcomer { dir, port, organization } => match Target::read(&dir) {
+        Task::Newcomer { dir, port, organization } => match TargetNetwork::read(&dir) {
             Ok(target) => newcomer::visit(&target, port, organization).await.map(|()| true),
             Err(error) => Err(error),
         },
-        Task::Check { dir } => match Target::read(&dir) {
+        Task::Check { dir } => match TargetNetwork::read(&dir) {
             Ok(target) => campaign::check(&target).await,
             Err(error) => Err(error),
         },
@@ -135,16 +137,16 @@ fn list() {
 async fn run(
     name: &str,
     dir: &Path,
-    kind: Kind,
-    pace: impl Fn(&Attack) -> Pace,
+    kind: TargetKind,
+    pace: impl Fn(&Attack) -> AttackPace,
     takes_memory: bool,
 ) -> io::Result<bool> {
     let attacks = attacks::all();
     let missing = || io::Error::new(io::ErrorKind::NotFound, format!("no attack {name}; `attack list` names them"));
     let attack = attacks.iter().find(|attack| attack.name == name).ok_or_else(missing)?;
-    let target = Target::read(dir)?;
+    let target = TargetNetwork::read(dir)?;
     let port = target.listening(kind).await?;
-    let done = attacks::run(attack, Scene { target, port, pace: pace(attack), takes_memory }).await?;
+    let done = attacks::run(attack, AttackContext { target, port, pace: pace(attack), takes_memory }).await?;
     println!("{}", serde_json::to_string(&done)?);
     Ok(true)
 }

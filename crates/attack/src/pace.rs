@@ -1,4 +1,4 @@
-//! How fast an attack goes, and what it has done.
+//! The pace and the results of an attack.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Units of an attack, given out at a pace until its time is over.
-pub struct Pace {
+/// Hands out units of an attack at a pace until its time is over.
+pub struct AttackPace {
     per_second: f64,
     begin: Instant,
     end: Instant,
@@ -17,14 +17,14 @@ pub struct Pace {
     bytes: AtomicU64,
 }
 
-/// An attack that is behind its pace hurries up by this much at most.
+/// The most by which an attack that is behind its pace may catch up.
 const ARREARS_SECONDS_MAX: f64 = 1.0;
 
-impl Pace {
-    /// So many units a second for this long.
-    pub fn new(per_second: f64, time: Duration) -> Pace {
+impl AttackPace {
+    /// `per_second` units a second for this long.
+    pub fn new(per_second: f64, time: Duration) -> AttackPace {
         let begin = Instant::now();
-        Pace {
+        AttackPace {
             per_second,
             begin,
             end: begin + time,
@@ -53,7 +53,7 @@ impl Pace {
         true
     }
 
-    /// Waits for the end of the attack.
+    /// Waits until the attack's time is over.
     pub async fn over(&self) {
         tokio::time::sleep_until(self.end.into()).await;
     }
@@ -63,15 +63,15 @@ impl Pace {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts bytes that were sent.
+    /// Counts bytes sent.
     pub fn sent(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What was done so far.
-    pub fn done(&self, name: &str, unit: &str) -> Done {
+    /// The results so far.
+    pub fn done(&self, name: &str, unit: &str) -> AttackReport {
         let seconds = self.begin.elapsed().min(self.end - self.begin).as_secs_f64();
-        Done {
+        AttackReport {
             attack: name.to_owned(),
             unit: unit.to_owned(),
             asked_per_second: self.per_second,
@@ -83,16 +83,16 @@ impl Pace {
     }
 }
 
-/// What an attack has done, as its program prints it: one line of JSON.
+/// The results of an attack, as its program prints them: one line of JSON.
 #[derive(Clone, Serialize, Deserialize, Debug)]
-pub struct Done {
+pub struct AttackReport {
     pub attack: String,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: String,
     pub asked_per_second: f64,
     pub reached_per_second: f64,
     pub connections: u64,
     pub bytes: u64,
-    /// What it got hold of that it must not have, if anything.
+    /// What the attack obtained that it must not have, if anything.
     pub breach: Option<String>,
 }

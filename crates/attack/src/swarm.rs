@@ -1,4 +1,4 @@
-//! All attacks at once, each a process of its own: a child of this one, within whatever limit this one has.
+//! Runs all attacks at once, each in a separate child process that inherits the resource limits of this process.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use clap::Args;
 
 use crate::attacks;
-use crate::pace::Done;
-use crate::target::Target;
+use crate::pace::AttackReport;
+use crate::target::TargetNetwork;
 
 /// `attack all`.
 #[derive(Args)]
@@ -16,24 +16,25 @@ pub struct Swarm {
     /// The network's directory
     #[arg(long)]
     dir: PathBuf,
-    /// How long each of them goes on
+    /// How long each of them runs
     #[arg(long)]
     seconds: f64,
     /// A factor on the pace of each
     #[arg(long, default_value_t = 1.0)]
     factor: f64,
-    /// Only these attacks
+    /// Run only these attacks
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
 }
 
 impl Swarm {
-    /// Waits for a line, starts them, says `begun` when all of them run, and prints what each did as a line of JSON.
+    /// Waits for a line, starts the attacks, prints `begun` once all of them run, and prints the results of each as a line
+    /// of JSON.
     ///
     /// # Errors
-    /// One could not be run.
+    /// An attack could not be run.
     pub fn run(&self) -> io::Result<bool> {
-        let target = Target::read(&self.dir)?;
+        let target = TargetNetwork::read(&self.dir)?;
         let mut go = String::new();
         io::stdin().lock().read_line(&mut go)?;
         let mut children: Vec<(String, Child)> = Vec::new();
@@ -41,7 +42,7 @@ impl Swarm {
             if !self.only.is_empty() && !self.only.iter().any(|name| name == attack.name) {
                 continue;
             }
-            // Each once, at the first of its ports that the network has; ports take turns from attack to attack.
+            // Each attack runs once, at one of its ports that the network has; successive attacks take different ports.
             let kinds: Vec<_> = attack.kinds.iter().filter(|kind| target.port(**kind).is_ok()).collect();
             let Some(kind) = kinds.get(children.len() % kinds.len().max(1)) else { continue };
             let child = Command::new(std::env::current_exe()?)
@@ -60,7 +61,7 @@ impl Swarm {
                 .spawn()?;
             children.push((attack.name.to_owned(), child));
         }
-        // To start so many programs costs more than they do later; they begin together, once all of them run.
+        // Starting so many programs costs more than running them; they begin together, once all of them run.
         let mut waiting = Vec::new();
         for (name, mut child) in children {
             let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
@@ -75,7 +76,7 @@ impl Swarm {
             let mut said = String::new();
             output.read_to_string(&mut said)?;
             let status = child.wait()?;
-            match serde_json::from_str::<Done>(&said) {
+            match serde_json::from_str::<AttackReport>(&said) {
                 Ok(done) => println!("{}", serde_json::to_string(&done)?),
                 Err(error) => return Err(io::Error::other(format!("{name}: {status}, {error}"))),
             }

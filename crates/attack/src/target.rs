@@ -1,7 +1,7 @@
-//! What is attacked: a network, as its directory describes it.
+//! The attacked network, as its directory describes it.
 //!
-//! Attackers and newcomers read the same files: `endpoints.json`, each process's `node.toml`, and keys. What an attacker may
-//! use of them is each attack's matter; a stranger's uses none.
+//! Attackers and newcomers read the same files: `endpoints.json`, each process's `node.toml`, and keys. The definition of an
+//! attack says which files its attacker may use. The attacks of strangers use none.
 
 use std::fmt;
 use std::io;
@@ -13,14 +13,14 @@ use rustls::ClientConfig;
 use serde_json::Value;
 
 use crate::wire::dial;
-use crate::wire::fabric::User;
-use crate::wire::grpc::{Channel, Windows};
-use crate::wire::rma::{Caller, Credential};
-use crate::wire::tls::{self, Identity};
+use crate::wire::fabric::FabricUser;
+use crate::wire::grpc::{FlowControlWindows, GrpcChannel};
+use crate::wire::rma::{Credential, RmaClient};
+use crate::wire::tls::{self, ClientIdentity};
 
-/// What listens at a port.
+/// The services that listen at ports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Kind {
+pub enum TargetKind {
     /// gRPC of an organisation's gateway.
     Gateway,
     /// gRPC of an orderer.
@@ -34,7 +34,7 @@ pub enum Kind {
     /// Remote memory: a compute node, for its gateway.
     Compute,
     /// Remote memory: a primary, for its peer's other compute nodes.
-    Among,
+    PeerNodes,
     /// Remote memory: a memory node.
     Memory,
     /// Remote memory: a storage node.
@@ -45,77 +45,77 @@ pub enum Kind {
     Kv,
 }
 
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 11] = [
-        Kind::Gateway,
-        Kind::Orderer,
-        Kind::Blocks,
-        Kind::Intake,
-        Kind::Others,
-        Kind::Compute,
-        Kind::Among,
-        Kind::Memory,
-        Kind::Storage,
-        Kind::Metrics,
-        Kind::Kv,
+impl TargetKind {
+    /// All kinds of ports.
+    pub const ALL: [TargetKind; 11] = [
+        TargetKind::Gateway,
+        TargetKind::Orderer,
+        TargetKind::Blocks,
+        TargetKind::Intake,
+        TargetKind::Others,
+        TargetKind::Compute,
+        TargetKind::PeerNodes,
+        TargetKind::Memory,
+        TargetKind::Storage,
+        TargetKind::Metrics,
+        TargetKind::Kv,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Gateway => "gateway",
-            Kind::Orderer => "orderer",
-            Kind::Blocks => "blocks",
-            Kind::Intake => "intake",
-            Kind::Others => "others",
-            Kind::Compute => "compute",
-            Kind::Among => "among",
-            Kind::Memory => "memory",
-            Kind::Storage => "storage",
-            Kind::Metrics => "metrics",
-            Kind::Kv => "kv",
+            TargetKind::Gateway => "gateway",
+            TargetKind::Orderer => "orderer",
+            TargetKind::Blocks => "blocks",
+            TargetKind::Intake => "intake",
+            TargetKind::Others => "others",
+            TargetKind::Compute => "compute",
+            TargetKind::PeerNodes => "among",
+            TargetKind::Memory => "memory",
+            TargetKind::Storage => "storage",
+            TargetKind::Metrics => "metrics",
+            TargetKind::Kv => "kv",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for TargetKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for TargetKind {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    fn from_str(text: &str) -> Result<TargetKind, String> {
+        let found = TargetKind::ALL.into_iter().find(|kind| kind.name() == text);
         found.ok_or_else(|| format!("no kind of port: {text}"))
     }
 }
 
 /// A port.
 #[derive(Clone, Debug)]
-pub struct Port {
-    pub kind: Kind,
+pub struct TargetPort {
+    pub kind: TargetKind,
     /// `host:port`.
     pub address: String,
 }
 
 /// A network.
-pub struct Target {
+pub struct TargetNetwork {
     dir: PathBuf,
     endpoints: Value,
-    /// The configurations of processes, by name.
+    /// The configurations of the processes, by name.
     nodes: Vec<(String, toml::Table)>,
 }
 
-impl Target {
+impl TargetNetwork {
     /// Reads a network's directory, or a key-value store's.
     ///
     /// # Errors
-    /// There is none.
-    pub fn read(dir: &Path) -> io::Result<Target> {
+    /// The directory does not contain one.
+    pub fn read(dir: &Path) -> io::Result<TargetNetwork> {
         let endpoints = std::fs::read(dir.join("endpoints.json")).or_else(|_| std::fs::read(dir.join("kv.json")))?;
         let endpoints = serde_json::from_slice(&endpoints)?;
         let mut nodes = Vec::new();
@@ -125,7 +125,7 @@ impl Target {
             nodes.push((entry.file_name().to_string_lossy().into_owned(), table));
         }
         nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Ok(Target { dir: dir.to_path_buf(), endpoints, nodes })
+        Ok(TargetNetwork { dir: dir.to_path_buf(), endpoints, nodes })
     }
 
     /// The channel's name.
@@ -135,11 +135,11 @@ impl Target {
 
     /// Whether gRPC ports speak TLS.
     pub fn has_tls(&self) -> bool {
-        // A key-value store's description says nothing of TLS, which it always has.
+        // A key-value store's description does not mention TLS, which it always uses.
         self.endpoints["tls"].as_bool().unwrap_or(true)
     }
 
-    /// Whether its processes are on hosts of their own.
+    /// Whether its processes run on separate hosts.
     pub fn is_planned(&self) -> bool {
         self.endpoints["isPlanned"].as_bool().unwrap_or(false)
     }
@@ -149,7 +149,7 @@ impl Target {
         self.endpoints["gateways"].as_array().map_or(0, Vec::len)
     }
 
-    /// Names and numbers of the processes that say so: of one network on this machine.
+    /// Names and ids of the processes that publish them: those of a network on this machine.
     pub fn processes(&self) -> Vec<(String, u32)> {
         let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
         let roles = self.endpoints["processes"].as_array().into_iter().flatten();
@@ -158,7 +158,7 @@ impl Target {
         roles.chain(own.map(|process| ("heddle".to_owned(), process))).collect()
     }
 
-    /// Where health is told: of each process that says so.
+    /// The addresses of the health pages, of each process that publishes one.
     pub fn health(&self) -> Vec<String> {
         let roles = self.endpoints["processes"].as_array().into_iter().flatten();
         let mut found: Vec<String> = roles.filter_map(|role| role["metrics"].as_str()).map(str::to_owned).collect();
@@ -171,46 +171,46 @@ impl Target {
     }
 
     /// The ports of a kind, the first organisation's first.
-    pub fn ports(&self, kind: Kind) -> Vec<Port> {
+    pub fn ports(&self, kind: TargetKind) -> Vec<TargetPort> {
         let texts: Vec<String> = match kind {
-            Kind::Gateway => {
+            TargetKind::Gateway => {
                 let gateways = self.endpoints["gateways"].as_array().into_iter().flatten();
                 gateways.filter_map(|gateway| gateway["address"].as_str()).map(str::to_owned).collect()
             }
-            Kind::Orderer => self.endpoints["orderer"].as_str().map(str::to_owned).into_iter().collect(),
-            Kind::Metrics => self.health(),
-            Kind::Kv => self.endpoints["address"].as_str().map(str::to_owned).into_iter().collect(),
-            Kind::Blocks => self.settings(&["orderer", "blocks_address"]),
-            Kind::Intake => self.settings(&["orderer", "intake_address"]),
-            Kind::Others => self.settings(&["compute", "others_address"]),
-            Kind::Compute => self.settings(&["compute", "address"]),
-            Kind::Among => self.settings(&["compute", "among", "address"]),
-            Kind::Memory => self.settings(&["memory", "address"]),
-            Kind::Storage => self.settings(&["storage", "address"]),
+            TargetKind::Orderer => self.endpoints["orderer"].as_str().map(str::to_owned).into_iter().collect(),
+            TargetKind::Metrics => self.health(),
+            TargetKind::Kv => self.endpoints["address"].as_str().map(str::to_owned).into_iter().collect(),
+            TargetKind::Blocks => self.settings(&["orderer", "blocks_address"]),
+            TargetKind::Intake => self.settings(&["orderer", "intake_address"]),
+            TargetKind::Others => self.settings(&["compute", "others_address"]),
+            TargetKind::Compute => self.settings(&["compute", "address"]),
+            TargetKind::PeerNodes => self.settings(&["compute", "peer_nodes", "address"]),
+            TargetKind::Memory => self.settings(&["memory", "address"]),
+            TargetKind::Storage => self.settings(&["storage", "address"]),
         };
         let address = |text: &String| {
             let address = text.strip_prefix("tcp:").or_else(|| text.strip_prefix("tls:")).unwrap_or(text);
             address.parse::<std::net::SocketAddr>().is_ok().then(|| address.to_owned())
         };
-        texts.iter().filter_map(address).map(|address| Port { kind, address }).collect()
+        texts.iter().filter_map(address).map(|address| TargetPort { kind, address }).collect()
     }
 
     /// The first port of a kind.
     ///
     /// # Errors
     /// The network has none.
-    pub fn port(&self, kind: Kind) -> io::Result<Port> {
+    pub fn port(&self, kind: TargetKind) -> io::Result<TargetPort> {
         let none = || io::Error::new(io::ErrorKind::NotFound, format!("the network has no port of the kind {kind}"));
         self.ports(kind).into_iter().next().ok_or_else(none)
     }
 
-    /// The port of a kind that is attacked: the first, or where compute nodes meet the one at which a primary listens.
+    /// The port of a kind to attack: the first, or among compute nodes the one at which a primary listens.
     ///
     /// # Errors
     /// The network has none.
-    pub async fn listening(&self, kind: Kind) -> io::Result<Port> {
-        if kind == Kind::Among {
-            for (port, _) in self.among() {
+    pub async fn listening(&self, kind: TargetKind) -> io::Result<TargetPort> {
+        if kind == TargetKind::PeerNodes {
+            for (port, _) in self.peer_node_ports() {
                 if dial(&port.address).await.is_ok() {
                     return Ok(port);
                 }
@@ -219,39 +219,39 @@ impl Target {
         self.port(kind)
     }
 
-    /// The users of an organisation, numbered from 1, that sign.
+    /// The signing user of an organisation, numbered from 1.
     ///
     /// # Errors
-    /// Its key is not there.
-    pub fn user(&self, organization: usize) -> io::Result<User> {
+    /// The key does not exist.
+    pub fn user(&self, organization: usize) -> io::Result<FabricUser> {
         let gateway = &self.endpoints["gateways"][organization - 1];
         let text = |name: &str| gateway[name].as_str().unwrap_or_default();
-        User::read(text("mspId"), &self.dir.join(text("user")))
+        FabricUser::read(text("mspId"), &self.dir.join(text("user")))
     }
 
-    /// The TLS certificate of an organisation's user: a client's, which is no node's.
+    /// The TLS certificate of an organisation's user: a client certificate, which is not a node's.
     ///
     /// # Errors
-    /// It is not there.
-    pub fn user_tls(&self, organization: usize) -> io::Result<Identity> {
+    /// The certificate does not exist.
+    pub fn user_tls(&self, organization: usize) -> io::Result<ClientIdentity> {
         let gateway = &self.endpoints["gateways"][organization - 1];
         let msp = self.dir.join(gateway["user"].as_str().unwrap_or_default());
-        Identity::read(&msp.with_file_name("tls"), "client")
+        ClientIdentity::read(&msp.with_file_name("tls"), "client")
     }
 
     /// The TLS certificate of a process.
     ///
     /// # Errors
-    /// It has none.
-    pub fn node_tls(&self, node: &str) -> io::Result<Identity> {
-        Identity::read(&self.dir.join("nodes").join(node).join("tls"), "server")
+    /// The process has no certificate.
+    pub fn node_tls(&self, node: &str) -> io::Result<ClientIdentity> {
+        ClientIdentity::read(&self.dir.join("nodes").join(node).join("tls"), "server")
     }
 
     /// The authority that issues an organisation's TLS certificates, with its key.
     ///
     /// # Errors
-    /// They are not there.
-    pub fn tls_authority(&self, organization: usize) -> io::Result<Identity> {
+    /// The files do not exist.
+    pub fn tls_authority(&self, organization: usize) -> io::Result<ClientIdentity> {
         let gateway = &self.endpoints["gateways"][organization - 1];
         let user = self.dir.join(gateway["user"].as_str().unwrap_or_default());
         let folder = user.ancestors().nth(3).ok_or(io::ErrorKind::NotFound)?.join("tlsca");
@@ -262,40 +262,40 @@ impl Target {
             *(if is_key { &mut key } else { &mut certificate }) = Some(std::fs::read(path)?);
         }
         let missing = io::ErrorKind::NotFound;
-        Ok(Identity { certificate_pem: certificate.ok_or(missing)?, key_pem: key.ok_or(missing)? })
+        Ok(ClientIdentity { certificate_pem: certificate.ok_or(missing)?, key_pem: key.ok_or(missing)? })
     }
 
     /// A connection to a gRPC port.
     ///
     /// # Errors
     /// The port does not answer.
-    pub async fn grpc(&self, port: &Port, windows: Windows) -> io::Result<Channel> {
+    pub async fn grpc(&self, port: &TargetPort, windows: FlowControlWindows) -> io::Result<GrpcChannel> {
         let config = self.grpc_tls(None)?;
-        Channel::connect(&port.address, config.as_ref(), windows).await
+        GrpcChannel::connect(&port.address, config.as_ref(), windows).await
     }
 
-    /// TLS for gRPC ports; `None` where they speak in the clear.
+    /// TLS for gRPC ports; `None` if they use plain text.
     ///
     /// # Errors
-    /// The certificate is of no use.
-    pub fn grpc_tls(&self, identity: Option<&Identity>) -> io::Result<Option<Arc<ClientConfig>>> {
+    /// The certificate is unusable.
+    pub fn grpc_tls(&self, identity: Option<&ClientIdentity>) -> io::Result<Option<Arc<ClientConfig>>> {
         self.has_tls().then(|| tls::config(identity, &["h2"])).transpose()
     }
 
-    /// A connection to a port of remote memory with the credential of a process that may.
+    /// A connection to a port of remote memory with the credential of an authorised process.
     ///
     /// # Errors
     /// The port refuses.
-    pub async fn caller(&self, port: &Port, credential: &Credential) -> io::Result<Caller> {
+    pub async fn caller(&self, port: &TargetPort, credential: &Credential) -> io::Result<RmaClient> {
         let tls = self.memory_tls(credential)?;
-        Caller::connect(&port.address, tls.as_ref(), credential).await
+        RmaClient::connect(&port.address, tls.as_ref(), credential).await
     }
 
-    /// TLS for ports of remote memory with the certificate of the process that the name belongs to; `None` where they speak in
-    /// the clear.
+    /// TLS for ports of remote memory with the certificate of the process that the name belongs to; `None` if they use
+    /// plain text.
     ///
     /// # Errors
-    /// The certificate is of no use.
+    /// The certificate is unusable.
     pub fn memory_tls(&self, credential: &Credential) -> io::Result<Option<Arc<ClientConfig>>> {
         let says_so = |node: &toml::Table| node.get("tcp_tls").and_then(toml::Value::as_bool).unwrap_or(false);
         if !self.nodes.iter().any(|(_, node)| says_so(node)) {
@@ -310,17 +310,17 @@ impl Target {
     /// A name that may connect to a port of remote memory, and its token.
     ///
     /// # Errors
-    /// There is none.
-    pub fn credential(&self, kind: Kind, organization: usize) -> io::Result<Credential> {
+    /// There is no such name.
+    pub fn credential(&self, kind: TargetKind, organization: usize) -> io::Result<Credential> {
         let (node, path, name) = match kind {
-            Kind::Memory => ("memory-1".to_owned(), vec!["memory", "owners"], format!("org{organization}")),
-            Kind::Compute => {
+            TargetKind::Memory => ("memory-1".to_owned(), vec!["memory", "owners"], format!("org{organization}")),
+            TargetKind::Compute => {
                 let node = format!("compute-org{organization}");
                 (node, vec!["compute", "gateways"], format!("gateway-org{organization}"))
             }
-            Kind::Among => {
+            TargetKind::PeerNodes => {
                 let node = format!("compute-org{organization}");
-                (node, vec!["compute", "among", "nodes"], format!("compute-org{organization}-2"))
+                (node, vec!["compute", "peer_nodes", "nodes"], format!("compute-org{organization}-2"))
             }
             _ => {
                 let node = format!("storage-org{organization}");
@@ -337,16 +337,16 @@ impl Target {
         Ok(Credential { name, token: hex::decode(token).map_err(io::Error::other)? })
     }
 
-    /// Where compute nodes of the first organisation's peer meet, each with the name and token of another one of them. Only
-    /// the primary listens.
-    pub fn among(&self) -> Vec<(Port, Credential)> {
+    /// The ports on which compute nodes of the first organisation's peer connect to one another, each with the name and
+    /// token of another compute node. Only the primary listens.
+    pub fn peer_node_ports(&self) -> Vec<(TargetPort, Credential)> {
         let own = |name: &str| name == "compute-org1" || name.starts_with("compute-org1-");
         let meeting = self.nodes.iter().filter(|(name, _)| own(name)).filter_map(|(_, node)| {
-            let among = node.get("compute")?.get("among")?;
+            let among = node.get("compute")?.get("peer_nodes")?;
             let address = among.get("address")?.as_str()?.strip_prefix("tcp:")?.to_owned();
             let (name, token) = among.get("nodes")?.as_table()?.iter().next()?;
             let token = hex::decode(token.as_str()?).ok()?;
-            Some((Port { kind: Kind::Among, address }, Credential { name: name.clone(), token }))
+            Some((TargetPort { kind: TargetKind::PeerNodes, address }, Credential { name: name.clone(), token }))
         });
         meeting.collect()
     }

@@ -1,4 +1,4 @@
-//! The program of attacks as it is called. What it does to a network is tested where there is one: `crates/heddle/tests`.
+//! Tests the command line of the attack program. Its effect on a network is tested in `crates/heddle/tests`.
 
 use std::process::Command;
 

@@ -1,8 +1,8 @@
 //! Hash maps and sets with our own hashing.
 //!
-//! The standard default hasher draws a key per map from the operating system, which would make a simulation depend on
-//! more than its seed. Ours is keyed once a process from the operating system in production, so that clients cannot
-//! choose keys that collide, and fixed in simulation.
+//! The standard default hasher draws a key for each map from the operating system, so a simulation would depend on more than
+//! its seed. Our hasher has one key per process. In production the key comes from the operating system, so that clients cannot
+//! choose keys that collide; in simulation it is a constant.
 //!
 //! Invariant: no behaviour depends on the order of iteration; sort, or use a `BTreeMap`.
 

@@ -1,11 +1,11 @@
 //! The kinds of error that cross a crate's boundary.
 //!
-//! Each crate has one `thiserror` enum with a method `kind()`. A kind says what the caller is to do; the text of the
-//! error says what happened.
+//! Each crate has one `thiserror` enum with a method `kind()`. The kind tells the caller what to do; the text of the error says
+//! what happened.
 
 use std::fmt;
 
-/// What the caller of a failed operation is to do.
+/// What the caller of a failed operation should do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum ErrorKind {
     /// Nothing took effect; the same call may succeed later.
@@ -16,9 +16,9 @@ pub enum ErrorKind {
     Ambiguous,
     /// The input is wrong or not permitted; the same call will fail again.
     Rejected,
-    /// Stored or received bytes are not what they must be; do not serve them, repair from another copy.
+    /// Stored or received bytes are invalid; do not serve them, repair from another copy.
     Corrupt,
-    /// The other side, or this component, has stopped.
+    /// The other end, or this component, has stopped.
     Closed,
 }
 

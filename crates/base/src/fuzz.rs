@@ -1,33 +1,33 @@
-//! What decoders are attacked with: one harness a codec, run as a fuzz target and over its corpus in every test run.
+//! Fuzzing of decoders: one harness per codec, run as a fuzz target and over its corpus in every test run.
 //!
-//! 1. Each crate that decodes bytes from outside lists a [`Target`] for each of its decoders in its module `fuzz`.
-//! 2. A target has seeds, which the crate's own encoders make, and a harness: a function that takes any bytes and panics
-//!    where the decoder breaks a promise. Beside not panicking, a decoder promises that what it accepts has one encoding,
-//!    or decodes to the same again.
-//! 3. A harness decodes inside [`within`], which holds the decoder to its memory: it may take a multiple of its input.
+//! 1. Each crate that decodes bytes from outside lists a [`FuzzTarget`] for each of its decoders in its module `fuzz`.
+//! 2. A target has seeds, which the crate's own encoders produce, and a harness: a function that takes any bytes and panics
+//!    where the decoder breaks a guarantee. A decoder guarantees that it does not panic, and that each value that it accepts
+//!    has one encoding, or decodes to the same value again after it was encoded.
+//! 3. A harness decodes inside [`within`], which limits the decoder's memory to a multiple of its input.
 //! 4. The package `heddle-fuzz` collects the targets, counts allocations, and runs them; see its documentation.
 //!
 //! Nothing here runs in a node. Without the counting allocator [`within`] is a plain call.
 
 use std::cell::Cell;
 
-/// One decoder under attack.
+/// One decoder under test.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// Its name: the crate, a dash, what is decoded.
+pub struct FuzzTarget {
+    /// Its name: the crate, a dash, the decoded thing.
     pub name: &'static str,
-    /// How its inputs are built, for mutations that keep them well-formed.
-    pub shape: Shape,
-    /// Decodes the bytes and checks what came of it.
+    /// The structure of its inputs, for mutations that keep them well-formed.
+    pub shape: InputShape,
+    /// Decodes the bytes and checks the result.
     pub run: fn(&[u8]),
-    /// Inputs that decode, with which a search begins.
+    /// Inputs that decode, from which fuzzing starts.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// How an input is built.
+/// The structure of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Fields at fixed places, and lengths before what they count.
+pub enum InputShape {
+    /// Fields at fixed offsets, and lengths before the data they count.
     Bytes,
     /// Protobuf: fields in fields.
     Protobuf,
@@ -40,26 +40,26 @@ thread_local! {
     static PEAK: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Notes that this thread took memory; called by the counting allocator.
-pub fn note_taken(bytes: usize) {
-    // Of a thread whose locals are gone, nothing is measured any more.
+/// Records that this thread allocated memory; called by the counting allocator.
+pub fn record_allocated(bytes: usize) {
+    // Nothing is measured once the thread's locals are gone.
     let _ = HELD.try_with(|held| {
         let now = held.get().wrapping_add(bytes);
         held.set(now);
-        // What was taken elsewhere and freed here leaves the count below zero, which is no peak.
+        // Memory allocated on another thread and freed here makes the count negative, which is not a peak.
         let _ = PEAK.try_with(|peak| peak.set(if now as isize > peak.get() as isize { now } else { peak.get() }));
     });
 }
 
-/// Notes that this thread gave memory back; called by the counting allocator.
-pub fn note_freed(bytes: usize) {
+/// Records that this thread freed memory; called by the counting allocator.
+pub fn record_freed(bytes: usize) {
     let _ = HELD.try_with(|held| held.set(held.get().wrapping_sub(bytes)));
 }
 
-/// Bytes that a decoder may take beside the multiple of its input: what it needs for the shortest one.
-pub const ROOM_BYTES: usize = 64 << 10;
+/// Bytes that a decoder may take in addition to the multiple of its input: enough for the shortest input.
+pub const OVERHEAD_BYTES: usize = 64 << 10;
 
-/// What `f` returns, and the most memory that this thread held above what it held before.
+/// The result of `f`, and the most memory that this thread held above what it held before.
 pub fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     let outer = PEAK.replace(before);
@@ -69,23 +69,23 @@ pub fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
     (value, peak.wrapping_sub(before))
 }
 
-/// Decodes `input_bytes` bytes with `decode`, and checks that it took at most `times` as many and [`ROOM_BYTES`] of memory.
+/// Decodes `input_bytes` bytes with `decode`, and checks that it took at most `times` as much memory plus [`OVERHEAD_BYTES`].
 ///
 /// # Panics
 /// If it took more.
 pub fn within<T>(times: usize, input_bytes: usize, decode: impl FnOnce() -> T) -> T {
     let (value, peak) = peak_of(decode);
-    let most = times * input_bytes + ROOM_BYTES;
+    let most = times * input_bytes + OVERHEAD_BYTES;
     assert!(peak <= most, "decoding {input_bytes} bytes took {peak} bytes of memory, above {most}");
     value
 }
 
-/// Decodes what nobody has vouched for yet: at most twice its size.
+/// Decodes bytes of an unauthenticated sender: at most twice their size.
 pub fn untrusted<T>(input: &[u8], decode: impl FnOnce() -> T) -> T {
     within(2, input.len(), decode)
 }
 
-/// Decodes what a party with credentials sent, or what was read from a disk of ours: at most four times its size.
+/// Decodes bytes of an authenticated sender, or bytes read from our own disk: at most four times their size.
 pub fn authenticated<T>(input: &[u8], decode: impl FnOnce() -> T) -> T {
     within(4, input.len(), decode)
 }
@@ -96,22 +96,22 @@ mod tests {
 
     #[test]
     fn the_peak_counts_what_was_held_at_once_and_nests() {
-        note_taken(100);
+        record_allocated(100);
         let ((_, inner), outer) = peak_of(|| {
-            note_taken(50);
-            note_freed(50);
+            record_allocated(50);
+            record_freed(50);
             peak_of(|| {
-                note_taken(20);
-                note_freed(20);
+                record_allocated(20);
+                record_freed(20);
             })
         });
         assert_eq!((inner, outer), (20, 50));
-        assert_eq!(peak_of(|| note_freed(100)).1, 0);
+        assert_eq!(peak_of(|| record_freed(100)).1, 0);
     }
 
     #[test]
     #[should_panic(expected = "above")]
     fn a_decoder_that_takes_too_much_is_caught() {
-        untrusted(b"four", || note_taken(8 + ROOM_BYTES + 1));
+        untrusted(b"four", || record_allocated(8 + OVERHEAD_BYTES + 1));
     }
 }

@@ -170,7 +170,7 @@ number! {
     TxIndex(u32)
 }
 number! {
-    /// The number of a reign (of a coordinator, of a primary); a newer reign has a larger epoch.
+    /// The number of one term of a coordinator, or of one primary's time in office; a newer one has a larger number.
     Epoch(u64)
 }
 

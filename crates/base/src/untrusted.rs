@@ -1,14 +1,14 @@
 //! Numbers from a client, a peer, a disk or a remote region, before they are checked.
 //!
-//! Release builds check arithmetic for overflow, so one sum of two hostile numbers is a panic that the other side chooses.
-//! [`Untrusted`] has no arithmetic operators: a decoder hands numbers out in it, and the only ways to the number inside
-//! check a bound or say that they do not.
+//! Release builds check arithmetic for overflow, so a single sum of two hostile numbers is a panic that the other end can
+//! trigger. [`Untrusted`] has no arithmetic operators. A decoder returns numbers in it, and each method that returns the number
+//! inside either checks a bound or is named `unchecked`.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;
 use std::ops::Range;
 
-/// A number that the other side chose.
+/// A number that the other end chose.
 ///
 /// ```
 /// use base::untrusted::Untrusted;
@@ -40,7 +40,7 @@ impl Untrusted<u64> {
         (end <= within).then_some(self.0..end)
     }
 
-    /// The number, unchecked: to be compared, printed or sent back, never for arithmetic or as a size or an index.
+    /// The number, unchecked: for comparing, printing or sending back, never for arithmetic or as a size or an index.
     pub fn unchecked(self) -> u64 {
         self.0
     }
@@ -52,31 +52,31 @@ impl<T: fmt::Debug> fmt::Debug for Untrusted<T> {
     }
 }
 
-/// The memory that a decoder may still take for one message: elements that are tiny on the wire are larger in memory, and a
-/// message of nothing but those is refused before there is room for them.
+/// The memory that a decoder may still allocate for one message: elements that are tiny on the wire are larger in memory, and a
+/// message made only of those is rejected before memory is allocated for them.
 ///
 /// ```
-/// use base::untrusted::Allowance;
+/// use base::untrusted::AllocationBudget;
 ///
-/// let mut allowance = Allowance::authenticated(1 << 20);
+/// let mut allowance = AllocationBudget::authenticated(1 << 20);
 /// assert_eq!(allowance.take(1000, 56), Some(1000));
 /// assert_eq!(allowance.take(1 << 20, 56), None);
 /// ```
 #[derive(Debug)]
-pub struct Allowance {
+pub struct AllocationBudget {
     left: usize,
 }
 
-/// What any message may take, whatever its size.
-const ALLOWANCE_FREE_BYTES: usize = 32 << 10;
+/// Memory that any message may take, whatever its size.
+const ALLOCATION_FREE_BYTES: usize = 32 << 10;
 
-impl Allowance {
-    /// For a message of so many bytes whose sender is known: four times as many.
-    pub const fn authenticated(message_bytes: usize) -> Allowance {
-        Allowance { left: message_bytes.saturating_mul(4).saturating_add(ALLOWANCE_FREE_BYTES) }
+impl AllocationBudget {
+    /// For a message of this many bytes from an authenticated sender: four times as much.
+    pub const fn authenticated(message_bytes: usize) -> AllocationBudget {
+        AllocationBudget { left: message_bytes.saturating_mul(4).saturating_add(ALLOCATION_FREE_BYTES) }
     }
 
-    /// Takes memory for `count` elements of so many bytes each; gives the count back, and nothing where that is too much.
+    /// Takes memory for `count` elements of `each_bytes` bytes; returns the count, or `None` if that is too much.
     #[must_use]
     pub fn take(&mut self, count: usize, each_bytes: usize) -> Option<usize> {
         self.left = self.left.checked_sub(count.checked_mul(each_bytes)?)?;

@@ -1,11 +1,11 @@
 //! The workspace's layers, read from the manifests: a crate may depend only on crates of a lower layer.
 //!
-//! What is checked, and where it is decided:
-//! 1. Dependencies between our crates follow [`LAYERS`] (DESIGN, section 3); so do those of tests, but for
+//! The checks:
+//! 1. Dependencies between our crates, those of tests included, follow [`LAYERS`] (DESIGN, section 3), except for
 //!    [`EXCEPTIONS`].
-//! 2. A crate that stands in no layer fails: whoever adds one says where it belongs.
-//! 3. Transport libraries stay in the upper layers, and tokio too, but for `base`.
-//! 4. `unsafe` stands only where it is meant to.
+//! 2. A crate without a layer fails: a new crate must be added to the list.
+//! 3. Transport libraries stay in the upper layers, and so does tokio, except for `base`.
+//! 4. `unsafe` occurs only in the listed places.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,7 +35,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("attack", 9),
 ];
 
-/// Dependencies that the layers do not allow, each with its reason.
+/// Dependencies that break the layers, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("heddle", "bench", "the one binary offers the benchmarks as `heddle bench`"),
     ("heddle", "simulator", "the one binary is the top of its layer"),
@@ -53,10 +53,10 @@ const TOKIO: &[(&str, &str)] =
 const UNSAFE: &[&str] = &["rma", "farmem"];
 /// Files of other crates that may: the vector instructions of the P-256 verifier (ADR 34).
 const UNSAFE_FILES: &[&str] = &["p256_verify/src/ifma.rs"];
-/// Files of tests that may: one that looks for the word, and those whose allocator counts what is allocated.
+/// Test files that may: one that searches for the word, and those whose allocator counts allocations.
 const UNSAFE_TESTS: &[&str] = &["layers.rs", "allocation.rs"];
 
-/// A crate's manifest, as far as the layers are concerned.
+/// The parts of a crate's manifest that concern the layers.
 struct Crate {
     folder: String,
     path: PathBuf,
@@ -104,7 +104,7 @@ fn layers() -> BTreeMap<&'static str, u32> {
     LAYERS.iter().copied().collect()
 }
 
-/// Every rule that the manifests break.
+/// All rules that the manifests break.
 fn broken_rules(crates: &[Crate]) -> Vec<String> {
     let layers = layers();
     let ours: BTreeSet<&str> = crates.iter().map(|one| one.folder.as_str()).collect();
@@ -174,7 +174,7 @@ fn unsafe_code_stands_only_where_it_is_meant_to() {
     assert!(found.is_empty(), "unsafe code in {found:?}");
 }
 
-/// Files below `path` with the keyword outside of comments and strings, as far as a line shows.
+/// Files below `path` with the keyword outside comments and strings, as far as a single line shows.
 fn find_unsafe(path: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(path).expect("readable") {
         let path = entry.expect("readable").path();

@@ -1,4 +1,4 @@
-//! What code may rely on in either world. Every claim is checked on tokio and, for several seeds, in simulation.
+//! The guarantees of the runtime in both worlds: every claim is checked on tokio and, for several seeds, in simulation.
 
 use std::future::Future;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
@@ -13,15 +13,15 @@ use base::rt::disk::Directory;
 use base::rt::net::{LINK_MESSAGES_MAX, connect, listen};
 use base::rt::simulation::Simulation;
 use base::rt::sync::{Mutex, Notify, Semaphore};
-use base::rt::{self, Aborted, Elapsed, Stop};
+use base::rt::{self, CancellationToken, Elapsed, TaskAborted};
 
 const SEEDS: std::ops::Range<u64> = 0..30;
-/// Longer than any test waits for something that is to happen.
+/// Longer than any test waits for an expected event.
 const LONG: Duration = Duration::from_secs(60);
-/// Long enough for tasks that are ready to have run, where nothing else can be waited for.
+/// Long enough for ready tasks to have run, where there is no event to wait for.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Runs a scenario in both worlds. It gets a directory of its own and a name that no other test uses.
+/// Runs a scenario in both worlds. It gets its own directory and a name that no other test uses.
 fn in_both_worlds<F, Fut>(scenario: F)
 where
     F: Fn(PathBuf, String) -> Fut,
@@ -47,7 +47,7 @@ fn a_task_gives_its_output_and_its_panic_and_can_be_aborted() {
         assert_eq!(rt::spawn(async { 7 }).await, Ok(7));
         let asleep = rt::spawn(rt::sleep(LONG));
         asleep.abort();
-        assert_eq!(asleep.await, Err(Aborted));
+        assert_eq!(asleep.await, Err(TaskAborted));
 
         let (sender, receiver) = oneshot::<()>();
         let holder = rt::spawn(async move {
@@ -59,7 +59,7 @@ fn a_task_gives_its_output_and_its_panic_and_can_be_aborted() {
 
         let panicking = rt::spawn(async { panic!("told to") });
         let joining = rt::spawn(async move {
-            let _: Result<(), Aborted> = panicking.await;
+            let _: Result<(), TaskAborted> = panicking.await;
         });
         let relay = rt::spawn(joining);
         // The panic passes through both joins and is caught in the test's own task.
@@ -107,7 +107,7 @@ fn a_bounded_channel_holds_no_more_than_its_capacity_and_keeps_order() {
         sender.send(0).await.expect("there is room");
         sender.try_send(1).expect("there is room");
         assert_eq!(sender.try_send(2), Err(TrySendError::Full(2)));
-        assert_eq!(sender.room(), 0);
+        assert_eq!(sender.free_capacity(), 0);
         let more = rt::spawn({
             let sender = sender.clone();
             async move {
@@ -208,20 +208,20 @@ fn permits_locks_and_wake_ups_are_handed_out_in_order() {
 #[test]
 fn everyone_hears_a_stop() {
     in_both_worlds(|_, _| async {
-        let stop = Stop::new();
+        let stop = CancellationToken::new();
         let tasks: Vec<_> = (0..5)
             .map(|_| {
                 let stop = stop.clone();
-                rt::spawn(async move { stop.stopped().await })
+                rt::spawn(async move { stop.cancelled().await })
             })
             .collect();
-        assert_eq!(stop.or_stopped(async { 1 }).await, Some(1));
-        stop.stop();
+        assert_eq!(stop.run_until_cancelled(async { 1 }).await, Some(1));
+        stop.cancel();
         for task in tasks {
             task.await.expect("nobody aborts it");
         }
-        assert_eq!(stop.or_stopped(std::future::pending::<()>()).await, None);
-        assert!(stop.is_stopped());
+        assert_eq!(stop.run_until_cancelled(std::future::pending::<()>()).await, None);
+        assert!(stop.is_cancelled());
     });
 }
 
@@ -273,7 +273,7 @@ fn files_hold_what_was_written_under_the_names_they_were_given() {
     });
 }
 
-/// Blocks, tables and logs could be read by every user of the machine, where only keys were kept from them.
+/// Regression: every user of the machine could read blocks, tables and logs; only keys were protected.
 #[test]
 fn what_is_made_is_readable_by_its_owner_alone_and_what_there_is_keeps_its_mode() {
     let scratch = tempfile::tempdir().expect("the machine has room for temporary files");

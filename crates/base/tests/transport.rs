@@ -1,4 +1,4 @@
-//! Addresses with a registered scheme go to its transport, others stay names.
+//! Addresses with a registered scheme go to its transport; others stay names.
 
 use std::io;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::task::{Context, Poll};
 
 use base::Bytes;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
-use base::rt::net::{self, BoxFuture, Link, Listen, Parts, ReceiveHalf, SendHalf, Transport};
+use base::rt::net::{self, BoxFuture, GatherList, Link, ReceiveHalf, SendHalf, Transport, TransportListener};
 use base::rt::production;
 
 /// Every connection is a link to itself; listeners accept nothing.
 struct Echo;
 struct Nobody;
-struct Outwards(Sender<Parts>);
-struct Inwards(Receiver<Parts>);
+struct Outwards(Sender<GatherList>);
+struct Inwards(Receiver<GatherList>);
 
 impl Transport for Echo {
-    fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
-        Box::pin(async { Ok(Box::new(Nobody) as Box<dyn Listen>) })
+    fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>> {
+        Box::pin(async { Ok(Box::new(Nobody) as Box<dyn TransportListener>) })
     }
 
     fn connect<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Link>> {
@@ -28,7 +28,7 @@ impl Transport for Echo {
     }
 }
 
-impl Listen for Nobody {
+impl TransportListener for Nobody {
     fn poll_accept(&mut self, _: &mut Context<'_>) -> Poll<Result<Link, Closed>> {
         Poll::Ready(Err(Closed))
     }
@@ -39,18 +39,18 @@ impl Listen for Nobody {
 }
 
 impl SendHalf for Outwards {
-    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
+    fn try_send(&self, message: GatherList) -> Result<(), TrySendError<GatherList>> {
         self.0.try_send(message)
     }
 
-    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: GatherList) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(self.0.send(message))
     }
 }
 
 impl ReceiveHalf for Inwards {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>> {
-        self.0.poll_recv(cx).map(|message| message.map(Parts::concat).ok_or(Closed))
+        self.0.poll_recv(cx).map(|message| message.map(GatherList::concat).ok_or(Closed))
     }
 }
 
@@ -61,7 +61,7 @@ fn an_address_with_a_registered_scheme_goes_to_its_transport() {
         let link = net::connect("echo:some:where").await.expect("it connects to anything");
         assert_eq!(link.peer(), Some("some:where"));
         let (sender, mut receiver) = link.split();
-        // The second message waits for room, which takes the way around the heap.
+        // The second message waits for space, which takes the path with the boxed future.
         let sending = base::rt::spawn(async move {
             for byte in 0..3 {
                 sender.send(Bytes::from(vec![byte])).await.expect("the receiver is there");

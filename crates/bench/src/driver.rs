@@ -1,37 +1,37 @@
-//! The closed loop: so many clients, each with one transaction in flight.
+//! A closed-loop load: a number of clients, each with one transaction in flight.
 //!
-//! 1. **Load**: the workload's data, [`LOADS_IN_FLIGHT`] transactions at a time, each tried again when it fails.
-//! 2. **Warm up**: all clients run, nothing counts.
-//! 3. **Measure**: what ends within the window counts, whenever it began; processor time, memory and disk are read at its
-//!    two ends.
-//! 4. **Drain**: clients finish what they have in flight, for [`DRAIN_MAX`] at most.
+//! 1. **Load**: the workload's data is written, [`LOADS_IN_FLIGHT`] transactions at a time; a failed transaction is retried.
+//! 2. **Warm up**: all clients run, but their transactions are not counted.
+//! 3. **Measure**: every transaction that ends within the window is counted, even if it started before. Processor time, memory
+//!    and disk are read at both ends of the window.
+//! 4. **Drain**: clients finish their transactions in flight, within [`DRAIN_MAX`].
 //!
-//! Invariant: a client that the network refuses waits before it tries again, longer each time, so that an overloaded
-//! network is not driven further into overload. A network that commits nothing for [`STALL_MAX`] ends the run.
+//! Invariant: a client whose transaction the network rejects backs off, longer after each rejection, so that the load does not
+//! deepen an overload. If a network commits nothing for [`STALL_MAX`], the run ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::JoinSet;
 
 use crate::error::Error;
-use crate::outcome::{BY_CONTRACT, Committed, Refused, Submit};
+use crate::outcome::{CommittedTransaction, REJECTED_BY_CONTRACT, RejectedTransaction, TransactionClient};
 use crate::process::{self, Usage};
-use crate::progress::Measuring;
+use crate::progress::MeasurementFuture;
 use crate::tally::{Tally, VALID};
-use crate::workload::{Call, Workload, client_random};
+use crate::workload::{ContractCall, Workload, client_random};
 
 /// Loading transactions in flight at once.
 pub const LOADS_IN_FLIGHT: usize = 8;
-/// How often one loading transaction is tried.
+/// The most attempts of one loading transaction.
 pub const LOAD_ATTEMPTS_MAX: u32 = 5;
 /// How long clients may take to finish after the window.
 pub const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// A run in which nothing commits for so long has failed.
+/// A run in which nothing commits for this long has failed.
 pub const STALL_MAX: Duration = Duration::from_secs(20);
 /// Most clients of one run.
 pub const CLIENTS_MAX: usize = 10_000;
@@ -42,7 +42,7 @@ const BACK_OFF_MAX: Duration = Duration::from_millis(500);
 
 /// How to run a workload.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct DriverConfig {
     /// Clients with one transaction in flight each.
     pub clients: usize,
     /// Fixes every client's sequence of calls.
@@ -63,7 +63,7 @@ pub trait Servers: Send + Sync {
     /// They are gone.
     fn usage(&self) -> std::io::Result<Usage>;
 
-    /// How many signatures they have verified since they started; `None` when they do not tell.
+    /// How many signatures they have verified since they started; `None` if they do not report it.
     fn signatures_verified(&self) -> Option<u64>;
 
     /// Bytes that they keep on disk.
@@ -73,30 +73,34 @@ pub trait Servers: Send + Sync {
 /// What the driver is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Loads the workload's data.
     Load,
+    /// Runs all clients; nothing counts yet.
     WarmUp,
+    /// Counts the transactions that end.
     Measure,
+    /// Lets clients finish their transactions in flight.
     Drain,
 }
 
-/// Told how a run goes on.
-pub trait Observer: Send {
-    /// A phase begins; it has so many steps (loading transactions, or milliseconds).
+/// Observes the progress of a run.
+pub trait ProgressObserver: Send {
+    /// A phase starts; it has this many steps (loading transactions, or milliseconds).
     fn begin(&mut self, phase: Phase, steps: u64);
-    /// The phase has come so far; so many valid transactions ended since the run began.
+    /// The phase has reached this step; `valid` valid transactions ended since the run started.
     fn progress(&mut self, steps: u64, valid: u64);
 }
 
-/// An observer that says nothing.
+/// An observer that ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct SilentObserver;
 
-impl Observer for Silent {
+impl ProgressObserver for SilentObserver {
     fn begin(&mut self, _: Phase, _: u64) {}
     fn progress(&mut self, _: u64, _: u64) {}
 }
 
-/// What a run measured.
+/// The measurement of a run.
 #[derive(Clone)]
 pub struct Measurement {
     /// Transactions that ended in the window.
@@ -107,11 +111,11 @@ pub struct Measurement {
     pub server_cpu_us: u64,
     /// Processor time that the clients spent in the window, in microseconds.
     pub client_cpu_us: u64,
-    /// Processor time that nobody spent in the window, in microseconds, over all processors of this machine.
+    /// Idle time in the window, in microseconds, over all cores of this machine.
     pub idle_us: u64,
     /// The servers' largest resident memory seen in the window.
     pub server_resident_bytes: u64,
-    /// Signatures that the servers verified in the window; `None` when they do not tell.
+    /// Signatures that the servers verified in the window; `None` if they do not report it.
     pub signatures_verified: Option<u64>,
     /// The servers' bytes on disk after loading, and when the window ended.
     pub disk_bytes: (u64, u64),
@@ -125,41 +129,41 @@ pub struct Measurement {
 /// Loading fails, the servers are gone, nothing commits for [`STALL_MAX`], or `stop` is stopped ([`Error::Interrupted`]).
 /// In each case all clients have ended on return.
 pub fn run<'a>(
-    plan: &'a Plan,
+    plan: &'a DriverConfig,
     workload: Arc<dyn Workload>,
-    network: Arc<dyn Submit>,
+    network: Arc<dyn TransactionClient>,
     servers: &'a dyn Servers,
-    observer: &'a mut dyn Observer,
-    stop: &'a Stop,
-) -> Measuring<'a, Measurement> {
+    observer: &'a mut dyn ProgressObserver,
+    stop: &'a CancellationToken,
+) -> MeasurementFuture<'a, Measurement> {
     Box::pin(run_clients(plan, workload, network, servers, observer, stop))
 }
 
 async fn run_clients(
-    plan: &Plan,
+    plan: &DriverConfig,
     workload: Arc<dyn Workload>,
-    network: Arc<dyn Submit>,
+    network: Arc<dyn TransactionClient>,
     servers: &dyn Servers,
-    observer: &mut dyn Observer,
-    stop: &Stop,
+    observer: &mut dyn ProgressObserver,
+    stop: &CancellationToken,
 ) -> Result<Measurement, Error> {
     assert!((1..=CLIENTS_MAX).contains(&plan.clients), "the number of clients is checked where it is given");
     let load = if plan.load {
         let start = Instant::now();
         let loading = load(workload.as_ref(), network.as_ref(), observer);
-        stop.or_stopped(loading).await.unwrap_or(Err(Error::Interrupted))?;
+        stop.run_until_cancelled(loading).await.unwrap_or(Err(Error::Interrupted))?;
         Some(start.elapsed())
     } else {
         None
     };
     let disk_before = servers.disk_bytes();
 
-    let board = Arc::new(Board::default());
-    let clients_stop = Stop::new();
+    let board = Arc::new(OutcomeRecorder::default());
+    let clients_stop = CancellationToken::new();
     let mut clients = JoinSet::new();
     for client in 0..plan.clients {
         let generator = workload.generator(client, client_random(plan.seed, client));
-        let client = Client {
+        let client = DriverClient {
             number: client,
             contract: workload.contract(),
             network: Arc::clone(&network),
@@ -171,11 +175,11 @@ async fn run_clients(
     let measured = measure(plan, &board, servers, observer, stop).await;
 
     observer.begin(Phase::Drain, 1);
-    clients_stop.stop();
+    clients_stop.cancel();
     let drained = async { while clients.join_next().await.is_some() {} };
-    // Interrupted or failed: nobody waits for what is still in flight.
-    let patience = if measured.is_ok() { DRAIN_MAX } else { Duration::ZERO };
-    let _ = tokio::time::timeout(patience, stop.or_stopped(drained)).await;
+    // After an interruption or failure, transactions in flight are not awaited.
+    let drain_timeout = if measured.is_ok() { DRAIN_MAX } else { Duration::ZERO };
+    let _ = tokio::time::timeout(drain_timeout, stop.run_until_cancelled(drained)).await;
     clients.shutdown().await;
 
     let mut measurement = measured?;
@@ -184,7 +188,11 @@ async fn run_clients(
     Ok(measurement)
 }
 
-async fn load(workload: &dyn Workload, network: &dyn Submit, observer: &mut dyn Observer) -> Result<(), Error> {
+async fn load(
+    workload: &dyn Workload,
+    network: &dyn TransactionClient,
+    observer: &mut dyn ProgressObserver,
+) -> Result<(), Error> {
     let calls = workload.load();
     let total = calls.len() as u64;
     observer.begin(Phase::Load, total);
@@ -206,14 +214,21 @@ async fn load(workload: &dyn Workload, network: &dyn Submit, observer: &mut dyn 
     }
 }
 
-async fn load_one(contract: &str, network: &dyn Submit, number: usize, call: Call) -> Result<(), Error> {
+async fn load_one(
+    contract: &str,
+    network: &dyn TransactionClient,
+    number: usize,
+    call: ContractCall,
+) -> Result<(), Error> {
     let mut reason = String::new();
     let mut back_off = BackOff::default();
     for _ in 0..LOAD_ATTEMPTS_MAX {
         match network.transact(number, contract, call.clone()).await {
-            Ok(Committed { code: VALID, .. }) => return Ok(()),
-            Ok(Committed { code, .. }) => reason = format!("validation code {code}"),
-            Err(Refused { stage, status, message }) => reason = format!("{} {status}: {message}", stage.name()),
+            Ok(CommittedTransaction { code: VALID, .. }) => return Ok(()),
+            Ok(CommittedTransaction { code, .. }) => reason = format!("validation code {code}"),
+            Err(RejectedTransaction { stage, status, message }) => {
+                reason = format!("{} {status}: {message}", stage.name())
+            }
         }
         back_off.wait().await;
     }
@@ -221,13 +236,13 @@ async fn load_one(contract: &str, network: &dyn Submit, number: usize, call: Cal
 }
 
 async fn measure(
-    plan: &Plan,
-    board: &Board,
+    plan: &DriverConfig,
+    board: &OutcomeRecorder,
     servers: &dyn Servers,
-    observer: &mut dyn Observer,
-    stop: &Stop,
+    observer: &mut dyn ProgressObserver,
+    stop: &CancellationToken,
 ) -> Result<Measurement, Error> {
-    let mut watch = Watch { board, servers, stop, seen: 0, seen_at: Instant::now(), resident_bytes: 0 };
+    let mut watch = RunMonitor { board, servers, stop, seen: 0, seen_at: Instant::now(), resident_bytes: 0 };
     watch.pass(Phase::WarmUp, plan.warm_up, observer).await?;
 
     let verified_before = servers.signatures_verified();
@@ -257,30 +272,35 @@ async fn measure(
     })
 }
 
-/// Looks after a run while time passes.
-struct Watch<'a> {
-    board: &'a Board,
+/// Watches a run while time passes.
+struct RunMonitor<'a> {
+    board: &'a OutcomeRecorder,
     servers: &'a dyn Servers,
-    stop: &'a Stop,
+    stop: &'a CancellationToken,
     seen: u64,
     seen_at: Instant,
     resident_bytes: u64,
 }
 
-impl Watch<'_> {
-    async fn pass(&mut self, phase: Phase, duration: Duration, observer: &mut dyn Observer) -> Result<(), Error> {
+impl RunMonitor<'_> {
+    async fn pass(
+        &mut self,
+        phase: Phase,
+        duration: Duration,
+        observer: &mut dyn ProgressObserver,
+    ) -> Result<(), Error> {
         let start = Instant::now();
         observer.begin(phase, millis(duration));
         while let Some(left) = duration.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             let tick = tokio::time::sleep(left.min(TICK));
-            self.stop.or_stopped(tick).await.ok_or(Error::Interrupted)?;
+            self.stop.run_until_cancelled(tick).await.ok_or(Error::Interrupted)?;
             let usage = self.servers.usage().map_err(Error::ServerGone)?;
             self.resident_bytes = self.resident_bytes.max(usage.resident_bytes);
             let ended = self.board.ended.load(Ordering::Relaxed);
             if ended != self.seen {
                 (self.seen, self.seen_at) = (ended, Instant::now());
             } else if self.seen_at.elapsed() > STALL_MAX {
-                return Err(Error::Stalled { seconds: STALL_MAX.as_secs(), last: self.board.last_refusal() });
+                return Err(Error::Stalled { seconds: STALL_MAX.as_secs(), last: self.board.last_rejection() });
             }
             observer.progress(millis(start.elapsed().min(duration)), self.board.valid.load(Ordering::Relaxed));
         }
@@ -292,19 +312,19 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Where clients write down what happened.
+/// Where clients record their outcomes.
 #[derive(Default)]
-struct Board {
-    /// The tally and when it began, while the window is open.
+struct OutcomeRecorder {
+    /// The tally and when it started, while the window is open.
     window: Mutex<Option<(Instant, Tally)>>,
-    /// Transactions in blocks since the run began.
+    /// Transactions in blocks since the run started.
     ended: AtomicU64,
     /// Valid ones.
     valid: AtomicU64,
-    last_refusal: Mutex<String>,
+    last_rejection: Mutex<String>,
 }
 
-impl Board {
+impl OutcomeRecorder {
     fn open(&self, now: Instant) {
         *self.lock() = Some((now, Tally::default()));
     }
@@ -318,11 +338,11 @@ impl Board {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn last_refusal(&self) -> String {
-        self.last_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn last_rejection(&self) -> String {
+        self.last_rejection.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn record(&self, started: Instant, outcome: Result<Committed, Refused>) {
+    fn record(&self, started: Instant, outcome: Result<CommittedTransaction, RejectedTransaction>) {
         let latency = started.elapsed();
         match &outcome {
             Ok(committed) => {
@@ -331,7 +351,7 @@ impl Board {
             }
             Err(refused) => {
                 let text = format!("{} {}: {}", refused.stage.name(), refused.status, refused.message);
-                *self.last_refusal.lock().unwrap_or_else(PoisonError::into_inner) = text;
+                *self.last_rejection.lock().unwrap_or_else(PoisonError::into_inner) = text;
             }
         }
         if let Some((start, tally)) = self.lock().as_mut() {
@@ -340,25 +360,25 @@ impl Board {
     }
 }
 
-struct Client {
+struct DriverClient {
     number: usize,
     contract: &'static str,
-    network: Arc<dyn Submit>,
-    board: Arc<Board>,
-    stop: Stop,
+    network: Arc<dyn TransactionClient>,
+    board: Arc<OutcomeRecorder>,
+    stop: CancellationToken,
 }
 
-impl Client {
-    async fn run(self, mut generator: Box<dyn crate::workload::Generator>) {
+impl DriverClient {
+    async fn run(self, mut generator: Box<dyn crate::workload::CallGenerator>) {
         let mut back_off = BackOff::default();
-        while !self.stop.is_stopped() {
+        while !self.stop.is_cancelled() {
             let call = generator.next();
             let started = Instant::now();
             let outcome = self.network.transact(self.number, self.contract, call).await;
-            let refused = outcome.as_ref().is_err_and(|refused| refused.status != BY_CONTRACT);
+            let refused = outcome.as_ref().is_err_and(|refused| refused.status != REJECTED_BY_CONTRACT);
             self.board.record(started, outcome);
             if refused {
-                self.stop.or_stopped(back_off.wait()).await;
+                self.stop.run_until_cancelled(back_off.wait()).await;
             } else {
                 back_off = BackOff::default();
             }

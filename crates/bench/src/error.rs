@@ -1,4 +1,4 @@
-//! What can go wrong while measuring.
+//! The errors of measurements.
 
 use std::io;
 
@@ -14,21 +14,21 @@ pub enum Error {
         contract: String,
         /// The function that loads.
         function: &'static str,
-        /// What the network said last.
+        /// The last answer of the network.
         reason: String,
     },
     /// The servers' process is not there any more.
     #[error("the network's process is gone: {0}")]
     ServerGone(#[source] io::Error),
-    /// The kernel does not tell about this process.
+    /// The kernel does not report on this process.
     #[error("/proc cannot be read: {0}")]
     Proc(#[source] io::Error),
     /// Nothing was committed for a long time.
-    #[error("no transaction was committed for {seconds} s; the last refusal: {last}")]
+    #[error("no transaction was committed for {seconds} s; the last error: {last}")]
     Stalled {
         /// For how long.
         seconds: u64,
-        /// What the network said last; empty when it said nothing.
+        /// The last answer of the network; empty if there was none.
         last: String,
     },
     /// No connection to a gateway.
@@ -39,10 +39,10 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// No transaction could be endorsed, so that nobody knows how many endorsements one has.
-    #[error("no transaction is endorsed any more: {reason}")]
+    /// No transaction could be endorsed, so the number of endorsements is unknown.
+    #[error("no transaction is endorsed: {reason}")]
     NotEndorsed {
-        /// What the gateway said last.
+        /// The last answer of the gateway.
         reason: String,
     },
     /// A part of a figure could not be set up or went wrong.
@@ -53,7 +53,7 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// Somebody stopped the run.
+    /// The run was stopped.
     #[error("interrupted")]
     Interrupted,
     /// A report or plot could not be written.

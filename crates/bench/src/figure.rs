@@ -1,7 +1,8 @@
-//! A figure that is no workload on a network: rows of numbers, ratios with their bounds, a table, JSON and a plot.
+//! A figure whose measurement is not a workload on a network: rows of numbers, ratios with their bounds, a table, JSON and a
+//! plot.
 //!
-//! The JSON has the shape of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`. A
-//! script holds each ratio against its bound.
+//! The JSON has the form of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`.
+//! Scripts compare each ratio with its bound.
 
 mod curves;
 
@@ -30,25 +31,25 @@ const COLORS: [RGBColor; 10] = [
     RGBColor(150, 190, 90),
 ];
 
-/// What a ratio is held against.
+/// The bound of a ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Bound {
+pub enum RatioBound {
     /// It should not be more.
     AtMost(f64),
     /// It should not be less.
     AtLeast(f64),
 }
 
-impl Bound {
-    /// Whether a value keeps it.
+impl RatioBound {
+    /// Whether a value is within the bound.
     pub fn is_kept_by(self, value: f64) -> bool {
         match self {
-            Bound::AtMost(most) => value <= most,
-            Bound::AtLeast(least) => value >= least,
+            RatioBound::AtMost(most) => value <= most,
+            RatioBound::AtLeast(least) => value >= least,
         }
     }
 
-    /// Whether a ratio of 1, no change, misses it: it asks for a gain. Others forbid a loss.
+    /// Whether the bound demands a gain: a ratio of 1, no change, misses it. Other bounds forbid a loss.
     pub fn asks_for_gain(self) -> bool {
         !self.is_kept_by(1.0)
     }
@@ -56,35 +57,35 @@ impl Bound {
     /// In words.
     pub fn text(self) -> String {
         match self {
-            Bound::AtMost(most) => format!("at most {most}"),
-            Bound::AtLeast(least) => format!("at least {least}"),
+            RatioBound::AtMost(most) => format!("at most {most}"),
+            RatioBound::AtLeast(least) => format!("at least {least}"),
         }
     }
 }
 
-/// One line of a figure: what was measured, and its numbers by name.
+/// One line of a figure: its subject, and its numbers by name.
 #[derive(Clone, Debug)]
-pub struct Row {
-    /// What was measured: names and their values, such as `provider` and `shm`, in the order to be shown.
+pub struct FigureRow {
+    /// The subject: names and their values, such as `provider` and `shm`, in the order to be shown.
     pub labels: Vec<(&'static str, String)>,
     /// The numbers, each with its unit in its name, in the order to be shown.
     pub numbers: Vec<(&'static str, f64)>,
 }
 
-/// A ratio that was asked for.
+/// A requested ratio.
 #[derive(Clone, Debug)]
-pub struct Ratio {
+pub struct FigureRatio {
     /// Its name in the JSON.
     pub name: &'static str,
-    /// What was measured.
+    /// The measured value.
     pub value: f64,
-    /// What it should be.
-    pub bound: Option<Bound>,
+    /// Its bound.
+    pub bound: Option<RatioBound>,
 }
 
 /// A chart of one number of some rows over another.
 #[derive(Clone, Debug)]
-pub struct Curves {
+pub struct CurvePlot {
     /// The number along the lower axis.
     pub x: &'static str,
     /// Whether that axis is logarithmic.
@@ -99,10 +100,10 @@ pub struct Figure {
     name: &'static str,
     title: String,
     settings: Map<String, Value>,
-    rows: Vec<Row>,
-    ratios: Vec<Ratio>,
+    rows: Vec<FigureRow>,
+    ratios: Vec<FigureRatio>,
     notes: Vec<String>,
-    curves: Vec<Curves>,
+    curves: Vec<CurvePlot>,
 }
 
 impl Figure {
@@ -120,12 +121,12 @@ impl Figure {
     /// Adds a row.
     pub fn row(&mut self, labels: &[(&'static str, &str)], numbers: &[(&'static str, f64)]) {
         let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-        self.rows.push(Row { labels, numbers: numbers.to_vec() });
+        self.rows.push(FigureRow { labels, numbers: numbers.to_vec() });
     }
 
     /// Adds a ratio.
-    pub fn ratio(&mut self, name: &'static str, value: f64, bound: Option<Bound>) {
-        self.ratios.push(Ratio { name, value, bound });
+    pub fn ratio(&mut self, name: &'static str, value: f64, bound: Option<RatioBound>) {
+        self.ratios.push(FigureRatio { name, value, bound });
     }
 
     /// Adds a sentence below the table.
@@ -133,13 +134,13 @@ impl Figure {
         self.notes.push(note.into());
     }
 
-    /// Has the plot show one number over another, instead of bars; another chart for each call.
-    pub fn curves(&mut self, curves: Curves) {
+    /// Plots one number over another, instead of bars; each call adds a chart.
+    pub fn curves(&mut self, curves: CurvePlot) {
         self.curves.push(curves);
     }
 
     /// The rows so far.
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[FigureRow] {
         &self.rows
     }
 
@@ -228,15 +229,15 @@ impl Figure {
     }
 
     /// Rows that follow one another and have the same columns.
-    fn groups(&self) -> Vec<&[Row]> {
-        let columns = |row: &Row| {
+    fn groups(&self) -> Vec<&[FigureRow]> {
+        let columns = |row: &FigureRow| {
             let labels = row.labels.iter().map(|(name, _)| *name);
             labels.chain(row.numbers.iter().map(|(name, _)| *name)).collect::<Vec<_>>()
         };
         self.rows.chunk_by(|one, other| columns(one) == columns(other)).collect()
     }
 
-    /// Writes the [`Figure::curves`] that were asked for; else bars of the first number of every row, one colour for each
+    /// Writes the [`Figure::curves`] if there are any; else bars of the first number of every row, one colour for each
     /// value of the first label, along a logarithmic axis.
     ///
     /// # Errors
@@ -249,7 +250,8 @@ impl Figure {
     }
 
     fn draw(&self, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
-        let bars: Vec<(&Row, f64)> = self.rows.iter().filter_map(|row| Some((row, row.numbers.first()?.1))).collect();
+        let bars: Vec<(&FigureRow, f64)> =
+            self.rows.iter().filter_map(|row| Some((row, row.numbers.first()?.1))).collect();
         let positive = || bars.iter().map(|(_, value)| *value).filter(|value| *value > 0.0);
         let low = positive().fold(f64::INFINITY, f64::min).min(1e12) / 2.0;
         let high = positive().fold(0.0, f64::max).max(low * 10.0) * 2.0;
@@ -257,8 +259,8 @@ impl Figure {
         let area = SVGBackend::with_string(text, (SIZE_WIDTH, height)).into_drawing_area();
         area.fill(&WHITE)?;
         let area = area.titled(&self.title, ("sans-serif", 20))?;
-        // One unit along the axis, or each bar's beside it.
-        let unit_of = |row: &Row| row.numbers.first().map_or("", |(name, _)| *name);
+        // One unit along the axis, or each bar's unit beside it.
+        let unit_of = |row: &FigureRow| row.numbers.first().map_or("", |(name, _)| *name);
         let first = bars.first().map_or("", |(row, _)| unit_of(row));
         let is_one = bars.iter().all(|(row, _)| unit_of(row) == first);
         let unit = if is_one { first } else { "" };
@@ -317,8 +319,8 @@ mod tests {
         figure.setting("seconds", 2.0);
         figure.row(&[("provider", "shm"), ("verb", "read")], &[("p50_ns", 81.2345), ("p99_ns", 1_200.0)]);
         figure.row(&[("provider", "tcp"), ("verb", "read")], &[("p50_ns", 9_000.0), ("p99_ns", 12_000.0)]);
-        figure.ratio("over_floor_max", 1.2, Some(Bound::AtMost(1.5)));
-        figure.ratio("bandwidth_min", 0.7, Some(Bound::AtLeast(0.8)));
+        figure.ratio("over_floor_max", 1.2, Some(RatioBound::AtMost(1.5)));
+        figure.ratio("bandwidth_min", 0.7, Some(RatioBound::AtLeast(0.8)));
         figure.note("A note.");
         figure
     }
@@ -349,7 +351,7 @@ mod tests {
             figure.row(&[("form", "ours")], &[("percent", percent), ("rate", rate)]);
             figure.row(&[("form", "two-sided")], &[("percent", percent), ("rate", rate / 2.0)]);
         }
-        figure.curves(Curves { x: "percent", x_log: true, y: "rate" });
+        figure.curves(CurvePlot { x: "percent", x_log: true, y: "rate" });
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("plot.svg");
         figure.write_svg(&path).expect("it can be drawn");

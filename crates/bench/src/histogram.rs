@@ -1,15 +1,15 @@
-//! A compact histogram of durations: logarithmic octaves, each in equal steps.
+//! A compact histogram of durations: octaves (factors of two), each in equal steps.
 //!
-//! Values are microseconds. Below [`STEPS`] each value has a bucket of its own; above, every octave has `STEPS / 2`
-//! buckets, so that a quantile is at most 1/64 off. Memory is fixed, recording is a shift and an addition, and two
-//! histograms merge by adding their counts.
+//! Values are microseconds. Below [`STEPS`] each value has its own bucket. Above, every octave has `STEPS / 2` buckets, so that
+//! a quantile is at most 1/64 off. Memory is fixed, recording is a shift and an addition, and two histograms are merged by
+//! adding their counts.
 
 use std::time::Duration;
 
 const STEP_BITS: u32 = 7;
 /// Values below this are exact.
 pub const STEPS: u64 = 1 << STEP_BITS;
-/// Longer durations (about 19 hours) count as this long.
+/// Longer durations (above about 19 hours) count as this.
 const MICROS_MAX: u64 = (1 << 36) - 1;
 const BUCKETS: usize = index_of(MICROS_MAX) + 1;
 

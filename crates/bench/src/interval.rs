@@ -1,25 +1,25 @@
 //! The confidence interval of a mean ratio.
 //!
-//! Ratios are averaged by their logarithms, so that a half and a double weigh the same; the interval is Student's, for
+//! Ratios are averaged by their logarithms, so that a half and a double weigh the same; the interval is Student's, because
 //! few pairs are measured.
 
-use crate::figure::Bound;
+use crate::figure::RatioBound;
 
-/// The mean of ratios, and where the true one lies with 95 % confidence.
+/// The mean of ratios, and its 95 % confidence interval.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Interval {
+pub struct ConfidenceInterval {
     /// The geometric mean.
     pub mean: f64,
-    /// The interval's lower and upper end; `None` of a single ratio.
+    /// The interval's lower and upper end; `None` for a single ratio.
     pub ends: Option<(f64, f64)>,
 }
 
-impl Interval {
-    /// Of ratios that were measured independently.
+impl ConfidenceInterval {
+    /// The interval of ratios that were measured independently.
     ///
     /// # Panics
     /// If there is none.
-    pub fn of_ratios(ratios: &[f64]) -> Interval {
+    pub fn of_ratios(ratios: &[f64]) -> ConfidenceInterval {
         assert!(!ratios.is_empty(), "somebody measured at least one ratio");
         let count = ratios.len() as f64;
         let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / count;
@@ -28,14 +28,14 @@ impl Interval {
             let half = student_95(count - 1.0) * (squares / (count - 1.0) / count).sqrt();
             ((mean - half).exp(), (mean + half).exp())
         });
-        Interval { mean: mean.exp(), ends }
+        ConfidenceInterval { mean: mean.exp(), ends }
     }
 
-    /// Whether a bound holds as far as the measurement can tell.
+    /// Whether the measurement is compatible with a bound.
     ///
-    /// A bound that forbids a loss holds unless the interval lies wholly beyond it: who claims a loss has to show it. One that asks for
-    /// a gain has to be kept by the mean: who claims a gain has to show that. A single ratio has to keep either itself.
-    pub fn keeps(&self, bound: Bound) -> bool {
+    /// A bound that forbids a loss holds unless the interval lies wholly beyond it: the burden of proof is on the loss. A bound
+    /// that demands a gain must be met by the mean: the burden of proof is on the gain. A single ratio must itself meet either.
+    pub fn keeps(&self, bound: RatioBound) -> bool {
         if bound.asks_for_gain() {
             return bound.is_kept_by(self.mean);
         }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_half_and_a_double_are_one_on_average() {
-        let Interval { mean, ends } = Interval::of_ratios(&[0.5, 2.0]);
+        let ConfidenceInterval { mean, ends } = ConfidenceInterval::of_ratios(&[0.5, 2.0]);
         assert!((mean - 1.0).abs() < 1e-12);
         let (low, high) = ends.expect("two ratios have an interval");
         assert!((low * high - 1.0).abs() < 1e-9 && low < 0.5, "{low} {high}");
@@ -87,24 +87,25 @@ mod tests {
 
     #[test]
     fn a_bound_on_a_loss_is_missed_only_when_the_whole_interval_is_beyond_it() {
-        let bound = Bound::AtLeast(0.98);
-        assert!(Interval::of_ratios(&[0.9, 1.0, 0.95, 1.02]).keeps(bound));
-        assert!(!Interval::of_ratios(&[0.95, 0.951, 0.949, 0.95]).keeps(bound));
-        assert!(Interval::of_ratios(&[0.99]).keeps(bound));
-        assert!(!Interval::of_ratios(&[0.97]).keeps(bound));
-        assert!(Interval::of_ratios(&[1.0, 1.2, 1.1]).keeps(Bound::AtMost(1.05)));
+        let bound = RatioBound::AtLeast(0.98);
+        assert!(ConfidenceInterval::of_ratios(&[0.9, 1.0, 0.95, 1.02]).keeps(bound));
+        assert!(!ConfidenceInterval::of_ratios(&[0.95, 0.951, 0.949, 0.95]).keeps(bound));
+        assert!(ConfidenceInterval::of_ratios(&[0.99]).keeps(bound));
+        assert!(!ConfidenceInterval::of_ratios(&[0.97]).keeps(bound));
+        assert!(ConfidenceInterval::of_ratios(&[1.0, 1.2, 1.1]).keeps(RatioBound::AtMost(1.05)));
     }
 
-    /// A gain of 1.45 in the mean once counted as one of 1.6, since the upper end of its wide interval was above that.
+    /// A mean gain of 1.45 once counted as one of 1.6, because the upper end of its wide interval was above that.
     #[test]
     fn a_bound_on_a_gain_is_missed_by_a_mean_beyond_it_however_wide_the_interval() {
-        let (noisy, steady) = (Interval::of_ratios(&[1.1, 1.9, 1.4, 1.5]), Interval::of_ratios(&[1.61, 1.63, 1.62]));
-        let gain = Bound::AtLeast(1.6);
+        let (noisy, steady) =
+            (ConfidenceInterval::of_ratios(&[1.1, 1.9, 1.4, 1.5]), ConfidenceInterval::of_ratios(&[1.61, 1.63, 1.62]));
+        let gain = RatioBound::AtLeast(1.6);
         assert!(noisy.ends.is_some_and(|(_, high)| high > 1.6) && noisy.mean < 1.6, "{noisy:?}");
         assert!(!noisy.keeps(gain));
         assert!(steady.keeps(gain));
-        let less = Bound::AtMost(0.7);
-        assert!(!Interval::of_ratios(&[0.5, 1.0, 0.8]).keeps(less));
-        assert!(Interval::of_ratios(&[0.5, 0.9, 0.6]).keeps(less), "the mean keeps it");
+        let less = RatioBound::AtMost(0.7);
+        assert!(!ConfidenceInterval::of_ratios(&[0.5, 1.0, 0.8]).keeps(less));
+        assert!(ConfidenceInterval::of_ratios(&[0.5, 0.9, 0.6]).keeps(less), "the mean keeps it");
     }
 }

@@ -1,16 +1,17 @@
-//! The floor of a commit's latency: the fsyncs and round trips on the way of a lone client's transaction, and nothing else.
+//! The floor of a commit's latency: only the fsyncs and round trips on the path of a transaction of a single client.
 //!
-//! On that way, one after the other, in a network of one process with one orderer:
+//! In a network of one process with one orderer that path is, one step after the other:
 //! - three round trips between client and gateway: endorse, submit, commit status;
 //! - one fsync by the orderer, then the block goes to the peer, half a round trip;
 //! - one fsync by the peer.
 //!
-//! Signatures, contracts and hand-offs are no part of it. Networks of several processes or orderers have more on their way and
-//! are held against the same floor.
+//! Signatures, contracts and hand-offs are not included. Networks of several processes or orderers have more steps on the path,
+//! but are compared with the same floor.
 //!
-//! The price of each is measured in the same run, as the median of many, in elapsed time: an append of a block's size to a file
-//! beside the network's own and its fsync, by a thread that waits for it; a request and a reply of a proposal's size over a
-//! loopback socket between two threads that sleep while they wait.
+//! The price of a step is measured in the same run, in elapsed time, as the median of many measurements. For the fsync, a
+//! thread appends as many bytes as a block has to a file beside the network's files, calls fsync and waits for it. For the
+//! round trip, two threads that sleep while they wait exchange a request and a reply over a loopback socket; both have the size
+//! of a proposal.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -23,9 +24,9 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::state::setup::median;
 
-/// Fsyncs on the way of one commit.
+/// Fsyncs on the path of one commit.
 pub const FSYNCS: f64 = 2.0;
-/// Round trips on the way of one commit.
+/// Round trips on the path of one commit.
 pub const ROUND_TRIPS: f64 = 3.5;
 /// Bytes of a block of one transaction, and of one message of a client.
 const BLOCK_BYTES: usize = 6 << 10;
@@ -33,7 +34,7 @@ const MESSAGE_BYTES: usize = 2 << 10;
 const FSYNCS_MEASURED: usize = 64;
 const ROUND_TRIPS_MEASURED: usize = 2_000;
 
-/// What the parts of the way take, in microseconds.
+/// The times of the parts of the path, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct LatencyPrices {
     /// One fsync of one file.
@@ -46,7 +47,7 @@ impl LatencyPrices {
     /// Measures on the disk of a folder, for as long as 64 fsyncs take.
     ///
     /// # Errors
-    /// There is no room in the folder, or no port left.
+    /// The disk of the folder is full, or no port is left.
     pub fn measure(folder: &Path) -> Result<LatencyPrices, Error> {
         let failed = |what: &'static str| move |error: std::io::Error| Error::Part { what, reason: error.to_string() };
         Ok(LatencyPrices {

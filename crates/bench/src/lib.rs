@@ -1,11 +1,65 @@
 //! Measuring Heddle: workloads, the closed-loop driver, the crypto floor and the reports.
 //!
-//! 1. A [`workload`] says what to load and what each client calls.
-//! 2. The [`driver`] runs the clients against a [`network`] behind [`outcome::Submit`] and measures one window.
-//! 3. [`floor`] prices the signatures that no server can save, [`latency_floor`] the fsyncs and round trips that no commit can; [`process`] reads what the servers really spent.
+//! Most parts need a running network. The parts that prepare and evaluate a run do not:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bench::figure::RatioBound;
+//! use bench::histogram::Histogram;
+//! use bench::interval::ConfidenceInterval;
+//! use bench::workload::smallbank::SmallBank;
+//! use bench::workload::{Workload, client_random};
+//!
+//! // A client's calls follow from the run's seed and the client's number, whatever the network's speed.
+//! let bank = SmallBank { accounts: 100, ..SmallBank::default() };
+//! let calls = |client| {
+//!     let mut generator = bank.generator(client, client_random(7, client));
+//!     (0..50).map(|_| generator.next()).collect::<Vec<_>>()
+//! };
+//! assert_eq!(calls(1), calls(1));
+//! assert_ne!(calls(1), calls(2));
+//!
+//! // Latencies are counted in buckets; a quantile is at most 1/64 too high.
+//! let mut latency = Histogram::default();
+//! (1..=100).for_each(|millis| latency.record(Duration::from_millis(millis)));
+//! assert!((50_000..51_000).contains(&latency.quantile_us(0.5)));
+//! assert_eq!(latency.max_us(), 100_000);
+//!
+//! // Two systems, measured in turns: their ratios, and whether the mean shows the gain that was claimed.
+//! let ratio = ConfidenceInterval::of_ratios(&[1.18, 1.22, 1.21, 1.19]);
+//! assert!(ratio.keeps(RatioBound::AtLeast(1.1)));
+//! let (low, high) = ratio.ends.expect("four ratios have an interval");
+//! assert!(low < ratio.mean && ratio.mean < high);
+//! ```
+//!
+//! 1. A [`workload`] determines the data to load and the calls of each client.
+//! 2. The [`driver`] runs the clients against a [`network`], through [`outcome::TransactionClient`], and measures one window.
+//! 3. [`floor`] prices the signatures that the servers cannot avoid, and [`latency_floor`] the fsyncs and round trips that a
+//!    commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
 //! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
 //!
-//! Left to others: starting and stopping a network (`heddle bench`), and everything that is measured.
+//! Measurements without a network: [`state`], [`ordering`], [`rma`], [`signatures`], and the figures of the papers
+//! ([`flexchain`], [`sift`]). [`under_attack`] measures honest clients while a network is attacked.
+//!
+//! # Guarantees
+//!
+//! * Two runs with the same seed send the same calls from each client.
+//! * Both sides of a ratio are measured in one run, in turns. A bound on a mean is judged with the confidence interval of the
+//!   ratios ([`interval`]), any other bound by the ratio itself.
+//! * Every transaction that ends within the window is counted, even if it started before. Transactions that the network
+//!   rejected are counted apart from those that the contract rejected ([`tally`]).
+//! * When a measurement returns, with a result or an error, its clients and processes have ended, and its limits on processes
+//!   are lifted.
+//!
+//! # What it needs around it
+//!
+//! * Above: `heddle bench` starts and stops the network, chooses the measurement and prints its progress.
+//! * Below: the measured systems. A network is reached through its gateways, as any client reaches it; the other measurements
+//!   use the public interfaces of `state`, `pool`, `rma` and `consensus`.
+//! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause the
+//!   process by signals.
+#![deny(missing_docs)]
 
 pub mod driver;
 pub mod error;

@@ -1,14 +1,14 @@
-//! What becomes of one transaction, and the trait behind which a network stands.
+//! The outcome of one transaction, and the trait through which the driver uses a network.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::workload::Call;
+use crate::workload::ContractCall;
 
 /// The three things that a client waits for, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
+pub enum TransactionStage {
     /// Until the gateway returned an endorsed envelope.
     Endorse,
     /// Until the orderer acknowledged it.
@@ -18,22 +18,23 @@ pub enum Stage {
 }
 
 /// All stages.
-pub const STAGES: [Stage; 3] = [Stage::Endorse, Stage::Submit, Stage::Commit];
+pub const STAGES: [TransactionStage; 3] =
+    [TransactionStage::Endorse, TransactionStage::Submit, TransactionStage::Commit];
 
-impl Stage {
+impl TransactionStage {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Endorse => "endorse",
-            Stage::Submit => "submit",
-            Stage::Commit => "commit",
+            TransactionStage::Endorse => "endorse",
+            TransactionStage::Submit => "submit",
+            TransactionStage::Commit => "commit",
         }
     }
 }
 
 /// A transaction that is in a block, valid or not.
 #[derive(Clone, Debug)]
-pub struct Committed {
+pub struct CommittedTransaction {
     /// Its validation code; 0 is valid.
     pub code: i32,
     /// Its block's number.
@@ -42,23 +43,28 @@ pub struct Committed {
     pub stages: [Duration; 3],
 }
 
-/// A transaction that did not come as far.
+/// A transaction that did not get into a block.
 #[derive(Clone, Debug)]
-pub struct Refused {
-    /// Where it ended.
-    pub stage: Stage,
-    /// The gRPC status, such as `ABORTED`, or [`BY_CONTRACT`].
+pub struct RejectedTransaction {
+    /// The stage in which it ended.
+    pub stage: TransactionStage,
+    /// The gRPC status, such as `ABORTED`, or [`REJECTED_BY_CONTRACT`].
     pub status: &'static str,
-    /// What was said.
+    /// The error message.
     pub message: String,
 }
 
-/// The status of what the contract itself refused: the workload's doing, not the network's.
-pub const BY_CONTRACT: &str = "refused by contract";
+/// The status of transactions that the contract itself rejected: a property of the workload, not of the network.
+pub const REJECTED_BY_CONTRACT: &str = "refused by contract";
 
 /// A network that transactions can be sent to.
 #[async_trait]
-pub trait Submit: Send + Sync + 'static {
-    /// Sends one transaction for client number `client` and waits until it is committed or refused.
-    async fn transact(&self, client: usize, contract: &str, call: Call) -> Result<Committed, Refused>;
+pub trait TransactionClient: Send + Sync + 'static {
+    /// Sends one transaction for client number `client` and waits until it is committed or rejected.
+    async fn transact(
+        &self,
+        client: usize,
+        contract: &str,
+        call: ContractCall,
+    ) -> Result<CommittedTransaction, RejectedTransaction>;
 }

@@ -1,4 +1,4 @@
-//! A measurement as a picture: transactions second by second, and how long they took.
+//! Plots a measurement: transactions per second over time, and their latencies.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::error::Error;
-use crate::report::Report;
+use crate::report::BenchmarkReport;
 
 const SIZE: (u32, u32) = (900, 720);
 const VALID: RGBColor = RGBColor(31, 98, 142);
@@ -19,7 +19,7 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write_svg(report: &Report, path: &Path) -> Result<(), Error> {
+pub fn write_svg(report: &BenchmarkReport, path: &Path) -> Result<(), Error> {
     let mut text = String::new();
     draw(report, &mut text)
         .map_err(|error| error.to_string())
@@ -27,7 +27,7 @@ pub fn write_svg(report: &Report, path: &Path) -> Result<(), Error> {
         .map_err(|reason| Error::Write { path: path.display().to_string(), reason })
 }
 
-fn draw(report: &Report, text: &mut String) -> Drawn {
+fn draw(report: &BenchmarkReport, text: &mut String) -> Drawn {
     let area = SVGBackend::with_string(text, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let area = area.titled(&report.title(), ("sans-serif", 22))?;
@@ -38,8 +38,8 @@ fn draw(report: &Report, text: &mut String) -> Drawn {
     Ok(())
 }
 
-fn throughput(report: &Report, area: &Area<'_>) -> Drawn {
-    // The last second is cut short by the end of the window.
+fn throughput(report: &BenchmarkReport, area: &Area<'_>) -> Drawn {
+    // The end of the window cuts the last second short.
     let whole = usize::try_from(report.measurement().elapsed.as_secs()).unwrap_or(usize::MAX);
     let seconds = &report.measurement().tally.seconds;
     let seconds = &seconds[..seconds.len().min(whole.max(1))];
@@ -62,8 +62,8 @@ fn key(color: RGBColor) -> impl Fn((i32, i32)) -> PathElement<(i32, i32)> {
     move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
 }
 
-/// The share of valid transactions that took at most so long.
-fn latency(report: &Report, area: &Area<'_>) -> Drawn {
+/// The cumulative distribution of the latency of valid transactions.
+fn latency(report: &BenchmarkReport, area: &Area<'_>) -> Drawn {
     let times = &report.measurement().tally.latency;
     let total = times.count().max(1) as f64;
     let mut seen = 0;

@@ -1,4 +1,4 @@
-//! What the kernel says about a running process: processor time, memory, threads.
+//! Reads a running process's processor time and memory from the kernel.
 
 use std::fs;
 use std::io;
@@ -35,7 +35,7 @@ pub fn usage(pid: Option<u32>) -> io::Result<Usage> {
     Ok(Usage { cpu_us, resident_bytes: kib * 1024 })
 }
 
-/// Time that all processors of this machine have been idle since it started, in microseconds of one processor; waiting for a disk
+/// Idle time of all cores of this machine since it started, in microseconds of one core; waiting for a disk
 /// is idle.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub fn idle_us() -> io::Result<u64> {
 /// Linux reports processor time in hundredths of a second on every architecture (`USER_HZ`).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Bytes that the files of a folder and its folders take on disk; what disappears meanwhile counts nothing.
+/// Bytes that the files of a folder and its folders take on disk; files that disappear meanwhile do not count.
 pub fn disk_bytes(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries
@@ -60,12 +60,12 @@ pub fn disk_bytes(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Processors of this machine that this process may use.
-pub fn processors() -> usize {
+/// Cores of this machine that this process may use.
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Model name and number of processors, memory: what a figure is measured on.
+/// The machine of a measurement: processor model, number of cores, memory.
 pub fn machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo
@@ -73,7 +73,7 @@ pub fn machine() -> String {
         .find(|line| line.starts_with("model name"))
         .and_then(|line| line.split(':').nth(1))
         .map_or("unknown processor", str::trim);
-    let cores = processors();
+    let cores = cores();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_kib: u64 = meminfo
         .lines()
@@ -104,18 +104,18 @@ mod tests {
         let (start, before) = (std::time::Instant::now(), idle_us().expect("Linux"));
         std::thread::sleep(std::time::Duration::from_millis(50));
         let idle = idle_us().expect("Linux") - before;
-        // Each processor counts in hundredths of a second.
-        let most = (start.elapsed().as_micros() as u64 + 20_000) * all_processors();
+        // Each core counts in hundredths of a second.
+        let most = (start.elapsed().as_micros() as u64 + 20_000) * all_cores();
         assert!(idle <= most, "{idle} of {most}");
     }
 
-    fn all_processors() -> u64 {
+    fn all_cores() -> u64 {
         let stat = fs::read_to_string("/proc/stat").expect("Linux");
         stat.lines().skip(1).filter(|line| line.starts_with("cpu")).count() as u64
     }
 
     #[test]
-    fn processor_time_of_this_process_grows_with_work() {
+    fn cpu_time_of_this_process_grows_with_work() {
         let before = usage(None).expect("this process exists");
         let mut sum = 0u64;
         while usage(None).expect("this process exists").cpu_us < before.cpu_us + 50_000 {

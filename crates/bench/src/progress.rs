@@ -1,49 +1,49 @@
-//! How a run goes on: whom it is told, and a line in the terminal that shows it; nothing when standard error is no terminal.
+//! Reports the progress of a run on one line of the terminal. If standard error is no terminal, nothing is shown.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::LocalBoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::driver::{Observer, Phase};
+use crate::driver::{Phase, ProgressObserver};
 use crate::error::Error;
 use crate::figure::Figure;
 
-/// Is told what is done next.
-pub type Tell<'a> = &'a dyn Fn(&str);
+/// Called with a description of each next step.
+pub type ReportProgress<'a> = &'a dyn Fn(&str);
 
-/// A measurement that somebody outside this crate awaits. It is boxed because what an `async fn` does, and all that it awaits, is
-/// compiled where it is awaited: so it is compiled here, and not with the program, each time that this is.
-pub type Measuring<'a, T = Figure> = LocalBoxFuture<'a, Result<T, Error>>;
+/// A measurement that another crate awaits. An `async fn`, with everything that it awaits, is compiled where it is awaited.
+/// The box has it compiled in this crate, and not again with each build of the program.
+pub type MeasurementFuture<'a, T = Figure> = LocalBoxFuture<'a, Result<T, Error>>;
 
 /// Shows a run in the terminal.
-pub struct Terminal {
+pub struct TerminalProgress {
     bar: ProgressBar,
     phase: Phase,
     /// Valid transactions and when they were counted, for the current rate.
     last: (Instant, u64),
 }
 
-/// Rates are taken over at least so long.
+/// Rates are taken over at least this time.
 const RATE_WINDOW: Duration = Duration::from_millis(900);
 
-impl Terminal {
-    /// Nothing is shown before the first phase begins.
-    pub fn new() -> Terminal {
+impl TerminalProgress {
+    /// Shows nothing before the first phase starts.
+    pub fn new() -> TerminalProgress {
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{prefix:>9} [{bar:30}] {percent:>3} %  {msg}");
         bar.set_style(style.expect("the template is well formed").progress_chars("=> "));
-        Terminal { bar, phase: Phase::Load, last: (Instant::now(), 0) }
+        TerminalProgress { bar, phase: Phase::Load, last: (Instant::now(), 0) }
     }
 }
 
-impl Default for Terminal {
-    fn default() -> Terminal {
-        Terminal::new()
+impl Default for TerminalProgress {
+    fn default() -> TerminalProgress {
+        TerminalProgress::new()
     }
 }
 
-impl Observer for Terminal {
+impl ProgressObserver for TerminalProgress {
     fn begin(&mut self, phase: Phase, steps: u64) {
         self.phase = phase;
         self.bar.set_length(steps);
@@ -70,7 +70,7 @@ impl Observer for Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TerminalProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

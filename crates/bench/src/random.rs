@@ -1,13 +1,16 @@
-//! A small repeatable generator for workloads (SplitMix64); never for secrets.
+//! A small repeatable generator for workloads (SplitMix64). Never use it for secrets.
 
+/// A repeatable sequence of numbers, which follows from a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
+    /// The sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
+    /// The next 64 random bits.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -1,4 +1,4 @@
-//! A measurement as a table for people and as JSON for scripts (`docs/formats/bench.md`).
+//! Reports a measurement as a table for people and as JSON for scripts (`docs/formats/bench.md`).
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,27 +9,27 @@ use serde_json::{Map, Value, json};
 
 use crate::driver::Measurement;
 use crate::error::Error;
-use crate::figure::Bound;
-use crate::floor::{Needs, Prices};
+use crate::figure::RatioBound;
+use crate::floor::{SignatureNeeds, SignaturePrices};
 use crate::histogram::Histogram;
 use crate::latency_floor::{FSYNCS, LatencyPrices, ROUND_TRIPS};
-use crate::outcome::{BY_CONTRACT, STAGES};
+use crate::outcome::{REJECTED_BY_CONTRACT, STAGES};
 use crate::process;
 use crate::tally::VALID;
 
 mod pairs;
 
-pub use pairs::{Baseline, LibraryBound, Pairs};
+pub use pairs::{Baseline, LibraryBound, ReportPairs};
 
-/// What was measured, and how.
+/// The subject and the method of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Settings {
+pub struct BenchmarkConfig {
     /// The workload's name.
     #[serde(skip)]
     pub figure: String,
     /// Organisations, each with a peer and a gateway.
     pub organizations: usize,
-    /// Who endorses: `any`, `majority` or `all`.
+    /// The endorsement policy: `any`, `majority` or `all`.
     pub policy: String,
     /// Endorsements that a transaction carries.
     pub endorsers: usize,
@@ -49,44 +49,45 @@ pub struct Settings {
     pub workload: Map<String, Value>,
 }
 
-/// Processors that servers and clients together keep busy at least, of two, with [`PROCESSORS_CLIENTS`] clients.
-const PROCESSORS_USED_MIN: f64 = 1.95;
-const PROCESSORS_CLIENTS: usize = 400;
-/// What the median latency of a lone client may be over its floor.
+/// The least number of cores, of two, that servers and clients together keep busy with [`CORES_USED_CLIENTS`] clients.
+const CORES_USED_MIN: f64 = 1.95;
+const CORES_USED_CLIENTS: usize = 400;
+/// The most that the median latency of a lone client may be, over its floor.
 const P50_OVER_FLOOR_MAX: f64 = 2.0;
 
-/// A measurement with all that is needed to judge it.
-pub struct Report {
-    settings: Settings,
+/// A measurement with everything that is needed to assess it.
+pub struct BenchmarkReport {
+    settings: BenchmarkConfig,
     measurement: Measurement,
-    prices: Prices,
-    needs: Needs,
+    prices: SignaturePrices,
+    needs: SignatureNeeds,
     /// Of one client alone.
     latency: Option<LatencyPrices>,
 }
 
-impl Report {
-    /// `prices` are those of the same machine in the same minute.
-    pub fn new(settings: Settings, measurement: Measurement, prices: Prices) -> Report {
+impl BenchmarkReport {
+    /// `prices` must be measured on the same machine in the same minute.
+    pub fn new(settings: BenchmarkConfig, measurement: Measurement, prices: SignaturePrices) -> BenchmarkReport {
         let count = |number: usize| u32::try_from(number).expect("a network has few organisations");
-        let needs = Needs::new(count(settings.endorsers), count(settings.organizations), settings.wait == "status");
-        Report { settings, measurement, prices, needs, latency: None }
+        let needs =
+            SignatureNeeds::new(count(settings.endorsers), count(settings.organizations), settings.wait == "status");
+        BenchmarkReport { settings, measurement, prices, needs, latency: None }
     }
 
-    /// The same report, which compares the latency of its only client with what that needs.
+    /// Adds the comparison of the latency of the only client with its floor.
     #[must_use]
-    pub fn with_latency_floor(self, prices: Option<LatencyPrices>) -> Report {
-        Report { latency: prices, ..self }
+    pub fn with_latency_floor(self, prices: Option<LatencyPrices>) -> BenchmarkReport {
+        BenchmarkReport { latency: prices, ..self }
     }
 
-    /// What was measured.
+    /// The measurement.
     pub fn measurement(&self) -> &Measurement {
         &self.measurement
     }
 
-    /// What the report is about, in one line.
+    /// The subject of the report, in one line.
     pub fn title(&self) -> String {
-        let Settings { figure, organizations, policy, clients, .. } = &self.settings;
+        let BenchmarkConfig { figure, organizations, policy, clients, .. } = &self.settings;
         format!("{figure}: {organizations} organisations, policy {policy}, {clients} clients")
     }
 
@@ -95,24 +96,24 @@ impl Report {
         self.measurement.tally.valid() as f64 / self.measurement.elapsed.as_secs_f64()
     }
 
-    /// Processor time of the servers for each valid transaction, in microseconds. Without any, all that they spent.
+    /// Processor time of the servers for each valid transaction, in microseconds. If there is none, their whole processor time.
     pub fn server_cpu_us(&self) -> f64 {
         self.for_each_valid(self.measurement.server_cpu_us)
     }
 
-    /// How many times the cost of its signatures a transaction costs the servers.
+    /// The servers' processor time of a transaction over that of its signatures.
     pub fn server_cpu_over_crypto_floor(&self) -> f64 {
         self.server_cpu_us() / self.needs.floor_us(&self.prices)
     }
 
-    /// Processors that servers and clients together kept busy.
-    pub fn processors_used(&self) -> f64 {
+    /// Cores that servers and clients together kept busy.
+    pub fn cores_used(&self) -> f64 {
         let Measurement { server_cpu_us, client_cpu_us, elapsed, .. } = &self.measurement;
         (server_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
     }
 
-    /// Processors of this machine that did nothing. The rest is the kernel's own threads, and other programs.
-    pub fn idle_processors(&self) -> f64 {
+    /// Cores of this machine that were idle. The rest is the kernel's own threads, and other programs.
+    pub fn idle_cores(&self) -> f64 {
         self.measurement.idle_us as f64 / self.measurement.elapsed.as_micros() as f64
     }
 
@@ -126,14 +127,14 @@ impl Report {
         self.latency.map(|prices| self.p50_ms() / prices.floor_ms())
     }
 
-    /// What ratios of this report alone are held against.
+    /// The bounds of this report's own ratios.
     fn bounds(&self) -> Map<String, Value> {
         let mut bounds = Map::new();
-        if self.settings.clients == PROCESSORS_CLIENTS && process::processors() == 2 {
-            bounds.insert("processors_used".to_owned(), Bound::AtLeast(PROCESSORS_USED_MIN).text().into());
+        if self.settings.clients == CORES_USED_CLIENTS && process::cores() == 2 {
+            bounds.insert("processors_used".to_owned(), RatioBound::AtLeast(CORES_USED_MIN).text().into());
         }
         if self.latency.is_some() {
-            bounds.insert("p50_over_floor".to_owned(), Bound::AtMost(P50_OVER_FLOOR_MAX).text().into());
+            bounds.insert("p50_over_floor".to_owned(), RatioBound::AtMost(P50_OVER_FLOOR_MAX).text().into());
         }
         bounds
     }
@@ -158,7 +159,7 @@ impl Report {
 
     fn disk_bytes_for_each(&self) -> f64 {
         let (before, after) = self.measurement.disk_bytes;
-        // Whatever the warm-up added counts too, which overstates it slightly in short runs.
+        // Includes the bytes of the warm-up, which overstates the result slightly in short runs.
         self.for_each_valid(after.saturating_sub(before))
     }
 
@@ -167,9 +168,9 @@ impl Report {
         let Measurement { tally, elapsed, load, .. } = &self.measurement;
         let codes: Map<String, Value> = tally.codes.iter().map(|(code, n)| (code_name(*code), (*n).into())).collect();
         let refusals: Map<String, Value> = tally
-            .refusals
+            .rejections
             .iter()
-            .filter(|((_, status), _)| *status != BY_CONTRACT)
+            .filter(|((_, status), _)| *status != REJECTED_BY_CONTRACT)
             .map(|((stage, status), refusals)| {
                 let value = json!({ "count": refusals.count, "example": refusals.example });
                 (format!("{} {status}", stage.name()), value)
@@ -181,7 +182,7 @@ impl Report {
             .map(|(stage, times)| (stage.name().to_owned(), quantiles(times)))
             .collect();
         let seconds: Vec<Value> =
-            tally.seconds.iter().map(|second| json!([second.valid, second.invalid, second.refused])).collect();
+            tally.seconds.iter().map(|second| json!([second.valid, second.invalid, second.rejected])).collect();
         let heddle = json!({
             "name": "heddle",
             "seconds": rounded(elapsed.as_secs_f64()),
@@ -189,7 +190,7 @@ impl Report {
             "valid": tally.valid(),
             "invalid_percent": rounded(self.invalid_percent()),
             "codes": codes,
-            "refused_by_contract": tally.refused_by_contract(),
+            "refused_by_contract": tally.rejected_by_contract(),
             "errors": refusals,
             "latency_ms": quantiles(&tally.latency),
             "stages_ms": stages,
@@ -197,7 +198,7 @@ impl Report {
             "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
             "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
             "client_processors": rounded(self.measurement.client_cpu_us as f64 / elapsed.as_micros() as f64),
-            "idle_processors": rounded(self.idle_processors()),
+            "idle_processors": rounded(self.idle_cores()),
             "verifications_per_valid": self.verifications_per_valid().map(rounded),
             "server_resident_bytes": self.measurement.server_resident_bytes,
             "disk_bytes": self.measurement.disk_bytes.1,
@@ -217,7 +218,7 @@ impl Report {
         let mut rows = vec![heddle, floor];
         let mut ratios = json!({
             "server_cpu_over_crypto_floor": rounded(self.server_cpu_over_crypto_floor()),
-            "processors_used": rounded(self.processors_used()),
+            "processors_used": rounded(self.cores_used()),
         });
         if let (Some(prices), Some(over)) = (self.latency, self.p50_over_floor()) {
             rows.push(json!({
@@ -242,11 +243,11 @@ impl Report {
         })
     }
 
-    /// Writes the JSON, with what was measured in pairs if anything was.
+    /// Writes the JSON, with the pairs if there are any.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_json(&self, pairs: Option<&Pairs>, path: &Path) -> Result<(), Error> {
+    pub fn write_json(&self, pairs: Option<&ReportPairs>, path: &Path) -> Result<(), Error> {
         let mut json = self.to_json();
         if let Some(pairs) = pairs {
             pairs.add_to(&mut json);
@@ -260,7 +261,7 @@ impl Report {
     /// The table for people.
     pub fn to_table(&self) -> String {
         let Measurement { tally, elapsed, .. } = &self.measurement;
-        let mut table = Table(format!("{}, {:.1} s\n", self.title(), elapsed.as_secs_f64()));
+        let mut table = ReportTable(format!("{}, {:.1} s\n", self.title(), elapsed.as_secs_f64()));
         table.row("valid transactions", format!("{} a second", grouped(self.valid_tps().round() as u64)));
         let invalid: Vec<String> = tally
             .codes
@@ -270,10 +271,12 @@ impl Report {
             .collect();
         let invalid = if invalid.is_empty() { String::new() } else { format!(": {}", invalid.join(", ")) };
         table.row("invalid in blocks", format!("{:.2} %{invalid}", self.invalid_percent()));
-        if tally.refused_by_contract() > 0 {
-            table.row(BY_CONTRACT, grouped(tally.refused_by_contract()));
+        if tally.rejected_by_contract() > 0 {
+            table.row(REJECTED_BY_CONTRACT, grouped(tally.rejected_by_contract()));
         }
-        for ((stage, status), refusals) in tally.refusals.iter().filter(|((_, status), _)| *status != BY_CONTRACT) {
+        for ((stage, status), refusals) in
+            tally.rejections.iter().filter(|((_, status), _)| *status != REJECTED_BY_CONTRACT)
+        {
             let count = grouped(refusals.count);
             table.row("errors", format!("{count} {status} at {}, the first: {}", stage.name(), refusals.example));
         }
@@ -282,7 +285,7 @@ impl Report {
             table.row(&format!("  {}", stage.name()), latency_text(times));
         }
         if let (Some(prices), Some(over)) = (self.latency, self.p50_over_floor()) {
-            let bound = Bound::AtMost(P50_OVER_FLOOR_MAX);
+            let bound = RatioBound::AtMost(P50_OVER_FLOOR_MAX);
             table.row(
                 "  floor",
                 format!(
@@ -321,7 +324,7 @@ impl Report {
         }
         let client = self.for_each_valid(self.measurement.client_cpu_us);
         table.row("clients' processor", format!("{client:.0} µs a valid transaction"));
-        let (used, idle) = (self.processors_used(), self.idle_processors());
+        let (used, idle) = (self.cores_used(), self.idle_cores());
         table.row("processors used", format!("{used:.2} by servers and clients, {idle:.2} idle"));
         table.row("servers' memory", format!("{:.0} MiB", self.measurement.server_resident_bytes as f64 / MIB));
         let disk = self.measurement.disk_bytes.1 as f64 / MIB;
@@ -336,9 +339,9 @@ impl Report {
 
 const MIB: f64 = (1 << 20) as f64;
 
-struct Table(String);
+struct ReportTable(String);
 
-impl Table {
+impl ReportTable {
     fn row(&mut self, name: &str, value: impl std::fmt::Display) {
         writeln!(self.0, "  {name:<20} {value}").expect("writing into a string does not fail");
     }

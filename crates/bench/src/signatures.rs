@@ -1,11 +1,14 @@
-//! What verifying P-256 signatures costs: by tables and vector units, beside the library.
+//! The cost of verifying P-256 signatures, with tables and vector units, compared with the library.
 //!
-//! 1. Keys are made, and signatures by keys at random among them. The library gets the keys parsed, [`p256_verify`] gets their tables.
-//! 2. In every round each way verifies all signatures once, in turns, so that what drifts on the machine falls on all. A way is run twice and
-//!    its second run counts: each has its own data in the caches, as when it is in use.
-//! 3. `flushed` calls come after so much other data that neither tables nor code are in the second-level cache any more.
+//! 1. Keys are made, and signatures by randomly chosen keys. The library gets parsed keys; [`p256_verify`] gets the tables of
+//!    the keys.
+//! 2. In every round the methods take turns, so that a drift of the machine affects all of them. A method verifies all
+//!    signatures twice; only the second pass is timed, because by then its data is in the caches, as in production.
+//! 3. A `flushed` method verifies some of the signatures, once. Before each call so much other data is touched that neither
+//!    tables nor code remain in the second-level cache.
 //!
-//! Times are processor time of the measuring thread, medians of the rounds. Digests are given; reading DER is included on both sides.
+//! Times are processor time of the measuring thread, as medians over the rounds. The digests are computed beforehand. Parsing
+//! DER is included for every method.
 
 use std::hint::black_box;
 
@@ -14,25 +17,25 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _, ParsedPublicKey,
 };
-use base::rt::Stop;
-use p256_verify::{Item, Key, Path, PublicKey, Signature, Table, Verdict, Verifier};
+use base::rt::CancellationToken;
+use p256_verify::{Backend, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
+use crate::figure::{Figure, RatioBound};
 use crate::floor::thread_us;
 use crate::random::Random;
 use crate::state::setup::median;
 
 /// Signatures of one round.
 const SIGNATURES: usize = 1_024;
-/// Signatures after each of which the caches are flushed.
+/// Signatures of a `flushed` run; the caches are flushed before each.
 const FLUSHED: usize = 64;
 /// More than a second-level cache.
 const FLUSHED_BYTES: usize = 8 << 20;
 
-/// What is measured.
+/// The parameters of the measurement.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SignaturesConfig {
     /// Keys that sign.
     pub keys: usize,
     /// Rounds.
@@ -41,21 +44,21 @@ pub struct Options {
     pub seed: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { keys: 300, rounds: 15, seed: 1 }
+impl Default for SignaturesConfig {
+    fn default() -> SignaturesConfig {
+        SignaturesConfig { keys: 300, rounds: 15, seed: 1 }
     }
 }
 
-struct Signed {
+struct SignedDigest {
     key: usize,
     digest: Digest,
     der: Vec<u8>,
 }
 
-impl Signed {
-    fn item<'a>(&self, key: Key<'a>) -> Item<'a> {
-        Item { key, digest: self.digest_bytes(), signature: self.signature() }
+impl SignedDigest {
+    fn item<'a>(&self, key: KeyRef<'a>) -> VerifyItem<'a> {
+        VerifyItem { key, digest: self.digest_bytes(), signature: self.signature() }
     }
 
     fn digest_bytes(&self) -> [u8; 32] {
@@ -67,15 +70,15 @@ impl Signed {
     }
 }
 
-/// The keys in each form, and what they signed.
-struct Work {
+/// The keys in each form, and their signatures.
+struct VerificationSet {
     keys: Vec<PublicKey>,
     parsed: Vec<ParsedPublicKey>,
-    signed: Vec<Signed>,
+    signed: Vec<SignedDigest>,
 }
 
-impl Work {
-    fn new(options: &Options) -> Work {
+impl VerificationSet {
+    fn new(options: &SignaturesConfig) -> VerificationSet {
         let system = SystemRandom::new();
         let new_pair =
             |_| EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key pair can be generated");
@@ -88,27 +91,27 @@ impl Work {
             let key = random.below(options.keys as u64) as usize;
             let message = number.to_le_bytes();
             let der = pairs[key].sign(&system, &message).expect("signing works").as_ref().to_vec();
-            Signed { key, digest: digest(&SHA256, &message), der }
+            SignedDigest { key, digest: digest(&SHA256, &message), der }
         };
-        Work {
+        VerificationSet {
             keys: pairs.iter().map(|pair| on_curve(pair).expect("on the curve")).collect(),
             parsed: pairs.iter().map(|pair| parse(pair).expect("on the curve")).collect(),
             signed: (0..SIGNATURES).map(sign).collect(),
         }
     }
 
-    fn library(&self, signed: &Signed) {
+    fn library(&self, signed: &SignedDigest) {
         self.parsed[signed.key].verify_digest_sig(&signed.digest, &signed.der).expect("the signature is valid");
     }
 
-    fn one(&self, verifier: &Verifier, tables: &[Table], signed: &Signed) {
+    fn one(&self, verifier: &Verifier, tables: &[KeyTable], signed: &SignedDigest) {
         let verdict = verifier.verify_one(&tables[signed.key], &signed.digest_bytes(), &signed.signature());
         assert_eq!(verdict, Verdict::Valid);
     }
 
-    fn many<'a>(&self, verifier: &Verifier, batch: usize, key: impl Fn(&Signed) -> Key<'a>) {
+    fn many<'a>(&self, verifier: &Verifier, batch: usize, key: impl Fn(&SignedDigest) -> KeyRef<'a>) {
         for signed in self.signed.chunks_exact(batch) {
-            let items: Vec<Item<'_>> = signed.iter().map(|one| one.item(key(one))).collect();
+            let items: Vec<VerifyItem<'_>> = signed.iter().map(|one| one.item(key(one))).collect();
             assert!(verifier.verify_many(&items).iter().all(|verdict| *verdict == Verdict::Valid));
         }
     }
@@ -121,13 +124,13 @@ impl Work {
         (thread_us() - start) / self.signed.len() as f64
     }
 
-    fn each(&self, call: impl Fn(&Signed)) -> f64 {
+    fn each(&self, call: impl Fn(&SignedDigest)) -> f64 {
         self.time(|| self.signed.iter().for_each(&call))
     }
 
-    fn flushed(&self, call: impl Fn(&Signed)) -> f64 {
+    fn flushed(&self, call: impl Fn(&SignedDigest)) -> f64 {
         let mut other = vec![1u64; FLUSHED_BYTES / size_of::<u64>()];
-        let time_one = |signed: &Signed| {
+        let time_one = |signed: &SignedDigest| {
             for word in other.iter_mut().step_by(8) {
                 *word = word.wrapping_add(1);
             }
@@ -144,21 +147,21 @@ impl Work {
 ///
 /// # Errors
 /// `stop` was stopped.
-pub fn run(options: &Options, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Figure, Error> {
+pub fn run(options: &SignaturesConfig, stop: &CancellationToken, tell: &dyn Fn(&str)) -> Result<Figure, Error> {
     let mut figure = Figure::new("signatures", "P-256: verification by tables of keys, beside the library");
     figure.setting("keys", options.keys);
     figure.setting("rounds", options.rounds);
     figure.setting("seed", options.seed);
     tell("keys and their tables");
-    let work = Work::new(options);
+    let work = VerificationSet::new(options);
     let fast = Verifier::new();
-    let portable = Verifier::with_path(Path::Portable).expect("it is available everywhere");
+    let portable = Verifier::with_backend(Backend::Portable).expect("it is available everywhere");
     let (tables, portable_tables) = (fast.tables(&work.keys), portable.tables(&work.keys));
-    figure.setting("path", format!("{:?}", fast.path()).to_lowercase());
-    let has_lanes = fast.path() == Path::Ifma;
+    figure.setting("path", format!("{:?}", fast.backend()).to_lowercase());
+    let has_lanes = fast.backend() == Backend::Ifma;
 
-    let table = |signed: &Signed| Key::Table(&tables[signed.key]);
-    let cold = |signed: &Signed| Key::Cold(&work.keys[signed.key]);
+    let table = |signed: &SignedDigest| KeyRef::Table(&tables[signed.key]);
+    let cold = |signed: &SignedDigest| KeyRef::Cold(&work.keys[signed.key]);
     type Way<'a> = (&'static str, Box<dyn Fn() -> f64 + 'a>);
     let mut ways: Vec<Way<'_>> = vec![
         ("library", Box::new(|| work.each(|signed| work.library(signed)))),
@@ -177,7 +180,7 @@ pub fn run(options: &Options, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Figure
     for round in 1..=options.rounds {
         tell(&format!("round {round} of {}", options.rounds));
         for (times, (_, way)) in times.iter_mut().zip(&ways) {
-            if stop.is_stopped() {
+            if stop.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             times.push(way());
@@ -192,10 +195,10 @@ pub fn run(options: &Options, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Figure
     }
     let mut ratio = |name, way, floor: f64, most| {
         if let Some(us) = of(way) {
-            figure.ratio(name, us / floor, Some(Bound::AtMost(most)));
+            figure.ratio(name, us / floor, Some(RatioBound::AtMost(most)));
         }
     };
-    // These bounds are those of the vector unit.
+    // These bounds are for the vector unit.
     if has_lanes {
         ratio("one_over_library", "one", library, 0.12);
         ratio("many_over_library", "32 together", library, 0.05);
@@ -205,7 +208,7 @@ pub fn run(options: &Options, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Figure
     ratio("portable_over_library", "portable", library, 0.4);
     if !has_lanes {
         figure.note(
-            "This processor has no AVX-512 IFMA: all of it is the portable path, without the bounds of the others.",
+            "This processor has no AVX-512 IFMA: all rows measure the portable path, without the bounds of the others.",
         );
     }
     figure.note(format!("A key's table takes {} KiB.", fast.table_bytes() >> 10));
@@ -218,14 +221,14 @@ mod tests {
 
     #[test]
     fn every_way_is_measured_beside_the_library() {
-        let options = Options { keys: 3, rounds: 1, seed: 7 };
-        let figure = run(&options, &Stop::new(), &|_| ()).expect("it runs");
+        let options = SignaturesConfig { keys: 3, rounds: 1, seed: 7 };
+        let figure = run(&options, &CancellationToken::new(), &|_| ()).expect("it runs");
         let json = figure.to_json();
         assert!(json["ratios"]["portable_over_library"].as_f64().is_some_and(|ratio| ratio > 0.0));
         assert_eq!(json["bounds"]["portable_over_library"], "at most 0.4");
         assert!(figure.rows().len() >= 8);
-        let stop = Stop::new();
-        stop.stop();
+        let stop = CancellationToken::new();
+        stop.cancel();
         assert!(matches!(run(&options, &stop, &|_| ()), Err(Error::Interrupted)));
     }
 }

@@ -1,12 +1,15 @@
-//! What a network does for a legitimate organisation while others attack it: `heddle bench under-attack`.
+//! Measures the service that a network gives to a legitimate organisation while attackers act on it:
+//! `heddle bench under-attack`.
 //!
-//! 1. Calm and attacked windows alternate on one network, in pairs; which comes first changes from pair to pair.
-//! 2. In an attacked window all attacks but the churn of connections run at once, each a process of its own, at normal
-//!    priority, all of them together within [`QUOTA_PERCENT`] of a processor ([`Attackers`]).
-//! 3. What counts is throughput and latency of the attacked window over the calm one of its pair, and the memory of every
-//!    process beyond what it is configured to use.
+//! 1. Calm and attacked windows alternate on one network, in pairs. Successive pairs begin with different windows.
+//! 2. In an attacked window all attacks run at once, each as a separate process at normal priority; connection churn is left
+//!    out, because it is measured separately. All of them together get at most [`QUOTA_PERCENT`] of a core
+//!    ([`AttackProcess`]).
+//! 3. The results are the throughput and latency of the attacked window, divided by those of the calm window of its pair, and
+//!    by how much each process exceeds its configured memory and a slack.
 //!
-//! Invariant: a run in which an attack fell below half of its pace shows nothing, and says so ([`Run::too_slow`]).
+//! Invariant: a run in which an attack reached less than half of its rate is reported as one that does not count
+//! ([`AttackRun::too_slow`]).
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -16,53 +19,59 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
-use crate::flexchain::limiter::{Kind, Limiter};
+use crate::figure::{Figure, RatioBound};
+use crate::flexchain::limiter::{CpuLimiter, LimiterKind};
 
-/// What attackers may use of one processor, in percent.
+/// What attackers may use of one core, in percent.
 pub const QUOTA_PERCENT: u32 = 25;
-/// What throughput has to be at least over that of the calm window.
+/// The least throughput, over that of the calm window.
 const TPS_OVER_CALM_MIN: f64 = 0.7;
-/// What the 99th percentile of latency may be over that of the calm window.
+/// The most that the 99th percentile of latency may be, over that of the calm window.
 const P99_OVER_CALM_MAX: f64 = 3.0;
-/// What a process may use beyond what it is configured to, in MiB.
+/// Memory that a process may use beyond its configured memory, in MiB.
 const MEMORY_SLACK_MIB: f64 = 64.0;
-/// An attack that reaches less of its pace than this does not count.
+/// An attack that reaches less of its rate than this does not count.
 const REACHED_MIN: f64 = 0.5;
 
-/// What one attack has done, as its program says.
+/// The report of an attack's program.
 #[derive(Clone, Deserialize, Debug)]
-pub struct Attack {
+pub struct AttackResult {
     /// Its name.
     pub attack: String,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: String,
-    /// The pace that it was to have.
+    /// The requested rate.
     pub asked_per_second: f64,
-    /// The pace that it had.
+    /// The rate that it reached.
     pub reached_per_second: f64,
     /// Connections that it made.
     pub connections: u64,
     /// Bytes that it sent.
     pub bytes: u64,
-    /// What it got hold of that it must not have.
+    /// Something that it obtained and must not have.
     pub breach: Option<String>,
 }
 
 /// All attacks at once.
-pub struct Attackers {
+pub struct AttackProcess {
     child: Child,
     output: BufReader<ChildStdout>,
-    limiter: Option<Limiter>,
+    limiter: Option<CpuLimiter>,
 }
 
-impl Attackers {
-    /// Starts them against the network in a directory, for so many seconds, each at its pace times `factor`, and waits until
-    /// they begin. Without a quota they may use all of the machine.
+impl AttackProcess {
+    /// Starts them against the network in a directory, for this many seconds, each at its rate times `factor`, and waits until
+    /// they start to attack. Without a quota they may use the whole machine.
     ///
     /// # Errors
-    /// The program is not there, or no cgroup can be made for the quota.
-    pub fn start(program: &Path, dir: &Path, seconds: f64, factor: f64, has_quota: bool) -> Result<Attackers, Error> {
+    /// The program does not exist, or no cgroup can be made for the quota.
+    pub fn start(
+        program: &Path,
+        dir: &Path,
+        seconds: f64,
+        factor: f64,
+        has_quota: bool,
+    ) -> Result<AttackProcess, Error> {
         let failed = |error: std::io::Error| Error::Part { what: "the attacks", reason: error.to_string() };
         let mut child = Command::new(program)
             .args(["all", "--seconds", &seconds.to_string(), "--factor", &factor.to_string(), "--dir"])
@@ -73,29 +82,29 @@ impl Attackers {
             .spawn()
             .map_err(failed)?;
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
-        let mut attackers = Attackers { child, output, limiter: None };
+        let mut attackers = AttackProcess { child, output, limiter: None };
         if has_quota {
-            let limiter = Limiter::new(Kind::Cgroup, attackers.child.id())?;
+            let limiter = CpuLimiter::new(LimiterKind::Cgroup, attackers.child.id())?;
             limiter.set(Some(QUOTA_PERCENT))?;
             attackers.limiter = Some(limiter);
         }
-        // Its attacks are its children, and so within its group; it begins once it is told to.
+        // Its attacks are its children, and so within its group; it starts them on a line of its input.
         let mut input = attackers.child.stdin.take().expect("it is piped");
         input.write_all(b"go\n").map_err(failed)?;
         attackers.output.read_line(&mut String::new()).map_err(failed)?;
         Ok(attackers)
     }
 
-    /// How they are limited, in words.
+    /// A description of their limit.
     pub fn limit(&self) -> &'static str {
-        self.limiter.as_ref().map_or("none", Limiter::name)
+        self.limiter.as_ref().map_or("none", CpuLimiter::name)
     }
 
-    /// Waits for their end and says what each has done. Blocks for that long.
+    /// Waits for their end and returns their reports. Blocks the thread.
     ///
     /// # Errors
     /// One could not be run.
-    pub fn wait(mut self) -> Result<Vec<Attack>, Error> {
+    pub fn wait(mut self) -> Result<Vec<AttackResult>, Error> {
         let failed = |reason: String| Error::Part { what: "the attacks", reason };
         let (mut said, mut complained) = (String::new(), String::new());
         self.output.read_to_string(&mut said).map_err(|error| failed(error.to_string()))?;
@@ -110,9 +119,9 @@ impl Attackers {
     }
 }
 
-impl Drop for Attackers {
+impl Drop for AttackProcess {
     fn drop(&mut self) {
-        // Its attacks end by themselves when their time is over; a group is removed once they have.
+        // Its attacks end by themselves when their time is over; then the group can be removed.
         if let Some(limiter) = &self.limiter {
             limiter.end();
         }
@@ -123,35 +132,35 @@ impl Drop for Attackers {
 
 /// Numbers of one window.
 #[derive(Clone, Copy, Debug)]
-pub struct Window {
+pub struct AttackWindow {
     /// Valid transactions a second.
     pub valid_tps: f64,
     /// The 99th percentile of their latency, in milliseconds.
     pub p99_ms: f64,
 }
 
-/// The most memory that a process had in an attacked window, beside what it is configured to use, in MiB.
+/// The most memory that a process had in an attacked window, and its configured memory, in MiB.
 #[derive(Clone, Copy, Debug)]
-pub struct Memory {
-    /// What it had.
+pub struct ProcessMemory {
+    /// Its resident memory.
     pub resident_mib: f64,
-    /// What it is configured to use.
+    /// Its configured memory.
     pub budget_mib: f64,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Default)]
-pub struct Run {
+pub struct AttackRun {
     /// A calm and an attacked window, in pairs.
-    pub pairs: Vec<(Window, Window)>,
-    /// What attacks have done, of each attacked window.
-    pub attacks: Vec<Vec<Attack>>,
+    pub pairs: Vec<(AttackWindow, AttackWindow)>,
+    /// The reports of the attacks, of each attacked window.
+    pub attacks: Vec<Vec<AttackResult>>,
     /// Processes by name.
-    pub memory: BTreeMap<String, Memory>,
+    pub memory: BTreeMap<String, ProcessMemory>,
 }
 
-impl Run {
-    /// Attacks that fell below half of their pace in any window, with what they reached of it.
+impl AttackRun {
+    /// Attacks that fell below half of their rate in any window, with the part of it that they reached.
     pub fn too_slow(&self) -> Vec<(String, f64)> {
         let mut least: BTreeMap<&str, f64> = BTreeMap::new();
         for attack in self.attacks.iter().flatten() {
@@ -194,10 +203,11 @@ impl Run {
                 [("resident_mib", memory.resident_mib), ("budget_mib", memory.budget_mib), ("over_budget_mib", over)];
             figure.row(&[("process", name)], &numbers);
         }
-        let ratio = |of: fn(&Window) -> f64| median(self.pairs.iter().map(|(calm, attacked)| of(attacked) / of(calm)));
-        figure.ratio("tps_over_calm", ratio(|window| window.valid_tps), Some(Bound::AtLeast(TPS_OVER_CALM_MIN)));
-        figure.ratio("p99_over_calm", ratio(|window| window.p99_ms), Some(Bound::AtMost(P99_OVER_CALM_MAX)));
-        figure.ratio("memory_over_budget_mib", over_budget, Some(Bound::AtMost(0.0)));
+        let ratio =
+            |of: fn(&AttackWindow) -> f64| median(self.pairs.iter().map(|(calm, attacked)| of(attacked) / of(calm)));
+        figure.ratio("tps_over_calm", ratio(|window| window.valid_tps), Some(RatioBound::AtLeast(TPS_OVER_CALM_MIN)));
+        figure.ratio("p99_over_calm", ratio(|window| window.p99_ms), Some(RatioBound::AtMost(P99_OVER_CALM_MAX)));
+        figure.ratio("memory_over_budget_mib", over_budget, Some(RatioBound::AtMost(0.0)));
         figure.note("Ratios are medians over the pairs; memory_over_budget_mib is of the process where it is most.");
         for (name, reached) in self.too_slow() {
             let percent = reached * 100.0;
@@ -222,8 +232,8 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
-    fn run(reached: f64) -> Run {
-        let attack = Attack {
+    fn run(reached: f64) -> AttackRun {
+        let attack = AttackResult {
             attack: "silent-sockets".to_owned(),
             unit: "connections".to_owned(),
             asked_per_second: 100.0,
@@ -232,15 +242,15 @@ mod tests {
             bytes: 0,
             breach: None,
         };
-        let window = |valid_tps, p99_ms| Window { valid_tps, p99_ms };
-        Run {
+        let window = |valid_tps, p99_ms| AttackWindow { valid_tps, p99_ms };
+        AttackRun {
             pairs: vec![
                 (window(100.0, 10.0), window(90.0, 20.0)),
                 (window(100.0, 10.0), window(80.0, 25.0)),
                 (window(100.0, 10.0), window(10.0, 90.0)),
             ],
             attacks: vec![vec![attack]],
-            memory: BTreeMap::from([("orderer".to_owned(), Memory { resident_mib: 100.0, budget_mib: 20.0 })]),
+            memory: BTreeMap::from([("orderer".to_owned(), ProcessMemory { resident_mib: 100.0, budget_mib: 20.0 })]),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Skewed choice of keys: Zipf's law over a fixed number of items.
+//! Skewed choice of keys, by Zipf's law over a fixed number of items.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use crate::random::Random;
 
 /// Draws items `0..count`, item `i` with a probability proportional to `1 / (i + 1)^theta`. Zero is the uniform distribution.
 ///
-/// Below 1 it uses Gray et al., "Quickly generating billion-record synthetic databases" (SIGMOD 1994), as YCSB does; from 1 on
-/// that has no answer, and a table of all items is searched.
+/// Below 1 it uses Gray et al., "Quickly generating billion-record synthetic databases" (SIGMOD 1994), as YCSB does. From 1 on
+/// that method does not apply, and a table of all items is searched.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     count: u64,
-    law: Law,
+    law: ZipfLaw,
 }
 
 #[derive(Clone, Debug)]
-enum Law {
+enum ZipfLaw {
     Uniform,
     Gray {
         theta: f64,
@@ -35,25 +35,26 @@ impl Zipf {
         let zeta = |n: u64| (1..=n).map(|i| (i as f64).powf(-theta)).sum::<f64>();
         let total = zeta(count);
         let law = if theta == 0.0 {
-            Law::Uniform
+            ZipfLaw::Uniform
         } else if theta < 1.0 {
             let eta = (1.0 - (2.0 / count as f64).powf(1.0 - theta)) / (1.0 - zeta(2.min(count)) / total);
-            Law::Gray { theta, zeta: total, alpha: 1.0 / (1.0 - theta), eta }
+            ZipfLaw::Gray { theta, zeta: total, alpha: 1.0 / (1.0 - theta), eta }
         } else {
             let mut sum = 0.0;
             let sums = (1..=count).map(|i| {
                 sum += (i as f64).powf(-theta) / total;
                 sum
             });
-            Law::Table(sums.collect())
+            ZipfLaw::Table(sums.collect())
         };
         Zipf { count, law }
     }
 
+    /// Draws an item: a number below `count`.
     pub fn draw(&self, random: &mut Random) -> u64 {
         let item = match &self.law {
-            Law::Uniform => return random.below(self.count),
-            Law::Gray { theta, zeta, alpha, eta } => {
+            ZipfLaw::Uniform => return random.below(self.count),
+            ZipfLaw::Gray { theta, zeta, alpha, eta } => {
                 let uniform = random.unit();
                 let scaled = uniform * zeta;
                 if scaled < 1.0 || self.count == 1 {
@@ -64,7 +65,7 @@ impl Zipf {
                 }
                 (self.count as f64 * (eta * uniform - eta + 1.0).powf(*alpha)) as u64
             }
-            Law::Table(sums) => {
+            ZipfLaw::Table(sums) => {
                 let uniform = random.unit();
                 sums.partition_point(|sum| *sum <= uniform) as u64
             }
@@ -90,8 +91,8 @@ mod tests {
             let ratio = f64::from(counts[0]) / expected;
             assert!((0.9..1.1).contains(&ratio), "theta {theta}: the first item has {ratio} of its share");
             let tail: u32 = counts[500..].iter().sum();
-            let share: f64 = (501..=1_000).map(|i| f64::from(i).powf(-theta)).sum::<f64>() / total;
-            let ratio = f64::from(tail) / (f64::from(draws) * share);
+            let probability: f64 = (501..=1_000).map(|i| f64::from(i).powf(-theta)).sum::<f64>() / total;
+            let ratio = f64::from(tail) / (f64::from(draws) * probability);
             assert!((0.9..1.1).contains(&ratio), "theta {theta}: the tail has {ratio} of its share");
         }
     }

@@ -1,8 +1,8 @@
-//! What a transaction costs the servers, phase by phase, against the signatures that it cannot do without.
+//! The cost of a transaction on the servers, phase by phase, compared with the signatures that it needs.
 //!
-//! Three peers, one orderer, SmallBank, any one peer endorses, P-256 keys, everything in one process and without gRPC.
-//! Work goes in rounds; the client's own work is not counted. Ordering is measured alone by a second orderer without
-//! peers, and subtracted from ordering and committing together.
+//! The setting: three peers, one orderer, SmallBank, any one peer endorses, P-256 keys, everything in one process and
+//! without gRPC. The work is done in rounds; the client's own work is not counted. A second orderer without peers measures
+//! the cost of ordering alone. This cost is subtracted from the cost of ordering and committing together.
 //!
 //! ```text
 //! cargo run --release -p heddle-chain --example pipeline_costs [transactions] [accounts] [per block]
@@ -18,14 +18,14 @@ use base::Bytes;
 use base::rt::disk::Directory;
 use base::rt::{self, production};
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
+use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;
 use chain::validate::Code;
 use identity::KeyKind;
-use identity::issue::Terms;
+use identity::issue::CertificateTerms;
 use ledger::config::EndorsementRule;
 use storage::GroupSync;
-use storage::tables::{FjallEngine, FjallOptions};
+use storage::tables::{FjallConfig, FjallEngine};
 use support::*;
 
 const PEERS: usize = 3;
@@ -101,15 +101,15 @@ fn main() {
 }
 
 async fn run(root: &Directory, transactions: usize, accounts: usize, per_block: u32) {
-    let consortium = Consortium::found(Terms_ {
-        terms: Terms::starting_now(KeyKind::P256),
+    let consortium = Consortium::create(ConsortiumConfig {
+        terms: CertificateTerms::starting_now(KeyKind::P256),
         organizations: PEERS,
         rule: EndorsementRule::Any,
         batch: batch(per_block),
     });
     let before = floor(&consortium).await;
     let main = orderer(&consortium, root).await;
-    let alone = Orderer::open(OrdererOptions {
+    let alone = Orderer::open(OrdererSetup {
         watermarks: None,
         signer: consortium.orderer.clone(),
         directory: directory(root, "alone").await,
@@ -122,7 +122,7 @@ async fn run(root: &Directory, transactions: usize, accounts: usize, per_block: 
     let mut peers = Vec::new();
     for index in 0..PEERS {
         let tables = root.path().join(format!("tables{index}"));
-        let engine = FjallEngine::open(&tables, FjallOptions::default()).await.expect("the engine opens");
+        let engine = FjallEngine::open(&tables, FjallConfig::default()).await.expect("the engine opens");
         let peer = Peer::open(peer_options(&consortium, root, index, engine).await).await.expect("the peer opens");
         peer.join(&consortium.genesis).await.expect("the peer joins");
         peers.push(peer);
@@ -147,7 +147,7 @@ async fn run(root: &Directory, transactions: usize, accounts: usize, per_block: 
         done += round.len();
         one_round(&client, &peers, &main, &alone, &round, &mut costs).await;
     }
-    // The machine may not be ours alone: the floor is measured before and after.
+    // Other programs may use the machine: the floor is measured before and after.
     let after = floor(&consortium).await;
     report(&costs, (before.0 + after.0) / 2.0, (before.1 + after.1) / 2.0);
     for peer in peers {
@@ -178,7 +178,7 @@ async fn one_round(
     calls: &[(&'static str, Vec<String>)],
     costs: &mut Costs,
 ) {
-    let proposals: Vec<Signed> = calls
+    let proposals: Vec<SignedTestProposal> = calls
         .iter()
         .map(|(function, args)| {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -189,7 +189,7 @@ async fn one_round(
     let begun = (rt::now(), processor_us());
     let endorsers: Vec<Arc<Peer>> = peers.to_vec();
     let work = proposals.into_iter().enumerate().collect();
-    let endorsed = each(work, move |(index, proposal): (usize, Signed)| {
+    let endorsed = each(work, move |(index, proposal): (usize, SignedTestProposal)| {
         let peer = endorsers[index % endorsers.len()].clone();
         async move {
             let response = peer.process(proposal.bytes.clone()).await.expect("the proposal is in order");
@@ -213,7 +213,7 @@ async fn one_round(
     };
     let count = envelopes.len();
     let begun = processor_us();
-    let before = alone.chain(CHANNEL).expect("joined").height();
+    let before = alone.channel(CHANNEL).expect("joined").height();
     broadcast(alone, envelopes.clone()).await;
     await_transactions(alone, before, count).await;
     costs.order += processor_us() - begun;
@@ -234,10 +234,10 @@ async fn one_round(
     costs.valid += valid;
 }
 
-/// Waits until an orderer without peers has made so many transactions durable.
+/// Waits until an orderer without peers has made this many transactions durable.
 async fn await_transactions(orderer: &Orderer, from: u64, count: usize) {
-    let chain = orderer.chain(CHANNEL).expect("joined");
-    let mut durable = chain.durable();
+    let chain = orderer.channel(CHANNEL).expect("joined");
+    let mut durable = chain.deliverable();
     let (mut next, mut seen) = (from, 0);
     while seen < count {
         durable.wait_for(|height| *height > next).await.expect("the chain runs");

@@ -1,7 +1,7 @@
-//! What a channel's configuration and contract definitions say about who may do what, ready to be asked.
+//! The rules of a channel's configuration and of its contract definitions, ready to be evaluated.
 //!
-//! [`Rules`] are fixed for one configuration of one channel. Endorser, orderer and validator share them; identities are
-//! remembered by the channel's [`MspManager`], verdicts on signatures nowhere.
+//! [`ChannelPolicies`] are fixed for one configuration of one channel. Endorser, orderer and validator share them. The
+//! channel's [`MspManager`] caches identities; verdicts on signatures are not cached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use base::rt::{self, WallTime};
 use base::{Bytes, ChannelId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
-use identity::{DenyList, Identity, MspManager, Policy, Verifier};
+use identity::{DenyList, Identity, MspManager, Policy, SignatureVerifier};
 use ledger::hash::sha256;
-use ledger::transaction::Action;
+use ledger::transaction::EndorsedAction;
 use ledger::{ChannelConfig, Hash};
 use prost::Message as _;
 
@@ -30,20 +30,20 @@ pub fn is_system_namespace(name: &str) -> bool {
 
 /// A contract as all peers of a channel agreed on it.
 ///
-/// Until definitions are kept on the ledger, peers are started with the same ones.
+/// Until definitions are kept on the ledger, all peers must be started with the same ones.
 #[derive(Clone, Debug)]
-pub struct Definition {
+pub struct ContractDefinition {
     /// The version that `_lifecycle` shows.
     pub version: String,
-    /// How often the definition was changed; from 1.
+    /// The number of the definition's current version; from 1.
     pub sequence: i64,
-    /// Whose endorsements a transaction of the contract needs.
+    /// The policy over the endorsements that a transaction of the contract needs.
     pub endorsement: proto::protos::ApplicationPolicy,
 }
 
-impl Default for Definition {
+impl Default for ContractDefinition {
     fn default() -> Self {
-        Definition {
+        ContractDefinition {
             version: "1.0".to_owned(),
             sequence: 1,
             endorsement: channel_reference(ledger::config::ENDORSEMENT),
@@ -52,27 +52,30 @@ impl Default for Definition {
 }
 
 /// Contract definitions by name.
-pub type Definitions = BTreeMap<String, Definition>;
+pub type ContractDefinitions = BTreeMap<String, ContractDefinition>;
 
-/// The rules of one channel.
+/// The policies of one channel: configuration, contract definitions and access control.
 #[derive(Debug)]
-pub struct Rules {
+pub struct ChannelPolicies {
     config: Arc<ChannelConfig>,
     proposers: Policy,
     channel_writers: Policy,
-    definitions: Definitions,
+    contracts: ContractDefinitions,
     endorsement: BTreeMap<String, Policy>,
     digest: Hash,
     denied: DenyList,
-    verifier: Verifier,
+    verifier: SignatureVerifier,
 }
 
-impl Rules {
-    /// Compiles the rules of a configuration.
+impl ChannelPolicies {
+    /// Compiles the policies of a configuration.
     ///
     /// # Errors
     /// If the policy of a definition is malformed.
-    pub fn new(config: Arc<ChannelConfig>, definitions: Definitions) -> Result<Rules, identity::Error> {
+    pub fn new(
+        config: Arc<ChannelConfig>,
+        definitions: ContractDefinitions,
+    ) -> Result<ChannelPolicies, identity::Error> {
         let mut endorsement = BTreeMap::new();
         let mut stated = config.digest().to_vec();
         for (name, definition) in &definitions {
@@ -84,41 +87,42 @@ impl Rules {
             }
             stated.extend_from_slice(&definition.sequence.to_le_bytes());
         }
-        Ok(Rules {
+        Ok(ChannelPolicies {
             proposers: config.policy(config.acl(PROPOSE)),
             channel_writers: config.policy(CHANNEL_WRITERS),
             config,
-            definitions,
+            contracts: definitions,
             endorsement,
             digest: sha256(&stated),
             denied: DenyList::of_process(),
-            verifier: Verifier::of_process(),
+            verifier: SignatureVerifier::of_process(),
         })
     }
 
-    /// The same rules where another list than this process's says whom the operator denies.
+    /// The same policies with another deny list than this process's.
     #[must_use]
-    pub fn denying(self, denied: DenyList) -> Rules {
-        Rules { denied, ..self }
+    pub fn denying(self, denied: DenyList) -> ChannelPolicies {
+        ChannelPolicies { denied, ..self }
     }
 
-    /// The same rules where signatures are verified otherwise than in the rest of the process. No verdict depends on it.
+    /// The same policies with another verifier than this process's. No verdict depends on the choice.
     #[must_use]
-    pub fn verified_by(self, verifier: Verifier) -> Rules {
-        Rules { verifier, ..self }
+    pub fn verified_by(self, verifier: SignatureVerifier) -> ChannelPolicies {
+        ChannelPolicies { verifier, ..self }
     }
 
     /// How signatures that decide validity are verified.
-    pub fn verifier(&self) -> Verifier {
+    pub fn verifier(&self) -> SignatureVerifier {
         self.verifier
     }
 
-    /// The configuration behind the rules.
+    /// The configuration from which the policies come.
     pub fn config(&self) -> &Arc<ChannelConfig> {
         &self.config
     }
 
-    /// SHA-256 of everything that the rules are made of, configuration and definitions: whoever has the same judges the same.
+    /// SHA-256 of everything that the policies consist of, configuration and definitions: two nodes with the same
+    /// digest reach the same verdicts.
     pub fn digest(&self) -> &Hash {
         &self.digest
     }
@@ -129,8 +133,8 @@ impl Rules {
     }
 
     /// The contracts of the channel.
-    pub fn definitions(&self) -> &Definitions {
-        &self.definitions
+    pub fn definitions(&self) -> &ContractDefinitions {
+        &self.contracts
     }
 
     /// The channel's members.
@@ -138,17 +142,18 @@ impl Rules {
         self.config.msps()
     }
 
-    /// The member that these bytes, a `SerializedIdentity`, name, unless the channel's configuration revokes it. Whether it has
-    /// expired or is denied here is not looked at: see [`Rules::check_served`].
+    /// The member that the bytes of a `SerializedIdentity` name, unless the channel's configuration revokes it. Does
+    /// not check whether the member has expired or is denied here: see [`ChannelPolicies::check_served`].
     ///
     /// # Errors
-    /// Why it is no member.
+    /// Why the identity is no member.
     pub fn identify(&self, serialized: &Bytes) -> Result<Arc<Identity>, identity::Error> {
         self.members().identify(serialized)
     }
 
-    /// Refuses a member that is not to be served now: its certificate has expired, or this node's operator denies it. For
-    /// everything that a node does for somebody; never for validation, which must come to the same at all peers and for ever.
+    /// Rejects a member that must not be served now: its certificate has expired, or this node's operator denies it.
+    /// Call it before serving a member. Never call it in validation, whose result must be the same at all peers and at
+    /// all times.
     ///
     /// # Errors
     /// [`identity::Error::Expired`], [`identity::Error::Denied`].
@@ -157,7 +162,7 @@ impl Rules {
         self.check_denied(member, now)
     }
 
-    /// As [`Rules::check_served`], for what Fabric lets expired members ask.
+    /// As [`ChannelPolicies::check_served`], for requests that Fabric accepts from expired members.
     ///
     /// # Errors
     /// [`identity::Error::Denied`].
@@ -165,19 +170,20 @@ impl Rules {
         self.denied.check(member, now)
     }
 
-    /// Completes when this node's operator denies a member, at once where he does already. A stream that is open ends by it.
+    /// Completes when this node's operator denies a member, at once if the member is denied already. It ends streams
+    /// that are open.
     pub async fn denied(&self, member: &Identity) {
         // Subscribed before the check, so that a change between the two is not missed.
         let mut changes = self.denied.changes();
         while self.check_denied(member, rt::wall_now()).is_ok() {
             if changes.changed().await.is_err() {
-                // The list cannot change any more.
+                // The list can no longer change.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Whose endorsements a contract needs; nothing where the channel has no such contract.
+    /// The endorsement policy of a contract; `None` if the channel has no such contract.
     pub fn endorsement_policy(&self, contract: &str) -> Option<&Policy> {
         self.endorsement.get(contract)
     }
@@ -199,9 +205,9 @@ impl Rules {
     }
 }
 
-/// The endorsements of one transaction, each verified at most once whatever the number of policies. They share the
-/// transaction's memory: nobody vouches yet for how many there are or how large the result is.
-pub fn endorsements(action: &Action) -> Vec<SignedData> {
+/// The endorsements of one transaction, each verified at most once however many policies there are. They share the
+/// transaction's memory: their number and the size of the result are not checked yet.
+pub fn endorsements(action: &EndorsedAction) -> Vec<SignedData> {
     (0..action.endorsements().len())
         .map(|index| SignedData {
             data: action.signed_parts(index).into(),

@@ -1,9 +1,9 @@
-//! One channel at one peer: its ledger as others see it.
+//! One channel at one peer: its ledger, as the rest of the node sees it.
 
 use std::sync::{Arc, Mutex};
 
 use base::rt::channel::WatchReceiver;
-use base::rt::{self, Stop, Task};
+use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
 use ledger::{Block, ChannelConfig, Hash};
 use state::{Snapshot, WorldState};
@@ -11,99 +11,100 @@ use storage::Watermark;
 use storage::blocks::Blocks;
 
 use crate::Error;
-use crate::access::Rules;
-use crate::commit::deliver::{BlockSources, follow};
-use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip, run};
+use crate::access::ChannelPolicies;
+use crate::commit::deliver::{BlockSources, run_deliver};
+use crate::commit::pipeline::{ChainTip, CommitContext, CommitPipeline, PipelineConfig, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
+use crate::failover::PrimaryLease;
 use crate::history::KeyHistory;
-use crate::succession::Office;
 use crate::validate::Code;
 
-/// A channel that a peer has joined. Whatever it shows is committed: durable here and applied.
+/// A channel that a peer has joined. Everything that it shows is committed: durable here and applied.
 pub struct Channel {
-    ledger: Arc<Ledger>,
+    context: Arc<CommitContext>,
     history: Arc<KeyHistory>,
-    follower: Mutex<Option<Task<()>>>,
-    office: Option<Arc<Office>>,
+    deliver_task: Mutex<Option<Task<()>>>,
+    primary_lease: Option<Arc<PrimaryLease>>,
 }
 
 impl Channel {
-    /// Opens a channel whose genesis block is stored, replays what the state misses, and follows the orderers.
+    /// Opens a channel whose genesis block is stored, replays the blocks that the state lacks, and follows the
+    /// orderers.
     pub(crate) async fn open(
-        rules: Arc<Rules>,
+        policies: Arc<ChannelPolicies>,
         store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
         history: Arc<KeyHistory>,
-        settings: Settings,
+        settings: PipelineConfig,
         orderers: BlockSources,
-        office: Option<Arc<Office>>,
+        primary_lease: Option<Arc<PrimaryLease>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
-        let ledger = Arc::new(Ledger::new(rules, store, state, settings, Stop::new()));
-        let pipeline = Pipeline::start(ledger.clone(), tip);
-        let following = follow(ledger.clone(), pipeline, tip, orderers);
-        let follower = rt::spawn(run(ledger.clone(), async move {
+        let context = Arc::new(CommitContext::new(policies, store, state, settings, CancellationToken::new()));
+        let pipeline = CommitPipeline::start(context.clone(), tip);
+        let following = run_deliver(context.clone(), pipeline, tip, orderers);
+        let follower = rt::spawn(run(context.clone(), async move {
             following.await;
             Ok(())
         }));
-        Ok(Arc::new(Channel { ledger, history, follower: Mutex::new(Some(follower)), office }))
+        Ok(Arc::new(Channel { context, history, deliver_task: Mutex::new(Some(follower)), primary_lease }))
     }
 
     /// The channel's name.
     pub fn id(&self) -> &ChannelId {
-        self.ledger.rules.channel()
+        self.context.policies.channel()
     }
 
     /// The channel's configuration.
     pub fn config(&self) -> &Arc<ChannelConfig> {
-        self.ledger.rules.config()
+        self.context.policies.config()
     }
 
-    /// Who may do what.
-    pub fn rules(&self) -> &Arc<Rules> {
-        &self.ledger.rules
+    /// The channel's policies.
+    pub fn policies(&self) -> &Arc<ChannelPolicies> {
+        &self.context.policies
     }
 
     /// Number of committed blocks.
     pub fn height(&self) -> u64 {
-        self.ledger.height()
+        self.context.height()
     }
 
     /// Follows [`Channel::height`].
     pub fn committed(&self) -> WatchReceiver<u64> {
-        self.ledger.committed()
+        self.context.committed()
     }
 
     /// The world state.
     pub fn state(&self) -> &Arc<dyn WorldState> {
-        &self.ledger.state
+        &self.context.state
     }
 
     /// The newest state that may be shown.
     ///
     /// # Errors
-    /// Where this compute node may have been succeeded: another one of the peer may know of later blocks.
+    /// If another compute node of the peer may have become primary: it may know of later blocks.
     pub async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
-        if let Some(office) = &self.office {
-            office.held().await?;
+        if let Some(office) = &self.primary_lease {
+            office.wait_until_held().await?;
         }
-        Ok(self.ledger.state.snapshot())
+        Ok(self.context.state.snapshot())
     }
 
-    /// What its keys held.
+    /// The history of the channel's keys.
     pub fn history(&self) -> &Arc<KeyHistory> {
         &self.history
     }
 
     /// The block store, which may hold blocks that are not committed yet.
     pub(crate) fn store(&self) -> &Arc<dyn Blocks> {
-        &self.ledger.store
+        &self.context.store
     }
 
-    /// A committed block, encoded, with this peer's metadata; nothing from [`Channel::height`] on.
+    /// A committed block, encoded, with this peer's metadata; `None` from [`Channel::height`] on.
     ///
     /// # Errors
     /// The block store's.
@@ -111,10 +112,10 @@ impl Channel {
         if number >= self.height() {
             return Ok(None);
         }
-        if let Some(recent) = self.ledger.recent.get(number) {
+        if let Some(recent) = self.context.recent.get(number) {
             return Ok(Some(recent.bytes().clone()));
         }
-        Ok(self.ledger.store.read(BlockNumber(number)).await?)
+        Ok(self.context.store.read(BlockNumber(number)).await?)
     }
 
     /// The number of the committed block with this header hash.
@@ -122,7 +123,7 @@ impl Channel {
     /// # Errors
     /// The block store's.
     pub async fn block_by_hash(&self, hash: &Hash) -> Result<Option<u64>, Error> {
-        let number = self.ledger.store.number_by_hash(hash).await?.map(BlockNumber::get);
+        let number = self.context.store.number_by_hash(hash).await?.map(BlockNumber::get);
         Ok(number.filter(|number| *number < self.height()))
     }
 
@@ -134,12 +135,12 @@ impl Channel {
         Ok(self.tx_status(tx_id).await?.map(|status| status.block))
     }
 
-    /// A committed block in decoded form, if it is one of the newest; shared by all who ask.
+    /// A committed block in decoded form, if it is one of the newest; shared by all callers.
     pub fn recent(&self, number: u64) -> Option<Arc<CommittedBlock>> {
-        self.ledger.recent.get(number)
+        self.context.recent.get(number)
     }
 
-    /// A committed block in decoded form: a recent one, or one decoded anew from the store.
+    /// A committed block in decoded form: a recent one, or one that is decoded from the store now.
     ///
     /// # Errors
     /// If the stored block cannot be read.
@@ -151,77 +152,78 @@ impl Channel {
         Ok(Some(Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?)))
     }
 
-    /// What became of a transaction; nothing while it is not committed. Of several with one id the first counts.
+    /// The outcome of a transaction; `None` while it is not committed. Of several transactions with one id the first
+    /// counts.
     ///
     /// # Errors
     /// The block store's.
     pub async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
-        let place = self.ledger.store.find_transaction(tx_id).await?;
+        let place = self.context.store.find_transaction(tx_id).await?;
         let status = place.map(|place| TxStatus { code: Code(place.code), block: place.block.get() });
         Ok(status.filter(|status| status.block < self.height()))
     }
 
     /// Waits until a transaction is committed.
     ///
-    /// Dropping the future gives the wait up.
+    /// Dropping the future cancels the wait.
     ///
     /// # Errors
     /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; the block store's.
     pub async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
-        // Registered before looking: see `commit::waiters`.
-        let waiter = self.ledger.waiters.register(tx_id.clone());
+        // Registered before the lookup: see `commit::waiters`.
+        let waiter = self.context.waiters.register(tx_id.clone());
         match self.tx_status(tx_id).await? {
-            // What is committed is known also where nobody may wait.
+            // A committed transaction is found even if no more callers may wait.
             Some(status) => Ok(status),
             None => waiter?.wait().await,
         }
     }
 
-    /// The error that ended the channel's pipeline, if one did. What is committed can still be read.
+    /// The error that ended the channel's pipeline, if any. Committed blocks can still be read.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        self.ledger.failure()
+        self.context.failure()
     }
 
-    /// What the channel waits for, while it cannot commit: room on its disk, say.
+    /// Why the channel cannot commit at the moment, such as a full disk; `None` if it can.
     pub fn stalled(&self) -> Option<String> {
-        self.ledger.stalled()
+        self.context.stalled()
     }
 
-    /// Resolves when the channel has stopped following the orderers.
+    /// Completes when the channel has stopped following the orderers.
     pub async fn stopped(&self) {
-        self.ledger.stop().stopped().await;
+        self.context.stop().cancelled().await;
     }
 
-    /// Has the channel end in the background, without a word of how.
+    /// Ends the channel in the background and reports no result.
     pub(crate) fn abandon(&self) {
-        self.ledger.stop().stop();
+        self.context.stop().cancel();
     }
 
-    /// Finishes the blocks that were judged, persists the state and closes the block store. Says how far the blocks have come, all
-    /// of which are durable.
+    /// Finishes the blocks that were validated, persists the state and closes the block store. Returns how far the
+    /// blocks have come; all of them are durable.
     ///
     /// # Errors
-    /// The first; nothing more is asked then of a store that does not say whether it has the last blocks.
+    /// The first error. If the store does not confirm the last blocks, it is not asked for anything more.
     pub(crate) async fn stop(&self) -> Result<Watermark, Error> {
-        self.ledger.stop().stop();
-        let follower = self.follower.lock().expect("no holder of this lock panics").take();
+        self.context.stop().cancel();
+        let follower = self.deliver_task.lock().expect("no holder of this lock panics").take();
         if let Some(follower) = follower {
             // A follower that was aborted has nothing left to do.
             let _ = follower.await;
         }
         if let Some(failure) = self.failure().filter(|failure| failure.kind() == ErrorKind::Ambiguous) {
             let (name, reason) = (self.id().to_string(), failure.to_string());
-            return Err(Error::Refused { name, kind: ErrorKind::Ambiguous, reason });
+            return Err(Error::Rejected { name, kind: ErrorKind::Ambiguous, reason });
         }
-        self.ledger.state.persist().await?;
-        let tip = self.ledger.store.tip();
-        self.ledger.store.close().await?;
+        self.context.state.persist().await?;
+        let tip = self.context.store.tip();
+        self.context.store.close().await?;
         Ok(Watermark { height: tip.height, block_hash: tip.header_hash, ..Watermark::default() })
     }
 }
 
-/// Where a stored chain stands.
-async fn tip(store: &dyn Blocks) -> Result<Tip, Error> {
+/// The head of a stored chain.
+async fn tip(store: &dyn Blocks) -> Result<ChainTip, Error> {
     let tip = store.tip();
     let newest = tip
         .height
@@ -235,5 +237,5 @@ async fn tip(store: &dyn Blocks) -> Result<Tip, Error> {
     if commit_hash.is_none() != (newest == 0) {
         return Err(Error::Stored { block: newest, reason: "every block but the first has a commit hash".to_owned() });
     }
-    Ok(Tip { height: tip.height, hash: Some(tip.header_hash), commit_hash })
+    Ok(ChainTip { height: tip.height, hash: Some(tip.header_hash), commit_hash })
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a peer's channels and an orderer's chains as such.
+//! Errors of a peer's channels and of an orderer's chains.
 //!
 //! Proposals and messages have errors of their own: [`crate::endorse::EndorseError`], [`crate::order::BroadcastError`].
 
@@ -8,10 +8,10 @@ use base::{ChannelId, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The channel is not held here.
+    /// The channel does not exist at this node.
     #[error("channel {0} is not known here")]
     UnknownChannel(String),
-    /// The channel is held here already.
+    /// The channel exists at this node already.
     #[error("channel {0} is held here already")]
     ChannelExists(ChannelId),
     /// A channel name that Fabric does not allow.
@@ -26,13 +26,13 @@ pub enum Error {
     /// The world state failed.
     #[error("state: {0}")]
     State(#[from] state::Error),
-    /// What orders the channel failed.
+    /// The ordering engine of the channel failed.
     #[error("ordering: {0}")]
     Consensus(#[from] consensus::Error),
     /// A policy or an identity of the configuration cannot be used.
     #[error("identity: {0}")]
     Identity(#[from] identity::Error),
-    /// A stored block contradicts what this peer wrote itself.
+    /// A stored block contradicts what this peer itself wrote.
     #[error("block {block}: {reason}")]
     Stored {
         /// The block.
@@ -40,52 +40,53 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// The orderers have lost blocks that this peer was shown, and go on with others.
+    /// The orderers have lost blocks that this peer has received, and continue with others.
     #[error(
-        "the orderers go on with another block {block} of channel {channel} than the blocks of this peer lead to: they have lost \
-         blocks that it was shown, as a volatile group does when all of it loses its power. Stop this peer, move its data of \
-         the channel and the `watermarks` of its compute nodes away and start it again: it takes the blocks that the orderers have"
+        "the orderers go on with another block {block} of channel {channel}, which does not continue the blocks of this peer: they \
+         have lost blocks that it had received, as a volatile group does when all of its nodes lose power. Stop this peer, move \
+         its data of the channel and the `watermarks` of its compute nodes away, and start it again: it then receives the \
+         blocks of the orderers"
     )]
     OtherChain {
-        /// Of which channel.
+        /// The channel.
         channel: ChannelId,
-        /// The first block that it cannot have.
+        /// The number of the first block that this peer cannot take.
         block: u64,
     },
     /// A directory or an address could not be used.
     #[error("{what}: {cause}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// What the operating system said.
+        /// The operating system's error.
         cause: String,
-        /// What the caller is to do.
+        /// What the caller should do.
         kind: ErrorKind,
     },
-    /// More callers wait than are allowed to.
+    /// Too many callers wait.
     #[error("too many callers wait for transactions; at most {0} may")]
     TooManyWaiters(usize),
-    /// The peer, in a process of its own, cannot be asked now.
+    /// The peer runs in another process that cannot be reached now.
     #[error("{name} cannot be reached at {address}: {reason}; see whether its compute node runs")]
     Unreachable {
-        /// Which.
+        /// The peer.
         name: String,
-        /// Where.
+        /// Its address.
         address: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A peer elsewhere refused, or its answer could not be used.
+    /// A remote peer rejected the request, or its answer could not be used.
     #[error("{name}: {reason}")]
-    Refused {
-        /// Which.
+    Rejected {
+        /// The peer.
         name: String,
-        /// What the caller is to do.
+        /// What the caller should do.
         kind: ErrorKind,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A stage came upon something that this software holds impossible.
+    /// A stage met a state that this software holds impossible.
     #[error("a stage panicked: {0}")]
     Panicked(String),
     /// The channel has stopped, on request or because of an earlier error.
@@ -94,7 +95,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the caller is to do.
+    /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::UnknownChannel(_) | Error::ChannelExists(_) | Error::ChannelName(_) => ErrorKind::Rejected,
@@ -104,7 +105,7 @@ impl Error {
             Error::Consensus(error) => error.kind(),
             Error::Identity(error) => error.kind(),
             Error::Stored { .. } | Error::OtherChain { .. } => ErrorKind::Corrupt,
-            Error::Io { kind, .. } | Error::Refused { kind, .. } => *kind,
+            Error::Io { kind, .. } | Error::Rejected { kind, .. } => *kind,
             Error::TooManyWaiters(_) | Error::Unreachable { .. } => ErrorKind::Retry,
             Error::Panicked(_) | Error::Stopped => ErrorKind::Closed,
         }

@@ -1,45 +1,45 @@
-//! What the chain counts.
+//! The metrics of this crate.
 
 base::events! {
     /// Proposals that were endorsed.
     counter ProposalsEndorsed("heddle_chain_proposals_endorsed_total");
     /// Proposals whose contract answered with an error, unsigned.
     counter ProposalsFailed("heddle_chain_proposals_failed_total");
-    /// Proposals that were refused before a contract ran.
-    counter ProposalsRefused("heddle_chain_proposals_refused_total");
-    /// Proposals that were turned away because too many were running and waiting, or because they had waited for too long.
+    /// Proposals that were rejected before a contract ran.
+    counter ProposalsRejected("heddle_chain_proposals_rejected_total");
+    /// Proposals that were rejected because too many were running and waiting, or because they had waited too long.
     counter ProposalsOverloaded("heddle_chain_proposals_overloaded_total");
-    /// Proposals that wait until fewer contracts run.
+    /// Proposals that wait for a running contract to end.
     gauge ProposalsWaiting("heddle_chain_proposals_waiting");
     /// Time to run a proposal's contract, from snapshot to encoded read-write set.
     histogram SimulationTime("heddle_chain_simulation_seconds", seconds);
 
     /// Messages that an orderer accepted.
     counter MessagesOrdered("heddle_chain_messages_ordered_total");
-    /// Messages that an orderer refused.
-    counter MessagesRefused("heddle_chain_messages_refused_total");
-    /// Messages that an orderer turned away because its queue was full.
+    /// Messages that an orderer rejected.
+    counter MessagesRejected("heddle_chain_messages_rejected_total");
+    /// Messages that an orderer rejected because its queue was full.
     counter MessagesOverloaded("heddle_chain_messages_overloaded_total");
     /// Blocks that orderers made durable; each is counted by every orderer of a group.
     counter BlocksOrdered("heddle_chain_blocks_ordered_total");
     /// Time from cutting a block to its being durable at the orderer.
     histogram OrderTime("heddle_chain_order_seconds", seconds);
-    /// Orderers of this process that lead their group now; one that orders alone leads.
+    /// Orderers of this process that are leaders now; an orderer that orders alone is a leader.
     gauge OrderersLeading("heddle_chain_orderers_leading");
-    /// Times that an orderer of this process began to lead.
-    counter LeadsBegun("heddle_chain_leads_begun_total");
+    /// Times that an orderer of this process became leader.
+    counter LeadershipsStarted("heddle_chain_leaderships_started_total");
     /// Blocks that an orderer sent to peers.
     counter BlocksServed("heddle_chain_blocks_served_total");
 
-    /// Blocks that peers received and refused: wrong number, hash, signature or bytes.
-    counter BlocksRefused("heddle_chain_blocks_refused_total");
-    /// Other organisations' peers whose commit hash of a block differs from that of this organisation's peer.
-    counter CommitHashesParted("heddle_chain_commit_hashes_parted_total");
+    /// Blocks that peers received and rejected: wrong number, hash, signature or bytes.
+    counter BlocksRejected("heddle_chain_blocks_rejected_total");
+    /// Peers of other organisations whose commit hash of a block differs from that of this organisation's peer.
+    counter CommitHashesDiverged("heddle_chain_commit_hashes_diverged_total");
     /// Connections that peers made to orderers.
     counter DeliverConnections("heddle_chain_deliver_connections_total");
     /// Blocks committed.
     counter BlocksCommitted("heddle_chain_blocks_committed_total");
-    /// Blocks applied again at start, from the state's savepoint on.
+    /// Blocks replayed at start, from the state's savepoint on.
     counter BlocksReplayed("heddle_chain_blocks_replayed_total");
     /// Transactions committed as valid.
     counter TransactionsValid("heddle_chain_transactions_valid_total");
@@ -49,41 +49,42 @@ base::events! {
     counter TransactionsPhantom("heddle_chain_transactions_phantom_total");
     /// Transactions invalidated because their endorsements do not satisfy a policy.
     counter TransactionsUnendorsed("heddle_chain_transactions_unendorsed_total");
-    /// Transactions invalidated because their id was there before.
+    /// Transactions invalidated because their id had been used before.
     counter TransactionsDuplicate("heddle_chain_transactions_duplicate_total");
     /// Transactions invalidated for any other reason.
     counter TransactionsMalformed("heddle_chain_transactions_malformed_total");
     /// Time from receiving a block to the end of its signature and policy checks.
-    histogram ExamineTime("heddle_chain_examine_seconds", seconds);
+    histogram VerifyTime("heddle_chain_verify_seconds", seconds);
     /// Time of a block's conflict checks.
-    histogram ResolveTime("heddle_chain_resolve_seconds", seconds);
+    histogram ConflictCheckTime("heddle_chain_conflict_check_seconds", seconds);
     /// Time from a block's append to its being durable.
     histogram DurableTime("heddle_chain_durable_seconds", seconds);
-    /// Time from a block's turn to be applied, and its being durable, to its being in the world state.
+    /// Time to apply a block to the world state, from its turn to be applied and its being durable, whichever is later.
     histogram ApplyTime("heddle_chain_apply_seconds", seconds);
     /// Time from receiving a block to its commit.
     histogram CommitTime("heddle_chain_commit_seconds", seconds);
     /// Transactions whose signatures another compute node of the peer has verified.
-    counter TransactionsBorrowed("heddle_chain_transactions_borrowed_total");
-    /// Transactions that were given to another compute node of the peer, and whose signatures the primary has verified after all.
-    counter TransactionsNotBorrowed("heddle_chain_transactions_not_borrowed_total");
-    /// Transactions whose signatures another compute node of the peer had verified, and the primary verified again: by chance, or
-    /// because the other called them wrong.
-    counter TransactionsDoubted("heddle_chain_transactions_doubted_total");
-    /// Compute nodes of a peer that were found to lie about signatures; each is asked nothing more.
-    counter LiarsFound("heddle_chain_liars_found_total");
+    counter TransactionsOffloaded("heddle_chain_transactions_offloaded_total");
+    /// Transactions that were offloaded to another compute node of the peer, and whose signatures the primary has
+    /// verified after all.
+    counter TransactionsOffloadFailed("heddle_chain_transactions_offload_failed_total");
+    /// Transactions whose signatures another compute node of the peer had verified, and that the primary verified
+    /// again: as a random sample, or because the other node had called them wrong.
+    counter TransactionsReverified("heddle_chain_transactions_reverified_total");
+    /// Compute nodes of a peer that were found to lie about signatures; the primary offloads nothing more to them.
+    counter FollowersDistrusted("heddle_chain_followers_distrusted_total");
     /// Transactions whose signatures this compute node has verified for the primary of its peer.
-    counter TransactionsLent("heddle_chain_transactions_lent_total");
+    counter TransactionsVerifiedForPrimary("heddle_chain_transactions_verified_for_primary_total");
     /// Times that a compute node of a peer became its primary, where there are several.
     counter Promotions("heddle_chain_promotions_total");
-    /// Times that a compute node of a peer ceased to be its primary, or could not begin to be it.
+    /// Times that a compute node of a peer ceased to be its primary, or failed to start as its primary.
     counter Demotions("heddle_chain_demotions_total");
-    /// Compute nodes among several that are the primary of their peer now.
+    /// Compute nodes, of peers with several, that are the primary now.
     gauge PrimaryNodes("heddle_chain_primary_nodes");
     /// Compute nodes that follow a primary now and may answer.
-    gauge ReaderNodes("heddle_chain_reader_nodes");
-    /// The height that the compute node of this process shows, where there are several; of all of a network in one process,
-    /// the one that moved last.
+    gauge FollowerNodes("heddle_chain_follower_nodes");
+    /// The height that the compute node of this process shows, where a peer has several. If one process runs a whole
+    /// network, the height that changed last.
     gauge ComputeHeight("heddle_chain_compute_height");
     /// Callers that wait for a transaction's commit.
     gauge CommitWaiters("heddle_chain_commit_waiters");

@@ -1,5 +1,5 @@
-//! What stages do about trouble: places where a simulation may hold one up, so that crashes fall between its steps; waits
-//! for what passes, and what is waited for; errors and panics, which must not go unseen.
+//! Faults and waits of the stages: fault points at which a simulation may delay a stage, so that crashes fall between its
+//! steps; back-off, and reports of what a stage waits for; and errors and panics, which must not go unnoticed.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -13,9 +13,9 @@ use base::rt;
 
 use crate::Error;
 
-/// How long a stage that is held up waits.
+/// How long a delayed stage waits.
 const HELD_UP: Duration = Duration::from_millis(150);
-/// The first wait before an operation is tried again.
+/// The first wait before an operation is retried.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// The longest wait between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(5);
@@ -27,11 +27,11 @@ pub(crate) async fn hold_up(name: &'static str) {
     }
 }
 
-/// Runs a stage. Its panic becomes [`Error::Panicked`], so that whoever depends on the stage is told like of any error,
-/// instead of finding out one by one that nobody answers. In a simulation the panic goes on after `failed` was told.
+/// Runs a stage. Its panic becomes [`Error::Panicked`], so that everything that depends on the stage receives an error,
+/// instead of waiting for answers that never come. In a simulation the panic continues after `failed` was called.
 pub(crate) async fn run_stage(stage: impl Future<Output = Result<(), Error>>, failed: impl FnOnce(Error)) {
     let mut stage = pin!(stage);
-    // Of what a stage leaves behind half done nothing is used any more: its channel ends.
+    // Nothing uses the half-done work of a stage that panicked: its channel ends.
     let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| stage.as_mut().poll(context))) {
         Ok(poll) => poll.map(Ok),
         Err(panic) => Poll::Ready(Err(panic)),
@@ -53,12 +53,12 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Waits between attempts of something that fails for lack of space or time, longer each time.
-pub(crate) struct Patience(Duration);
+/// The back-off of an operation that fails for lack of space or time.
+pub(crate) struct Backoff(Duration);
 
-impl Patience {
-    pub(crate) fn new() -> Patience {
-        Patience(RETRY_MIN)
+impl Backoff {
+    pub(crate) fn new() -> Backoff {
+        Backoff(RETRY_MIN)
     }
 
     pub(crate) async fn wait(&mut self) {
@@ -67,19 +67,20 @@ impl Patience {
     }
 }
 
-/// What ended a channel: the first error. A stage that only saw its neighbour end does not know why, and gives way.
+/// The reason why a channel ended: the first error. [`Error::Stopped`], the error of a stage that only saw its
+/// neighbour end, gives way to a later one that names the cause.
 #[derive(Default)]
-pub(crate) struct Failure(Mutex<Option<Arc<Error>>>);
+pub(crate) struct ChannelFailure(Mutex<Option<Arc<Error>>>);
 
-impl Failure {
-    pub(crate) fn note(&self, error: Error) {
+impl ChannelFailure {
+    pub(crate) fn record(&self, error: Error) {
         let mut noted = self.0.lock().expect("no holder of this lock panics");
         if noted.as_deref().is_none_or(|noted| matches!(noted, Error::Stopped)) {
             *noted = Some(Arc::new(error));
         }
     }
 
-    /// Hands it over, if nobody else has it.
+    /// Hands the error over, if it is not shared.
     pub(crate) fn take(&self) -> Option<Error> {
         self.0.lock().expect("no holder of this lock panics").take().and_then(Arc::into_inner)
     }
@@ -89,31 +90,31 @@ impl Failure {
     }
 }
 
-/// What the stages of a channel wait for: it may pass only once somebody acts, so it must be visible. No more than there
-/// are stages.
+/// What the stages of a channel wait for. A wait may end only once an operator acts, so it must be visible. There are
+/// no more entries than stages.
 #[derive(Default)]
-pub(crate) struct Stalls(Mutex<Vec<Arc<str>>>);
+pub(crate) struct StallReasons(Mutex<Vec<Arc<str>>>);
 
 /// A stage that waits, until this is dropped.
-pub(crate) struct Stalled<'a> {
-    stalls: &'a Stalls,
+pub(crate) struct StallGuard<'a> {
+    stalls: &'a StallReasons,
     reason: Arc<str>,
 }
 
-impl Stalls {
-    pub(crate) fn begin(&self, reason: String) -> Stalled<'_> {
+impl StallReasons {
+    pub(crate) fn start(&self, reason: String) -> StallGuard<'_> {
         let reason: Arc<str> = reason.into();
         self.0.lock().expect("no holder of this lock panics").push(reason.clone());
-        Stalled { stalls: self, reason }
+        StallGuard { stalls: self, reason }
     }
 
-    /// What the stage that waits longest waits for.
+    /// The reason of the stage that has waited longest.
     pub(crate) fn reason(&self) -> Option<String> {
         self.0.lock().expect("no holder of this lock panics").first().map(|reason| reason.to_string())
     }
 }
 
-impl Drop for Stalled<'_> {
+impl Drop for StallGuard<'_> {
     fn drop(&mut self) {
         let mut reasons = self.stalls.0.lock().expect("no holder of this lock panics");
         reasons.retain(|reason| !Arc::ptr_eq(reason, &self.reason));
@@ -127,8 +128,8 @@ mod tests {
 
     use super::*;
 
-    /// A stage that panicked ended without a word: the channel was called healthy, took transactions, and let everybody
-    /// who waited for one wait to the deadline.
+    /// Regression: a stage that panicked ended without a report. The channel was reported healthy and accepted
+    /// transactions, and every caller that waited for one waited until its deadline.
     #[test]
     fn a_panic_is_reported_like_an_error() {
         let report = |stage: fn() -> Result<(), Error>| {
@@ -151,19 +152,19 @@ mod tests {
 
     #[test]
     fn the_first_error_stays_unless_it_only_says_that_another_stage_has_ended() {
-        let failure = Failure::default();
-        failure.note(Error::Stopped);
-        failure.note(Error::Panicked("the cause".to_owned()));
-        failure.note(Error::Panicked("a consequence".to_owned()));
-        failure.note(Error::Stopped);
+        let failure = ChannelFailure::default();
+        failure.record(Error::Stopped);
+        failure.record(Error::Panicked("the cause".to_owned()));
+        failure.record(Error::Panicked("a consequence".to_owned()));
+        failure.record(Error::Stopped);
         assert!(matches!(failure.get().as_deref(), Some(Error::Panicked(message)) if message == "the cause"));
     }
 
     #[test]
     fn a_stall_shows_while_it_lasts() {
-        let stalls = Stalls::default();
-        let first = stalls.begin("the disk is full".to_owned());
-        let second = stalls.begin("the disk is full".to_owned());
+        let stalls = StallReasons::default();
+        let first = stalls.start("the disk is full".to_owned());
+        let second = stalls.start("the disk is full".to_owned());
         drop(first);
         assert_eq!(stalls.reason().as_deref(), Some("the disk is full"), "another one waits");
         drop(second);

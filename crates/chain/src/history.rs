@@ -1,20 +1,22 @@
-//! What a key held: every change by a valid transaction, from the newest back (Fabric's `GetHistoryForKey`).
+//! The history of a key: every change by a valid transaction, from the newest back (Fabric's `GetHistoryForKey`).
 //!
-//! 1. Storage says which blocks wrote the key ([`storage::History`]), some at a time, newest first.
-//! 2. Each of these blocks is read from the block store, and what its valid transactions wrote to the key is taken out, the last
-//!    transaction first, with the transaction's id and its client's time.
+//! 1. Storage says which blocks wrote the key ([`storage::History`]), a few at a time, newest first.
+//! 1. Storage finds the blocks that wrote the key ([`storage::History`]), a few at a time, newest first.
+//! 2. Each of these blocks is read from the block store. The writes of its valid transactions to the key are extracted, the
+//!    last transaction first, with the transaction's id and its client's time.
 //!
-//! A [`Walk`] begins below the height of a snapshot and so shows what that snapshot's state came from: it is the same at every
-//! peer. It holds the changes of few blocks at a time.
+//! A [`HistoryWalk`] starts below the height of a snapshot, so it shows the changes that led to that snapshot and is the
+//! same at every peer. It holds the changes of few blocks at a time.
 //!
-//! Storage makes its index when it is first asked and may take long over it; a walk waits for up to [`WAIT_MAX`].
+//! Storage builds its history index at the first request, which may take long; a walk waits for the index for up to
+//! [`WAIT_MAX`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::{BlockNumber, Bytes, ErrorKind, rt};
-use contract::{HistoryPage, Modification, PAGE_BYTES_SOFT_MAX, Timestamp};
+use contract::{HistoryPage, KeyModification, PAGE_BYTES_SOFT_MAX, Timestamp};
 use ledger::Block;
 use ledger::transaction::{Transaction, results_of_valid};
 use storage::History;
@@ -24,11 +26,11 @@ use crate::Error;
 use crate::rwset::visit_writes;
 use crate::validate::Code;
 
-/// How long a question waits for an index that is being made, or for a storage node that is away.
+/// How long a request waits for an index that is being built, or for a storage node that is away.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// The pause before it is asked again.
+/// The pause before the request is repeated.
 const WAIT_PAUSE: Duration = Duration::from_millis(50);
-/// Blocks that storage is asked for at once.
+/// The largest number of blocks that one request asks for.
 const BLOCKS_AT_ONCE: usize = 64;
 
 /// The history of a channel's keys.
@@ -38,7 +40,7 @@ pub struct KeyHistory {
 }
 
 impl KeyHistory {
-    /// A history over what storage keeps of a channel.
+    /// A history over the index and the blocks that storage keeps of a channel.
     pub fn new(index: Arc<dyn History>, blocks: Arc<dyn StoredBlocks>) -> KeyHistory {
         KeyHistory { index, blocks }
     }
@@ -58,7 +60,7 @@ impl KeyHistory {
     }
 
     /// Step 2: the changes of one block, newest first.
-    async fn changes_in(&self, number: BlockNumber, namespace: &str, key: &str) -> Result<Vec<Modification>, Error> {
+    async fn changes_in(&self, number: BlockNumber, namespace: &str, key: &str) -> Result<Vec<KeyModification>, Error> {
         let broken = |reason: String| Error::Stored { block: number.get(), reason };
         let bytes = self.blocks.read(number).await?;
         let bytes = bytes.ok_or_else(|| broken("the history names it, and it is not there".to_owned()))?;
@@ -83,10 +85,10 @@ impl KeyHistory {
             let transaction =
                 Transaction::decode(&block.envelope(position)).map_err(|error| wrong(error.to_string()))?;
             let (seconds, nanos) = transaction.header().timestamp().unwrap_or_default();
-            changes.push(Modification {
+            changes.push(KeyModification {
                 tx_id: transaction.header().to_tx_id(),
                 timestamp: Timestamp { seconds, nanos },
-                // A value of no bytes is a deletion, as everywhere.
+                // A write of an empty value is a deletion, as everywhere.
                 value: value.filter(|value| !value.is_empty()).map(Bytes::copy_from_slice),
             });
         }
@@ -95,24 +97,24 @@ impl KeyHistory {
     }
 }
 
-/// One way through the history of a key.
-pub struct Walk {
+/// One pass through the history of a key.
+pub struct HistoryWalk {
     namespace: Arc<str>,
     key: String,
-    /// Storage was asked for the blocks from here on.
+    /// Storage was asked for the blocks from this number on.
     below: u64,
     /// Blocks that were not read yet, newest first.
     blocks: VecDeque<BlockNumber>,
-    /// Changes that were not handed out yet.
-    changes: VecDeque<Modification>,
+    /// Changes that were not returned yet.
+    changes: VecDeque<KeyModification>,
     /// Storage has no more blocks.
     exhausted: bool,
 }
 
-impl Walk {
+impl HistoryWalk {
     /// A walk over the blocks below a height.
-    pub fn new(namespace: &Arc<str>, key: &str, height: u64) -> Walk {
-        Walk {
+    pub fn new(namespace: &Arc<str>, key: &str, height: u64) -> HistoryWalk {
+        HistoryWalk {
             namespace: Arc::clone(namespace),
             key: key.to_owned(),
             below: height,
@@ -122,20 +124,20 @@ impl Walk {
         }
     }
 
-    /// Whose key it is.
+    /// The namespace of the key.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The next changes: at most `limit`, and no more once their values have [`PAGE_BYTES_SOFT_MAX`] bytes.
+    /// The next changes: at most `limit`, and no more once their values reach [`PAGE_BYTES_SOFT_MAX`] bytes.
     ///
     /// Dropping the future loses nothing.
     ///
     /// # Errors
-    /// `Retry` where storage does not answer in time; damage; the block store's.
+    /// `Retry` if storage does not answer in time; an error for damaged data; the block store's.
     pub async fn page(&mut self, history: &KeyHistory, limit: usize) -> Result<HistoryPage, Error> {
-        let bytes = |change: &Modification| change.value.as_ref().map_or(0, Bytes::len);
-        // One more than wanted tells whether there are more.
+        let bytes = |change: &KeyModification| change.value.as_ref().map_or(0, Bytes::len);
+        // One change more than wanted shows whether there are more.
         while self.changes.len() <= limit && self.changes.iter().map(bytes).sum::<usize>() <= PAGE_BYTES_SOFT_MAX {
             let Some(number) = self.blocks.front().copied() else {
                 if self.exhausted {

@@ -5,62 +5,66 @@ use std::sync::{Arc, OnceLock, RwLock};
 
 use async_trait::async_trait;
 use base::{BlockNumber, Bytes, TxId};
-use contract::Registry;
-use identity::{Signer, Verifier};
+use contract::ContractRegistry;
+use identity::{SignatureVerifier, Signer};
 use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
 
-use crate::access::{Definition, Definitions, Rules};
+use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
 use crate::channel::Channel;
 use crate::commit::deliver::BlockSources;
 use crate::commit::pipeline::append_block;
-use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
+use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
 use crate::history::KeyHistory;
-use crate::stores::{ChannelStores, Stores};
+use crate::stores::{ChannelStores, PeerStores};
 use crate::{Error, commit, endorse};
 
-/// How a peer behaves.
+/// The settings of a peer.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    pub endorse: endorse::Settings,
-    pub commit: commit::pipeline::Settings,
-    /// How signatures that decide validity are verified; nothing: as in the rest of the process.
-    pub verifier: Option<Verifier>,
+pub struct PeerConfig {
+    /// How proposals are checked and run.
+    pub endorse: endorse::EndorserConfig,
+    /// How blocks are verified, committed and persisted.
+    pub commit: commit::pipeline::PipelineConfig,
+    /// How signatures that decide validity are verified; `None` means as in the rest of the process.
+    pub verifier: Option<SignatureVerifier>,
 }
 
-/// What a peer is made of.
+/// What a peer needs to run.
 #[derive(Clone)]
-pub struct PeerOptions {
+pub struct PeerSetup {
     /// For logs.
     pub name: String,
     /// Signs endorsements.
     pub signer: Signer,
     /// Holds the blocks and the state of each channel.
-    pub stores: Arc<dyn Stores>,
+    pub stores: Arc<dyn PeerStores>,
     /// The contracts that this peer can run.
-    pub registry: Registry,
+    pub registry: ContractRegistry,
     /// The contracts of the channels, the same at all peers. Contracts of the registry that are not named here are
     /// defined with the channel's endorsement policy.
-    pub definitions: Definitions,
+    pub definitions: ContractDefinitions,
     /// Where orderers serve blocks.
     pub orderers: BlockSources,
-    pub settings: Settings,
+    /// The peer's settings.
+    pub settings: PeerConfig,
 }
 
-/// One organisation's peer. Dropping it ends its channels, in the background; what [`Peer::stop`] does besides is then not done.
+/// One organisation's peer. Dropping it ends its channels in the background, without the further steps of
+/// [`Peer::stop`].
 pub struct Peer {
-    options: PeerOptions,
-    channels: Arc<Joined>,
+    options: PeerSetup,
+    channels: Arc<JoinedChannels>,
     endorser: Endorser,
     joining: base::rt::sync::Mutex<()>,
     stopped: OnceLock<()>,
 }
 
 #[derive(Default)]
-struct Joined(RwLock<BTreeMap<String, Arc<Channel>>>);
+struct JoinedChannels(RwLock<BTreeMap<String, Arc<Channel>>>);
 
-impl Joined {
+impl JoinedChannels {
     fn channel(&self, name: &str) -> Option<Arc<Channel>> {
         self.0.read().expect("no holder of this lock panics").get(name).cloned()
     }
@@ -70,33 +74,33 @@ impl Joined {
     }
 }
 
-impl Channels for Joined {
+impl EndorsingChannels for JoinedChannels {
     fn channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>> {
-        Joined::channel(self, name).map(|channel| channel as Arc<dyn EndorsingChannel>)
+        JoinedChannels::channel(self, name).map(|channel| channel as Arc<dyn EndorsingChannel>)
     }
 
     fn all(&self) -> Vec<Arc<dyn EndorsingChannel>> {
-        Joined::all(self).into_iter().map(|channel| channel as Arc<dyn EndorsingChannel>).collect()
+        JoinedChannels::all(self).into_iter().map(|channel| channel as Arc<dyn EndorsingChannel>).collect()
     }
 }
 
-/// Defines the contracts of a registry that are not defined otherwise.
-pub(crate) fn define(registry: &Registry, definitions: &mut Definitions) {
+/// Defines the contracts of a registry that have no definition yet.
+pub(crate) fn define(registry: &ContractRegistry, definitions: &mut ContractDefinitions) {
     for name in registry.names().map(str::to_owned).collect::<Vec<_>>() {
         let version = registry.get(&name).map(|contract| contract.version().to_owned());
-        let definition = Definition { version: version.unwrap_or_default(), ..Definition::default() };
+        let definition = ContractDefinition { version: version.unwrap_or_default(), ..ContractDefinition::default() };
         definitions.entry(name).or_insert(definition);
     }
 }
 
 impl Peer {
-    /// Opens a peer with every channel that its stores hold; each goes on where it ended.
+    /// Opens a peer with every channel in its stores; each channel continues where it ended.
     ///
     /// # Errors
     /// If a channel cannot be opened.
-    pub async fn open(mut options: PeerOptions) -> Result<Arc<Peer>, Error> {
+    pub async fn open(mut options: PeerSetup) -> Result<Arc<Peer>, Error> {
         define(&options.registry, &mut options.definitions);
-        let channels = Arc::new(Joined::default());
+        let channels = Arc::new(JoinedChannels::default());
         let endorser = Endorser::new(
             options.signer.clone(),
             options.registry.clone(),
@@ -126,11 +130,11 @@ impl Peer {
     }
 
     /// The contracts that this peer can run.
-    pub fn registry(&self) -> &Registry {
+    pub fn registry(&self) -> &ContractRegistry {
         &self.options.registry
     }
 
-    /// Joins the channel whose genesis block this is. Durable on return. Joining again with the same block does nothing.
+    /// Joins the channel of this genesis block. Durable on return. Joining again with the same block does nothing.
     ///
     /// # Errors
     /// If the block is no genesis block, or the channel was joined with another one.
@@ -170,9 +174,11 @@ impl Peer {
             .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
         let genesis = Block::parse(&genesis)?;
         let config = Arc::new(ChannelConfig::from_block(&genesis)?);
-        let rules = Rules::new(config, self.options.definitions.clone())?;
-        let rules = Arc::new(rules.verified_by(self.options.settings.verifier.unwrap_or_else(Verifier::of_process)));
-        let name = rules.channel().to_string();
+        let policies = ChannelPolicies::new(config, self.options.definitions.clone())?;
+        let policies = Arc::new(
+            policies.verified_by(self.options.settings.verifier.unwrap_or_else(SignatureVerifier::of_process)),
+        );
+        let name = policies.channel().to_string();
         if state.height() == 0 {
             // The configuration is read from the block itself; the genesis block writes nothing to the state.
             let mut nothing = UpdateBatch::default();
@@ -182,8 +188,8 @@ impl Peer {
         let settings = self.options.settings.commit.clone();
         let history = Arc::new(KeyHistory::new(history, Arc::new(Arc::clone(&blocks))));
         let orderers = self.options.orderers.clone();
-        let office = self.options.stores.office();
-        let channel = Channel::open(rules, blocks, state, history, settings, orderers, office).await?;
+        let primary_lease = self.options.stores.primary_lease();
+        let channel = Channel::open(policies, blocks, state, history, settings, orderers, primary_lease).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }
@@ -198,7 +204,7 @@ impl Peer {
         self.channels.all()
     }
 
-    /// Finishes what was judged, persists the states and closes the stores. Later proposals find no channel.
+    /// Finishes the validated blocks, persists the states and closes the stores. Later proposals find no channel.
     ///
     /// # Errors
     /// The first error of a channel; the others are stopped all the same.

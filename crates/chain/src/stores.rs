@@ -1,7 +1,7 @@
-//! Where a peer keeps the blocks and the states of its channels.
+//! The stores in which a peer keeps the blocks and the states of its channels.
 //!
-//! A peer asks for both by the channel's name and knows them by their interfaces only, so that the same peer runs over the
-//! disk of its own process ([`LocalStores`]), or over a storage node ([`NodeStores`]) with its state in pooled memory.
+//! A peer opens both by the channel's name and uses them through interfaces only. So the same peer runs over the disk of
+//! its own process ([`LocalStores`]), or over a storage node ([`NodeStores`]) with its state in pooled memory.
 
 #[cfg(test)]
 mod tests;
@@ -13,51 +13,54 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::rt::disk::Directory;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 use ledger::Block;
 use state::{Monolithic, WorldState};
-use storage::blocks::{BlockOptions, BlockStore, Blocks, StoredBlocks};
-use storage::node::{RemoteBlocks, RemoteOptions, RemoteReads, RemoteStateStore};
+use storage::blocks::{BlockStore, BlockStoreConfig, Blocks, StoredBlocks};
+use storage::node::{RemoteBlocks, RemoteReads, RemoteStateStore, RemoteStoreConfig};
 use storage::state_store::check_savepoint;
 use storage::tables::{RowBatch, TablesEngine};
 use storage::{GroupSync, History, LocalHistory, Materializer, StateStore, Watermark, WatermarkFile};
 
 use crate::Error;
 use crate::commit::replay::{StoredWrite, stored_writes};
-use crate::succession::Office;
+use crate::failover::PrimaryLease;
 
-/// The time between two notes of how far a channel has come, at least.
-pub(crate) const NOTE_PERIOD: Duration = Duration::from_secs(1);
+/// The shortest time between two notes of how far a channel has come.
+pub(crate) const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The blocks and the state of one channel.
 #[derive(Clone)]
 pub struct ChannelStores {
+    /// The channel's blocks.
     pub blocks: Arc<dyn Blocks>,
+    /// The channel's world state; never ahead of the durable blocks.
     pub state: Arc<dyn WorldState>,
     /// Which blocks wrote a key.
     pub history: Arc<dyn History>,
 }
 
-/// Opens what a peer keeps of its channels.
+/// Opens the stores of a peer's channels.
 #[async_trait]
-pub trait Stores: Send + Sync + 'static {
-    /// The channels of which something is kept, in the order of their names; those without a block included.
+pub trait PeerStores: Send + Sync + 'static {
+    /// The channels that have a store, in the order of their names; channels without a block included.
     ///
     /// # Errors
-    /// If that cannot be found out.
+    /// If the stores cannot be listed.
     async fn channels(&self) -> Result<Vec<String>, Error>;
 
-    /// Blocks and state of a channel, both empty where it is new. The state is not ahead of the blocks.
+    /// The blocks and the state of a channel; both are empty if the channel is new. The state is not ahead of the
+    /// blocks.
     ///
-    /// A channel is open once at a time.
+    /// The caller opens a channel only once at a time.
     ///
     /// # Errors
     /// If one of them cannot be opened, or they do not belong together.
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error>;
 
-    /// By what right the states are shown, where another compute node may take it over.
-    fn office(&self) -> Option<Arc<Office>> {
+    /// The primary's lease on answering reads; `None` where no other compute node can become primary.
+    fn primary_lease(&self) -> Option<Arc<PrimaryLease>> {
         None
     }
 
@@ -65,23 +68,25 @@ pub trait Stores: Send + Sync + 'static {
     async fn stopped(&self, _channel: &str, _durable: Watermark) {}
 }
 
-/// Blocks in a directory and states in the tables of an engine, both of this process.
+/// Blocks in a directory and states in the tables of an engine, both in this process.
 #[derive(Clone)]
 pub struct LocalStores {
-    /// For logs: whose they are.
+    /// The owner of the stores, for logs.
     pub name: String,
     /// Holds a block store for each channel.
     pub directory: Directory,
-    /// Shared with whoever else writes to the same disk.
+    /// Shared with everything else that writes to the same disk.
     pub sync: GroupSync,
     /// Holds the world state of each channel.
     pub tables: Arc<dyn TablesEngine>,
-    pub blocks: BlockOptions,
-    pub state: state::Settings,
+    /// The settings of each block store.
+    pub blocks: BlockStoreConfig,
+    /// The settings of each world state.
+    pub state: state::MonolithicConfig,
 }
 
 impl LocalStores {
-    /// Stores with usual settings.
+    /// Stores with default settings.
     pub fn new(
         name: impl Into<String>,
         directory: Directory,
@@ -94,7 +99,7 @@ impl LocalStores {
 }
 
 #[async_trait]
-impl Stores for LocalStores {
+impl PeerStores for LocalStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
         let mut channels = self.directory.list().map_err(|error| Error::io("listing channels", &error))?;
         channels.retain(|name| {
@@ -118,14 +123,15 @@ impl Stores for LocalStores {
         check_savepoint(&blocks, &tables.savepoint()).await?;
         let state = Monolithic::open(tables, self.state.clone());
         let blocks: Arc<dyn Blocks> = Arc::new(blocks);
-        let history = LocalHistory::new(channel, Arc::clone(&blocks), Arc::clone(&self.tables), Arc::new(BlockRows));
+        let history =
+            LocalHistory::new(channel, Arc::clone(&blocks), Arc::clone(&self.tables), Arc::new(BlockMaterializer));
         Ok(ChannelStores { blocks, state: Arc::new(state), history: Arc::new(history) })
     }
 }
 
-/// Makes the state of a channel over the rows that a storage node keeps of it.
+/// Opens the state of a channel over the rows that a storage node keeps of it.
 #[async_trait]
-pub trait States: Send + Sync + 'static {
+pub trait WorldStateFactory: Send + Sync + 'static {
     /// The state of a channel, at the height of the rows' savepoint.
     ///
     /// # Errors
@@ -138,17 +144,18 @@ pub trait States: Send + Sync + 'static {
 pub struct NodeStores {
     /// Where the node serves links.
     pub address: String,
-    /// What the node asks for.
+    /// The token that the node requires.
     pub token: Bytes,
-    /// Of this compute node's time as primary.
+    /// The epoch of this compute node as the primary.
     pub epoch: Epoch,
-    pub states: Arc<dyn States>,
-    /// Where it is noted how far the one channel has come there.
+    /// Opens the world state over the rows of the storage node.
+    pub states: Arc<dyn WorldStateFactory>,
+    /// The durable note of how far the one channel has come at the storage node.
     pub watermark: Option<Arc<WatermarkFile>>,
 }
 
 #[async_trait]
-impl Stores for NodeStores {
+impl PeerStores for NodeStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
         let mut channels = storage::node::channels(&self.address, &self.token).await?;
         channels.retain(|name| ledger::config::check_channel_name(name).is_ok());
@@ -156,81 +163,84 @@ impl Stores for NodeStores {
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let options = RemoteOptions {
+        let options = RemoteStoreConfig {
             address: self.address.clone(),
             token: self.token.clone(),
             channel: channel.to_owned(),
             epoch: self.epoch,
         };
-        // First, because it fences whoever was primary before.
+        // First, because it fences the old primary.
         let blocks = Arc::new(RemoteBlocks::open(options.clone()).await?);
         if let Some(watermark) = &self.watermark {
-            drop(rt::spawn(note_blocks(Arc::downgrade(&blocks), watermark.clone())));
+            drop(rt::spawn(record_watermark(Arc::downgrade(&blocks), watermark.clone())));
         }
         let rows = Arc::new(RemoteStateStore::open(options).await?);
         let state = self.states.open(channel, rows.clone()).await?;
-        // Opening may take long, and notices of the savepoint come meanwhile, whoever is the primary by then.
+        // Opening may take long. Meanwhile the savepoint may move, even on behalf of a newer primary.
         if state.height() > blocks.tip().height {
             return Err(Error::Storage(storage::Error::Remote {
                 node: self.address.as_str().into(),
                 kind: ErrorKind::Fenced,
-                text: format!("block {} there is not of epoch {}", state.height() - 1, self.epoch),
+                text: format!("block {} there was not written under epoch {}", state.height() - 1, self.epoch),
             }));
         }
         Ok(ChannelStores { blocks, state, history: rows })
     }
 
-    /// What came after the last note of [`note_blocks`] would not be missed otherwise.
+    /// Records the blocks that became durable after the last note of [`record_watermark`]: without this, their loss would go
+    /// unnoticed.
     async fn stopped(&self, _channel: &str, durable: Watermark) {
         if let Some(watermark) = &self.watermark
-            && let Err(error) = watermark.note(durable).await
+            && let Err(error) = watermark.advance(durable).await
         {
-            watermark.missed(&error);
+            watermark.report_missed(&error);
         }
     }
 }
 
-/// Begins an epoch of a channel at a storage node, for the next primary; the next one after `newest`, where that is given.
+/// Starts an epoch of a channel at a storage node, for the next primary. If `newest` is given, the new epoch must be
+/// the one directly after it.
 ///
-/// A node that has less than what was noted, or another chain, is refused before: neither it nor the note has changed then, so that
-/// another try ends in the same way. The epoch is noted before anything is done under it.
+/// A storage node that has less than was noted, or another chain, is rejected before the epoch starts. Neither the node
+/// nor the note has changed then, so another attempt fails in the same way. The epoch is noted before anything is done
+/// under it.
 ///
 /// # Errors
 /// [`storage::Error::RolledBack`]; as [`storage::node::begin_epoch`] and [`storage::node::begin_epoch_after`].
 pub async fn begin_epoch(
-    options: RemoteOptions,
+    options: RemoteStoreConfig,
     newest: Option<Epoch>,
     watermark: Option<&WatermarkFile>,
 ) -> Result<Epoch, Error> {
     if let Some(watermark) = watermark {
         check_node(&options, watermark).await?;
     }
-    let RemoteOptions { address, token, channel, .. } = options;
+    let RemoteStoreConfig { address, token, channel, .. } = options;
     let epoch = match newest {
         None => storage::node::begin_epoch(&address, &token, &channel).await?,
         Some(newest) => storage::node::begin_epoch_after(&address, &token, &channel, newest).await?,
     };
     if let Some(watermark) = watermark {
-        watermark.note(Watermark { epoch, ..Watermark::default() }).await?;
+        watermark.advance(Watermark { epoch, ..Watermark::default() }).await?;
     }
     Ok(epoch)
 }
 
-/// Compares what a storage node has with what was noted.
-async fn check_node(options: &RemoteOptions, watermark: &WatermarkFile) -> Result<(), Error> {
-    let (known, RemoteOptions { address, token, channel, .. }) = (watermark.noted().await, options);
-    if known == Watermark::default() {
+/// Compares the data of a storage node with the note.
+async fn check_node(options: &RemoteStoreConfig, watermark: &WatermarkFile) -> Result<(), Error> {
+    let (saved, RemoteStoreConfig { address, token, channel, .. }) = (watermark.current().await, options);
+    if saved == Watermark::default() {
         return Ok(());
     }
     let newest = storage::node::newest_epoch(address, token, channel).await?;
-    if newest < known.epoch {
-        let epoch = known.epoch;
+    if newest < saved.epoch {
+        let epoch = saved.epoch;
         let found = format!("storage node {address} has begun epoch {newest} of channel {channel}, and {epoch} before");
         return Err(watermark.rolled_back(found).into());
     }
-    let Some(last) = known.height.checked_sub(1) else { return Ok(()) };
-    let found = match RemoteReads::new(options.clone()).number_by_hash(&known.block_hash).await {
-        // It has no such channel.
+    let Some(last) = saved.height.checked_sub(1) else { return Ok(()) };
+    let found = match RemoteReads::new(options.clone()).number_by_hash(&saved.block_hash).await {
+        // The node has no such channel.
         Err(error) if error.kind() == ErrorKind::Rejected => None,
         found => found?,
     };
@@ -241,16 +251,16 @@ async fn check_node(options: &RemoteOptions, watermark: &WatermarkFile) -> Resul
     Ok(())
 }
 
-/// Notes how many blocks are durable at the storage node, until they are used no more.
-async fn note_blocks(blocks: Weak<RemoteBlocks>, watermark: Arc<WatermarkFile>) {
+/// Notes how many blocks are durable at the storage node, until the blocks are dropped.
+async fn record_watermark(blocks: Weak<RemoteBlocks>, watermark: Arc<WatermarkFile>) {
     let Some(mut durable) = blocks.upgrade().map(|blocks| blocks.subscribe_durable()) else { return };
     loop {
         durable.borrow_and_update();
         let Some((height, block_hash)) = blocks.upgrade().map(|blocks| blocks.durable_tip()) else { return };
-        if let Err(error) = watermark.note(Watermark { height, block_hash, ..Watermark::default() }).await {
-            watermark.missed(&error);
+        if let Err(error) = watermark.advance(Watermark { height, block_hash, ..Watermark::default() }).await {
+            watermark.report_missed(&error);
         }
-        rt::sleep(NOTE_PERIOD).await;
+        rt::sleep(WATERMARK_PERIOD).await;
         if durable.changed().await.is_err() {
             return;
         }
@@ -264,12 +274,12 @@ impl fmt::Debug for NodeStores {
     }
 }
 
-/// Reads the rows that stored blocks write, for a storage node that makes them.
+/// Reads the rows that stored blocks write, for a storage node that materialises them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct BlockRows;
+pub struct BlockMaterializer;
 
-impl Materializer for BlockRows {
-    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
+impl Materializer for BlockMaterializer {
+    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), storage::Error> {
         let unreadable = |reason: String| storage::Error::Unreadable { block: number, reason };
         let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(error.to_string()))?;
         if parsed.number() != number {

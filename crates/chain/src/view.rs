@@ -1,7 +1,8 @@
-//! What others than the peer itself see of its channels: committed blocks and what became of transactions.
+//! The interface through which components outside a peer see its channels: committed blocks and the outcome of
+//! transactions.
 //!
-//! A gateway works on this interface, because the peer may run in its own process ([`crate::Peer`]) or in another one
-//!. Whatever a view shows is committed: durable and applied at the peer.
+//! A gateway works on this interface, because the peer may run in the gateway's process ([`crate::Peer`]) or in another
+//! one. A view shows only what is committed: durable and applied at the peer.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{Bytes, TxId};
 
-use crate::access::Rules;
+use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
 use crate::commit::waiters::TxStatus;
 use crate::{Channel, Error, Peer};
@@ -19,11 +20,11 @@ pub trait PeerView: Send + Sync + 'static {
     /// A channel that the peer has joined.
     fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>>;
 
-    /// All of them, by name.
+    /// All channels that the peer has joined, by name.
     fn channels(&self) -> Vec<Arc<dyn ChannelView>>;
 
-    /// Whether the channels that are not shown are channels that the peer has not joined. False while the peer elsewhere
-    /// was not reached, or does not know yet whether it commits them.
+    /// Whether a channel that is not shown is one that the peer has not joined. False while a remote peer was not
+    /// reached, or does not know yet whether it commits its channels.
     fn knows_channels(&self) -> bool {
         true
     }
@@ -32,19 +33,19 @@ pub trait PeerView: Send + Sync + 'static {
 /// A channel that a peer has joined.
 #[async_trait]
 pub trait ChannelView: Send + Sync + 'static {
-    /// Who may do what.
-    fn rules(&self) -> &Arc<Rules>;
+    /// The channel's policies.
+    fn policies(&self) -> &Arc<ChannelPolicies>;
 
-    /// Number of committed blocks that are known here.
+    /// Number of committed blocks that this view knows of.
     fn height(&self) -> u64;
 
     /// Follows [`ChannelView::height`].
     fn committed(&self) -> WatchReceiver<u64>;
 
-    /// A committed block, encoded, with the peer's metadata; nothing from [`ChannelView::height`] on.
+    /// A committed block, encoded, with the peer's metadata; `None` from [`ChannelView::height`] on.
     ///
     /// # Errors
-    /// The block store's; [`Error::Unreachable`] for a peer elsewhere that cannot be asked now.
+    /// The block store's; [`Error::Unreachable`] if a remote peer cannot be asked now.
     async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error>;
 
     /// A committed block in decoded form.
@@ -53,19 +54,20 @@ pub trait ChannelView: Send + Sync + 'static {
     /// As [`ChannelView::read_block`].
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error>;
 
-    /// What became of a transaction; nothing while it is not committed. Of several with one id the first counts.
+    /// The outcome of a transaction; `None` while it is not committed. Of several transactions with one id the first
+    /// counts.
     ///
     /// # Errors
     /// As [`ChannelView::read_block`].
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error>;
 
-    /// Waits until a transaction is committed. Dropping the future gives the wait up.
+    /// Waits until a transaction is committed. Dropping the future cancels the wait.
     ///
     /// # Errors
     /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; as [`ChannelView::read_block`].
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error>;
 
-    /// Why the channel takes nothing new, if it does not. What is committed can still be read.
+    /// Why the channel accepts no new blocks, if it does not. Committed blocks can still be read.
     fn failure(&self) -> Option<Arc<Error>>;
 
     /// Resolves when the channel has stopped following the orderers.
@@ -84,8 +86,8 @@ impl PeerView for Peer {
 
 #[async_trait]
 impl ChannelView for Channel {
-    fn rules(&self) -> &Arc<Rules> {
-        Channel::rules(self)
+    fn policies(&self) -> &Arc<ChannelPolicies> {
+        Channel::policies(self)
     }
 
     fn height(&self) -> u64 {

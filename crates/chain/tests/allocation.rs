@@ -1,16 +1,16 @@
-//! What a hostile message makes this process allocate.
+//! Measures how much memory this process allocates for a hostile message.
 //!
-//! Ninety megabytes of two-byte fields once became a gigabyte and a half before anybody had looked at a signature. Here each
-//! decoder of messages of clients, peers and other organisations is given messages of nothing but the smallest parts that it
-//! repeats, and of random ones, under an allocator that keeps the peak: at most twice the message until its signature is checked,
-//! and at most four times after.
+//! Regression: ninety megabytes of two-byte fields became a gigabyte and a half before any signature was checked. Here each
+//! decoder of messages of clients, peers and other organisations gets two kinds of messages: random ones, and messages that
+//! consist only of the smallest parts that the message may repeat. The allocator records the peak. It may be at most twice
+//! the message until the message's signature is checked, and at most four times the message after.
 
 use base::Bytes;
 use chain::endorse::proposal::Proposal;
-use chain::order::protocol::Reply;
-use chain::remote::messages::{self, Answer, Notice, Request, Welcome};
+use chain::order::protocol::DeliverResponse;
+use chain::remote::messages::{self, CommitNotification, PeerRequest, ResultResponse, Welcome};
 use chain::rwset::{NAMESPACES_MAX, ReadWriteSet};
-use chain::validate::borrow::{Chunk, Words};
+use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use ledger::Block;
 use ledger::transaction::Transaction;
 use ledger::wire::put_bytes;
@@ -21,12 +21,13 @@ use proptest::test_runner::{Config, TestRunner};
 #[global_allocator]
 static PEAK: PeakAlloc = PeakAlloc;
 
-/// What is allocated whatever the message's size: small structures, texts of errors, the identity in a certificate.
+/// The allocation that does not depend on the message's size: small structures, error texts, the identity in a
+/// certificate.
 const SMALL_BYTES: usize = 64 << 10;
-/// Bytes of a message of tiny parts.
+/// The size in bytes of a message of tiny parts.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// The most that was allocated at once while this ran, beyond what was before.
+/// The peak of allocated memory while `run` runs, beyond the memory that was allocated before.
 fn peak_of<T>(run: impl FnOnce() -> T) -> usize {
     PEAK.reset_peak_usage();
     let before = PEAK.current_usage();
@@ -36,7 +37,7 @@ fn peak_of<T>(run: impl FnOnce() -> T) -> usize {
     peak.saturating_sub(before)
 }
 
-/// A decoder: its name, how many times the message it may allocate, and itself.
+/// A decoder: its name, how many times the message's size it may allocate, and its function.
 type Case = (&'static str, usize, fn(Bytes));
 
 const CASES: [Case; 12] = [
@@ -56,28 +57,28 @@ const CASES: [Case; 12] = [
         });
     }),
     ("a read-write set, its endorsements unchecked", 2, |bytes| {
-        let _ = ReadWriteSet::decode(bytes).map(|set| set.has_sound_keys());
+        let _ = ReadWriteSet::decode(bytes).map(|set| set.has_valid_keys());
     }),
     ("a block", 2, |bytes| {
         let _ = Block::parse(&bytes);
     }),
     ("an orderer's message", 2, |bytes| {
-        let _ = Reply::decode(bytes);
+        let _ = DeliverResponse::decode(bytes);
     }),
     ("a request over a link", 2, |bytes| {
-        let _ = messages::decode::<Request>(bytes);
+        let _ = messages::decode::<PeerRequest>(bytes);
     }),
     ("an answer of another organisation's peer", 4, |bytes| {
-        let _ = Answer::read(bytes).map(|answer| answer.failure.map(|failure| failure.into_endorse()));
+        let _ = ResultResponse::read(bytes).map(|answer| answer.failure.map(|failure| failure.into_endorse()));
     }),
     ("a notice", 4, |bytes| {
-        let _ = messages::decode::<Notice>(bytes);
+        let _ = messages::decode::<CommitNotification>(bytes);
     }),
     ("a welcome", 4, |bytes| {
         let _ = messages::decode::<Welcome>(bytes);
     }),
     ("a piece of borrowed work and its answer", 2, |bytes| {
-        let _ = (Chunk::decode(bytes.clone()), Words::decode(bytes));
+        let _ = (VerificationChunk::decode(bytes.clone()), SignatureVerdicts::decode(bytes));
     }),
 ];
 
@@ -87,12 +88,12 @@ fn field(number: u32, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Parts of the smallest size, so many of them that they fill a message.
+/// Parts of the smallest size, as many as fill a message.
 fn tiny(part: &[u8]) -> Vec<u8> {
     part.repeat(LARGE_BYTES / part.len())
 }
 
-/// A proposal whose headers are in order, with this input and these entries behind it.
+/// A proposal with correct headers, with this input and these entries after it.
 fn proposal(input: &[u8], behind: &[u8]) -> Bytes {
     let extension = field(2, &field(2, b"basic"));
     let channel_header = [&[0x08, 3][..], &field(4, b"ch"), &field(7, &extension)].concat();
@@ -104,7 +105,7 @@ fn proposal(input: &[u8], behind: &[u8]) -> Bytes {
     [field(1, &proposal), field(2, b"signature")].concat().into()
 }
 
-/// An envelope with a good header whose endorsed action has this in it.
+/// An envelope with a correct header whose endorsed action contains these bytes.
 fn envelope(endorsed: &[u8]) -> Bytes {
     let channel_header = [&[0x08, 3][..], &field(4, b"ch")].concat();
     let signature_header = [field(1, b"creator"), field(2, b"nonce")].concat();
@@ -125,7 +126,7 @@ fn block(entry: &[u8]) -> Bytes {
     [field(1, &header), field(2, &tiny(entry)), field(3, &tiny(&[0x0a, 0]))].concat().into()
 }
 
-/// Messages of nothing but the smallest parts, in every place where a message repeats something.
+/// Messages of the smallest parts only, for every field that a message repeats.
 fn hostile() -> Vec<Bytes> {
     let entry = |key: &[u8]| field(2, &field(1, key));
     let distinct: Vec<u8> = (0..60_000u32).flat_map(|number| entry(format!("{number}").as_bytes())).collect();
@@ -136,7 +137,7 @@ fn hostile() -> Vec<Bytes> {
         proposal(&tiny(&[0x12, 2, 0x0a, 0]), &[]),
         proposal(&[], &tiny(&[0x12, 0])),
         proposal(&[], &distinct),
-        // As many as are taken.
+        // The largest number that is accepted.
         proposal(&[0x0a, 20].into_iter().chain([b'a'; 20]).collect::<Vec<_>>().repeat(4096), &[]),
         proposal(&[], &(0..1000).flat_map(|number| entry(format!("{number:0100}").as_bytes())).collect::<Vec<u8>>()),
         proposal(&[], &entry(&vec![b'k'; LARGE_BYTES])),
@@ -194,6 +195,6 @@ fn no_message_makes_anybody_allocate_more_than_a_small_multiple_of_itself() {
             assert!(peak <= most, "{what}, message {index} of {} bytes: {peak} bytes, {most} allowed", message.len());
         }
     }
-    // The allocator sees what is allocated.
+    // The allocator records what is allocated.
     assert!(peak_of(|| vec![1u8; LARGE_BYTES]) >= LARGE_BYTES);
 }

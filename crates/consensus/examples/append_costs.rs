@@ -1,48 +1,51 @@
-//! What a replicated 64-byte write costs one client, beside its floor: three raw writes of 64 bytes posted together.
+//! The cost of a replicated 64-byte write for one client, compared with its floor: three raw writes of 64 bytes posted
+//! together.
 //!
 //! `cargo run --release -p heddle-consensus --example append_costs`
 //!
-//! F = 1, over shared memory, and over shared memory slowed to 2 µs a verb. Both are measured in turns, batch by batch, so
-//! that a machine that is slow for a while is slow for both. The client writes to one block after the other, as fast as it
-//! is answered; applying, headers and heartbeats are in its way as they fall.
+//! F = 1, over shared memory, and over shared memory slowed to 2 µs per verb. For each, writes and floor are measured
+//! alternately, batch by batch, so that a machine that is slow for a while slows both. The client writes to one block
+//! after another, and starts each write as soon as the previous one is acknowledged. Applying, headers and heartbeats
+//! interrupt the client as they occur.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut};
 use consensus::{
-    Coordinator, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
+    Coordinator, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
+    SiftTimeouts, Standby,
 };
-use rma::shaped::{Shape, Shaped};
-use rma::shm::Shm;
-use rma::{Capability, Credential, Endpoint, Fabric, HostOptions, NodeId, Rights, TOKEN_BYTES, Token};
+use rma::shaped::{ShapedProvider, ShapingConfig};
+use rma::shm::ShmProvider;
+use rma::{Capability, Credential, Endpoint, HostConfig, NodeId, Provider, Rights, TOKEN_BYTES, Token};
 
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
-const LAYOUT: Layout =
-    Layout { log_bytes: 4 << 20, direct_bytes: 0, memory_bytes: 16 << 20, block_bytes: 64, data_shares: 1 };
+const LAYOUT: GroupLayout =
+    GroupLayout { log_bytes: 4 << 20, unlogged_bytes: 0, memory_bytes: 16 << 20, block_bytes: 64, data_shards: 1 };
 const BATCHES: usize = 60;
 const CALLS: usize = 2000;
 const NODES: usize = 3;
 
-/// Three regions and the way to them.
+/// Three regions and connections to them.
 struct Floor {
     nodes: Vec<(Endpoint, Capability)>,
     _hosts: Vec<Arc<dyn rma::Host>>,
 }
 
 impl Floor {
-    async fn start(host_fabric: &Shm, fabric: &Arc<dyn Fabric>, name: &str) -> Floor {
+    async fn start(host_provider: &ShmProvider, provider: &Arc<dyn Provider>, name: &str) -> Floor {
         let (mut nodes, mut hosts) = (Vec::new(), Vec::new());
         for node in 0..NODES {
-            let options = HostOptions { node: NodeId(node as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-            let host = host_fabric.host(&format!("local:{name}-floor-{node}"), options).await.expect("a host");
+            let options = HostConfig { node: NodeId(node as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+            let host = host_provider.host(&format!("local:{name}-floor-{node}"), options).await.expect("a host");
             let region = host.register("floor", LAYOUT.log_bytes).await.expect("memory");
             let capability = host.grant(region, Rights::ALL, "x").expect("a grant");
             let credential = Credential { name: "bench".to_owned(), token: TOKEN };
-            nodes.push((fabric.connect(&host.address(), &credential).await.expect("connects"), capability));
+            nodes.push((provider.connect(&host.address(), &credential).await.expect("connects"), capability));
             hosts.push(host);
         }
         Floor { nodes, _hosts: hosts }
@@ -59,35 +62,45 @@ impl Floor {
     }
 }
 
-async fn group(host_fabric: &Shm, fabric: &Arc<dyn Fabric>, name: &str) -> (Coordinator, Vec<Arc<MemoryNode>>) {
+async fn group(
+    host_provider: &ShmProvider,
+    provider: &Arc<dyn Provider>,
+    name: &str,
+) -> (Coordinator, Vec<Arc<LogMemoryNode>>) {
     let mut nodes = Vec::new();
-    let place = |node| Place { address: format!("local:{name}-{node}"), name: "bench".into(), token: TOKEN };
+    let place =
+        |node| MemoryNodeAddress { address: format!("local:{name}-{node}"), name: "bench".into(), token: TOKEN };
     let id = GroupId(1);
     for node in 0..NODES {
-        let options = HostOptions { node: NodeId(node as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-        let host = host_fabric.host(&place(node).address, options).await.expect("a host");
+        let options = HostConfig { node: NodeId(node as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+        let host = host_provider.host(&place(node).address, options).await.expect("a host");
         let groups = vec![GroupMemory { id, layout: LAYOUT }];
-        let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
-        nodes.push(MemoryNode::start(options).await.expect("memory"));
+        let options = LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() };
+        nodes.push(LogMemoryNode::start(options).await.expect("memory"));
     }
-    // A machine that others use too is not always there when a heartbeat is due.
-    let timing = Timing { lease: Duration::from_millis(500), ..Timing::default() };
-    let group =
-        Group { id, layout: LAYOUT, nodes: (0..NODES).map(place).collect(), fabric: Arc::clone(fabric), timing };
+    // A shared machine may send a heartbeat late.
+    let timing = SiftTimeouts { lease: Duration::from_millis(500), ..SiftTimeouts::default() };
+    let group = SiftGroup {
+        id,
+        layout: LAYOUT,
+        nodes: (0..NODES).map(place).collect(),
+        provider: Arc::clone(provider),
+        timing,
+    };
     consensus::format(&group).await.expect("blank nodes");
     let coordinator = Standby::new(group, 1).expect("a good group").take_over().await.expect("a majority");
     (coordinator, nodes)
 }
 
-/// The time at which so many of a thousand are done, in nanoseconds.
+/// A percentile in thousandths, in nanoseconds.
 fn quantile(times: &mut [u64], thousandths: usize) -> u64 {
     times.sort_unstable();
     times[(times.len() - 1) * thousandths / 1000]
 }
 
-async fn measure(what: &str, name: &str, host_fabric: &Shm, fabric: Arc<dyn Fabric>) {
-    let floor = Floor::start(host_fabric, &fabric, name).await;
-    let (coordinator, _nodes) = group(host_fabric, &fabric, name).await;
+async fn measure(what: &str, name: &str, host_provider: &ShmProvider, provider: Arc<dyn Provider>) {
+    let floor = Floor::start(host_provider, &provider, name).await;
+    let (coordinator, _nodes) = group(host_provider, &provider, name).await;
     let bytes = BytesMut::from(&[7; 64][..]).freeze();
     let blocks = LAYOUT.memory_bytes / 64;
     let mut at = 0;
@@ -123,9 +136,9 @@ async fn measure(what: &str, name: &str, host_fabric: &Shm, fabric: Arc<dyn Fabr
 fn main() {
     let runtime = rt::production::Runtime::new(2).expect("threads");
     runtime.block_on(async {
-        let shm = Shm::default();
+        let shm = ShmProvider::default();
         measure("shm", "plain", &shm, Arc::new(shm.clone())).await;
-        let shape = Shape::of_latency(Duration::from_micros(2));
-        measure("shaped 2 us", "shaped", &shm, Arc::new(Shaped::new(Arc::new(shm.clone()), shape))).await;
+        let shape = ShapingConfig::from_latency(Duration::from_micros(2));
+        measure("shaped 2 us", "shaped", &shm, Arc::new(ShapedProvider::new(Arc::new(shm.clone()), shape))).await;
     });
 }

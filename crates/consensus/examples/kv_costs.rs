@@ -1,10 +1,11 @@
-//! What the key-value store does in a second within one process, and how soon another coordinator does.
+//! The throughput of the key-value store within one process, and the time until another coordinator takes over.
 //!
 //! `cargo run --release -p heddle-consensus --example kv_costs -- [keys] [seconds]`
 //!
-//! F = 1 over shared memory, 64 clients, values of 992 bytes, 100,000 keys unless the command line says otherwise. First all keys
-//! are put once, then puts and gets of random keys are measured for some seconds each. Then the coordinator is dropped under a
-//! load of half puts and half gets, with a second one standing by, and what is done in each 50 ms is printed from there on.
+//! F = 1 over shared memory, 64 clients, values of 992 bytes, and 100,000 keys unless the command line says otherwise.
+//! First all keys are put once; then puts and gets of random keys are measured for some seconds each. Then, under a
+//! load of half puts and half gets, the coordinator is dropped while a standby watches the group. From then on the
+//! program prints the number of operations completed in each 50 ms.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 
@@ -13,11 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::{self, Stop};
-use consensus::kv::{Options, Sizes, Store};
-use consensus::{Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use base::rt::{self, CancellationToken};
+use consensus::kv::{KvConfig, KvStore, StoreGeometry};
+use consensus::{
+    GroupId, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts, Standby,
+};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
 const CLIENTS: u64 = 64;
@@ -25,25 +28,29 @@ const VALUE_BYTES: usize = 992;
 const STEP: Duration = Duration::from_millis(50);
 const NODES: u32 = 3;
 
-async fn group(sizes: &Sizes) -> (Group, Vec<Arc<MemoryNode>>) {
-    let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+async fn group(sizes: &StoreGeometry) -> (SiftGroup, Vec<Arc<LogMemoryNode>>) {
+    let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
     let layout = sizes.group_layout(4 << 20).expect("good sizes");
     let (id, mut nodes) = (GroupId(1), Vec::new());
-    let place = |node| Place { address: format!("local:kv-{node}"), name: "bench".into(), token: TOKEN };
+    let place = |node| MemoryNodeAddress { address: format!("local:kv-{node}"), name: "bench".into(), token: TOKEN };
     for node in 0..NODES {
-        let options = HostOptions { node: NodeId(node), tokens: Arc::new(|_| Some(TOKEN)) };
-        let host = fabric.host(&place(node).address, options).await.expect("a host");
+        let options = HostConfig { node: NodeId(node), tokens: Arc::new(|_| Some(TOKEN)) };
+        let host = provider.host(&place(node).address, options).await.expect("a host");
         let groups = vec![GroupMemory { id, layout }];
-        nodes.push(MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await.expect("memory"));
+        nodes.push(
+            LogMemoryNode::start(LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() })
+                .await
+                .expect("memory"),
+        );
     }
-    // A machine that others use too is not always there when a heartbeat is due.
-    let timing = Timing {
+    // A shared machine may send a heartbeat late.
+    let timing = SiftTimeouts {
         lease: Duration::from_millis(60),
         election_timeout: Duration::from_millis(40),
         attempt_max: Duration::from_millis(100),
-        ..Timing::default()
+        ..SiftTimeouts::default()
     };
-    let group = Group { id, layout, nodes: (0..NODES).map(place).collect(), fabric, timing };
+    let group = SiftGroup { id, layout, nodes: (0..NODES).map(place).collect(), provider, timing };
     consensus::format(&group).await.expect("blank nodes");
     (group, nodes)
 }
@@ -53,28 +60,29 @@ fn key(number: u64) -> Bytes {
 }
 
 /// A small generator for each client.
-fn next(chance: &mut u64, bound: u64) -> u64 {
-    *chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*chance >> 33) % bound
+fn next(rng: &mut u64, bound: u64) -> u64 {
+    *rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*rng >> 33) % bound
 }
 
 /// The store that serves now.
-type Current = Arc<Mutex<Store>>;
+type Current = Arc<Mutex<KvStore>>;
 
-/// Runs clients until told to stop; counts what they have done. They wait for the next store when theirs has ended.
-async fn load(current: &Current, keys: u64, puts_of_100: u64, done: &Arc<AtomicU64>, stop: &Stop) {
+/// Runs clients until the stop signal, and counts their operations. When their store has ended, they wait for the next
+/// one.
+async fn load(current: &Current, keys: u64, puts_of_100: u64, done: &Arc<AtomicU64>, stop: &CancellationToken) {
     let value = Bytes::from(vec![7; VALUE_BYTES]);
     let mut clients = Vec::new();
     for client in 0..CLIENTS {
         let (current, value, done, stop) = (Arc::clone(current), value.clone(), Arc::clone(done), stop.clone());
         clients.push(rt::spawn(async move {
-            let mut chance = client;
-            while !stop.is_stopped() {
+            let mut rng = client;
+            while !stop.is_cancelled() {
                 let store = current.lock().expect("no panic").clone();
                 // As long as this store serves.
                 for operation in 0_u64.. {
-                    let key = key(next(&mut chance, keys));
-                    let outcome = if next(&mut chance, 100) < puts_of_100 {
+                    let key = key(next(&mut rng, keys));
+                    let outcome = if next(&mut rng, 100) < puts_of_100 {
                         store.put(key, value.clone()).await.map(drop)
                     } else {
                         store.get(&key).await.map(drop)
@@ -85,9 +93,9 @@ async fn load(current: &Current, keys: u64, puts_of_100: u64, done: &Arc<AtomicU
                     }
                     done.fetch_add(1, Ordering::Relaxed);
                     if operation % 64 == 63 {
-                        // With verbs that complete at once nothing here waits.
+                        // With verbs that complete at once nothing here ever waits.
                         rt::yield_now().await;
-                        if stop.is_stopped() {
+                        if stop.is_cancelled() {
                             break;
                         }
                     }
@@ -101,12 +109,12 @@ async fn load(current: &Current, keys: u64, puts_of_100: u64, done: &Arc<AtomicU
 }
 
 async fn rate(current: &Current, keys: u64, puts_of_100: u64, seconds: f64) -> f64 {
-    let (done, stop) = (Arc::new(AtomicU64::new(0)), Stop::new());
+    let (done, stop) = (Arc::new(AtomicU64::new(0)), CancellationToken::new());
     let stopping = stop.clone();
     let start = Instant::now();
     let timer = rt::spawn(async move {
         rt::sleep(Duration::from_secs_f64(seconds)).await;
-        stopping.stop();
+        stopping.cancel();
     });
     load(current, keys, puts_of_100, &done, &stop).await;
     timer.await.expect("no panic");
@@ -114,10 +122,14 @@ async fn rate(current: &Current, keys: u64, puts_of_100: u64, seconds: f64) -> f
 }
 
 async fn run(keys: u64, seconds: f64) {
-    let sizes = Sizes { buckets: keys.next_power_of_two(), blocks: keys.next_multiple_of(512), ..Sizes::default() };
+    let sizes = StoreGeometry {
+        buckets: keys.next_power_of_two(),
+        blocks: keys.next_multiple_of(512),
+        ..StoreGeometry::default()
+    };
     let (group, _nodes) = group(&sizes).await;
     let coordinator = Standby::new(group.clone(), 1).expect("a good group").take_over().await.expect("a majority");
-    let store = Store::take_over(coordinator, sizes, Options::default()).await.expect("it serves");
+    let store = KvStore::take_over(coordinator, sizes, KvConfig::default()).await.expect("it serves");
     let start = Instant::now();
     let mut loading = Vec::new();
     for client in 0..CLIENTS {
@@ -152,14 +164,14 @@ async fn run(keys: u64, seconds: f64) {
         let mut standby = Standby::new(standing, 2).expect("a good group");
         let coordinator = standby.take_over().await.expect("a majority");
         let elected = ended.lock().expect("no panic").elapsed();
-        let store = Store::take_over(coordinator, sizes, Options::default()).await.expect("it serves");
+        let store = KvStore::take_over(coordinator, sizes, KvConfig::default()).await.expect("it serves");
         let serving = ended.lock().expect("no panic").elapsed();
         let recovered = store.status().recovered;
         *next.lock().expect("no panic") = store.clone();
         println!("coordinator after {elected:?}, store after {serving:?}, with {recovered} entries in its log");
         store
     });
-    let (done, stop) = (Arc::new(AtomicU64::new(0)), Stop::new());
+    let (done, stop) = (Arc::new(AtomicU64::new(0)), CancellationToken::new());
     let (counted, stopping, crashing) = (Arc::clone(&done), stop.clone(), Arc::clone(&current));
     let watching = rt::spawn(async move {
         rt::sleep(Duration::from_millis(300)).await;
@@ -173,7 +185,7 @@ async fn run(keys: u64, seconds: f64) {
             steps.push(now - last);
             last = now;
         }
-        stopping.stop();
+        stopping.cancel();
         steps
     });
     load(&current, keys, 50, &done, &stop).await;

@@ -1,37 +1,45 @@
-//! What a persistent memory node keeps of a group on its disk: `docs/formats/consensus.md`.
+//! The part of a group's memory that a persistent memory node stores on disk: `docs/formats/consensus.md`.
 //!
 //! ```text
-//!  coordinator   write verbs ───────▶ memory of the node            as at any memory node
-//!                the same writes ───▶ journal, synced ───▶ image    one message for all since the last
+//!  coordinator   write verbs ───────▶ memory of the node               as at any memory node
+//!                the same writes ───▶ redo log, synced ───▶ data file  one message for all writes since the last
 //! ```
 //!
-//! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order. The node
-//!    appends those of a message to the *journal* as one record, syncs it, and answers. Nothing counts as acknowledged by this
-//!    node before ([`crate::coordinator`]). The writes go to the *image*, which is not synced, while the next record is.
-//! 2. When the journal is long, or the node begins, the image is synced and a new journal begun. Its first record says whose the
-//!    region is; the file gets its name only when that record is on disk. The journal before becomes the *spare* afterwards, over which
-//!    the next one is written: a sync of bytes that only replace others has no file to lengthen, and waits for nobody else's writes.
-//! 3. A node that begins replays the journal over the image, record by record, until one is torn. What it then has is what its
-//!    last record left; its memory begins as that. Behind a tear may lie any bytes of writes, which clients chose. So checksums are made
-//!    with a *key* that is drawn for each journal, stands in its first record, and is told to nobody: bytes that somebody chose
-//!    without it are no record, and neither are those of the journal that the file was before.
-//! 4. A fence is a record too, without writes: who holds the region survives the node, so that no two coordinators of one term
-//!    can have the same node, before and after its end.
-//! 5. Behind a fence, memory that is beyond the image is set back to it ([`Disk::set_back`]): verbs that arrived and whose
-//!    message did not. Nobody counts on those. So the next coordinator reads what the disk has.
+//! The files of the *redo log* are named `journal-…`, the *data file* is named `image`.
 //!
-//! Why a node that comes back is as one that was cut off. Its image is what its memory was at some moment, but for verbs that
-//! were never acknowledged: records are whole or not there, and have all that the coordinator wrote, in its order. It has all that
-//! it has ever acknowledged. So it may keep its vote, and every argument about nodes that are slow or cut off holds for it.
+//! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order. The
+//!    node appends the writes of a message to the redo log as one record, syncs it, and answers. Until this answer the node has
+//!    acknowledged none of these writes ([`crate::coordinator`]). They go to the data file, without a sync, while the next
+//!    record is synced.
+//! 2. When the redo log is long, or when the node starts, the node syncs the data file and starts a new redo log. The first
+//!    record of a redo log contains the owner of the region; the file gets its name only when that record is on disk. The
+//!    previous redo log then becomes the *spare*, which the next redo log overwrites. Overwriting is faster: a sync that only
+//!    replaces existing bytes does not have to lengthen the file, and does not wait for the writes of other files.
+//! 3. A node that starts replays the redo log over the data file, record by record, up to the first torn record. The data file
+//!    then has the state as of the last complete record, and the node's memory starts with that state. The bytes behind a torn
+//!    record may be payload that a client chose, so they could imitate a record; they may also be records of the redo log that
+//!    the file held before. Therefore the checksums depend on a *key* that is drawn for each redo log, is stored in its first
+//!    record, and is never sent to anyone. Bytes that were written without that key fail the checksum.
+//! 4. A fence is also a record, without writes. So the owner of the region survives a restart of the node, and two coordinators
+//!    of one term cannot fence the same node, one before and one after the restart.
+//! 5. After a fence, the node sets its memory back to the content of the data file ([`NodeDisk::restore_memory`]): bytes that
+//!    differ come from verbs whose message did not arrive, and no coordinator counts these verbs as acknowledged. So the next
+//!    coordinator reads exactly the content of the disk.
+//!
+//! Why a node that restarts is like a node that was cut off. Its data file has the content that its memory had at some moment,
+//! except for verbs that were never acknowledged: records are whole or absent, and contain all writes of the coordinator in
+//! their order. So the node has everything that it ever acknowledged. It may keep its vote, and every argument about nodes that
+//! are slow or cut off holds for it.
 //!
 //! Invariants:
-//! * A record is on disk before any of its writes goes to the image, so that whatever part of an image a crash keeps, the journal
-//!   has the rest.
-//! * Image and journal together are what the node has acknowledged, and nothing that it has not been told.
-//! * Bounded: the journal ([`JOURNAL_BYTES`] and one record), of which there are two, and a record ([`RECORD_BYTES_MAX`]).
+//! * A record is on disk before any of its writes goes to the data file. So the redo log has every write that the data file
+//!   loses in a crash.
+//! * Data file and redo log together hold everything that the node has acknowledged, and only writes that it received.
+//! * Bounded: a record ([`RECORD_BYTES_MAX`]); a redo log ([`REDO_LOG_BYTES`] plus one record). There are two redo logs at
+//!   most: the current one and the spare.
 //!
-//! Left to others: disks that lose what they have synced. A journal that is damaged before its end is found out
-//! ([`Error::Corrupt`]); an image that is damaged is not.
+//! Left to others: disks that lose synced writes. A redo log that is damaged before its end is detected
+//! ([`Error::Corrupt`]); a damaged data file is not.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::io;
@@ -47,58 +55,58 @@ use crate::fault::{Mutant, crash_point, mutant};
 use crate::layout::{half, word};
 use crate::{Error, Term};
 
-/// A journal of so many bytes is followed by a new one; that of a small region earlier.
-const JOURNAL_BYTES: u64 = 64 << 20;
-/// Regions that a small one's journal has room for.
-const JOURNAL_REGIONS: u64 = 4;
-/// Bytes of one record: those of a message.
+/// A redo log of this size is replaced by a new one; that of a small region earlier.
+const REDO_LOG_BYTES: u64 = 64 << 20;
+/// The redo log of a small region holds this many times the region's bytes.
+const REDO_LOG_REGIONS: u64 = 4;
+/// Bytes of one record: those of one message.
 const RECORD_BYTES_MAX: u64 = rma::MESSAGE_BYTES_MAX as u64;
-/// Records begin at multiples of this.
+/// Records start at multiples of this.
 const UNIT_BYTES: u64 = 64;
-/// Bytes before a record's places.
+/// Bytes of a record before its list of writes.
 const HEAD_BYTES: usize = 64;
 const _: () = assert!(
-    HEAD_BYTES as u64 == UNIT_BYTES && PIECE_BYTES.is_multiple_of(UNIT_BYTES),
+    HEAD_BYTES as u64 == UNIT_BYTES && CHUNK_BYTES.is_multiple_of(UNIT_BYTES),
     "pieces of a file are made of places where records may begin"
 );
-/// Bytes of a place: where, how many.
-const PLACE_BYTES: usize = 16;
+/// Bytes of one list element: offset and length of a write.
+const WRITE_HEAD_BYTES: usize = 16;
 /// The version of the files.
 const VERSION: u32 = 2;
 /// Bytes that are compared or copied at once.
-const PIECE_BYTES: u64 = 256 << 10;
-const IMAGE: &str = "image";
-const NEW: &str = "journal-new";
-const SPARE: &str = "journal-spare";
+const CHUNK_BYTES: u64 = 256 << 10;
+const DATA_FILE: &str = "image";
+const REDO_LOG_NEW: &str = "journal-new";
+const REDO_LOG_RECYCLED: &str = "journal-spare";
 
-/// Who has a region, as far as the disk knows.
+/// The owner of a region, according to the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Holder {
+pub(crate) struct DurableOwner {
     pub term: Term,
-    pub holder: u64,
+    pub nonce: u64,
     /// The node has a vote.
     pub admitted: bool,
 }
 
 /// Writes of one record.
-pub(crate) type Writes = [(u64, Bytes)];
+pub(crate) type RegionWrites = [(u64, Bytes)];
 
 /// A group's files.
-pub(crate) struct Disk {
+pub(crate) struct NodeDisk {
     directory: Directory,
-    image: File,
-    journal: File,
-    /// Of the journal's file, and of its checksums.
+    data_file: File,
+    redo_log: File,
+    /// The number of the redo log's file; `key` is that of its checksums.
     number: u64,
     key: u64,
-    journal_bytes: u64,
-    /// Of the next record.
+    redo_log_bytes: u64,
+    /// The number of the next record.
     sequence: u64,
-    pub(crate) holder: Holder,
-    /// Of the last record, and not in the image yet.
+    pub(crate) owner: DurableOwner,
+    /// Writes of the last record, which are not in the data file yet.
     unwritten: Vec<(u64, Bytes)>,
     region_bytes: u64,
-    /// Something failed: nobody knows what the disk has, until the node begins anew.
+    /// A write failed: what the disk has is unknown until the node restarts.
     failed: bool,
 }
 
@@ -106,34 +114,35 @@ fn failed(doing: &'static str) -> impl Fn(io::Error) -> Error {
     move |error| Error::Disk { doing, reason: error.to_string() }
 }
 
-impl Disk {
-    /// Opens what a directory has, or begins with nothing. On return all that was replayed is on disk.
+impl NodeDisk {
+    /// Opens the files of a directory, or starts with an empty region. On return every replayed record is on disk.
     ///
     /// # Errors
-    /// [`Error::Disk`]; [`Error::Corrupt`] for files that no crash leaves; [`Error::Invalid`] for those of another size.
+    /// [`Error::NodeDisk`]; [`Error::Corrupt`] for files that no crash leaves; [`Error::Invalid`] for those of another
+    /// size.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(crate) async fn open(directory: Directory, region_bytes: u64) -> Result<Disk, Error> {
+    pub(crate) async fn open(directory: Directory, region_bytes: u64) -> Result<NodeDisk, Error> {
         let doing = failed("opening a group's files");
         let mut numbers: Vec<u64> = Vec::new();
         for name in directory.list().map_err(&doing)? {
             numbers.extend(name.strip_prefix("journal-").and_then(|number| number.parse::<u64>().ok()));
         }
-        let image = directory.open_file(IMAGE, true).map_err(&doing)?;
+        let image = directory.open_file(DATA_FILE, true).map_err(&doing)?;
         let Some(number) = numbers.iter().copied().max() else {
-            // A crash may have left an image without a journal: nothing was acknowledged.
+            // A crash may have left a data file without a redo log: nothing was acknowledged.
             image.truncate(0).map_err(&doing)?;
             image.truncate(region_bytes).map_err(&doing)?;
-            return Disk::begin(directory, image, 1, 1, Holder::default(), region_bytes).await;
+            return NodeDisk::start_redo_log(directory, image, 1, 1, DurableOwner::default(), region_bytes).await;
         };
         if image.len().map_err(&doing)? != region_bytes {
             return Err(Error::Invalid(format!(
-                "a group's image of {} bytes where its region has {region_bytes}: the node was made for other sizes",
+                "a group's data file has {} bytes, but its region {region_bytes}: start the node with its original sizes",
                 image.len().map_err(&doing)?
             )));
         }
-        let journal = directory.open_file(&name_of(number), false).map_err(&doing)?;
+        let journal = directory.open_file(&redo_log_name(number), false).map_err(&doing)?;
         let (holder, sequence) = replay(&journal, &image, region_bytes)?;
-        let disk = Disk::begin(directory, image, number + 1, sequence, holder, region_bytes).await?;
+        let disk = NodeDisk::start_redo_log(directory, image, number + 1, sequence, holder, region_bytes).await?;
         for before in numbers {
             disk.retire(before)?;
         }
@@ -142,62 +151,64 @@ impl Disk {
 
     /// Step 2.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    async fn begin(
+    async fn start_redo_log(
         directory: Directory,
-        image: File,
+        data_file: File,
         number: u64,
         sequence: u64,
-        holder: Holder,
+        owner: DurableOwner,
         region_bytes: u64,
-    ) -> Result<Disk, Error> {
-        let doing = failed("beginning a journal");
+    ) -> Result<NodeDisk, Error> {
+        let doing = failed("starting a redo log");
         if !mutant(Mutant::FollowUnsynced) {
-            image.sync().await.map_err(&doing)?;
+            data_file.sync().await.map_err(&doing)?;
         }
-        if directory.list().map_err(&doing)?.iter().any(|name| name == SPARE) {
-            directory.rename(SPARE, NEW).map_err(&doing)?;
+        if directory.list().map_err(&doing)?.iter().any(|name| name == REDO_LOG_RECYCLED) {
+            directory.rename(REDO_LOG_RECYCLED, REDO_LOG_NEW).map_err(&doing)?;
         }
-        // Whatever it is full of, it is of another key.
-        let journal = directory.open_file(NEW, true).map_err(&doing)?;
+        // Old records in it do not count, since their checksums use another key.
+        let redo_log = directory.open_file(REDO_LOG_NEW, true).map_err(&doing)?;
         let key = rt::random_u64();
-        let record = encode(Seal::First(key), sequence, holder, &[]);
-        journal.write_at(0, &record).map_err(&doing)?;
-        journal.sync().await.map_err(&doing)?;
-        directory.rename(NEW, &name_of(number)).map_err(&doing)?;
+        let record = encode(RecordSeal::First(key), sequence, owner, &[]);
+        redo_log.write_at(0, &record).map_err(&doing)?;
+        redo_log.sync().await.map_err(&doing)?;
+        directory.rename(REDO_LOG_NEW, &redo_log_name(number)).map_err(&doing)?;
         directory.sync().await.map_err(&doing)?;
-        let (journal_bytes, sequence) = (record.len() as u64, sequence + 1);
+        let (redo_log_bytes, sequence) = (record.len() as u64, sequence + 1);
         let failed = false;
-        Ok(Disk {
+        Ok(NodeDisk {
             directory,
-            image,
-            journal,
+            data_file,
+            redo_log,
             number,
             key,
-            journal_bytes,
+            redo_log_bytes,
             sequence,
-            holder,
+            owner,
             unwritten: Vec::new(),
             region_bytes,
             failed,
         })
     }
 
-    /// A journal that another has followed is the spare. Its name may come back in a crash; the greater number counts.
+    /// A redo log that was replaced becomes the spare. After a crash its old name may come back; the greater number
+    /// counts.
     fn retire(&self, number: u64) -> Result<(), Error> {
-        self.directory.rename(&name_of(number), SPARE).map_err(failed("giving up a journal"))
+        self.directory.rename(&redo_log_name(number), REDO_LOG_RECYCLED).map_err(failed("retiring a redo log"))
     }
 
-    /// Whether the group was ever used here.
+    /// Whether the group was never used on this node.
     pub(crate) fn is_blank(&self) -> bool {
-        self.holder == Holder::default()
+        self.owner == DurableOwner::default()
     }
 
-    /// Makes a record durable: on return it is on disk. When the future is dropped, or fails, the disk takes no more.
+    /// Makes a record durable: on return it is on disk. If the future is dropped, or fails, the disk accepts no more
+    /// records.
     ///
     /// # Errors
     /// [`Error::Disk`]; [`Error::Corrupt`] for writes beyond the region.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(crate) async fn append(&mut self, holder: Holder, writes: Vec<(u64, Bytes)>) -> Result<(), Error> {
+    pub(crate) async fn append(&mut self, owner: DurableOwner, writes: Vec<(u64, Bytes)>) -> Result<(), Error> {
         let region_bytes = self.region_bytes;
         let is_there =
             |(at, bytes): &(u64, Bytes)| at.checked_add(bytes.len() as u64).is_some_and(|until| until <= region_bytes);
@@ -205,44 +216,44 @@ impl Disk {
             return Err(Error::Corrupt("a write beyond the region"));
         }
         if std::mem::replace(&mut self.failed, true) {
-            return Err(Error::Disk { doing: "writing a journal", reason: "an earlier write has failed".to_owned() });
+            return Err(Error::Disk { doing: "writing a redo log", reason: "an earlier write has failed".to_owned() });
         }
-        let doing = failed("writing a journal");
-        let record = encode(Seal::Keyed(self.key), self.sequence, holder, &writes);
-        self.journal.write_at(self.journal_bytes, &record).map_err(&doing)?;
+        let doing = failed("writing a redo log");
+        let record = encode(RecordSeal::Keyed(self.key), self.sequence, owner, &writes);
+        self.redo_log.write_at(self.redo_log_bytes, &record).map_err(&doing)?;
         let syncing = async {
             match mutant(Mutant::AnswerUnsynced) {
                 true => Ok(()),
-                false => self.journal.sync().await,
+                false => self.redo_log.sync().await,
             }
         };
-        // What the image gets meanwhile is of the record before.
-        let writing = async { write_all(&self.image, &self.unwritten) };
+        // Meanwhile the data file gets the writes of the previous record.
+        let writing = async { write_all(&self.data_file, &self.unwritten) };
         let (synced, written) = join(syncing, writing).await;
         synced.and(written).map_err(&doing)?;
         self.unwritten = writes;
         crash_point("consensus.disk.synced").await;
-        self.journal_bytes += record.len() as u64;
+        self.redo_log_bytes += record.len() as u64;
         self.sequence += 1;
-        self.holder = holder;
-        if self.journal_bytes >= JOURNAL_BYTES.min(JOURNAL_REGIONS * self.region_bytes) {
-            self.follow().await?;
+        self.owner = owner;
+        if self.redo_log_bytes >= REDO_LOG_BYTES.min(REDO_LOG_REGIONS * self.region_bytes) {
+            self.checkpoint().await?;
         }
         self.failed = false;
         Ok(())
     }
 
-    /// Another journal takes over.
+    /// Starts the next redo log.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    async fn follow(&mut self) -> Result<(), Error> {
-        self.write_image()?;
+    async fn checkpoint(&mut self) -> Result<(), Error> {
+        self.write_data_file()?;
         let before = self.number;
-        let (directory, image) = (self.directory.clone(), self.image.clone());
+        let (directory, image) = (self.directory.clone(), self.data_file.clone());
         let (number, sequence) = (self.number + 1, self.sequence);
         if mutant(Mutant::ReuseEarly) {
             self.retire(before)?;
         }
-        *self = Disk::begin(directory, image, number, sequence, self.holder, self.region_bytes).await?;
+        *self = NodeDisk::start_redo_log(directory, image, number, sequence, self.owner, self.region_bytes).await?;
         crash_point("consensus.disk.followed").await;
         match mutant(Mutant::ReuseEarly) {
             true => Ok(()),
@@ -250,35 +261,36 @@ impl Disk {
         }
     }
 
-    /// Has the image be what the last record left.
-    fn write_image(&mut self) -> Result<(), Error> {
-        write_all(&self.image, &self.unwritten).map_err(failed("writing an image"))?;
+    /// Writes the last record's writes to the data file.
+    fn write_data_file(&mut self) -> Result<(), Error> {
+        write_all(&self.data_file, &self.unwritten).map_err(failed("writing a data file"))?;
         self.unwritten = Vec::new();
         Ok(())
     }
 
-    /// Writes the image into the memory of a region that was just registered.
+    /// Loads the data file into the memory of a region that was just registered.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::Rma`].
     pub(crate) async fn load(&mut self, host: &dyn Host, region: RegionId) -> Result<(), Error> {
-        self.set_back(host, region).await.map(drop)
+        self.restore_memory(host, region).await.map(drop)
     }
 
-    /// Step 5: makes the memory what the image is. Nobody may reach it meanwhile. Gives the bytes that differed, in pieces.
+    /// Step 5: sets the memory back to the data file. No coordinator may have access meanwhile. Returns the number of
+    /// bytes that differed, counted in whole chunks.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::Rma`].
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(crate) async fn set_back(&mut self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
+    pub(crate) async fn restore_memory(&mut self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
         let mut different = 0;
         if self.failed {
-            return Err(Error::Disk { doing: "reading an image", reason: "an earlier write has failed".to_owned() });
+            return Err(Error::Disk { doing: "reading a data file", reason: "an earlier write has failed".to_owned() });
         }
-        self.write_image()?;
-        for at in (0..self.region_bytes).step_by(PIECE_BYTES as usize) {
-            let length = PIECE_BYTES.min(self.region_bytes - at) as usize;
-            let ours = self.image.read_exact_at(at, length).map_err(failed("reading an image"))?;
+        self.write_data_file()?;
+        for at in (0..self.region_bytes).step_by(CHUNK_BYTES as usize) {
+            let length = CHUNK_BYTES.min(self.region_bytes - at) as usize;
+            let ours = self.data_file.read_exact_at(at, length).map_err(failed("reading a data file"))?;
             let memory = host.load(region, at, length).map_err(Error::rma("reading a node's own memory"))?;
             if ours[..] != memory[..] {
                 host.store(region, at, &ours).map_err(Error::rma("writing a node's own memory"))?;
@@ -290,32 +302,32 @@ impl Disk {
     }
 }
 
-/// Writes to an image, what is adjacent at once.
+/// Writes to a data file, adjacent writes in one call.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-fn write_all(image: &File, writes: &Writes) -> io::Result<()> {
+fn write_all(data_file: &File, writes: &RegionWrites) -> io::Result<()> {
     for run in writes.chunk_by(|(at, bytes), (next, _)| at + bytes.len() as u64 == *next) {
         let parts: Vec<Bytes> = run.iter().map(|(_, bytes)| bytes.clone()).collect();
-        image.write_vectored_at(run[0].0, &parts)?;
+        data_file.write_vectored_at(run[0].0, &parts)?;
     }
     Ok(())
 }
 
-fn name_of(number: u64) -> String {
+fn redo_log_name(number: u64) -> String {
     format!("journal-{number}")
 }
 
-/// What the checksums of a record are made with.
+/// The key of a record's checksums.
 #[derive(Clone, Copy)]
-enum Seal {
-    /// Nothing: it is the first of its file, where nobody but this node writes, and tells the key of the others.
+enum RecordSeal {
+    /// No key: the first record of a file, which only this node writes, and which holds the key of the others.
     First(u64),
     Keyed(u64),
 }
 
-impl Seal {
+impl RecordSeal {
     fn checksum(self, bytes: &[u8]) -> u64 {
         let key = match self {
-            Seal::Keyed(key) if !mutant(Mutant::Unkeyed) => key,
+            RecordSeal::Keyed(key) if !mutant(Mutant::Unkeyed) => key,
             _ => 0,
         };
         XxHash3_64::oneshot_with_seed(key, bytes)
@@ -323,22 +335,22 @@ impl Seal {
 }
 
 /// ```text
-/// checksum of the rest of the head u64 | bytes u32 | version u32 | sequence u64 | term u64 | holder u64 | admitted u32 | count u32 |
-/// checksum of what follows u64 | key u64
+/// checksum of the rest of the head u64 | bytes u32 | version u32 | sequence u64 | term u64 | holder u64 |
+/// admitted u32 | count u32 | checksum of what follows u64 | key u64
 /// count × (at u64 | bytes u64) | bytes of each … | zeros to a multiple of 64
 /// ```
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-fn encode(seal: Seal, sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
+fn encode(seal: RecordSeal, sequence: u64, owner: DurableOwner, writes: &RegionWrites) -> Bytes {
     let bytes: usize = writes.iter().map(|(_, bytes)| bytes.len()).sum();
-    let length = HEAD_BYTES + writes.len() * PLACE_BYTES + bytes;
+    let length = HEAD_BYTES + writes.len() * WRITE_HEAD_BYTES + bytes;
     let mut record = BytesMut::with_capacity(length.next_multiple_of(UNIT_BYTES as usize));
     record.extend_from_slice(&[0; 8]);
     record.extend_from_slice(&(length as u32).to_le_bytes());
     record.extend_from_slice(&VERSION.to_le_bytes());
-    for word in [sequence, holder.term.0, holder.holder] {
+    for word in [sequence, owner.term.0, owner.nonce] {
         record.extend_from_slice(&word.to_le_bytes());
     }
-    record.extend_from_slice(&u32::from(holder.admitted).to_le_bytes());
+    record.extend_from_slice(&u32::from(owner.admitted).to_le_bytes());
     record.extend_from_slice(&(writes.len() as u32).to_le_bytes());
     record.resize(HEAD_BYTES, 0);
     for (at, bytes) in writes {
@@ -348,7 +360,7 @@ fn encode(seal: Seal, sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
     writes.iter().for_each(|(_, bytes)| record.extend_from_slice(bytes));
     let of_body = seal.checksum(&record[HEAD_BYTES..]);
     record[48..56].copy_from_slice(&of_body.to_le_bytes());
-    if let Seal::First(key) = seal {
+    if let RecordSeal::First(key) = seal {
         record[56..64].copy_from_slice(&key.to_le_bytes());
     }
     let of_head = seal.checksum(&record[8..HEAD_BYTES]);
@@ -357,38 +369,38 @@ fn encode(seal: Seal, sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
     record.freeze()
 }
 
-/// What a record says of itself.
+/// The decoded head of a record.
 #[derive(Debug)]
-struct Head {
+struct RecordHead {
     sequence: u64,
-    holder: Holder,
+    owner: DurableOwner,
     count: usize,
-    /// Of what follows.
+    /// The checksum of the bytes after the head.
     checksum: u64,
     key: u64,
-    /// Without what fills it up.
+    /// Bytes without the padding.
     bytes: u64,
 }
 
 /// A record, read back.
 #[derive(Debug)]
-struct Record {
-    head: Head,
+struct RedoRecord {
+    head: RecordHead,
     writes: Vec<(u64, Bytes)>,
-    /// Of the file, with what fills it up.
+    /// Bytes in the file, with the padding.
     bytes: u64,
 }
 
-/// The head that these bytes begin with, if it is whole.
-fn head(bytes: &[u8], seal: Seal) -> Option<Head> {
+/// The head at the start of these bytes, if it is whole.
+fn head(bytes: &[u8], seal: RecordSeal) -> Option<RecordHead> {
     let bytes = bytes.get(..HEAD_BYTES)?;
     if word(bytes, 0) != seal.checksum(&bytes[8..]) && !mutant(Mutant::ReplayTorn) {
         return None;
     }
-    let holder = Holder { term: Term(word(bytes, 24)), holder: word(bytes, 32), admitted: half(bytes, 40) == 1 };
-    let head = Head {
+    let holder = DurableOwner { term: Term(word(bytes, 24)), nonce: word(bytes, 32), admitted: half(bytes, 40) == 1 };
+    let head = RecordHead {
         sequence: word(bytes, 16),
-        holder,
+        owner: holder,
         count: half(bytes, 44) as usize,
         checksum: word(bytes, 48),
         key: word(bytes, 56),
@@ -398,31 +410,31 @@ fn head(bytes: &[u8], seal: Seal) -> Option<Head> {
     is_good.then_some(head)
 }
 
-/// The record at an offset of a journal of so many bytes; `None` where there is none whole.
-fn read(journal: &File, offset: u64, journal_bytes: u64, seal: Seal) -> io::Result<Option<Record>> {
-    if journal_bytes.saturating_sub(offset) < HEAD_BYTES as u64 {
+/// The record at an offset of a redo log of `journal_bytes`; `None` where there is no whole record.
+fn read(redo_log: &File, offset: u64, redo_log_bytes: u64, seal: RecordSeal) -> io::Result<Option<RedoRecord>> {
+    if redo_log_bytes.saturating_sub(offset) < HEAD_BYTES as u64 {
         return Ok(None);
     }
-    let found = head(&journal.read_exact_at(offset, HEAD_BYTES)?, seal);
-    let Some(head) = found.filter(|head| head.bytes <= journal_bytes.saturating_sub(offset)) else { return Ok(None) };
+    let found = head(&redo_log.read_exact_at(offset, HEAD_BYTES)?, seal);
+    let Some(head) = found.filter(|head| head.bytes <= redo_log_bytes.saturating_sub(offset)) else { return Ok(None) };
     let (Some(at), Some(length)) =
         (offset.checked_add(HEAD_BYTES as u64), (head.bytes as usize).checked_sub(HEAD_BYTES))
     else {
         return Ok(None);
     };
-    let body = journal.read_exact_at(at, length)?;
+    let body = redo_log.read_exact_at(at, length)?;
     Ok(decode(head, &body, seal))
 }
 
-/// What follows a head.
-fn decode(head: Head, body: &Bytes, seal: Seal) -> Option<Record> {
+/// Decodes the bytes after a head.
+fn decode(head: RecordHead, body: &Bytes, seal: RecordSeal) -> Option<RedoRecord> {
     if head.checksum != seal.checksum(body) && !mutant(Mutant::ReplayTorn) {
         return None;
     }
-    let mut from = head.count.checked_mul(PLACE_BYTES)?;
+    let mut from = head.count.checked_mul(WRITE_HEAD_BYTES)?;
     let mut writes = Vec::new();
     for place in 0..head.count {
-        let place = body.get(place.checked_mul(PLACE_BYTES)?..)?.get(..PLACE_BYTES)?;
+        let place = body.get(place.checked_mul(WRITE_HEAD_BYTES)?..)?.get(..WRITE_HEAD_BYTES)?;
         let until = from.checked_add(usize::try_from(word(place, 8)).ok()?)?;
         if until > body.len() {
             return None;
@@ -431,37 +443,36 @@ fn decode(head: Head, body: &Bytes, seal: Seal) -> Option<Record> {
         from = until;
     }
     let bytes = head.bytes.next_multiple_of(UNIT_BYTES);
-    (from == body.len()).then_some(Record { head, writes, bytes })
+    (from == body.len()).then_some(RedoRecord { head, writes, bytes })
 }
 
-/// Step 3; gives whose the region is, and the number of the next record.
-fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u64), Error> {
-    let doing = failed("replaying a journal");
-    let journal_bytes = journal.len().map_err(&doing)?;
-    let first = read(journal, 0, journal_bytes, Seal::First(0)).map_err(&doing)?;
-    let first = first.ok_or(Error::Corrupt("a journal without a beginning: its disk has lost what was synced"))?;
-    let seal = Seal::Keyed(first.head.key);
-    let (mut holder, mut sequence, mut offset) =
-        (first.head.holder, first.head.sequence.saturating_add(1), first.bytes);
-    while let Some(record) = read(journal, offset, journal_bytes, seal).map_err(&doing)? {
+/// Step 3; returns the owner of the region, and the number of the next record.
+fn replay(redo_log: &File, data_file: &File, region_bytes: u64) -> Result<(DurableOwner, u64), Error> {
+    let doing = failed("replaying a redo log");
+    let journal_bytes = redo_log.len().map_err(&doing)?;
+    let first = read(redo_log, 0, journal_bytes, RecordSeal::First(0)).map_err(&doing)?;
+    let first = first.ok_or(Error::Corrupt("a redo log has no first record: its disk has lost synced writes"))?;
+    let seal = RecordSeal::Keyed(first.head.key);
+    let (mut holder, mut sequence, mut offset) = (first.head.owner, first.head.sequence.saturating_add(1), first.bytes);
+    while let Some(record) = read(redo_log, offset, journal_bytes, seal).map_err(&doing)? {
         if record.head.sequence != sequence {
             break;
         }
         for (at, bytes) in &record.writes {
             if at.checked_add(bytes.len() as u64).is_none_or(|until| until > region_bytes) {
-                return Err(Error::Corrupt("a record of a journal that writes beyond the region"));
+                return Err(Error::Corrupt("a record of a redo log writes beyond the region"));
             }
-            image.write_at(*at, bytes).map_err(&doing)?;
+            data_file.write_at(*at, bytes).map_err(&doing)?;
         }
-        (holder, sequence) = (record.head.holder, record.head.sequence.saturating_add(1));
+        (holder, sequence) = (record.head.owner, record.head.sequence.saturating_add(1));
         offset = offset.saturating_add(record.bytes);
     }
-    // Behind a record that a crash has torn there is none that was begun later: each is synced before the next.
-    for at in (offset.saturating_add(UNIT_BYTES)..journal_bytes).step_by(PIECE_BYTES as usize) {
-        let piece = journal.read_at(at, PIECE_BYTES as usize).map_err(&doing)?;
+    // After a record that a crash has torn there is no later one: each record is synced before the next is started.
+    for at in (offset.saturating_add(UNIT_BYTES)..journal_bytes).step_by(CHUNK_BYTES as usize) {
+        let piece = redo_log.read_at(at, CHUNK_BYTES as usize).map_err(&doing)?;
         let mut heads = piece.chunks_exact(HEAD_BYTES).filter_map(|bytes| head(bytes, seal));
         if heads.any(|head| head.sequence > sequence) && !mutant(Mutant::ReplayTorn) {
-            return Err(Error::Corrupt("a journal that is damaged before its end: its disk has lost what was synced"));
+            return Err(Error::Corrupt("a redo log is damaged before its end: its disk has lost synced writes"));
         }
     }
     Ok((holder, sequence))
@@ -484,14 +495,14 @@ mod tests {
 
     const REGION: u64 = 8192;
 
-    fn holder(term: u64) -> Holder {
-        Holder { term: Term(term), holder: 7, admitted: true }
+    fn holder(term: u64) -> DurableOwner {
+        DurableOwner { term: Term(term), nonce: 7, admitted: true }
     }
 
     #[test]
     fn records_have_the_documented_layout() {
         let writes = [(64, Bytes::from_static(b"abc")), (8, Bytes::from_static(b"d"))];
-        let record = encode(Seal::Keyed(9), 3, holder(5), &writes);
+        let record = encode(RecordSeal::Keyed(9), 3, holder(5), &writes);
         let mut golden = Vec::new();
         [100_u32, 2].iter().for_each(|half| golden.extend(half.to_le_bytes()));
         [3_u64, 5, 7].iter().for_each(|word| golden.extend(word.to_le_bytes()));
@@ -505,12 +516,12 @@ mod tests {
         assert_eq!(record[8..], golden);
         assert_eq!(word(&record, 0), XxHash3_64::oneshot_with_seed(9, &record[8..64]), "of the rest of the head");
         let decoded = |seal| decode(head(&record, seal)?, &record.slice(64..100), seal);
-        let back = decoded(Seal::Keyed(9)).expect("it was just encoded");
-        assert_eq!((back.head.sequence, back.head.holder, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
-        assert!(decoded(Seal::Keyed(8)).is_none(), "with another key it is no record");
-        let first = encode(Seal::First(9), 1, Holder::default(), &[]);
+        let back = decoded(RecordSeal::Keyed(9)).expect("it was just encoded");
+        assert_eq!((back.head.sequence, back.head.owner, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
+        assert!(decoded(RecordSeal::Keyed(8)).is_none(), "with another key it is no record");
+        let first = encode(RecordSeal::First(9), 1, DurableOwner::default(), &[]);
         assert_eq!(word(&first, 0), XxHash3_64::oneshot(&first[8..64]), "of the first nobody knows the key yet");
-        assert_eq!(head(&first, Seal::First(0)).map(|head| head.key), Some(9));
+        assert_eq!(head(&first, RecordSeal::First(0)).map(|head| head.key), Some(9));
     }
 
     proptest! {
@@ -529,42 +540,43 @@ mod tests {
                 }
             }
             let bytes = Bytes::from(bytes);
-            if let Some(head) = head(&bytes, Seal::Keyed(0)) {
-                let _ = decode(head, &bytes.slice(HEAD_BYTES..), Seal::Keyed(0));
+            if let Some(head) = head(&bytes, RecordSeal::Keyed(0)) {
+                let _ = decode(head, &bytes.slice(HEAD_BYTES..), RecordSeal::Keyed(0));
             }
         }
     }
 
-    async fn opened() -> Result<Disk, Error> {
+    async fn opened() -> Result<NodeDisk, Error> {
         let directory = Directory::open("/memory/group-1").await.expect("a directory can be made");
-        Disk::open(directory, REGION).await
+        NodeDisk::open(directory, REGION).await
     }
 
-    fn image(disk: &Disk) -> Bytes {
-        disk.image.read_exact_at(0, REGION as usize).expect("it is there")
+    fn image(disk: &NodeDisk) -> Bytes {
+        disk.data_file.read_exact_at(0, REGION as usize).expect("it is there")
     }
 
-    /// Appends until a crash, several times. What was appended is there afterwards, and of the rest one record or nothing.
+    /// Appends until a crash, several times. Afterwards every appended record is there, and of the unfinished one all
+    /// or nothing.
     async fn append_until_crashes(sim: Sim) {
         let node = sim.node("memory");
         let mut expected = vec![vec![0; REGION as usize]];
         let mut appended = 0;
         for round in 0..5 {
-            let opening = node.spawn(async move { opened().await.map(|disk| (image(&disk), disk.holder)) });
+            let opening = node.spawn(async move { opened().await.map(|disk| (image(&disk), disk.owner)) });
             let (found, held) = opening.await.expect("it does not crash").expect("no crash damages it");
-            // Two records may leave the same image; whose it is tells them apart.
+            // Two records may leave the same data file; the owner distinguishes them.
             let which = held.term.0 as usize;
             assert!(which >= appended, "lost: record {appended} was appended, {which} is there");
             assert!(expected.get(which).is_some_and(|image| image[..] == found[..]), "torn: it is not that of {which}");
             expected.truncate(which + 1);
-            let mut chance = sim.chance();
+            let mut rng = sim.rng();
             let mut todo = Vec::new();
-            for _ in 0..chance.index(9) + 1 {
+            for _ in 0..rng.index(9) + 1 {
                 let mut next = expected.last().expect("there is one").clone();
                 let mut writes = Vec::new();
-                for _ in 0..chance.index(4) + 1 {
-                    let at = chance.index(REGION as usize - 2000);
-                    let bytes = vec![chance.below(256) as u8; 1 + chance.index(1999)];
+                for _ in 0..rng.index(4) + 1 {
+                    let at = rng.index(REGION as usize - 2000);
+                    let bytes = vec![rng.below(256) as u8; 1 + rng.index(1999)];
                     next[at..at + bytes.len()].copy_from_slice(&bytes);
                     writes.push((at as u64, Bytes::from(bytes)));
                 }
@@ -579,11 +591,11 @@ mod tests {
                     disk.append(holder(term), writes).await.expect("the disk works");
                     count.store(term as usize, Ordering::Relaxed);
                     if round % 2 == 1 && term % 3 == 0 {
-                        disk.follow().await.expect("the disk works");
+                        disk.checkpoint().await.expect("the disk works");
                     }
                 }
             }));
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(40)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(40)))).await;
             node.crash();
             node.restart();
             appended = done.load(Ordering::Relaxed);
@@ -616,7 +628,7 @@ mod tests {
                 for term in 1..6 {
                     disk.append(holder(term), vec![(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
                 }
-                let (journal, before) = (disk.journal.clone(), disk.journal_bytes);
+                let (journal, before) = (disk.redo_log.clone(), disk.redo_log_bytes);
                 drop(disk);
                 journal.write_at(before - 700, &[9]).expect("the disk works");
                 assert!(opened().await.is_ok(), "the last one may be torn");
@@ -624,7 +636,7 @@ mod tests {
                 for term in 1..6 {
                     disk.append(holder(term), vec![(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
                 }
-                disk.journal.write_at(1000, &[9]).expect("the disk works");
+                disk.redo_log.write_at(1000, &[9]).expect("the disk works");
                 drop(disk);
                 assert!(matches!(opened().await, Err(Error::Corrupt(_))));
             });
@@ -634,24 +646,24 @@ mod tests {
         outcome.expect("all is as it should be");
     }
 
-    /// A client writes what it takes for records, one at each place where one may begin; the record that holds them is torn.
+    /// A client writes forged records, one at each offset where a record may start; the record that holds them is torn.
     async fn forge(sim: Sim) -> u64 {
         let forging = sim.node("memory").spawn(async move {
             let mut disk = opened().await.expect("nothing is there");
             disk.append(holder(1), vec![(0, Bytes::from_static(b"before"))]).await.expect("the disk works");
             let mut value = Vec::new();
             for sequence in 10..20 {
-                value.extend_from_slice(&encode(Seal::Keyed(0), sequence, holder(9), &[]));
+                value.extend_from_slice(&encode(RecordSeal::Keyed(0), sequence, holder(9), &[]));
             }
-            // So that they lie where records may begin.
-            let fill = HEAD_BYTES - PLACE_BYTES;
+            // The forged records start where records may start.
+            let fill = HEAD_BYTES - WRITE_HEAD_BYTES;
             value.splice(..0, vec![0; fill]);
-            let before = disk.journal_bytes;
+            let before = disk.redo_log_bytes;
             disk.append(holder(1), vec![(0, Bytes::from(value))]).await.expect("the disk works");
-            disk.journal.write_at(before, &[0; HEAD_BYTES]).expect("the disk works");
+            disk.redo_log.write_at(before, &[0; HEAD_BYTES]).expect("the disk works");
             drop(disk);
             let disk = opened().await.unwrap_or_else(|error| panic!("report: {error}"));
-            assert_eq!(disk.holder, holder(1));
+            assert_eq!(disk.owner, holder(1));
         });
         forging.await.expect("it does not crash");
         1

@@ -1,20 +1,20 @@
-//! Entries of the log: `docs/formats/consensus.md`.
+//! Log entries: `docs/formats/consensus.md`.
 //!
 //! ```text
-//!  0  checksum   over the rest of the head and all bytes behind it
+//!  0  checksum   over the rest of the head and all bytes after it
 //!  8  index      1, 2, 3 …
 //!  16 term       of the coordinator that appended it
-//!  24 previous   checksum of the entry before; of the first, the header's chain
-//!  32 body u32   bytes behind the head
+//!  24 previous   checksum of the previous entry; for the first entry, the header's chain
+//!  32 body u32   bytes after the head
 //!  36 writes u16 | kind u8 | version u8
 //!  40 writes × (address u64, bytes u32, 0 u32), then the bytes of each
 //! ```
 //!
-//! An entry is one verb. It lies in one piece, at a multiple of [`LOG_UNIT_BYTES`]; where the rest of the log is too short
-//! for it, it lies at the log's beginning. A torn entry does not have its checksum. An entry that is left of an earlier
-//! round or another history does not continue the chain, or has the wrong index.
+//! An entry is written by one verb. It is contiguous and starts at a multiple of [`LOG_UNIT_BYTES`]. The log is a ring:
+//! an entry that does not fit before the end is written at the beginning. A torn entry fails its checksum. An entry
+//! left over from an earlier round or from a discarded history fails the check of `previous` or `index`.
 //!
-//! Invariant: whatever bytes the log has, they decode into an entry that somebody wrote, or into none.
+//! Invariant: any bytes of the log decode either into an entry that a coordinator wrote or into no entry.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{BufMut as _, Bytes, BytesMut};
@@ -25,52 +25,52 @@ use crate::{Error, Term};
 
 /// Bytes before the list of writes.
 pub(crate) const HEAD_BYTES: usize = 40;
-/// Bytes of one write's place in the list.
+/// Bytes of one element of the list.
 const WRITE_BYTES: usize = 16;
-/// Writes of one entry: each is a part of the verb, besides the head.
+/// Writes of one entry: each is one part of the verb, besides the head.
 pub const WRITES_MAX: usize = rma::PARTS_MAX - 1;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum EntryKind {
     /// Writes to the replicated memory.
     Writes,
-    /// Bytes whose meaning is the appender's; they stay in the log until they are trimmed.
+    /// Bytes that only the appender interprets; they stay in the log until they are trimmed.
     Record,
 }
 
-impl Kind {
+impl EntryKind {
     const fn code(self) -> u8 {
         match self {
-            Kind::Writes => 1,
-            Kind::Record => 2,
+            EntryKind::Writes => 1,
+            EntryKind::Record => 2,
         }
     }
 }
 
-/// Bytes for an address.
+/// A write of bytes at an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Write {
+pub struct MemoryWrite {
     /// The first address.
     pub address: u64,
-    /// What is to stand there.
+    /// The bytes to write.
     pub bytes: Bytes,
 }
 
-/// An entry as it is read back.
+/// An entry, read back from a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct LogEntry {
     /// Its number.
     pub index: u64,
-    /// Of whoever appended it.
+    /// The term of the coordinator that appended it.
     pub term: Term,
-    /// What it is.
-    pub kind: Kind,
-    /// What it writes; a record's bytes are its only write, whose address is a mark of whoever appended it, or 0.
-    pub writes: Vec<Write>,
+    /// Its kind.
+    pub kind: EntryKind,
+    /// Its writes. A record's bytes are its only write, whose address is a mark that the appender chose, or 0.
+    pub writes: Vec<MemoryWrite>,
     pub(crate) previous: u64,
     pub(crate) checksum: u64,
-    /// All of its bytes, as they stand in the log.
+    /// All of its bytes, as they are in the log.
     pub(crate) raw: Bytes,
 }
 
@@ -81,19 +81,19 @@ pub(crate) const fn padded(bytes: u64) -> u64 {
 
 /// Bytes of an entry with these writes.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-pub(crate) fn entry_bytes(writes: &[Write]) -> u64 {
+pub(crate) fn entry_bytes(writes: &[MemoryWrite]) -> u64 {
     let body: u64 = writes.iter().map(|write| WRITE_BYTES as u64 + write.bytes.len() as u64).sum();
     HEAD_BYTES as u64 + body
 }
 
-/// Puts an entry's head and list into `into`; gives its checksum. The writes' bytes go behind it as they are.
+/// Appends an entry's head and list to `into` and returns the entry's checksum. The writes' bytes follow unchanged.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(crate) fn encode_head(
     index: u64,
     term: Term,
     previous: u64,
-    kind: Kind,
-    writes: &[Write],
+    kind: EntryKind,
+    writes: &[MemoryWrite],
     into: &mut BytesMut,
 ) -> u64 {
     assert!(!writes.is_empty() && writes.len() <= WRITES_MAX, "callers check their writes");
@@ -120,8 +120,8 @@ pub(crate) fn encode_head(
     checksum
 }
 
-/// The entry that begins with these bytes, if they are one.
-pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
+/// The entry at the start of these bytes, if there is one.
+pub(crate) fn decode(bytes: &Bytes) -> Option<LogEntry> {
     if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != FORMAT_VERSION {
         return None;
     }
@@ -131,7 +131,7 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
     if total > bytes.len() || listed > total || count == 0 || count > WRITES_MAX {
         return None;
     }
-    let kind = [Kind::Writes, Kind::Record].into_iter().find(|kind| kind.code() == bytes[38])?;
+    let kind = [EntryKind::Writes, EntryKind::Record].into_iter().find(|kind| kind.code() == bytes[38])?;
     let mut checksum = XxHash3_64::oneshot(&bytes[8..listed]);
     let mut writes = Vec::with_capacity(count);
     let mut at = listed;
@@ -143,13 +143,13 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
         }
         let data = bytes.slice(at..until);
         checksum = XxHash3_64::oneshot_with_seed(checksum, &data);
-        writes.push(Write { address: word(bytes, place), bytes: data });
+        writes.push(MemoryWrite { address: word(bytes, place), bytes: data });
         at = until;
     }
     if at != total || checksum != word(bytes, 0) {
         return None;
     }
-    Some(Entry {
+    Some(LogEntry {
         index: word(bytes, 8),
         term: Term(word(bytes, 16)),
         kind,
@@ -160,8 +160,8 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
     })
 }
 
-/// Whether writes may be one entry of a log whose entries have at most `bytes_max` bytes.
-pub(crate) fn check(writes: &[Write], bytes_max: u64) -> Result<(), Error> {
+/// Checks that writes fit into one entry of a log whose entries have at most `bytes_max` bytes.
+pub(crate) fn check(writes: &[MemoryWrite], bytes_max: u64) -> Result<(), Error> {
     if writes.is_empty() || writes.len() > WRITES_MAX {
         return Err(Error::Invalid(format!("{} writes: one entry takes 1 to {WRITES_MAX}", writes.len())));
     }
@@ -178,20 +178,20 @@ mod tests {
 
     use super::*;
 
-    fn raw(index: u64, previous: u64, kind: Kind, writes: &[Write]) -> Bytes {
+    fn raw(index: u64, previous: u64, kind: EntryKind, writes: &[MemoryWrite]) -> Bytes {
         let mut bytes = BytesMut::new();
         encode_head(index, Term(3), previous, kind, writes, &mut bytes);
         writes.iter().for_each(|write| bytes.put_slice(&write.bytes));
         bytes.freeze()
     }
 
-    fn write(address: u64, bytes: &[u8]) -> Write {
-        Write { address, bytes: Bytes::copy_from_slice(bytes) }
+    fn write(address: u64, bytes: &[u8]) -> MemoryWrite {
+        MemoryWrite { address, bytes: Bytes::copy_from_slice(bytes) }
     }
 
     #[test]
     fn entries_have_the_documented_layout() {
-        let bytes = raw(7, 0x11, Kind::Writes, &[write(256, b"one"), write(64, b"two")]);
+        let bytes = raw(7, 0x11, EntryKind::Writes, &[write(256, b"one"), write(64, b"two")]);
         let hex: String = bytes[8..].iter().map(|byte| format!("{byte:02x}")).collect();
         let golden = "07000000000000000300000000000000110000000000000026000000020001010001000000000000030000000000000040\
                       0000000000000003000000000000006f6e6574776f";
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn any_changed_byte_is_noticed() {
-        let bytes = raw(7, 0x11, Kind::Record, &[write(0, b"a record")]);
+        let bytes = raw(7, 0x11, EntryKind::Record, &[write(0, b"a record")]);
         assert!(decode(&bytes).is_some());
         for at in 0..bytes.len() {
             let mut bad = bytes.to_vec();
@@ -218,8 +218,8 @@ mod tests {
             writes in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u8>(), 0..200)), 1..=WRITES_MAX),
             tail in prop::collection::vec(any::<u8>(), 0..100),
         ) {
-            let kind = if record { Kind::Record } else { Kind::Writes };
-            let writes: Vec<Write> = writes.iter().map(|(address, bytes)| write(*address, bytes)).collect();
+            let kind = if record { EntryKind::Record } else { EntryKind::Writes };
+            let writes: Vec<MemoryWrite> = writes.iter().map(|(address, bytes)| write(*address, bytes)).collect();
             let bytes = raw(index, previous, kind, &writes);
             prop_assert_eq!(bytes.len() as u64, entry_bytes(&writes));
             let entry = decode(&[&bytes[..], &tail].concat().into()).expect("it was just encoded");

@@ -1,45 +1,45 @@
-//! What simulations do to a group: crash the processor that runs its coordinator at named places, and plant mistakes that the
-//! checkers must catch.
+//! Faults that simulations inject into a group: crashes of the coordinator's CPU node at named points, and planted
+//! mistakes that the checkers must catch.
 
 use std::cell::Cell;
 
 use base::rt;
-use base::rt::simulation::Node;
+use base::rt::simulation::SimNode;
 
-/// In a simulation that injects this fault, the node crashes here. In production nothing happens.
+/// The node crashes here in a simulation that injects this fault. In production nothing happens.
 pub(crate) async fn crash_point(name: &'static str) {
     if rt::fault_point(name)
-        && let Some(node) = Node::current()
+        && let Some(node) = SimNode::current()
     {
         node.crash();
         std::future::pending::<()>().await;
     }
 }
 
-/// A planted mistake. None is ever planted but by a test of the tests.
+/// A planted mistake. Only a test of the tests plants one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// None.
     None,
-    /// A pool takes groups over without having a processor left.
+    /// A pool takes groups over without a free CPU node.
     TakeOverUnprovisioned,
-    /// A processor whose coordinator has ended does not come back to its pool.
+    /// A CPU node whose coordinator has ended does not return to its pool.
     KeepProcessor,
-    /// A persistent node answers before its disk has what it was told.
+    /// A persistent node answers before its disk has the writes.
     AnswerUnsynced,
-    /// A node that begins believes in a record that is torn.
+    /// A node that starts replays a torn record.
     ReplayTorn,
-    /// Checksums of a journal's records are made without a key.
+    /// Checksums of redo log records use no key.
     Unkeyed,
-    /// A journal is followed by another though the image lacks what it had.
+    /// A new redo log starts although the data file lacks writes of the previous one.
     FollowUnsynced,
-    /// A journal becomes the spare before the one that follows it has its name.
+    /// A redo log becomes the spare before its successor has its name.
     ReuseEarly,
-    /// A memory node whose disk has failed does not say so.
+    /// A memory node whose disk has failed does not report it.
     StayFailed,
-    /// A persistent node's memory stays beyond its disk behind a fence.
+    /// After a fence, a persistent node's memory stays ahead of its disk.
     KeepUnsynced,
-    /// Who takes over counts copies from before the group was made anew.
+    /// A takeover counts copies from before the group was reformatted.
     CountOldCopies,
     /// A coordinator counts a persistent node's verbs as soon as they have completed.
     CountUnsynced,
@@ -49,7 +49,7 @@ thread_local! {
     static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
 }
 
-/// Plants a mistake in everything of this thread, on which a simulation runs whole.
+/// Plants a mistake for this thread, on which a whole simulation runs.
 pub fn plant(mutant: Mutant) {
     PLANTED.set(mutant);
 }

@@ -1,17 +1,17 @@
-//! Harnesses of what other nodes, disks and remote regions hold; see [`base::fuzz`].
+//! Fuzz harnesses for bytes from other nodes, disks and remote regions; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut};
 use rma::{CAPABILITY_BYTES, Capability};
 use twox_hash::XxHash3_64;
 
-use crate::entry::{self, Kind, Write};
-use crate::layout::{ADMIN_WORDS_BYTES, Admin, Cursor, HEADER_BYTES, Header, Layout};
-use crate::message::{Refusal, Reply, Request};
+use crate::entry::{self, EntryKind, MemoryWrite};
+use crate::layout::{ADMIN_WORDS_BYTES, AdminWords, CopyHeader, GroupLayout, HEADER_BYTES, LogCursor};
+use crate::message::{Rejection, Request, Response};
 use crate::{GroupId, Term};
 
 /// The targets of this crate.
-pub fn targets() -> Vec<Target> {
+pub fn targets() -> Vec<FuzzTarget> {
     [
         TARGETS,
         crate::disk::fuzz::TARGETS,
@@ -22,17 +22,17 @@ pub fn targets() -> Vec<Target> {
     .concat()
 }
 
-const TARGETS: &[Target] = &[
-    Target { name: "consensus-messages", shape: Shape::Bytes, run: messages, seeds: message_seeds },
-    Target { name: "consensus-entries", shape: Shape::Bytes, run: entries, seeds: entry_seeds },
-    Target { name: "consensus-headers", shape: Shape::Bytes, run: headers, seeds: header_seeds },
+const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "consensus-messages", shape: InputShape::Bytes, run: messages, seeds: message_seeds },
+    FuzzTarget { name: "consensus-entries", shape: InputShape::Bytes, run: entries, seeds: entry_seeds },
+    FuzzTarget { name: "consensus-headers", shape: InputShape::Bytes, run: headers, seeds: header_seeds },
 ];
 
-const LAYOUT: Layout =
-    Layout { log_bytes: 8192, direct_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shares: 1 };
+const LAYOUT: GroupLayout =
+    GroupLayout { log_bytes: 8192, unlogged_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shards: 1 };
 
-/// The bytes with their checksum put right, which stands in the first eight and covers from the ninth to `end`: what lies
-/// behind a checksum is reached by whoever can compute one.
+/// The bytes with a correct checksum, which is in the first eight bytes and covers the ninth up to `end`: an attacker
+/// that can compute checksums reaches the code after the check.
 pub(crate) fn sealed(input: &[u8], end: usize, key: u64) -> Vec<u8> {
     let mut bytes = input.to_vec();
     if bytes.len() >= 8 {
@@ -48,43 +48,46 @@ fn message_seeds() -> Vec<Vec<u8>> {
     let writes = vec![(64, Bytes::from_static(b"ab")), (8, Bytes::from_static(b"c"))];
     let requests = [
         Request::Hello { version: crate::PROTOCOL_VERSION, group: GroupId(9), layout: LAYOUT },
-        Request::Fence { term: Term(7), holder: 8 },
-        Request::Keep { term: Term(7), holder: 8, admitted: true, writes },
+        Request::Fence { term: Term(7), nonce: 8 },
+        Request::Persist { term: Term(7), nonce: 8, admitted: true, writes },
     ];
     let replies = [
-        Reply::Welcome { version: crate::PROTOCOL_VERSION, is_persistent: true, life: 7, admin: capability },
-        Reply::Kept,
-        Reply::Fenced { region: capability },
-        Reply::Refused { refusal: Refusal::Disputed, detail: 3, text: "no".to_owned() },
+        Response::Welcome { version: crate::PROTOCOL_VERSION, is_persistent: true, incarnation: 7, admin: capability },
+        Response::Persisted,
+        Response::Fenced { region: capability },
+        Response::Rejected { rejection: Rejection::Disputed, detail: 3, text: "no".to_owned() },
     ];
     let requests = requests.iter().map(|request| request.encode(4).to_vec());
     requests.chain(replies.iter().map(|reply| reply.encode(5).to_vec())).collect()
 }
 
-/// What decodes has that one encoding.
+/// A message that decodes has exactly one encoding.
 fn messages(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     if let Ok((number, request)) = authenticated(input, || Request::decode(&bytes)) {
         assert_eq!(request.encode(number), bytes, "{request:?}");
     }
-    if let Ok((number, reply)) = authenticated(input, || Reply::decode(&bytes)) {
+    if let Ok((number, reply)) = authenticated(input, || Response::decode(&bytes)) {
         assert_eq!(reply.encode(number), bytes, "{reply:?}");
     }
 }
 
 fn entry_seeds() -> Vec<Vec<u8>> {
-    let write = |address, bytes: &'static [u8]| Write { address, bytes: Bytes::from_static(bytes) };
-    let of = |kind, writes: &[Write]| {
+    let write = |address, bytes: &'static [u8]| MemoryWrite { address, bytes: Bytes::from_static(bytes) };
+    let of = |kind, writes: &[MemoryWrite]| {
         let mut bytes = BytesMut::new();
         entry::encode_head(7, Term(3), 0x11, kind, writes, &mut bytes);
         writes.iter().for_each(|write| bytes.extend_from_slice(&write.bytes));
         bytes.to_vec()
     };
-    vec![of(Kind::Writes, &[write(256, b"one"), write(64, b"two")]), of(Kind::Record, &[write(0, b"a record")])]
+    vec![
+        of(EntryKind::Writes, &[write(256, b"one"), write(64, b"two")]),
+        of(EntryKind::Record, &[write(0, b"a record")]),
+    ]
 }
 
 fn entries(input: &[u8]) {
-    // Which length an entry claims, its checksum covers: half of the search is for entries that fill the input.
+    // The checksum covers the length that an entry claims: half of the search is for entries that fill the input.
     for bytes in [input.to_vec(), sealed(input, input.len(), 0)] {
         let bytes = Bytes::from(bytes);
         let Some(found) = authenticated(input, || entry::decode(&bytes)) else { continue };
@@ -95,18 +98,18 @@ fn entries(input: &[u8]) {
 }
 
 fn header_seeds() -> Vec<Vec<u8>> {
-    let applied = Cursor { index: 9, position: 640, chain: 0x0102 };
-    vec![Header { sequence: 4, term: Term(5), adopted: 7, applied, nodes: 3 }.encode().to_vec()]
+    let applied = LogCursor { index: 9, position: 640, chain: 0x0102 };
+    vec![CopyHeader { sequence: 4, term: Term(5), adopted: 7, applied, nodes: 3 }.encode().to_vec()]
 }
 
 fn headers(input: &[u8]) {
     for bytes in [input.to_vec(), sealed(input, HEADER_BYTES, 0)] {
-        if let Ok(Some(header)) = Header::decode(&bytes, &LAYOUT) {
+        if let Ok(Some(header)) = CopyHeader::decode(&bytes, &LAYOUT) {
             assert_eq!(header.encode()[..], bytes);
         }
     }
     if let Some(words) = input.first_chunk::<ADMIN_WORDS_BYTES>() {
-        let _ = Admin::decode(words);
+        let _ = AdminWords::decode(words);
     }
-    let _ = Header::newest(input, &LAYOUT);
+    let _ = CopyHeader::newest(input, &LAYOUT);
 }

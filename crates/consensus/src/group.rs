@@ -1,22 +1,22 @@
-//! Groups: which memory nodes, which sizes, which times.
+//! Consensus groups: their memory nodes, sizes and times.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rma::{Fabric, Token};
+use rma::{Provider, Token};
 
-use crate::{Error, GroupId, Layout};
+use crate::{Error, GroupId, GroupLayout};
 
 /// Memory nodes of a group.
 pub const NODES_MAX: usize = 9;
-/// How much faster or slower than true time a processor's monotonic clock may go, in millionths.
+/// How much faster or slower than true time a CPU node's monotonic clock may run, in parts per million.
 pub const DRIFT_PPM_MAX: u64 = 10_000;
 
-/// Where a memory node is, and what proves to it who we are.
+/// The address of a memory node, and our credential for it.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct MemoryNodeAddress {
     /// The address of its host.
     pub address: String,
     /// Our name there.
@@ -25,36 +25,37 @@ pub struct Place {
     pub token: Token,
 }
 
-/// How long things take.
+/// Time-outs and intervals of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Timing {
-    /// Between two heartbeats of a coordinator, and between two looks of a standby.
+pub struct SiftTimeouts {
+    /// Interval between two heartbeats of a coordinator, and between two reads of a standby.
     pub heartbeat: Duration,
-    /// How long a coordinator may serve after a heartbeat that a majority has taken.
+    /// How long a coordinator may serve after a heartbeat that reached a majority.
     pub lease: Duration,
-    /// How long a standby waits for a heartbeat before it stands for election. Longer than the lease is of use: then a
-    /// coordinator that lost its majority has stopped by itself.
+    /// How long a standby waits for a heartbeat before it stands for election. Choose it longer than the lease: then a
+    /// coordinator that lost its majority has already stopped by itself.
     pub election_timeout: Duration,
     /// How long one attempt at an election may take.
     pub attempt_max: Duration,
-    /// How long a memory node may take to connect, or to answer a message; how long a takeover waits for verbs; and how long
-    /// a coordinator waits for the heartbeats of a node before it takes it for lost.
+    /// How long a memory node may take to connect, or to answer a message; how long a takeover waits for verbs; and how
+    /// long a coordinator waits for the heartbeats of a node before it considers the node lost.
     pub answer_max: Duration,
     /// How long a takeover waits for slower nodes once a majority has answered.
     pub grace: Duration,
-    /// Before a memory node that was lost is tried again.
+    /// Interval between attempts to reconnect to a lost memory node.
     pub reconnect: Duration,
-    /// Bytes per second that are copied to a memory node that comes back; [`Timing::UNLIMITED`] for as many as can be.
+    /// Limit on the bytes per second that are copied to a memory node that comes back; [`SiftTimeouts::UNLIMITED`] for no
+    /// limit.
     pub copy_bytes_per_second: u64,
 }
 
-impl Timing {
+impl SiftTimeouts {
     /// A rate without limit.
     pub const UNLIMITED: u64 = u64::MAX;
 
-    /// Of machines with much else to do, as orderers have: a dead coordinator's place is taken within a second or so.
-    pub fn of_busy_machines() -> Timing {
-        Timing {
+    /// For busy machines, as orderers are: a dead coordinator is replaced within about a second.
+    pub fn of_busy_machines() -> SiftTimeouts {
+        SiftTimeouts {
             heartbeat: Duration::from_millis(20),
             lease: Duration::from_millis(400),
             election_timeout: Duration::from_millis(500),
@@ -62,23 +63,25 @@ impl Timing {
             answer_max: Duration::from_secs(1),
             grace: Duration::from_millis(20),
             reconnect: Duration::from_millis(200),
-            copy_bytes_per_second: Timing::UNLIMITED,
+            copy_bytes_per_second: SiftTimeouts::UNLIMITED,
         }
     }
 
-    /// What a new coordinator waits, on its clock, until the lease of any earlier one has run out on theirs.
+    /// How long a new coordinator waits, on its own clock, until the lease of any earlier coordinator has run out on
+    /// that coordinator's clock.
     pub fn lease_over(&self) -> Duration {
-        // The old clock may be slow, so that the lease lasts longer in true time; ours may be fast, so that we wait less.
+        // The old clock may be slow, so that the lease lasts longer in true time; ours may be fast, so that we wait
+        // less.
         let nanos = self.lease.as_nanos() as u64;
         let (slow, fast) = (1_000_000 - DRIFT_PPM_MAX, 1_000_000 + DRIFT_PPM_MAX);
         Duration::from_nanos((u128::from(nanos) * u128::from(fast)).div_ceil(u128::from(slow)) as u64)
     }
 }
 
-impl Default for Timing {
-    /// Of one rack: a dead coordinator is noticed in about 21 ms.
-    fn default() -> Timing {
-        Timing {
+impl Default for SiftTimeouts {
+    /// For one rack: a dead coordinator is noticed in about 21 ms.
+    fn default() -> SiftTimeouts {
+        SiftTimeouts {
             heartbeat: Duration::from_millis(5),
             lease: Duration::from_millis(18),
             election_timeout: Duration::from_millis(20),
@@ -86,28 +89,28 @@ impl Default for Timing {
             answer_max: Duration::from_millis(500),
             grace: Duration::from_millis(5),
             reconnect: Duration::from_millis(100),
-            copy_bytes_per_second: Timing::UNLIMITED,
+            copy_bytes_per_second: SiftTimeouts::UNLIMITED,
         }
     }
 }
 
-/// A consensus group, as its processors know it.
+/// A consensus group, as its CPU nodes know it.
 #[derive(Clone)]
-pub struct Group {
+pub struct SiftGroup {
     /// Its number.
     pub id: GroupId,
     /// Its sizes.
-    pub layout: Layout,
+    pub layout: GroupLayout,
     /// Its memory nodes: an odd number, in the same order everywhere.
-    pub nodes: Vec<Place>,
-    /// How they are reached.
-    pub fabric: Arc<dyn Fabric>,
-    /// How long things take; the lease is the same everywhere.
-    pub timing: Timing,
+    pub nodes: Vec<MemoryNodeAddress>,
+    /// The interconnect that reaches them.
+    pub provider: Arc<dyn Provider>,
+    /// Time-outs and intervals; the lease is the same everywhere.
+    pub timing: SiftTimeouts,
 }
 
-impl Group {
-    /// Whether it makes sense.
+impl SiftGroup {
+    /// Checks that the group is valid.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -115,7 +118,7 @@ impl Group {
         self.layout.check()?;
         let invalid = |what: String| Err(Error::Invalid(what));
         if self.id.0 == 0 {
-            return invalid("group 0: numbers begin with 1".to_owned());
+            return invalid("group 0: group numbers start at 1".to_owned());
         }
         let count = self.nodes.len();
         if count.is_multiple_of(2) || count > NODES_MAX {
@@ -123,10 +126,10 @@ impl Group {
                 "{count} memory nodes: a group that survives F losses has 2F+1, at most {NODES_MAX}"
             ));
         }
-        if self.layout.is_coded() && self.layout.data_shares as usize != self.majority() {
+        if self.layout.is_erasure_coded() && self.layout.data_shards as usize != self.majority() {
             return invalid(format!(
-                "{} data shares: a coded group of {count} memory nodes has {}",
-                self.layout.data_shares,
+                "{} data shards: an erasure-coded group of {count} memory nodes has {}",
+                self.layout.data_shards,
                 self.majority()
             ));
         }
@@ -135,18 +138,18 @@ impl Group {
             return invalid("a memory node is named twice in a group".to_owned());
         }
         if self.timing.heartbeat >= self.timing.lease {
-            return invalid("a lease that is no longer than the time between heartbeats".to_owned());
+            return invalid("the lease must be longer than the interval between heartbeats".to_owned());
         }
         Ok(())
     }
 
-    /// Memory nodes that are more than half: F+1.
+    /// The number of memory nodes in a majority: F+1.
     pub fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
     }
 }
 
-impl fmt::Debug for Group {
+impl fmt::Debug for SiftGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Group({:?}, {} nodes)", self.id, self.nodes.len())
     }

@@ -1,30 +1,30 @@
-//! What lies where on a memory node: `docs/formats/consensus.md`.
+//! The memory layout of a memory node: `docs/formats/consensus.md`.
 //!
 //! ```text
 //!  administrative region   | term u64 | node u64 | timestamp u64 | admitted u64 | zeros … 4096
-//!  replicated region       | header 0 (64) | header 1 (64) | made u64 | zeros … 4096 | log | direct area | logged memory |
+//!  replicated region       | header 0 (64) | header 1 (64) | made u64 | zeros … 4096 | log | unlogged region | logged memory |
 //! ```
 //!
-//! Every processor that may coordinate reaches the administrative region; only the newest coordinator reaches the
-//! replicated one. A [`Header`] says how far a node's copy is: it is written to its two places in turn, so that one whose
-//! write was torn leaves the one before. `made` is the term under which the group was made anew whose copy it is, 0 for one that
-//! was formatted: copies of two makings are none of each other ([`crate::format`]).
+//! Every CPU node that may coordinate can access the administrative region; only the newest coordinator can access the
+//! replicated region. A [`CopyHeader`] records how up to date a node's copy is. Headers are written to the two slots in turn,
+//! so a torn write leaves the previous header intact. `made` is the generation to which the copy belongs: the term of the last
+//! reformatting, or 0 if the group was never reformatted. Copies of two generations have nothing in common ([`crate::format`]).
 //!
-//! The logged memory of a coded group is not there as it is, but as this node's share of each of its blocks
-//! ([`crate::shares`]); log and direct area are plain.
+//! In an erasure-coded group, a node holds its own shard of each block of the logged memory ([`crate::shards`]); the log and
+//! the unlogged region are stored in full.
 //!
-//! Invariant: the memory behind the log has one address space, the direct area first, both made of whole blocks.
+//! Invariant: the unlogged region and the logged memory have one address space, in this order; each consists of whole blocks.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use rma::TRANSFER_BYTES_MAX;
 use twox_hash::XxHash3_64;
 
-use crate::code::DATA_MAX;
+use crate::erasure_code::DATA_MAX;
 use crate::{Error, Term};
 
 /// Bytes of the administrative region.
 pub(crate) const ADMIN_BYTES: u64 = 4096;
-/// Bytes of it that have a meaning.
+/// Bytes of it that are in use.
 pub(crate) const ADMIN_WORDS_BYTES: usize = 32;
 pub(crate) const TERM_AT: u64 = 0;
 pub(crate) const NODE_AT: u64 = 8;
@@ -33,53 +33,53 @@ pub(crate) const ADMITTED_AT: u64 = 24;
 const HEAD_BYTES: u64 = 4096;
 /// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 64;
-/// Where the word lies that tells one making of a group from another.
-pub(crate) const MADE_AT: u64 = 2 * HEADER_BYTES as u64;
+/// Offset of the word that holds the generation of the copy.
+pub(crate) const FORMAT_TERM_AT: u64 = 2 * HEADER_BYTES as u64;
 /// Bytes of the headers and of that word.
-pub(crate) const HEADS_BYTES: u64 = MADE_AT + 8;
-/// The version of everything that lies in a region.
+pub(crate) const HEADS_BYTES: u64 = FORMAT_TERM_AT + 8;
+/// The format version of everything in a region.
 pub const FORMAT_VERSION: u32 = 1;
-/// Entries of the log begin at multiples of this.
+/// Log entries start at multiples of this.
 pub const LOG_UNIT_BYTES: u64 = 64;
 /// Bytes of a layout in a message.
 pub(crate) const LAYOUT_BYTES: usize = 40;
 /// The smallest log.
 pub const LOG_BYTES_MIN: u64 = 4096;
-/// The largest log: a takeover has those of all nodes in memory at once.
+/// The largest log: a takeover holds the logs of all nodes in memory at once.
 pub const LOG_BYTES_MAX: u64 = 1 << 32;
-/// The largest direct area or logged memory.
-pub const AREA_BYTES_MAX: u64 = 1 << 40;
-/// Indexes, and numbers of headers, are below this: far beyond any log, and so far from the end of all numbers that they can be
-/// counted on from.
+/// The largest unlogged region or logged memory.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
+/// Bound on indexes and header numbers: far beyond any log, and so far below the largest number that adding to them
+/// cannot overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 /// The smallest and the largest block.
 pub const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 64..=1 << 20;
-/// Shares have whole words.
-const SHARE_UNIT_BYTES: u64 = 8;
+/// Shards consist of whole words.
+const SHARD_UNIT_BYTES: u64 = 8;
 
 /// The sizes of a group, the same at all of its memory nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct GroupLayout {
     /// Bytes of the log: a multiple of 4096.
     pub log_bytes: u64,
     /// Bytes that are written without the log: a multiple of the block.
-    pub direct_bytes: u64,
+    pub unlogged_bytes: u64,
     /// Bytes that are written through the log: a multiple of the block.
     pub memory_bytes: u64,
-    /// Bytes of a block, the unit of locks and of shares: a power of two.
+    /// Bytes of a block, the unit of locks and of shards: a power of two.
     pub block_bytes: u64,
-    /// 1: every memory node holds all of the logged memory. F+1: it is coded, and each of the 2F+1 nodes holds one share of
-    /// each block, of which any F+1 make the block.
-    pub data_shares: u32,
+    /// 1: every memory node holds all of the logged memory. F+1: the group is erasure-coded, and each of its 2F+1 nodes
+    /// holds one shard of each block; any F+1 shards give the block back.
+    pub data_shards: u32,
 }
 
-impl Layout {
-    /// That of a group which orders: a log of so many bytes and nothing else.
-    pub const fn of_log(log_bytes: u64) -> Layout {
-        Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 }
+impl GroupLayout {
+    /// The layout of an ordering group: a log of `log_bytes` and nothing else.
+    pub const fn of_log(log_bytes: u64) -> GroupLayout {
+        GroupLayout { log_bytes, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 }
     }
 
-    /// Whether the sizes make sense.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -94,42 +94,42 @@ impl Layout {
                 self.log_bytes
             ));
         }
-        if self.data_shares == 0 || self.data_shares as usize > DATA_MAX {
+        if self.data_shards == 0 || self.data_shards as usize > DATA_MAX {
             return invalid(format!(
-                "{} data shares: choose 1, or one more than the losses to survive",
-                self.data_shares
+                "{} data shards: choose 1, or one more than the losses to survive",
+                self.data_shards
             ));
         }
-        for (what, bytes) in [("direct area", self.direct_bytes), ("memory", self.memory_bytes)] {
-            if !bytes.is_multiple_of(self.block_bytes) || bytes > AREA_BYTES_MAX {
-                return invalid(format!("a {what} of {bytes} bytes: choose a multiple of the block"));
+        for (what, bytes) in [("unlogged region", self.unlogged_bytes), ("memory", self.memory_bytes)] {
+            if !bytes.is_multiple_of(self.block_bytes) || bytes > MEMORY_BYTES_MAX {
+                return invalid(format!("{what} of {bytes} bytes: choose a multiple of the block, at most 2^40"));
             }
         }
         Ok(())
     }
 
-    /// Bytes of addresses: the direct area and the logged memory.
+    /// Bytes of the address space: the unlogged region and the logged memory.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn address_bytes(&self) -> u64 {
-        self.direct_bytes + self.memory_bytes
+        self.unlogged_bytes + self.memory_bytes
     }
 
     /// Bytes of the replicated region.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn region_bytes(&self) -> u64 {
         let blocks = self.memory_bytes / self.block_bytes;
-        (HEAD_BYTES + self.log_bytes + self.direct_bytes + blocks * self.share_bytes()).next_multiple_of(4096)
+        (HEAD_BYTES + self.log_bytes + self.unlogged_bytes + blocks * self.shard_bytes()).next_multiple_of(4096)
     }
 
-    /// Whether memory nodes hold shares.
-    pub const fn is_coded(&self) -> bool {
-        self.data_shares > 1
+    /// Whether memory nodes hold shards.
+    pub const fn is_erasure_coded(&self) -> bool {
+        self.data_shards > 1
     }
 
     /// Bytes of a block that one node holds.
-    pub const fn share_bytes(&self) -> u64 {
-        match self.is_coded() {
-            true => self.block_bytes.div_ceil(self.data_shares as u64).next_multiple_of(SHARE_UNIT_BYTES),
+    pub const fn shard_bytes(&self) -> u64 {
+        match self.is_erasure_coded() {
+            true => self.block_bytes.div_ceil(self.data_shards as u64).next_multiple_of(SHARD_UNIT_BYTES),
             false => self.block_bytes,
         }
     }
@@ -140,40 +140,44 @@ impl Layout {
         (self.address_bytes() / self.block_bytes) as usize
     }
 
-    /// Where an offset of the log lies in the region.
+    /// The region offset of an offset in the log.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn log_at(&self, offset: u64) -> u64 {
         HEAD_BYTES + offset
     }
 
-    /// Where an address lies in the region: one of the direct area, or of a group that is not coded.
+    /// The region offset of an address: an address of the unlogged region, or any address of a group that is not
+    /// erasure-coded.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn memory_at(&self, address: u64) -> u64 {
-        assert!(!self.is_coded() || address <= self.direct_bytes, "blocks of a coded group have no one place");
+        assert!(
+            !self.is_erasure_coded() || address <= self.unlogged_bytes,
+            "blocks of a coded group have no one place"
+        );
         HEAD_BYTES + self.log_bytes + address
     }
 
-    /// Where a node's share of the block lies that begins at an address of the logged memory.
+    /// The region offset of a node's shard of the block that starts at an address of the logged memory.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(crate) const fn share_at(&self, address: u64) -> u64 {
-        assert!(address >= self.direct_bytes && address.is_multiple_of(self.block_bytes), "a block of the memory");
-        let block = (address - self.direct_bytes) / self.block_bytes;
-        HEAD_BYTES + self.log_bytes + self.direct_bytes + block * self.share_bytes()
+    pub(crate) const fn shard_at(&self, address: u64) -> u64 {
+        assert!(address >= self.unlogged_bytes && address.is_multiple_of(self.block_bytes), "a block of the memory");
+        let block = (address - self.unlogged_bytes) / self.block_bytes;
+        HEAD_BYTES + self.log_bytes + self.unlogged_bytes + block * self.shard_bytes()
     }
 
-    /// Bytes of the longest entry: a quarter of the log, so that a full one is never waited for in vain, and no more than one verb
-    /// moves.
+    /// Bytes of the longest entry: a quarter of the log, so that a caller that waits for space eventually gets it, and
+    /// at most what one verb moves.
     pub const fn entry_bytes_max(&self) -> u64 {
         let (quarter, verb) = (self.log_bytes / 4, TRANSFER_BYTES_MAX as u64);
         if quarter < verb { quarter } else { verb }
     }
 
-    /// As stored and sent.
+    /// The layout as it is stored and sent.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; LAYOUT_BYTES] {
         let mut bytes = [0; LAYOUT_BYTES];
         for (word, value) in
-            [self.log_bytes, self.direct_bytes, self.memory_bytes, self.block_bytes, self.data_shares.into()]
+            [self.log_bytes, self.unlogged_bytes, self.memory_bytes, self.block_bytes, self.data_shards.into()]
                 .into_iter()
                 .enumerate()
         {
@@ -182,30 +186,30 @@ impl Layout {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8; LAYOUT_BYTES]) -> Layout {
-        Layout {
+    pub(crate) fn decode(bytes: &[u8; LAYOUT_BYTES]) -> GroupLayout {
+        GroupLayout {
             log_bytes: word(bytes, 0),
-            direct_bytes: word(bytes, 8),
+            unlogged_bytes: word(bytes, 8),
             memory_bytes: word(bytes, 16),
             block_bytes: word(bytes, 24),
-            data_shares: half(bytes, 32),
+            data_shards: half(bytes, 32),
         }
     }
 }
 
-/// The little-endian word at an offset that is there.
+/// The little-endian word at an offset within `bytes`.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..][..8].try_into().expect("a slice of eight bytes"))
 }
 
-/// The little-endian half word at an offset that is there.
+/// The little-endian half word at an offset within `bytes`.
 pub(crate) fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..][..4].try_into().expect("a slice of four bytes"))
 }
 
 /// The words of the administrative region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Admin {
+pub(crate) struct AdminWords {
     pub term: Term,
     pub node: u64,
     pub timestamp: u64,
@@ -213,21 +217,21 @@ pub(crate) struct Admin {
     pub admitted: u64,
 }
 
-impl Admin {
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Admin, Error> {
+impl AdminWords {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<AdminWords, Error> {
         if bytes.len() != ADMIN_WORDS_BYTES {
             return Err(Error::Corrupt("administrative words of another length"));
         }
         let [term, node, timestamp, admitted] = [0, 8, 16, 24].map(|at| word(bytes, at));
-        // Behind it nobody could be elected.
-        Term(term).next_era()?;
-        Ok(Admin { term: Term(term), node, timestamp, admitted })
+        // After a term of the last era no CPU node could be elected.
+        Term(term).next_generation()?;
+        Ok(AdminWords { term: Term(term), node, timestamp, admitted })
     }
 }
 
-/// A place in the log: the entry `index` ends at `position`, and has the checksum `chain`.
+/// A position in the log: the entry `index` ends at `position`, and has the checksum `chain`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Cursor {
+pub(crate) struct LogCursor {
     pub index: u64,
     pub position: u64,
     pub chain: u64,
@@ -239,24 +243,24 @@ pub(crate) struct Cursor {
 /// checksum | sequence | term | adopted | applied index | position | chain | version u32 | nodes u32
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Header {
+pub(crate) struct CopyHeader {
     /// Grows with each header of the node.
     pub sequence: u64,
-    /// The last coordinator that made this node's log its own.
+    /// The term of the last coordinator that adopted this node's log.
     pub term: Term,
-    /// Entries up to this index may be of earlier terms; later ones are of [`Header::term`].
+    /// Entries up to this index may be of earlier terms; later ones are of [`CopyHeader::term`].
     pub adopted: u64,
-    /// The last entry whose effects are in the node's memory for certain.
-    pub applied: Cursor,
+    /// The last entry whose writes are certainly in the node's memory.
+    pub applied: LogCursor,
     /// How many memory nodes the group has.
     pub nodes: u32,
 }
 
-impl Header {
+impl CopyHeader {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        let Cursor { index, position, chain } = self.applied;
+        let LogCursor { index, position, chain } = self.applied;
         let words = [self.sequence, self.term.0, self.adopted, index, position, chain];
         for (place, value) in words.into_iter().enumerate() {
             bytes[8 + place * 8..][..8].copy_from_slice(&value.to_le_bytes());
@@ -268,11 +272,11 @@ impl Header {
         bytes
     }
 
-    /// A header, if the bytes are one: `None` where nothing was written or a write was torn.
+    /// The header that the bytes hold: `None` where nothing was written or a write was torn.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for another version or an impossible header.
-    pub(crate) fn decode(bytes: &[u8], layout: &Layout) -> Result<Option<Header>, Error> {
+    pub(crate) fn decode(bytes: &[u8], layout: &GroupLayout) -> Result<Option<CopyHeader>, Error> {
         if bytes.len() != HEADER_BYTES {
             return Err(Error::Corrupt("a header of another length"));
         }
@@ -282,7 +286,7 @@ impl Header {
         if half(bytes, 56) != FORMAT_VERSION {
             return Err(Error::Corrupt("a header of another format version"));
         }
-        let applied = Cursor { index: word(bytes, 32), position: word(bytes, 40), chain: word(bytes, 48) };
+        let applied = LogCursor { index: word(bytes, 32), position: word(bytes, 40), chain: word(bytes, 48) };
         if applied.position > layout.log_bytes || !applied.position.is_multiple_of(LOG_UNIT_BYTES) {
             return Err(Error::Corrupt("a header that points beyond the log"));
         }
@@ -290,23 +294,23 @@ impl Header {
         if [sequence, adopted, applied.index].into_iter().any(|number| number >= NUMBER_MAX) {
             return Err(Error::Corrupt("a header at the end of all numbers"));
         }
-        Ok(Some(Header { sequence, term: Term(word(bytes, 16)), adopted, applied, nodes: half(bytes, 60) }))
+        Ok(Some(CopyHeader { sequence, term: Term(word(bytes, 16)), adopted, applied, nodes: half(bytes, 60) }))
     }
 
-    /// Where it goes.
+    /// The region offset of the header's slot.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn at(&self) -> u64 {
         (self.sequence % 2) * HEADER_BYTES as u64
     }
 
-    /// The newer of the two that a node has, and the making that it belongs to; no header for a node without a copy.
-    pub(crate) fn newest(bytes: &[u8], layout: &Layout) -> Result<(Option<Header>, Term), Error> {
+    /// The newer of a node's two headers, and the generation that it belongs to; no header for a node without a copy.
+    pub(crate) fn newest(bytes: &[u8], layout: &GroupLayout) -> Result<(Option<CopyHeader>, Term), Error> {
         if bytes.len() as u64 != HEADS_BYTES {
             return Err(Error::Corrupt("headers of another length"));
         }
         let (headers, made) = bytes.split_at(2 * HEADER_BYTES);
         let (zero, one) = headers.split_at(HEADER_BYTES);
-        let both = [Header::decode(zero, layout)?, Header::decode(one, layout)?];
+        let both = [CopyHeader::decode(zero, layout)?, CopyHeader::decode(one, layout)?];
         Ok((both.into_iter().flatten().max_by_key(|header| header.sequence), Term(word(made, 0))))
     }
 }
@@ -315,12 +319,12 @@ impl Header {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout =
-        Layout { log_bytes: 8192, direct_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shares: 1 };
+    const LAYOUT: GroupLayout =
+        GroupLayout { log_bytes: 8192, unlogged_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shards: 1 };
 
-    fn header(sequence: u64) -> Header {
-        let applied = Cursor { index: 9, position: 640, chain: 0x0102 };
-        Header { sequence, term: Term(5), adopted: 7, applied, nodes: 3 }
+    fn header(sequence: u64) -> CopyHeader {
+        let applied = LogCursor { index: 9, position: 640, chain: 0x0102 };
+        CopyHeader { sequence, term: Term(5), adopted: 7, applied, nodes: 3 }
     }
 
     #[test]
@@ -330,34 +334,34 @@ mod tests {
         let golden: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         assert_eq!(bytes[8..], golden);
         assert_eq!(word(&bytes, 0), 2_922_393_678_783_150_574, "the checksum's algorithm is part of the format");
-        assert_eq!(Header::decode(&bytes, &LAYOUT), Ok(Some(header(4))));
+        assert_eq!(CopyHeader::decode(&bytes, &LAYOUT), Ok(Some(header(4))));
     }
 
     #[test]
     fn a_torn_header_leaves_the_one_before() {
         let mut page = [0; HEADS_BYTES as usize];
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok((None, Term(0))));
+        assert_eq!(CopyHeader::newest(&page, &LAYOUT), Ok((None, Term(0))));
         page[64..128].copy_from_slice(&header(1).encode());
         page[..64].copy_from_slice(&header(2).encode());
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
+        assert_eq!(CopyHeader::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
         page[64..72].copy_from_slice(&header(3).encode()[..8]);
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
+        assert_eq!(CopyHeader::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
         page[64..128].copy_from_slice(&header(3).encode());
         page[128] = 9;
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(3)), Term(9))));
+        assert_eq!(CopyHeader::newest(&page, &LAYOUT), Ok((Some(header(3)), Term(9))));
     }
 
     #[test]
     fn a_header_that_nothing_can_follow_is_refused() {
-        let refused = |header: Header| Header::decode(&header.encode(), &LAYOUT);
+        let refused = |header: CopyHeader| CopyHeader::decode(&header.encode(), &LAYOUT);
         let good = header(NUMBER_MAX - 1);
         assert_eq!(refused(good), Ok(Some(good)));
-        let applied = Cursor { index: NUMBER_MAX, ..good.applied };
+        let applied = LogCursor { index: NUMBER_MAX, ..good.applied };
         for bad in [
-            Header { sequence: u64::MAX, ..good },
-            Header { adopted: u64::MAX, ..good },
-            Header { applied, ..good },
-            Header { applied: Cursor { position: 8192 + 64, ..good.applied }, ..good },
+            CopyHeader { sequence: u64::MAX, ..good },
+            CopyHeader { adopted: u64::MAX, ..good },
+            CopyHeader { applied, ..good },
+            CopyHeader { applied: LogCursor { position: 8192 + 64, ..good.applied }, ..good },
         ] {
             assert!(matches!(refused(bad), Err(Error::Corrupt(_))), "{bad:?}");
         }
@@ -367,24 +371,24 @@ mod tests {
     fn an_entry_is_no_longer_than_what_one_verb_moves() {
         let verb = TRANSFER_BYTES_MAX as u64;
         for (log_bytes, longest) in [(8192, 2048), (4 * verb, verb), (LOG_BYTES_MAX, verb)] {
-            assert_eq!(Layout { log_bytes, ..LAYOUT }.entry_bytes_max(), longest, "of a log of {log_bytes} bytes");
+            assert_eq!(GroupLayout { log_bytes, ..LAYOUT }.entry_bytes_max(), longest, "of a log of {log_bytes} bytes");
         }
     }
 
     #[test]
     fn sizes_that_make_no_sense_are_refused() {
         assert!(LAYOUT.check().is_ok());
-        assert!(Layout { log_bytes: LOG_BYTES_MAX, ..LAYOUT }.check().is_ok());
+        assert!(GroupLayout { log_bytes: LOG_BYTES_MAX, ..LAYOUT }.check().is_ok());
         for bad in [
-            Layout { block_bytes: 96, ..LAYOUT },
-            Layout { block_bytes: 32, ..LAYOUT },
-            Layout { log_bytes: 4097, ..LAYOUT },
-            Layout { log_bytes: 0, ..LAYOUT },
-            Layout { log_bytes: LOG_BYTES_MAX + 4096, ..LAYOUT },
-            Layout { direct_bytes: 65, ..LAYOUT },
-            Layout { data_shares: 0, ..LAYOUT },
-            Layout { data_shares: 17, ..LAYOUT },
-            Layout { memory_bytes: u64::MAX - 63, ..LAYOUT },
+            GroupLayout { block_bytes: 96, ..LAYOUT },
+            GroupLayout { block_bytes: 32, ..LAYOUT },
+            GroupLayout { log_bytes: 4097, ..LAYOUT },
+            GroupLayout { log_bytes: 0, ..LAYOUT },
+            GroupLayout { log_bytes: LOG_BYTES_MAX + 4096, ..LAYOUT },
+            GroupLayout { unlogged_bytes: 65, ..LAYOUT },
+            GroupLayout { data_shards: 0, ..LAYOUT },
+            GroupLayout { data_shards: 17, ..LAYOUT },
+            GroupLayout { memory_bytes: u64::MAX - 63, ..LAYOUT },
         ] {
             assert!(matches!(bad.check(), Err(Error::Invalid(_))), "{bad:?}");
         }
@@ -395,12 +399,12 @@ mod tests {
         assert_eq!(LAYOUT.log_at(0), 4096);
         assert_eq!(LAYOUT.memory_at(0), 4096 + 8192);
         assert_eq!(LAYOUT.region_bytes(), 4096 + 8192 + 4096);
-        assert_eq!(Layout::decode(&LAYOUT.encode()), LAYOUT);
-        let coded = Layout { data_shares: 3, memory_bytes: 64 * 200, ..LAYOUT };
-        assert_eq!((coded.share_bytes(), coded.memory_at(0)), (24, 4096 + 8192));
-        assert_eq!(coded.share_at(128), 4096 + 8192 + 128, "the direct area is plain");
-        assert_eq!(coded.share_at(128 + 64 * 199), 4096 + 8192 + 128 + 24 * 199);
+        assert_eq!(GroupLayout::decode(&LAYOUT.encode()), LAYOUT);
+        let coded = GroupLayout { data_shards: 3, memory_bytes: 64 * 200, ..LAYOUT };
+        assert_eq!((coded.shard_bytes(), coded.memory_at(0)), (24, 4096 + 8192));
+        assert_eq!(coded.shard_at(128), 4096 + 8192 + 128, "the direct area is plain");
+        assert_eq!(coded.shard_at(128 + 64 * 199), 4096 + 8192 + 128 + 24 * 199);
         assert_eq!(coded.region_bytes(), (4096 + 8192 + 128 + 24 * 200_u64).next_multiple_of(4096));
-        assert_eq!(Layout::decode(&coded.encode()), coded);
+        assert_eq!(GroupLayout::decode(&coded.encode()), coded);
     }
 }

@@ -1,42 +1,110 @@
 //! Consensus on passive memory nodes: a replicated memory with a log, whose coordinator is elected through the memory
-//! itself. It follows Sift (Kazhamiaka et al., CoNEXT 2019, sections 3 and 5.1), and adds a fence.
+//! itself.
+//!
+//! ```
+//! use base::rt::{self, CancellationToken, simulation::Simulation};
+//! use consensus::{
+//!     GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
+//!     SiftTimeouts, Standby,
+//! };
+//! use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token, sim::SimProvider};
+//! use std::{sync::Arc, time::Duration};
+//!
+//! const ADDRESSES: [&str; 3] = ["memory0", "memory1", "memory2"];
+//! const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
+//! const ID: GroupId = GroupId(1);
+//!
+//! let report = Simulation::new(7).run(|sim| async move {
+//!     let provider = SimProvider::new(&sim);
+//!     let layout = GroupLayout { memory_bytes: 64 << 10, ..GroupLayout::of_log(8192) };
+//!     for (number, address) in ADDRESSES.into_iter().enumerate() {
+//!         let provider = provider.clone();
+//!         drop(sim.node(address).spawn(async move {
+//!             let options = HostConfig { node: NodeId(number as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+//!             let host = provider.host(address, options).await.expect("the address is free");
+//!             let groups = vec![GroupMemory { id: ID, layout }];
+//!             let config = LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() };
+//!             let node = LogMemoryNode::start(config).await.expect("the sizes are valid");
+//!             node.failed().await; // It serves until then.
+//!         }));
+//!     }
+//!     rt::sleep(Duration::from_millis(20)).await; // The memory nodes listen by then.
+//!
+//!     let place = |at: &str| MemoryNodeAddress { address: at.to_owned(), name: "cpu".to_owned(), token: TOKEN };
+//!     let nodes = ADDRESSES.map(place).to_vec();
+//!     let (provider, timing) = (Arc::new(provider), SiftTimeouts::of_busy_machines());
+//!     let group = SiftGroup { id: ID, layout, nodes, provider, timing };
+//!     consensus::format(&group).await?;
+//!
+//!     // A standby is elected and becomes the coordinator. A write is committed once it returns.
+//!     let first = Standby::new(group.clone(), 1)?.take_over().await?;
+//!     first.write(128, base::Bytes::from_static(b"hello")).await?;
+//!
+//!     // The coordinator ends and a memory node loses its memory; the next coordinator has the write.
+//!     first.step_down();
+//!     sim.node("memory0").crash();
+//!     let second = Standby::new(group, 2)?.take_over().await?;
+//!     assert!(second.term() > first.term());
+//!     assert_eq!(&second.read(128, 5).await?[..], b"hello");
+//!     Ok::<(), consensus::Error>(())
+//! });
+//! report.expect("the run succeeds").value.expect("a majority of memory nodes answers");
+//! ```
+//!
+//! # Guarantees
+//!
+//! The simulation in `tests/consensus/simulation` checks these invariants under faults:
+//! * A term has at most one coordinator. At most one coordinator serves at a time.
+//! * A committed entry is never lost or changed, as long as at most F memory nodes lose their memory.
+//! * Once a memory node has answered a fence, no verb of an earlier coordinator takes effect in its replicated region.
+//! * The logged memory of a node holds committed writes only.
+//! * In an erasure-coded group, the shards of a block on any F+1 live nodes belong to one version of the block.
+//! * If fewer than a majority of complete copies are left, the group rejects all requests; it never guesses lost data.
+//!
+//! The arguments for safety are at the heads of the modules that implement the steps: [`standby`], [`takeover`] and
+//! [`coordinator`].
+//!
+//! # What it needs around it
+//!
+//! * An [`rma::Provider`] reaches the memory nodes. `storage` locks the directories of persistent nodes and of
+//!   [`raft`], and provides the tables of a store that persists ([`kv`]). Clocks drift by at most
+//!   [`group::DRIFT_PPM_MAX`].
+//! * `chain` orders blocks through [`ordered`]; `node` runs memory nodes, standbys and [`kv`]; an operator numbers and
+//!   formats the groups.
+//! * The layers above decide what the bytes mean.
+//!
+//! # Protocol
+//!
+//! The protocol follows Sift (Kazhamiaka et al., CoNEXT 2019, sections 3 and 5.1), and adds a fence.
 //!
 //! ```text
-//!   processors                       memory nodes, 2F+1 of them, passive
-//!   Standby ── heartbeats, term ───▶ administrative region   everybody may read, write and compare-swap
+//!   CPU nodes                        memory nodes, 2F+1 of them, passive
+//!   Standby ── heartbeats, term ───▶ administrative region   every CPU node may read, write and compare-and-swap
 //!      │ elected
 //!   Coordinator ── log, memory ────▶ replicated region       only the newest coordinator has a capability
 //! ```
 //!
-//! 1. A [`MemoryNode`] keeps the regions of its groups on an [`rma::Host`]. It answers two kinds of request, a hello and a
-//!    fence, and has no part in anything else.
-//! 2. [`format()`] makes a new group, once.
-//! 3. A [`Standby`] watches heartbeats; when they cease it stands for election ([`standby`]).
-//! 4. Whoever is elected fences the memory nodes, reads and repairs their logs, and brings their memory up to date
-//!    ([`takeover`]).
-//! 5. The [`Coordinator`] then serves reads, logged writes, transactions and direct writes, keeps the heartbeat going, and
-//!    takes memory nodes back that were lost ([`coordinator`]).
-//! 6. Groups may share their backups: a [`BackupPool`] watches many of them with few processors ([`backups`]).
-//! 7. On top of it stands a key-value store ([`kv`]).
+//! 1. A [`LogMemoryNode`] keeps the regions of its groups on an [`rma::Host`]. It answers two kinds of request, a hello
+//!    and a fence (a persistent node also writes to its disk on request), and takes no other part in the protocol.
+//! 2. [`format()`] formats a new group, once.
+//! 3. A [`Standby`] watches heartbeats; when they stop, it stands for election ([`standby`]).
+//! 4. The winner of the election fences the memory nodes, reads and repairs their logs, and brings their memory up to
+//!    date ([`takeover`]).
+//! 5. The [`Coordinator`] then serves reads, logged writes, transactions and unlogged writes, sends heartbeats, and
+//!    re-admits memory nodes that were lost ([`coordinator`]).
+//! 6. Groups may share their backups: a [`BackupPool`] with few CPU nodes watches many groups ([`backups`]).
+//! 7. A key-value store is built on the replicated memory ([`kv`]).
 //!
-//! [`ordered`] is what an engine of consensus looks like to whoever orders something with it.
-//!
-//! Invariants (the simulation in `tests/consensus/simulation` checks them under faults):
-//! * A term has at most one coordinator. At most one coordinator serves at a time.
-//! * What was committed is never lost or changed, whatever F memory nodes lose.
-//! * When a fence has been answered, no verb of an earlier coordinator takes effect in that node's replicated region.
-//! * A node's logged memory holds committed writes alone.
-//! * Of a coded group, what F+1 live nodes hold of a block is one version of it.
-//! * Where so many nodes are gone that a majority of whole copies cannot be had, nothing is served and nothing guessed.
-//!
-//! Why this is safe is written where it is done: at the heads of [`standby`], [`takeover`] and [`coordinator`]. What
-//! bytes mean is left to the layers above.
+//! [`ordered`] is the interface through which callers order entries with a consensus engine. It has two replicated
+//! engines: Sift ([`ordered::sift`]), and [`raft`] for networks without a memory pool.
+#![deny(missing_docs)]
 
 pub mod backups;
-mod code;
 pub mod coordinator;
+mod directory_lock;
 mod disk;
 pub mod entry;
+mod erasure_code;
 mod error;
 pub mod fault;
 mod format;
@@ -50,47 +118,46 @@ mod link;
 pub mod memory_node;
 mod message;
 pub mod ordered;
-mod owned;
 mod quorum;
 pub mod raft;
 mod scan;
-mod shares;
+mod shards;
 pub mod standby;
 pub mod takeover;
 
 use std::fmt;
 
-pub use backups::{BackupPool, PoolOptions, PoolStatus, Watched};
-pub use coordinator::{Coordinator, Posted, Status};
-pub use entry::{Entry, Kind, WRITES_MAX, Write};
+pub use backups::{BackupPool, BackupPoolConfig, BackupPoolStatus, WatchedGroup};
+pub use coordinator::{Coordinator, CoordinatorStatus, WriteHandle};
+pub use entry::{EntryKind, LogEntry, MemoryWrite, WRITES_MAX};
 pub use error::Error;
 pub use format::{format, is_used};
-pub use group::{Group, Place, Timing};
-pub use layout::{FORMAT_VERSION, LOG_BYTES_MAX, LOG_UNIT_BYTES, Layout};
-pub use memory_node::{GroupMemory, MemoryNode, MemoryNodeOptions};
+pub use group::{MemoryNodeAddress, SiftGroup, SiftTimeouts};
+pub use layout::{FORMAT_VERSION, GroupLayout, LOG_BYTES_MAX, LOG_UNIT_BYTES};
+pub use memory_node::{GroupMemory, LogMemoryNode, LogMemoryNodeConfig};
 pub use message::PROTOCOL_VERSION;
 pub use standby::Standby;
-pub use takeover::{Elected, Unopened};
+pub use takeover::{ElectedStandby, RecoveredCoordinator};
 
-/// The time of one coordinator. Terms only grow.
+/// The number of one coordinator's time in office. Terms only grow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Term(pub u64);
 
-/// Terms of an era, in bits: see [`Term::next_era`].
-const ERA_BITS: u32 = 32;
+/// Bits of a term that count the terms within one era: see [`Term::next_generation`].
+const GENERATION_BITS: u32 = 32;
 
 impl Term {
-    /// Its era: groups are made anew in the next one.
-    pub fn era(self) -> u64 {
-        self.0 >> ERA_BITS
+    /// The era of the term. Each reformatting of a group starts the next era.
+    pub fn generation(self) -> u64 {
+        self.0 >> GENERATION_BITS
     }
 
-    /// The first term of the next era. Whoever makes a group anew goes on there, since terms may have been used that nobody tells
-    /// it of: elections count on by one, and have no more than 2^32 of them before that.
-    pub(crate) fn next_era(self) -> Result<Term, Error> {
-        let era = self.era() + 1;
-        match era >> (u64::BITS - ERA_BITS) {
-            0 => Ok(Term(era << ERA_BITS)),
+    /// The first term of the next era. Reformatting a group continues from here, because a node that did not answer may
+    /// have used higher terms. Elections raise the term one by one, and have 2^32 terms in an era.
+    pub(crate) fn next_generation(self) -> Result<Term, Error> {
+        let era = self.generation() + 1;
+        match era >> (u64::BITS - GENERATION_BITS) {
+            0 => Ok(Term(era << GENERATION_BITS)),
             _ => Err(Error::Corrupt("a term at the end of all terms")),
         }
     }
@@ -98,13 +165,13 @@ impl Term {
 
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.era() {
+        match self.generation() {
             0 => write!(f, "{}", self.0),
-            era => write!(f, "{era}.{}", self.0 & ((1 << ERA_BITS) - 1)),
+            era => write!(f, "{era}.{}", self.0 & ((1 << GENERATION_BITS) - 1)),
         }
     }
 }
 
-/// The number of a group, which its operator chooses; never 0.
+/// The number of a group. Its operator chooses it; it is never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId(pub u64);

@@ -1,25 +1,27 @@
-//! Memory nodes: passive keepers of groups' regions.
+//! Memory nodes: passive nodes that hold the regions of consensus groups.
 //!
-//! 1. A node registers two regions for each of its groups when it starts: the administrative one, for which it gives one
-//!    capability to everybody who says hello with the right sizes, and the replicated one.
-//! 2. Hello: version, group and sizes must agree. The welcome names this life of the node, which has what it has only
-//!    until it ends.
-//! 3. Fence: refused when a newer term has the region, or another holder under the same term, which no election allows.
-//!    Else term and holder are noted, first of all; then the capability that was given last is revoked, and when that
-//!    has taken effect, a new one is given. A holder that comes again, on a new connection, gets a new capability the same
-//!    way: what it had posted before is fenced off too.
-//! 4. A *persistent* node ([`MemoryNode::start_persistent`]) also takes writes in messages over the connection that fenced last, and
-//!    answers when its disk has them ([`crate::disk`]). The same writes come by verbs, on which it has no part. At a fence it
-//!    notes term and holder on disk before anything else, and behind the revocation sets its memory back to what its disk has.
-//!    One that begins anew has memory, term and vote as its disk has them.
+//! 1. When a node starts, it registers two regions for each of its groups: the administrative region and the replicated region.
+//!    For the administrative region it grants one capability to every name that sends a hello with the right sizes.
+//! 2. Hello: version, group and sizes must agree. The welcome carries the node's incarnation; the memory of a volatile node
+//!    lasts as long as its incarnation.
+//! 3. Fence: the node records term and nonce, then revokes the capability that it granted last and, once the revocation has
+//!    taken effect, grants a new one. It rejects the fence if the region's owner has a newer term, or the same term with
+//!    another nonce (elections never produce that). An owner that fences again, over a new connection, gets a new capability in
+//!    the same way: this fence also ends the verbs that the owner had posted before.
+//! 4. A *persistent* node ([`LogMemoryNode::start_persistent`]) also accepts writes in messages over the connection that fenced
+//!    last, and answers when they are on its disk ([`crate::disk`]). The same writes arrive by verbs, in which the node takes
+//!    no part. At a fence it records term and nonce on disk before it revokes anything; after the revocation it sets its memory
+//!    back to the content of its disk. After a restart it has memory, term and vote from its disk.
 //!
 //! Invariants:
-//! * At most one capability for a replicated region is in force: the newest. One fence of a group runs at a time.
-//! * Terms only grow in the life of a node, and in all lives of a persistent one. Another that starts anew knows none and has no
-//!   copy; processors see that.
-//! * A directory has one persistent node at a time, of all processes.
-//! * A persistent node whose disk has failed acknowledges nothing more, and gives no capability. It says so
-//!   ([`MemoryNode::failed`]), and its owner starts it anew: what the disk then has is written again before it counts.
+//! * At most one capability for a replicated region is valid: the newest. One fence of a group runs at a time.
+//! * Terms only grow within one incarnation of a node, and across all incarnations of a persistent one. A volatile node that
+//!   restarts knows no term and holds no copy; CPU nodes can see that.
+//! * A directory belongs to one persistent node at a time, across all processes.
+//! * A persistent node whose disk has failed acknowledges nothing more, and grants no capability. It reports the failure
+//!   ([`LogMemoryNode::failed`]), and the process that runs it restarts it. The restarted node replays the redo log over the
+//!   data file, syncs the data file and starts a new redo log before it relies on anything that it read: records whose sync had
+//!   failed are thereby made durable.
 //! * Bounded: groups, connections.
 
 use std::collections::BTreeMap;
@@ -32,112 +34,115 @@ use std::time::Duration;
 use base::Bytes;
 use base::ErrorKind;
 use base::rt::disk::Directory;
-use base::rt::sync::{Mutex, Permit, Semaphore};
-use base::rt::{self, Stop, Task};
-use rma::{Capability, Endpoint, Host, Incoming, RegionId, Rights};
+use base::rt::sync::{Mutex, Semaphore, SemaphorePermit};
+use base::rt::{self, CancellationToken, Task};
+use rma::{Capability, Endpoint, Host, IncomingEvent, RegionId, Rights};
 use storage::DataDirectory;
 
-use crate::disk::{Disk, Holder};
+use crate::directory_lock::lock_directory;
+use crate::disk::{DurableOwner, NodeDisk};
 use crate::fault::{Mutant, mutant};
 use crate::layout::{ADMIN_BYTES, ADMITTED_AT, TERM_AT};
-use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
-use crate::owned::own;
-use crate::{Error, GroupId, Layout, Term};
+use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
+use crate::{Error, GroupId, GroupLayout, Term};
 
 /// Groups of one node.
 pub const GROUPS_MAX: usize = 1024;
-/// Connections at once; one more is closed.
+/// Connections at once; further ones are closed.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Names that have used one group's memory in the life of a node; one more is refused.
+/// Names that may use one group's memory during one incarnation of a node; further ones are rejected.
 pub const NAMES_MAX: usize = 128;
 /// A pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A group that a node keeps memory for.
+/// A group that a node holds memory for.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupMemory {
     /// Which.
     pub id: GroupId,
     /// Its sizes.
-    pub layout: Layout,
+    pub layout: GroupLayout,
 }
 
-/// What a memory node is made of.
+/// Options of a memory node.
 #[derive(Clone)]
-pub struct MemoryNodeOptions {
-    /// Where its memory is registered and who may connect. The node closes it when it ends.
+pub struct LogMemoryNodeConfig {
+    /// The host that registers its memory and decides who may connect. The node closes the host when it ends.
     pub host: Arc<dyn Host>,
     /// The groups.
     pub groups: Vec<GroupMemory>,
     /// Ends the node.
-    pub stop: Stop,
+    pub stop: CancellationToken,
 }
 
 /// A memory node. Dropping it ends it.
-pub struct MemoryNode {
-    shared: Arc<Shared>,
+pub struct LogMemoryNode {
+    shared: Arc<MemoryNodeCore>,
     accepting: std::sync::Mutex<Option<Task<()>>>,
 }
 
-struct Shared {
+struct MemoryNodeCore {
     host: Arc<dyn Host>,
-    life: u64,
+    incarnation: u64,
     is_persistent: bool,
-    stop: Stop,
-    /// The first error of a disk, and that there is one.
+    stop: CancellationToken,
+    /// The first error of a disk or of the host; `failed` is set when there is one.
     failure: std::sync::OnceLock<Error>,
-    failed: Stop,
-    groups: BTreeMap<GroupId, Kept>,
+    failed: CancellationToken,
+    groups: BTreeMap<GroupId, GroupRegion>,
     connections: Semaphore,
 }
 
 /// A group's regions.
-struct Kept {
-    layout: Layout,
+struct GroupRegion {
+    layout: GroupLayout,
     /// The region of the administrative words.
     words: RegionId,
-    /// What each name reaches them with.
+    /// Each name's capability for them.
     admins: Mutex<BTreeMap<String, Capability>>,
     region: RegionId,
-    reign: Mutex<Reign>,
+    owner: Mutex<RegionOwner>,
 }
 
-/// Who has the replicated region.
+/// The owner of the replicated region.
 #[derive(Default)]
-struct Reign {
+struct RegionOwner {
     term: Term,
-    holder: u64,
+    nonce: u64,
     capability: Option<Capability>,
-    /// The connection over which it was fenced: writes that a lost one still brings are not to be kept.
+    /// The connection over which it was fenced: writes that a lost connection still delivers must not be persisted.
     connection: u64,
-    disk: Option<Disk>,
+    disk: Option<NodeDisk>,
 }
 
-impl MemoryNode {
-    /// Registers the groups' regions and begins to serve. What they hold ends with the node.
+impl LogMemoryNode {
+    /// Registers the groups' regions and starts to serve. The regions' contents end with the node.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes that make no sense; [`Error::Rma`] when there is not enough memory.
-    pub async fn start(options: MemoryNodeOptions) -> Result<Arc<MemoryNode>, Error> {
-        MemoryNode::begin(options, None).await
+    /// [`Error::Invalid`] for invalid sizes; [`Error::Rma`] when there is not enough memory.
+    pub async fn start(options: LogMemoryNodeConfig) -> Result<Arc<LogMemoryNode>, Error> {
+        LogMemoryNode::open(options, None).await
     }
 
-    /// As [`MemoryNode::start`], with what a directory has kept of its groups, and will keep.
+    /// As [`LogMemoryNode::start`], but restores the groups from a directory, and persists them there.
     ///
     /// # Errors
-    /// And [`Error::Locked`] for a directory that another node has; [`Error::Disk`], [`Error::Corrupt`] for one that cannot be read or
-    /// was damaged.
-    pub async fn start_persistent(options: MemoryNodeOptions, directory: &Directory) -> Result<Arc<MemoryNode>, Error> {
-        MemoryNode::begin(options, Some(directory)).await
+    /// And [`Error::Locked`] for a directory that another node has; [`Error::Disk`], [`Error::Corrupt`] for one that
+    /// cannot be read or was damaged.
+    pub async fn start_persistent(
+        options: LogMemoryNodeConfig,
+        directory: &Directory,
+    ) -> Result<Arc<LogMemoryNode>, Error> {
+        LogMemoryNode::open(options, Some(directory)).await
     }
 
-    async fn begin(options: MemoryNodeOptions, directory: Option<&Directory>) -> Result<Arc<MemoryNode>, Error> {
-        let MemoryNodeOptions { host, groups: wanted, stop: outer } = options;
+    async fn open(options: LogMemoryNodeConfig, directory: Option<&Directory>) -> Result<Arc<LogMemoryNode>, Error> {
+        let LogMemoryNodeConfig { host, groups: wanted, stop: outer } = options;
         if wanted.len() > GROUPS_MAX {
             return Err(Error::Invalid(format!("{} groups: a memory node keeps at most {GROUPS_MAX}", wanted.len())));
         }
         let owned = match directory {
-            Some(directory) => Some(own(directory.clone()).await?),
+            Some(directory) => Some(lock_directory(directory.clone()).await?),
             None => None,
         };
         let mut groups = BTreeMap::new();
@@ -146,7 +151,7 @@ impl MemoryNode {
             let failed = Error::rma("registering a group's memory");
             let words = host.register("consensus.admin", ADMIN_BYTES).await.map_err(&failed)?;
             let region = host.register("consensus", layout.region_bytes()).await.map_err(&failed)?;
-            let mut reign = Reign::default();
+            let mut owner = RegionOwner::default();
             if let Some(owned) = &owned {
                 let doing = |error: std::io::Error| Error::Disk {
                     doing: "opening a group's directory",
@@ -154,9 +159,9 @@ impl MemoryNode {
                 };
                 let folder = format!("group-{}", id.0);
                 let directory = owned.directory().subdirectory(&folder).await.map_err(doing)?;
-                let mut disk = Disk::open(directory, layout.region_bytes()).await?;
+                let mut disk = NodeDisk::open(directory, layout.region_bytes()).await?;
                 disk.load(&*host, region).await?;
-                let Holder { term, holder, admitted } = disk.holder;
+                let DurableOwner { term, nonce: holder, admitted } = disk.owner;
                 if !disk.is_blank() {
                     tracing::info!(group = id.0, %term, admitted, "a memory node has what its disk has kept");
                 }
@@ -164,42 +169,52 @@ impl MemoryNode {
                 if admitted {
                     host.store(words, ADMITTED_AT, &id.0.to_le_bytes()).map_err(&failed)?;
                 }
-                reign = Reign { term, holder, disk: Some(disk), ..Reign::default() };
+                owner = RegionOwner { term, nonce: holder, disk: Some(disk), ..RegionOwner::default() };
             }
-            let kept = Kept { layout, words, admins: Mutex::default(), region, reign: Mutex::new(reign) };
+            let kept = GroupRegion { layout, words, admins: Mutex::default(), region, owner: Mutex::new(owner) };
             if groups.insert(id, kept).is_some() {
                 return Err(Error::Invalid(format!("group {} is named twice", id.0)));
             }
         }
-        let (stop, connections) = (Stop::new(), Semaphore::new(CONNECTIONS_MAX));
+        let (stop, connections) = (CancellationToken::new(), Semaphore::new(CONNECTIONS_MAX));
         let (life, is_persistent) = (rt::random_u64(), owned.is_some());
-        let (failure, failed) = (std::sync::OnceLock::new(), Stop::new());
-        let shared = Arc::new(Shared { host, life, is_persistent, stop, failure, failed, groups, connections });
+        let (failure, failed) = (std::sync::OnceLock::new(), CancellationToken::new());
+        let shared = Arc::new(MemoryNodeCore {
+            host,
+            incarnation: life,
+            is_persistent,
+            stop,
+            failure,
+            failed,
+            groups,
+            connections,
+        });
         let accepting = rt::spawn(accept(Arc::clone(&shared), outer, owned));
-        Ok(Arc::new(MemoryNode { shared, accepting: std::sync::Mutex::new(Some(accepting)) }))
+        Ok(Arc::new(LogMemoryNode { shared, accepting: std::sync::Mutex::new(Some(accepting)) }))
     }
 
-    /// Where processors reach it.
+    /// The address at which CPU nodes reach it.
     pub fn address(&self) -> String {
         self.shared.host.address()
     }
 
-    /// Completes when the node is of no more use until it is started anew, with the error: a disk has failed, and it goes on
-    /// from what the disk has; or its host has ended by a defect ([`Error::HostFailed`]). Never completes otherwise.
+    /// Completes with the error when the node must be restarted to be of use: a disk has failed, and after the restart
+    /// the node continues from what the disk has; or its host has ended because of a defect ([`Error::HostFailed`]).
+    /// Otherwise never completes.
     pub async fn failed(&self) -> Error {
-        self.shared.failed.stopped().await;
+        self.shared.failed.cancelled().await;
         self.shared.failure.get().cloned().unwrap_or(Error::Closed)
     }
 
-    /// Stopped when nobody is served any more: it was stopped or dropped, or its host has ended by itself.
-    pub fn ended(&self) -> &Stop {
+    /// Stopped when the node no longer serves: it was stopped or dropped, or its host has ended by itself.
+    pub fn ended(&self) -> &CancellationToken {
         &self.shared.stop
     }
 
-    /// Ends it and its host: connections are lost, memory is gone. On return none of its tasks runs. Dropping the
-    /// future leaves the node ending.
+    /// Ends the node and its host: connections and memory are lost. On return none of its tasks runs. If the future is
+    /// dropped, the node still ends.
     pub async fn stop(&self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         let accepting = self.accepting.lock().expect("no holder of this lock panics").take();
         if let Some(accepting) = accepting {
             // It is aborted only together with the runtime.
@@ -208,32 +223,34 @@ impl MemoryNode {
     }
 }
 
-impl Drop for MemoryNode {
+impl Drop for LogMemoryNode {
     fn drop(&mut self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
     }
 }
 
-impl fmt::Debug for MemoryNode {
+impl fmt::Debug for LogMemoryNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MemoryNode({}, {} groups)", self.address(), self.shared.groups.len())
     }
 }
 
-/// Serves until the node ends; then nothing of it touches its directory, and another may have it.
-async fn accept(shared: Arc<Shared>, outer: Stop, owned: Option<DataDirectory>) {
-    while let Some(Some(accepted)) = outer.or_stopped(shared.stop.or_stopped(shared.host.accept())).await {
+/// Serves until the node ends; after that none of its tasks touches its directory, and another node may lock it.
+async fn accept(shared: Arc<MemoryNodeCore>, outer: CancellationToken, owned: Option<DataDirectory>) {
+    while let Some(Some(accepted)) =
+        outer.run_until_cancelled(shared.stop.run_until_cancelled(shared.host.accept())).await
+    {
         match accepted {
             Ok(endpoint) => match shared.connections.try_acquire() {
                 Some(permit) => drop(rt::spawn(serve(Arc::clone(&shared), endpoint, permit))),
                 None => endpoint.close(),
             },
             Err(error) if error.kind() == ErrorKind::Closed => {
-                // A host that has failed has said so before it closes.
+                // A host that has failed reports it before it closes.
                 if let Poll::Ready(reason) = pin!(shared.host.failed()).poll(&mut Context::from_waker(Waker::noop())) {
                     tracing::error!(reason, "a memory node has lost its host");
                     let _ = shared.failure.set(Error::HostFailed(reason));
-                    shared.failed.stop();
+                    shared.failed.cancel();
                 }
                 break;
             }
@@ -243,27 +260,27 @@ async fn accept(shared: Arc<Shared>, outer: Stop, owned: Option<DataDirectory>) 
             }
         }
     }
-    shared.stop.stop();
+    shared.stop.cancel();
     shared.host.close().await;
     // Each connection's task ends by itself now.
     let _all = shared.connections.acquire_many(CONNECTIONS_MAX as u32).await;
     drop(owned);
 }
 
-async fn serve(shared: Arc<Shared>, endpoint: Endpoint, permit: Permit) {
-    shared.stop.or_stopped(converse(&shared, &endpoint)).await;
+async fn serve(shared: Arc<MemoryNodeCore>, endpoint: Endpoint, permit: SemaphorePermit) {
+    shared.stop.run_until_cancelled(serve_requests(&shared, &endpoint)).await;
     endpoint.close();
     drop(permit);
 }
 
-/// Answers until the connection ends, or says what it must not.
-async fn converse(shared: &Shared, endpoint: &Endpoint) {
+/// Answers until the connection ends or sends an invalid message.
+async fn serve_requests(shared: &MemoryNodeCore, endpoint: &Endpoint) {
     let mut group = None;
     let connection = rt::random_u64() | 1;
     loop {
         let message = match endpoint.receive().await {
-            Ok(Incoming::Message(message)) => message,
-            Ok(Incoming::Immediate { .. }) => continue,
+            Ok(IncomingEvent::Message(message)) => message,
+            Ok(IncomingEvent::Immediate { .. }) => continue,
             Err(_) => return,
         };
         let (number, reply, goes_on) = match Request::decode(&message) {
@@ -271,16 +288,16 @@ async fn converse(shared: &Shared, endpoint: &Endpoint) {
                 if rt::fault_point("consensus.node.request_lost") {
                     return;
                 }
-                let reply = perform(shared, endpoint.name(), connection, &mut group, request).await;
+                let reply = handle(shared, endpoint.name(), connection, &mut group, request).await;
                 if rt::fault_point("consensus.node.answer_lost") {
                     return;
                 }
-                let goes_on = !matches!(reply, Reply::Refused { refusal: Refusal::Malformed, .. });
+                let goes_on = !matches!(reply, Response::Rejected { rejection: Rejection::Malformed, .. });
                 (number, reply, goes_on)
             }
             Err(error) => {
                 tracing::warn!(%error, name = endpoint.name(), "a connection to a memory node says what it must not");
-                (0, refused(Refusal::Malformed, 0, error.to_string()), false)
+                (0, rejected(Rejection::Malformed, 0, error.to_string()), false)
             }
         };
         let sent = endpoint.send(&[reply.encode(number)]);
@@ -291,67 +308,76 @@ async fn converse(shared: &Shared, endpoint: &Endpoint) {
     }
 }
 
-fn refused(refusal: Refusal, detail: u64, text: impl Into<String>) -> Reply {
-    Reply::Refused { refusal, detail, text: text.into() }
+fn rejected(rejection: Rejection, detail: u64, text: impl Into<String>) -> Response {
+    Response::Rejected { rejection, detail, text: text.into() }
 }
 
-async fn perform(shared: &Shared, name: &str, connection: u64, group: &mut Option<GroupId>, request: Request) -> Reply {
+async fn handle(
+    shared: &MemoryNodeCore,
+    name: &str,
+    connection: u64,
+    group: &mut Option<GroupId>,
+    request: Request,
+) -> Response {
     match request {
-        Request::Hello { version, .. } if version != PROTOCOL_VERSION => refused(
-            Refusal::Version,
+        Request::Hello { version, .. } if version != PROTOCOL_VERSION => rejected(
+            Rejection::Version,
             PROTOCOL_VERSION.into(),
             format!("it speaks version {PROTOCOL_VERSION}, not {version}; run the same release on both"),
         ),
         Request::Hello { group: id, layout, .. } => {
             let Some(kept) = shared.groups.get(&id) else {
-                return refused(Refusal::Group, 0, format!("it keeps no memory for group {}", id.0));
+                return rejected(Rejection::Group, 0, format!("this node holds no memory for group {}", id.0));
             };
             if kept.layout != layout {
                 let (ours, theirs) = (kept.layout, layout);
                 let text = format!("its group {} has other sizes: {ours:?}, not {theirs:?}", id.0);
-                return refused(Refusal::Group, 0, text);
+                return rejected(Rejection::Group, 0, text);
             }
             let admin = match admin(shared, kept, name).await {
                 Ok(admin) => admin,
-                Err(reason) => return refused(Refusal::Group, 0, reason),
+                Err(reason) => return rejected(Rejection::Group, 0, reason),
             };
             *group = Some(id);
-            let (life, is_persistent) = (shared.life, shared.is_persistent);
-            Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin }
+            let (life, is_persistent) = (shared.incarnation, shared.is_persistent);
+            Response::Welcome { version: PROTOCOL_VERSION, is_persistent, incarnation: life, admin }
         }
-        Request::Keep { term, holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id)) {
-            Some(kept) => keep(shared, kept, connection, Holder { term, holder, admitted }, writes).await,
-            None => refused(Refusal::Malformed, 0, "hello first"),
+        Request::Persist { term, nonce: holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id))
+        {
+            Some(kept) => {
+                persist(shared, kept, connection, DurableOwner { term, nonce: holder, admitted }, writes).await
+            }
+            None => rejected(Rejection::Malformed, 0, "hello first"),
         },
-        Request::Fence { term, holder } => match group.and_then(|id| shared.groups.get(&id)) {
+        Request::Fence { term, nonce: holder } => match group.and_then(|id| shared.groups.get(&id)) {
             Some(kept) => fence(shared, kept, name, connection, term, holder).await,
-            None => refused(Refusal::Malformed, 0, "hello first"),
+            None => rejected(Rejection::Malformed, 0, "hello first"),
         },
     }
 }
 
-impl Shared {
-    /// Refuses, and tells the owner of this node that it is to be started anew.
-    fn disk_failed(&self, error: Error) -> Reply {
-        let reply = refused(Refusal::NotKept, 0, error.to_string());
+impl MemoryNodeCore {
+    /// Rejects the request, and reports that this node must be restarted.
+    fn disk_failed(&self, error: Error) -> Response {
+        let reply = rejected(Rejection::NotPersisted, 0, error.to_string());
         if self.failure.set(error.clone()).is_ok() {
             tracing::error!(%error, "a memory node's disk has failed: the node is to be started again");
         }
         if !mutant(Mutant::StayFailed) {
-            self.failed.stop();
+            self.failed.cancel();
         }
         reply
     }
 }
 
-/// A name's capability for a group's administrative words, the same each time.
-async fn admin(shared: &Shared, kept: &Kept, name: &str) -> Result<Capability, String> {
+/// A name's capability for a group's administrative words: the same one every time.
+async fn admin(shared: &MemoryNodeCore, kept: &GroupRegion, name: &str) -> Result<Capability, String> {
     let mut admins = kept.admins.lock().await;
     if let Some(capability) = admins.get(name) {
         return Ok(*capability);
     }
     if admins.len() >= NAMES_MAX {
-        return Err(format!("{NAMES_MAX} names have used this group's memory, as many as may"));
+        return Err(format!("{NAMES_MAX} names have used this group's memory, which is the limit: restart the node"));
     }
     let capability = shared.host.grant(kept.words, Rights::ALL, name).map_err(|error| error.to_string())?;
     admins.insert(name.to_owned(), capability);
@@ -359,67 +385,80 @@ async fn admin(shared: &Shared, kept: &Kept, name: &str) -> Result<Capability, S
 }
 
 /// Step 3 at the head of this module.
-async fn fence(shared: &Shared, kept: &Kept, name: &str, connection: u64, term: Term, holder: u64) -> Reply {
-    let mut reign = kept.reign.lock().await;
-    if term < reign.term {
-        return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
+async fn fence(
+    shared: &MemoryNodeCore,
+    kept: &GroupRegion,
+    name: &str,
+    connection: u64,
+    term: Term,
+    holder: u64,
+) -> Response {
+    let mut owner = kept.owner.lock().await;
+    if term < owner.term {
+        return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
     }
-    if term == reign.term && holder != reign.holder {
-        return refused(Refusal::Disputed, term.0, "another coordinator has fenced under this term");
+    if term == owner.term && holder != owner.nonce {
+        return rejected(Rejection::Disputed, term.0, "another coordinator has fenced under this term");
     }
-    if let Some(disk) = &mut reign.disk
-        && (disk.holder.term, disk.holder.holder) != (term, holder)
+    if let Some(disk) = &mut owner.disk
+        && (disk.owner.term, disk.owner.nonce) != (term, holder)
     {
-        let admitted = disk.holder.admitted;
-        if let Err(error) = disk.append(Holder { term, holder, admitted }, Vec::new()).await {
+        let admitted = disk.owner.admitted;
+        if let Err(error) = disk.append(DurableOwner { term, nonce: holder, admitted }, Vec::new()).await {
             return shared.disk_failed(error);
         }
     }
-    reign.term = term;
-    reign.holder = holder;
-    reign.connection = connection;
-    if let Some(before) = &reign.capability {
+    owner.term = term;
+    owner.nonce = holder;
+    owner.connection = connection;
+    if let Some(before) = &owner.capability {
         let revoked = match rt::fault_point("consensus.node.unconfirmed") {
             true => Err(rma::Error::Ambiguous("a fault was injected")),
             false => shared.host.revoke(before).await,
         };
         match revoked {
             Ok(()) => {}
-            Err(error) => return refused(Refusal::Unconfirmed, 0, error.to_string()),
+            Err(error) => return rejected(Rejection::Unconfirmed, 0, error.to_string()),
         }
-        // From here on nobody writes, until a capability is given.
-        if let Some(disk) = &mut reign.disk
+        // From here on no coordinator can write, until a new capability is granted.
+        if let Some(disk) = &mut owner.disk
             && !mutant(Mutant::KeepUnsynced)
         {
-            match disk.set_back(&*shared.host, kept.region).await {
+            match disk.restore_memory(&*shared.host, kept.region).await {
                 Ok(bytes) => tracing::debug!(bytes, "a memory node's memory is what its disk has"),
                 Err(error) => return shared.disk_failed(error),
             }
         }
-        reign.capability = None;
+        owner.capability = None;
     }
     match shared.host.grant(kept.region, Rights::ALL, name) {
         Ok(region) => {
-            reign.capability = Some(region);
-            Reply::Fenced { region }
+            owner.capability = Some(region);
+            Response::Fenced { region }
         }
-        Err(error) => refused(Refusal::Unconfirmed, 0, error.to_string()),
+        Err(error) => rejected(Rejection::Unconfirmed, 0, error.to_string()),
     }
 }
 
 /// Step 4 at the head of this module.
-async fn keep(shared: &Shared, kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Bytes)>) -> Reply {
-    let mut reign = kept.reign.lock().await;
-    if (asked.term, asked.holder, connection) != (reign.term, reign.holder, reign.connection) {
-        return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
+async fn persist(
+    shared: &MemoryNodeCore,
+    kept: &GroupRegion,
+    connection: u64,
+    asked: DurableOwner,
+    writes: Vec<(u64, Bytes)>,
+) -> Response {
+    let mut owner = kept.owner.lock().await;
+    if (asked.term, asked.nonce, connection) != (owner.term, owner.nonce, owner.connection) {
+        return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
     }
-    let Some(disk) = &mut reign.disk else {
-        return refused(Refusal::NotKept, 0, "it keeps nothing on disk");
+    let Some(disk) = &mut owner.disk else {
+        return rejected(Rejection::NotPersisted, 0, "this node is not persistent: it stores nothing on disk");
     };
-    let admitted = asked.admitted || disk.holder.admitted;
-    match disk.append(Holder { admitted, ..asked }, writes).await {
-        Ok(()) => Reply::Kept,
+    let admitted = asked.admitted || disk.owner.admitted;
+    match disk.append(DurableOwner { admitted, ..asked }, writes).await {
+        Ok(()) => Response::Persisted,
         Err(error @ Error::Disk { .. }) => shared.disk_failed(error),
-        Err(error) => refused(Refusal::NotKept, 0, error.to_string()),
+        Err(error) => rejected(Rejection::NotPersisted, 0, error.to_string()),
     }
 }

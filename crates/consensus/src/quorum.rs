@@ -1,4 +1,4 @@
-//! Asking many at once and going on when enough have answered.
+//! Runs many requests at once, and continues when enough of them have succeeded.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,8 +9,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 
-/// Runs all; gives the results there are when all have ended, when `enough` have succeeded and `grace` has passed since,
-/// or when `limit` has passed. Those that have not ended are dropped: what they posted has an unknown outcome.
+/// Runs all futures. Returns the results so far when all futures have ended, when `grace` has passed since `enough` of
+/// them succeeded, or when `limit` has passed. The remaining futures are dropped: verbs that they posted have an
+/// unknown outcome.
 pub(crate) fn gather<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a>(
     futures: impl IntoIterator<Item = F>,
     enough: usize,
@@ -20,14 +21,14 @@ pub(crate) fn gather<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a
     gather_until(futures, move |results: &[T]| results.len() >= enough, grace, limit)
 }
 
-/// As [`gather`], where not every success counts: `is_enough` tells it of those there are.
+/// As [`gather`], where not every success counts: `is_enough` decides on the results so far.
 pub(crate) fn gather_until<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a>(
     futures: impl IntoIterator<Item = F>,
     is_enough: impl Fn(&[T]) -> bool + Send + 'a,
     grace: Duration,
     limit: Duration,
 ) -> BoxFuture<'a, Vec<T>> {
-    // Boxed, so that whoever spawns a caller need not know what these are made of.
+    // Boxed, so that the types of the callers' futures stay simple.
     let running: FuturesUnordered<BoxFuture<'a, Option<T>>> =
         futures.into_iter().map(|future| future.boxed()).collect();
     gather_boxed(running, is_enough, grace, limit).boxed()
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_is_slow_is_not_waited_for_once_there_are_enough() {
+    fn slow_nodes_are_not_waited_for_once_there_are_enough() {
         let run = |delays: [u64; 3], enough| {
             let simulation = Simulation::new(1);
             let report = simulation.run(move |_| async move {

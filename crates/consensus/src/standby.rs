@@ -1,76 +1,90 @@
-//! Standbys: processors that watch a group and stand for election when its coordinator is silent (Sift, section 3.2).
+//! Standbys: CPU nodes that watch a group and stand for election when its coordinator is silent (Sift, section 3.2).
 //!
-//! 1. Watch: every [`Timing::heartbeat`] the administrative words of all memory nodes are read. While any term or
-//!    timestamp changes, somebody is alive. After [`Timing::election_timeout`] and a random part more without a change, the
-//!    standby stands for election.
-//! 2. It reads the words again. Nodes that hold no copy have no vote. If so many of them answer that the others are no
-//!    majority, what was committed may be gone: [`Error::MemoryLost`], and no election.
-//! 3. It proposes the greatest term it has seen plus one, and compare-swaps the term of each node from exactly what it has
-//!    read there. A node is won when what stood there is what was expected. An ambiguous compare-swap is *not won*,
-//!    whatever became of it; its connection is gone, and the node has no part in this attempt any more.
-//! 4. With a majority won, within [`Timing::attempt_max`], it is elected; else it waits for a random time and begins anew.
+//! 1. Watch: every [`SiftTimeouts::heartbeat`] the standby reads the administrative words of all memory nodes. While any term
+//!    or timestamp changes, some coordinator or candidate is alive. When none has changed for
+//!    [`SiftTimeouts::election_timeout`] plus a random time, the standby stands for election.
+//! 2. It reads the words again. Nodes that hold no copy have no vote. If so many nodes without a copy answer that the remaining
+//!    nodes cannot be a majority, committed data may be lost: the attempt fails with [`Error::MemoryLost`], and there is no
+//!    election.
+//! 3. It proposes the greatest term it has seen plus one, and sets it at each node by a compare-and-swap that expects exactly
+//!    the term that it read there. A node is won if the compare-and-swap found the expected term. An ambiguous compare-and-swap
+//!    counts as *not won*, whether or not it took effect; its connection is gone, and the node has no further part in this
+//!    attempt.
+//! 4. With a majority won within [`SiftTimeouts::attempt_max`], the standby is elected; otherwise it waits for a random time
+//!    and starts again.
 //!
-//! A standby that watches many groups reads sparingly: one node's words a heartbeat, of each node in turn, and those of all
-//! only once half of the time-out has passed without a change, or to see to its connections ([`Timing::reconnect`]).
+//! A standby that watches many groups reads sparingly: at each heartbeat it reads the words of one node, each node in turn. It
+//! reads the words of all nodes only when half of the time-out has passed without a change, and to check its connections
+//! ([`SiftTimeouts::reconnect`]).
 //!
-//! Why a term has one winner: a node's term only grows, and each step of it is won by one compare-swap. Two winners of one
-//! term would need a node that both have won. A node that lost its memory forgets its vote, but has none until a
-//! coordinator has admitted it, which that one does only after [`Timing::attempt_max`], and with the greatest term that F+1 of
-//! the others have then (step 5 at the head of [`crate::coordinator`]). By then every attempt that counted the forgotten vote
-//! has ended, and the term of one that won stands at one of those F+1. Safety does not rest on this argument alone: the fence
-//! of [`crate::takeover`] admits one holder a term at each memory node.
+//! Why a term has one winner. A node's term only grows, and each increase is won by one compare-and-swap. If a term had two
+//! winners, there would be a node that both have won. A node that lost its memory forgets whom it voted for, but it has no vote
+//! until a coordinator has admitted it. That coordinator admits the node only after [`SiftTimeouts::attempt_max`], and with the
+//! greatest term that F+1 of the other nodes have then (step 5 at the head of [`crate::coordinator`]). By then every attempt
+//! that counted the forgotten vote has ended, and if such an attempt won, one of these F+1 nodes has its term. Safety does not
+//! depend on this argument alone: in the fence of [`crate::takeover`], each memory node accepts one nonce per term.
 
 use std::sync::Arc;
 
 use base::rt::{self, Instant};
 
 use crate::fault::crash_point;
-use crate::layout::Admin;
-use crate::link::Link;
+use crate::layout::AdminWords;
+use crate::link::MemoryNodeLink;
 use crate::quorum::{gather, gather_until};
-use crate::{Coordinator, Elected, Error, Group, Term, Timing, Unopened};
+use crate::{Coordinator, ElectedStandby, Error, RecoveredCoordinator, SiftGroup, SiftTimeouts, Term};
 
-/// A processor that may become the coordinator of a group. It keeps connections and nothing else, so that one processor
-/// can watch many groups.
+/// A CPU node that may become the coordinator of a group. It keeps only connections, so that one CPU node can watch
+/// many groups.
 pub struct Standby {
-    group: Arc<Group>,
+    group: Arc<SiftGroup>,
     node: u64,
-    links: Vec<Option<Arc<Link>>>,
+    links: Vec<Option<Arc<MemoryNodeLink>>>,
     /// When a node without a connection was last tried.
     tried: Vec<Option<Instant>>,
-    seen: Vec<Option<Admin>>,
+    seen: Vec<Option<AdminWords>>,
     silent_since: Instant,
-    /// A part of the election time-out, drawn anew for every wait.
-    hesitation: std::time::Duration,
-    /// The node whose words are read next by who reads sparingly.
+    /// A random part of the election time-out, drawn for every wait.
+    election_jitter: std::time::Duration,
+    /// The node whose words [`Standby::watch_sparingly`] reads next.
     next: usize,
 }
 
 /// A node's words and the connection over which they were read.
-type Seen = (Arc<Link>, Admin);
+type ReachableNode = (Arc<MemoryNodeLink>, AdminWords);
 
 impl Standby {
-    /// A standby that bears a number in heartbeats, which is for logs. Connects when it begins to watch.
+    /// Creates a standby. `node` is its number in heartbeats, for logs only. It connects when it starts to watch.
     ///
     /// # Errors
     /// [`Error::Invalid`].
-    pub fn new(group: Group, node: u64) -> Result<Standby, Error> {
+    pub fn new(group: SiftGroup, node: u64) -> Result<Standby, Error> {
         group.check()?;
         let slots = group.nodes.len();
-        let hesitation = hesitation(&group.timing);
+        let hesitation = election_jitter(&group.timing);
         let (links, tried, seen) = (vec![None; slots], vec![None; slots], vec![None; slots]);
-        Ok(Standby { group: Arc::new(group), node, links, tried, seen, silent_since: rt::now(), hesitation, next: 0 })
+        Ok(Standby {
+            group: Arc::new(group),
+            node,
+            links,
+            tried,
+            seen,
+            silent_since: rt::now(),
+            election_jitter: hesitation,
+            next: 0,
+        })
     }
 
-    /// Watches, stands for election, and takes over; gives a coordinator that serves. Dropping the future leaves at most
-    /// a term that nobody uses, or fenced nodes that the next coordinator fences again.
+    /// Watches, stands for election, and takes over; returns a coordinator that serves. Dropping the future leaves at
+    /// most an unused term, or fenced nodes that the next coordinator fences again.
     ///
     /// # Errors
-    /// [`Error::MemoryLost`]: too many memory nodes have lost their memory. [`Error::Corrupt`]: so many hold what no release of
-    /// this version writes that the others are no majority. All else is tried again.
+    /// [`Error::MemoryLost`]: too many memory nodes have lost their memory. [`Error::Corrupt`]: a majority of memory
+    /// nodes cannot be formed, because too many hold bytes that no release of this format version writes. After all
+    /// other errors the standby tries again.
     pub async fn take_over(&mut self) -> Result<Coordinator, Error> {
         loop {
-            match self.take_over_unopened().await?.open().await {
+            match self.take_over_without_waiting().await?.open().await {
                 Ok(coordinator) => return Ok(coordinator),
                 Err(error) => {
                     tracing::debug!(node = self.node, %error, "it ended before it served");
@@ -80,19 +94,19 @@ impl Standby {
         }
     }
 
-    /// As [`Standby::take_over`], but for the wait at the end ([`Unopened`]).
+    /// As [`Standby::take_over`], without the wait at the end ([`RecoveredCoordinator`]).
     ///
     /// # Errors
     /// As [`Standby::take_over`].
-    pub async fn take_over_unopened(&mut self) -> Result<Unopened, Error> {
+    pub async fn take_over_without_waiting(&mut self) -> Result<RecoveredCoordinator, Error> {
         loop {
             self.watch().await;
             let outcome = match self.elect().await {
-                Ok(elected) => elected.recover_unopened().await,
+                Ok(elected) => elected.recover_without_waiting().await,
                 Err(error) => Err(error),
             };
             match outcome {
-                Ok(unopened) => return Ok(unopened),
+                Ok(recovered) => return Ok(recovered),
                 Err(error @ (Error::MemoryLost { .. } | Error::Corrupt(_))) => return Err(error),
                 Err(error) => {
                     tracing::debug!(node = self.node, %error, "not this time");
@@ -102,19 +116,19 @@ impl Standby {
         }
     }
 
-    /// Step 1: completes when nobody has been heard of for as long as the election time-out. Dropping it is safe.
+    /// Step 1: completes when the group has been silent for the election time-out. Dropping it is safe.
     pub async fn watch(&mut self) {
         self.silent_since = rt::now();
         loop {
-            self.look().await;
-            if self.silent_since.elapsed() >= self.group.timing.election_timeout + self.hesitation {
+            self.check_all().await;
+            if self.silent_since.elapsed() >= self.group.timing.election_timeout + self.election_jitter {
                 return;
             }
             rt::sleep(self.group.timing.heartbeat).await;
         }
     }
 
-    /// As [`Standby::watch`], with about one read a heartbeat. Dropping it is safe.
+    /// As [`Standby::watch`], with about one read per heartbeat. Dropping it is safe.
     pub async fn watch_sparingly(&mut self) {
         self.silent_since = rt::now();
         let mut looked_at: Option<Instant> = None;
@@ -122,41 +136,42 @@ impl Standby {
             let timing = &self.group.timing;
             let is_doubtful = self.silent_since.elapsed() >= timing.election_timeout / 2;
             let is_due = looked_at.is_none_or(|at| at.elapsed() >= timing.reconnect);
-            if is_doubtful || is_due || !self.glance().await {
-                self.look().await;
+            if is_doubtful || is_due || !self.check_one().await {
+                self.check_all().await;
                 looked_at = Some(rt::now());
             }
-            if self.silent_since.elapsed() >= self.group.timing.election_timeout + self.hesitation {
+            if self.silent_since.elapsed() >= self.group.timing.election_timeout + self.election_jitter {
                 return;
             }
             rt::sleep(self.group.timing.heartbeat).await;
         }
     }
 
-    /// Completes when somebody is heard of, who was not at the beginning. Dropping it is safe.
-    pub async fn hear(&mut self) {
+    /// Completes at the next sign that a coordinator or candidate is alive. Dropping it is safe.
+    pub async fn observe(&mut self) {
         let begun = rt::now();
         while self.silent_since <= begun {
             rt::sleep(self.group.timing.heartbeat).await;
-            self.look().await;
+            self.check_all().await;
         }
     }
 
     /// Steps 2 to 4: one attempt.
     ///
     /// # Errors
-    /// [`Error::NotElected`], [`Error::NoMajority`]: another may be, or try again. [`Error::MemoryLost`].
-    pub async fn elect(&mut self) -> Result<Elected, Error> {
+    /// [`Error::NotElected`], [`Error::NoMajority`]: another CPU node may be elected, or try again.
+    /// [`Error::MemoryLost`].
+    pub async fn elect(&mut self) -> Result<ElectedStandby, Error> {
         let (group, start) = (Arc::clone(&self.group), rt::now());
-        let answers = self.look().await;
+        let answers = self.check_all().await;
         let (nodes, needed) = (group.nodes.len(), group.majority());
-        let is_admitted = |admin: &Admin| admin.admitted == group.id.0;
+        let is_admitted = |admin: &AdminWords| admin.admitted == group.id.0;
         let lost = answers.iter().filter(|(_, admin)| !is_admitted(admin)).count();
         if nodes - lost < needed {
             return Err(Error::MemoryLost { lost, nodes });
         }
         let newest = answers.iter().map(|(_, admin)| admin.term).max().unwrap_or_default();
-        let voters: Vec<&Seen> = answers.iter().filter(|(_, admin)| is_admitted(admin)).collect();
+        let voters: Vec<&ReachableNode> = answers.iter().filter(|(_, admin)| is_admitted(admin)).collect();
         if voters.len() < needed {
             return Err(Error::NoMajority { answering: voters.len(), needed, nodes });
         }
@@ -166,7 +181,7 @@ impl Standby {
             match link.swap_term(admin.term, term).await {
                 Ok(before) if before == admin.term.0 => Some(Arc::clone(link)),
                 Ok(_) => None,
-                // Ambiguous or refused: not won.
+                // Ambiguous or rejected: not won.
                 Err(_) => None,
             }
         });
@@ -176,22 +191,23 @@ impl Standby {
             return Err(Error::NotElected);
         }
         crash_point("consensus.elect.won").await;
-        // Others see that somebody is at work.
+        // Show other standbys that a takeover has begun.
         for link in &won {
-            drop(link.beat(self.node, 0));
+            drop(link.heartbeat(self.node, 0));
         }
         let nodes = answers.into_iter().map(|(link, admin)| (link, is_admitted(&admin))).collect();
-        Ok(Elected::new(group, self.node, term, nodes))
+        Ok(ElectedStandby::new(group, self.node, term, nodes))
     }
 
     /// Waits for a random time before the next attempt.
     pub async fn back_off(&mut self) {
-        self.hesitation = hesitation(&self.group.timing);
-        rt::sleep(self.hesitation).await;
+        self.election_jitter = election_jitter(&self.group.timing);
+        rt::sleep(self.election_jitter).await;
     }
 
-    /// Reads the words of one node, another each time, and notes whether they have changed; false when it did not answer.
-    async fn glance(&mut self) -> bool {
+    /// Reads the words of one node, the next one each time, and notes whether they have changed; false when the node
+    /// did not answer.
+    async fn check_one(&mut self) -> bool {
         let slots = self.links.len();
         let turns = (0..slots).map(|turn| (self.next + turn) % slots);
         let Some(slot) = turns.into_iter().find(|slot| self.links[*slot].is_some()) else { return false };
@@ -213,7 +229,7 @@ impl Standby {
     }
 
     /// Reads the words of every node that answers soon, and notes whether any has changed.
-    async fn look(&mut self) -> Vec<Seen> {
+    async fn check_all(&mut self) -> Vec<ReachableNode> {
         let group = &*self.group;
         let limit = group.timing.attempt_max / 2;
         let few = self.links.iter().flatten().count() < group.majority();
@@ -226,23 +242,26 @@ impl Standby {
                 Some(_) => *tried = None,
             }
         }
-        // Whoever connects may take long; whoever is connected and slow is not waited for.
+        // Connecting may take long; a connected node that is slow is not waited for.
         let grace = if connects { limit } else { group.timing.grace };
         let looks = self.links.iter().enumerate().map(|(slot, link)| async move {
             let link = match link {
                 Some(link) => Arc::clone(link),
                 None if !connects => return None,
-                None => Link::connect(group, slot).await.inspect_err(|error| tracing::debug!(slot, %error)).ok()?,
+                None => MemoryNodeLink::connect(group, slot)
+                    .await
+                    .inspect_err(|error| tracing::debug!(slot, %error))
+                    .ok()?,
             };
             let admin = link.read_admin().await.ok()?;
             Some((link, admin))
         });
-        // Those that hold nothing are not enough.
-        let is_enough = |answers: &[Seen]| {
+        // Nodes that hold no copy do not count towards the majority.
+        let is_enough = |answers: &[ReachableNode]| {
             let votes = answers.iter().filter(|(_, admin)| admin.admitted == group.id.0);
             votes.count() >= group.majority()
         };
-        let answers: Vec<Seen> = gather_until(looks, is_enough, grace, limit).await;
+        let answers: Vec<ReachableNode> = gather_until(looks, is_enough, grace, limit).await;
         let mut links = vec![None; group.nodes.len()];
         let mut changed = false;
         for (link, admin) in &answers {
@@ -250,7 +269,7 @@ impl Standby {
             changed |= before.is_none_or(|before| (before.term, before.timestamp) != (admin.term, admin.timestamp));
             links[link.slot] = Some(Arc::clone(link));
         }
-        // Whoever did not answer is connected anew: a verb that is under way on the old connection is given up.
+        // Reconnect to nodes that did not answer: the verb that is in flight on the old connection is given up.
         self.links = links;
         if changed {
             self.silent_since = rt::now();
@@ -259,7 +278,7 @@ impl Standby {
     }
 }
 
-fn hesitation(timing: &Timing) -> std::time::Duration {
+fn election_jitter(timing: &SiftTimeouts) -> std::time::Duration {
     let nanos = timing.election_timeout.as_nanos() as u64;
     std::time::Duration::from_nanos(rt::random_below(nanos.max(2) / 2))
 }

@@ -1,14 +1,14 @@
-//! The contract itself: what a runtime implements, what it answers, and how a proposal's arguments are split.
+//! What every contract runtime implements, the response of a contract, and the splitting of a proposal's arguments.
 
 use async_trait::async_trait;
 use base::Bytes;
 
-use crate::{ContractError, Stub};
+use crate::{ContractError, ContractStub};
 
-/// What a contract answers, in Fabric's terms: the fields of the `Response` in a proposal response.
+/// What a contract answers, in Fabric's terms: the fields of the `ContractResponse` in a proposal response.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Response {
-    /// 200 for success; below [`Response::ERROR_THRESHOLD`] may be endorsed, from there on may not.
+pub struct ContractResponse {
+    /// 200 for success; below [`ContractResponse::ERROR_THRESHOLD`] may be endorsed, from there on may not.
     pub status: i32,
     /// Empty on success.
     pub message: String,
@@ -16,7 +16,7 @@ pub struct Response {
     pub payload: Bytes,
 }
 
-impl Response {
+impl ContractResponse {
     /// Status of a success.
     pub const OK: i32 = 200;
     /// The first status that a peer refuses to endorse.
@@ -45,7 +45,7 @@ impl Response {
     }
 }
 
-impl From<Bytes> for Response {
+impl From<Bytes> for ContractResponse {
     fn from(payload: Bytes) -> Self {
         Self::success(payload)
     }
@@ -71,7 +71,12 @@ pub trait Contract: Send + Sync + 'static {
     ///
     /// # Errors
     /// See [`ContractError`]. A contract never panics on its arguments or on what the state holds.
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError>;
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError>;
 }
 
 /// Splits a proposal's arguments as Fabric does: the first names the function, the rest are its arguments. No arguments

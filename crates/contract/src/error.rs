@@ -1,13 +1,13 @@
 //! The errors of contracts and of the stub they run on.
 //!
-//! Two kinds must never be confused. An application error is the contract's deterministic answer: the client gets a
-//! response with status 500, and every endorser gives the same. A state error says that this peer could not serve the
-//! execution (its state moved on, it was fenced, it is stopping): the endorser answers with its own error, and the client
-//! may try elsewhere or again.
+//! There are two kinds, which must not be confused. An application error is the contract's deterministic answer: the
+//! client gets a response with a status of at least 400, and every endorser gives the same response. A state error says
+//! that this peer failed to run the contract (its state is no longer available, it was fenced, or it is stopping): the
+//! endorser answers with an error of its own, and the client may retry here or at another peer.
 
 use base::ErrorKind;
 
-use crate::Response;
+use crate::ContractResponse;
 
 /// Why [`Contract::invoke`](crate::Contract::invoke) did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum ContractError {
 impl ContractError {
     /// An application error with status 500, which is what Fabric's contract libraries answer.
     pub fn application(message: impl Into<String>) -> Self {
-        Self::Application { status: Response::ERROR, message: message.into() }
+        Self::Application { status: ContractResponse::ERROR, message: message.into() }
     }
 
     /// What the caller of the contract should do about it.
@@ -44,18 +44,18 @@ impl ContractError {
     ///
     /// # Errors
     /// The stub's error, when the execution itself failed and says nothing about the transaction.
-    pub fn into_response(self) -> Result<Response, StubError> {
+    pub fn into_response(self) -> Result<ContractResponse, StubError> {
         match self {
-            Self::Application { status, message } => Ok(Response::failure(status, message)),
+            Self::Application { status, message } => Ok(ContractResponse::failure(status, message)),
             Self::Stub(error) if error.kind() == ErrorKind::Rejected => {
-                Ok(Response::failure(Response::ERROR, error.to_string()))
+                Ok(ContractResponse::failure(ContractResponse::ERROR, error.to_string()))
             }
             Self::Stub(error) => Err(error),
         }
     }
 }
 
-/// Why a [`Stub`](crate::Stub) did not do what the contract asked.
+/// Why a [`Stub`](crate::ContractStub) did not do what the contract asked.
 ///
 /// Every variant but `State` is deterministic: each endorser refuses the same request in the same words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,17 +1,18 @@
-//! What a key held: its changes by committed transactions, newest first.
+//! The history of a key: its changes by committed transactions, newest first.
 //!
-//! A history is no part of the read set, as in Fabric: it is not checked again at commit, so that a transaction which writes
-//! what it made of one may have missed a change. It ends below the transaction's block boundary, like every other read.
+//! As in Fabric, a history is not part of the read set and is not checked again at commit. A transaction that writes a
+//! value derived from a history may therefore have missed a change. A history ends below the transaction's block
+//! boundary, like every other read.
 
 use std::collections::VecDeque;
 
 use base::{Bytes, TxId};
 
-use crate::{PAGE_ENTRIES_MAX, QueryId, Stub, StubError, Timestamp};
+use crate::{ContractStub, PAGE_ENTRIES_MAX, QueryId, StubError, Timestamp};
 
 /// One change of a key by a valid transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Modification {
+pub struct KeyModification {
     /// The transaction.
     pub tx_id: TxId,
     /// Its client's time.
@@ -24,7 +25,7 @@ pub struct Modification {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HistoryPage {
     /// At most [`PAGE_ENTRIES_MAX`]; empty only when nothing is left.
-    pub modifications: Vec<Modification>,
+    pub modifications: Vec<KeyModification>,
     /// Whether another page follows. When false the query is closed already.
     pub has_more: bool,
 }
@@ -33,7 +34,7 @@ pub struct HistoryPage {
 #[derive(Debug)]
 pub struct HistoryCursor {
     query: QueryId,
-    page: VecDeque<Modification>,
+    page: VecDeque<KeyModification>,
     has_more: bool,
 }
 
@@ -41,16 +42,16 @@ impl HistoryCursor {
     /// Opens the history of a key.
     ///
     /// # Errors
-    /// Those of [`Stub::open_history`].
-    pub async fn open(tx: &mut dyn Stub, key: &str) -> Result<Self, StubError> {
+    /// Those of [`ContractStub::open_history`].
+    pub async fn open(tx: &mut dyn ContractStub, key: &str) -> Result<Self, StubError> {
         Ok(Self { query: tx.open_history(key).await?, page: VecDeque::new(), has_more: true })
     }
 
     /// The change before; `None` at the end, again and again.
     ///
     /// # Errors
-    /// Those of [`Stub::next_modifications`].
-    pub async fn next(&mut self, tx: &mut dyn Stub) -> Result<Option<Modification>, StubError> {
+    /// Those of [`ContractStub::next_modifications`].
+    pub async fn next(&mut self, tx: &mut dyn ContractStub) -> Result<Option<KeyModification>, StubError> {
         while self.page.is_empty() && self.has_more {
             let page = tx.next_modifications(self.query, PAGE_ENTRIES_MAX).await?;
             self.has_more = page.has_more;
@@ -60,7 +61,7 @@ impl HistoryCursor {
     }
 
     /// Gives the query up before its end.
-    pub fn close(self, tx: &mut dyn Stub) {
+    pub fn close(self, tx: &mut dyn ContractStub) {
         if self.has_more {
             tx.close_query(self.query);
         }

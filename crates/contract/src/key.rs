@@ -1,10 +1,10 @@
 //! State keys, composite keys and key ranges.
 //!
-//! A key is any non-empty UTF-8 string. A **composite key** is an object type and attributes, each followed by U+0000, all
-//! after a leading U+0000; that first character keeps composite keys apart from **simple keys**, which do not start with
-//! it. Ranges over simple keys never return composite keys, and the other way round.
+//! A key is any non-empty UTF-8 string. A **composite key** is U+0000, followed by an object type and attributes, each
+//! with a U+0000 after it. The leading U+0000 keeps composite keys apart from **simple keys**, which do not start with
+//! it. Ranges over simple keys never return composite keys, and ranges over composite keys never return simple keys.
 //!
-//! A [`KeyRange`] can only be made by its checked constructors, so that a stub need not check one again.
+//! Only checked constructors make a [`KeyRange`], so that a stub need not check the range again.
 
 use crate::StubError;
 

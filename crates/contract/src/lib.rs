@@ -1,23 +1,80 @@
 //! Contracts: the application code that a peer runs to endorse a transaction.
 //!
-//! What is here:
-//! - [`Contract`], what every runtime implements, and [`Stub`], all that a contract can reach. A contract has no clock,
-//!   chance, disk or network, so that every endorser computes the same read-write set from the same state.
-//! - [`key`]: the rules of state keys, composite keys and key ranges, as Hyperledger Fabric's clients and contracts know
-//!   them.
-//! - [`Registry`]: which contracts a peer can run, by chaincode name.
+//! ```
+//! use contract::model::ModelLedger;
+//! use contract::{Bytes, Contract, ContractError, ContractRegistry, ContractResponse, ContractStub, async_trait};
+//! use std::sync::Arc;
+//!
+//! /// Names; each belongs to the first owner who claims it.
+//! struct Names;
+//!
+//! #[async_trait]
+//! impl Contract for Names {
+//!     fn name(&self) -> &str {
+//!         "names"
+//!     }
+//!
+//!     async fn invoke(
+//!         &self,
+//!         tx: &mut dyn ContractStub,
+//!         function: &str,
+//!         args: &[Bytes],
+//!     ) -> Result<ContractResponse, ContractError> {
+//!         let ("claim", [name, owner]) = (function, args) else {
+//!             return Err(ContractError::application("call claim with a name and its owner"));
+//!         };
+//!         let name = std::str::from_utf8(name).map_err(|_| ContractError::application("a name is text"))?;
+//!         if tx.get_state(name).await?.is_some() {
+//!             return Err(ContractError::application(format!("{name} is taken")));
+//!         }
+//!         tx.put_state(name, owner.clone())?;
+//!         Ok(ContractResponse::empty())
+//!     }
+//! }
+//!
+//! let mut registry = ContractRegistry::empty();
+//! registry.register("names", Arc::new(Names)).expect("the name is free");
+//! let mut ledger = ModelLedger::new(registry);
+//! ledger.call("names", "claim", &["heddle", "Ada"]).expect("nobody has claimed it");
+//! assert_eq!(ledger.call("names", "claim", &["heddle", "Bob"]), Err("heddle is taken".to_owned()));
+//! assert_eq!(ledger.get("names", "heddle").expect("it is claimed"), "Ada");
+//! ```
+//!
+//! # Guarantees
+//!
+//! * A contract cannot reach a clock, randomness, a disk or a network, so every endorser computes the same read-write
+//!   set from the same state.
+//! * All reads of a transaction see the state at one block boundary, without its own writes.
+//! * A caller can always tell an application error from a failure of the world state
+//!   ([`ContractError::into_response`]).
+//! * Bounded: pages of queries ([`PAGE_ENTRIES_MAX`], [`PAGE_BYTES_SOFT_MAX`]) and nested calls ([`CALL_DEPTH_MAX`]).
+//!
+//! # What it needs around it
+//!
+//! * `chain` calls contracts when it endorses: it implements [`ContractStub`] over a snapshot of the state, and records
+//!   the read-write set. `node` chooses the [`ContractRegistry`]; `bench` drives the workloads; `simulator` compares
+//!   peers with [`model`].
+//! * Left to others: `chain` records read-write sets, signs, checks policies and limits time; `state` keeps the
+//!   state.
+//!
+//! # What is here
+//!
+//! - [`Contract`], which every runtime implements, and [`ContractStub`], which is everything that a contract can reach.
+//! - [`key`]: the rules of state keys, composite keys and key ranges, as Hyperledger Fabric's clients and contracts
+//!   know them.
+//! - [`ContractRegistry`]: the contracts that a peer can run, by chaincode name.
 //! - [`contracts`]: the contracts that are compiled in. [`model`] runs any contract on an in-memory ledger; it is the
-//!   oracle that peers are checked against.
+//!   oracle with which peers are compared.
 //!
-//! How one invocation goes:
-//! 1. The caller splits the proposal's arguments into a function name and the rest ([`split_input`]), looks the contract
-//!    up and makes a `Stub` over one block boundary of the world state.
-//! 2. [`Contract::invoke`] reads through the stub and records writes in it. Reads never see the transaction's own writes.
-//! 3. A returned [`Response`] with a status below 400 may be endorsed. A [`ContractError`] either is an answer to the
-//!    application (status 500 and a message) or says that the state below could not serve: see
-//!    [`ContractError::into_response`].
+//! # How one invocation goes
 //!
-//! Left to others: recording read-write sets, signatures, policies and time limits (`chain`), the state itself (`state`).
+//! 1. The caller splits the proposal's arguments into a function name and the rest ([`split_input`]), looks the
+//!    contract up and makes a [`ContractStub`] over one block boundary of the world state.
+//! 2. [`Contract::invoke`] reads through the stub and records writes in it.
+//! 3. A returned [`ContractResponse`] with a status below 400 may be endorsed. A [`ContractError`] is either an answer
+//!    to the application (a status of at least 400 and a message) or a failure of the world state;
+//!    [`ContractError::into_response`] separates the two.
+#![deny(missing_docs)]
 
 pub mod contracts;
 mod dispatch;
@@ -28,11 +85,14 @@ pub mod model;
 mod registry;
 mod stub;
 
-pub use dispatch::{Contract, Response, split_input};
+pub use dispatch::{Contract, ContractResponse, split_input};
 pub use error::{ContractError, StubError};
-pub use history::{HistoryCursor, HistoryPage, Modification};
-pub use registry::{Registry, RegistryError};
-pub use stub::{CALL_DEPTH_MAX, Cursor, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Stub, Timestamp};
+pub use history::{HistoryCursor, HistoryPage, KeyModification};
+pub use registry::{ContractRegistry, RegistryError};
+pub use stub::{
+    CALL_DEPTH_MAX, ContractStub, KeyValue, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, QueryId, RangeCursor, StatePage,
+    Timestamp,
+};
 
 pub use async_trait::async_trait;
 pub use base::Bytes;

@@ -1,11 +1,12 @@
-//! A ledger in memory that runs contracts one at a time: what a peer must agree with, without any of its machinery.
+//! A ledger in memory that runs contracts one at a time. It defines the behaviour that a peer must match, without a
+//! peer's mechanisms.
 //!
-//! It is the reference for the meaning of [`Stub`], the ground that contracts are tested on, and the sequential oracle
-//! that simulations hold a peer's state against. One invocation:
-//! 1. [`ModelLedger::execute`] runs the contract against the state as it is and collects its [`Effects`].
+//! It is the reference for the meaning of [`ContractStub`], the ledger in tests of contracts, and the sequential oracle
+//! with which simulations compare a peer's state. One invocation:
+//! 1. [`ModelLedger::execute`] runs the contract against the current state and collects its [`ModelEffects`].
 //! 2. [`ModelLedger::apply`] puts the writes into the state. [`ModelLedger::submit`] does both.
 //!
-//! Nothing here waits for anything, so [`run`] can drive its futures without a runtime.
+//! Nothing here waits, so [`run`] can drive its futures without a runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -17,25 +18,25 @@ use base::{Bytes, ChannelId, TxId};
 
 use crate::key::{self, KeyRange};
 use crate::{
-    CALL_DEPTH_MAX, ContractError, Entry, HistoryPage, Modification, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page,
-    QueryId, Registry, Response, Stub, StubError, Timestamp, split_input,
+    CALL_DEPTH_MAX, ContractError, ContractRegistry, ContractResponse, ContractStub, HistoryPage, KeyModification,
+    KeyValue, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, QueryId, StatePage, StubError, Timestamp, split_input,
 };
 
 mod probe;
 #[cfg(test)]
 mod tests;
 
-pub use probe::Probe;
+pub use probe::ProbeContract;
 
 /// The most queries that one transaction may have open.
 pub const OPEN_QUERIES_MAX: usize = 64;
 
 /// A chaincode's name and a key in it.
-pub type Location = (String, String);
+pub type StateKey = (String, String);
 
 /// One call of one contract, as a verified proposal would carry it.
 #[derive(Debug, Clone, Default)]
-pub struct Invocation {
+pub struct ModelInvocation {
     /// The name in the registry.
     pub contract: String,
     /// The function name first.
@@ -50,7 +51,7 @@ pub struct Invocation {
     pub transient: BTreeMap<String, Bytes>,
 }
 
-impl Invocation {
+impl ModelInvocation {
     /// A call with nothing but its arguments.
     pub fn new<A: AsRef<[u8]>>(contract: &str, function: &str, args: &[A]) -> Self {
         let mut input = vec![Bytes::copy_from_slice(function.as_bytes())];
@@ -61,19 +62,19 @@ impl Invocation {
 
 /// What one execution read, wrote and answered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Effects {
+pub struct ModelEffects {
     /// The invocation's.
     pub tx_id: String,
     /// The invocation's.
     pub timestamp: Timestamp,
     /// What the contract answered; its status may be an error's.
-    pub response: Response,
+    pub response: ContractResponse,
     /// Keys read one by one.
-    pub reads: BTreeSet<Location>,
+    pub reads: BTreeSet<StateKey>,
     /// Ranges read, each with its chaincode and the keys that were handed out.
     pub ranges: Vec<(String, KeyRange, Vec<String>)>,
     /// Last write of each key; `None` is a delete.
-    pub writes: BTreeMap<Location, Option<Bytes>>,
+    pub writes: BTreeMap<StateKey, Option<Bytes>>,
     /// Name and payload.
     pub event: Option<(String, Bytes)>,
 }
@@ -81,17 +82,17 @@ pub struct Effects {
 /// A channel's contracts and state.
 #[derive(Debug, Clone)]
 pub struct ModelLedger {
-    registry: Registry,
+    registry: ContractRegistry,
     channel: ChannelId,
     state: BTreeMap<String, BTreeMap<String, Bytes>>,
     /// Changes by transactions, oldest first.
-    history: BTreeMap<Location, Vec<Modification>>,
+    history: BTreeMap<StateKey, Vec<KeyModification>>,
     failing_read: Option<(u64, StubError)>,
 }
 
 impl ModelLedger {
     /// An empty channel with these contracts.
-    pub fn new(registry: Registry) -> Self {
+    pub fn new(registry: ContractRegistry) -> Self {
         Self {
             registry,
             channel: ChannelId::new("model"),
@@ -136,7 +137,7 @@ impl ModelLedger {
     ///
     /// # Errors
     /// `UnknownContract`, and what [`ModelLedger::fail_reads_from`] was given.
-    pub async fn execute(&self, invocation: &Invocation) -> Result<Effects, StubError> {
+    pub async fn execute(&self, invocation: &ModelInvocation) -> Result<ModelEffects, StubError> {
         let contract = self.registry.get(&invocation.contract);
         let contract = contract.ok_or_else(|| StubError::UnknownContract(invocation.contract.clone()))?;
         let mut stub = ModelStub::new(self, invocation);
@@ -153,13 +154,13 @@ impl ModelLedger {
     ///
     /// # Panics
     /// When the response may not be endorsed: such a transaction never reaches a ledger.
-    pub fn apply(&mut self, effects: &Effects) {
+    pub fn apply(&mut self, effects: &ModelEffects) {
         assert!(effects.response.is_endorsable(), "a transaction that failed has no effects");
         for ((contract, key), value) in &effects.writes {
             self.set(contract, key, value.clone().unwrap_or_default());
             let (tx_id, timestamp, value) = (TxId::new(effects.tx_id.as_str()), effects.timestamp, value.clone());
             let history = self.history.entry((contract.clone(), key.clone())).or_default();
-            history.push(Modification { tx_id, timestamp, value });
+            history.push(KeyModification { tx_id, timestamp, value });
         }
     }
 
@@ -167,7 +168,7 @@ impl ModelLedger {
     ///
     /// # Errors
     /// Those of [`ModelLedger::execute`].
-    pub async fn submit(&mut self, invocation: &Invocation) -> Result<Effects, StubError> {
+    pub async fn submit(&mut self, invocation: &ModelInvocation) -> Result<ModelEffects, StubError> {
         let effects = self.execute(invocation).await?;
         if effects.response.is_endorsable() {
             self.apply(&effects);
@@ -181,7 +182,7 @@ impl ModelLedger {
     /// The message that a client would see.
     pub fn call<A: AsRef<[u8]>>(&mut self, contract: &str, function: &str, args: &[A]) -> Result<Bytes, String> {
         let effects =
-            run(self.submit(&Invocation::new(contract, function, args))).map_err(|error| error.to_string())?;
+            run(self.submit(&ModelInvocation::new(contract, function, args))).map_err(|error| error.to_string())?;
         if effects.response.is_endorsable() { Ok(effects.response.payload) } else { Err(effects.response.message) }
     }
 }
@@ -190,7 +191,7 @@ impl ModelLedger {
 #[derive(Debug)]
 pub struct ModelStub<'ledger> {
     ledger: &'ledger ModelLedger,
-    invocation: &'ledger Invocation,
+    invocation: &'ledger ModelInvocation,
     tx_id: TxId,
     contract: String,
     args: Vec<Bytes>,
@@ -198,9 +199,9 @@ pub struct ModelStub<'ledger> {
     reads: u64,
     queries: BTreeMap<QueryId, OpenRange>,
     /// Open histories: of which key, and how many changes were handed out.
-    histories: BTreeMap<QueryId, (Location, usize)>,
+    histories: BTreeMap<QueryId, (StateKey, usize)>,
     queries_opened: u64,
-    effects: Effects,
+    effects: ModelEffects,
 }
 
 #[derive(Debug)]
@@ -211,7 +212,7 @@ struct OpenRange {
 
 impl<'ledger> ModelStub<'ledger> {
     /// A stub for one execution of `invocation`; for calling a contract directly.
-    pub fn new(ledger: &'ledger ModelLedger, invocation: &'ledger Invocation) -> Self {
+    pub fn new(ledger: &'ledger ModelLedger, invocation: &'ledger ModelInvocation) -> Self {
         Self {
             ledger,
             invocation,
@@ -223,12 +224,16 @@ impl<'ledger> ModelStub<'ledger> {
             queries: BTreeMap::new(),
             histories: BTreeMap::new(),
             queries_opened: 0,
-            effects: Effects { tx_id: invocation.tx_id.clone(), timestamp: invocation.timestamp, ..Effects::default() },
+            effects: ModelEffects {
+                tx_id: invocation.tx_id.clone(),
+                timestamp: invocation.timestamp,
+                ..ModelEffects::default()
+            },
         }
     }
 
     /// What was recorded so far. The response is filled in by [`ModelLedger::execute`].
-    pub fn effects(&self) -> &Effects {
+    pub fn effects(&self) -> &ModelEffects {
         &self.effects
     }
 
@@ -257,7 +262,7 @@ impl<'ledger> ModelStub<'ledger> {
 }
 
 #[async_trait]
-impl Stub for ModelStub<'_> {
+impl ContractStub for ModelStub<'_> {
     async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
         key::check(key)?;
         self.count_read()?;
@@ -281,12 +286,12 @@ impl Stub for ModelStub<'_> {
         Ok(query)
     }
 
-    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<Page, StubError> {
+    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<StatePage, StubError> {
         self.count_read()?;
         let open = self.queries.get_mut(&query).ok_or(StubError::UnknownQuery(query.0))?;
         let (contract, range, handed_out) = &mut self.effects.ranges[open.recorded];
         let entries_max = entries_max.clamp(1, PAGE_ENTRIES_MAX);
-        let mut page = Page::default();
+        let mut page = StatePage::default();
         let mut page_bytes = 0;
         if let (false, Some(rows)) = (range.is_empty(), self.ledger.state.get(contract)) {
             let rows = rows.range((open.from.clone(), Bound::Unbounded)).take_while(|(key, _)| range.contains(key));
@@ -298,7 +303,7 @@ impl Stub for ModelStub<'_> {
                 page_bytes += key.len() + value.len();
                 open.from = Bound::Excluded(key.clone());
                 handed_out.push(key.clone());
-                page.entries.push(Entry { key: key.clone(), value: value.clone() });
+                page.entries.push(KeyValue { key: key.clone(), value: value.clone() });
             }
         }
         if !page.has_more {
@@ -324,7 +329,7 @@ impl Stub for ModelStub<'_> {
         let (location, taken) = self.histories.get_mut(&query).ok_or(StubError::UnknownQuery(query.0))?;
         let changes = self.ledger.history.get(location).map(Vec::as_slice).unwrap_or_default();
         let wanted = entries_max.clamp(1, PAGE_ENTRIES_MAX);
-        let modifications: Vec<Modification> = changes.iter().rev().skip(*taken).take(wanted).cloned().collect();
+        let modifications: Vec<KeyModification> = changes.iter().rev().skip(*taken).take(wanted).cloned().collect();
         *taken += modifications.len();
         let has_more = *taken < changes.len();
         if !has_more {
@@ -333,7 +338,12 @@ impl Stub for ModelStub<'_> {
         Ok(HistoryPage { modifications, has_more })
     }
 
-    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {
+    async fn invoke_contract(
+        &mut self,
+        name: &str,
+        args: Vec<Bytes>,
+        channel: &str,
+    ) -> Result<ContractResponse, StubError> {
         if !channel.is_empty() && channel != self.ledger.channel.as_str() {
             return Err(StubError::Unsupported("a call to another channel"));
         }

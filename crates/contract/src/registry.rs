@@ -1,4 +1,4 @@
-//! Which contracts a peer can run.
+//! The registry of the contracts that a peer can run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,11 +29,11 @@ impl RegistryError {
 
 /// Contracts by chaincode name. Cheap to clone; built once, then shared by all channels.
 #[derive(Clone, Default)]
-pub struct Registry {
+pub struct ContractRegistry {
     contracts: Arc<BTreeMap<String, Arc<dyn Contract>>>,
 }
 
-impl Registry {
+impl ContractRegistry {
     /// A registry with nothing in it.
     pub fn empty() -> Self {
         Self::default()
@@ -83,7 +83,7 @@ impl Registry {
     }
 }
 
-impl fmt::Debug for Registry {
+impl fmt::Debug for ContractRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
     }
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn native_registry_holds_every_compiled_in_contract() {
-        let registry = Registry::native();
+        let registry = ContractRegistry::native();
         assert_eq!(registry.names().collect::<Vec<_>>(), ["basic", "events", "kmeans", "smallbank", "ycsb"]);
         assert_eq!(registry.get("events").expect("registered").name(), "basic");
         assert!(registry.get("absent").is_none());
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_well_formed() {
-        let mut registry = Registry::native();
+        let mut registry = ContractRegistry::native();
         let taken = registry.register("basic", Arc::new(Basic));
         assert_eq!(taken, Err(RegistryError::Duplicate("basic".into())));
         for bad in ["", "-x", "x_", "a b", "_lifecycle", "a\u{0}", "ä"] {

@@ -1,12 +1,13 @@
-//! What a contract can reach: one transaction's view of one chaincode's part of the world state.
+//! The stub, which is everything that a contract can reach: one transaction's view of one namespace of the world state.
 //!
-//! Semantics, all Fabric's:
-//! 1. Every read is of one block boundary, fixed when the stub was made. A read never sees the transaction's own writes.
-//! 2. Writes are recorded; the last one of a key counts. A value of no bytes is recorded as a delete (Fabric turns an
-//!    empty value into a delete when it commits, so a ledger cannot hold one).
-//! 3. Queries are handles that are read in pages, so that memory stays bounded however large the range is. A page that was
-//!    handed out counts as read, whether or not the contract looked at all of it.
-//! 4. One event a transaction: the last one set by the contract that the client called.
+//! All semantics are Fabric's:
+//! 1. Every read is of one block boundary, which is fixed when the stub is made. A read never sees the transaction's
+//!    own writes.
+//! 2. Writes are recorded; the last write of a key counts. An empty value is recorded as a delete (Fabric turns an
+//!    empty value into a delete when it commits, so a ledger cannot hold an empty value).
+//! 3. A query is a handle that is read in pages, so that memory stays bounded however large the range is. A returned
+//!    page counts as read, even if the contract did not look at all of it.
+//! 4. A transaction has at most one event: the last event that was set by the contract that the client called.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,9 +15,9 @@ use async_trait::async_trait;
 use base::{Bytes, ChannelId, TxId};
 
 use crate::key::KeyRange;
-use crate::{HistoryPage, Response, StubError};
+use crate::{ContractResponse, HistoryPage, StubError};
 
-/// The most entries in one [`Page`]: what Fabric's peers send at once.
+/// The most entries in one [`StatePage`]: what Fabric's peers send at once.
 pub const PAGE_ENTRIES_MAX: usize = 100;
 
 /// A page ends early once its keys and values reach this many bytes; one entry may pass it.
@@ -62,7 +63,7 @@ pub struct QueryId(pub u64);
 
 /// One row of a query's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct KeyValue {
     /// The key, unique within the chaincode.
     pub key: String,
     /// Never empty.
@@ -71,9 +72,9 @@ pub struct Entry {
 
 /// Some rows of a query's result, in the query's order; a range's order is that of the keys' bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Page {
+pub struct StatePage {
     /// At most [`PAGE_ENTRIES_MAX`]; empty only when nothing is left.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<KeyValue>,
     /// Whether another page follows. When false the query is closed already.
     pub has_more: bool,
 }
@@ -82,7 +83,7 @@ pub struct Page {
 ///
 /// Dropping any of its futures is safe; what was recorded so far stays recorded.
 #[async_trait]
-pub trait Stub: Send {
+pub trait ContractStub: Send {
     /// The value of `key` at the transaction's block boundary; `None` when it has none.
     ///
     /// # Errors
@@ -90,10 +91,10 @@ pub trait Stub: Send {
     async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError>;
 
     /// The values of many keys, in their order. Implementations may read them in parallel; the effect is that of
-    /// [`Stub::get_state`] on each.
+    /// [`ContractStub::get_state`] on each.
     ///
     /// # Errors
-    /// Those of [`Stub::get_state`].
+    /// Those of [`ContractStub::get_state`].
     async fn get_states(&mut self, keys: &[String]) -> Result<Vec<Option<Bytes>>, StubError> {
         let mut values = Vec::with_capacity(keys.len());
         for key in keys {
@@ -114,7 +115,7 @@ pub trait Stub: Send {
     /// `InvalidKey` for the empty key, `LimitExceeded`.
     fn delete_state(&mut self, key: &str) -> Result<(), StubError>;
 
-    /// Opens a query over `range`. Most contracts use a [`Cursor`] instead of the handle.
+    /// Opens a query over `range`. Most contracts use a [`RangeCursor`] instead of the handle.
     ///
     /// # Errors
     /// `LimitExceeded` when too many queries are open, `State`.
@@ -124,7 +125,7 @@ pub trait Stub: Send {
     ///
     /// # Errors
     /// `UnknownQuery` also after the last page, `State`.
-    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<Page, StubError>;
+    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<StatePage, StubError>;
 
     /// Closes a query; closing one that is not open does nothing. Queries left open end with the transaction.
     fn close_query(&mut self, query: QueryId);
@@ -165,7 +166,12 @@ pub trait Stub: Send {
     ///
     /// # Errors
     /// `UnknownContract`, `LimitExceeded` beyond [`CALL_DEPTH_MAX`], `Unsupported`, `State`.
-    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError>;
+    async fn invoke_contract(
+        &mut self,
+        name: &str,
+        args: Vec<Bytes>,
+        channel: &str,
+    ) -> Result<ContractResponse, StubError>;
 
     /// Sets the transaction's event, replacing an earlier one. Only the contract that the client called has its event
     /// recorded.
@@ -197,19 +203,19 @@ pub trait Stub: Send {
 ///
 /// It does not borrow the stub, so that a contract can read and write between two entries.
 #[derive(Debug)]
-pub struct Cursor {
+pub struct RangeCursor {
     query: QueryId,
-    page: VecDeque<Entry>,
+    page: VecDeque<KeyValue>,
     page_entries: usize,
     has_more: bool,
 }
 
-impl Cursor {
+impl RangeCursor {
     /// Opens a query over `range`.
     ///
     /// # Errors
-    /// Those of [`Stub::open_range`].
-    pub async fn open(tx: &mut dyn Stub, range: KeyRange) -> Result<Self, StubError> {
+    /// Those of [`ContractStub::open_range`].
+    pub async fn open(tx: &mut dyn ContractStub, range: KeyRange) -> Result<Self, StubError> {
         Ok(Self::over(tx.open_range(range).await?))
     }
 
@@ -228,8 +234,8 @@ impl Cursor {
     /// The next entry; `None` at the end, again and again.
     ///
     /// # Errors
-    /// Those of [`Stub::next_page`].
-    pub async fn next(&mut self, tx: &mut dyn Stub) -> Result<Option<Entry>, StubError> {
+    /// Those of [`ContractStub::next_page`].
+    pub async fn next(&mut self, tx: &mut dyn ContractStub) -> Result<Option<KeyValue>, StubError> {
         while self.page.is_empty() && self.has_more {
             let page = tx.next_page(self.query, self.page_entries).await?;
             self.has_more = page.has_more;
@@ -239,7 +245,7 @@ impl Cursor {
     }
 
     /// Gives the query up before its end.
-    pub fn close(self, tx: &mut dyn Stub) {
+    pub fn close(self, tx: &mut dyn ContractStub) {
         if self.has_more {
             tx.close_query(self.query);
         }

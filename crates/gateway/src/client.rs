@@ -1,13 +1,15 @@
-//! A client of Fabric's gateway: what an SDK does, for our tests, tools and measurements.
+//! A client of Fabric's gateway. It does what an SDK does, for our tests, tools and measurements.
 //!
-//! 1. [`Client::proposal`] makes and signs a proposal; its transaction id is known from then on.
-//! 2. [`Client::evaluate`] asks for its result; or [`Client::endorse`] turns it into a transaction,
-//! 3. which [`Client::submit`] signs and hands to the orderer, and
-//! 4. [`Client::commit_status`] waits for. [`Client::transact`] is 1 to 4.
-//! 5. [`Client::chaincode_events`] and [`Client::deliver`] follow a channel.
+//! 1. [`GatewayClient::proposal`] creates and signs a proposal, which has its transaction id from then on.
+//! 2. [`GatewayClient::evaluate`] returns the proposal's result without a transaction. [`GatewayClient::endorse`]
+//!    collects endorsements instead and returns a transaction.
+//! 3. [`GatewayClient::submit`] signs the transaction and sends it to the orderer.
+//! 4. [`GatewayClient::commit_status`] waits until the transaction is in a committed block. [`GatewayClient::transact`]
+//!    does steps 1 to 4.
+//! 5. [`GatewayClient::chaincode_events`] and [`GatewayClient::deliver`] follow a channel.
 //!
-//! Each call has a deadline ([`Client::with_deadline`]); streams have none unless asked. Dropping a future cancels its
-//! call at the server, but what was handed to the orderer stays there.
+//! Each call has a deadline ([`GatewayClient::with_deadline`]); streams have none. Dropping a future cancels its call
+//! at the server. An envelope that the orderer has already taken stays with the orderer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,20 +23,20 @@ use proto::gateway as wire;
 use proto::orderer::{SeekInfo, SeekNewest, SeekNextCommit, SeekOldest, SeekPosition, SeekSpecified, seek_position};
 use proto::protos::{self, ChaincodeId, ChaincodeInput, ChaincodeSpec};
 
-pub use crate::rpc::client::{ConnectError, Connection, Responses, Target, Tls};
-pub use crate::rpc::status::{Code, Status};
+pub use crate::grpc::client::{ClientTls, ConnectError, ConnectTarget, GrpcConnection, ResponseStream};
+pub use crate::grpc::status::{GrpcCode, GrpcStatus};
 
-/// How long a call may take unless [`Client::with_deadline`] says otherwise.
-pub const DEADLINE: Duration = Duration::from_secs(30);
-/// What the SDKs take.
+/// How long a call may take unless [`GatewayClient::with_deadline`] says otherwise.
+pub const DEADLINE_DEFAULT: Duration = Duration::from_secs(30);
+/// As in the SDKs.
 const NONCE_BYTES: usize = 24;
-/// What the SDKs ask for when they want blocks without an end.
+/// The last block that the SDKs ask for when they want blocks without an end.
 pub const NO_LAST_BLOCK: u64 = (1 << 53) - 1;
 
 /// A user of a gateway: one connection, one identity. Clones are cheap.
 #[derive(Clone, Debug)]
-pub struct Client {
-    connection: Connection,
+pub struct GatewayClient {
+    connection: GrpcConnection,
     signer: Signer,
     deadline: Option<Duration>,
 }
@@ -51,7 +53,7 @@ pub struct Proposal {
 /// A proposal that is not signed yet.
 #[derive(Debug)]
 pub struct ProposalBuilder<'a> {
-    client: &'a Client,
+    client: &'a GatewayClient,
     channel: &'a str,
     contract: &'a str,
     args: Vec<Bytes>,
@@ -59,18 +61,18 @@ pub struct ProposalBuilder<'a> {
     endorsing: Vec<String>,
 }
 
-/// An endorsed transaction that nobody has signed yet.
+/// An endorsed transaction that is not signed yet.
 #[derive(Clone, Debug)]
-pub struct Transaction {
+pub struct EndorsedTransaction {
     tx_id: String,
     channel: String,
     payload: Bytes,
     result: Bytes,
 }
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Commit {
+pub struct CommitOutcome {
     /// A number of `protos.TxValidationCode`; 0 is valid.
     pub code: i32,
     /// The block that holds it.
@@ -79,18 +81,18 @@ pub struct Commit {
 
 /// A transaction from proposal to commit.
 #[derive(Clone, Debug)]
-pub struct Committed {
+pub struct CommittedTransaction {
     /// What the contract answered.
     pub result: Bytes,
     /// The transaction's id.
     pub tx_id: String,
-    /// What became of it.
-    pub commit: Commit,
+    /// The outcome.
+    pub commit: CommitOutcome,
 }
 
-/// Where events or blocks begin.
+/// The start of events or blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
+pub enum StartPosition {
     /// The next block to be committed.
     NextCommit,
     /// The newest block.
@@ -101,45 +103,45 @@ pub enum Start {
     Block(u64),
 }
 
-/// How [`Client::deliver`] shows blocks.
+/// The form in which [`GatewayClient::deliver`] returns blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum BlockView {
     /// Whole.
     Full,
     /// Transaction ids, codes and event names.
     Filtered,
 }
 
-/// Chaincode events, a block at a time.
-pub struct Events {
-    responses: Responses,
+/// Chaincode events, one block at a time.
+pub struct ChaincodeEventStream {
+    responses: ResponseStream,
 }
 
 /// Blocks.
-pub struct Blocks {
-    // Dropping it would say that no more requests come, which servers may take as the end of the session.
-    _requests: crate::rpc::client::Requests,
-    responses: Responses,
+pub struct BlockStream {
+    // Dropping it would signal that no more requests follow, which servers may take as the end of the session.
+    _requests: crate::grpc::client::RequestStream,
+    responses: ResponseStream,
 }
 
-impl Client {
+impl GatewayClient {
     /// A client that signs with `signer`.
-    pub fn new(connection: Connection, signer: Signer) -> Client {
-        Client { connection, signer, deadline: Some(DEADLINE) }
+    pub fn new(connection: GrpcConnection, signer: Signer) -> GatewayClient {
+        GatewayClient { connection, signer, deadline: Some(DEADLINE_DEFAULT) }
     }
 
     /// The same client with another deadline for each call.
-    pub fn with_deadline(&self, deadline: Option<Duration>) -> Client {
-        Client { deadline, ..self.clone() }
+    pub fn with_deadline(&self, deadline: Option<Duration>) -> GatewayClient {
+        GatewayClient { deadline, ..self.clone() }
     }
 
-    /// Who signs.
+    /// The signer.
     pub fn signer(&self) -> &Signer {
         &self.signer
     }
 
     /// The connection.
-    pub fn connection(&self) -> &Connection {
+    pub fn connection(&self) -> &GrpcConnection {
         &self.connection
     }
 
@@ -165,8 +167,8 @@ impl Client {
     /// The contract's answer; nothing is ordered.
     ///
     /// # Errors
-    /// `UNKNOWN` when the contract refuses; what else the gateway says.
-    pub async fn evaluate(&self, proposal: &Proposal) -> Result<Bytes, Status> {
+    /// `UNKNOWN` if the contract refuses; other errors of the gateway.
+    pub async fn evaluate(&self, proposal: &Proposal) -> Result<Bytes, GrpcStatus> {
         let request = wire::EvaluateRequest {
             transaction_id: proposal.tx_id.clone(),
             channel_id: proposal.channel.clone(),
@@ -181,8 +183,8 @@ impl Client {
     /// Collects endorsements.
     ///
     /// # Errors
-    /// `ABORTED` when the contract or an endorser refuses; what else the gateway says.
-    pub async fn endorse(&self, proposal: &Proposal) -> Result<Transaction, Status> {
+    /// `ABORTED` if the contract or an endorser refuses; other errors of the gateway.
+    pub async fn endorse(&self, proposal: &Proposal) -> Result<EndorsedTransaction, GrpcStatus> {
         let request = wire::EndorseRequest {
             transaction_id: proposal.tx_id.clone(),
             channel_id: proposal.channel.clone(),
@@ -193,25 +195,25 @@ impl Client {
             self.connection.unary("/gateway.Gateway/Endorse", &request, self.deadline).await?;
         let payload = answer.prepared_transaction.map(|envelope| envelope.payload).unwrap_or_default();
         let result = result_of(&payload)
-            .ok_or_else(|| Status::new(Code::Internal, "the gateway's answer holds no endorsed transaction"))?;
-        Ok(Transaction { tx_id: proposal.tx_id.clone(), channel: proposal.channel.clone(), payload, result })
+            .ok_or_else(|| GrpcStatus::new(GrpcCode::Internal, "the gateway's answer holds no endorsed transaction"))?;
+        Ok(EndorsedTransaction { tx_id: proposal.tx_id.clone(), channel: proposal.channel.clone(), payload, result })
     }
 
-    /// Signs a transaction and hands it to the orderer. Success says that it was ordered, not that it is valid.
+    /// Signs a transaction and sends it to the orderer. Success means that it was ordered, not that it is valid.
     ///
     /// # Errors
-    /// `ABORTED` when the orderer refuses, `UNAVAILABLE` when there is none; what else the gateway says.
-    pub async fn submit(&self, transaction: &Transaction) -> Result<(), Status> {
+    /// `ABORTED` if the orderer refuses, `UNAVAILABLE` if there is none; other errors of the gateway.
+    pub async fn submit(&self, transaction: &EndorsedTransaction) -> Result<(), GrpcStatus> {
         let envelope =
             Envelope { payload: transaction.payload.clone(), signature: self.signer.sign(&transaction.payload) };
         self.submit_envelope(&transaction.channel, &transaction.tx_id, envelope).await
     }
 
-    /// Hands an envelope to the orderer, whatever it holds.
+    /// Sends an envelope to the orderer, whatever it contains.
     ///
     /// # Errors
-    /// As [`Client::submit`].
-    pub async fn submit_envelope(&self, channel: &str, tx_id: &str, envelope: Envelope) -> Result<(), Status> {
+    /// As [`GatewayClient::submit`].
+    pub async fn submit_envelope(&self, channel: &str, tx_id: &str, envelope: Envelope) -> Result<(), GrpcStatus> {
         let request = wire::SubmitRequest {
             transaction_id: tx_id.to_owned(),
             channel_id: channel.to_owned(),
@@ -224,8 +226,8 @@ impl Client {
     /// Waits until a transaction is in a block at the gateway's peer.
     ///
     /// # Errors
-    /// `DEADLINE_EXCEEDED` when it has not come; what else the gateway says.
-    pub async fn commit_status(&self, channel: &str, tx_id: &str) -> Result<Commit, Status> {
+    /// `DEADLINE_EXCEEDED` if it has not come; other errors of the gateway.
+    pub async fn commit_status(&self, channel: &str, tx_id: &str) -> Result<CommitOutcome, GrpcStatus> {
         let request = wire::CommitStatusRequest {
             transaction_id: tx_id.to_owned(),
             channel_id: channel.to_owned(),
@@ -236,38 +238,38 @@ impl Client {
         let request = wire::SignedCommitStatusRequest { request, signature };
         let answer: wire::CommitStatusResponse =
             self.connection.unary("/gateway.Gateway/CommitStatus", &request, self.deadline).await?;
-        Ok(Commit { code: answer.result, block: answer.block_number })
+        Ok(CommitOutcome { code: answer.result, block: answer.block_number })
     }
 
     /// Runs a transaction from proposal to commit.
     ///
     /// # Errors
-    /// Of whichever step failed. A transaction that is in a block but not valid is no error here.
+    /// Those of the step that failed. A transaction that is in a block but not valid is not an error here.
     pub async fn transact(
         &self,
         channel: &str,
         contract: &str,
         function: &str,
         args: &[Bytes],
-    ) -> Result<Committed, Status> {
+    ) -> Result<CommittedTransaction, GrpcStatus> {
         let proposal = self.proposal(channel, contract, function, args).sign();
         let transaction = self.endorse(&proposal).await?;
         self.submit(&transaction).await?;
         let commit = self.commit_status(channel, &transaction.tx_id).await?;
-        Ok(Committed { result: transaction.result, tx_id: transaction.tx_id, commit })
+        Ok(CommittedTransaction { result: transaction.result, tx_id: transaction.tx_id, commit })
     }
 
-    /// Follows the events of a contract. Returns once the gateway has taken the call.
+    /// Follows the events of a contract. Returns once the gateway has accepted the call.
     ///
     /// # Errors
-    /// What the gateway says.
+    /// Errors of the gateway.
     pub async fn chaincode_events(
         &self,
         channel: &str,
         contract: &str,
-        start: Start,
+        start: StartPosition,
         after_tx_id: Option<&str>,
-    ) -> Result<Events, Status> {
+    ) -> Result<ChaincodeEventStream, GrpcStatus> {
         let request = wire::ChaincodeEventsRequest {
             channel_id: channel.to_owned(),
             chaincode_id: contract.to_owned(),
@@ -278,40 +280,46 @@ impl Client {
         let request = Bytes::from(request.encode_to_vec());
         let signature = self.signer.sign(&request);
         let (mut requests, mut responses) = self.connection.open("/gateway.Gateway/ChaincodeEvents", None).await?;
-        // A gateway that refuses may do so before it has read the request; its answer says why.
+        // A gateway may refuse before it has read the request; its answer gives the reason.
         if requests.send(&wire::SignedChaincodeEventsRequest { request, signature }).await.is_ok() {
             requests.close();
         }
         responses.started().await?;
-        Ok(Events { responses })
+        Ok(ChaincodeEventStream { responses })
     }
 
     /// Follows blocks from `start` to `stop`, or without end.
     ///
     /// # Errors
-    /// When the connection has gone. What the peer thinks of the request comes as a status among the blocks.
-    pub async fn deliver(&self, channel: &str, start: Start, stop: Option<u64>, form: Form) -> Result<Blocks, Status> {
+    /// If the connection has gone. The peer's verdict on the request arrives as a status among the blocks.
+    pub async fn deliver(
+        &self,
+        channel: &str,
+        start: StartPosition,
+        stop: Option<u64>,
+        form: BlockView,
+    ) -> Result<BlockStream, GrpcStatus> {
         let seek = SeekInfo {
             start: Some(start.position()),
-            stop: Some(Start::Block(stop.unwrap_or(NO_LAST_BLOCK)).position()),
+            stop: Some(StartPosition::Block(stop.unwrap_or(NO_LAST_BLOCK)).position()),
             ..SeekInfo::default()
         };
         self.deliver_envelope(self.seek_envelope(channel, &seek), form).await
     }
 
-    /// Follows blocks as `envelope` asks, whatever it holds.
+    /// Follows blocks as `envelope` asks, whatever it contains.
     ///
     /// # Errors
-    /// As [`Client::deliver`].
-    pub async fn deliver_envelope(&self, envelope: Envelope, form: Form) -> Result<Blocks, Status> {
+    /// As [`GatewayClient::deliver`].
+    pub async fn deliver_envelope(&self, envelope: Envelope, form: BlockView) -> Result<BlockStream, GrpcStatus> {
         let path = match form {
-            Form::Full => "/protos.Deliver/Deliver",
-            Form::Filtered => "/protos.Deliver/DeliverFiltered",
+            BlockView::Full => "/protos.Deliver/Deliver",
+            BlockView::Filtered => "/protos.Deliver/DeliverFiltered",
         };
         let (mut requests, responses) = self.connection.open(path, None).await?;
-        // A peer that refuses may do so before it has read the request; the stream of blocks says why.
+        // A peer may refuse before it has read the request; the stream of blocks gives the reason.
         let _ = requests.send(&envelope).await;
-        Ok(Blocks { _requests: requests, responses })
+        Ok(BlockStream { _requests: requests, responses })
     }
 
     /// A signed request for blocks.
@@ -342,13 +350,13 @@ impl Client {
 }
 
 impl ProposalBuilder<'_> {
-    /// Data that only endorsers see.
+    /// Adds data that only endorsers see.
     pub fn transient(mut self, key: &str, value: Bytes) -> Self {
         self.transient.insert(key.to_owned(), value);
         self
     }
 
-    /// The organisations that are to endorse, instead of those that the gateway would choose.
+    /// Names the organisations that must endorse, instead of the gateway's choice.
     pub fn endorsing(mut self, msp_ids: &[&str]) -> Self {
         self.endorsing = msp_ids.iter().map(|&msp_id| msp_id.to_owned()).collect();
         self
@@ -412,18 +420,18 @@ impl Proposal {
         &self.channel
     }
 
-    /// What is sent; tests alter it.
+    /// The signed message; tests alter it.
     pub fn signed_mut(&mut self) -> &mut protos::SignedProposal {
         &mut self.signed
     }
 
-    /// What is sent.
+    /// The signed message.
     pub fn signed(&self) -> &protos::SignedProposal {
         &self.signed
     }
 }
 
-impl Transaction {
+impl EndorsedTransaction {
     /// The transaction's id.
     pub fn tx_id(&self) -> &str {
         &self.tx_id
@@ -434,48 +442,48 @@ impl Transaction {
         &self.result
     }
 
-    /// What [`Client::submit`] signs.
+    /// The bytes that [`GatewayClient::submit`] signs.
     pub fn payload(&self) -> &Bytes {
         &self.payload
     }
 }
 
-impl Commit {
+impl CommitOutcome {
     /// Whether the transaction's writes were applied.
     pub fn is_valid(&self) -> bool {
         self.code == protos::TxValidationCode::Valid as i32
     }
 }
 
-impl Start {
-    /// The same as a message.
+impl StartPosition {
+    /// The same as a protobuf message.
     pub fn position(self) -> SeekPosition {
         let position = match self {
-            Start::NextCommit => seek_position::Type::NextCommit(SeekNextCommit {}),
-            Start::Newest => seek_position::Type::Newest(SeekNewest {}),
-            Start::Oldest => seek_position::Type::Oldest(SeekOldest {}),
-            Start::Block(number) => seek_position::Type::Specified(SeekSpecified { number }),
+            StartPosition::NextCommit => seek_position::Type::NextCommit(SeekNextCommit {}),
+            StartPosition::Newest => seek_position::Type::Newest(SeekNewest {}),
+            StartPosition::Oldest => seek_position::Type::Oldest(SeekOldest {}),
+            StartPosition::Block(number) => seek_position::Type::Specified(SeekSpecified { number }),
         };
         SeekPosition { r#type: Some(position) }
     }
 }
 
-impl Events {
+impl ChaincodeEventStream {
     /// The events of the next block that has any.
     ///
     /// # Errors
     /// The status that ended the stream.
-    pub async fn next(&mut self) -> Result<Option<wire::ChaincodeEventsResponse>, Status> {
+    pub async fn next(&mut self) -> Result<Option<wire::ChaincodeEventsResponse>, GrpcStatus> {
         self.responses.next().await
     }
 }
 
-impl Blocks {
+impl BlockStream {
     /// The next block, or the status that ends a request.
     ///
     /// # Errors
     /// The status that ended the stream.
-    pub async fn next(&mut self) -> Result<Option<protos::deliver_response::Type>, Status> {
+    pub async fn next(&mut self) -> Result<Option<protos::deliver_response::Type>, GrpcStatus> {
         Ok(self.responses.next::<protos::DeliverResponse>().await?.and_then(|response| response.r#type))
     }
 }

@@ -1,11 +1,11 @@
-//! What the gateway counts.
+//! The metrics of the gateway.
 
 base::events! {
     /// TCP connections accepted at gRPC ports.
     counter ConnectionsAccepted("heddle_grpc_connections_accepted_total");
     /// Connections whose TLS handshake failed or took too long.
     counter HandshakesFailed("heddle_grpc_handshakes_failed_total");
-    /// Connections that ended other than by an orderly close.
+    /// Connections that did not end with an orderly close.
     counter ConnectionsBroken("heddle_grpc_connections_broken_total");
     /// gRPC connections open now.
     gauge ConnectionsOpen("heddle_grpc_connections_open");
@@ -13,16 +13,16 @@ base::events! {
     gauge CallsInFlight("heddle_grpc_calls_in_flight");
     /// Calls in progress that stream blocks, events or envelopes.
     gauge StreamsOpen("heddle_grpc_streams_open");
-    /// Connections that were told to go because they had made no call for long, or proved nothing.
+    /// Connections closed (GOAWAY) because they had made no call for long, or had proved no identity.
     counter ConnectionsIdle("heddle_grpc_connections_idle_total");
-    /// Calls that were answered and whose client has not ended its side yet.
+    /// Answered calls whose client has not ended its side yet.
     gauge CallsLingering("heddle_grpc_calls_lingering");
-    /// Calls that were answered and then reset, because their client did not end its side.
+    /// Answered calls that were reset because their client did not end its side.
     counter CallsReset("heddle_grpc_calls_reset_total");
     /// Calls that were reset because their client took nothing of the answer.
     counter SendsStalled("heddle_grpc_sends_stalled_total");
-    /// Calls refused because as many were in progress as may be.
-    counter CallsRefused("heddle_grpc_calls_refused_total");
+    /// Calls refused because the limit on calls in progress was reached.
+    counter CallsRejected("heddle_grpc_calls_rejected_total");
     /// Transactions evaluated.
     counter Evaluated("heddle_gateway_evaluated_total");
     /// Transactions endorsed by all the organisations that were asked.
@@ -33,9 +33,9 @@ base::events! {
     counter StatusesAnswered("heddle_gateway_commit_statuses_total");
     /// Calls to the gateway that ended in an error.
     counter CallsFailed("heddle_gateway_calls_failed_total");
-    /// Proposals that another compute node of the same peer was asked to run, because one could not.
+    /// Proposals that were moved to another compute node of the same peer, because one could not run them.
     counter ProposalsMoved("heddle_gateway_proposals_moved_total");
-    /// Times that a compute node could not answer and was passed over for a while.
+    /// Times that a compute node could not answer and was put into cool-down.
     counter NodesPassedOver("heddle_gateway_nodes_passed_over_total");
     /// Blocks sent to clients, filtered ones included.
     counter BlocksDelivered("heddle_deliver_blocks_total");

@@ -1,10 +1,10 @@
-//! Harnesses of what clients send; see [`base::fuzz`].
+//! Fuzz harnesses of the decoders of clients' bytes; see [`base::fuzz`].
 
-use base::fuzz::Target;
+use base::fuzz::FuzzTarget;
 
 /// The targets of this crate.
-pub fn targets() -> Vec<Target> {
-    [crate::rpc::fuzz::TARGETS, crate::service::fuzz::TARGETS].concat()
+pub fn targets() -> Vec<FuzzTarget> {
+    [crate::grpc::fuzz::TARGETS, crate::service::fuzz::TARGETS].concat()
 }
 
 pub use crate::service::fuzz::NOW_SECONDS;

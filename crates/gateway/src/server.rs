@@ -1,12 +1,12 @@
-//! A listening port: TCP, TLS, and a bound on everything that a stranger can start.
+//! A listening port: TCP, TLS, and bounds on what unauthenticated clients can start.
 //!
-//! 1. Each connection is admitted ([`base::admission`]) before anything is read. Where there are too many, the oldest of
-//!    those that have not proved who they are gives way.
-//! 2. The TLS handshake has a time limit and so has the HTTP/2 preface after it; bytes that are neither end the
-//!    connection and are counted, nothing more.
-//! 3. [`connection::serve`] then runs the connection in a task of its own.
+//! 1. Each connection is admitted ([`base::admission`]) before anything is read from it. If there are too many
+//!    connections, the oldest unauthenticated one is closed.
+//! 2. The TLS handshake has a time limit, and so has the HTTP/2 preface after it. Bytes that are neither end only their
+//!    connection, and are counted.
+//! 3. [`connection::serve`] then runs the connection in a separate task.
 //!
-//! Reads are buffered below TLS and writes above it, so that a batch of small frames costs one system call and few
+//! Reads are buffered below TLS and writes above TLS, so that a batch of small frames costs one system call and few
 //! records.
 
 use std::io;
@@ -15,30 +15,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::admission::{Admission, AdmissionLimits};
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, HandshakesFailed};
-use crate::rpc::Caller;
-use crate::rpc::connection::{self, Service, Settings};
+use crate::grpc::Caller;
+use crate::grpc::connection::{self, ConnectionConfig, GrpcService};
 
-/// Bytes of one connection's read buffer and of its write buffer.
+/// Bytes of one connection's read buffer, and of its write buffer.
 const IO_BUFFER_BYTES: usize = 32 << 10;
 /// A pause after `accept` failed, which it does when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What bounds a port.
+/// The limits of a port.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct PortLimits {
     /// Connections open at once.
     pub connections_max: usize,
-    /// Connections at once of clients at one address that have not proved who they are; 0 where a proxy stands before the
-    /// port and all clients have its address.
-    pub strangers_per_address_max: usize,
-    /// A client that has not finished its handshake by then is dropped.
+    /// Unauthenticated connections at once from one address; 0 if a proxy stands before the port, so that all clients have
+    /// its address.
+    pub unauthenticated_per_address_max: usize,
+    /// If a client has not finished its handshake after this long, its connection is closed.
     pub handshake_timeout: Duration,
     /// Bytes of unfinished messages, over all connections.
     pub unfinished_bytes_max: u64,
@@ -46,11 +46,11 @@ pub struct Limits {
     pub organizations: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for PortLimits {
+    fn default() -> PortLimits {
+        PortLimits {
             connections_max: 1024,
-            strangers_per_address_max: 128,
+            unauthenticated_per_address_max: 128,
             handshake_timeout: Duration::from_secs(5),
             unfinished_bytes_max: 512 << 20,
             organizations: 1,
@@ -58,13 +58,13 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// For a port that takes messages of that size.
+impl PortLimits {
+    /// The limits for a port that takes messages of that size.
     fn admission(&self, message_bytes_max: usize) -> AdmissionLimits {
         let proportions =
             AdmissionLimits::in_proportion(self.connections_max, self.unfinished_bytes_max, self.organizations);
         AdmissionLimits {
-            strangers_per_address_max: self.strangers_per_address_max,
+            unauthenticated_per_address_max: self.unauthenticated_per_address_max,
             handshake_time_max: self.handshake_timeout,
             // Each organisation can send the longest message.
             bytes_per_organization_max: proportions.bytes_per_organization_max.max(longest(message_bytes_max)),
@@ -73,19 +73,19 @@ impl Limits {
     }
 }
 
-/// What the longest message takes while it is put together.
+/// The memory that the longest message takes while it is assembled.
 fn longest(message_bytes_max: usize) -> u64 {
     (message_bytes_max + IO_BUFFER_BYTES) as u64
 }
 
-/// The server's certificate chain and key are of no use.
+/// The server's certificate chain or key is unusable.
 #[derive(Debug, thiserror::Error)]
-#[error("the server's TLS certificate or key is of no use: {message}")]
-pub struct TlsError {
+#[error("the server's TLS certificate or key is unusable: {message}")]
+pub struct ServerTlsError {
     message: String,
 }
 
-impl TlsError {
+impl ServerTlsError {
     /// What the caller can do.
     pub fn kind(&self) -> base::ErrorKind {
         base::ErrorKind::Rejected
@@ -95,10 +95,10 @@ impl TlsError {
 /// TLS with this certificate chain and PKCS#8 key, both in PEM; HTTP/2 only, no client certificates.
 ///
 /// # Errors
-/// When the PEM cannot be read or the key does not fit the certificate.
-pub fn tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+/// If the PEM cannot be read or the key does not match the certificate.
+pub fn tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Arc<rustls::ServerConfig>, ServerTlsError> {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-    let error = |message: String| TlsError { message };
+    let error = |message: String| ServerTlsError { message };
     let chain = CertificateDer::pem_slice_iter(certificate_pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|pem| error(pem.to_string()))?;
@@ -117,19 +117,19 @@ pub fn tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Arc<rustls::ServerC
 /// Binds a port. Port 0 takes any free one.
 ///
 /// # Errors
-/// When the address is taken or not this machine's.
+/// If the address is taken or does not belong to this machine.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Serves a port until `stop`, then lets its connections finish within their grace. Completes when all have.
-pub async fn serve<S: Service>(
+/// Serves a port until `stop`, then lets its connections finish within their grace period. Completes once all have ended.
+pub async fn serve<S: GrpcService>(
     listener: TcpListener,
     tls: Option<Arc<rustls::ServerConfig>>,
     service: S,
-    settings: Settings,
-    limits: Limits,
-    stop: Stop,
+    settings: ConnectionConfig,
+    limits: PortLimits,
+    stop: CancellationToken,
 ) {
     let settings = Arc::new(settings);
     let admission = Admission::new(limits.admission(settings.message_bytes_max));
@@ -137,14 +137,14 @@ pub async fn serve<S: Service>(
     let acceptor = tls.map(TlsAcceptor::from);
     let mut tasks = JoinSet::new();
     loop {
-        // Ended tasks are collected as they end, so that the set holds open connections only.
+        // Collects tasks as they end, so that the set holds open connections only.
         while tasks.try_join_next().is_some() {}
-        let Some(accepted) = stop.or_stopped(listener.accept()).await else { break };
+        let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else { break };
         let (socket, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                if stop.or_stopped(tokio::time::sleep(ACCEPT_PAUSE)).await.is_none() {
+                if stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE)).await.is_none() {
                     break;
                 }
                 continue;
@@ -152,7 +152,7 @@ pub async fn serve<S: Service>(
         };
         ConnectionsAccepted.add(1);
         let caller = Caller::new(peer, admission.admit(peer.ip()), member_bytes_max);
-        let connection = Connection {
+        let connection = ServedConnection {
             service: service.clone(),
             settings: Arc::clone(&settings),
             caller: Arc::clone(&caller),
@@ -161,8 +161,8 @@ pub async fn serve<S: Service>(
         let (acceptor, timeout) = (acceptor.clone(), limits.handshake_timeout);
         tasks.spawn(async move {
             ConnectionsOpen.add(1);
-            // One that gives way is closed without a word: it has not proved that it deserves one, or is one of too many.
-            let _ = caller.displaced().or_stopped(connection.run(socket, acceptor, timeout)).await;
+            // A connection that gives way is closed without a status: it is unauthenticated, or one of too many.
+            let _ = caller.displaced().run_until_cancelled(connection.run(socket, acceptor, timeout)).await;
             ConnectionsOpen.add(-1);
         });
     }
@@ -170,23 +170,23 @@ pub async fn serve<S: Service>(
     while tasks.join_next().await.is_some() {}
 }
 
-struct Connection<S> {
+struct ServedConnection<S> {
     service: S,
-    settings: Arc<Settings>,
+    settings: Arc<ConnectionConfig>,
     caller: Arc<Caller>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
-impl<S: Service> Connection<S> {
+impl<S: GrpcService> ServedConnection<S> {
     async fn run(self, socket: TcpStream, acceptor: Option<TlsAcceptor>, timeout: Duration) {
-        // Without it small answers wait for the client's acknowledgement; a socket that refuses it is dead.
+        // Without this option small answers wait for the client's acknowledgement; a socket that refuses it is dead.
         if socket.set_nodelay(true).is_err() {
             return;
         }
         let socket = BufReader::with_capacity(IO_BUFFER_BYTES, socket);
         let Some(acceptor) = acceptor else { return self.serve(socket).await };
         let (stop, peer) = (self.stop.clone(), self.caller.peer());
-        match stop.or_stopped(tokio::time::timeout(timeout, acceptor.accept(socket))).await {
+        match stop.run_until_cancelled(tokio::time::timeout(timeout, acceptor.accept(socket))).await {
             Some(Ok(Ok(stream))) => self.serve(stream).await,
             Some(Ok(Err(error))) => {
                 HandshakesFailed.add(1);

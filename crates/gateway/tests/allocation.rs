@@ -1,13 +1,14 @@
-//! What reading a request allocates before any signature is checked: at most twice the request.
+//! The memory that reading a request allocates before any signature is checked: at most twice the request's size.
 //!
-//! A test binary of its own, for its allocator counts; with one test, so that no other adds to the counts.
+//! The test has its own binary, because the binary's allocator counts. It is the only test there, so that no other test
+//! adds to the counts.
 #![expect(unsafe_code, reason = "an allocator that counts has to be one; it hands everything to the system's")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use bytes::Bytes;
-use gateway::rpc::message::decode;
+use gateway::grpc::message::decode;
 use gateway::service::{OrdererMethod, PeerMethod};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -26,7 +27,7 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(LIVE.get()));
 }
 
-// SAFETY: the system's allocator does all; counting allocates nothing and touches no memory that it hands out.
+// SAFETY: the system's allocator does all the work; counting allocates nothing and touches no memory that it returns.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -44,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes that were allocated at a time while `work` ran.
+/// The peak of bytes allocated while `work` ran.
 fn peak(work: impl FnOnce()) -> isize {
     let before = LIVE.get();
     PEAK.set(before);
@@ -52,7 +53,7 @@ fn peak(work: impl FnOnce()) -> isize {
     PEAK.get() - before
 }
 
-/// Errors have texts, and one request may have none of the bytes that its reader needs.
+/// For the texts of errors, and for a request that contains none of the bytes that its reader needs.
 const SLACK: isize = 8 << 10;
 
 const PEER: [PeerMethod; 11] = [
@@ -71,16 +72,16 @@ const PEER: [PeerMethod; 11] = [
 const ORDERER: [OrdererMethod; 4] =
     [OrdererMethod::Broadcast, OrdererMethod::Deliver, OrdererMethod::HealthCheck, OrdererMethod::HealthWatch];
 
-type Reader = (String, Box<dyn Fn(Bytes)>);
+type DecodeCase = (String, Box<dyn Fn(Bytes)>);
 
-fn readers() -> Vec<Reader> {
-    fn of<M: prost::Message + Default + 'static>(name: &str) -> Reader {
-        // Read or refused: either is fine; so below.
+fn readers() -> Vec<DecodeCase> {
+    fn of<M: prost::Message + Default + 'static>(name: &str) -> DecodeCase {
+        // Read or refused: both are correct; likewise below.
         (format!("kv {name}"), Box::new(|message| drop(decode::<M>(message))))
     }
-    let peer =
-        PEER.map(|method| -> Reader { (format!("{method:?}"), Box::new(move |message| drop(method.read(message)))) });
-    let orderer = ORDERER.map(|method| -> Reader {
+    let peer = PEER
+        .map(|method| -> DecodeCase { (format!("{method:?}"), Box::new(move |message| drop(method.read(message)))) });
+    let orderer = ORDERER.map(|method| -> DecodeCase {
         (format!("orderer {method:?}"), Box::new(move |message| drop(method.read(message))))
     });
     let store = [
@@ -95,7 +96,7 @@ fn readers() -> Vec<Reader> {
     peer.into_iter().chain(orderer).chain(store).collect()
 }
 
-/// A message in protobuf's form: fields of a few numbers and kinds, again and again, some of them messages themselves.
+/// Bytes in protobuf's encoding: fields of a few numbers and kinds, repeated, some of them nested messages.
 #[derive(Clone, Debug)]
 enum Field {
     Number(u32, u64),
@@ -145,7 +146,7 @@ fn encode(fields: &[Field], out: &mut Vec<u8>) {
     }
 }
 
-fn check(readers: &[Reader], bytes: &[u8]) {
+fn check(readers: &[DecodeCase], bytes: &[u8]) {
     for (name, read) in readers {
         let message = Bytes::copy_from_slice(bytes);
         let most = peak(|| read(message.clone()));
@@ -154,13 +155,13 @@ fn check(readers: &[Reader], bytes: &[u8]) {
     }
 }
 
-/// The story: a request of 90 MiB that named nothing but organisations with empty names, two bytes each, became 1.2 GiB,
-/// and it took no certificate to send it.
+/// The story: a request of 90 MiB that consisted only of organisations with empty names, two bytes each, took 1.2 GiB in
+/// memory, and sending it needed no certificate.
 #[test]
 fn reading_a_request_allocates_no_more_than_twice_its_size() {
     let readers = readers();
     for number in 1..12 {
-        // Names of nothing, at every place and within the first three levels.
+        // Empty names, in every field of the first three levels.
         let mut fields = vec![Field::Empty(number, 500_000)];
         for outer in [3, 1, 1] {
             let mut bytes = Vec::new();

@@ -1,17 +1,18 @@
-//! A block as people and scripts read it. Whatever cannot be read is shown as such: looking must work on damaged ledgers.
+//! A block in a form for people and scripts. Parts that cannot be decoded are shown as unreadable, so that the view
+//! also works on damaged ledgers.
 
 use base::Bytes;
 use chain::rwset::ReadWriteSet;
 use identity::{Certificate, hex};
 use ledger::Block;
-use ledger::transaction::{Action, Outcome, Transaction};
+use ledger::transaction::{ActionOutcome, EndorsedAction, Transaction};
 use prost::Message as _;
 use proto::common::HeaderType;
 use proto::msp::SerializedIdentity;
 use proto::protos::{ChaincodeInvocationSpec, ChaincodeProposalPayload, TxValidationCode};
 use serde_json::{Map, Value, json};
 
-/// Longer texts are cut.
+/// Longer texts are truncated.
 const TEXT_CHARS_MAX: usize = 200;
 
 /// A block with all its transactions.
@@ -83,7 +84,7 @@ fn describe(transaction: &Transaction, view: &mut Map<String, Value>) {
     }
 }
 
-fn result(outcome: &Outcome, put: &mut dyn FnMut(&str, Value) -> Option<Value>) {
+fn result(outcome: &ActionOutcome, put: &mut dyn FnMut(&str, Value) -> Option<Value>) {
     put("response", json!({ "status": outcome.status(), "payload": shown(&outcome.response_payload()) }));
     if let Some(event) = outcome.event() {
         put("event", json!({ "name": event.name, "payload": shown(&event.payload) }));
@@ -101,7 +102,7 @@ fn result(outcome: &Outcome, put: &mut dyn FnMut(&str, Value) -> Option<Value>) 
     }
 }
 
-fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::Namespace) -> Value {
+fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::NamespaceReadWriteSet) -> Value {
     let reads: Vec<Value> = set
         .reads(namespace)
         .map(|read| {
@@ -123,8 +124,8 @@ fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::Namespace) -> 
     json!({ "reads": reads, "ranges": ranges, "writes": writes })
 }
 
-/// What the client asked for.
-fn call(action: &Action) -> Value {
+/// The call that the client requested.
+fn call(action: &EndorsedAction) -> Value {
     let spec = ChaincodeProposalPayload::decode(action.proposal_payload())
         .and_then(|payload| ChaincodeInvocationSpec::decode(payload.input))
         .ok()
@@ -137,7 +138,7 @@ fn call(action: &Action) -> Value {
     })
 }
 
-/// `Org1MSP: User1`, as far as the bytes say so.
+/// `Org1MSP: User1`, as far as the bytes can be decoded.
 fn identity_name(serialized: impl AsRef<[u8]>) -> String {
     let Ok(identity) = SerializedIdentity::decode(Bytes::copy_from_slice(serialized.as_ref())) else {
         return "unreadable".to_owned();
@@ -153,7 +154,7 @@ fn code_name(code: u8) -> String {
         .map_or_else(|_| format!("code {code}"), |code| code.as_str_name().to_owned())
 }
 
-/// Text as text, other bytes in hexadecimal, both cut where they are long.
+/// Text as text, other bytes in hexadecimal; both truncated if they are long.
 fn shown(bytes: &[u8]) -> String {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(|character| character.is_control() && !character.is_whitespace()) => {

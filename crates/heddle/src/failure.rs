@@ -1,4 +1,4 @@
-//! How a command ends when it cannot do what was asked.
+//! The failure of a command: its message and its exit code.
 
 use std::fmt::Display;
 
@@ -6,25 +6,25 @@ use crate::cli::exit;
 
 /// A line for people and an exit code for scripts.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CommandError {
     code: u8,
     message: Option<String>,
 }
 
-impl Failure {
+impl CommandError {
     /// Something failed. The message says what, why and what to do.
-    pub fn new(message: impl Display) -> Failure {
-        Failure::with_code(exit::FAILURE, message)
+    pub fn new(message: impl Display) -> CommandError {
+        CommandError::with_code(exit::FAILURE, message)
     }
 
-    /// Something failed in a way that scripts want to tell apart.
-    pub fn with_code(code: u8, message: impl Display) -> Failure {
-        Failure { code, message: Some(message.to_string()) }
+    /// A failure that scripts can recognise by its exit code.
+    pub fn with_code(code: u8, message: impl Display) -> CommandError {
+        CommandError { code, message: Some(message.to_string()) }
     }
 
-    /// Somebody pressed Ctrl-C; nothing needs to be said.
-    pub fn interrupted() -> Failure {
-        Failure { code: exit::INTERRUPTED, message: None }
+    /// The user pressed Ctrl-C; no message is needed.
+    pub fn interrupted() -> CommandError {
+        CommandError { code: exit::INTERRUPTED, message: None }
     }
 
     /// The exit code.
@@ -32,23 +32,23 @@ impl Failure {
         self.code
     }
 
-    /// What to say.
+    /// The message, if there is one.
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()
     }
 }
 
-impl From<node::NodeError> for Failure {
-    fn from(error: node::NodeError) -> Failure {
-        Failure::new(error)
+impl From<node::NodeError> for CommandError {
+    fn from(error: node::NodeError) -> CommandError {
+        CommandError::new(error)
     }
 }
 
-impl From<bench::Error> for Failure {
-    fn from(error: bench::Error) -> Failure {
+impl From<bench::Error> for CommandError {
+    fn from(error: bench::Error) -> CommandError {
         match error {
-            bench::Error::Interrupted => Failure::interrupted(),
-            error => Failure::new(error),
+            bench::Error::Interrupted => CommandError::interrupted(),
+            error => CommandError::new(error),
         }
     }
 }

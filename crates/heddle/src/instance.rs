@@ -1,7 +1,8 @@
-//! Whether a network's directory is in use, and by which process.
+//! Finds out whether a network's directory is in use, and by which process.
 //!
-//! The truth is the lock that the running process holds on `LOCK`, in which that process has written its number;
-//! `endpoints.json` says where it listens once it does, but stays behind when the process ends. Of a network that was planned for several hosts nothing runs here.
+//! The running process holds a lock on `LOCK` and has written its process ID into that file. The lock alone decides.
+//! `endpoints.json` gives the addresses as soon as the process listens, but it remains when the process has ended. If a
+//! network was planned for several hosts, none of its processes counts as running here.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cli::exit;
 use crate::command;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
-/// As the running process writes it.
+/// The file that the running process writes.
 const ENDPOINTS: &str = "endpoints.json";
 const POLL: Duration = Duration::from_millis(20);
 
@@ -22,15 +23,15 @@ const POLL: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// There is no network in the directory, its processes run on hosts of their own, or its files cannot be read.
-pub fn running(dir: &Path) -> Result<Option<Endpoints>, Failure> {
+pub fn running(dir: &Path) -> Result<Option<Endpoints>, CommandError> {
     command::expect_network(dir)?;
     if is_planned(dir) {
         let message = format!(
-            "the processes of the network in {} run on hosts of their own (`heddle plan`): ask there, where the command \
-             has --node with the folder of a process, or read the page of metrics of each",
+            "the processes of the network in {} run on hosts of their own (`heddle plan`): run this command on those hosts, \
+             with --node and the folder of a process if it has that option, or read the metrics page of each process",
             dir.display()
         );
-        return Err(Failure::with_code(exit::NOT_RUNNING, message));
+        return Err(CommandError::with_code(exit::NOT_RUNNING, message));
     }
     if !dir.join(ENDPOINTS).exists() || !is_locked(dir)? {
         return Ok(None);
@@ -43,18 +44,19 @@ pub fn is_planned(dir: &Path) -> bool {
     Endpoints::load(dir).is_ok_and(|endpoints| endpoints.is_planned)
 }
 
-/// That a network may be started here: one that was planned has its ledgers elsewhere, and would be there twice.
+/// Fails if the network was planned for other hosts: its ledgers are there, and a network started here would be a
+/// second one.
 ///
 /// # Errors
 /// Its processes run on hosts of their own.
-pub fn expect_not_planned(dir: &Path) -> Result<(), Failure> {
+pub fn expect_not_planned(dir: &Path) -> Result<(), CommandError> {
     if !is_planned(dir) {
         return Ok(());
     }
     let (dir, file) = (dir.display(), dir.join(ENDPOINTS));
-    Err(Failure::new(format!(
-        "the processes of the network in {dir} run on hosts of their own (`heddle plan`), and here it would begin a second \
-         time, with empty ledgers; choose another --dir, or remove {} if none of them will run again",
+    Err(CommandError::new(format!(
+        "the processes of the network in {dir} run on hosts of their own (`heddle plan`), and starting it here would make a \
+         second one with empty ledgers; choose another --dir, or remove {} if none of those processes will run again",
         file.display()
     )))
 }
@@ -63,24 +65,24 @@ pub fn expect_not_planned(dir: &Path) -> Result<(), Failure> {
 ///
 /// # Errors
 /// No network runs in the directory.
-pub fn expect_running(dir: &Path) -> Result<Endpoints, Failure> {
+pub fn expect_running(dir: &Path) -> Result<Endpoints, CommandError> {
     running(dir)?.ok_or_else(|| {
         let dir = dir.display();
         let message = format!("the network in {dir} is not running; start it with `heddle up --dir {dir}`");
-        Failure::with_code(exit::NOT_RUNNING, message)
+        CommandError::with_code(exit::NOT_RUNNING, message)
     })
 }
 
 /// Whether a process holds the directory's lock.
-fn is_locked(dir: &Path) -> Result<bool, Failure> {
+fn is_locked(dir: &Path) -> Result<bool, CommandError> {
     let path = dir.join("LOCK");
-    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
+    let failed = |error: std::io::Error| CommandError::new(format!("{}: {error}", path.display()));
     let file = match File::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            let message = format!("{}: {error}; ask as the user who runs the network", path.display());
-            return Err(Failure::new(message));
+            let message = format!("{}: {error}; run this command as the user who runs the network", path.display());
+            return Err(CommandError::new(message));
         }
         Err(error) => return Err(failed(error)),
     };
@@ -91,8 +93,8 @@ fn is_locked(dir: &Path) -> Result<bool, Failure> {
     }
 }
 
-/// Writes the number of this process, which holds the lock of a directory, into it. Where that fails, on a full disk say,
-/// the network can still be found once it is ready.
+/// Writes the ID of this process, which holds the lock of a directory, into the lock file. If that fails, for example
+/// on a full disk, the network can still be found once it is ready.
 #[allow(
     clippy::disallowed_methods,
     reason = "the file is the lock: it stays where it is, and nothing rests on what it says"
@@ -101,35 +103,36 @@ pub fn sign_lock(dir: &Path) {
     let _ = std::fs::write(dir.join("LOCK"), format!("{}\n", std::process::id()));
 }
 
-/// The process that holds the lock of a directory, also before it has said where it listens. `None` where nobody does, and
-/// while an earlier release holds it.
+/// The process that holds the lock of a directory, even before it has published its addresses. `None` if no process
+/// holds it, and while an earlier release holds it.
 ///
 /// # Errors
 /// The lock cannot be read.
-pub fn holder(dir: &Path) -> Result<Option<u32>, Failure> {
+pub fn holder(dir: &Path) -> Result<Option<u32>, CommandError> {
     if !is_locked(dir)? {
         return Ok(None);
     }
     let path = dir.join("LOCK");
-    let text = std::fs::read_to_string(&path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| CommandError::new(format!("{}: {error}", path.display())))?;
     Ok(text.trim().parse().ok())
 }
 
 /// Asks a process to end.
 ///
 /// # Errors
-/// It has gone, or belongs to somebody else.
+/// It has gone, or belongs to another user.
 pub fn terminate(process: u32) -> std::io::Result<()> {
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
     Ok(kill_process(pid, Signal::TERM)?)
 }
 
-/// Waits until nobody holds the directory's lock. False when that has not come within `patience`.
+/// Waits until no process holds the directory's lock. Returns false if that takes longer than `patience`.
 ///
 /// # Errors
 /// The lock cannot be read.
-pub async fn released(dir: &Path, patience: Duration) -> Result<bool, Failure> {
+pub async fn released(dir: &Path, patience: Duration) -> Result<bool, CommandError> {
     let start = Instant::now();
     while is_locked(dir)? {
         if start.elapsed() > patience {
@@ -140,8 +143,8 @@ pub async fn released(dir: &Path, patience: Duration) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Waits until the network that process `process` starts in a directory is ready. `ended` tells that the process has
-/// ended instead. `None` when the process has ended or `patience` has run out.
+/// Waits until the network that `process` starts in a directory is ready. `ended` returns whether the process has
+/// ended. Returns `None` when the process has ended or `patience` has run out.
 ///
 /// # Errors
 /// `ended` fails.
@@ -149,8 +152,8 @@ pub async fn ready(
     dir: &Path,
     process: u32,
     patience: Duration,
-    mut ended: impl FnMut() -> Result<bool, Failure>,
-) -> Result<Option<Endpoints>, Failure> {
+    mut ended: impl FnMut() -> Result<bool, CommandError>,
+) -> Result<Option<Endpoints>, CommandError> {
     let start = Instant::now();
     while start.elapsed() < patience {
         // Endpoints are written last, when everything listens; a half-written file is read again.

@@ -1,10 +1,10 @@
-//! The program `heddle`: networks, their ledgers, and measurements, from the command line.
+//! The program `heddle`: networks, their ledgers and measurements, on the command line.
 //!
-//! 1. [`cli`] says what can be asked. 2. [`command`] has a module for each command, which composes what the layers below
-//!    offer. 3. [`failure`] is what every command ends with when it cannot do what was asked: one line that says what
-//!    is wrong and what to do about it, and an exit code.
+//! 1. [`cli`] declares the commands.
+//! 2. [`command`] has a module for each command, which composes functions of the layers below.
+//! 3. A command that fails returns a [`failure`]: an exit code, and one line that names the problem and a remedy.
 //!
-//! No logic of networks or ledgers is here.
+//! The logic of networks and ledgers is in the layers below.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 
@@ -23,10 +23,11 @@ use clap::Parser as _;
 use futures_util::future::LocalBoxFuture;
 
 use cli::{Cli, Command};
-use failure::Failure;
+use failure::CommandError;
 
 fn main() -> ExitCode {
     node::log_panics();
+    cli::former::warn(std::env::args_os());
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -38,19 +39,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+fn run(command: Command) -> Result<(), CommandError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Clients of a measurement leave the processors to the servers, which they share the machine with. Two threads at least: a block
-    // commits at many clients at once, and on one thread they would sign their next transactions while a processor idles.
+    // Clients of a benchmark leave the processors to the servers on the same machine. They get at least two threads: a
+    // block commits at many clients at once, and on one thread they would sign their next transactions while a
+    // processor idles.
     let threads = if matches!(command, Command::Bench(_)) { processors.div_ceil(4).max(2) } else { processors };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()
         .thread_name("heddle")
         .build()
-        .map_err(|error| Failure::new(format!("no threads can be started: {error}")))?;
-    // One type, whatever is asked: what runs a future is compiled for each type of future, several times over, with all that this one
-    // awaits.
+        .map_err(|error| CommandError::new(format!("no threads can be started: {error}")))?;
+    // One boxed future type for all commands: the code that runs a future is compiled for each type of future, several
+    // times over, with everything that the future awaits.
     let asked: LocalBoxFuture<'_, _> = Box::pin(async {
         match command {
             Command::Up(up) => command::up::run(up).await,
@@ -58,23 +60,25 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Status(status) => command::status::run(&status).await,
             Command::Node(node) => command::process::run(&node).await,
             Command::Plan(plan) => command::process::plan(&plan).await,
-            Command::Config => output::print(node::Config::default_text()),
-            Command::Peer(cli::peer::Peer::Memory(memory)) => command::peer::memory(&memory).await,
-            Command::Peer(cli::peer::Peer::Nodes(nodes)) => command::peer::nodes(&nodes).await,
-            Command::Deny(cli::deny::Deny::Add(add)) => command::deny::add(&add),
-            Command::Deny(cli::deny::Deny::List(list)) => command::deny::list(&list),
-            Command::Orderer(cli::orderer::Orderer::Members(members)) => command::orderer::members(&members).await,
-            Command::Orderer(cli::orderer::Orderer::Add(add)) => command::orderer::add(&add).await,
-            Command::Orderer(cli::orderer::Orderer::Plan(plan)) => command::orderer::plan(&plan).await,
-            Command::Orderer(cli::orderer::Orderer::Remove(remove)) => command::orderer::remove(&remove).await,
+            Command::Config => output::print(node::HeddleConfig::default_text()),
+            Command::Peer(cli::peer::PeerCommand::Memory(memory)) => command::peer::memory(&memory).await,
+            Command::Peer(cli::peer::PeerCommand::Nodes(nodes)) => command::peer::nodes(&nodes).await,
+            Command::Deny(cli::deny::DenyCommand::Add(add)) => command::deny::add(&add),
+            Command::Deny(cli::deny::DenyCommand::List(list)) => command::deny::list(&list),
+            Command::Orderer(cli::orderer::OrdererCommand::Members(members)) => {
+                command::orderer::members(&members).await
+            }
+            Command::Orderer(cli::orderer::OrdererCommand::Add(add)) => command::orderer::add(&add).await,
+            Command::Orderer(cli::orderer::OrdererCommand::Plan(plan)) => command::orderer::plan(&plan).await,
+            Command::Orderer(cli::orderer::OrdererCommand::Remove(remove)) => command::orderer::remove(&remove).await,
             Command::Kv(kv) => command::kv::run(&kv).await,
-            Command::Ledger(cli::ledger::Ledger::Verify(verify)) => command::verify::run(&verify).await,
-            Command::Ledger(cli::ledger::Ledger::Show(show)) => command::show::run(&show).await,
+            Command::Ledger(cli::ledger::LedgerCommand::Verify(verify)) => command::verify::run(&verify).await,
+            Command::Ledger(cli::ledger::LedgerCommand::Show(show)) => command::show::run(&show).await,
             Command::Bench(bench) => command::measure::run(&bench).await,
         }
     });
     let result = runtime.block_on(asked);
-    // What still blocks a thread after a command has ended (a signal's handler, a name look-up) is not waited for.
+    // Do not wait for threads that still block after a command has ended (a signal handler, a name look-up).
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! Asking a network's own page (metrics and health): one small HTTP request, without a runtime.
+//! Fetches a network's metrics and health page: one small HTTP request, without a runtime.
 
 use std::io::{Error, Read as _, Result, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The body of what the page answers to a path. Blocks for milliseconds, and for a few seconds when nobody answers.
+/// Returns the body of the page's answer. Blocks for milliseconds, or for a few seconds if the page does not answer.
 ///
 /// # Errors
 /// There is no answer in time, or it is not 200.
@@ -19,14 +19,14 @@ pub fn get(address: SocketAddr, path: &str) -> Result<String> {
     socket.write_all(request.as_bytes())?;
     let mut answer = String::new();
     socket.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| Error::other("the answer is no HTTP"))?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| Error::other("the answer is not HTTP"))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),
         code => Err(Error::other(format!("the answer to {path} is {}: {}", code.unwrap_or("empty"), body.trim()))),
     }
 }
 
-/// The value of a metric in Prometheus' text, over all processes; it has no label but theirs.
+/// The value of a metric in Prometheus' text format, summed over all processes; it must have no label except `process`.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
     let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
         let rest = line.strip_prefix(name)?;

@@ -1,13 +1,14 @@
-//! A bounded memory of identities that were already validated.
+//! A bounded cache of validated identities.
 //!
-//! A table of fixed size, in shards so that threads seldom meet, of buckets of [`WAYS`] entries. A look-up hashes the
-//! whole key, finds one bucket under a shared lock and compares the whole bytes: a hit allocates nothing and changes
-//! nothing but one flag. A full bucket gives up an entry that was not hit since the last time it was asked to (second
-//! chance). What keys are, and what of it may be remembered, is the matter of [`crate::manager`].
+//! The cache is a table of fixed size. It consists of shards, so that threads seldom contend for a lock, and a shard
+//! consists of buckets of [`WAYS`] entries. A look-up hashes the whole key, finds one bucket under a shared lock and
+//! compares all bytes of the key. A hit allocates nothing and changes at most one flag. A full bucket evicts an entry
+//! that was not hit since the last search for a victim passed it (second chance). [`crate::manager`] decides what the
+//! keys are and what is cached.
 //!
-//! Invariants: what is remembered is a function of the key alone, so a hit and a miss answer the same; nothing under a key
-//! larger than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded. A part takes its memory with its first identity, since
-//! a configuration may define many organisations of which nobody is ever seen.
+//! Invariants: an entry is a function of its key alone, so a hit and a miss give the same answer. A key or an identity
+//! larger than [`REMEMBERED_BYTES_MAX`] is not cached, so memory is bounded. A shard allocates its buckets with its
+//! first entry, since a configuration may define many organisations whose members never appear.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,56 +21,56 @@ use crate::identity::Identity;
 
 /// How many entries a bucket has.
 const WAYS: usize = 4;
-/// How many parts the table has, each with its own lock.
+/// How many shards the table has, each with its own lock.
 const SHARDS: usize = 16;
-/// How many identities a cache remembers at most, unless it is told otherwise.
+/// The default number of identities that a cache holds.
 pub(crate) const ENTRIES_DEFAULT: usize = 4096;
 /// The largest serialized identity that is remembered, in bytes.
 pub(crate) const REMEMBERED_BYTES_MAX: usize = 8 * 1024;
 
 #[derive(Debug)]
-pub(crate) struct Cache {
+pub(crate) struct IdentityCache {
     hashing: Hashing,
-    /// Made when there is something to remember.
-    shards: OnceLock<Box<[RwLock<Shard>]>>,
+    /// Made with the first insertion.
+    shards: OnceLock<Box<[RwLock<CacheShard>]>>,
     buckets_per_shard: usize,
 }
 
 #[derive(Debug)]
-struct Shard {
-    buckets: Vec<Bucket>,
+struct CacheShard {
+    buckets: Vec<CacheBucket>,
 }
 
 #[derive(Default, Debug)]
-struct Bucket {
-    entries: [Option<Entry>; WAYS],
+struct CacheBucket {
+    entries: [Option<CacheEntry>; WAYS],
     /// Where the search for an entry to give up begins.
     hand: u8,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CacheEntry {
     hash: u64,
     key: Bytes,
     identity: Arc<Identity>,
     was_hit: AtomicBool,
 }
 
-impl Cache {
+impl IdentityCache {
     /// A cache of at least `entries` identities, rounded up to whole buckets in every shard.
-    pub(crate) fn new(entries: usize) -> Cache {
+    pub(crate) fn new(entries: usize) -> IdentityCache {
         let buckets_per_shard = entries.div_ceil(SHARDS * WAYS).max(1);
-        Cache { hashing: Hashing::default(), shards: OnceLock::new(), buckets_per_shard }
+        IdentityCache { hashing: Hashing::default(), shards: OnceLock::new(), buckets_per_shard }
     }
 
-    fn shards(&self) -> &[RwLock<Shard>] {
-        self.shards.get_or_init(|| (0..SHARDS).map(|_| RwLock::new(Shard { buckets: Vec::new() })).collect())
+    fn shards(&self) -> &[RwLock<CacheShard>] {
+        self.shards.get_or_init(|| (0..SHARDS).map(|_| RwLock::new(CacheShard { buckets: Vec::new() })).collect())
     }
 
     /// The identity under this key, if it is remembered.
     pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<Identity>> {
         let hash = self.hashing.hash_one(key);
-        let (shard, bucket) = self.place(hash);
+        let (shard, bucket) = self.locate(hash);
         let shard = self.shards.get()?[shard].read().expect("no code panics while it holds the lock");
         let entry = shard.buckets.get(bucket)?.find(hash, key)?;
         if !entry.was_hit.load(Ordering::Relaxed) {
@@ -84,37 +85,37 @@ impl Cache {
             return;
         }
         let hash = self.hashing.hash_one(&key[..]);
-        let (shard, bucket) = self.place(hash);
+        let (shard, bucket) = self.locate(hash);
         let mut shard = self.shards()[shard].write().expect("no code panics while it holds the lock");
         if shard.buckets.is_empty() {
-            shard.buckets.resize_with(self.buckets_per_shard, Bucket::default);
+            shard.buckets.resize_with(self.buckets_per_shard, CacheBucket::default);
         }
         let bucket = &mut shard.buckets[bucket];
         if bucket.find(hash, &key).is_none() {
             let way = bucket.way_to_fill();
             let was_hit = AtomicBool::new(false);
-            bucket.entries[way] = Some(Entry { hash, key, identity: identity.clone(), was_hit });
+            bucket.entries[way] = Some(CacheEntry { hash, key, identity: identity.clone(), was_hit });
         }
     }
 
     /// How many identities are remembered.
     pub(crate) fn len(&self) -> usize {
-        let count = |shard: &RwLock<Shard>| {
+        let count = |shard: &RwLock<CacheShard>| {
             let shard = shard.read().expect("no code panics while it holds the lock");
             shard.buckets.iter().map(|bucket| bucket.entries.iter().flatten().count()).sum::<usize>()
         };
         self.shards.get().map_or(0, |shards| shards.iter().map(count).sum())
     }
 
-    fn place(&self, hash: u64) -> (usize, usize) {
+    fn locate(&self, hash: u64) -> (usize, usize) {
         let shard = hash as usize % SHARDS;
         let bucket = (hash >> 32) as usize % self.buckets_per_shard;
         (shard, bucket)
     }
 }
 
-impl Bucket {
-    fn find(&self, hash: u64, key: &[u8]) -> Option<&Entry> {
+impl CacheBucket {
+    fn find(&self, hash: u64, key: &[u8]) -> Option<&CacheEntry> {
         self.entries.iter().flatten().find(|entry| entry.hash == hash && entry.key == key)
     }
 
@@ -138,26 +139,27 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::issue::{Organization, Terms};
-    use crate::principal::Role;
+    use crate::issue::{CertificateTerms, IssuingOrganization};
+    use crate::principal::MemberRole;
 
     fn identities(count: usize) -> Vec<Arc<Identity>> {
-        let organization = Organization::found("A", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+        let organization =
+            IssuingOrganization::create("A", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
         let msp = organization.membership().expect("valid");
         let identify = |i: usize| {
-            let signer = organization.issue(Role::Client, &format!("u{i}")).expect("issued");
+            let signer = organization.issue(MemberRole::Client, &format!("u{i}")).expect("issued");
             Arc::new(msp.identify(signer.serialized()).expect("valid"))
         };
         (0..count).map(identify).collect()
     }
 
-    fn insert(cache: &Cache, identity: &Arc<Identity>) {
+    fn insert(cache: &IdentityCache, identity: &Arc<Identity>) {
         cache.insert(identity.serialized().clone(), identity);
     }
 
     #[test]
     fn it_holds_no_more_than_it_was_made_for() {
-        let cache = Cache::new(SHARDS * WAYS);
+        let cache = IdentityCache::new(SHARDS * WAYS);
         let identities = identities(3 * SHARDS * WAYS);
         for identity in &identities {
             insert(&cache, identity);
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_in_use_outlives_what_passes_by() {
-        let cache = Cache::new(1);
+        let cache = IdentityCache::new(1);
         let identities = identities(400);
         let (regular, passers_by) = identities.split_first().expect("many");
         insert(&cache, regular);
@@ -189,7 +191,7 @@ mod tests {
 
     #[test]
     fn prefixes_and_extensions_of_a_remembered_identity_are_not_it() {
-        let cache = Cache::new(64);
+        let cache = IdentityCache::new(64);
         let identity = identities(1).remove(0);
         insert(&cache, &identity);
         let bytes = identity.serialized();

@@ -1,13 +1,15 @@
-//! X.509 certificates and revocation lists, reduced to what membership asks of them.
+//! X.509 certificates and revocation lists, reduced to the fields that membership needs.
 //!
-//! Parsing accepts a strict subset of X.509: DER without trailing bytes, version 3 or 1, keys and signatures of the kinds
-//! in [`crate::key`], each extension at most once. Extensions are either understood or, when not critical, ignored; name
-//! constraints are refused even when not critical, because ignoring them would admit what their authority excluded.
+//! Parsing accepts a strict subset of X.509: DER without trailing bytes, version 3 or 1, keys and signatures of the
+//! kinds in [`crate::key`], each extension at most once. Extensions are either understood or, when not critical,
+//! ignored. Name constraints are refused even when not critical, because ignoring them would admit certificates that
+//! their authority excluded.
 //!
-//! Two certificates with the same signed part are the same certificate here, whatever the bytes of the signature: the
-//! holder and the rights are the same, and an ECDSA signature can be changed by anyone (module `der`).
+//! Two certificates with the same signed part are the same certificate here, even if their signatures differ: holder
+//! and rights are the same, and anyone can change an ECDSA signature (module `der`).
 //!
-//! Left to others: whether a certificate chains to a root (module `chain`) and what its units mean ([`crate::msp`]).
+//! Left to others: whether a certificate chains to a root (module `chain`), and what its organisational units mean
+//! ([`crate::msp`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
@@ -62,7 +64,7 @@ pub struct Certificate {
     units: Vec<String>,
     not_before: i64,
     not_after: i64,
-    authority: Option<Authority>,
+    authority: Option<AuthorityConstraints>,
     may_sign_certificates: bool,
     usable_for_servers: bool,
     subject_key_id: Option<Bytes>,
@@ -70,7 +72,7 @@ pub struct Certificate {
 
 /// What the basic constraints grant an authority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Authority {
+pub(crate) struct AuthorityConstraints {
     /// How many intermediate authorities may stand between it and a leaf.
     pub(crate) path_length: Option<u32>,
 }
@@ -107,7 +109,7 @@ impl Certificate {
         if tbs.signature != parsed.signature_algorithm {
             return malformed("its two signature algorithms differ");
         }
-        let extensions = Extensions::read(tbs.extensions())?;
+        let extensions = CertificateExtensions::read(tbs.extensions())?;
         let signed_part: &[u8] = tbs.as_ref();
         let certificate = Certificate {
             id: CertificateId(sha256([signed_part])),
@@ -161,8 +163,8 @@ impl Certificate {
         &self.units
     }
 
-    /// The DNS names and IP addresses that the certificate is for. They are read anew each time: nobody needs them of authorities,
-    /// of which an organisation may define many.
+    /// The DNS names and IP addresses that the certificate is for. They are read each time: nobody needs them of
+    /// authorities, of which an organisation may define many.
     pub fn names(&self) -> Vec<String> {
         let (_, parsed) = X509Certificate::from_der(&self.der).expect("it was parsed before");
         let names = parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
@@ -187,7 +189,7 @@ impl Certificate {
         self.authority.is_some()
     }
 
-    pub(crate) fn authority(&self) -> Option<Authority> {
+    pub(crate) fn authority(&self) -> Option<AuthorityConstraints> {
         self.authority
     }
 
@@ -404,31 +406,35 @@ fn take_revoked(der: &[u8]) -> Option<(&[u8], Vec<u8>)> {
 }
 
 /// The extensions that matter to us, with the meaning of their absence filled in.
-struct Extensions<'a> {
-    authority: Option<Authority>,
+struct CertificateExtensions<'a> {
+    authority: Option<AuthorityConstraints>,
     may_sign_certificates: bool,
     usable_for_servers: bool,
     subject_key_id: Option<&'a [u8]>,
 }
 
-impl<'a> Extensions<'a> {
+impl<'a> CertificateExtensions<'a> {
     fn read(extensions: &'a [X509Extension<'a>]) -> Result<Self, Error> {
-        let mut read =
-            Extensions { authority: None, may_sign_certificates: true, usable_for_servers: true, subject_key_id: None };
+        let mut read = CertificateExtensions {
+            authority: None,
+            may_sign_certificates: true,
+            usable_for_servers: true,
+            subject_key_id: None,
+        };
         for (position, extension) in extensions.iter().enumerate() {
             if extensions[..position].iter().any(|earlier| earlier.oid == extension.oid) {
                 return malformed("an extension occurs twice");
             }
             match extension.parsed_extension() {
                 ParsedExtension::BasicConstraints(constraints) if constraints.ca => {
-                    read.authority = Some(Authority { path_length: constraints.path_len_constraint });
+                    read.authority = Some(AuthorityConstraints { path_length: constraints.path_len_constraint });
                 }
                 ParsedExtension::BasicConstraints(_) => {}
                 ParsedExtension::KeyUsage(usage) => {
                     read.may_sign_certificates = usage.key_cert_sign();
                 }
                 ParsedExtension::ExtendedKeyUsage(usage) => {
-                    // Fabric validates chains for server authentication, whoever the holder is.
+                    // Fabric validates chains for server authentication, for any holder.
                     read.usable_for_servers = usage.any || usage.server_auth;
                 }
                 ParsedExtension::SubjectKeyIdentifier(id) => read.subject_key_id = Some(id.0),

@@ -1,16 +1,18 @@
-//! From a certificate up to a root of its organisation.
+//! Certificate chains, from a certificate up to a root authority of its organisation.
 //!
-//! The rules are those Fabric inherits from Go's X.509 verifier, so that both reach the same verdict on the same block:
-//! 1. Every certificate of the chain is valid one second after the **leaf's** start of validity. No clock is read, so a
-//!    block validates to the same result for ever; expiry is a check of its own, made where it matters.
-//! 2. An issuer's subject is the issued certificate's issuer, byte for byte, and its key made the signature.
-//! 3. An issuer is an authority by its basic constraints, its key usage (when present) lets it sign certificates, and its
-//!    path length (when present) allows the number of authorities below it.
-//! 4. An extended key usage, where one is present, allows server authentication.
-//! 5. Exactly one chain exists: with two it would be unclear who vouches for the certificate.
+//! Fabric inherits its rules from Go's X.509 verifier. The rules here are the same, so that Heddle and Fabric reach the
+//! same verdict on the same block:
+//! 1. Every certificate of the chain is valid one second after the **leaf's** start of validity. No clock is read, so
+//!    the verdict on a block never changes. Expiry is a separate check ([`crate::Identity::check_expiry`]).
+//! 2. The subject of an issuer equals the issuer field of the issued certificate, byte for byte, and the issuer's key
+//!    made the signature of the issued certificate.
+//! 3. An issuer is an authority by its basic constraints. Its key usage (when present) lets it sign certificates, and
+//!    its path length (when present) allows the number of authorities below it.
+//! 4. An extended key usage (when present) allows server authentication.
+//! 5. Exactly one chain exists. With two chains it would be unclear which authority vouches for the certificate.
 //!
-//! Which authority signed which other is found out once, when the organisation is defined, so that a chain costs one
-//! verification: that of the leaf.
+//! The signatures among the authorities are verified once, when the organisation is defined. A chain therefore costs
+//! one verification, of the leaf's signature.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
@@ -24,7 +26,7 @@ pub(crate) const AUTHORITIES_MAX: usize = 256;
 
 /// One authority and those that signed it.
 #[derive(Debug)]
-struct Node {
+struct AuthorityNode {
     certificate: Certificate,
     is_root: bool,
     /// Positions of the authorities that signed this one, itself excluded.
@@ -34,14 +36,14 @@ struct Node {
 /// An organisation's roots and intermediate authorities.
 #[derive(Debug)]
 pub(crate) struct Authorities {
-    nodes: Vec<Node>,
+    nodes: Vec<AuthorityNode>,
 }
 
 /// Positions of a leaf's authorities, its issuer first and the root last.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Chain(Vec<usize>);
+pub(crate) struct CertificateChain(Vec<usize>);
 
-impl Chain {
+impl CertificateChain {
     /// Position of the authority that issued the leaf, unless the leaf is itself a root.
     pub(crate) fn issuer(&self) -> Option<usize> {
         self.0.first().copied()
@@ -53,8 +55,8 @@ impl Chain {
     }
 
     /// The chain of what `issuer` issues, when this is the chain of `issuer`.
-    pub(crate) fn below(&self, issuer: usize) -> Chain {
-        Chain(std::iter::once(issuer).chain(self.positions()).collect())
+    pub(crate) fn below(&self, issuer: usize) -> CertificateChain {
+        CertificateChain(std::iter::once(issuer).chain(self.positions()).collect())
     }
 }
 
@@ -62,12 +64,12 @@ impl Authorities {
     /// Takes the authorities, each once, and finds out who signed whom.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn new(roots: Vec<Certificate>, intermediates: Vec<Certificate>) -> Authorities {
-        let mut nodes: Vec<Node> = Vec::with_capacity(roots.len() + intermediates.len());
+        let mut nodes: Vec<AuthorityNode> = Vec::with_capacity(roots.len() + intermediates.len());
         let all =
             roots.into_iter().map(|root| (root, true)).chain(intermediates.into_iter().map(|other| (other, false)));
         for (certificate, is_root) in all {
             if !nodes.iter().any(|node| node.is_root == is_root && node.certificate.id() == certificate.id()) {
-                nodes.push(Node { certificate, is_root, issuers: Vec::new() });
+                nodes.push(AuthorityNode { certificate, is_root, issuers: Vec::new() });
             }
         }
         assert!(nodes.len() <= AUTHORITIES_MAX, "the caller bounds the number of authorities");
@@ -95,7 +97,7 @@ impl Authorities {
     ///
     /// # Errors
     /// Which rule failed, in words.
-    pub(crate) fn chain(&self, leaf: &Certificate) -> Result<Chain, &'static str> {
+    pub(crate) fn chain(&self, leaf: &Certificate) -> Result<CertificateChain, &'static str> {
         if !leaf.usable_for_servers() {
             return Err("its extended key usage does not allow server authentication");
         }
@@ -105,7 +107,7 @@ impl Authorities {
         }
         let itself = self.position(leaf);
         if itself.is_some_and(|position| self.nodes[position].is_root) {
-            return Ok(Chain(Vec::new()));
+            return Ok(CertificateChain(Vec::new()));
         }
         let issuers = match itself {
             Some(position) => self.nodes[position].issuers.clone(),
@@ -114,18 +116,18 @@ impl Authorities {
         if issuers.is_empty() {
             return Err("none of the organisation's authorities signed it");
         }
-        let mut search = Search { nodes: &self.nodes, at, path: Vec::new(), found: Vec::new() };
+        let mut search = ChainSearch { nodes: &self.nodes, at, path: Vec::new(), found: Vec::new() };
         search.climb(&issuers);
         match search.found.len() {
             0 => Err("no chain from it to a root is valid"),
-            1 => Ok(Chain(search.found.swap_remove(0))),
+            1 => Ok(CertificateChain(search.found.swap_remove(0))),
             _ => Err("it has more than one chain"),
         }
     }
 
     /// The certificates of a chain in DER with canonical signatures, issuer first: what names the chain.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(crate) fn canonical(&self, chain: &Chain) -> Vec<Bytes> {
+    pub(crate) fn canonical(&self, chain: &CertificateChain) -> Vec<Bytes> {
         let positions = &chain.0;
         positions.iter().enumerate().map(|(i, position)| self.canonical_der(*position, positions.get(i + 1))).collect()
     }
@@ -141,8 +143,8 @@ impl Authorities {
 }
 
 /// Positions of the authorities that signed this certificate, whether or not they were entitled to at any time.
-fn issuers_among(nodes: &[Node], certificate: &Certificate) -> Vec<usize> {
-    let signed = |node: &Node| {
+fn issuers_among(nodes: &[AuthorityNode], certificate: &Certificate) -> Vec<usize> {
+    let signed = |node: &AuthorityNode| {
         node.certificate.id() != certificate.id()
             && certificate.names_as_issuer(&node.certificate)
             && certificate.is_signed_by(&node.certificate)
@@ -151,14 +153,14 @@ fn issuers_among(nodes: &[Node], certificate: &Certificate) -> Vec<usize> {
 }
 
 /// A depth-first walk towards the roots that stops at the second chain, since two are as bad as ten.
-struct Search<'a> {
-    nodes: &'a [Node],
+struct ChainSearch<'a> {
+    nodes: &'a [AuthorityNode],
     at: i64,
     path: Vec<usize>,
     found: Vec<Vec<usize>>,
 }
 
-impl Search<'_> {
+impl ChainSearch<'_> {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn climb(&mut self, issuers: &[usize]) {
         for &position in issuers {
@@ -175,7 +177,7 @@ impl Search<'_> {
         }
     }
 
-    fn may_issue(&self, node: &Node) -> bool {
+    fn may_issue(&self, node: &AuthorityNode) -> bool {
         let certificate = &node.certificate;
         let already_in_path = || self.path.iter().any(|below| self.nodes[*below].certificate.id() == certificate.id());
         let path_allows = |limit: Option<u32>| limit.is_none_or(|limit| self.path.len() as u64 <= u64::from(limit));

@@ -1,17 +1,21 @@
-//! Certificates that an operator turns away at once, without asking the channel.
+//! Certificates that an operator rejects at once, without a change of the channel's configuration.
 //!
-//! A revocation list is part of a channel's configuration, and every peer comes to the same verdict by it. A [`DenyList`] is one
-//! node's own: it says whom this node serves. So it counts for endorsing, ordering, delivering and connecting, and **never for
-//! validation**: a block is judged the same at nodes with different lists.
+//! A revocation list is part of a channel's configuration, so all peers apply it alike. A [`DenyList`] belongs to one
+//! node and says whom this node serves. It is checked for endorsing, ordering, delivering and connecting, and **never
+//! for validation**: nodes with different lists reach the same verdict on a block.
 //!
-//! 1. [`DenyList`] is a handle; [`DenyList::of_process`] is the one that all who serve in a process share.
-//!    [`DenyList::replace`] puts other entries in; whoever asks next sees them, and whoever waits ([`DenyList::changes`]) is told.
-//! 2. [`DenyList::check`] refuses an identity by its organisation and serial number or by its fingerprint,
-//!    [`DenyList::check_chain`] a chain of TLS certificates by fingerprints alone: a serial number says nothing without its issuer.
+//! 1. [`DenyList`] is a handle; [`DenyList::of_process`] is the handle that all servers in a process share.
+//!    [`DenyList::replace`] replaces the entries: later checks see the new entries, and waiting callers
+//!    ([`DenyList::changes`]) are notified.
+//! 2. [`DenyList::check`] refuses an identity by organisation and serial number, or by fingerprint.
+//!    [`DenyList::check_chain`] refuses a chain of TLS certificates by fingerprint alone, since a serial number is
+//!    ambiguous without its issuer.
 //!
-//! Invariants: an empty list costs one look; an entry denies its certificate whatever encoding of the issuer's signature the holder
-//! shows. (An ECDSA signature has a second valid form that anybody can compute, and with it the same certificate another
-//! fingerprint.)
+//! An ECDSA signature has a second valid form that anybody can compute. It gives the same certificate another
+//! fingerprint.
+//!
+//! Invariants: a check against an empty list returns at once. An entry denies its certificate under every encoding of
+//! the issuer's signature.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -37,20 +41,20 @@ const BIT_STRING_HEAD_BYTES: usize = 3;
 /// One entry of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denial {
-    /// Whose certificate.
-    pub holder: Denied,
-    /// Why, for people.
+    /// The certificate.
+    pub holder: DeniedCertificate,
+    /// The reason, for people.
     pub reason: String,
-    /// Until when, in seconds since the Unix epoch; for good where nothing is said.
+    /// The end of the denial, in seconds since the Unix epoch; `None` for ever.
     pub until: Option<i64>,
 }
 
-/// What names a certificate.
+/// The name of a certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Denied {
-    /// An identity's, by its organisation and the serial number that this gave it, big-endian.
+pub enum DeniedCertificate {
+    /// An identity's certificate, by its organisation and the serial number that the organisation gave it, big-endian.
     Serial(MspId, Vec<u8>),
-    /// Any, by the SHA-256 of its DER, as `openssl x509 -fingerprint -sha256` prints it.
+    /// Any certificate, by the SHA-256 of its DER, as `openssl x509 -fingerprint -sha256` prints it.
     Fingerprint(Hash),
 }
 
@@ -77,13 +81,13 @@ impl DenyList {
         DenyList(Arc::new(list))
     }
 
-    /// The list of this process, empty until somebody fills it: who serves here takes it for granted.
+    /// The list of this process, empty until the operator's entries are set. All servers in the process use it.
     pub fn of_process() -> DenyList {
         static LIST: LazyLock<DenyList> = LazyLock::new(DenyList::default);
         LIST.clone()
     }
 
-    /// Puts these entries in the place of all that there are.
+    /// Replaces all entries by these.
     pub fn replace(&self, denials: Vec<Denial>) {
         self.0.send(denials.into());
     }
@@ -93,13 +97,13 @@ impl DenyList {
         self.0.borrow().clone()
     }
 
-    /// Tells of every change from now on, for one who goes on serving somebody.
+    /// Reports every change from now on, for a caller that keeps serving a member.
     pub fn changes(&self) -> WatchReceiver<Arc<[Denial]>> {
         self.0.subscribe()
     }
 
-    /// Completes when the list names one of a chain of certificates in DER, at once where it does already. A connection that is
-    /// open ends by it.
+    /// Completes when the list names one of a chain of certificates in DER, at once if it does already. It ends
+    /// connections that are open.
     pub async fn denies_chain(self, chain: Arc<[Vec<u8>]>) {
         // Subscribed before the check, so that a change between the two is not missed.
         let mut changes = self.changes();
@@ -146,9 +150,9 @@ fn check(
     by_serial: impl Fn(&MspId, &[u8]) -> bool,
 ) -> Result<(), Error> {
     let mut known: Option<Vec<Hash>> = None;
-    let names = |holder: &Denied| match holder {
-        Denied::Serial(msp, serial) => by_serial(msp, serial),
-        Denied::Fingerprint(hash) => known.get_or_insert_with(|| fingerprints(der)).contains(hash),
+    let names = |holder: &DeniedCertificate| match holder {
+        DeniedCertificate::Serial(msp, serial) => by_serial(msp, serial),
+        DeniedCertificate::Fingerprint(hash) => known.get_or_insert_with(|| fingerprints(der)).contains(hash),
     };
     let seconds = i64::try_from(now.seconds()).unwrap_or(i64::MAX);
     let holds = |denial: &&Denial| denial.until.is_none_or(|until| seconds <= until);
@@ -188,25 +192,25 @@ fn flipped(der: &[u8], curve: Curve) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::certificate::Certificate;
-    use crate::issue::{Organization, Terms};
+    use crate::issue::{CertificateTerms, IssuingOrganization};
     use crate::key::KeyKind;
-    use crate::principal::Role;
+    use crate::principal::MemberRole;
 
     fn at(seconds: u64) -> WallTime {
         WallTime::from_parts(seconds, 0)
     }
 
-    fn denial(holder: Denied, until: Option<i64>) -> Denial {
+    fn denial(holder: DeniedCertificate, until: Option<i64>) -> Denial {
         Denial { holder, reason: "lost".to_owned(), until }
     }
 
     /// An organisation whose authority signs with ECDSA, and two of its members.
-    fn members() -> (Organization, Identity, Identity) {
-        let terms = Terms::valid(KeyKind::P256, 1_000_000_000, 4_000_000_000);
-        let organization = Organization::found("A", "a.example.com", &terms).expect("founded");
+    fn members() -> (IssuingOrganization, Identity, Identity) {
+        let terms = CertificateTerms::valid(KeyKind::P256, 1_000_000_000, 4_000_000_000);
+        let organization = IssuingOrganization::create("A", "a.example.com", &terms).expect("founded");
         let msp = organization.membership().expect("valid");
         let member = |name: &str| {
-            let signer = organization.issue(Role::Client, name).expect("issued");
+            let signer = organization.issue(MemberRole::Client, name).expect("issued");
             msp.identify(signer.serialized()).expect("a member")
         };
         let (one, other) = (member("one"), member("other"));
@@ -221,7 +225,9 @@ mod tests {
         assert_eq!(list.check(&one, now), Ok(()));
         let serial = [&[0][..], one.certificate().serial()].concat();
         let fingerprint = sha256([&one.certificate().der()[..]]);
-        for holder in [Denied::Serial("A".into(), serial.clone()), Denied::Fingerprint(fingerprint)] {
+        for holder in
+            [DeniedCertificate::Serial("A".into(), serial.clone()), DeniedCertificate::Fingerprint(fingerprint)]
+        {
             list.replace(vec![denial(holder.clone(), None)]);
             assert_eq!(list.clone().check(&one, now), Err(Error::Denied), "{holder:?}");
             assert_eq!(list.check(&other, now), Ok(()));
@@ -229,12 +235,12 @@ mod tests {
             assert_eq!(list.check(&one, now), Err(Error::Denied), "in its last second");
             assert_eq!(list.check(&one, at(1_500_000_001)), Ok(()), "and no longer");
         }
-        list.replace(vec![denial(Denied::Serial("B".into(), serial), None)]);
+        list.replace(vec![denial(DeniedCertificate::Serial("B".into(), serial), None)]);
         assert_eq!(list.check(&one, now), Ok(()), "another organisation's serial number");
     }
 
-    /// A fingerprint covers the issuer's signature, and of an ECDSA signature anybody can make a second one that verifies too: a
-    /// denied holder came back with the same certificate under another fingerprint.
+    /// A fingerprint covers the issuer's signature, and of an ECDSA signature anybody can make a second one that
+    /// verifies too: a denied holder came back with the same certificate under another fingerprint.
     #[test]
     fn the_other_form_of_the_issuers_signature_is_denied_too() {
         let (organization, one, _) = members();
@@ -242,9 +248,9 @@ mod tests {
         let turned = one.certificate().with_flipped_signature(Curve::P256);
         assert_ne!(turned.der(), one.certificate().der());
         let fingerprint = sha256([&one.certificate().der()[..]]);
-        let list = DenyList::new(vec![denial(Denied::Fingerprint(fingerprint), None)]);
+        let list = DenyList::new(vec![denial(DeniedCertificate::Fingerprint(fingerprint), None)]);
         assert_eq!(list.check_chain([&turned.der()[..]], now), Err(Error::Denied));
-        let tls = organization.issue_tls(Role::Peer, "peer0", &[]).expect("issued");
+        let tls = organization.issue_tls(MemberRole::Peer, "peer0", &[]).expect("issued");
         let tls = Certificate::from_pem(&tls.certificate_pem).expect("a certificate");
         assert_eq!(list.check_chain([&tls.der()[..], one.certificate().der()], now), Err(Error::Denied), "in a chain");
         assert_eq!(list.check_chain([&tls.der()[..]], now), Ok(()));

@@ -1,11 +1,11 @@
-//! The little DER this crate reads and writes by hand: ECDSA signatures and their canonical low-S form.
+//! The little DER that this crate reads and writes by hand: ECDSA signatures and their canonical low-S form.
 //!
 //! An ECDSA signature is `SEQUENCE { INTEGER r, INTEGER s }`. For any valid (r, s) the pair (r, n − s) is valid too, so a
 //! third party could change a signature's bytes without the key. Fabric therefore accepts only the pair whose s is at
 //! most n/2. This module parses strictly (shortest lengths, positive minimal integers, no trailing bytes), decides
 //! whether s is low, and replaces a high s by n − s.
 //!
-//! Left to others: whether r and s are in range and the signature verifies ([`crate::key`]).
+//! Left to others: whether r and s are in range, and whether the signature verifies ([`crate::key`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// The widest group order in bytes that we know (P-384).
@@ -23,12 +23,12 @@ const _: () = assert!(SIGNATURE_BYTES_MAX - 2 < SHORT_FORM_LIMIT);
 
 /// The order of a curve's group and half of it, big-endian.
 #[derive(Debug)]
-pub(crate) struct Order<const N: usize> {
+pub(crate) struct CurveOrder<const N: usize> {
     n: [u8; N],
     half: [u8; N],
 }
 
-impl<const N: usize> Order<N> {
+impl<const N: usize> CurveOrder<N> {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     const fn new(n: [u8; N]) -> Self {
         let mut half = [0u8; N];
@@ -39,7 +39,7 @@ impl<const N: usize> Order<N> {
             carry = n[i] & 1;
             i += 1;
         }
-        Order { n, half }
+        CurveOrder { n, half }
     }
 
     /// Left-pads a magnitude to the order's width, or nothing when it is wider.
@@ -73,12 +73,12 @@ impl<const N: usize> Order<N> {
     }
 }
 
-static P256: Order<32> = Order::new([
+static P256: CurveOrder<32> = CurveOrder::new([
     0xff, 0xff, 0xff, 0xff, 0x00, 0x00, 0x00, 0x00, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xbc, 0xe6, 0xfa,
     0xad, 0xa7, 0x17, 0x9e, 0x84, 0xf3, 0xb9, 0xca, 0xc2, 0xfc, 0x63, 0x25, 0x51,
 ]);
 
-static P384: Order<48> = Order::new([
+static P384: CurveOrder<48> = CurveOrder::new([
     0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
     0xff, 0xff, 0xff, 0xff, 0xff, 0xc7, 0x63, 0x4d, 0x81, 0xf4, 0x37, 0x2d, 0xdf, 0x58, 0x1a, 0x0d, 0xb2, 0x48, 0xb0,
     0xa7, 0x7a, 0xec, 0xec, 0x19, 0x6a, 0xcc, 0xc5, 0x29, 0x73,
@@ -128,7 +128,7 @@ impl<'a> EcdsaSignature<'a> {
 
     /// r and s in 32 bytes each, or nothing when one is longer.
     pub(crate) fn words(&self) -> Option<p256_verify::Signature> {
-        Some(p256_verify::Signature { r: Order::<32>::widen(self.r)?, s: Order::<32>::widen(self.s)? })
+        Some(p256_verify::Signature { r: CurveOrder::<32>::widen(self.r)?, s: CurveOrder::<32>::widen(self.s)? })
     }
 
     /// Whether s is at most half the group's order.

@@ -1,4 +1,4 @@
-//! What can be wrong with an identity, a signature or a policy.
+//! The errors of identities, signatures and policies.
 
 use base::{ErrorKind, MspId};
 

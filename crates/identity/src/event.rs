@@ -1,4 +1,4 @@
-//! What this crate counts.
+//! The metrics of this crate.
 
 base::events! {
     /// Signatures that were checked, with whatever result; those inside certificates are not counted.

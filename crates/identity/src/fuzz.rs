@@ -1,4 +1,4 @@
-//! Harnesses of decoders that are nobody's but this crate's; see [`base::fuzz`].
+//! Fuzz harnesses of the decoders that are private to this crate; see [`base::fuzz`].
 
 use bytes::Bytes;
 

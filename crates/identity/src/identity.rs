@@ -7,8 +7,8 @@ use bytes::Bytes;
 use crate::certificate::{Certificate, CertificateId};
 use crate::error::Error;
 use crate::key::KeyKind;
-use crate::principal::{Principal, Role, Roles};
-use crate::verifier::{Claim, Verifier};
+use crate::principal::{MemberRole, MemberRoles, Principal};
+use crate::verifier::{SignatureClaim, SignatureVerifier};
 
 /// A holder of a certificate that chains to its organisation and that the organisation has not taken back.
 ///
@@ -19,7 +19,7 @@ pub struct Identity {
     msp: MspId,
     serialized: Bytes,
     certificate: Certificate,
-    roles: Roles,
+    roles: MemberRoles,
     /// The digest of the chain's authorities: what certifies the organisational units.
     certifiers: Bytes,
 }
@@ -29,7 +29,7 @@ impl Identity {
         msp: MspId,
         serialized: Bytes,
         certificate: Certificate,
-        roles: Roles,
+        roles: MemberRoles,
         certifiers: Bytes,
     ) -> Self {
         Identity { msp, serialized, certificate, roles, certifiers }
@@ -72,7 +72,7 @@ impl Identity {
     /// # Errors
     /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
     pub fn verify(&self, message: &[u8], signature: &[u8]) -> Result<(), Error> {
-        Verifier::of_process().verify(&Claim::new(self, message, signature))
+        SignatureVerifier::of_process().verify(&SignatureClaim::new(self, message, signature))
     }
 
     /// End of validity, in seconds since the Unix epoch.
@@ -98,7 +98,7 @@ impl Identity {
     }
 
     /// Whether it has this role in its organisation.
-    pub fn has_role(&self, role: Role) -> bool {
+    pub fn has_role(&self, role: MemberRole) -> bool {
         self.roles.contains(role)
     }
 

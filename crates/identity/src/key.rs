@@ -1,13 +1,14 @@
-//! Public and private keys of the three kinds Fabric's clients use, and the one way each of them signs.
+//! Public and private keys of the three kinds that Fabric's clients use, and the signature scheme of each kind.
 //!
-//! * P-256 and P-384: DER ECDSA over SHA-256 of the message, low S. Fabric hashes with its MSP's hash family (SHA-256)
-//!   whatever the curve, and its SDKs do the same, so P-384 signs a SHA-256 digest here and not a SHA-384 one.
-//! * Ed25519: the raw message.
+//! * P-256 and P-384: ECDSA over the SHA-256 digest of the message, in DER, with low S. Fabric hashes with its MSP's
+//!   hash family (SHA-256) on every curve, and so do its SDKs. A P-384 key therefore signs a SHA-256 digest here, not a
+//!   SHA-384 digest.
+//! * Ed25519: a signature over the message itself.
 //!
-//! Certificates are the exception: their signatures follow X.509, with the hash their algorithm identifier names, and a
-//! high S in them is tolerated, because authorities outside this system made them.
+//! Signatures of certificates are the exception: they follow X.509 and use the hash that their algorithm identifier
+//! names. A high S is tolerated in them, because authorities outside this system make them.
 //!
-//! A public key is parsed once and kept parsed. How messages' signatures are verified is [`crate::verifier`]'s matter.
+//! A public key is parsed once and stored in parsed form. [`crate::verifier`] verifies the signatures of messages.
 
 use std::sync::Arc;
 
@@ -316,16 +317,16 @@ fn ecdsa(pair: &EcdsaKeyPair, curve: Curve, digest: &Digest) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verifier::{Claim, Verifier};
+    use crate::verifier::{SignatureClaim, SignatureVerifier};
 
     const KINDS: [KeyKind; 3] = [KeyKind::P256, KeyKind::P384, KeyKind::Ed25519];
 
     fn verify(key: &PublicKey, parts: &[&[u8]], signature: &[u8]) -> Result<(), Error> {
         let mut message: [&[u8]; 3] = [&[]; 3];
         message[..parts.len()].copy_from_slice(parts);
-        let claim = Claim { key, message, signature };
-        let by_library = Verifier::Library.verify(&claim);
-        assert_eq!(Verifier::Tables.verify(&claim), by_library);
+        let claim = SignatureClaim { key, message, signature };
+        let by_library = SignatureVerifier::Library.verify(&claim);
+        assert_eq!(SignatureVerifier::Tables.verify(&claim), by_library);
         by_library
     }
 

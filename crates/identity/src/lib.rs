@@ -1,17 +1,63 @@
-//! Who may act in a channel, and how they prove it.
+//! Identity in a channel, as in Fabric: certificates, organisations, signatures, and policies over them.
 //!
-//! * [`signer`]: one's own certificate and key; signs as Fabric's clients and nodes do.
-//! * [`verifier`]: how signatures are verified, alone and together.
+//! ```
+//! use identity::issue::{CertificateTerms, IssuingOrganization};
+//! use identity::policy::{SignaturePolicy, parse};
+//! use identity::{Error, MemberRole, MspManager, Policy, SignedData};
+//! use std::sync::Arc;
+//!
+//! // Two organisations, whose keys follow from seeds, and the members of the channel that they form.
+//! let org1 = IssuingOrganization::create("Org1MSP", "org1.example.com", &CertificateTerms::seeded([1; 32]))?;
+//! let org2 = IssuingOrganization::create("Org2MSP", "org2.example.com", &CertificateTerms::seeded([2; 32]))?;
+//! let members = MspManager::new([Arc::new(org1.membership()?), Arc::new(org2.membership()?)]);
+//!
+//! // A peer of each organisation signs a message.
+//! let message = base::Bytes::from_static(b"a read-write set");
+//! let peers = [org1.issue(MemberRole::Peer, "peer0")?, org2.issue(MemberRole::Peer, "peer0")?];
+//! let signatures = peers.map(|peer| SignedData {
+//!     data: message.clone().into(),
+//!     identity: peer.serialized().clone(),
+//!     signature: peer.sign(&message),
+//! });
+//!
+//! // A policy that asks for both is satisfied by both, and by neither alone.
+//! let both = parse("AND('Org1MSP.peer', 'Org2MSP.peer')")?;
+//! let both = Policy::from(SignaturePolicy::compile(&both)?);
+//! both.evaluate_signed(&signatures, &members)?;
+//! assert_eq!(both.evaluate_signed(&signatures[..1], &members), Err(Error::PolicyUnsatisfied));
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Guarantees
+//!
+//! * An [`Identity`] is valid for its organisation by construction.
+//! * No verdict depends on a clock, on randomness or on the content of a cache.
+//! * Every verdict on a Fabric block is the verdict that Fabric reaches.
+//! * Invalid bytes from outside yield an [`Error`] that says what is wrong.
+//!
+//! # What it needs around it
+//!
+//! * `proto` provides the wire types, `p256_verify` fast verification of P-256, `base` randomness and the wall clock.
+//! * `ledger` builds an [`MspManager`] and a [`PolicyTree`] from a channel's configuration. `ledger`, `chain` and
+//!   `gateway` ask them about the signatures in blocks, proposals and requests.
+//! * `node` reads and writes directories of certificates through [`issue`], and hands [`Revocations`] and a
+//!   [`DenyList`] to its TLS listeners.
+//! * The caller decides when expiry matters ([`Identity::check_expiry`]), what a signature must cover, and where
+//!   private keys are kept.
+//!
+//! # What is here
+//!
+//! * [`signer`]: a signing identity, which is a certificate and its private key; it signs as Fabric's clients and nodes
+//!   do.
+//! * [`verifier`]: verification of signatures, one by one and in batches.
 //! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
 //! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
-//! * [`revocation`]: which certificates of TLS an organisation took back.
-//! * [`deny`]: which certificates a node's operator turns away.
+//! * [`revocation`]: the TLS certificates that an organisation has revoked.
+//! * [`deny`]: the certificates that a node's operator rejects.
 //! * [`manager`]: the organisations of one channel; turns the bytes that name an identity into a valid [`Identity`].
-//! * [`principal`], [`policy`]: whom a policy asks for, and whether a set of signatures satisfies it.
+//! * [`principal`], [`policy`]: the signers that a policy asks for, and whether a set of signatures satisfies a policy.
 //! * [`issue`]: authorities and certificates for networks that Heddle itself sets up.
-//!
-//! Invariants: an [`Identity`] is valid for its organisation by construction; no verdict depends on a clock, on chance
-//! or on what a cache remembers; every verdict on a Fabric block is Fabric's.
+#![deny(missing_docs)]
 
 mod cache;
 pub mod certificate;
@@ -46,10 +92,10 @@ pub use key::{KeyKind, PublicKey, SeededKey};
 pub use manager::MspManager;
 pub use msp::Msp;
 pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};
-pub use principal::{Principal, Role};
+pub use principal::{MemberRole, Principal};
 pub use revocation::Revocations;
 pub use signer::Signer;
-pub use verifier::{Claim, Verifier};
+pub use verifier::{SignatureClaim, SignatureVerifier};
 
 // What is shared between tasks may be shared, and a set of signatures may move to another task between evaluations.
 const _: () = {

@@ -1,20 +1,21 @@
 //! The organisations of one channel, and the identities of their members.
 //!
-//! [`MspManager::identify`] is asked several times for each transaction, mostly for the same few holders, and by anybody: an
-//! identity comes with a message before its signature is checked. So valid ones are remembered, each organisation's by
-//! themselves:
+//! [`MspManager::identify`] is called several times for each transaction, mostly for the same few holders. Anyone can
+//! cause such a call, since a message's identity is needed before its signature can be checked. Therefore valid
+//! identities are cached, separately for each organisation. A look-up has three steps:
 //!
-//! 1. By their bytes. A hit costs a hash and a comparison.
-//! 2. By their certificate. One certificate has many serialized forms: PEM may break lines anywhere, and what stands before its
-//!    block does not count. Another form of a remembered certificate is decoded anew, but no chain is verified.
-//! 3. Otherwise the certificate's chain is verified, and the identity is remembered in both ways.
+//! 1. By the bytes of the identity. A hit costs a hash and a comparison.
+//! 2. By the certificate. One certificate has many serialized forms: PEM may break lines anywhere, and text before the
+//!    PEM block is ignored. Another form of a cached certificate is decoded, but no chain is verified.
+//! 3. Otherwise the certificate's chain is verified, and the identity is cached under both keys.
 //!
-//! Of one certificate its usual form is remembered by its bytes, the one that Fabric's tools write, and one other if that
-//! was there when the certificate was first seen.
+//! While a certificate is cached, at most two of its forms are cached by their bytes: the usual form, which Fabric's
+//! tools write, and the form in which the certificate was first seen.
 //!
-//! Invariants: what is remembered never changes an answer; only valid identities are remembered, so that nobody without a certificate
-//! of the channel can push others out; the members of one organisation push out members of that one alone, and who has one
-//! certificate fills two places, whatever forms of it he shows.
+//! Invariants: the cache never changes an answer. Only valid identities are cached, so that nobody without a
+//! certificate of the channel can evict entries. Members of an organisation evict only entries of that organisation.
+//! The holder of one certificate fills at most two entries by bytes and one by certificate, whatever forms the holder
+//! sends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use base::MspId;
 use bytes::Bytes;
 
-use crate::cache::{Cache, ENTRIES_DEFAULT};
+use crate::cache::{ENTRIES_DEFAULT, IdentityCache};
 use crate::certificate::{self, Certificate};
 use crate::digest::sha256;
 use crate::error::Error;
@@ -34,19 +35,19 @@ use crate::msp::{Msp, decode_serialized, encode_serialized};
 /// it may have revoked what the old one remembered.
 #[derive(Debug)]
 pub struct MspManager {
-    organizations: BTreeMap<MspId, Organization>,
+    organizations: BTreeMap<MspId, MemberOrganization>,
 }
 
 #[derive(Debug)]
-struct Organization {
+struct MemberOrganization {
     msp: Arc<Msp>,
-    by_bytes: Cache,
-    by_certificate: Cache,
+    by_bytes: IdentityCache,
+    by_certificate: IdentityCache,
 }
 
 impl MspManager {
-    /// Takes the organisations. Where two share a name, as an organisation that both orders and endorses does, either
-    /// will do: the configuration that names it twice must define it the same.
+    /// Takes the organisations. If two share a name (an organisation that both orders and endorses), one of them is kept:
+    /// a configuration that names an organisation twice must define it equally.
     pub fn new(msps: impl IntoIterator<Item = Arc<Msp>>) -> MspManager {
         MspManager::with_cache(msps, ENTRIES_DEFAULT)
     }
@@ -55,7 +56,11 @@ impl MspManager {
     pub fn with_cache(msps: impl IntoIterator<Item = Arc<Msp>>, identities: usize) -> MspManager {
         let msps: BTreeMap<MspId, Arc<Msp>> = msps.into_iter().map(|msp| (msp.id().clone(), msp)).collect();
         let each = identities / msps.len().max(1);
-        let organization = |msp| Organization { msp, by_bytes: Cache::new(each), by_certificate: Cache::new(each) };
+        let organization = |msp| MemberOrganization {
+            msp,
+            by_bytes: IdentityCache::new(each),
+            by_certificate: IdentityCache::new(each),
+        };
         MspManager { organizations: msps.into_iter().map(|(id, msp)| (id, organization(msp))).collect() }
     }
 
@@ -119,11 +124,11 @@ fn msp_name(serialized: &[u8]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::issue::{Organization as Founded, Terms};
-    use crate::principal::Role;
+    use crate::issue::{CertificateTerms, IssuingOrganization as Founded};
+    use crate::principal::MemberRole;
 
     fn founded(msp: &str, seed: u8) -> Founded {
-        Founded::found(msp, &format!("{}.example.com", msp.to_lowercase()), &Terms::seeded([seed; 32]))
+        Founded::create(msp, &format!("{}.example.com", msp.to_lowercase()), &CertificateTerms::seeded([seed; 32]))
             .expect("founded")
     }
 
@@ -136,11 +141,13 @@ mod tests {
         let (a, b) = (founded("A", 1), founded("B", 2));
         let msps = [&a, &b].map(|one| Arc::new(one.membership().expect("valid")));
         let manager = MspManager::with_cache(msps, 128);
-        let of_b: Vec<_> = (0..8).map(|n| b.issue(Role::Client, &format!("u{n}")).expect("issued")).collect();
+        let of_b: Vec<_> = (0..8).map(|n| b.issue(MemberRole::Client, &format!("u{n}")).expect("issued")).collect();
         of_b.iter().for_each(|signer| drop(manager.identify(signer.serialized()).expect("a member")));
         let kept = manager.organizations[b.msp_id()].by_bytes.len();
         for n in 0..500 {
-            manager.identify(a.issue(Role::Client, &format!("u{n}")).expect("issued").serialized()).expect("a member");
+            manager
+                .identify(a.issue(MemberRole::Client, &format!("u{n}")).expect("issued").serialized())
+                .expect("a member");
         }
         assert_eq!(manager.organizations[b.msp_id()].by_bytes.len(), kept);
         assert!(manager.remembered() <= 128);
@@ -150,7 +157,7 @@ mod tests {
     fn an_unusual_order_of_fields_is_the_same_identity() {
         let a = founded("A", 1);
         let manager = manager(&[&a]);
-        let signer = a.issue(Role::Client, "u").expect("issued");
+        let signer = a.issue(MemberRole::Client, "u").expect("issued");
         let decoded = decode_serialized(signer.serialized()).expect("well formed");
         let head = signer.serialized().len() - decoded.id_bytes.len() - 3;
         let turned = Bytes::from([&signer.serialized()[head..], &signer.serialized()[..head]].concat());

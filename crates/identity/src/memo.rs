@@ -1,9 +1,10 @@
-//! Verdicts on signatures that a simulation remembers.
+//! A cache of verdicts on signatures, for simulations only.
 //!
-//! A simulated network checks the same few thousand signatures again and again: each peer for itself, and each seed twice.
-//! In a simulation, and nowhere else, a thread keeps the verdicts on the last [`VERDICTS_MAX`] or so. A verdict is found
-//! under a hash of everything that it follows from (scheme, key, message and signature), so a run is the same whatever is
-//! remembered. Verdicts of tables are not kept. Outside of simulations nothing is: every check is made again.
+//! A simulated network checks the same few thousand signatures again and again: each peer checks them, and each seed
+//! runs twice. Therefore each thread of a simulation caches up to [`VERDICTS_MAX`] verdicts; a full cache is emptied.
+//! The key of a cached verdict is a hash of all its inputs (scheme, key, message, signature), so the content of the
+//! cache cannot change a run. The cache covers only checks by the general library: a check with a precomputed table of
+//! the key ([`crate::verifier`]) always runs. Outside simulations the cache is off.
 
 use std::cell::RefCell;
 
@@ -11,20 +12,20 @@ use base::Map;
 
 use crate::digest::{Hash, Sha256};
 
-/// Verdicts that are kept; then all are forgotten and remembering begins anew.
+/// The number of verdicts that a thread caches; at that number the cache is emptied.
 const VERDICTS_MAX: usize = 1 << 14;
 
-/// Checks that may say different things of the same bytes.
+/// The scheme of signatures over messages.
 pub const SCHEME_MESSAGE: u8 = 0;
-/// The first of those of certificates, by their algorithm.
+/// The first scheme of signatures in certificates; each algorithm has its own scheme.
 pub const SCHEME_CERTIFICATE: u8 = 1;
 
 thread_local! {
     static VERDICTS: RefCell<Map<Hash, bool>> = RefCell::new(Map::default());
 }
 
-/// What `check` says about a signature; in a simulation perhaps what it said before. Checks that may say different things
-/// of the same bytes have different schemes.
+/// The verdict of `check` on a signature; in a simulation it may be a cached verdict. Checks that may reach different
+/// verdicts on the same bytes have different schemes.
 pub fn verdict(scheme: u8, key: &[u8], message: &[&[u8]], signature: &[u8], check: impl FnOnce() -> bool) -> bool {
     if !base::rt::is_simulation() {
         return check();

@@ -2,18 +2,21 @@
 //!
 //! Defining an organisation (`FabricMSPConfig`):
 //! 1. Read its root and intermediate authorities; each must be an authority with a key identifier and have one chain.
-//! 2. Read revocation lists, and the organisational units: those that mark clients, peers, admins and orderers (NodeOUs),
-//!    each optionally pinned to the authority that must vouch for it, and those that every member must have one of.
-//! 3. Read the listed administrators; each must be a valid identity. Without them a unit must mark administrators.
+//! 2. Read the revocation lists and the organisational units. Marking units (NodeOUs) mark clients, peers, admins and
+//!    orderers; each may be pinned to the authority that must vouch for it. Required units are checked without NodeOUs:
+//!    every member must then have one of them.
+//! 3. Read the listed administrators; each must be a valid identity. If none is listed, a unit must mark
+//!    administrators.
 //!
 //! Validating an identity, in Fabric's order so that the verdicts agree:
-//! 1. Its certificate is not an authority's and has exactly one chain (module `chain`), whose last authority but for the
-//!    leaf issues identities only: an authority that has authorities below it issues no identities.
-//! 2. No list of its issuer revokes it.
-//! 3. With NodeOUs it has exactly one of the marking units, from the pinned authority; else one of the required units.
+//! 1. Its certificate is not an authority's and has exactly one chain (module `chain`). The authority that issued the
+//!    certificate has no authorities below it: an authority with authorities below it issues no identities.
+//! 2. No revocation list of its issuer contains it.
+//! 3. With NodeOUs it has exactly one marking unit, and the pinned authority (if any) vouches for the unit. Without
+//!    NodeOUs it has one of the required units, if there are any.
 //!
-//! The rules are those of the MSP versions 1.4.3 and 3.0, the ones current channels ask for. Left to others: remembering
-//! identities ([`crate::manager`]), expiry ([`crate::Identity::check_expiry`]).
+//! The rules are those of the MSP versions 1.4.3 and 3.0, which current channels ask for. Left to others: caching
+//! identities ([`crate::manager`]) and expiry ([`crate::Identity::check_expiry`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeSet;
@@ -25,10 +28,10 @@ use prost::Message as _;
 use proto::msp::{FabricMspConfig, FabricNodeOUs, FabricOuIdentifier, MspConfig, SerializedIdentity};
 
 use crate::certificate::{Certificate, CertificateId, RevocationList};
-use crate::chain::{AUTHORITIES_MAX, Authorities, Chain};
+use crate::chain::{AUTHORITIES_MAX, Authorities, CertificateChain};
 use crate::error::Error;
 use crate::identity::Identity;
-use crate::principal::{Role, Roles};
+use crate::principal::{MemberRole, MemberRoles};
 use crate::revocation::Revocations;
 
 /// How many revocation lists an organisation may define.
@@ -47,7 +50,7 @@ pub struct Msp {
     inner: BTreeSet<usize>,
     revocations: Vec<RevocationList>,
     node_units: Option<NodeUnits>,
-    required_units: Vec<Unit>,
+    required_units: Vec<OrganizationalUnit>,
     admins: BTreeSet<CertificateId>,
     chain_hash: &'static Algorithm,
     tls_roots: Vec<Bytes>,
@@ -57,7 +60,7 @@ pub struct Msp {
 
 /// An organisational unit and who must vouch for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Unit {
+struct OrganizationalUnit {
     name: String,
     /// The digest of a chain of authorities; nothing when any of them will do.
     certifiers: Option<Bytes>,
@@ -66,16 +69,16 @@ struct Unit {
 /// The units that mark the kinds of node.
 #[derive(Debug, Default)]
 struct NodeUnits {
-    by_role: Vec<(Role, Unit)>,
+    by_role: Vec<(MemberRole, OrganizationalUnit)>,
 }
 
 impl NodeUnits {
-    fn of(&self, role: Role) -> Option<&Unit> {
+    fn of(&self, role: MemberRole) -> Option<&OrganizationalUnit> {
         self.by_role.iter().find(|(candidate, _)| *candidate == role).map(|(_, unit)| unit)
     }
 
     /// The marking unit of that name. Where two roles share a name, the last one's pin counts, as in Fabric.
-    fn named(&self, name: &str) -> Option<&Unit> {
+    fn named(&self, name: &str) -> Option<&OrganizationalUnit> {
         self.by_role.iter().rev().map(|(_, unit)| unit).find(|unit| unit.name == name)
     }
 }
@@ -111,7 +114,7 @@ impl Msp {
     /// # Errors
     /// As [`Msp::from_config`].
     pub fn from_fabric(config: &FabricMspConfig) -> Result<Msp, Error> {
-        let definition = Definition { msp: MspId::from(config.name.as_str()) };
+        let definition = MspDefinition { msp: MspId::from(config.name.as_str()) };
         definition.check(!config.name.is_empty(), "it has no name")?;
         definition.check(!config.root_certs.is_empty(), "it has no root certificate")?;
         let counts = [
@@ -178,7 +181,7 @@ impl Msp {
         &self.tls_intermediates
     }
 
-    /// What its authorities took back, those of TLS among them: for verifiers of TLS certificates.
+    /// The certificates that its authorities, including the TLS authorities, have revoked: for verifiers of TLS certificates.
     pub fn all_revocations(&self) -> &Revocations {
         &self.all_revocations
     }
@@ -217,14 +220,14 @@ impl Msp {
         Error::ForeignChain { msp: self.id.clone(), reason }
     }
 
-    fn is_revoked(&self, certificate: &Certificate, chain: &Chain) -> bool {
+    fn is_revoked(&self, certificate: &Certificate, chain: &CertificateChain) -> bool {
         let Some(issuer) = chain.issuer() else { return false };
         let issuer = self.authorities.certificate(issuer);
         self.revocations.iter().any(|list| list.revokes(certificate, issuer))
     }
 
     /// The digest that names a chain of authorities.
-    fn certifiers(&self, chain: &Chain) -> Bytes {
+    fn certifiers(&self, chain: &CertificateChain) -> Bytes {
         self.digest_of(&self.authorities.canonical(chain))
     }
 
@@ -236,15 +239,16 @@ impl Msp {
 
     fn check_units(&self, certificate: &Certificate, certifiers: &Bytes) -> Result<(), Error> {
         let wrong = |reason| Err(Error::WrongOrganizationalUnit { msp: self.id.clone(), reason });
-        let is_vouched = |unit: &Unit| unit.certifiers.as_ref().is_none_or(|pinned| pinned == certifiers);
+        let is_vouched = |unit: &OrganizationalUnit| unit.certifiers.as_ref().is_none_or(|pinned| pinned == certifiers);
         let Some(node_units) = &self.node_units else {
-            let has = |unit: &Unit| is_vouched(unit) && certificate.units().contains(&unit.name);
+            let has = |unit: &OrganizationalUnit| is_vouched(unit) && certificate.units().contains(&unit.name);
             return match self.required_units.is_empty() || self.required_units.iter().any(has) {
                 true => Ok(()),
                 false => wrong("none of the required units"),
             };
         };
-        let marks: Vec<&Unit> = certificate.units().iter().filter_map(|name| node_units.named(name)).collect();
+        let marks: Vec<&OrganizationalUnit> =
+            certificate.units().iter().filter_map(|name| node_units.named(name)).collect();
         match marks[..] {
             [unit] if is_vouched(unit) => Ok(()),
             [_] => wrong("another authority must vouch for the unit"),
@@ -253,25 +257,25 @@ impl Msp {
         }
     }
 
-    fn roles(&self, certificate: &Certificate) -> Roles {
-        let mut roles = Roles::default();
-        roles.insert(Role::Member);
+    fn roles(&self, certificate: &Certificate) -> MemberRoles {
+        let mut roles = MemberRoles::default();
+        roles.insert(MemberRole::Member);
         let marks = |role| self.node_units.as_ref().and_then(|units| units.of(role));
-        for role in [Role::Admin, Role::Client, Role::Peer, Role::Orderer] {
+        for role in [MemberRole::Admin, MemberRole::Client, MemberRole::Peer, MemberRole::Orderer] {
             if marks(role).is_some_and(|unit| certificate.units().contains(&unit.name)) {
                 roles.insert(role);
             }
         }
         if self.admins.contains(&certificate.id()) {
-            roles.insert(Role::Admin);
+            roles.insert(MemberRole::Admin);
         }
         roles
     }
 
-    fn unit(&self, definition: &Definition, unit: &FabricOuIdentifier) -> Result<Unit, Error> {
+    fn unit(&self, definition: &MspDefinition, unit: &FabricOuIdentifier) -> Result<OrganizationalUnit, Error> {
         let name = unit.organizational_unit_identifier.clone();
         if unit.certificate.is_empty() {
-            return Ok(Unit { name, certifiers: None });
+            return Ok(OrganizationalUnit { name, certifiers: None });
         }
         let certificate = Certificate::from_pem(&unit.certificate)?;
         let position = self.authorities.position(&certificate);
@@ -280,15 +284,15 @@ impl Msp {
         let is_root = chain.issuer().is_none();
         definition.check(is_root || !self.inner.contains(&position), "a unit names an authority that issues none")?;
         let certifiers = self.digest_of(&self.authorities.canonical(&chain.below(position)));
-        Ok(Unit { name, certifiers: Some(certifiers) })
+        Ok(OrganizationalUnit { name, certifiers: Some(certifiers) })
     }
 
-    fn node_units(&self, definition: &Definition, units: &FabricNodeOUs) -> Result<Option<NodeUnits>, Error> {
+    fn node_units(&self, definition: &MspDefinition, units: &FabricNodeOUs) -> Result<Option<NodeUnits>, Error> {
         let defined = [
-            (Role::Client, &units.client_ou_identifier),
-            (Role::Peer, &units.peer_ou_identifier),
-            (Role::Admin, &units.admin_ou_identifier),
-            (Role::Orderer, &units.orderer_ou_identifier),
+            (MemberRole::Client, &units.client_ou_identifier),
+            (MemberRole::Peer, &units.peer_ou_identifier),
+            (MemberRole::Admin, &units.admin_ou_identifier),
+            (MemberRole::Orderer, &units.orderer_ou_identifier),
         ];
         let mut by_role = Vec::new();
         for (role, unit) in defined {
@@ -299,28 +303,28 @@ impl Msp {
         Ok((!by_role.is_empty()).then_some(NodeUnits { by_role }))
     }
 
-    fn define_admins(&mut self, definition: &Definition, admins: &[Bytes]) -> Result<(), Error> {
+    fn define_admins(&mut self, definition: &MspDefinition, admins: &[Bytes]) -> Result<(), Error> {
         for admin in admins {
             let certificate = Certificate::from_pem(admin)?;
             let id = certificate.id();
             let identity = self
                 .validate(certificate, Bytes::new())
                 .map_err(|e| definition.invalid(&format!("an administrator is not valid: {e}")))?;
-            let is_marked = identity.has_role(Role::Client) || identity.has_role(Role::Admin);
+            let is_marked = identity.has_role(MemberRole::Client) || identity.has_role(MemberRole::Admin);
             definition.check(self.node_units.is_none() || is_marked, "an administrator is neither client nor admin")?;
             self.admins.insert(id);
         }
-        let marks_admins = self.node_units.as_ref().is_some_and(|units| units.of(Role::Admin).is_some());
+        let marks_admins = self.node_units.as_ref().is_some_and(|units| units.of(MemberRole::Admin).is_some());
         definition.check(marks_admins || !self.admins.is_empty(), "nobody is administrator")
     }
 }
 
 /// An organisation whose definition is being read, for its errors.
-struct Definition {
+struct MspDefinition {
     msp: MspId,
 }
 
-impl Definition {
+impl MspDefinition {
     fn invalid(&self, reason: &str) -> Error {
         Error::MspDefinition { msp: self.msp.clone(), reason: reason.to_owned() }
     }

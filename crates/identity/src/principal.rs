@@ -1,4 +1,4 @@
-//! Whom a policy asks for.
+//! Principals: the signers that a policy asks for.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::MspId;
@@ -19,7 +19,7 @@ const COMBINED_PRINCIPALS_MAX: usize = 256;
 
 /// What an identity may be in its organisation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Role {
+pub enum MemberRole {
     /// Any valid identity.
     Member,
     /// An administrator, by organisational unit or by list.
@@ -32,47 +32,48 @@ pub enum Role {
     Orderer,
 }
 
-impl Role {
+impl MemberRole {
     /// All roles.
-    pub const ALL: [Role; 5] = [Role::Member, Role::Admin, Role::Client, Role::Peer, Role::Orderer];
+    pub const ALL: [MemberRole; 5] =
+        [MemberRole::Member, MemberRole::Admin, MemberRole::Client, MemberRole::Peer, MemberRole::Orderer];
 
     /// The role's name in policies and organisational units.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Role::Member => "member",
-            Role::Admin => "admin",
-            Role::Client => "client",
-            Role::Peer => "peer",
-            Role::Orderer => "orderer",
+            MemberRole::Member => "member",
+            MemberRole::Admin => "admin",
+            MemberRole::Client => "client",
+            MemberRole::Peer => "peer",
+            MemberRole::Orderer => "orderer",
         }
     }
 
     const fn to_wire(self) -> MspRoleType {
         match self {
-            Role::Member => MspRoleType::Member,
-            Role::Admin => MspRoleType::Admin,
-            Role::Client => MspRoleType::Client,
-            Role::Peer => MspRoleType::Peer,
-            Role::Orderer => MspRoleType::Orderer,
+            MemberRole::Member => MspRoleType::Member,
+            MemberRole::Admin => MspRoleType::Admin,
+            MemberRole::Client => MspRoleType::Client,
+            MemberRole::Peer => MspRoleType::Peer,
+            MemberRole::Orderer => MspRoleType::Orderer,
         }
     }
 
-    fn from_wire(role: i32) -> Option<Role> {
+    fn from_wire(role: i32) -> Option<MemberRole> {
         let role = MspRoleType::try_from(role).ok()?;
-        Role::ALL.into_iter().find(|candidate| candidate.to_wire() == role)
+        MemberRole::ALL.into_iter().find(|candidate| candidate.to_wire() == role)
     }
 }
 
 /// A set of roles.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Roles(u8);
+pub(crate) struct MemberRoles(u8);
 
-impl Roles {
-    pub(crate) fn insert(&mut self, role: Role) {
+impl MemberRoles {
+    pub(crate) fn insert(&mut self, role: MemberRole) {
         self.0 |= 1 << role as u8;
     }
 
-    pub(crate) fn contains(self, role: Role) -> bool {
+    pub(crate) fn contains(self, role: MemberRole) -> bool {
         self.0 & (1 << role as u8) != 0
     }
 }
@@ -81,7 +82,7 @@ impl Roles {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Principal {
     /// A role in an organisation.
-    Role(MspId, Role),
+    Role(MspId, MemberRole),
     /// A holder of an organisational unit whose chain has this identifier.
     OrganizationalUnit {
         /// The organisation.
@@ -110,17 +111,17 @@ impl Principal {
     }
 
     /// A role in an organisation.
-    pub fn role(msp: impl Into<MspId>, role: Role) -> Principal {
+    pub fn role(msp: impl Into<MspId>, role: MemberRole) -> Principal {
         Principal::Role(msp.into(), role)
     }
 
     /// The role principal as it goes onto the wire.
-    pub fn role_to_wire(msp: &str, role: Role) -> MspPrincipal {
+    pub fn role_to_wire(msp: &str, role: MemberRole) -> MspPrincipal {
         let role = MspRole { msp_identifier: msp.to_owned(), role: role.to_wire() as i32 };
         MspPrincipal { principal_classification: Classification::Role as i32, principal: role.encode_to_vec().into() }
     }
 
-    /// The organisation that holds whoever satisfies this principal, when it is one organisation.
+    /// The organisation of every identity that satisfies this principal, when it is one organisation.
     pub fn msp(&self) -> Option<&MspId> {
         match self {
             Principal::Role(msp, _) | Principal::OrganizationalUnit { msp, .. } | Principal::Identity(msp, _) => {
@@ -141,7 +142,7 @@ fn decode(wire: &MspPrincipal, depth: usize, budget: &mut usize) -> Option<Princ
     match Classification::try_from(wire.principal_classification).ok()? {
         Classification::Role => {
             let role = MspRole::decode(wire.principal.clone()).ok()?;
-            Some(Principal::Role(role.msp_identifier.into(), Role::from_wire(role.role)?))
+            Some(Principal::Role(role.msp_identifier.into(), MemberRole::from_wire(role.role)?))
         }
         Classification::OrganizationUnit => {
             let unit = OrganizationUnit::decode(wire.principal.clone()).ok()?;

@@ -1,17 +1,17 @@
-//! Whether an organisation took a certificate back, for certificates that are no channel identities: those of TLS.
+//! Revocation of TLS certificates, which are not channel identities.
 //!
-//! [`crate::Msp`] heeds revocation lists for the identities that sign. TLS stacks verify chains by themselves, so their
-//! verifiers ask [`Revocations::check`] after they have accepted a chain:
+//! [`crate::Msp`] applies revocation lists to the identities that sign. TLS stacks verify chains by themselves, so
+//! their verifiers call [`Revocations::check`] after they have accepted a chain:
 //!
-//! 1. [`Revocations::of`] takes an organisation's definition. It keeps each list for which it finds the authority, among the
-//!    organisation's authorities of TLS and of identities: the list names that authority's key, and the authority's key
-//!    made its signature. A list of nobody is passed over, as in Fabric.
-//! 2. [`Revocations::check`] looks up each certificate of the chain, leaf first, by its issuer's name and its serial number.
-//!    A certificate that names the key of another authority of the same name is none of the list's.
+//! 1. [`Revocations::of`] reads an organisation's definition. It keeps each list whose authority it finds among the
+//!    organisation's authorities of TLS and of identities: the list names the authority's key, and that key made the
+//!    list's signature. A list without such an authority is ignored, as in Fabric.
+//! 2. [`Revocations::check`] looks up each certificate of the chain, leaf first, by its issuer's name and its serial
+//!    number. If two authorities have the same name, the key that the certificate names decides between their lists.
 //!
-//! Invariants: a list counts for the certificates of its own authority alone; a chain is refused if any of its certificates
-//! is revoked or cannot be read; of an organisation without lists nothing is even read; no clock is asked, since a list that
-//! is past its next update still says whom its authority took back.
+//! Invariants: a list applies only to certificates of its own authority. A chain is refused if any of its certificates
+//! is revoked or cannot be read. If an organisation has no lists, a chain is not even read. No clock is read: a list
+//! past its next update still applies.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
@@ -28,22 +28,22 @@ use crate::msp::REVOCATION_LISTS_MAX;
 const CERTIFICATE_LABEL: &str = "CERTIFICATE";
 const LIST_LABEL: &str = "X509 CRL";
 
-/// What the authorities of one organisation, or of several, took back. The default is nothing.
+/// The certificates that the authorities of one or several organisations have revoked. By default there are none.
 #[derive(Clone, Default, Debug)]
 pub struct Revocations {
-    lists: Vec<Issued>,
+    lists: Vec<IssuedRevocations>,
 }
 
-/// A list whose signature was checked, and who made it.
+/// A list whose signature was checked, and the authority that made it.
 #[derive(Clone, Debug)]
-struct Issued {
+struct IssuedRevocations {
     list: RevocationList,
     issuer_name: Bytes,
     issuer_key: Option<Bytes>,
 }
 
 impl Revocations {
-    /// What the authorities of an organisation took back, by its definition in a channel's configuration.
+    /// The certificates that an organisation's authorities have revoked, by its definition in a channel's configuration.
     ///
     /// # Errors
     /// [`Error::MalformedCertificate`] and [`Error::UnsupportedAlgorithm`] for a list or an authority that cannot be read;
@@ -67,23 +67,23 @@ impl Revocations {
         Revocations::new(&authorities, &definition.revocation_list)
     }
 
-    /// What these authorities took back by these lists, in PEM or DER.
+    /// The certificates that these authorities have revoked by these lists, in PEM or DER.
     ///
     /// # Errors
     /// [`Error::MalformedCertificate`] and [`Error::UnsupportedAlgorithm`] for a list that cannot be read.
     pub fn new(authorities: &[Certificate], lists: &[Bytes]) -> Result<Revocations, Error> {
-        let mut issued: Vec<Issued> = Vec::new();
+        let mut issued: Vec<IssuedRevocations> = Vec::new();
         for list in lists {
             let list = RevocationList::parse(list)?;
             let Some(authority) = authorities.iter().find(|authority| list.is_of(authority)) else { continue };
             let (issuer_name, issuer_key) = (authority.subject().clone(), authority.subject_key_id().cloned());
-            issued.push(Issued { list, issuer_name, issuer_key });
+            issued.push(IssuedRevocations { list, issuer_name, issuer_key });
         }
         Ok(Revocations { lists: issued })
     }
 
-    /// What a file of PEM blocks says: the certificates in it are authorities, the lists in it are theirs. Blocks of other
-    /// kinds are passed over.
+    /// Reads a file of PEM blocks: its certificates are authorities, and its lists are the lists of these authorities.
+    /// Blocks of other kinds are ignored.
     ///
     /// # Errors
     /// As [`Revocations::new`]; where the file holds no list, its certificates are not read.
@@ -104,21 +104,21 @@ impl Revocations {
         Revocations::new(&authorities.collect::<Result<Vec<_>, _>>()?, &lists)
     }
 
-    /// Both what `self` and what `other` says.
+    /// The revocations of `self` and of `other` together.
     #[must_use]
     pub fn and(mut self, other: Revocations) -> Revocations {
         self.lists.extend(other.lists);
         self
     }
 
-    /// Whether no list says anything.
+    /// Whether there are no lists.
     pub fn is_empty(&self) -> bool {
         self.lists.is_empty()
     }
 
-    /// Refuses a chain of certificates in DER, the leaf first, of which one was taken back.
+    /// Refuses a chain of certificates (DER, the leaf first) if one of them was revoked.
     ///
-    /// The caller has verified the chain: this does not.
+    /// The caller has verified the chain; this function does not verify it.
     ///
     /// # Errors
     /// [`Error::Revoked`]; [`Error::MalformedCertificate`] for one that cannot be read.
@@ -144,7 +144,7 @@ impl Revocations {
             _ => None,
         });
         let serial = magnitude(parsed.tbs_certificate.raw_serial());
-        let revokes = |issued: &Issued| {
+        let revokes = |issued: &IssuedRevocations| {
             let is_of_that_key = match (key_id, &issued.issuer_key) {
                 (Some(named), Some(key)) => named == &key[..],
                 _ => true,
@@ -158,15 +158,15 @@ impl Revocations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::issue::{Authority, Organization, Terms};
-    use crate::principal::Role;
+    use crate::issue::{CertificateAuthority, CertificateTerms, IssuingOrganization};
+    use crate::principal::MemberRole;
 
-    fn organization(seed: u8) -> Organization {
-        Organization::found("A", "a.example.com", &Terms::seeded([seed; 32])).expect("founded")
+    fn organization(seed: u8) -> IssuingOrganization {
+        IssuingOrganization::create("A", "a.example.com", &CertificateTerms::seeded([seed; 32])).expect("founded")
     }
 
-    fn tls(organization: &Organization, name: &str) -> Certificate {
-        let issued = organization.issue_tls(Role::Client, name, &[]).expect("issued");
+    fn tls(organization: &IssuingOrganization, name: &str) -> Certificate {
+        let issued = organization.issue_tls(MemberRole::Client, name, &[]).expect("issued");
         Certificate::from_pem(&issued.certificate_pem).expect("a certificate")
     }
 
@@ -174,7 +174,7 @@ mod tests {
         revocations.check(chain.iter().map(|certificate| &certificate.der()[..]))
     }
 
-    fn listed(by: &Authority, certificates: &[&Certificate]) -> Bytes {
+    fn listed(by: &CertificateAuthority, certificates: &[&Certificate]) -> Bytes {
         by.revoke(certificates).expect("a list")
     }
 

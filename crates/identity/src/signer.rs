@@ -1,4 +1,4 @@
-//! One's own identity: a certificate and its private key.
+//! A signing identity: a certificate and its private key.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ const KEY_BYTES_MAX: usize = 16 * 1024;
 
 /// Signs in the name of one certificate. Clones share it; signing takes no lock.
 #[derive(Clone)]
-pub struct Signer(Arc<Inner>);
+pub struct Signer(Arc<SignerCore>);
 
-struct Inner {
+struct SignerCore {
     msp: MspId,
     serialized: Bytes,
     certificate: Certificate,
@@ -48,7 +48,7 @@ impl Signer {
         // Others compare and hash our identity byte for byte, so it is one clean PEM block, whatever the file held.
         let certificate_pem: Bytes = certificate::to_pem("CERTIFICATE", certificate.der()).into();
         let serialized = encode_serialized(&msp, &certificate_pem);
-        Ok(Signer(Arc::new(Inner { msp, serialized, certificate, certificate_pem, key })))
+        Ok(Signer(Arc::new(SignerCore { msp, serialized, certificate, certificate_pem, key })))
     }
 
     /// The organisation.

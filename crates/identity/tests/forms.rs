@@ -1,10 +1,10 @@
-//! Many forms of one certificate, alone in a process: it counts the chains that are verified.
+//! Many forms of one certificate. The test has a process to itself, because it counts the chains that are verified.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use identity::issue::{Organization, Terms};
-use identity::{MspManager, Role, event};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{MemberRole, MspManager, event};
 use prost::Message as _;
 use proto::msp::SerializedIdentity;
 
@@ -13,18 +13,23 @@ use proto::msp::SerializedIdentity;
 #[test]
 fn forms_of_one_certificate_neither_push_others_out_nor_cost_a_chain() {
     let organizations = [("A", 1), ("B", 2)].map(|(msp, seed)| {
-        Organization::found(msp, &format!("{}.example.com", msp.to_lowercase()), &Terms::seeded([seed; 32]))
-            .expect("founded")
+        IssuingOrganization::create(
+            msp,
+            &format!("{}.example.com", msp.to_lowercase()),
+            &CertificateTerms::seeded([seed; 32]),
+        )
+        .expect("founded")
     });
     let [a, b] = &organizations;
     let members = MspManager::new(organizations.iter().map(|one| Arc::new(one.membership().expect("valid"))));
-    let mut regulars: Vec<_> = (0..100).map(|n| a.issue(Role::Client, &format!("u{n}")).expect("issued")).collect();
-    regulars.push(b.issue(Role::Peer, "peer0").expect("issued"));
+    let mut regulars: Vec<_> =
+        (0..100).map(|n| a.issue(MemberRole::Client, &format!("u{n}")).expect("issued")).collect();
+    regulars.push(b.issue(MemberRole::Peer, "peer0").expect("issued"));
     for signer in &regulars {
         members.identify(signer.serialized()).expect("a member");
     }
     let remembered = members.remembered();
-    let churning = a.issue(Role::Client, "churn").expect("issued");
+    let churning = a.issue(MemberRole::Client, "churn").expect("issued");
     let usual = SerializedIdentity::decode(churning.serialized().clone()).expect("well formed");
     let before = event::IdentityValidated.value();
     for number in 0..10_000 {

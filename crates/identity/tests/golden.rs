@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use identity::policy::{Message, SignaturePolicy, SignatureSet, SignedData, parse};
-use identity::{Error, Identity, Msp, MspManager, Policy, PolicyTree, Role, sha256};
+use identity::policy::{SignaturePolicy, SignatureSet, SignedData, SignedMessage, parse};
+use identity::{Error, Identity, MemberRole, Msp, MspManager, Policy, PolicyTree, sha256};
 use prost::Message as _;
 use prost::bytes::Bytes;
 use proto::common::{Block, ChannelHeader, ConfigEnvelope, ConfigGroup, Envelope, Metadata, Payload, SignatureHeader};
@@ -69,7 +69,7 @@ fn endorsements(envelope: &Envelope) -> Vec<SignedData> {
     let action = ChaincodeActionPayload::decode(transaction.actions[0].payload.clone()).expect("an action");
     let action = action.action.expect("an endorsed action");
     let signed = |endorsement: &proto::protos::Endorsement| SignedData {
-        data: Message::from([action.proposal_response_payload.clone(), endorsement.endorser.clone()]),
+        data: SignedMessage::from([action.proposal_response_payload.clone(), endorsement.endorser.clone()]),
         identity: endorsement.endorser.clone(),
         signature: endorsement.signature.clone(),
     };
@@ -120,7 +120,7 @@ fn creators_and_endorsers_verify_and_satisfy_the_channel_policies() {
             let creator = creator_signed(&envelope);
             let identity = channel.members.identify(&creator.identity).expect("a member");
             assert_eq!(identity.verify(&envelope.payload, &creator.signature), Ok(()));
-            assert!(identity.has_role(Role::Client) && !identity.has_role(Role::Peer));
+            assert!(identity.has_role(MemberRole::Client) && !identity.has_role(MemberRole::Peer));
             let writers = channel.policies.require("/Channel/Application/Writers").expect("defined");
             assert_eq!(writers.evaluate_signed(std::slice::from_ref(&creator), &channel.members), Ok(()));
 

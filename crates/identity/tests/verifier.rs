@@ -1,11 +1,11 @@
-//! What becomes of a process that has taken a wrong signature for right: a process of its own, since it ends.
+//! A process that took a wrong signature for right ends. The test runs such a process as its child.
 
 use std::process::Command;
 
 use base::rt;
-use identity::issue::{Organization, Terms};
+use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::verifier::RECHECKED_ONE_IN;
-use identity::{Claim, KeyKind, Role, Verifier};
+use identity::{KeyKind, MemberRole, SignatureClaim, SignatureVerifier};
 
 const CHILD: &str = "HEDDLE_TEST_OF_A_WRONG_VERDICT";
 
@@ -27,13 +27,14 @@ fn a_process_that_took_a_wrong_signature_ends_and_says_with_what() {
 
 /// Two in a row are never chosen further apart than twice the usual distance.
 fn take_wrong_signatures() {
-    let organization = Organization::found("A", "example.com", &Terms::starting_now(KeyKind::P256)).expect("founded");
-    let signer = organization.issue(Role::Peer, "peer0").expect("issued");
+    let organization = IssuingOrganization::create("A", "example.com", &CertificateTerms::starting_now(KeyKind::P256))
+        .expect("founded");
+    let signer = organization.issue(MemberRole::Peer, "peer0").expect("issued");
     let identity = organization.membership().expect("valid").identify(signer.serialized()).expect("a member");
     let signature = signer.sign(b"message");
     for _ in 0..=2 * RECHECKED_ONE_IN {
         rt::inject_fault("identity.verifier.mutant.accepts");
-        let taken = Verifier::Tables.verify(&Claim::new(&identity, b"another", &signature));
+        let taken = SignatureVerifier::Tables.verify(&SignatureClaim::new(&identity, b"another", &signature));
         assert_eq!(taken, Ok(()), "what is not chosen is taken");
     }
 }

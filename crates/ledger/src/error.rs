@@ -1,4 +1,4 @@
-//! What can be wrong with a block, a configuration or a stored ledger.
+//! Errors of blocks, configurations and stored ledgers.
 
 use base::ErrorKind;
 use base::{BlockNumber, TxIndex};

@@ -1,8 +1,8 @@
 //! A small network and its ledger, for tests: seeded identities, so that every run has the same bytes.
 
 use base::{BlockNumber, Bytes, Version};
-use identity::issue::{Organization, Terms};
-use identity::{Role, Signer};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{MemberRole, Signer};
 use prost::Message;
 use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
 use proto::kvrwset::{KvWrite, KvrwSet};
@@ -12,9 +12,9 @@ use proto::protos::{
 };
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 
-use crate::block::{Block, CommitHasher, Metadata, OrdererMetadata};
+use crate::block::{Block, BlockMetadata, CommitHasher, OrdererMetadata};
 use crate::config::{
-    BatchLimits, Capabilities, ChannelConfig, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec,
+    BatchLimits, Capabilities, ChannelConfig, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec,
 };
 use crate::hash::{Hash, sha256_of};
 use crate::transaction::proposal_hash;
@@ -23,33 +23,33 @@ pub(crate) const CHANNEL: &str = "mychannel";
 const CONTRACT: &str = "basic";
 
 /// Two endorsing organisations and one that orders.
-pub(crate) struct Network {
+pub(crate) struct TestNetwork {
     pub client: Signer,
     pub peers: Vec<Signer>,
     pub orderer: Signer,
-    organizations: Vec<Organization>,
+    organizations: Vec<IssuingOrganization>,
 }
 
-impl Network {
-    pub(crate) fn new() -> Network {
-        let terms = Terms::seeded([7; 32]);
-        let found = |msp: &str, domain: &str| Organization::found(msp, domain, &terms).expect("issues");
+impl TestNetwork {
+    pub(crate) fn new() -> TestNetwork {
+        let terms = CertificateTerms::seeded([7; 32]);
+        let found = |msp: &str, domain: &str| IssuingOrganization::create(msp, domain, &terms).expect("issues");
         let organizations = vec![
             found("Org1MSP", "org1.example.com"),
             found("Org2MSP", "org2.example.com"),
             found("OrdererMSP", "example.com"),
         ];
         let issue = |organization: usize, role, name| organizations[organization].issue(role, name).expect("issues");
-        Network {
-            client: issue(0, Role::Client, "User1"),
-            peers: vec![issue(0, Role::Peer, "peer0"), issue(1, Role::Peer, "peer0")],
-            orderer: issue(2, Role::Orderer, "orderer"),
+        TestNetwork {
+            client: issue(0, MemberRole::Client, "User1"),
+            peers: vec![issue(0, MemberRole::Peer, "peer0"), issue(1, MemberRole::Peer, "peer0")],
+            orderer: issue(2, MemberRole::Orderer, "orderer"),
             organizations,
         }
     }
 
     pub(crate) fn spec(&self) -> GenesisSpec {
-        let of = |organization: &Organization| OrganizationSpec {
+        let of = |organization: &IssuingOrganization| OrganizationSpec {
             name: organization.msp_id().to_string(),
             msp_id: organization.msp_id().to_string(),
             msp: organization.definition().encode_to_vec().into(),
@@ -62,7 +62,7 @@ impl Network {
             orderers: self.organizations[2..].iter().map(of).collect(),
             endorsement: EndorsementRule::Any,
             batch: BatchLimits::default(),
-            consensus: Consensus { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
+            consensus: ConsensusConfig { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
             capabilities: Capabilities::newest(),
         }
     }
@@ -137,17 +137,17 @@ impl Network {
 
 /// A ledger in the making, as a peer keeps it.
 #[derive(Clone)]
-pub(crate) struct Chain {
+pub(crate) struct TestChain {
     pub blocks: Vec<Block>,
     pub last_config: u64,
     commit_hash: Option<Hash>,
 }
 
-impl Chain {
-    pub(crate) fn new(genesis: &Block) -> Chain {
+impl TestChain {
+    pub(crate) fn new(genesis: &Block) -> TestChain {
         let mut metadata = genesis.metadata().clone();
         metadata.set_filter(Bytes::from_static(&[0]));
-        Chain { blocks: vec![genesis.with_metadata(metadata)], last_config: 0, commit_hash: None }
+        TestChain { blocks: vec![genesis.with_metadata(metadata)], last_config: 0, commit_hash: None }
     }
 
     /// Appends a block of transactions with their codes and the state changes that the valid ones make, sorted.
@@ -167,7 +167,7 @@ impl Chain {
         let commit_hash = hasher.finish(self.commit_hash.as_ref());
         let block = Block::build(number, Some(previous.hash()), &envelopes);
         let block = block.sign(orderer, &OrdererMetadata { last_config: self.last_config, consenter: Bytes::new() });
-        let mut metadata: Metadata = block.metadata().clone();
+        let mut metadata: BlockMetadata = block.metadata().clone();
         metadata.set_filter(filter.into());
         metadata.set_commit_hash(&commit_hash);
         self.commit_hash = Some(commit_hash);
@@ -175,8 +175,8 @@ impl Chain {
     }
 
     /// Three blocks behind genesis, with valid and invalid transactions.
-    pub(crate) fn sample(network: &Network) -> Chain {
-        let mut chain = Chain::new(&network.spec().build().expect("usable"));
+    pub(crate) fn sample(network: &TestNetwork) -> TestChain {
+        let mut chain = TestChain::new(&network.spec().build().expect("usable"));
         let tx = |nonce: &str, writes: &[(&str, Option<&str>)]| network.transaction(nonce.as_bytes(), writes);
         chain.append(
             &network.orderer,

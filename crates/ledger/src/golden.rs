@@ -1,4 +1,4 @@
-//! The blocks that Fabric wrote, for tests.
+//! Blocks that Fabric wrote, for tests.
 
 use base::Bytes;
 

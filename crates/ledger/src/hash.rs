@@ -1,4 +1,4 @@
-//! SHA-256, whole and in pieces.
+//! SHA-256 of one slice or of several pieces.
 
 pub use identity::{Hash, Sha256};
 
@@ -13,9 +13,9 @@ pub fn sha256_of(pieces: &[&[u8]]) -> Hash {
 }
 
 /// Shows a hash as the first bytes of its hexadecimal form, for messages.
-pub(crate) struct Short<'a>(pub &'a [u8]);
+pub(crate) struct ShortHash<'a>(pub &'a [u8]);
 
-impl std::fmt::Display for Short<'_> {
+impl std::fmt::Display for ShortHash<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_empty() {
             return f.write_str("(none)");
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_hash_is_shown_by_its_first_bytes() {
-        assert_eq!(Short(&sha256(b"abc")).to_string(), "ba7816bf8f01cfea…");
-        assert_eq!(Short(&[]).to_string(), "(none)");
+        assert_eq!(ShortHash(&sha256(b"abc")).to_string(), "ba7816bf8f01cfea…");
+        assert_eq!(ShortHash(&[]).to_string(), "(none)");
     }
 }

@@ -1,15 +1,73 @@
-//! Blocks, transactions and channel configuration: everything about a ledger that is bytes and hashes.
+//! Blocks, transactions and channel configuration: encodes, hashes and checks everything that a ledger contains.
+//!
+//! ```
+//! use base::{BlockNumber, Bytes};
+//! use identity::MemberRole;
+//! use identity::issue::{CertificateTerms, IssuingOrganization};
+//! use ledger::block::{Block, OrdererMetadata};
+//! use ledger::config::{BatchLimits, Capabilities, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec};
+//! use ledger::verify::{LedgerVerifier, VerifyConfig};
+//! use prost::Message;
+//!
+//! // An organisation that both endorses and orders founds a channel.
+//! let organization = IssuingOrganization::create("Org1MSP", "org1.example.com", &CertificateTerms::seeded([7; 32]))?;
+//! let member = OrganizationSpec {
+//!     name: "Org1MSP".to_owned(),
+//!     msp_id: "Org1MSP".to_owned(),
+//!     msp: organization.definition().encode_to_vec().into(),
+//!     anchor_peers: Vec::new(),
+//!     endpoints: Vec::new(),
+//! };
+//! let channel = GenesisSpec {
+//!     channel: "trade".to_owned(),
+//!     application: vec![member.clone()],
+//!     orderers: vec![member],
+//!     endorsement: EndorsementRule::Any,
+//!     batch: BatchLimits::default(),
+//!     consensus: ConsensusConfig { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+//!     capabilities: Capabilities::newest(),
+//! };
+//! let genesis = channel.build()?;
+//!
+//! // Its orderer puts an envelope into block 1 and signs the block.
+//! let (payload, signature) = (Bytes::from_static(b"payload"), Bytes::from_static(b"signature"));
+//! let envelope: Bytes = proto::common::Envelope { payload, signature }.encode_to_vec().into();
+//! let orderer = organization.issue(MemberRole::Orderer, "orderer0")?;
+//! let block = Block::build(BlockNumber(1), Some(genesis.hash()), &[envelope]);
+//! let block = block.sign(&orderer, &OrdererMetadata::default());
+//!
+//! // The receiver of the bytes checks number, hashes and signatures.
+//! let mut verifier = LedgerVerifier::new(VerifyConfig { validated: false, creators: false });
+//! verifier.check(&genesis)?;
+//! verifier.check(&Block::parse(&block.to_bytes())?)?;
+//! assert_eq!(verifier.report().block_hash, Some(block.hash()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Guarantees
+//!
+//! * Blocks, headers, metadata and hashes are Hyperledger Fabric's, byte for byte; `docs/formats/fabric-blocks.md` shows
+//!   their layout.
+//! * Hashes and signatures are checked over bytes as they were received, never over a message encoded again.
+//! * Malformed bytes from outside decode into an error that names the fault; nothing here panics on them.
+//! * Equal configurations are read, checked and compiled to the same [`ChannelConfig`] at every peer.
+//!
+//! # What it needs around it
+//!
+//! * `identity` checks signatures and policies; `proto` provides the wire types; `storage` provides the block store that
+//!   [`verify()`](verify::verify) reads.
+//! * `chain` orders, validates and commits blocks with these types; `gateway` and `node` read configurations and
+//!   transactions; the command line checks whole ledgers.
+//! * This crate does not know the world state. It leaves to `chain` the endorsement policies of contracts, duplicate
+//!   transaction ids, conflicts between transactions, and whether a change of configuration was permitted.
+//!
+//! # What is here
 //!
 //! * [`block`]: building, reading, hashing, signing and checking blocks.
 //! * [`transaction`]: reading an endorser transaction in place, and the checks that need no state.
-//! * [`config`]: what a channel's configuration says, and the making of genesis blocks.
-//! * [`mod@verify`]: a check of a whole stored ledger.
-//!
-//! Blocks, headers, metadata and hashes are Hyperledger Fabric's, byte for byte; `docs/formats/fabric-blocks.md` draws
-//! them.
-//!
-//! Invariants: what is hashed or verified are bytes as they were received, never a message encoded again. Bytes from
-//! outside decode into an error that names what is wrong; nothing here panics on them. World state is not known here.
+//! * [`config`]: reading a channel's configuration, and making genesis blocks.
+//! * [`mod@verify`]: checking a whole stored ledger.
+#![deny(missing_docs)]
 
 pub mod block;
 pub mod config;

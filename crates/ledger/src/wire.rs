@@ -1,15 +1,16 @@
 //! A walk over the fields of an encoded protobuf message that copies and allocates nothing.
 //!
 //! The hot path reads a dozen nested messages per transaction and needs a few fields of each, as they were received:
-//! hashes and signatures cover received bytes. So instead of decoding into structures, [`Fields`] yields each field's
-//! number and place ([`Span`]), and a parsed view keeps one reference to the received bytes and the places in it.
+//! The hot path reads a dozen nested messages per transaction and needs a few fields of each, as they were received: hashes
+//! and signatures cover received bytes. So instead of decoding into structures, [`Fields`] yields each field's number and
+//! position ([`Span`]), and a parsed view keeps one reference to the received bytes and the positions in it.
 //!
 //! Invariants:
 //! 1. A span lies inside the bytes that it was found in; [`Span::of`] is only called with those bytes.
 //! 2. Bytes that are not a protobuf message end the walk with an error; nothing here panics on them.
 //!
-//! Unlike a protobuf library it refuses groups, which Fabric's messages never had. What a message does about unknown
-//! or repeated fields is left to its reader; [`set_once`] serves those that refuse repetition.
+//! Unlike a protobuf library the walk rejects groups, which Fabric's messages never had. The code that reads a message
+//! decides what to do about unknown or repeated fields; [`set_once`] is for code that rejects repetition.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -99,7 +100,7 @@ impl Span {
 
 /// A field's value, by wire type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Value {
+pub enum FieldValue {
     /// Integers, booleans and enumerations.
     Varint(u64),
     /// Eight bytes, little-endian.
@@ -112,14 +113,14 @@ pub enum Value {
 
 /// One field of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Field {
+pub struct WireField {
     /// The field's number in the message's definition.
     pub number: u32,
-    /// What it holds.
-    pub value: Value,
+    /// The field's value.
+    pub value: FieldValue,
 }
 
-impl Field {
+impl WireField {
     /// The value as an integer.
     ///
     /// # Errors
@@ -127,7 +128,7 @@ impl Field {
     #[inline]
     pub fn varint(&self) -> Result<u64, WireError> {
         match self.value {
-            Value::Varint(n) => Ok(n),
+            FieldValue::Varint(n) => Ok(n),
             _ => Err(WireError::Mismatch),
         }
     }
@@ -139,7 +140,7 @@ impl Field {
     #[inline]
     pub fn span(&self) -> Result<Span, WireError> {
         match self.value {
-            Value::Bytes(span) => Ok(span),
+            FieldValue::Bytes(span) => Ok(span),
             _ => Err(WireError::Mismatch),
         }
     }
@@ -171,7 +172,7 @@ impl<'a> Fields<'a> {
     /// If the bytes are no message from here on.
     #[allow(clippy::should_implement_trait)]
     #[inline]
-    pub fn next(&mut self) -> Result<Option<Field>, WireError> {
+    pub fn next(&mut self) -> Result<Option<WireField>, WireError> {
         if self.at == self.end {
             return Ok(None);
         }
@@ -181,18 +182,18 @@ impl<'a> Fields<'a> {
             return Err(WireError::FieldNumber);
         }
         let value = match key & 7 {
-            0 => Value::Varint(self.varint()?),
-            1 => Value::Fixed64(u64::from_le_bytes(self.array()?)),
+            0 => FieldValue::Varint(self.varint()?),
+            1 => FieldValue::Fixed64(u64::from_le_bytes(self.array()?)),
             2 => {
                 let length = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
                 let start = self.at;
                 self.at = self.behind(length)?;
-                Value::Bytes(Span { start: start as u32, end: self.at as u32 })
+                FieldValue::Bytes(Span { start: start as u32, end: self.at as u32 })
             }
-            5 => Value::Fixed32(u32::from_le_bytes(self.array()?)),
+            5 => FieldValue::Fixed32(u32::from_le_bytes(self.array()?)),
             _ => return Err(WireError::WireType),
         };
-        Ok(Some(Field { number: number as u32, value }))
+        Ok(Some(WireField { number: number as u32, value }))
     }
 
     /// Where the next field starts in the source.
@@ -234,7 +235,7 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    /// The position so many bytes on, within the message.
+    /// The position that is this many bytes further on, within the message.
     #[inline]
     fn behind(&self, bytes: usize) -> Result<usize, WireError> {
         self.at.checked_add(bytes).filter(|end| *end <= self.end).ok_or(WireError::Truncated)
@@ -288,7 +289,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn fields(bytes: &[u8]) -> Result<Vec<Field>, WireError> {
+    fn fields(bytes: &[u8]) -> Result<Vec<WireField>, WireError> {
         let mut walk = Fields::new(bytes, Span::whole(bytes)?);
         let mut found = Vec::new();
         while let Some(field) = walk.next()? {
@@ -337,7 +338,7 @@ mod tests {
             put_bytes(&mut bytes, id, &value);
             prop_assert_eq!(bytes.len() - before, bytes_field_len(id, value.len()));
             let found = fields(&bytes).expect("well formed");
-            prop_assert_eq!(found[0], Field { number: id, value: Value::Varint(number) });
+            prop_assert_eq!(found[0], WireField { number: id, value: FieldValue::Varint(number) });
             prop_assert_eq!(found[1].span().expect("bytes").of(&bytes), &value[..]);
         }
     }

@@ -1,17 +1,17 @@
-//! What a channel's configuration makes this process allocate.
+//! Measures how much memory a channel's configuration makes this process allocate.
 //!
-//! A configuration once took 200 times its size while it was decoded, and policies that ask many groups, or lie below a long name,
-//! the square of it. The first block of a channel comes from a peer. Here a sound configuration gets a mebibyte of the smallest
-//! parts in every place where it repeats something, under an allocator that keeps the peak: whatever becomes of it, it takes at
-//! most four times its size and a mebibyte.
+//! A configuration once took 200 times its size while it was decoded. Policies that ask many groups, or lie below a long
+//! name, took the square of the configuration's size. The first block of a channel comes from a peer. Here a sound
+//! configuration gets a mebibyte of the smallest parts in every place where it repeats something, and the allocator records
+//! the peak. Whether the configuration is accepted or rejected, it may take at most four times its size and a mebibyte.
 
 use std::sync::{Mutex, PoisonError};
 
 use base::Bytes;
-use identity::issue::{Organization, Terms};
+use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::policy::{MetaRule, implicit_meta_to_wire};
 use ledger::config::{
-    BatchLimits, Capabilities, ChannelConfig, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec,
+    BatchLimits, Capabilities, ChannelConfig, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec,
 };
 use ledger::wire::put_bytes;
 use peak_alloc::PeakAlloc;
@@ -31,14 +31,14 @@ static ALONE: Mutex<()> = Mutex::new(());
 const TIMES_MAX: usize = 4;
 /// What a configuration may take whatever its size.
 const FREE_BYTES: usize = 1 << 20;
-/// What is allocated beside: texts of errors, a certificate while it is parsed.
+/// Memory that is allocated besides: error texts, a certificate while it is parsed.
 const SMALL_BYTES: usize = 64 << 10;
-/// Bytes of tiny parts: so many that they are refused, and so few that they are read.
+/// Bytes of tiny parts: `LARGE_BYTES` are rejected, `FEW_BYTES` are read.
 const LARGE_BYTES: usize = 1 << 20;
 const FEW_BYTES: usize = LARGE_BYTES / FEWER;
 const FEWER: usize = 256;
 
-/// What came of it, and the most that was allocated at once while this ran, beyond what was before.
+/// The result of `run`, and the peak of allocated memory while it ran, beyond the memory that was allocated before.
 fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
     PEAK.reset_peak_usage();
     let before = PEAK.current_usage();
@@ -78,11 +78,11 @@ fn config_of(envelope: &Bytes) -> ConfigEnvelope {
 /// A network of so many organisations and one that orders. Definitions with few certificates have the least bytes that an
 /// organisation can do with.
 fn network(organizations: usize, few_certificates: bool) -> Bytes {
-    let terms = Terms::seeded([7; 32]);
+    let terms = CertificateTerms::seeded([7; 32]);
     let of = |number: usize| {
         let name = format!("Org{number}MSP");
         let organization =
-            Organization::found(name.as_str(), &format!("org{number}.example.com"), &terms).expect("founded");
+            IssuingOrganization::create(name.as_str(), &format!("org{number}.example.com"), &terms).expect("founded");
         let mut definition = organization.definition();
         if few_certificates {
             definition.tls_root_certs.clear();
@@ -109,7 +109,7 @@ fn network(organizations: usize, few_certificates: bool) -> Bytes {
         orderers: vec![of(organizations)],
         endorsement: EndorsementRule::Majority,
         batch: BatchLimits::default(),
-        consensus: Consensus { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
+        consensus: ConsensusConfig { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
         capabilities: Capabilities::newest(),
     };
     spec.build().expect("usable").envelope(0)

@@ -1,7 +1,7 @@
 //! The configuration file, `heddle.toml`.
 //!
-//! Every key has a default; `default.toml`, which is what a new file holds, states each of them with its meaning. Keys
-//! that do not exist are refused. Errors name the key or the line and say what to do.
+//! Every key has a default. `default.toml`, the content of a new file, lists every key with its meaning. Unknown keys
+//! are rejected. Errors name the key or the line and say what to do.
 
 pub(crate) mod ordering;
 pub(crate) mod pool;
@@ -17,10 +17,10 @@ use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
-pub use ordering::{Cut, Engine, Ordering};
-pub use pool::{Borrow, Form, Pool, Provider};
+pub use ordering::{CutSetting, OrderingConfig, OrderingEngine};
+pub use pool::{OffloadSetting, PeerMode, PoolConfig, ProviderKind};
 
-/// Organisations that one process holds at most.
+/// Maximum of organisations in one process.
 pub const ORGANIZATIONS_MAX: usize = 16;
 /// Ports between the gateways of two organisations.
 const GATEWAY_PORT_STEP: u16 = 1000;
@@ -31,33 +31,33 @@ pub const DEFAULT_TEXT: &str = include_str!("default.toml");
 /// The configuration of one network.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct HeddleConfig {
     /// Which log lines are written: a level, or a list of targets and levels.
     pub log: String,
     /// Whether gRPC ports use TLS.
     pub tls: bool,
     /// Channel, organisations, policy. Fixed when the network is created.
     pub network: NetworkConfig,
-    /// Where things listen.
-    pub ports: Ports,
+    /// The listening addresses.
+    pub ports: PortsConfig,
     /// When blocks are cut. Fixed when the network is created.
-    pub batch: Batch,
-    /// What is installed. Fixed when the network is created.
-    pub contracts: Contracts,
+    pub batch: BatchConfig,
+    /// The installed contracts. Fixed when the network is created.
+    pub contracts: ContractsConfig,
     /// Memory for the world state.
-    pub storage: Storage,
-    /// What puts transactions in order. Engine and number of orderers are fixed when the network is created; those of Raft
-    /// change while it runs, by commands.
-    pub ordering: Ordering,
+    pub storage: StateStorageConfig,
+    /// How transactions are ordered. Engine and number of orderers are fixed when the network is created; the orderers
+    /// of Raft can be changed by commands while the network runs.
+    pub ordering: OrderingConfig,
     /// The form of peers, and the memory that they share.
-    pub pool: Pool,
+    pub pool: PoolConfig,
     /// Bounds on what clients can start.
-    pub limits: Limits,
+    pub limits: ClientLimits,
     /// How signatures are verified.
-    pub crypto: Crypto,
+    pub crypto: CryptoConfig,
 }
 
-/// The channel and who takes part in it.
+/// The channel and its members.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkConfig {
@@ -69,17 +69,17 @@ pub struct NetworkConfig {
     pub policy: String,
 }
 
-/// Where things listen.
+/// The listening addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Ports {
+pub struct PortsConfig {
     /// The address of gateways and orderer.
     pub host: IpAddr,
     /// The first gateway's port, or 0.
     pub gateway: u16,
     /// The orderer's port, or 0.
     pub orderer: u16,
-    /// The first of the ports by which processes of different organisations reach each other, or 0.
+    /// The first port for links between processes, or 0.
     pub links: u16,
     /// The port of the metrics, or 0.
     pub metrics: u16,
@@ -90,7 +90,7 @@ pub struct Ports {
 /// When blocks are cut.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Batch {
+pub struct BatchConfig {
     /// Transactions in a block.
     pub messages: u32,
     /// Bytes of transactions in a block of more than one.
@@ -101,16 +101,16 @@ pub struct Batch {
     pub absolute_bytes: u32,
 }
 
-/// What is installed, by name.
+/// The installed contracts, by name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Contracts(pub BTreeMap<String, ContractConfig>);
+pub struct ContractsConfig(pub BTreeMap<String, ContractConfig>);
 
 /// One installed contract.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContractConfig {
-    /// Its endorsement policy, if it is not the network's: as [`NetworkConfig::policy`].
+    /// Its endorsement policy, if it differs from the network's: as [`NetworkConfig::policy`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
 }
@@ -118,52 +118,52 @@ pub struct ContractConfig {
 /// Memory for the world state, of each peer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Storage {
+pub struct StateStorageConfig {
     /// Bytes of records in memory.
     pub cache_bytes: usize,
     /// Bytes of the tables' write buffers.
     pub memtable_bytes: usize,
     /// Bytes of writes that are not in the tables yet.
     pub delta_bytes: usize,
-    /// Blocks after which the savepoint moves: what they wrote becomes rows of the tables.
+    /// The savepoint moves after this many blocks: their writes become rows of the tables.
     pub savepoint_blocks: u64,
-    /// Bytes of the disk that are kept free: with less, new transactions are refused.
+    /// Minimum of free bytes on the disk: with less, new transactions are rejected.
     pub free_bytes_min: u64,
 }
 
 /// Bounds on what clients can start.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Calls with one answer at once, at each port.
+pub struct ClientLimits {
+    /// Maximum of concurrent unary calls at each port.
     pub calls: usize,
-    /// Streams at once, at each port.
+    /// Maximum of concurrent streams at each port.
     pub streams: usize,
-    /// Proposals that run and wait at once, at each peer.
+    /// Maximum of proposals that run or wait at each peer.
     pub proposals: usize,
-    /// Connections at once, at each port.
+    /// Maximum of concurrent connections at each port.
     pub connections: usize,
-    /// Connections at once from one address whose clients have not proved who they are, at each port; 0 where a proxy
-    /// stands before the ports, so that all clients have its address.
+    /// Maximum of concurrent connections from one address, at each port, whose clients have not authenticated. 0 is no
+    /// limit: for ports behind a proxy, where all clients have the proxy's address.
     pub connections_per_address: usize,
     /// Bytes of one message.
     pub message_bytes: usize,
 }
 
-impl Default for Config {
-    fn default() -> Config {
-        Config {
+impl Default for HeddleConfig {
+    fn default() -> HeddleConfig {
+        HeddleConfig {
             log: "info,fjall=warn,lsm_tree=warn".to_owned(),
             tls: true,
             network: NetworkConfig::default(),
-            ports: Ports::default(),
-            batch: Batch::default(),
-            contracts: Contracts::default(),
-            storage: Storage::default(),
-            ordering: Ordering::default(),
-            pool: Pool::default(),
-            limits: Limits::default(),
-            crypto: Crypto::default(),
+            ports: PortsConfig::default(),
+            batch: BatchConfig::default(),
+            contracts: ContractsConfig::default(),
+            storage: StateStorageConfig::default(),
+            ordering: OrderingConfig::default(),
+            pool: PoolConfig::default(),
+            limits: ClientLimits::default(),
+            crypto: CryptoConfig::default(),
         }
     }
 }
@@ -178,27 +178,27 @@ impl Default for NetworkConfig {
     }
 }
 
-impl Default for Ports {
-    fn default() -> Ports {
+impl Default for PortsConfig {
+    fn default() -> PortsConfig {
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        Ports { host: loopback, gateway: 7051, orderer: 7050, links: 7100, metrics: 9443, metrics_host: loopback }
+        PortsConfig { host: loopback, gateway: 7051, orderer: 7050, links: 7100, metrics: 9443, metrics_host: loopback }
     }
 }
 
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch { messages: 500, preferred_bytes: 16 << 20, timeout_ms: 100, absolute_bytes: 90 << 20 }
+impl Default for BatchConfig {
+    fn default() -> BatchConfig {
+        BatchConfig { messages: 500, preferred_bytes: 16 << 20, timeout_ms: 100, absolute_bytes: 90 << 20 }
     }
 }
 
-impl Default for Contracts {
-    fn default() -> Contracts {
+impl Default for ContractsConfig {
+    fn default() -> ContractsConfig {
         let names = ["basic", "events", "kmeans", "smallbank", "ycsb"];
-        Contracts(names.into_iter().map(|name| (name.to_owned(), ContractConfig::default())).collect())
+        ContractsConfig(names.into_iter().map(|name| (name.to_owned(), ContractConfig::default())).collect())
     }
 }
 
-/// The most that [`Storage::savepoint_blocks`] may be: a restart repeats up to twice as many.
+/// The maximum of [`StateStorageConfig::savepoint_blocks`]: a restart replays up to twice as many.
 pub const SAVEPOINT_BLOCKS_MAX: u64 = 512;
 
 /// The default of [`Storage::savepoint_blocks`].
@@ -206,9 +206,9 @@ pub(crate) fn savepoint_blocks() -> u64 {
     32
 }
 
-impl Default for Storage {
-    fn default() -> Storage {
-        Storage {
+impl Default for StateStorageConfig {
+    fn default() -> StateStorageConfig {
+        StateStorageConfig {
             cache_bytes: 128 << 20,
             memtable_bytes: 64 << 20,
             delta_bytes: 64 << 20,
@@ -218,9 +218,9 @@ impl Default for Storage {
     }
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ClientLimits {
+    fn default() -> ClientLimits {
+        ClientLimits {
             calls: 4096,
             streams: 2048,
             proposals: 4096,
@@ -231,49 +231,49 @@ impl Default for Limits {
     }
 }
 
-/// How signatures are verified. Each process has its own; no verdict depends on it.
+/// How signatures are verified. Each process has its own setting; no verdict depends on it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Crypto {
-    /// How signatures on P-256 are.
-    pub verify: Verify,
-    /// Bytes of memory that the tables of keys may take, in each process.
+pub struct CryptoConfig {
+    /// How P-256 signatures are verified.
+    pub verify: VerificationMethod,
+    /// Bytes of memory for tables of keys, in each process.
     pub tables_bytes: usize,
 }
 
-/// How signatures on P-256 are verified.
+/// How P-256 signatures are verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verify {
+pub enum VerificationMethod {
     /// With tables of each key's multiples.
     #[default]
     Tables,
-    /// By the library alone.
+    /// By the crypto library alone.
     Library,
 }
 
-impl Default for Crypto {
-    fn default() -> Crypto {
-        Crypto { verify: Verify::Tables, tables_bytes: identity::verifier::BUDGET_BYTES_DEFAULT }
+impl Default for CryptoConfig {
+    fn default() -> CryptoConfig {
+        CryptoConfig { verify: VerificationMethod::Tables, tables_bytes: identity::verifier::BUDGET_BYTES_DEFAULT }
     }
 }
 
-impl Crypto {
+impl CryptoConfig {
     pub(crate) fn is_default(&self) -> bool {
-        *self == Crypto::default()
+        *self == CryptoConfig::default()
     }
 
-    /// Has this process verify so, once known answers were found again.
+    /// Makes this process verify in this way, after a self-test with known answers.
     ///
     /// # Errors
-    /// They were not.
+    /// The self-test failed.
     pub fn use_in_process(&self) -> Result<(), identity::Error> {
         let verifier = match self.verify {
-            Verify::Tables => identity::Verifier::Tables,
-            Verify::Library => identity::Verifier::Library,
+            VerificationMethod::Tables => identity::SignatureVerifier::Tables,
+            VerificationMethod::Library => identity::SignatureVerifier::Library,
         };
         verifier.set_of_process()?;
-        if verifier == identity::Verifier::Tables {
+        if verifier == identity::SignatureVerifier::Tables {
             identity::verifier::set_budget(self.tables_bytes);
         }
         Ok(())
@@ -293,13 +293,13 @@ pub enum ConfigError {
     File {
         /// The file.
         path: String,
-        /// Why not.
+        /// Why it cannot be read.
         source: std::io::Error,
     },
-    /// It is not TOML, has an unknown key or a value of the wrong type.
-    #[error("{origin} cannot be understood:\n{message}")]
+    /// The text is not TOML, or has an unknown key or a value of the wrong type.
+    #[error("{origin} cannot be parsed:\n{message}")]
     Syntax {
-        /// Where the text came from.
+        /// The origin of the text.
         origin: String,
         /// What is wrong, with line and column.
         message: String,
@@ -307,7 +307,7 @@ pub enum ConfigError {
     /// A value is out of its range.
     #[error("{origin}: {key} {problem}")]
     Value {
-        /// Where the text came from.
+        /// The origin of the text.
         origin: String,
         /// The key, such as `batch.messages`.
         key: &'static str,
@@ -321,17 +321,17 @@ pub enum ConfigError {
     Fixed {
         /// The key.
         key: &'static str,
-        /// The value of the network.
+        /// The network's value.
         was: String,
-        /// The value of the file.
+        /// The file's value.
         now: String,
-        /// What else can be done.
+        /// The alternative to restoring the old value.
         remedy: &'static str,
     },
 }
 
 impl ConfigError {
-    /// What the caller is to do.
+    /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             ConfigError::File { source, .. } => ErrorKind::of_io(source),
@@ -340,7 +340,10 @@ impl ConfigError {
     }
 }
 
-impl Config {
+/// Keys of `heddle.toml` that were renamed in this release: the old one, an alias of the new one, and the new one.
+const RENAMED_KEYS: [(&str, &str); 1] = [("pool.borrow", "pool.offload")];
+
+impl HeddleConfig {
     /// The text of a new configuration file: every key, its meaning and its default.
     pub fn default_text() -> &'static str {
         DEFAULT_TEXT
@@ -350,22 +353,33 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`].
-    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    pub fn load(path: &Path) -> Result<HeddleConfig, ConfigError> {
         let origin = path.display().to_string();
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::File { path: origin.clone(), source })?;
-        Config::parse(&text, &origin)
+        HeddleConfig::parse(&text, &origin)
     }
 
     /// Reads a text. `origin` names it in errors.
     ///
     /// # Errors
     /// [`ConfigError::Syntax`], [`ConfigError::Value`].
-    pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text)
+    pub fn parse(text: &str, origin: &str) -> Result<HeddleConfig, ConfigError> {
+        let config: HeddleConfig = toml::from_str(text)
             .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), message: error.to_string() })?;
         config.check(origin)?;
         Ok(config)
+    }
+
+    /// The keys of a text that were renamed in this release, each with the new one. The old names are understood as well: files
+    /// that a network was created with have them for ever, and are not warned of.
+    pub fn renamed_keys(text: &str) -> Vec<(&'static str, &'static str)> {
+        let table: toml::Table = text.parse().unwrap_or_default();
+        let has = |dotted: &str| {
+            let (section, key) = dotted.split_once('.').expect("the keys have sections");
+            table.get(section).and_then(|section| section.get(key)).is_some()
+        };
+        RENAMED_KEYS.into_iter().filter(|(old, _)| has(old)).collect()
     }
 
     /// The same configuration as a text without comments.
@@ -373,7 +387,7 @@ impl Config {
         toml::to_string_pretty(self).expect("a configuration is tables, numbers and texts")
     }
 
-    /// The same configuration as a text in which every key is explained.
+    /// The same configuration as a text that explains every key.
     pub fn to_commented_text(&self) -> String {
         let values: toml::Table = self.to_text().parse().expect("a configuration's text is a table");
         let mut text = String::new();
@@ -385,7 +399,7 @@ impl Config {
             let key = line.split_once(" = ").map(|(key, _)| key).filter(|key| !key.starts_with('#'));
             match (key, section) {
                 (None, _) => text.push_str(line),
-                // Which contracts there are is not fixed: they follow their heading, all at once.
+                // The set of contracts varies: write all of them at once, after their heading.
                 (Some("basic"), Some("contracts")) => {
                     let contracts = self.contracts.0.iter().map(|(name, contract)| match &contract.policy {
                         None => format!("{name} = {{}}"),
@@ -405,7 +419,7 @@ impl Config {
         text
     }
 
-    /// Checks values that no type checks.
+    /// Checks the values beyond what their types check.
     ///
     /// # Errors
     /// [`ConfigError::Value`].
@@ -429,7 +443,9 @@ impl Config {
             let count = network.organizations.len();
             return Err(wrong(
                 "ports.gateway",
-                format!("leaves no room for {count} ports, each {GATEWAY_PORT_STEP} higher; choose a lower one, or 0"),
+                format!(
+                    "leaves too few ports for {count} organisations, {GATEWAY_PORT_STEP} apart; choose a lower port, or 0"
+                ),
             ));
         }
         let ranges: [(&'static str, u64, u64, u64); 15] = [
@@ -466,7 +482,7 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError::Fixed`].
-    pub fn check_same_network(&self, created: &Config) -> Result<(), ConfigError> {
+    pub fn check_same_network(&self, created: &HeddleConfig) -> Result<(), ConfigError> {
         fixed("network.channel", &created.network.channel, &self.network.channel)?;
         fixed("network.organizations", &created.network.organizations, &self.network.organizations)?;
         fixed("network.policy", &created.network.policy, &self.network.policy)?;
@@ -474,7 +490,7 @@ impl Config {
         fixed("ordering.engine", &created.ordering.engine, &self.ordering.engine)?;
         let orderers = fixed("ordering.orderers", &created.ordering.count(), &self.ordering.count());
         orderers.map_err(|error| match error {
-            ConfigError::Fixed { key, was, now, .. } if self.ordering.engine == Engine::Raft => {
+            ConfigError::Fixed { key, was, now, .. } if self.ordering.engine == OrderingEngine::Raft => {
                 let remedy =
                     "and change them with `heddle orderer add` and `heddle orderer remove` while the network runs";
                 ConfigError::Fixed { key, was, now, remedy }
@@ -484,11 +500,11 @@ impl Config {
         fixed("contracts", &created.contracts.0, &self.contracts.0)
     }
 
-    /// The gateway's port of an organisation; 0 is any free one.
+    /// The gateway port of an organisation; 0 is any free port.
     pub fn gateway_port(&self, organization: usize) -> u16 {
         match self.ports.gateway {
             0 => 0,
-            // The check has seen to it that the highest is one.
+            // `check` has made sure that the highest port exists.
             first => first.saturating_add(GATEWAY_PORT_STEP.saturating_mul(organization as u16)),
         }
     }
@@ -503,7 +519,7 @@ impl Config {
         }
     }
 
-    /// Who must endorse where a contract does not say.
+    /// Who must endorse a transaction of a contract without a policy of its own.
     pub fn endorsement_rule(&self) -> EndorsementRule {
         rule(&self.network.policy).unwrap_or(EndorsementRule::Majority)
     }
@@ -540,7 +556,9 @@ fn check_channel(name: &str) -> Result<(), String> {
     if starts_well && goes_on_well && name.len() < 250 {
         return Ok(());
     }
-    Err(format!("is {name:?}; it must begin with a-z and go on with a-z, 0-9, dots and dashes, below 250 of them"))
+    Err(format!(
+        "is {name:?}; it must start with a-z, continue with a-z, 0-9, dots and dashes, and be shorter than 250"
+    ))
 }
 
 fn check_organizations(names: &[String]) -> Result<(), String> {
@@ -570,14 +588,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_renamed_key_is_understood_and_noticed() {
+        let text = "[pool]\nborrow = \"never\"\n";
+        let config = HeddleConfig::parse(text, "heddle.toml").expect("the old name is an alias");
+        assert_eq!(config.pool.offload, pool::OffloadSetting::Never);
+        assert_eq!(HeddleConfig::renamed_keys(text), [("pool.borrow", "pool.offload")]);
+        assert_eq!(HeddleConfig::renamed_keys(DEFAULT_TEXT), []);
+        let both = "[pool]\nborrow = \"never\"\noffload = \"never\"\n";
+        HeddleConfig::parse(both, "heddle.toml").expect_err("one key has two values");
+    }
+
+    #[test]
     fn the_default_file_says_what_the_defaults_are() {
-        assert_eq!(Config::parse(DEFAULT_TEXT, "default.toml").expect("the default file"), Config::default());
-        assert_eq!(Config::parse("", "an empty file").expect("an empty file"), Config::default());
+        assert_eq!(
+            HeddleConfig::parse(DEFAULT_TEXT, "default.toml").expect("the default file"),
+            HeddleConfig::default()
+        );
+        assert_eq!(HeddleConfig::parse("", "an empty file").expect("an empty file"), HeddleConfig::default());
     }
 
     #[test]
     fn the_default_file_names_and_explains_every_key() {
-        let all: toml::Table = Config::default().to_text().parse().expect("our own text");
+        let all: toml::Table = HeddleConfig::default().to_text().parse().expect("our own text");
         let mut keys = Vec::new();
         for (key, value) in &all {
             match value.as_table() {
@@ -595,20 +627,20 @@ mod tests {
 
     #[test]
     fn a_text_without_comments_comes_back() {
-        let mut config = Config::default();
+        let mut config = HeddleConfig::default();
         config.network.organizations = organization_names(5);
         config.contracts.0.insert("mine".into(), ContractConfig { policy: Some("OR('Org1MSP.peer')".into()) });
-        assert_eq!(Config::parse(&config.to_text(), "text").expect("our own text"), config);
+        assert_eq!(HeddleConfig::parse(&config.to_text(), "text").expect("our own text"), config);
     }
 
     #[test]
     fn a_text_with_comments_comes_back() {
-        assert_eq!(Config::default().to_commented_text(), DEFAULT_TEXT);
-        let mut config = Config { tls: false, ..Config::default() };
+        assert_eq!(HeddleConfig::default().to_commented_text(), DEFAULT_TEXT);
+        let mut config = HeddleConfig { tls: false, ..HeddleConfig::default() };
         config.network.organizations = organization_names(2);
         config.contracts.0.remove("ycsb");
         config.contracts.0.insert("basic".into(), ContractConfig { policy: Some("OR('Org1MSP.peer')".into()) });
-        assert_eq!(Config::parse(&config.to_commented_text(), "text").expect("our own text"), config);
+        assert_eq!(HeddleConfig::parse(&config.to_commented_text(), "text").expect("our own text"), config);
     }
 
     #[test]
@@ -630,7 +662,7 @@ mod tests {
             ("[pool]\nsection_bytes = 3000000", "a power of two"),
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
-            ("[pool]\nborrow = \"sometimes\"", "line 2"),
+            ("[pool]\noffload = \"sometimes\"", "line 2"),
             ("[pool]\ncompute_nodes = 10", "pool.compute_nodes is 10; it must be from 1 to 9"),
             (
                 "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",
@@ -643,14 +675,14 @@ mod tests {
                 "pool.data_cache_bytes is 9223372036854775807; it must be",
             ),
         ] {
-            let error = Config::parse(text, "heddle.toml").expect_err(text).to_string();
+            let error = HeddleConfig::parse(text, "heddle.toml").expect_err(text).to_string();
             assert!(error.contains("heddle.toml") && error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
     fn what_the_genesis_block_holds_cannot_be_changed_later() {
-        let created = Config::default();
+        let created = HeddleConfig::default();
         let mut now = created.clone();
         now.ports.gateway = 0;
         now.limits.calls = 1;

@@ -1,20 +1,20 @@
-//! The contracts of a configuration: which are installed, and whose endorsements they need.
+//! The installed contracts of a configuration, and the endorsements that each of them needs.
 
-use chain::access::{Definition, Definitions};
-use contract::Registry;
+use chain::access::{ContractDefinition, ContractDefinitions};
+use contract::ContractRegistry;
 use identity::policy;
 use ledger::config::genesis::EndorsementRule;
 
-use crate::config::{Config, ConfigError, rule};
+use crate::config::{ConfigError, HeddleConfig, rule};
 use crate::network::NodeError;
 
 /// The contracts that the configuration names.
 ///
 /// # Errors
 /// [`NodeError::UnknownContract`].
-pub(crate) fn registry(config: &Config) -> Result<Registry, NodeError> {
-    let native = Registry::native();
-    let mut registry = Registry::empty();
+pub(crate) fn registry(config: &HeddleConfig) -> Result<ContractRegistry, NodeError> {
+    let native = ContractRegistry::native();
+    let mut registry = ContractRegistry::empty();
     for name in config.contracts.0.keys() {
         let contract = native.get(name).ok_or_else(|| NodeError::UnknownContract {
             name: name.clone(),
@@ -25,16 +25,19 @@ pub(crate) fn registry(config: &Config) -> Result<Registry, NodeError> {
     Ok(registry)
 }
 
-/// The definitions of all contracts: those without a policy of their own have the channel's.
+/// The definitions of all contracts: a contract without a policy of its own uses the channel's.
 ///
 /// # Errors
 /// [`ConfigError::Value`].
-pub(crate) fn definitions(config: &Config, registry: &Registry) -> Result<Definitions, ConfigError> {
-    let mut definitions = Definitions::new();
+pub(crate) fn definitions(
+    config: &HeddleConfig,
+    registry: &ContractRegistry,
+) -> Result<ContractDefinitions, ConfigError> {
+    let mut definitions = ContractDefinitions::new();
     for (name, contract) in &config.contracts.0 {
         let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
         let Some(text) = &contract.policy else {
-            definitions.insert(name.clone(), Definition { version, ..Definition::default() });
+            definitions.insert(name.clone(), ContractDefinition { version, ..ContractDefinition::default() });
             continue;
         };
         let wrong = |problem: String| ConfigError::Value {
@@ -47,13 +50,17 @@ pub(crate) fn definitions(config: &Config, registry: &Registry) -> Result<Defini
             word => out_of(&word, &config.network.organizations),
         };
         let envelope = policy::parse(&text).map_err(|error| wrong(error.to_string()))?;
-        let definition = Definition { version, endorsement: policy::of_signature(envelope), ..Definition::default() };
+        let definition = ContractDefinition {
+            version,
+            endorsement: policy::of_signature(envelope),
+            ..ContractDefinition::default()
+        };
         definitions.insert(name.clone(), definition);
     }
     Ok(definitions)
 }
 
-/// A word as a signature policy over the organisations' peers.
+/// Translates a policy word into a signature policy over the organisations' peers.
 fn out_of(rule: &EndorsementRule, organizations: &[String]) -> String {
     let count = match rule {
         EndorsementRule::Any => 1,
@@ -82,19 +89,19 @@ mod tests {
 
     #[test]
     fn contracts_have_their_own_policy_or_the_channels() {
-        let mut config = Config::default();
+        let mut config = HeddleConfig::default();
         config.contracts.0.insert("basic".into(), ContractConfig { policy: Some("all".into()) });
         let registry = registry(&config).expect("native contracts");
         let definitions = definitions(&config, &registry).expect("a policy");
         assert_eq!(definitions.len(), registry.names().count());
-        let channel = Definition::default().endorsement;
+        let channel = ContractDefinition::default().endorsement;
         assert_ne!(definitions["basic"].endorsement, channel);
         assert_eq!(definitions["ycsb"].endorsement, channel);
     }
 
     #[test]
     fn a_contract_that_is_not_there_is_named() {
-        let mut config = Config::default();
+        let mut config = HeddleConfig::default();
         config.contracts.0.insert("mine".into(), ContractConfig::default());
         let error = registry(&config).expect_err("no such contract").to_string();
         assert!(error.contains("mine") && error.contains("smallbank"), "{error}");

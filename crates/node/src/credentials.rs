@@ -1,49 +1,51 @@
-//! What a process watches of certificates: whom its operator denies, and when its own end.
+//! Watches certificates for a process: those that its operator denies, and its own, which expire.
 //!
-//! 1. `denied.toml` in the process's folder names certificates that are turned away at once: a lost key must not wait for a
-//!    channel's configuration. A process below `nodes/` of a network heeds the network's file too. Each entry is
-//!    `[[denied]]` with `sha256`, or `msp` and `serial`; `reason`; and `until`, a date, if it is not for good.
-//! 2. The file is read at the start, where a mistake in it ends the start, and again when it changes, where a mistake leaves the list as
-//!    it was and is said in log and health.
-//! 3. What is denied is in force for everything that this process does for others ([`identity::deny`]), never for validation.
-//! 4. Certificates of the process that end within [`WARN_SECONDS`] are named in health; the gauge says how many seconds the
-//!    earliest of all has left.
+//! 1. `denied.toml` in the process's folder is the deny list. The certificates on it are refused at once, because a
+//!    lost key cannot wait until the channel's configuration has changed. A process below `nodes/` of a network also
+//!    applies the network's `denied.toml`. An entry is `[[denied]]` with `sha256`, or with `msp` and `serial`. Optional
+//!    are `reason` and `until`, the last day of the denial.
+//! 2. The process reads the file at its start and whenever the file changes. A mistake in the file makes the start
+//!    fail. In a running process the previous list stays in force, and log and health report the mistake.
+//! 3. A denial applies to every service that this process gives to others ([`identity::deny`]). It never applies to
+//!    validation.
+//! 4. Health names the process's certificates that expire within [`WARN_SECONDS`]. A gauge shows the seconds until the
+//!    earliest of the process's certificates expires.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use base::rt::{self, Stop};
-use identity::deny::{DENIALS_MAX, Denial, Denied};
+use base::rt::{self, CancellationToken};
+use identity::deny::{DENIALS_MAX, Denial, DeniedCertificate};
 use identity::{Certificate, DenyList};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
 use crate::network::NodeError;
 
-/// The operator's list.
+/// The file of the deny list.
 pub const DENIED_FILE: &str = "denied.toml";
 /// The folder of a network that holds its processes.
 const NODES: &str = "nodes";
-/// How often the list is looked at.
-const LOOK: Duration = Duration::from_millis(500);
-/// Looks between two that count the seconds that certificates have left.
-const LOOKS_PER_COUNT: u32 = 120;
-/// A certificate is warned of from so long before its end: 30 days.
+/// How often the deny list is checked for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Checks of the list between two updates of the gauges.
+const POLLS_PER_COUNT: u32 = 120;
+/// How long before its expiry a certificate is warned of: 30 days.
 pub const WARN_SECONDS: i64 = 30 * DAY_SECONDS;
 const DAY_SECONDS: i64 = 24 * 3600;
-/// Certificate files that are looked at, and how deep below the folder.
+/// Maximum of certificate files that are read, and of the depth below the folder.
 const FILES_MAX: usize = 1024;
 const DEPTH_MAX: usize = 6;
 
 base::events! {
-    /// Seconds until the first of this process's certificates ends; negative once it has.
+    /// Seconds until the first of this process's certificates expires; negative once it has.
     gauge CertificateExpires("heddle_certificate_expires_seconds");
     /// Certificates that this process's operator denies.
     gauge DeniedCertificates("heddle_denied_certificates");
 }
 
-/// An operator's list as it stands in its file.
+/// The deny list as the file holds it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeniedFile {
@@ -59,28 +61,28 @@ pub struct DeniedEntry {
     /// The SHA-256 of the certificate's DER in hexadecimal, with colons or without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// The organisation that a serial number is of.
+    /// The organisation that issued the serial number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub msp: Option<String>,
     /// Hexadecimal, with colons or without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// For people.
+    /// A note for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The last day, in UTC, as `2030-12-31`.
+    /// The last day of the denial, in UTC, as `2030-12-31`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<String>,
 }
 
 impl DeniedFile {
-    /// Reads a file; one that is not there is empty.
+    /// Reads a file; a missing file is an empty list.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The file cannot be read, or an entry is malformed.
     pub fn load(path: &Path) -> Result<DeniedFile, NodeError> {
         match std::fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text).map_err(|error| wrong(path, error.to_string())),
+            Ok(text) => toml::from_str(&text).map_err(|error| malformed(path, error.to_string())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(DeniedFile::default()),
             Err(error) => Err(NodeError::file("reading", path)(error)),
         }
@@ -98,7 +100,7 @@ impl DeniedFile {
     fn denials(&self, path: &Path) -> Result<Vec<Denial>, NodeError> {
         let entries = self.denied.iter().zip(1..);
         entries
-            .map(|(entry, number)| entry.denial().map_err(|what| wrong(path, format!("entry {number} {what}"))))
+            .map(|(entry, number)| entry.denial().map_err(|what| malformed(path, format!("entry {number} {what}"))))
             .collect()
     }
 }
@@ -110,7 +112,7 @@ impl DeniedEntry {
         DeniedEntry { sha256, msp: None, serial: None, reason, until }
     }
 
-    /// Whether it names a certificate and a day.
+    /// Checks that the entry names a certificate and, if it ends, a day.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -127,9 +129,9 @@ impl DeniedEntry {
         let holder = match (&self.sha256, &self.msp, &self.serial) {
             (Some(sha256), None, None) => {
                 let hash = bytes(sha256, "sha256")?.try_into();
-                Denied::Fingerprint(hash.map_err(|_| "has a sha256 that is not 64 digits long".to_owned())?)
+                DeniedCertificate::Fingerprint(hash.map_err(|_| "has a sha256 that is not 64 digits long".to_owned())?)
             }
-            (None, Some(msp), Some(serial)) => Denied::Serial(msp.as_str().into(), bytes(serial, "serial")?),
+            (None, Some(msp), Some(serial)) => DeniedCertificate::Serial(msp.as_str().into(), bytes(serial, "serial")?),
             _ => return Err("names no certificate; write sha256, or msp and serial".to_owned()),
         };
         let until = self.until.as_deref().map(end_of_day).transpose()?;
@@ -137,7 +139,7 @@ impl DeniedEntry {
     }
 }
 
-fn wrong(path: &Path, reason: String) -> NodeError {
+fn malformed(path: &Path, reason: String) -> NodeError {
     NodeError::file("reading", path)(std::io::Error::new(std::io::ErrorKind::InvalidData, reason))
 }
 
@@ -155,20 +157,24 @@ fn end_of_day(date: &str) -> Result<i64, String> {
     Ok((days + 1) * DAY_SECONDS - 1)
 }
 
-/// What health says of a process's certificates, a line each.
-pub(crate) type Notes = Box<dyn Fn() -> Vec<String> + Send + Sync>;
+/// Health's lines on a process's certificates.
+pub(crate) type CertificateNotes = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
-/// Puts the operator's list of `folder` in force, and looks after it and the certificates below another folder until `stop`. Notes
-/// are for health.
+/// Puts the deny list of `folder` in force, then watches it and the certificates below another folder until `stop`. The
+/// notes are for health.
 ///
 /// # Errors
 /// The list cannot be read, or is malformed.
-pub(crate) fn watch(folder: &Path, certificates: &Path, stop: Stop) -> Result<(JoinHandle<()>, Notes), NodeError> {
+pub(crate) fn watch(
+    folder: &Path,
+    certificates: &Path,
+    stop: CancellationToken,
+) -> Result<(JoinHandle<()>, CertificateNotes), NodeError> {
     let list = DenyList::of_process();
     let files = files(folder);
-    let mut seen = written(&files);
+    let mut seen = modified_times(&files);
     list.replace(read(&files)?);
-    let own: Arc<[Own]> = own_certificates(certificates).into();
+    let own: Arc<[OwnCertificate]> = own_certificates(certificates).into();
     count(&own, &list);
     let problem = Arc::new(Mutex::new(None));
     let notes = {
@@ -177,27 +183,26 @@ pub(crate) fn watch(folder: &Path, certificates: &Path, stop: Stop) -> Result<(J
             let problem: Option<String> = problem.lock().unwrap_or_else(PoisonError::into_inner).clone();
             problem.into_iter().chain(own.iter().filter_map(|one| one.note(now()))).collect()
         };
-        Box::new(notes) as Notes
+        Box::new(notes) as CertificateNotes
     };
     for note in notes() {
         tracing::warn!("{note}");
     }
     let task = tokio::spawn(async move {
         let mut looks = 0u32;
-        while stop.or_stopped(tokio::time::sleep(LOOK)).await.is_some() {
+        while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             looks = looks.wrapping_add(1);
-            let now = written(&files);
+            let now = modified_times(&files);
             if now != seen {
                 seen = now;
                 let outcome = read(&files).map(|denials| list.replace(denials));
                 if let Err(error) = &outcome {
-                    tracing::error!(%error, "the list of denied certificates stays as it was");
+                    tracing::error!(%error, "the deny list is unchanged");
                 }
-                let said =
-                    outcome.err().map(|error| format!("the list of denied certificates stays as it was: {error}"));
+                let said = outcome.err().map(|error| format!("the deny list is unchanged: {error}"));
                 *problem.lock().unwrap_or_else(PoisonError::into_inner) = said;
                 count(&own, &list);
-            } else if looks.is_multiple_of(LOOKS_PER_COUNT) {
+            } else if looks.is_multiple_of(POLLS_PER_COUNT) {
                 count(&own, &list);
             }
         }
@@ -205,7 +210,7 @@ pub(crate) fn watch(folder: &Path, certificates: &Path, stop: Stop) -> Result<(J
     Ok((task, notes))
 }
 
-/// The files of a process: its own, and that of the network that it belongs to.
+/// The deny lists of a process: its own, and that of its network.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files = vec![folder.join(DENIED_FILE)];
     let nodes = folder.parent().filter(|nodes| nodes.file_name().is_some_and(|name| name == NODES));
@@ -213,7 +218,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn written(files: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
+fn modified_times(files: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
     let of = |path: &PathBuf| {
         let file = std::fs::metadata(path).ok()?;
         Some((file.modified().ok()?, file.len()))
@@ -226,13 +231,13 @@ fn read(files: &[PathBuf]) -> Result<Vec<Denial>, NodeError> {
     for path in files {
         denials.extend(DeniedFile::load(path)?.denials(path)?);
         if denials.len() > DENIALS_MAX {
-            return Err(wrong(path, format!("more than {DENIALS_MAX} certificates are denied")));
+            return Err(malformed(path, format!("more than {DENIALS_MAX} certificates are denied")));
         }
     }
     Ok(denials)
 }
 
-fn count(own: &[Own], list: &DenyList) {
+fn count(own: &[OwnCertificate], list: &DenyList) {
     DeniedCertificates.set(i64::try_from(list.entries().len()).unwrap_or(i64::MAX));
     if let Some(first) = own.iter().map(|one| one.not_after).min() {
         CertificateExpires.set(first.saturating_sub(now()));
@@ -244,18 +249,18 @@ fn now() -> i64 {
 }
 
 /// A certificate below the process's folder.
-struct Own {
+struct OwnCertificate {
     /// Relative to the folder.
     path: String,
     not_after: i64,
 }
 
-impl Own {
+impl OwnCertificate {
     fn note(&self, now: i64) -> Option<String> {
-        let Own { path, not_after } = self;
+        let OwnCertificate { path, not_after } = self;
         match not_after.saturating_sub(now) {
             left if left < 0 => {
-                Some(format!("the certificate {path} has ended {} days ago; renew it", -left / DAY_SECONDS))
+                Some(format!("the certificate {path} ended {} days ago; renew it", -left / DAY_SECONDS))
             }
             left if left < WARN_SECONDS => {
                 Some(format!("the certificate {path} ends in {} days; renew it", left / DAY_SECONDS))
@@ -265,8 +270,8 @@ impl Own {
     }
 }
 
-/// The certificates in files below a folder. What is none is passed over.
-fn own_certificates(folder: &Path) -> Vec<Own> {
+/// The certificates in files below a folder. Other files are skipped.
+fn own_certificates(folder: &Path) -> Vec<OwnCertificate> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), 0)];
     while let Some((current, depth)) = folders.pop() {
@@ -283,7 +288,7 @@ fn own_certificates(folder: &Path) -> Vec<Own> {
                 && found.len() < FILES_MAX
             {
                 let path = path.strip_prefix(folder).unwrap_or(&path).display().to_string();
-                found.push(Own { path, not_after: certificate.not_after() });
+                found.push(OwnCertificate { path, not_after: certificate.not_after() });
             }
         }
     }
@@ -314,9 +319,12 @@ mod tests {
             "[[denied]]\nsha256 = \"{fingerprint}\"\nreason = \"lost\"\n[[denied]]\nmsp = \"A\"\nserial = \"1:02\"\nuntil = \"1970-01-01\"\n"
         );
         let denials = parse(&text).expect("in order");
-        assert_eq!(denials[0].holder, Denied::Fingerprint([0xab; 32]));
+        assert_eq!(denials[0].holder, DeniedCertificate::Fingerprint([0xab; 32]));
         assert_eq!((denials[0].reason.as_str(), denials[0].until), ("lost", None));
-        assert_eq!((&denials[1].holder, denials[1].until), (&Denied::Serial("A".into(), vec![1, 2]), Some(86_399)));
+        assert_eq!(
+            (&denials[1].holder, denials[1].until),
+            (&DeniedCertificate::Serial("A".into(), vec![1, 2]), Some(86_399))
+        );
         let mistakes = [
             ("[[denied]]\nsha256 = \"abc\"", "entry 1 has a sha256 that is not 64 digits"),
             ("[[denied]]\nserial = \"1\"", "write sha256, or msp and serial"),
@@ -331,7 +339,7 @@ mod tests {
 
     #[test]
     fn certificates_are_warned_of_a_month_before_their_end() {
-        let own = Own { path: "tls/server.crt".to_owned(), not_after: 100 * DAY_SECONDS };
+        let own = OwnCertificate { path: "tls/server.crt".to_owned(), not_after: 100 * DAY_SECONDS };
         assert_eq!(own.note(69 * DAY_SECONDS), None);
         let note = own.note(71 * DAY_SECONDS).expect("it ends soon");
         assert!(note.contains("tls/server.crt ends in 29 days"), "{note}");
@@ -359,10 +367,10 @@ mod tests {
 
     #[test]
     fn certificates_below_a_folder_are_found() {
-        use identity::issue::{Organization, Terms};
+        use identity::issue::{CertificateTerms, IssuingOrganization};
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let terms = Terms::valid(identity::KeyKind::P256, 1_000_000_000, 2_000_000_000);
-        let organization = Organization::found("A", "a.example.com", &terms).expect("founded");
+        let terms = CertificateTerms::valid(identity::KeyKind::P256, 1_000_000_000, 2_000_000_000);
+        let organization = IssuingOrganization::create("A", "a.example.com", &terms).expect("founded");
         organization.write(scratch.path()).expect("room");
         let found = own_certificates(scratch.path());
         assert!(found.iter().any(|one| one.path.starts_with("ca/")), "its authority");

@@ -1,36 +1,36 @@
-//! Watches how much room the disk has.
+//! Watches the free space of the disk.
 //!
-//! A disk that is full stops stores in the middle of their work; so new transactions are refused while there still is
-//! room to finish what was taken. The room is looked at once a second.
+//! A full disk stops stores in the middle of their work. New transactions are therefore rejected while there is still
+//! space to finish the accepted ones. The free space is checked once a second.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use base::rt::{self, Stop};
-use gateway::service::Intake;
+use base::rt::{self, CancellationToken};
+use gateway::service::TransactionIntake;
 
 base::events! {
-    /// Bytes that the disk of the data directory still takes.
+    /// Free bytes on the disk of the data directory.
     gauge DiskFreeBytes("heddle_disk_free_bytes");
 }
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// As much more room than the minimum must there be before transactions are taken again, in eighths of it.
+/// Transactions are accepted again when the free space exceeds the minimum by this many eighths of it.
 const SLACK_EIGHTHS: u64 = 1;
 
-/// Closes `intake` while the disk of `path` has less than `free_bytes_min`; until `stop`.
-pub(crate) async fn watch(path: PathBuf, free_bytes_min: u64, intake: Intake, stop: Stop) {
+/// Closes `intake` while the disk of `path` has less than `free_bytes_min` free, until `stop`.
+pub(crate) async fn watch(path: PathBuf, free_bytes_min: u64, intake: TransactionIntake, stop: CancellationToken) {
     loop {
         look(&path, free_bytes_min, &intake);
-        if stop.or_stopped(rt::sleep(INTERVAL)).await.is_none() {
+        if stop.run_until_cancelled(rt::sleep(INTERVAL)).await.is_none() {
             return;
         }
     }
 }
 
-/// Looks once.
-pub(crate) fn look(path: &Path, free_bytes_min: u64, intake: &Intake) {
-    // A disk that does not say is not refused for it: its errors will show.
+/// Checks once.
+pub(crate) fn look(path: &Path, free_bytes_min: u64, intake: &TransactionIntake) {
+    // If the free space is unknown, do not reject anything: errors of the disk will show.
     let Ok(disk) = rustix::fs::statvfs(path) else { return };
     let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
     DiskFreeBytes.set(i64::try_from(free_bytes).unwrap_or(i64::MAX));

@@ -1,21 +1,22 @@
-//! `endpoints.json`: what of a network listens where, for clients on the same machine.
+//! `endpoints.json`: the listening addresses of a network, for clients on the same machine.
 //!
-//! It is written anew at every start, before the network says that it is ready, and read without the network's lock.
+//! The file is rewritten at every start, before the network reports that it is ready. Readers do not take the network's
+//! lock.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use gateway::client::{Target, Tls};
+use gateway::client::{ClientTls, ConnectTarget};
 use identity::Signer;
 use identity::issue::MspDirectory;
 use serde::{Deserialize, Serialize};
 
-use crate::network::{Endpoint, Network, NodeError, Role, write};
+use crate::network::{Endpoint, EndpointRole, Network, NodeError, write};
 use crate::process::Ready;
 
-const FILE: &str = "endpoints.json";
+const ENDPOINTS_FILE: &str = "endpoints.json";
 
-/// What listens where.
+/// The listening addresses of a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoints {
@@ -27,22 +28,22 @@ pub struct Endpoints {
     pub tls: bool,
     /// The process that runs the network.
     pub process: u32,
-    /// One gateway an organisation, in order.
+    /// One gateway per organisation, in order.
     pub gateways: Vec<GatewayEndpoint>,
-    /// The orderer's port; of several with ports of their own the first one's.
+    /// The orderer's port; with several orderers that have ports, the first one's.
     pub orderer: SocketAddr,
-    /// The ports of all orderers, where several have one.
+    /// The ports of all orderers, if several have one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orderers: Vec<SocketAddr>,
     /// The port of metrics and health.
     pub metrics: SocketAddr,
-    /// The processes of the roles, where these are processes of their own; `process` then supervises them.
+    /// The processes of the roles, if roles are processes of their own; `process` then supervises them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Ready>,
     /// The folder of their sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<PathBuf>,
-    /// Whether its processes run on hosts of their own: `process` has planned them and nothing else.
+    /// Whether its processes run on hosts of their own; `process` has then only made the plan.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_planned: bool,
 }
@@ -55,7 +56,7 @@ pub struct GatewayEndpoint {
     pub name: String,
     /// Such as `Org1MSP`.
     pub msp_id: String,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// The name in its TLS certificate.
     pub host: String,
@@ -67,14 +68,14 @@ pub struct GatewayEndpoint {
 
 impl Endpoints {
     pub(crate) fn new(network: &Network, endpoints: &[Endpoint]) -> Endpoints {
-        let address = |role: Role| {
+        let address = |role: EndpointRole| {
             let endpoint = endpoints.iter().find(|endpoint| endpoint.role == role);
             endpoint.expect("a network that runs has one of each role").address
         };
-        let orderers = endpoints.iter().filter(|endpoint| endpoint.role == Role::Orderer);
+        let orderers = endpoints.iter().filter(|endpoint| endpoint.role == EndpointRole::Orderer);
         let orderers: Vec<SocketAddr> = orderers.map(|endpoint| endpoint.address).collect();
         let relative = |path: PathBuf| path.strip_prefix(network.path()).map(Path::to_path_buf).unwrap_or(path);
-        let peers = endpoints.iter().filter(|endpoint| endpoint.role == Role::Peer);
+        let peers = endpoints.iter().filter(|endpoint| endpoint.role == EndpointRole::Peer);
         Endpoints {
             channel: network.config().network.channel.clone(),
             policy: network.config().network.policy.clone(),
@@ -90,9 +91,9 @@ impl Endpoints {
                     user: relative(organization.user_folder.join("msp")),
                 })
                 .collect(),
-            orderer: address(Role::Orderer),
+            orderer: address(EndpointRole::Orderer),
             orderers: if orderers.len() > 1 { orderers } else { Vec::new() },
-            metrics: address(Role::Metrics),
+            metrics: address(EndpointRole::Metrics),
             processes: Vec::new(),
             sockets: None,
             is_planned: false,
@@ -102,9 +103,9 @@ impl Endpoints {
     /// Reads the endpoints of the network in a directory.
     ///
     /// # Errors
-    /// There is no network, or it never ran, or the file is damaged.
+    /// There is no network, it has never run, or the file is damaged.
     pub fn load(directory: &Path) -> Result<Endpoints, NodeError> {
-        let path = directory.join(FILE);
+        let path = directory.join(ENDPOINTS_FILE);
         let bytes = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
         serde_json::from_slice(&bytes).map_err(|error| {
             let damaged = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
@@ -114,27 +115,27 @@ impl Endpoints {
 
     pub(crate) fn store(&self, directory: &Path) -> Result<(), NodeError> {
         let text = serde_json::to_string_pretty(self).expect("endpoints have a JSON form");
-        write(&directory.join(FILE), (text + "\n").as_bytes())
+        write(&directory.join(ENDPOINTS_FILE), (text + "\n").as_bytes())
     }
 
     /// How a client reaches organisation `number` (from 1).
     ///
     /// # Errors
     /// There is no such organisation, or its certificates cannot be read.
-    pub fn target(&self, directory: &Path, number: usize) -> Result<Target, NodeError> {
+    pub fn target(&self, directory: &Path, number: usize) -> Result<ConnectTarget, NodeError> {
         let gateway = self.gateway(directory, number)?;
         let tls = match self.tls {
             false => None,
             true => {
                 let path = directory.join(&gateway.tls_authority);
                 let roots_pem = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
-                Some(Tls { roots_pem, server_name: gateway.host.clone() })
+                Some(ClientTls { roots_pem, server_name: gateway.host.clone() })
             }
         };
-        Ok(Target { address: gateway.address.to_string(), tls })
+        Ok(ConnectTarget { address: gateway.address.to_string(), tls })
     }
 
-    /// The user that comes with organisation `number` (from 1).
+    /// The sample user of organisation `number` (from 1).
     ///
     /// # Errors
     /// As [`Endpoints::target`].
@@ -147,7 +148,7 @@ impl Endpoints {
         let found = number.checked_sub(1).and_then(|index| self.gateways.get(index));
         found.ok_or_else(|| {
             let missing = format!("there is no organisation {number}");
-            NodeError::file("find an organisation in", &directory.join(FILE))(std::io::Error::other(missing))
+            NodeError::file("find an organisation in", &directory.join(ENDPOINTS_FILE))(std::io::Error::other(missing))
         })
     }
 }

@@ -1,18 +1,69 @@
-//! A whole network, in one process or in a process for each role: composition, and nothing else.
+//! Composes a whole network from the other crates, in one process or in one process per role. It has no logic of the
+//! ledger itself.
+//!
+//! The first step is the configuration. This example stops there: a running network needs ports and a directory, as in
+//! `tests/network`.
+//!
+//! ```
+//! use node::HeddleConfig;
+//!
+//! let text = r#"
+//! [network]
+//! channel = "trade"
+//! organizations = ["Buyer", "Seller"]
+//! policy = "all"
+//!
+//! [batch]
+//! timeout_ms = 20
+//! "#;
+//! let config = HeddleConfig::parse(text, "heddle.toml").expect("every key that is absent has a default");
+//! assert_eq!(config.network.organizations, ["Buyer", "Seller"]);
+//! assert_eq!((config.tls, config.ports.gateway), (true, 7051));
+//!
+//! // Errors name the key, and say what to do.
+//! let error = HeddleConfig::parse("[batch]\nmessages = 0", "heddle.toml").expect_err("a block has a transaction");
+//! assert!(error.to_string().contains("batch.messages is 0; it must be from 1 to 100000"));
+//!
+//! // The genesis block fixes some keys for ever. Others may differ at every start.
+//! let mut changed = config.clone();
+//! changed.ports.gateway = 8051;
+//! changed.check_same_network(&config).expect("the ports are not in the genesis block");
+//! changed.network.policy = "any".to_owned();
+//! changed.check_same_network(&config).expect_err("the policy is in the genesis block");
+//! ```
 //!
 //! * [`config`]: the configuration file.
-//! * [`network`]: certificates, genesis block, orderer, peers and gateways; created, opened, run, stopped.
-//! * [`process`]: one role as a process of its own. [`plan`]: which processes a network has, and their files.
-//! * [`Endpoints`]: what of a network listens where, for clients on the same machine.
-//! * [`transport`]: links that leave the process, over TCP and mutual TLS.
+//! * [`network`]: certificates, genesis block, orderer, peers and gateways; creates, opens, runs and stops a network.
+//! * [`process`]: runs one role as a separate process. [`plan`]: the processes of a network, and their files.
+//! * [`Endpoints`]: the listening addresses of a network, for clients on the same machine.
+//! * [`transport`]: links between processes, over TCP and mutual TLS.
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
-//! * [`control`]: how an operator asks a running peer about its memory, and orderers about their group, and changes them.
-//! * [`enlist`]: the files of one orderer more, or less.
-//! * [`kv`]: a replicated key-value store as a program, and a client of it.
+//! * [`control`]: the interface through which an operator queries and changes the memory of a running peer and the
+//!   members of an ordering group.
+//! * [`membership`]: the files of an orderer that is added or removed.
+//! * [`kv`]: the replicated key-value store as a program, and its client.
 //! * [`logging`]: log lines. Metrics are served by the running network.
+//!
+//! # Guarantees
+//!
+//! * A configuration with an unusable value is rejected before anything is created or bound; the error says what to do.
+//! * Creating a network writes the genesis block last. After an interruption the next start creates the network again
+//!   from the beginning.
+//! * Only one process at a time uses a data directory.
+//! * [`RunningNetwork::stop`] and [`Process::stop`] finish the accepted work and persist the state. The next start
+//!   continues there.
+//! * Organisations in one process share only immutable bytes.
+//!
+//! # What it needs around it
+//!
+//! * Above: `heddle`, the command-line program, reads arguments, calls [`Network`] or [`Process`], and stops them on
+//!   SIGTERM.
+//! * Below: the crates that this one composes. `gateway` answers clients, `chain` endorses, orders and commits, `state`
+//!   and `pool` hold the world state, `storage` holds blocks and rows, and `consensus` replicates logs.
+//! * Rules of the ledger, protocols and formats belong to those crates.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod config;
 mod contracts;
@@ -20,30 +71,31 @@ pub mod control;
 pub mod credentials;
 mod disk;
 mod endpoints;
-pub mod enlist;
 pub mod kv;
 mod load;
 pub mod logging;
+pub mod membership;
 mod metrics;
 pub mod network;
 mod overview;
 pub mod plan;
+mod policy_record;
 mod ports;
 pub mod process;
 mod profile;
 mod roles;
-mod rules;
 mod services;
 pub mod transport;
 
-/// What somebody outside this crate awaits, where it does much. It is boxed because what an `async fn` does, and all that it
-/// awaits, is compiled where it is awaited: so it is compiled here, and not with the program, each time that this is.
+/// The future of a large public entry point. It is boxed because an `async fn`, with everything that it awaits, is
+/// compiled in the crate that awaits it: boxing compiles it here, once, and not in the program at every build of the
+/// program.
 pub(crate) type Boxed<'a, T> = futures_util::future::BoxFuture<'a, T>;
 
-pub use config::{Config, ConfigError};
+pub use config::{ConfigError, HeddleConfig};
 pub use endpoints::{Endpoints, GatewayEndpoint};
-pub use network::{Endpoint, Network, NodeError, Role, Running};
+pub use network::{Endpoint, EndpointRole, Network, NodeError, RunningNetwork};
 pub use overview::Overview;
-pub use plan::{Placement, Plan, Planned};
-pub use process::{Ended, Process, ProcessRole, Ready};
+pub use plan::{Placement, PlannedProcess, ProcessPlan};
+pub use process::{Process, ProcessEnd, ProcessRole, Ready};
 pub use services::log_panics;

@@ -8,17 +8,17 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::ConfigError;
 
-/// Begins to log what `filter` asks for: a level, or a list of targets and levels. Calling it again does nothing.
+/// Starts logging at `filter`: a level, or a list of targets and levels. A second call does nothing.
 ///
 /// # Errors
-/// [`ConfigError::Value`] when the filter cannot be understood.
+/// [`ConfigError::Value`] when the filter cannot be parsed.
 pub fn start(filter: &str) -> Result<(), ConfigError> {
     let filter = EnvFilter::try_new(filter).map_err(|error| ConfigError::Value {
         origin: "the configuration".to_owned(),
         key: "log",
         problem: format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"),
     })?;
-    // Failing means that somebody, such as a test, logs already.
+    // An error means that other code, such as a test, has set up logging already.
     let _ = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

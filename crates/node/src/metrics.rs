@@ -1,8 +1,10 @@
-//! Metrics and health over plain HTTP: `GET /metrics` for Prometheus, `GET /healthz` for whoever restarts processes.
+//! Metrics and health over plain HTTP: `GET /metrics` for Prometheus, `GET /healthz` for process supervisors.
 //!
-//! A reader of one request a connection, and no more of HTTP than that takes. The page asks nobody who he is, so every
-//! connection is a stranger's: when as many are open as may be, the oldest is closed for the newcomer ([`base::admission`]).
-//! A request's head is bounded in bytes, and a request with its answer in time.
+//! All clients are unauthenticated, so the server protects itself: at the maximum number of connections it closes the
+//! oldest to accept a new one ([`base::admission`]), and it limits the bytes of a request's head and the time for a
+//! request and its answer. Of HTTP it implements only this: one request per connection.
+
+mod renamed;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,28 +12,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::admission::{Admission, AdmissionLimits};
 use base::event;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use chain::Channel;
-use chain::order::chain::Chain;
+use chain::order::orderer_channel::OrdererChannel;
 use chain::remote::RemotePeer;
-use gateway::service::Intake;
+use gateway::service::TransactionIntake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::services::Services;
 
-/// Connections at once, of all addresses: enough for every scraper and for people beside them.
+/// Maximum of concurrent connections from all addresses: enough for every scraper and for people beside them.
 const CONNECTIONS_MAX: usize = 64;
-/// Connections at once of one address.
+/// Maximum of concurrent connections from one address.
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 32;
-/// Bytes of a request that are looked at.
+/// Maximum bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// How long a request may take to arrive, and its answer to leave.
-const REQUEST_MAX: Duration = Duration::from_secs(5);
-/// A pause after `accept` failed.
+/// Time limit for reading a request and writing its answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after `accept` fails.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Makes the events of every layer known, so that zeros show.
+/// Registers the events of every layer, so that counters appear before their first event.
 pub(crate) fn register() {
     event::register(base::admission::EVENTS);
     event::register(identity::EVENTS);
@@ -46,15 +48,15 @@ pub(crate) fn register() {
     event::register(base::rt::net::EVENTS);
 }
 
-/// A part of the network that may end by itself, or wait for its operator.
-pub(crate) trait Part: Send + Sync {
-    /// What ended it, if something did.
+/// A part of the network that may fail, or stall until its operator acts.
+pub(crate) trait MonitoredPart: Send + Sync {
+    /// The error that ended it, if it has ended.
     fn failure(&self) -> Option<Arc<chain::Error>>;
-    /// What it waits for, while it cannot go on.
+    /// The reason why it stalls, while it does.
     fn stalled(&self) -> Option<String>;
 }
 
-impl Part for Channel {
+impl MonitoredPart for Channel {
     fn failure(&self) -> Option<Arc<chain::Error>> {
         self.failure()
     }
@@ -64,7 +66,7 @@ impl Part for Channel {
     }
 }
 
-impl Part for RemotePeer {
+impl MonitoredPart for RemotePeer {
     fn failure(&self) -> Option<Arc<chain::Error>> {
         None
     }
@@ -74,7 +76,7 @@ impl Part for RemotePeer {
     }
 }
 
-impl Part for Chain {
+impl MonitoredPart for OrdererChannel {
     fn failure(&self) -> Option<Arc<chain::Error>> {
         self.failure()
     }
@@ -84,23 +86,25 @@ impl Part for Chain {
     }
 }
 
-/// What the page is made from.
+/// The content of the pages.
 #[async_trait]
-pub(crate) trait Source: Send + Sync + 'static {
-    /// Prometheus' text.
+pub(crate) trait MetricsSource: Send + Sync + 'static {
+    /// The metrics in Prometheus' text format.
     async fn metrics(&self) -> String;
-    /// What is wrong, a line each, if something is.
+    /// The problems, one per line, if there are any.
     async fn problem(&self) -> Option<String>;
-    /// What is worth knowing and hinders nothing, a line each.
+    /// Notes on conditions that do no harm, one per line.
     async fn notes(&self) -> String {
         String::new()
     }
 }
 
 #[async_trait]
-impl Source for Health {
+impl MetricsSource for Health {
     async fn metrics(&self) -> String {
-        event::render_prometheus()
+        let page = event::render_prometheus();
+        let old = renamed::under_old_names(&page);
+        page + &old
     }
 
     async fn problem(&self) -> Option<String> {
@@ -112,21 +116,21 @@ impl Source for Health {
     }
 }
 
-/// Says what is worth knowing.
-type Notes = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
+/// Provides notes for health.
+type HealthNotes = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
 
-/// What is looked at to say whether this process is well.
+/// Everything that determines this process's health.
 #[derive(Clone)]
 pub(crate) struct Health {
-    /// With their hosts' names.
-    parts: Arc<[(String, Arc<dyn Part>)]>,
-    intake: Intake,
-    notes: Vec<Notes>,
+    /// With their host names.
+    parts: Arc<[(String, Arc<dyn MonitoredPart>)]>,
+    intake: TransactionIntake,
+    notes: Vec<HealthNotes>,
     services: Option<Services>,
 }
 
 impl Health {
-    pub(crate) fn new(parts: Vec<(String, Arc<dyn Part>)>, intake: Intake) -> Health {
+    pub(crate) fn new(parts: Vec<(String, Arc<dyn MonitoredPart>)>, intake: TransactionIntake) -> Health {
         Health { parts: parts.into(), intake, notes: Vec::new(), services: None }
     }
 
@@ -139,11 +143,11 @@ impl Health {
         self
     }
 
-    /// What is wrong, a line each, if something is.
+    /// The problems, one per line, if there are any.
     fn problem(&self) -> Option<String> {
         let mut problem = String::new();
         if let Some(ended) = self.services.as_ref().and_then(Services::problem) {
-            problem += &format!("{ended}, and is not served any more\n");
+            problem += &format!("{ended}, and is no longer served\n");
         }
         for (host, part) in self.parts.iter() {
             match (part.failure(), part.stalled()) {
@@ -159,21 +163,21 @@ impl Health {
     }
 }
 
-/// Nobody becomes a member here, and nothing but a request's head is buffered.
+/// No client authenticates here, and only a request's head is buffered.
 fn limits() -> AdmissionLimits {
     AdmissionLimits {
-        strangers_max: CONNECTIONS_MAX,
-        strangers_per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
-        handshake_time_max: REQUEST_MAX,
+        unauthenticated_max: CONNECTIONS_MAX,
+        unauthenticated_per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
+        handshake_time_max: REQUEST_TIMEOUT,
         ..AdmissionLimits::in_proportion(CONNECTIONS_MAX, (CONNECTIONS_MAX * HEAD_BYTES_MAX) as u64, 1)
     }
 }
 
-/// Answers until `stop`.
-pub(crate) async fn serve(listener: TcpListener, source: impl Source, stop: Stop) {
+/// Serves until `stop`.
+pub(crate) async fn serve(listener: TcpListener, source: impl MetricsSource, stop: CancellationToken) {
     let source = Arc::new(source);
     let admission = Admission::new(limits());
-    while let Some(accepted) = stop.or_stopped(listener.accept()).await {
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         let Ok((socket, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
@@ -181,14 +185,14 @@ pub(crate) async fn serve(listener: TcpListener, source: impl Source, stop: Stop
         let admitted = admission.admit(peer.ip());
         let source = source.clone();
         tokio::spawn(async move {
-            // A client that is too slow, has gone or has to make way for another one gets no answer.
-            let answered = tokio::time::timeout(REQUEST_MAX, answer(socket, source.as_ref()));
-            admitted.displaced().or_stopped(answered).await;
+            // A client gets no answer if it is too slow, has gone, or is displaced by another one.
+            let answered = tokio::time::timeout(REQUEST_TIMEOUT, answer(socket, source.as_ref()));
+            admitted.displaced().run_until_cancelled(answered).await;
         });
     }
 }
 
-async fn answer(mut socket: TcpStream, source: &dyn Source) -> std::io::Result<()> {
+async fn answer(mut socket: TcpStream, source: &dyn MetricsSource) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         let mut chunk = [0; 1024];
@@ -210,7 +214,7 @@ async fn answer(mut socket: TcpStream, source: &dyn Source) -> std::io::Result<(
     socket.shutdown().await
 }
 
-async fn respond(head: &[u8], source: &dyn Source) -> (&'static str, &'static str, String) {
+async fn respond(head: &[u8], source: &dyn MetricsSource) -> (&'static str, &'static str, String) {
     const TEXT: &str = "text/plain; charset=utf-8";
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|byte| *byte == b' ');
@@ -236,13 +240,13 @@ mod tests {
     async fn ask(request: &[u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let stop = Stop::new();
-        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), Intake::default()), stop.clone()));
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), TransactionIntake::default()), stop.clone()));
         let mut socket = TcpStream::connect(address).await.expect("a port that listens");
         socket.write_all(request).await.expect("room");
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await.expect("text");
-        stop.stop();
+        stop.cancel();
         server.await.expect("no panic");
         answer
     }
@@ -258,13 +262,13 @@ mod tests {
         assert!(!ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").await.contains("\r\n\r\nok"));
     }
 
-    /// The story: 32 sockets that said nothing kept every scraper out, which hid whatever else was done to the process.
+    /// Regression: 32 silent sockets locked every scraper out, which hid all other attacks on the process.
     #[tokio::test]
     async fn silent_connections_keep_no_scraper_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let stop = Stop::new();
-        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), Intake::default()), stop.clone()));
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), TransactionIntake::default()), stop.clone()));
         let mut silent = Vec::new();
         for _ in 0..4 * CONNECTIONS_MAX {
             silent.push(TcpStream::connect(address).await.expect("a port that listens"));
@@ -274,24 +278,24 @@ mod tests {
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await.expect("text");
         assert!(answer.ends_with("ok\n"), "{answer}");
-        stop.stop();
+        stop.cancel();
         server.await.expect("no panic");
     }
 
     #[tokio::test]
     async fn health_says_what_is_not_served_any_more() {
-        let services = Services::new(Stop::new());
-        let health = Health::new(Vec::new(), Intake::default()).with_services(services.clone());
+        let services = Services::new(CancellationToken::new());
+        let health = Health::new(Vec::new(), TransactionIntake::default()).with_services(services.clone());
         assert_eq!(health.problem(), None);
         services.watch("memory-1", async {}).await.expect("it does not panic");
         let (status, _, body) = respond(b"GET /healthz HTTP/1.1\r\n\r\n", &health).await;
         assert!(status.starts_with("503"), "{status}");
-        assert_eq!(body, "memory-1 has ended, and is not served any more\n");
+        assert_eq!(body, "memory-1 has ended, and is no longer served\n");
     }
 
     struct Fake(Option<chain::Error>, Option<&'static str>);
 
-    impl Part for Fake {
+    impl MonitoredPart for Fake {
         fn failure(&self) -> Option<Arc<chain::Error>> {
             self.0.as_ref().map(|error| Arc::new(chain::Error::Panicked(error.to_string())))
         }
@@ -303,8 +307,8 @@ mod tests {
 
     #[tokio::test]
     async fn health_names_every_part_that_has_stopped_or_waits() {
-        let part = |host: &str, fake: Fake| (host.to_owned(), Arc::new(fake) as Arc<dyn Part>);
-        let intake = Intake::default();
+        let part = |host: &str, fake: Fake| (host.to_owned(), Arc::new(fake) as Arc<dyn MonitoredPart>);
+        let intake = TransactionIntake::default();
         let parts = vec![
             part("peer0", Fake(None, None)),
             part("peer1", Fake(None, Some("the disk is full"))),
@@ -319,10 +323,10 @@ mod tests {
         assert_eq!(lines.len(), 2, "{body}");
         intake.close("there is hardly any room".to_owned());
         assert!(health.problem().is_some_and(|problem| problem.ends_with("there is hardly any room\n")));
-        assert_eq!(Health::new(Vec::new(), Intake::default()).problem(), None);
+        assert_eq!(Health::new(Vec::new(), TransactionIntake::default()).problem(), None);
     }
 
-    /// `HEDDLE_WRITE_DOCS=1` writes the page anew instead of comparing.
+    /// `HEDDLE_WRITE_DOCS=1` rewrites the page instead of comparing.
     #[test]
     fn the_document_lists_every_metric() {
         register();
@@ -331,11 +335,11 @@ mod tests {
              | metric | kind | meaning |\n|---|---|---|\n",
         );
         let own = event::catalogue().into_iter().filter(|event| !event.name.starts_with("heddle_example"));
-        for event::Description { name, documentation, sort } in own {
+        for event::EventDescription { name, documentation, kind: sort } in own {
             let kind = match sort {
-                event::Sort::Counter => "counter",
-                event::Sort::Gauge => "gauge",
-                event::Sort::Histogram(_) => "histogram",
+                event::EventKind::Counter => "counter",
+                event::EventKind::Gauge => "gauge",
+                event::EventKind::Histogram(_) => "histogram",
             };
             page += &format!("| `{name}` | {kind} | {} |\n", documentation.trim().replace(['\n', '|'], " "));
         }

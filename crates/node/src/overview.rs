@@ -1,7 +1,7 @@
-//! Metrics and health of all processes of a network on one page, for whoever supervises them.
+//! Metrics and health of all processes of a network on one page, for their supervisor.
 //!
-//! Each request asks the processes' own pages. Every sample gets the label `process`; a process that does not answer in time
-//! is left out of the metrics and named as unwell.
+//! For each request the server fetches the pages of all processes. Every sample gets the label `process`. A process
+//! that does not answer in time is left out of the metrics and reported as unhealthy.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,70 +9,70 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use crate::metrics::{self, Source};
+use crate::metrics::{self, MetricsSource};
 use crate::network::NodeError;
 use crate::ports;
 
-/// How long one process may take to answer.
+/// Time limit for one process's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// Bytes of one process's page.
+/// Maximum bytes of one process's page.
 const PAGE_BYTES_MAX: u64 = 4 << 20;
 
-/// A page that runs.
+/// A running overview page.
 pub struct Overview {
     address: SocketAddr,
-    processes: Processes,
-    stop: Stop,
+    processes: ProcessMetrics,
+    stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-/// Where the pages of processes are, or why there is none.
+/// The address of each process's page, or why there is none.
 #[derive(Clone, Default)]
-struct Processes(Arc<Mutex<BTreeMap<String, Result<SocketAddr, String>>>>);
+struct ProcessMetrics(Arc<Mutex<BTreeMap<String, Result<SocketAddr, String>>>>);
 
 impl Overview {
-    /// Begins to answer at an address.
+    /// Starts the page at an address.
     ///
     /// # Errors
     /// [`NodeError::Port`].
     pub async fn start(address: SocketAddr) -> Result<Overview, NodeError> {
         let listener = ports::bind(address, "ports.metrics").await?;
-        let (address, processes, stop) = (ports::local(&listener), Processes::default(), Stop::new());
+        let (address, processes, stop) = (ports::local(&listener), ProcessMetrics::default(), CancellationToken::new());
         let task = tokio::spawn(metrics::serve(listener, processes.clone(), stop.clone()));
         Ok(Overview { address, processes, stop, task })
     }
 
-    /// Where it answers.
+    /// The page's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A process answers at this address, or does not run for this reason.
+    /// Sets the address of a process's page, or the reason why the process does not run.
     pub fn set(&self, name: &str, page: Result<SocketAddr, String>) {
         self.processes.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), page);
     }
 
-    /// There is no such process any more.
+    /// Removes a process that no longer exists.
     pub fn remove(&self, name: &str) {
         self.processes.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
-    /// Ends it.
+    /// Stops the page.
     pub async fn stop(self) {
-        self.stop.stop();
-        // One that panicked has said so.
+        self.stop.cancel();
+        // A task that panicked has logged it.
         let _ = self.task.await;
     }
 }
 
-impl Processes {
-    async fn ask(&self, path: &str) -> Vec<(String, Result<Page, String>)> {
+impl ProcessMetrics {
+    async fn ask(&self, path: &str) -> Vec<(String, Result<FetchedPage, String>)> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let asking = known.into_iter().map(|(name, page)| async move {
             let answer = match page {
@@ -90,7 +90,7 @@ impl Processes {
 }
 
 #[async_trait]
-impl Source for Processes {
+impl MetricsSource for ProcessMetrics {
     async fn metrics(&self) -> String {
         let pages = self.ask("/metrics").await;
         merge(pages.iter().filter_map(|(name, page)| Some((name.as_str(), page.as_ref().ok()?.body.as_str()))))
@@ -118,24 +118,24 @@ impl Source for Processes {
     }
 }
 
-struct Page {
+struct FetchedPage {
     is_well: bool,
     body: String,
 }
 
-async fn get(address: SocketAddr, path: &str) -> std::io::Result<Page> {
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<FetchedPage> {
     let mut socket = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     socket.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     socket.take(PAGE_BYTES_MAX).read_to_string(&mut answer).await?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    Ok(Page { is_well: head.split(' ').nth(1) == Some("200"), body: body.to_owned() })
+    Ok(FetchedPage { is_well: head.split(' ').nth(1) == Some("200"), body: body.to_owned() })
 }
 
-/// Puts pages of Prometheus' text together: the samples of a metric stand together, each with its process.
+/// Merges pages in Prometheus' text format: groups the samples of each metric, and labels each with its process.
 fn merge<'a>(pages: impl Iterator<Item = (&'a str, &'a str)>) -> String {
-    // Of each metric: its heading, and its samples.
+    // For each metric: its heading, and its samples.
     let mut metrics: BTreeMap<&str, (Vec<&str>, String)> = BTreeMap::new();
     for (process, page) in pages {
         let mut current = "";
@@ -185,7 +185,7 @@ mod tests {
         let page = get(overview.address(), "/healthz").await.expect("it answers");
         assert!(!page.is_well);
         assert_eq!(page.body, "compute-org1: ended with signal 9\n");
-        // Its own page is a page like any other.
+        // The overview's own page is a page like any other.
         overview.set("compute-org1", Ok(overview.address()));
         overview.set("compute-org1", Err("gone".to_owned()));
         assert_eq!(get(overview.address(), "/metrics").await.expect("it answers").body, "");

@@ -1,16 +1,16 @@
-//! Which processes a network consists of, where each answers, and their files.
+//! Plans a network's processes: their roles, addresses and files.
 //!
 //! ```text
 //! <directory>/nodes/<name>/
-//!   node.toml        what the process is to do; readable by its owner only, for it holds tokens
+//!   node.toml        the process's configuration; readable by its owner only, since it holds tokens
 //!   tls/             its certificate and key for links and clients; between hosts also for remote memory access
 //!   trust/           the TLS authorities of the organisations
-//!   msp/             the identity that signs: of compute nodes and orderers
+//!   msp/             the signing identity: of compute nodes and orderers
 //!   genesis.block    of compute nodes and orderers
 //! ```
 //!
-//! A folder is all that its process needs: to run it on another host, copy it there. Certificates and tokens are made anew
-//! with every plan, so that all processes of a network belong to one plan.
+//! A process needs only its folder: to run the process on another host, copy the folder there. Every plan makes new
+//! certificates and tokens, so all processes of a network must belong to the same plan.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,134 +19,137 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use base::rt;
-use identity::Role as CertificateRole;
-use identity::issue::{Organization as Issuer, TlsIdentity};
+use identity::MemberRole as CertificateRole;
+use identity::issue::{IssuingOrganization as Issuer, TlsIdentity};
 
-use crate::config::{Engine, Form, Provider};
+use crate::config::{OrderingEngine, PeerMode, ProviderKind};
 use crate::control::orderer_of;
-use crate::enlist::{self, Enlisted};
+use crate::membership::{self, AddedOrderer};
 use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
-use crate::network::roster::Roster;
-use crate::network::{Endpoint, Network, NodeError, Role, material, write, write_private};
+use crate::network::orderer_set::OrdererSet;
+use crate::network::{Endpoint, EndpointRole, Network, NodeError, material, write, write_private};
 use crate::process::Ready;
 use crate::process::file::{
-    AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, LogFile, MemoryFile, NodeFile,
-    OrdererFile, PooledFile, ProcessRole, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile, TRUST,
+    ComputeFile, DonorFile, GENESIS, GatewayFile, LocalStoresFile, MemoryFile, NODE_FILE, NodeFile, OrderLogFile,
+    OrdererFile, PeerNodesFile, PooledFile, ProcessRole, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    TRUST,
 };
 use crate::{Endpoints, profile};
 
 const ORDERER: &str = "orderer";
-/// Whom gateways and orderers answer over gRPC.
+/// The callers of gateways and orderers over gRPC.
 const CLIENTS: &str = "clients";
 const METRICS: &str = "ports.metrics";
-/// Stands where the number of a compute node does, and tells memory nodes of the orderers' log from those of the pool.
-const LOG: usize = usize::MAX;
-/// The longest path of a socket that the system takes, without the closing zero.
+/// In place of a compute node's number: marks the memory nodes of the orderers' log, as opposed to those of the pool.
+const LOG_NODE: usize = usize::MAX;
+/// The longest socket path that the system allows, without the terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// From `ports.links` on: two of the orderer, then one of each compute node; from here on those of links within an
-/// organisation, where they are sockets.
+/// The ports after `ports.links`: two of the orderer, then one of each compute node. From this offset on: the ports of
+/// links within an organisation, if they use sockets.
 const INNER_PORTS: usize = 40;
-/// How many ports a network can have.
+/// Maximum of a network's ports.
 const PORTS_MAX: usize = 1024;
-/// Where free ports are taken from. A process listens some time after its port was tried, and again after every restart:
-/// so they lie below those that the system gives to outgoing connections, one of which could have taken it by then.
+/// The range of free ports. A process binds its port some time after the plan tried it, and again after every restart.
+/// The range therefore lies below the one from which the system takes ports of outgoing connections, which could have
+/// taken the port by then.
 const FREE_PORTS: Range<u16> = 16_384..32_768;
-/// How many of them are tried.
+/// Maximum of ports that are tried.
 const TRIES_MAX: usize = 256;
 
 /// Where the processes of a network run.
 #[derive(Clone, Debug)]
 pub enum Placement {
-    /// All on this machine. Processes of one organisation meet at sockets in this folder.
-    Here {
+    /// All on this machine. Processes of one organisation connect through sockets in this folder.
+    OneHost {
         /// A short path.
         sockets: PathBuf,
     },
     /// On several hosts.
     Hosts {
-        /// Of every process that is not named.
+        /// The host of every process that is not named below.
         default: IpAddr,
-        /// By the names of processes.
+        /// Hosts by process name.
         by_name: BTreeMap<String, IpAddr>,
     },
 }
 
-/// The processes of a network, in the order in which they are started.
+/// The processes of a network, in the order in which they start.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ProcessPlan {
     /// Each of them.
-    pub processes: Vec<Planned>,
+    pub processes: Vec<PlannedProcess>,
     gateways: Vec<SocketAddr>,
     sockets: Option<PathBuf>,
 }
 
 /// A process of a network.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub struct PlannedProcess {
     /// Such as `compute-org1`.
     pub name: String,
-    /// What it does.
+    /// Its role.
     pub role: ProcessRole,
-    /// The host it is meant for.
+    /// The host on which it is to run.
     pub host: IpAddr,
-    /// Where its files are.
+    /// The folder of its files.
     pub folder: PathBuf,
-    /// Where it answers, and whom: `tcp:host:port` and `shm:/path` for its own organisation, `tls:host:port` for others,
-    /// `host:port` for clients.
+    /// The callers of the process and its address for each: `tcp:host:port` and `shm:/path` for its own organisation,
+    /// `tls:host:port` for others, `host:port` for clients.
     pub answers: Vec<(&'static str, String)>,
-    /// Which one of its role: the place of a memory node, or of an organisation.
-    place: usize,
-    /// Which compute node of its organisation.
+    /// Its index within its role: of a memory node, or of an organisation.
+    index: usize,
+    /// Its index among the compute nodes of its organisation.
     node: usize,
 }
 
-impl Planned {
+impl PlannedProcess {
     /// An orderer that was added on this machine after the plan was made.
-    pub fn orderer(enlisted: &Enlisted) -> Planned {
-        let Enlisted { name, folder, address, answers: [blocks, intake, clients], .. } = enlisted.clone();
+    pub fn orderer(added: &AddedOrderer) -> PlannedProcess {
+        let AddedOrderer { name, folder, address, answers: [blocks, intake, clients], .. } = added.clone();
         let answers = vec![("compute nodes", blocks), ("gateways", intake), (CLIENTS, clients), ("orderers", address)];
         let host = IpAddr::from(Ipv4Addr::LOCALHOST);
-        Planned { name, role: ProcessRole::Orderer, host, folder, answers, place: 0, node: 0 }
+        PlannedProcess { name, role: ProcessRole::Orderer, host, folder, answers, index: 0, node: 0 }
     }
 
-    /// Where it answers clients.
+    /// The address at which it answers clients.
     fn clients(&self) -> Option<SocketAddr> {
         let (_, address) = self.answers.iter().find(|(whom, _)| *whom == CLIENTS)?;
         address.parse().ok()
     }
 
-    /// Its configuration.
+    /// The path of its configuration file.
     pub fn config(&self) -> PathBuf {
-        self.folder.join(FILE)
+        self.folder.join(NODE_FILE)
     }
 }
 
 /// The tokens of one plan.
-struct Secrets {
-    /// By organisation and compute node.
+struct PlanSecrets {
+    /// Indexed by organisation and compute node.
     compute: Vec<Vec<Secret>>,
     gateways: Vec<Secret>,
-    /// By organisation and memory node.
+    /// Indexed by organisation and memory node.
     owners: Vec<Vec<Secret>>,
     orderers: Vec<Secret>,
-    /// Of all orderers on Raft.
+    /// Common to all orderers on Raft.
     group: Secret,
 }
 
-/// Where everything answers.
-struct Addresses {
+/// The addresses of all processes.
+struct PlanAddresses {
     memory: Vec<String>,
     storage: Vec<String>,
-    /// By organisation and compute node: where gateways of the organisation, of others, and the peer's other nodes reach it.
+    /// By organisation and compute node: its address for gateways of its organisation, for other organisations'
+    /// gateways, and for the peer's other compute nodes.
     compute: Vec<Vec<String>>,
     others: Vec<Vec<String>>,
-    among: Vec<Vec<String>>,
-    /// By orderer.
+    peer_nodes: Vec<Vec<String>>,
+    /// Indexed by orderer.
     blocks: Vec<String>,
     intakes: Vec<String>,
     orderers: Vec<SocketAddr>,
-    keepers: Vec<String>,
-    /// By memory node of the orderers' log.
+    acceptors: Vec<String>,
+    /// Indexed by memory node of the orderers' log.
     log: Vec<String>,
     gateways: Vec<SocketAddr>,
 }
@@ -158,14 +161,14 @@ struct Planner<'a> {
     names: Vec<String>,
     memory_nodes: usize,
     log_nodes: usize,
-    /// Their numbers.
+    /// The orderers' numbers.
     orderers: Vec<u64>,
-    /// Whether these are not those that the network was made with.
+    /// Whether they differ from those that the network was created with.
     orderers_have_changed: bool,
     storage_nodes: bool,
-    /// Of each organisation.
+    /// Compute nodes per organisation.
     compute_nodes: usize,
-    /// Ports that were found free stay bound until the plan is made.
+    /// Listeners that keep the chosen free ports bound until the plan is complete.
     held: Vec<TcpListener>,
 }
 
@@ -177,11 +180,11 @@ fn memory_name(place: usize) -> String {
     format!("memory-{}", place + 1)
 }
 
-fn orderer_tokens(secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> + '_ {
+fn orderer_tokens(secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> + '_ {
     secrets.orderers.iter().enumerate().map(|(place, token)| (orderer_name(place), token.clone()))
 }
 
-/// A port so far behind the first one of its kind; where that is 0, any free one, it is 0 too.
+/// The port `offset` after the first one of its kind; 0, any free port, if the first one is 0.
 pub(crate) fn port_behind(first: u16, offset: usize, key: &'static str) -> Result<u16, NodeError> {
     let behind = u16::try_from(offset).ok().and_then(|offset| first.checked_add(offset));
     match first {
@@ -203,24 +206,24 @@ pub(crate) fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
 }
 
 impl Network {
-    /// Makes the files of all processes.
+    /// Writes the files of all processes.
     ///
     /// # Errors
-    /// [`NodeError::UnknownProcess`] when a host is given to a process that there is not; [`NodeError::AnyPort`] when the
-    /// configuration leaves a port of another host open; [`NodeError::NoPort`] when there are not enough behind its first
-    /// one; [`NodeError::Port`] when a port of this machine is taken; files that cannot be written.
-    pub fn plan(&self, placement: &Placement) -> Result<Plan, NodeError> {
+    /// [`NodeError::UnknownProcess`] when a host is assigned to a process that does not exist; [`NodeError::AnyPort`]
+    /// when the configuration leaves a port on another host open; [`NodeError::NoPort`] when too few ports follow the
+    /// first one; [`NodeError::Port`] when a port on this machine is taken; files that cannot be written.
+    pub fn plan(&self, placement: &Placement) -> Result<ProcessPlan, NodeError> {
         let config = self.config();
-        let is_pooled = config.pool.form == Form::Disaggregated;
-        let roster = Roster::load(self.path(), config.ordering.count())?;
+        let is_pooled = config.pool.form == PeerMode::Disaggregated;
+        let orderer_set = OrdererSet::load(self.path(), config.ordering.count())?;
         let planner = Planner {
             network: self,
             placement,
             names: config.network.organizations.iter().map(|name| name.to_ascii_lowercase()).collect(),
             memory_nodes: if is_pooled { config.pool.memory_nodes } else { 0 },
             log_nodes: config.ordering.memory_count(),
-            orderers: roster.numbers,
-            orderers_have_changed: roster.has_changed,
+            orderers: orderer_set.numbers,
+            orderers_have_changed: orderer_set.has_changed,
             storage_nodes: is_pooled,
             compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
@@ -228,11 +231,16 @@ impl Network {
         planner.plan()
     }
 
-    /// Says where a network that consists of processes can be reached: profiles for clients, and `endpoints.json`.
+    /// Publishes the addresses of a network of processes: profiles for clients, and `endpoints.json`.
     ///
     /// # Errors
     /// Files that cannot be written.
-    pub fn announce(&self, plan: &Plan, metrics: SocketAddr, processes: Vec<Ready>) -> Result<Endpoints, NodeError> {
+    pub fn announce(
+        &self,
+        plan: &ProcessPlan,
+        metrics: SocketAddr,
+        processes: Vec<Ready>,
+    ) -> Result<Endpoints, NodeError> {
         let orderers = plan.processes.iter().filter(|process| process.role == ProcessRole::Orderer);
         let orderers = orderers.filter_map(|orderer| Some((orderer.name.clone(), orderer.clients()?)));
         let endpoints = self.write_profiles(&plan.gateways, orderers, metrics)?;
@@ -242,7 +250,8 @@ impl Network {
         Ok(endpoints)
     }
 
-    /// As [`Network::announce`], where orderers on Raft have come or gone and everything else is where it was.
+    /// As [`Network::announce`], after orderers on Raft were added or removed while all other addresses stayed the
+    /// same.
     ///
     /// # Errors
     /// Files that cannot be read or written.
@@ -250,8 +259,8 @@ impl Network {
         let known = Endpoints::load(self.path())?;
         let gateways: Vec<SocketAddr> = known.gateways.iter().map(|gateway| gateway.address).collect();
         let mut orderers = Vec::new();
-        for number in enlist::roster(self.path())?.numbers {
-            let Enlisted { name, answers: [.., clients], .. } = enlist::enlisted(self.path(), number)?;
+        for number in membership::orderer_set(self.path())?.numbers {
+            let AddedOrderer { name, answers: [.., clients], .. } = membership::added_orderer(self.path(), number)?;
             orderers.extend(clients.parse().ok().map(|address| (name, address)));
         }
         let Endpoints { process, processes, sockets, is_planned, metrics, .. } = known;
@@ -259,7 +268,7 @@ impl Network {
         Endpoints { process, processes, sockets, is_planned, ..endpoints }.store(self.path())
     }
 
-    /// Writes what clients read, and gives what `endpoints.json` is to say of it.
+    /// Writes the clients' profiles, and returns the content of `endpoints.json`.
     fn write_profiles(
         &self,
         gateways: &[SocketAddr],
@@ -267,21 +276,21 @@ impl Network {
         metrics: SocketAddr,
     ) -> Result<Endpoints, NodeError> {
         let gateways = self.organizations().iter().zip(gateways).map(|(organization, address)| Endpoint {
-            role: Role::Peer,
+            role: EndpointRole::Peer,
             msp_id: organization.msp_id.clone(),
             host: organization.host.clone(),
             name: organization.host.clone(),
             address: *address,
         });
         let orderers = orderers.map(|(name, address)| Endpoint {
-            role: Role::Orderer,
+            role: EndpointRole::Orderer,
             msp_id: self.orderer().msp_id.clone(),
             host: self.orderer().host.clone(),
             name: format!("{name}.{}", material::ORDERER_DOMAIN),
             address,
         });
         let metrics = Endpoint {
-            role: Role::Metrics,
+            role: EndpointRole::Metrics,
             msp_id: String::new(),
             host: String::new(),
             name: String::new(),
@@ -294,7 +303,7 @@ impl Network {
 }
 
 impl Planner<'_> {
-    fn plan(mut self) -> Result<Plan, NodeError> {
+    fn plan(mut self) -> Result<ProcessPlan, NodeError> {
         let mut processes = self.processes();
         if let Placement::Hosts { by_name, .. } = self.placement
             && let Some(unknown) = by_name.keys().find(|name| processes.iter().all(|process| process.name != **name))
@@ -303,13 +312,13 @@ impl Planner<'_> {
             return Err(NodeError::UnknownProcess { name: unknown.clone(), known });
         }
         if let Placement::Hosts { .. } = self.placement {
-            // Before anything is written.
+            // Checked before anything is written.
             port_behind(self.network.config().ports.metrics, processes.len() - 1, METRICS)?;
         }
         let addresses = self.addresses()?;
         let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
         let organizations = self.names.len();
-        let secrets = Secrets {
+        let secrets = PlanSecrets {
             compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
@@ -321,19 +330,19 @@ impl Planner<'_> {
             self.write(process, index, &addresses, &secrets)?;
         }
         let sockets = match self.placement {
-            Placement::Here { sockets } => Some(sockets.clone()),
+            Placement::OneHost { sockets } => Some(sockets.clone()),
             Placement::Hosts { .. } => None,
         };
-        Ok(Plan { processes, gateways: addresses.gateways, sockets })
+        Ok(ProcessPlan { processes, gateways: addresses.gateways, sockets })
     }
 
-    fn processes(&self) -> Vec<Planned> {
+    fn processes(&self) -> Vec<PlannedProcess> {
         let of = |role: ProcessRole| {
             let names = self.names.iter().enumerate();
             names.map(move |(place, name)| (format!("{}-{name}", role.name()), role, place, 0))
         };
         let memory = (0..self.memory_nodes).map(|place| (memory_name(place), ProcessRole::Memory, place, 0));
-        let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG));
+        let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG_NODE));
         let orderers = self.orderers.iter().enumerate();
         let orderers = orderers.map(|(place, number)| (orderer_of(*number), ProcessRole::Orderer, place, 0));
         let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
@@ -348,20 +357,20 @@ impl Planner<'_> {
             .chain(of(ProcessRole::Gateway))
             .map(|(name, role, place, node)| {
                 let folder = self.network.path().join(NODES).join(&name);
-                Planned { host: self.host(&name), name, role, folder, answers: Vec::new(), place, node }
+                PlannedProcess { host: self.host(&name), name, role, folder, answers: Vec::new(), index: place, node }
             })
             .collect()
     }
 
     fn host(&self, name: &str) -> IpAddr {
         match self.placement {
-            Placement::Here { .. } => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Placement::OneHost { .. } => IpAddr::from(Ipv4Addr::LOCALHOST),
             Placement::Hosts { default, by_name } => by_name.get(name).copied().unwrap_or(*default),
         }
     }
 
-    /// A port of this process. On this machine it is tried, and 0 is any free one of [`FREE_PORTS`]; of another host nobody
-    /// here can know which are free.
+    /// Chooses a port of a process. On this machine the port is bound as a test, and 0 stands for any of
+    /// [`FREE_PORTS`]. On another host the free ports are unknown, so 0 is an error.
     fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
         if matches!(self.placement, Placement::Hosts { .. }) {
             return if address.port() == 0 { Err(NodeError::AnyPort { key }) } else { Ok(address) };
@@ -383,15 +392,15 @@ impl Planner<'_> {
         self.port(SocketAddr::new(self.host(name), port), "ports.links")
     }
 
-    /// Where a process is reached within its organisation.
+    /// The address of a process within its organisation.
     fn inner(&mut self, name: &str, offset: usize) -> Result<String, NodeError> {
         self.inner_at(name, name, offset)
     }
 
-    /// The same for one of several places at which it is reached.
+    /// As [`Planner::inner`], for one of several addresses of the process.
     fn inner_at(&mut self, name: &str, socket: &str, offset: usize) -> Result<String, NodeError> {
         match (self.placement, self.network.config().pool.provider) {
-            (Placement::Here { sockets }, Provider::Shm) => {
+            (Placement::OneHost { sockets }, ProviderKind::Shm) => {
                 let path = sockets.join(format!("{socket}.socket"));
                 if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
                     return Err(NodeError::SocketPath(path));
@@ -402,10 +411,10 @@ impl Planner<'_> {
         }
     }
 
-    fn addresses(&mut self) -> Result<Addresses, NodeError> {
+    fn addresses(&mut self) -> Result<PlanAddresses, NodeError> {
         let organizations = self.names.len();
         let listen = match self.placement {
-            Placement::Here { .. } => Some(self.network.config().ports.host),
+            Placement::OneHost { .. } => Some(self.network.config().ports.host),
             Placement::Hosts { .. } => None,
         };
         let mut gateways = Vec::new();
@@ -437,7 +446,7 @@ impl Planner<'_> {
             compute.push(vec![self.inner(&name, next())?]);
             others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index)?)]);
         }
-        // Behind all others, so that these stay where they are.
+        // After all other ports, so that those keep their numbers.
         let among_others = if self.compute_nodes > 1 { organizations } else { 0 };
         for index in 0..among_others {
             for node in 0..self.compute_nodes {
@@ -453,7 +462,7 @@ impl Planner<'_> {
         for place in 0..self.log_nodes {
             log.push(self.inner(&log_name(place), next())?);
         }
-        if self.network.config().ordering.engine != Engine::Solo {
+        if self.network.config().ordering.engine != OrderingEngine::Solo {
             for name in &names {
                 keepers.push(self.inner(name, next())?);
             }
@@ -465,19 +474,31 @@ impl Planner<'_> {
             let address = self.link_port(name, outer())?;
             orderers.push(SocketAddr::new(listen.unwrap_or(address.ip()), address.port()));
         }
-        Ok(Addresses { memory, storage, compute, others, among, blocks, intakes, orderers, keepers, log, gateways })
+        Ok(PlanAddresses {
+            memory,
+            storage,
+            compute,
+            others,
+            peer_nodes: among,
+            blocks,
+            intakes,
+            orderers,
+            acceptors: keepers,
+            log,
+            gateways,
+        })
     }
 
-    /// Where a process answers, and whom.
-    fn answers(&self, process: &Planned, at: &Addresses) -> Vec<(&'static str, String)> {
-        let Planned { place, node, .. } = *process;
+    /// The callers of a process and its address for each.
+    fn answers(&self, process: &PlannedProcess, at: &PlanAddresses) -> Vec<(&'static str, String)> {
+        let PlannedProcess { index: place, node, .. } = *process;
         let own = "its organisation";
         match process.role {
-            ProcessRole::Memory if node == LOG => vec![("orderers", at.log[place].clone())],
+            ProcessRole::Memory if node == LOG_NODE => vec![("orderers", at.log[place].clone())],
             ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
             ProcessRole::Storage => vec![(own, at.storage[place].clone())],
             ProcessRole::Compute => {
-                let among = at.among[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
+                let among = at.peer_nodes[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
                 let always =
                     [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
                 always.into_iter().chain(among).collect()
@@ -488,17 +509,23 @@ impl Planner<'_> {
                     ("gateways", at.intakes[place].clone()),
                     (CLIENTS, at.orderers[place].to_string()),
                 ];
-                always.into_iter().chain(at.keepers.get(place).map(|address| ("orderers", address.clone()))).collect()
+                always.into_iter().chain(at.acceptors.get(place).map(|address| ("orderers", address.clone()))).collect()
             }
             ProcessRole::Gateway => vec![(CLIENTS, at.gateways[place].to_string())],
         }
     }
 
     /// Writes a process's folder.
-    fn write(&self, process: &Planned, index: usize, at: &Addresses, secrets: &Secrets) -> Result<(), NodeError> {
+    fn write(
+        &self,
+        process: &PlannedProcess,
+        index: usize,
+        at: &PlanAddresses,
+        secrets: &PlanSecrets,
+    ) -> Result<(), NodeError> {
         let config = self.network.config();
         let metrics_port = match self.placement {
-            Placement::Here { .. } => 0,
+            Placement::OneHost { .. } => 0,
             Placement::Hosts { .. } => port_behind(config.ports.metrics, index, METRICS)?,
         };
         let mut file = NodeFile {
@@ -507,7 +534,7 @@ impl Planner<'_> {
             log: config.log.clone(),
             crypto: config.crypto.clone(),
             metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
-            // On one machine nobody is between the processes.
+            // On one machine the traffic needs no protection.
             tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),
             memory: None,
             order_log: None,
@@ -516,10 +543,10 @@ impl Planner<'_> {
             compute: None,
             gateway: None,
         };
-        let Planned { place, node, .. } = *process;
+        let PlannedProcess { index: place, node, .. } = *process;
         match process.role {
-            ProcessRole::Memory if node == LOG => {
-                file.order_log = Some(LogFile {
+            ProcessRole::Memory if node == LOG_NODE => {
+                file.order_log = Some(OrderLogFile {
                     number: place as u16 + 1,
                     address: at.log[place].clone(),
                     log_bytes: config.ordering.log_bytes,
@@ -534,7 +561,7 @@ impl Planner<'_> {
                     address: at.memory[place].clone(),
                     memory_bytes: config.pool.memory_bytes,
                     section_bytes: config.pool.section_bytes,
-                    one_user: matches!(self.placement, Placement::Here { .. }),
+                    one_user: matches!(self.placement, Placement::OneHost { .. }),
                     owners: owners.map(|(name, tokens)| (name.clone(), tokens[place].clone())).collect(),
                 });
                 self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
@@ -559,23 +586,23 @@ impl Planner<'_> {
                     free_bytes_min: config.storage.free_bytes_min,
                     cut: config.ordering.cut,
                     limits: config.limits.clone(),
-                    sift: (config.ordering.engine == Engine::Sift).then(|| SiftFile {
+                    sift: (config.ordering.engine == OrderingEngine::Sift).then(|| SiftFile {
                         number: place as u64 + 1,
                         token: secrets.orderers[place].clone(),
                         memory: at.log.clone(),
                         log_bytes: config.ordering.log_bytes,
-                        keepers: at.keepers.clone(),
+                        acceptors: at.acceptors.clone(),
                         orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
                         volatile: config.ordering.volatile,
                     }),
-                    raft: (config.ordering.engine == Engine::Raft).then(|| RaftFile {
+                    raft: (config.ordering.engine == OrderingEngine::Raft).then(|| RaftFile {
                         number: self.orderers[place],
                         token: secrets.group.clone(),
                         joins: self.orderers_have_changed,
                         members: self
                             .orderers
                             .iter()
-                            .zip(&at.keepers)
+                            .zip(&at.acceptors)
                             .map(|(number, address)| RaftMemberFile { number: *number, address: address.clone() })
                             .collect(),
                     }),
@@ -596,29 +623,29 @@ impl Planner<'_> {
                 self.identify(process, &issuer, CertificateRole::Peer, material::PEER_NAME, None)?;
             }
         }
-        // Checked like a file of an operator, which it may become.
+        // Parsed like an operator's file, since the operator may edit it.
         let text = file.to_text();
         NodeFile::parse(process.role, &text, &process.config().display().to_string())?;
         write_private(&process.config(), text.as_bytes())
     }
 
     /// The compute nodes of an organisation, with their tokens.
-    fn nodes(&self, organization: usize, secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> {
+    fn nodes(&self, organization: usize, secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> {
         let name = self.names[organization].clone();
         let tokens = secrets.compute[organization].clone();
         tokens.into_iter().enumerate().map(move |(node, token)| (compute_name(&name, node), token))
     }
 
-    fn compute(&self, organization: usize, node: usize, at: &Addresses, secrets: &Secrets) -> ComputeFile {
+    fn compute(&self, organization: usize, node: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> ComputeFile {
         let config = self.network.config();
         let name = &self.names[organization];
-        let among = at.among[organization].get(node).map(|address| AmongFile {
+        let among = at.peer_nodes[organization].get(node).map(|address| PeerNodesFile {
             address: address.clone(),
-            others: at.among[organization].iter().filter(|other| *other != address).cloned().collect(),
+            others: at.peer_nodes[organization].iter().filter(|other| *other != address).cloned().collect(),
             nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
-            borrow: config.pool.borrow,
+            offload: config.pool.offload,
             spot_check_one_in: config.pool.spot_check_one_in,
-            budget_directory: matches!(self.placement, Placement::Here { .. })
+            budget_directory: matches!(self.placement, Placement::OneHost { .. })
                 .then(|| Path::new("..").join(compute_name(name, 0))),
         });
         let pooled = self.storage_nodes.then(|| PooledFile {
@@ -638,7 +665,7 @@ impl Planner<'_> {
                 .map(|(address, token)| DonorFile { address: address.clone(), token: token.clone() })
                 .collect(),
         });
-        let local = (!self.storage_nodes).then(|| LocalFile {
+        let local = (!self.storage_nodes).then(|| LocalStoresFile {
             directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
             storage: config.storage.clone(),
         });
@@ -653,13 +680,13 @@ impl Planner<'_> {
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
             savepoint_blocks: config.storage.savepoint_blocks,
-            among,
+            peer_nodes: among,
             pooled,
             local,
         }
     }
 
-    fn gateway(&self, organization: usize, at: &Addresses, secrets: &Secrets) -> GatewayFile {
+    fn gateway(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> GatewayFile {
         let config = self.network.config();
         let members = self.network.organizations();
         let others = members.iter().zip(&at.others).enumerate().filter(|(index, _)| *index != organization);
@@ -672,7 +699,7 @@ impl Planner<'_> {
             orderer_msp_id: self.network.orderer().msp_id.clone(),
             orderers: at.intakes.clone(),
             organizations: config.network.organizations.clone(),
-            watch: matches!(self.placement, Placement::Here { .. }).then(|| "../..".into()),
+            watch: matches!(self.placement, Placement::OneHost { .. }).then(|| "../..".into()),
             free_bytes_min: config.storage.free_bytes_min,
             others: others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect(),
             contracts: config.contracts.clone(),
@@ -680,10 +707,11 @@ impl Planner<'_> {
         }
     }
 
-    /// Where a process keeps its data, from its folder: on this machine where the network in one process has them, too.
+    /// The data directory of a process, relative to its folder. On this machine it is the one that the network uses
+    /// when it is one process.
     fn data(&self, inside: &str) -> PathBuf {
         match self.placement {
-            Placement::Here { .. } => Path::new("../..").join(inside),
+            Placement::OneHost { .. } => Path::new("../..").join(inside),
             Placement::Hosts { .. } => "data".into(),
         }
     }
@@ -692,18 +720,19 @@ impl Planner<'_> {
         material::issuer(self.network.path(), &self.network.config().network.organizations[organization])
     }
 
-    /// Writes what a process needs for TLS below remote memory access: one that meets no other organisation over links.
-    fn identify_inner(&self, process: &Planned, issuer: &Issuer) -> Result<(), NodeError> {
+    /// Writes the TLS files of a process that only uses TLS below remote memory access, as it has no links to other
+    /// organisations.
+    fn identify_inner(&self, process: &PlannedProcess, issuer: &Issuer) -> Result<(), NodeError> {
         match self.placement {
-            Placement::Here { .. } => Ok(()),
+            Placement::OneHost { .. } => Ok(()),
             Placement::Hosts { .. } => self.identify(process, issuer, CertificateRole::Peer, process.role.name(), None),
         }
     }
 
-    /// Writes what a process proves with who it is, and by what it knows the others.
+    /// Writes a process's certificates and identity, and the authorities that it trusts.
     fn identify(
         &self,
-        process: &Planned,
+        process: &PlannedProcess,
         issuer: &Issuer,
         role: CertificateRole,
         name: &str,
@@ -736,17 +765,17 @@ impl Planner<'_> {
 mod tests {
     use super::*;
 
-    /// Blocks, records and the capabilities by which memory is read went over the network between hosts in clear text, and nothing
-    /// could switch TLS on.
+    /// Regression: blocks, records and capabilities for reading memory crossed the network between hosts in clear text,
+    /// and TLS could not be switched on.
     #[tokio::test]
     async fn processes_on_several_hosts_have_certificates_for_all_that_they_say() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = crate::Config::default();
-        config.ordering.engine = Engine::Sift;
+        let mut config = crate::HeddleConfig::default();
+        config.ordering.engine = OrderingEngine::Sift;
         let network = Network::create(&folder.path().join("network"), &config).await.expect("it can be made");
         let hosts = Placement::Hosts { default: [10, 0, 0, 7].into(), by_name: BTreeMap::new() };
         let plan = network.plan(&hosts).expect("it can be planned");
-        assert!(plan.processes.iter().any(|process| process.node == LOG), "there is memory for the log");
+        assert!(plan.processes.iter().any(|process| process.node == LOG_NODE), "there is memory for the log");
         for process in &plan.processes {
             let file = NodeFile::load(process.role, &process.config()).expect("it was written");
             assert_eq!(file.tcp_tls, Some(true), "{}", process.name);
@@ -765,13 +794,13 @@ mod tests {
         }
     }
 
-    /// Owners of shared memory keep their mappings of memory that was given to another owner.
+    /// An owner keeps its mappings of shared memory after the memory was given to another owner.
     #[tokio::test]
     async fn shared_memory_of_several_organisations_needs_one_user() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let network = folder.path().join("network");
-        let network = Network::create(&network, &crate::Config::default()).await.expect("it can be made");
-        let plan = network.plan(&Placement::Here { sockets: folder.path().to_owned() }).expect("it can be planned");
+        let network = Network::create(&network, &crate::HeddleConfig::default()).await.expect("it can be made");
+        let plan = network.plan(&Placement::OneHost { sockets: folder.path().to_owned() }).expect("it can be planned");
         let memory = plan.processes.iter().find(|process| process.role == ProcessRole::Memory).expect("it has memory");
         let mut file = NodeFile::load(ProcessRole::Memory, &memory.config()).expect("a plan for one machine says so");
         let section = file.memory.as_mut().expect("it is a memory node");

@@ -1,56 +1,57 @@
-//! Ports: gRPC listeners with the bounds of a configuration.
+//! gRPC listeners, with the limits that the configuration sets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::Stop;
-use gateway::rpc::connection::{Service, Settings};
+use base::rt::CancellationToken;
+use gateway::grpc::connection::{ConnectionConfig, GrpcService};
 use gateway::server;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::config::Limits;
+use crate::config::ClientLimits;
 use crate::network::NodeError;
 
-/// How long calls may go on after a stop.
+/// How long calls may continue after a stop.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Binds a port. `key` is where its number is set.
+/// Binds a port. `key` is the configuration key that sets it.
 pub(crate) async fn bind(address: SocketAddr, key: &'static str) -> Result<TcpListener, NodeError> {
     server::bind(address).await.map_err(|source| NodeError::Port { address, key, source })
 }
 
-/// Where a port that was bound listens.
+/// The address of a bound port.
 pub(crate) fn local(listener: &TcpListener) -> SocketAddr {
     listener.local_addr().expect("a bound socket has an address")
 }
 
-/// Answers calls until `stop`, and lets those in progress end.
-pub(crate) fn serve<S: Service>(
+/// Serves calls until `stop`, then lets those in progress finish.
+pub(crate) fn serve<S: GrpcService>(
     listener: TcpListener,
     tls: Option<Arc<rustls::ServerConfig>>,
     service: S,
-    limits: &Limits,
+    limits: &ClientLimits,
     organizations: usize,
-    stop: Stop,
+    stop: CancellationToken,
 ) -> JoinHandle<()> {
-    let settings = Settings { message_bytes_max: limits.message_bytes, grace: GRACE, ..Settings::default() };
-    let limits = server::Limits {
+    let settings =
+        ConnectionConfig { message_bytes_max: limits.message_bytes, grace: GRACE, ..ConnectionConfig::default() };
+    let limits = server::PortLimits {
         connections_max: limits.connections,
-        strangers_per_address_max: limits.connections_per_address,
+        unauthenticated_per_address_max: limits.connections_per_address,
         organizations,
-        ..server::Limits::default()
+        ..server::PortLimits::default()
     };
     tokio::spawn(server::serve(listener, tls, service, settings, limits, stop))
 }
 
-/// The bounds on calls that a service keeps itself.
-pub(crate) fn call_limits(limits: &Limits, organizations: usize) -> gateway::service::Limits {
-    gateway::service::Limits {
+/// The limits on calls that a service enforces itself.
+pub(crate) fn call_limits(limits: &ClientLimits, organizations: usize) -> gateway::service::CallLimits {
+    gateway::service::CallLimits {
         calls_max: limits.calls,
         streams_max: limits.streams,
         organizations,
-        ..gateway::service::Limits::default()
+        ..gateway::service::CallLimits::default()
     }
 }

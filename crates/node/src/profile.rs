@@ -1,24 +1,24 @@
-//! What clients need to find the network: connection profiles, and a client to start from.
+//! The files by which clients find the network: connection profiles, and a sample client.
 //!
-//! Profiles are Fabric's common connection profiles, as JSON and as YAML, one of each an organisation. They name ports
-//! and are written whenever the network starts, and when its orderers change.
+//! Profiles are Fabric's common connection profiles, one JSON and one YAML file per organisation. They contain ports,
+//! so they are rewritten at every start of the network and whenever its orderers change.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::network::{Endpoint, Network, NodeError, Role, write};
+use crate::network::{Endpoint, EndpointRole, Network, NodeError, write};
 
 const APP: &str = include_str!("client/app.js");
 const PACKAGE: &str = include_str!("client/package.json");
 
-/// Writes the parts of the client that never change.
+/// Writes the files of the sample client that never change.
 pub(crate) fn write_client(path: &Path) -> Result<(), NodeError> {
     write(&path.join("client/app.js"), APP.as_bytes())?;
     write(&path.join("client/package.json"), PACKAGE.as_bytes())
 }
 
-/// Writes what clients read that names ports.
+/// Writes the client files that contain ports.
 pub(crate) fn write_profiles(network: &Network, endpoints: &[Endpoint]) -> Result<(), NodeError> {
     let folder = network.path().join("profiles");
     for organization in network.organizations() {
@@ -33,7 +33,7 @@ pub(crate) fn write_profiles(network: &Network, endpoints: &[Endpoint]) -> Resul
     write_connection(network, endpoints)
 }
 
-/// What the client in `client/` reads: the first organisation's gateway and user.
+/// Writes the settings of the sample client in `client/`: the first organisation's gateway and user.
 fn write_connection(network: &Network, endpoints: &[Endpoint]) -> Result<(), NodeError> {
     let organization = &network.organizations()[0];
     let endpoint = endpoint_of(endpoints, &organization.msp_id);
@@ -100,7 +100,7 @@ fn profile(network: &Network, endpoints: &[Endpoint], organization: &str) -> Val
     }
     let mut orderers = Map::new();
     let mut channel_orderers = Vec::new();
-    for orderer in endpoints.iter().filter(|endpoint| endpoint.role == Role::Orderer) {
+    for orderer in endpoints.iter().filter(|endpoint| endpoint.role == EndpointRole::Orderer) {
         orderers.insert(orderer.name.clone(), entry(orderer, &network.orderer().tls.authority_pem));
         channel_orderers.push(orderer.name.clone());
     }
@@ -162,7 +162,7 @@ fn put_value(out: &mut String, value: &Value, depth: usize) {
     }
 }
 
-/// A scalar in double quotes: JSON's are YAML's.
+/// A scalar in double quotes: JSON's quoting is valid YAML.
 fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()
 }

@@ -1,10 +1,11 @@
-//! What must not end before its process does: listeners, the threads behind memory, tasks that a role relies on.
+//! Supervises the services of a process: listeners, the threads behind memory, and tasks that a role relies on.
 //!
-//! 1. A role hands each of them to [`Services::watch`], and makes hosts of remote memory with [`Watched`]. One that ends while
-//!    the process has not been asked to, by a panic or because what it served is gone, is noted with its name.
-//! 2. Health says so from then on ([`Services::problem`]), and [`Services::failed`] ends the process with an exit code of its
-//!    own, so that whoever supervises it starts it again. A process that lives and serves nothing helps nobody.
-//! 3. [`log_panics`] has every panic logged and counted, those too that cost one connection and nothing else.
+//! 1. A role passes each service to [`Services::watch`], and makes hosts of remote memory through [`WatchedProvider`].
+//!    If a service ends before the process is asked to stop (because of a panic, or because the resource that it served
+//!    is gone), its name is recorded.
+//! 2. From then on health reports the service ([`Services::problem`]). [`Services::failed`] ends the process with a
+//!    separate exit code, so that the supervisor restarts the process: a process without its services is useless.
+//! 3. [`log_panics`] logs and counts every panic, including those that cost only one connection.
 
 use std::panic::PanicHookInfo;
 use std::pin::pin;
@@ -13,125 +14,125 @@ use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
 use base::BytesMut;
-use base::rt::Stop;
-use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, NodeId, RegionId, Rights};
+use base::rt::CancellationToken;
+use rma::{Capability, Credential, Endpoint, Error, Host, HostConfig, NodeId, Provider, RegionId, Rights};
 use tokio::task::JoinHandle;
 
 base::events! {
-    /// Panics: mistakes of the program, each of which is in the log with its place.
+    /// Panics: defects of the program; the log has each one with its location.
     counter Panics("heddle_panics_total");
 }
 
 /// The services of a process. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Services {
-    /// The process ends: services may.
-    stop: Stop,
-    first: Arc<OnceLock<String>>,
-    noted: Stop,
+    /// Set when the process is asked to stop: services may end then.
+    stop: CancellationToken,
+    first_failure: Arc<OnceLock<String>>,
+    failed_token: CancellationToken,
 }
 
 impl Services {
-    /// Services that may end once `stop` is stopped.
-    pub(crate) fn new(stop: Stop) -> Services {
-        Services { stop, first: Arc::default(), noted: Stop::new() }
+    /// Services that may end once `stop` is set.
+    pub(crate) fn new(stop: CancellationToken) -> Services {
+        Services { stop, first_failure: Arc::default(), failed_token: CancellationToken::new() }
     }
 
-    /// Runs a service in a task of its own, and notes its end.
+    /// Runs a service in its own task, and records its end.
     pub(crate) fn watch(
         &self,
         name: impl Into<String>,
         service: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
-        let ending = Ending { services: self.clone(), name: name.into(), has_returned: false };
+        let ending = ServiceEndGuard { services: self.clone(), name: name.into(), has_returned: false };
         tokio::spawn(async move {
-            // All of it, not the one field that changes.
+            // Move the whole guard into the task, not only the field that changes.
             let mut ending = ending;
             service.await;
             ending.has_returned = true;
         })
     }
 
-    /// Notes that something has ended which must not, unless the process has been asked to end.
-    pub(crate) fn note(&self, text: String) {
-        if self.stop.is_stopped() {
+    /// Records that a service has ended, unless the process has been asked to stop.
+    pub(crate) fn record_failure(&self, text: String) {
+        if self.stop.is_cancelled() {
             return;
         }
         if self.problem() != Some(&text) {
-            tracing::error!("{text}, which it must not; this process cannot go on without it");
+            tracing::error!("{text}; this process cannot run without it and stops");
         }
-        let _ = self.first.set(text);
-        self.noted.stop();
+        let _ = self.first_failure.set(text);
+        self.failed_token.cancel();
     }
 
     /// As [`Services::watch`], for a task that was started already.
     pub(crate) fn watch_task(&self, name: &str, task: JoinHandle<()>) -> JoinHandle<()> {
         self.watch(name, async move {
-            // That it panicked the log says.
+            // The log has its panic.
             let _ = task.await;
         })
     }
 
-    /// What has ended, if something has that should not have.
+    /// The first service that ended too early, if any has.
     pub(crate) fn problem(&self) -> Option<&str> {
-        self.first.get().map(String::as_str)
+        self.first_failure.get().map(String::as_str)
     }
 
-    /// Completes when something has ended that should not have, and says what.
+    /// Completes when a service has ended too early, with its name.
     pub(crate) async fn failed(&self) -> String {
-        self.noted.stopped().await;
+        self.failed_token.cancelled().await;
         self.problem().unwrap_or_default().to_owned()
     }
 }
 
-/// Notes the end of a service when it is dropped, unless the runtime has ended and the service with it.
-struct Ending {
+/// Records the end of a service when dropped, unless the runtime has ended and the service with it.
+struct ServiceEndGuard {
     services: Services,
     name: String,
     has_returned: bool,
 }
 
-impl Drop for Ending {
+impl Drop for ServiceEndGuard {
     fn drop(&mut self) {
         let how = match (self.has_returned, std::thread::panicking()) {
             (true, _) => "has ended",
             (false, true) => "has panicked",
             (false, false) => return,
         };
-        self.services.note(format!("{} {how}", self.name));
+        self.services.record_failure(format!("{} {how}", self.name));
     }
 }
 
-/// A provider whose hosts are services: a defect that ends one of them is noted, and with it the process ends.
-pub(crate) struct Watched {
-    fabric: Arc<dyn Fabric>,
+/// A provider whose hosts are services: a defect that ends a host is recorded, and ends the process.
+pub(crate) struct WatchedProvider {
+    provider: Arc<dyn Provider>,
     services: Services,
 }
 
-impl Watched {
-    pub(crate) fn new(fabric: Arc<dyn Fabric>, services: Services) -> Watched {
-        Watched { fabric, services }
+impl WatchedProvider {
+    pub(crate) fn new(provider: Arc<dyn Provider>, services: Services) -> WatchedProvider {
+        WatchedProvider { provider, services }
     }
 }
 
 #[async_trait]
-impl Fabric for Watched {
+impl Provider for WatchedProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
-        self.fabric.connect(address, credential).await
+        self.provider.connect(address, credential).await
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
-        let host = self.fabric.host(address, options).await?;
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
+        let host = self.provider.host(address, options).await?;
         let (watched, services) = (Arc::clone(&host), self.services.clone());
         let watching = tokio::spawn(async move {
             let reason = watched.failed().await;
-            services.note(failed(&*watched, &reason));
+            services.record_failure(failed(&*watched, &reason));
         });
         Ok(Arc::new(WatchedHost { host, watching, services: self.services.clone() }))
     }
 
-    fn provider(&self) -> &'static str {
-        self.fabric.provider()
+    fn name(&self) -> &'static str {
+        self.provider.name()
     }
 }
 
@@ -147,11 +148,11 @@ struct WatchedHost {
 
 impl Drop for WatchedHost {
     fn drop(&mut self) {
-        // It has a handle of the host, which ends with the last one.
+        // The task holds a handle of the host, and the host ends with its last handle.
         self.watching.abort();
-        // Whoever accepted from a host that has failed may let go of it before the task above has run.
+        // The accepting task of a failed host may drop the host before the task above has run.
         if let Poll::Ready(reason) = pin!(self.host.failed()).poll(&mut Context::from_waker(Waker::noop())) {
-            self.services.note(failed(&*self.host, &reason));
+            self.services.record_failure(failed(&*self.host, &reason));
         }
     }
 }
@@ -203,13 +204,13 @@ impl Host for WatchedHost {
     }
 }
 
-/// Faults that a test of real processes asks this one for, while it runs: `FOLDER/NAME` holds the name of a
-/// [fault point](base::rt::fault_point) and is removed when that is to happen, once. FOLDER is in [`FAULTS`]; without it nothing
-/// looks for files.
-pub(crate) async fn inject_faults(folder: std::path::PathBuf, name: String, stop: Stop) {
-    tracing::warn!(folder = %folder.display(), "{FAULTS} is set: whoever writes there can have this process fail");
+/// Fault injection by a test of real processes: `FOLDER/NAME` holds the name of a [fault point](base::rt::fault_point).
+/// This process polls the file, removes it and makes the fault happen once. FOLDER comes from [`FAULTS_VARIABLE`]; without that
+/// variable the process looks for no files.
+pub(crate) async fn inject_faults(folder: std::path::PathBuf, name: String, stop: CancellationToken) {
+    tracing::warn!(folder = %folder.display(), "{FAULTS_VARIABLE} is set: a user who can write there can make this process fail");
     let path = folder.join(name);
-    while stop.or_stopped(tokio::time::sleep(FAULTS_PERIOD)).await.is_some() {
+    while stop.run_until_cancelled(tokio::time::sleep(FAULTS_PERIOD)).await.is_some() {
         if let Ok(fault) = std::fs::read_to_string(&path)
             && std::fs::remove_file(&path).is_ok()
         {
@@ -218,16 +219,16 @@ pub(crate) async fn inject_faults(folder: std::path::PathBuf, name: String, stop
     }
 }
 
-/// The variable of the environment that says where tests ask for faults.
-pub(crate) const FAULTS: &str = "HEDDLE_FAULTS";
+/// The environment variable with the folder of fault requests.
+pub(crate) const FAULTS_VARIABLE: &str = "HEDDLE_FAULTS";
 const FAULTS_PERIOD: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// From now on every panic of this process is logged with its thread, its place and its message, and counted.
+/// From now on every panic of this process is logged with its thread, location and message, and counted.
 pub fn log_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         Panics.add(1);
-        // Before logging has been started there is standard error.
+        // Before logging is set up, use standard error.
         if tracing::dispatcher::has_been_set() { log(panic) } else { before(panic) }
     }));
 }
@@ -248,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_that_panics_is_named() {
-        let services = Services::new(Stop::new());
+        let services = Services::new(CancellationToken::new());
         drop(services.watch("the port of others", async { panic!("told to") }));
         assert_eq!(services.failed().await, "the port of others has panicked");
         assert_eq!(services.problem(), Some("the port of others has panicked"));
@@ -256,25 +257,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_that_returns_is_named() {
-        let services = Services::new(Stop::new());
+        let services = Services::new(CancellationToken::new());
         services.watch("memory-1", async {}).await.expect("it does not panic");
         assert_eq!(services.failed().await, "memory-1 has ended");
     }
 
-    /// A host that has failed, and whose failure nobody has awaited yet.
+    /// A host that has failed, while no task has awaited its failure yet.
     struct Failed;
 
     #[async_trait]
-    impl Fabric for Failed {
+    impl Provider for Failed {
         async fn connect(&self, _: &str, _: &Credential) -> Result<Endpoint, Error> {
             Err(Error::Closed)
         }
 
-        async fn host(&self, _: &str, _: HostOptions) -> Result<Arc<dyn Host>, Error> {
+        async fn host(&self, _: &str, _: HostConfig) -> Result<Arc<dyn Host>, Error> {
             Ok(Arc::new(Failed))
         }
 
-        fn provider(&self) -> &'static str {
+        fn name(&self) -> &'static str {
             "failed"
         }
     }
@@ -316,24 +317,25 @@ mod tests {
         async fn close(&self) {}
     }
 
-    /// The task of a Raft node that accepts links saw that its host was gone, and let go of it, before anybody had heard why:
-    /// the orderer's process lived on without a port.
+    /// Regression: the accepting task of a Raft node saw that its host was gone and dropped the host before its failure
+    /// was reported, so the orderer's process lived on without a port.
     #[tokio::test]
     async fn a_host_that_has_failed_is_named_also_when_it_is_dropped_at_once() {
-        let services = Services::new(Stop::new());
-        let options = HostOptions { node: NodeId(0), tokens: Arc::new(|_| None) };
-        let host = Watched::new(Arc::new(Failed), services.clone()).host("here", options).await.expect("it is made");
+        let services = Services::new(CancellationToken::new());
+        let options = HostConfig { node: NodeId(0), tokens: Arc::new(|_| None) };
+        let host =
+            WatchedProvider::new(Arc::new(Failed), services.clone()).host("here", options).await.expect("it is made");
         drop(host);
         assert_eq!(services.problem(), Some("what answers at here has failed: it panicked"));
     }
 
     #[tokio::test]
     async fn services_may_end_with_their_process() {
-        let stop = Stop::new();
+        let stop = CancellationToken::new();
         let services = Services::new(stop.clone());
         let waits = stop.clone();
-        let service = services.watch("a port", async move { waits.stopped().await });
-        stop.stop();
+        let service = services.watch("a port", async move { waits.cancelled().await });
+        stop.cancel();
         service.await.expect("it does not panic");
         assert_eq!(services.problem(), None);
     }

@@ -3,8 +3,8 @@
 //! `cargo run --release -p heddle-p256-verify --example compare`
 //!
 //! Everything runs on one thread. The variants take turns, and each figure is the median of the rounds. Digests are
-//! given; parsing of DER is included on both sides. Keys are drawn at random from 300, and the library gets them
-//! parsed.
+//! computed beforehand; parsing of DER is included on both sides. Keys are drawn at random from 300, and the library
+//! gets the keys in parsed form.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _, ParsedPublicKey,
 };
-use p256_verify::{Item, Key, Path, PublicKey, Signature, Table, Verdict, Verifier};
+use p256_verify::{Backend, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 use rustix::time::{ClockId, clock_gettime};
 
 const KEYS: usize = 300;
@@ -36,26 +36,26 @@ fn random(state: &mut u64) -> usize {
     (*state >> 20) as usize
 }
 
-fn item<'a>(key: Key<'a>, signed: &Signed) -> Item<'a> {
+fn item<'a>(key: KeyRef<'a>, signed: &Signed) -> VerifyItem<'a> {
     let signature = Signature::from_der(&signed.der).expect("the library writes strict DER");
-    Item { key, digest: signed.bytes, signature }
+    VerifyItem { key, digest: signed.bytes, signature }
 }
 
-fn many(verifier: &Verifier, tables: &[Table], signed: &[Signed], batch: usize) {
+fn many(verifier: &Verifier, tables: &[KeyTable], signed: &[Signed], batch: usize) {
     for signed in signed.chunks_exact(batch) {
-        let items: Vec<Item> = signed.iter().map(|one| item(Key::Table(&tables[one.key]), one)).collect();
+        let items: Vec<VerifyItem> = signed.iter().map(|one| item(KeyRef::Table(&tables[one.key]), one)).collect();
         assert!(verifier.verify_many(&items).iter().all(|verdict| *verdict == Verdict::Valid));
     }
 }
 
 fn cold(verifier: &Verifier, keys: &[PublicKey], signed: &[Signed], batch: usize) {
     for signed in signed.chunks_exact(batch) {
-        let items: Vec<Item> = signed.iter().map(|one| item(Key::Cold(&keys[one.key]), one)).collect();
+        let items: Vec<VerifyItem> = signed.iter().map(|one| item(KeyRef::Cold(&keys[one.key]), one)).collect();
         assert!(verifier.verify_many(&items).iter().all(|verdict| *verdict == Verdict::Valid));
     }
 }
 
-fn one(verifier: &Verifier, tables: &[Table], signed: &Signed) {
+fn one(verifier: &Verifier, tables: &[KeyTable], signed: &Signed) {
     let signature = Signature::from_der(&signed.der).expect("the library writes strict DER");
     assert_eq!(verifier.verify_one(&tables[signed.key], &signed.bytes, &signature), Verdict::Valid);
 }
@@ -95,7 +95,7 @@ fn time(signatures: usize, call: impl Fn()) -> f64 {
 }
 
 fn main() {
-    let chance = SystemRandom::new();
+    let rng = SystemRandom::new();
     let pairs: Vec<EcdsaKeyPair> = (0..KEYS)
         .map(|_| EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key can be generated"))
         .collect();
@@ -117,14 +117,14 @@ fn main() {
             let message = (i as u64).to_le_bytes();
             let digest = digest(&SHA256, &message);
             let bytes = digest.as_ref().try_into().expect("SHA-256 has 32 bytes");
-            let der = pairs[key].sign(&chance, &message).expect("signing works").as_ref().to_vec();
+            let der = pairs[key].sign(&rng, &message).expect("signing works").as_ref().to_vec();
             Signed { key, digest, bytes, der }
         })
         .collect();
-    let portable = Verifier::with_path(Path::Portable).expect("it runs everywhere");
+    let portable = Verifier::with_backend(Backend::Portable).expect("it runs everywhere");
     let portable_tables = portable.tables(&keys);
     let fast = Verifier::new();
-    println!("path: {:?}", fast.path());
+    println!("path: {:?}", fast.backend());
     let start = now();
     let tables = fast.tables(&keys);
     println!("a table, eight keys at once: {:.1} µs", (now() - start) / 1e3 / KEYS as f64);

@@ -4,9 +4,10 @@
 //! `cargo run --release -p heddle-p256-verify --example differential -- CASES [--second EVERY] [--seed SEED] [--file
 //! FILE]`
 //!
-//! About half of the signatures are valid; the others are broken in every part. One in EVERY is compared with the
-//! second implementation too. With a file, each round appends its counts, and a run with the same file goes on where
-//! the last ended. It exits with 1 at the first difference, after it has printed everything needed to repeat it.
+//! About half of the signatures are valid; in the others the key, the digest, r or s is altered. One in EVERY is also
+//! compared with the second implementation. With a file, each round appends its counts, and a run with the same file
+//! continues where the last run ended. The program exits with 1 at the first difference, after it has printed
+//! everything needed to reproduce it.
 
 #![allow(
     clippy::disallowed_methods,
@@ -21,28 +22,28 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use cases::{Cases, Chance, Counts, Harness};
-use p256_verify::Path;
+use cases::{Cases, Counts, Harness, Prng};
+use p256_verify::Backend;
 
 /// Cases of one thread in one round.
 const BLOCK: usize = 100_000;
 /// Cases that are made before they are verified.
 const PART: usize = 1000;
 const KEYS: usize = 64;
-/// One batch in so many takes the portable path, which costs most.
+/// One batch in this many takes the portable path, which costs most.
 const PORTABLE_EVERY: usize = 4;
 
-struct Options {
+struct DifferentialConfig {
     cases: u64,
     second_every: Option<usize>,
     seed: u64,
     file: Option<String>,
 }
 
-fn options() -> Option<Options> {
+fn options() -> Option<DifferentialConfig> {
     let mut arguments = std::env::args().skip(1);
     let cases = arguments.next()?.replace('_', "").parse().ok()?;
-    let mut options = Options { cases, second_every: None, seed: 1, file: None };
+    let mut options = DifferentialConfig { cases, second_every: None, seed: 1, file: None };
     while let Some(name) = arguments.next() {
         let value = arguments.next()?;
         match name.as_str() {
@@ -74,14 +75,14 @@ fn read(file: &str) -> Option<(u64, Counts)> {
     Some((blocks, Counts { cases, valid, one, many, cold, portable, second, unsure, differences }))
 }
 
-/// Block `block` of a seed: the same cases whoever does it.
-fn block(harness: &Harness, options: &Options, block: u64) -> Counts {
+/// Block `block` of a seed: the same cases on every thread.
+fn block(harness: &Harness, options: &DifferentialConfig, block: u64) -> Counts {
     let seed = options.seed.wrapping_mul(0x1_0000_0001).wrapping_add(block.wrapping_mul(2));
-    let (mut cases, mut chance) = (Cases::new(seed), Chance::new(seed + 1));
+    let (mut cases, mut rng) = (Cases::new(seed), Prng::new(seed + 1));
     let mut counts = Counts::default();
     for _ in 0..BLOCK / PART {
         let part: Vec<_> = (0..PART).map(|_| cases.next(&harness.signers)).collect();
-        counts.add(&harness.run(&part, &mut chance, PORTABLE_EVERY, options.second_every));
+        counts.add(&harness.run(&part, &mut rng, PORTABLE_EVERY, options.second_every));
     }
     if counts.differences > 0 {
         eprintln!("in block {block} of seed {}", options.seed);
@@ -94,8 +95,8 @@ fn main() -> ExitCode {
         eprintln!("differential CASES [--second EVERY] [--seed SEED] [--file FILE]");
         return ExitCode::from(2);
     };
-    let harness = Harness::with_keys(KEYS, options.seed, &[Path::Ifma, Path::Portable]);
-    let paths: Vec<Path> = harness.verifiers.iter().map(|(verifier, _)| verifier.path()).collect();
+    let harness = Harness::with_keys(KEYS, options.seed, &[Backend::Ifma, Backend::Portable]);
+    let paths: Vec<Backend> = harness.verifiers.iter().map(|(verifier, _)| verifier.backend()).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let (mut blocks, mut counts) = options.file.as_deref().and_then(read).unwrap_or_default();
     eprintln!("paths {paths:?}, {threads} threads, from block {blocks}");

@@ -9,10 +9,10 @@
 //!    are the odd multiples below 2^(m + 1). A level is these affine additions for one m, in all windows of all keys,
 //!    with one inversion for up to [`GROUP`] · 8 of them.
 //!
-//! No addition is exceptional: the multiples of a point are added that are smaller than 2^w and differ, and its order
+//! No addition is exceptional: it adds two different multiples of a point, both below 2^w, and the order of the point
 //! is the prime n.
 //!
-//! An entry is one cache line: x and y in Montgomery form with 2^260, four limbs of 64 bits each, below p.
+//! An entry is one cache line: x and y in Montgomery form, R = 2^260, four limbs of 64 bits each, below p.
 
 use crate::digits;
 use crate::field::{Field, Tight};

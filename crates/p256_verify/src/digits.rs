@@ -5,8 +5,9 @@
 //! dᵢ = 2·bᵢ − (2^w − 1) are the digits, since Σ (2·bᵢ − (2^w − 1))·2^(w·i) = 2·t − (2^(w·m) − 1) = k. No digit is
 //! zero, so no term of a sum is infinity.
 //!
-//! An even k is replaced by n − k, which is odd, and all signs are turned. k = 0 becomes n: its digits' sum is
-//! infinity, which the additions notice as an exceptional case if it stands alone.
+//! An even k is replaced by n − k, where n is the order of the group; n − k is odd, and every digit changes its sign. k
+//! = 0 becomes n, and n·P is infinity. If the terms of n·P are added to the terms of the other scalar, they cancel, and
+//! the sum is right. A sum that consists of them alone ends in an exceptional addition, which is detected.
 
 use crate::limbs::{self, Limbs, N};
 
@@ -28,7 +29,7 @@ pub(crate) const fn entries(window: u32) -> usize {
 pub(crate) struct Digits {
     /// t, with a limb of zeroes above.
     t: [u64; 6],
-    /// Whether the signs are turned.
+    /// Whether every digit changes its sign.
     turned: bool,
 }
 
@@ -52,7 +53,7 @@ impl Digits {
         Digits { t, turned }
     }
 
-    /// The digit of a window; the scalar was made for windows as wide.
+    /// The digit of a window, which must be as wide as the windows that the scalar was made for.
     #[inline(always)]
     pub(crate) fn digit(&self, window: &Window) -> Digit {
         let Window { limb, shift, half } = *window;

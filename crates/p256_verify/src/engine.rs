@@ -1,20 +1,21 @@
 //! The curve's part of a verification on eight lanes: R = u₁·G + u₂·Q by tables, and the comparison of its x-coordinate
 //! with r.
 //!
-//! 1. Each term of a sum is an entry of a table: one a window of the key's table and one a window of the generator's.
-//! 2. [`Hot`] gives each signature 1, 2, 4 or 8 lanes. A lane adds up its share of the terms, and the lanes of a
-//!    signature then add up their sums in a tree. Eight signatures in eight lanes take the least work each; one
-//!    signature in eight lanes is done soonest.
+//! 1. The terms of a sum are entries of tables: one entry per window of the key's table, and one per window of the
+//!    generator's.
+//! 2. [`Hot`] gives each signature 1, 2, 4 or 8 lanes. Each lane adds up its share of the terms; then the sums of a
+//!    signature's lanes are added up in a tree. Eight signatures in eight lanes take the least work each; one signature
+//!    in eight lanes has the shortest latency.
 //! 3. [`Cold`] has tables of one window only, which are cheap enough to be used once: the key's part takes five
 //!    doublings between two windows.
-//! 4. A signature is valid if ZZ is not zero, that is if no addition was exceptional, and r·ZZ = X or (r + n)·ZZ = X,
-//!    the latter if r + n is below p.
+//! 4. A signature is valid if ZZ is not zero, that is, no addition was exceptional, and if r·ZZ = X or (r + n)·ZZ = X.
+//!    The second equation is allowed only if r + n is below p.
 
 use crate::digits::{self, Digit, Digits, Window};
 use crate::field::{Field, Loose, Tight};
 use crate::lanes::{LANES, Lanes, Operation, Words};
 use crate::points::{Affine, Sum};
-use crate::scalars::Prepared;
+use crate::scalars::PreparedSignature;
 
 /// Rows that are read ahead of their use.
 const AHEAD: usize = 8;
@@ -24,8 +25,8 @@ pub(crate) const COLD_WINDOW: u32 = 5;
 
 /// One signature and its key's table.
 #[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
-    pub(crate) prepared: &'a Prepared,
+pub(crate) struct VerifyJob<'a> {
+    pub(crate) prepared: &'a PreparedSignature,
     pub(crate) table: &'a [Words],
 }
 
@@ -42,7 +43,7 @@ struct Row<'a> {
 /// Adds up signatures whose keys have tables. Bit i of the output: the signature of job i is valid.
 pub(crate) struct Hot<'a> {
     /// At least one job, and at most eight divided by the lanes of each.
-    pub(crate) jobs: &'a [Job<'a>],
+    pub(crate) jobs: &'a [VerifyJob<'a>],
     /// Lanes for each signature: 1, 2, 4 or 8.
     pub(crate) width: usize,
     pub(crate) base: &'a [Words],
@@ -83,7 +84,7 @@ fn part(table: &[Words], window: u32, i: usize) -> &[Words] {
 
 /// The jobs of eight lanes, `width` lanes each. Lanes without a job repeat the first.
 #[inline(always)]
-fn jobs_of_lanes<'a>(jobs: &[Job<'a>], width: usize) -> [Job<'a>; LANES] {
+fn jobs_of_lanes<'a>(jobs: &[VerifyJob<'a>], width: usize) -> [VerifyJob<'a>; LANES] {
     let mut of_lanes = [jobs[0]; LANES];
     for (lane, job) in of_lanes.iter_mut().enumerate() {
         *job = *jobs.get(lane / width).unwrap_or(&jobs[0]);
@@ -93,7 +94,7 @@ fn jobs_of_lanes<'a>(jobs: &[Job<'a>], width: usize) -> [Job<'a>; LANES] {
 
 impl<'a> Hot<'a> {
     #[inline(always)]
-    fn row(&self, jobs: &[Job<'a>; LANES], row: usize) -> Row<'a> {
+    fn row(&self, jobs: &[VerifyJob<'a>; LANES], row: usize) -> Row<'a> {
         let key_terms = digits::windows(self.key_window);
         let mut filled = Row::new(&self.base[0]);
         if self.width == 1 {
@@ -182,7 +183,7 @@ impl Operation for Hot<'_> {
 
 /// The lanes whose sum is finite, unexceptional, and has one of the candidates as x-coordinate.
 #[inline(always)]
-fn check<L: Lanes>(f: &Field<L>, sum: &Sum<L>, jobs: &[Job; LANES]) -> u8 {
+fn check<L: Lanes>(f: &Field<L>, sum: &Sum<L>, jobs: &[VerifyJob; LANES]) -> u8 {
     let mut candidates = [Words::default(); LANES];
     for (words, job) in candidates.iter_mut().zip(jobs) {
         let [a, b] = job.prepared.candidates;
@@ -204,14 +205,14 @@ fn is_x<L: Lanes>(f: &Field<L>, candidate: &Tight<L>, sum: &Sum<L>, x: &Loose<L>
 /// Adds up signatures whose keys have tables of one window only. Bit i of the output: the signature of job i is valid.
 pub(crate) struct Cold<'a> {
     /// One to eight jobs.
-    pub(crate) jobs: &'a [Job<'a>],
+    pub(crate) jobs: &'a [VerifyJob<'a>],
     pub(crate) base: &'a [Words],
     pub(crate) base_window: u32,
 }
 
 impl<'a> Cold<'a> {
     #[inline(always)]
-    fn key_row(&self, jobs: &[Job<'a>; LANES], i: usize) -> Row<'a> {
+    fn key_row(&self, jobs: &[VerifyJob<'a>; LANES], i: usize) -> Row<'a> {
         let mut row = Row::new(&self.base[0]);
         let window = Window::new(COLD_WINDOW, i);
         for (lane, job) in jobs.iter().enumerate() {
@@ -221,7 +222,7 @@ impl<'a> Cold<'a> {
     }
 
     #[inline(always)]
-    fn base_row(&self, jobs: &[Job<'a>; LANES], i: usize) -> Row<'a> {
+    fn base_row(&self, jobs: &[VerifyJob<'a>; LANES], i: usize) -> Row<'a> {
         let mut row = Row::new(&self.base[0]);
         let window = Window::new(self.base_window, i);
         let part = part(self.base, self.base_window, i);

@@ -2,9 +2,9 @@
 //!
 //! An element a is represented by a·2^260 mod p. Two types say how far its limbs are reduced:
 //!
-//! - [`Tight`]: every limb is in [0, 2^52) and the value is below 2^258. Only these are multiplied, since the
+//! - [`Tight`]: every limb is in [0, 2^52) and the value is below 2^258. Only tight elements are multiplied, since the
 //!   multiply-add takes the low 52 bits of its operands and ignores the others.
-//! - [`Loose`]: limbs are signed 64-bit numbers below 2^60 in absolute value. These are added and subtracted limb by
+//! - [`Loose`]: limbs are signed 64-bit numbers below 2^60 in absolute value. Loose elements are added and subtracted limb by
 //!   limb; nothing is carried until [`Field::reduce`] makes the result tight.
 //!
 //! # Bounds
@@ -23,7 +23,7 @@
 //! - q·p₄ is added at columns i + 4 and i + 5.
 //!
 //! A column receives six such halves, each below M, and one carry cᵢ/M, whose absolute value is below 2^7. So a column
-//! stays between −11·M and 17·M, far inside 64 bits. The five columns that are left are the result: limbs below 2^57 in
+//! stays between −11·M and 17·M, far inside 64 bits. The five remaining columns are the result: limbs below 2^57 in
 //! absolute value. The value of a product is (v(a)·v(b) + q·p)/2^260 with q < 2^260. It is not negative, and for tight
 //! operands below 2^516/2^260 + p < 2^257.
 //!
@@ -45,8 +45,8 @@
 //!
 //! **The check.** `tests/bounds.rs` runs every operation, and every addition and doubling of points, on lanes whose
 //! words are intervals: no addition leaves 64 bits, and every sum that is reduced has limbs of at most 2^60. Intervals
-//! cannot show that a value is below 2^258 after a carry; the scalar model of the lanes checks that at each of its
-//! carries, in all tests.
+//! cannot show that a value is below 2^258 after a carry; the scalar model of the lanes checks this bound at
+//! each of its carries, in all tests.
 
 use crate::lanes::{Lanes, Words};
 use crate::limbs::Limbs;
@@ -135,7 +135,7 @@ impl<L: Lanes> Field<L> {
         Field { lanes, mask: lanes.splat(MASK), p3: lanes.splat(P3), p4: lanes.splat(P4) }
     }
 
-    /// The same number in every lane, in whatever form it is given.
+    /// The same number in every lane, without a change of form.
     #[inline(always)]
     pub(crate) fn splat(&self, number: &Limbs) -> Tight<L> {
         let limbs = split(number);

@@ -6,16 +6,16 @@
 //! 3. When g is zero, f is ±gcd(m, a) = ±1, and ±d is the inverse.
 //!
 //! For 256-bit numbers, 741 steps always suffice (Bernstein and Yang, "Fast constant-time gcd computation and modular
-//! inversion", section 11), so twelve rounds do. The caller multiplies the result with the number and falls back to a
-//! power if that is not 1: a mistake here costs time and never a verdict.
+//! inversion", section 11), so twelve rounds suffice. The caller multiplies the result by the number. If the product is
+//! not 1, the caller computes the inverse as a power instead: a mistake here costs time and never a verdict.
 //!
-//! That zeroes are shifted out together, and that several bits are cancelled at once while the sign of delta cannot
-//! change, follows libsecp256k1's documentation of its own variant (doc/safegcd_implementation.md; Copyright (c) 2013
-//! Pieter Wuille, MIT licence). The code is our own.
+//! Two techniques follow libsecp256k1's documentation of its own variant (doc/safegcd_implementation.md; Copyright (c)
+//! 2013 Pieter Wuille, MIT licence): zeroes are shifted out together, and several bits are cancelled at once while the
+//! sign of delta cannot change. The code is our own.
 
 use crate::limbs::Limbs;
 
-/// Steps in a round: what signed 64-bit matrices have room for.
+/// Steps in a round: the most that fit into signed 64-bit matrices.
 const STEPS: u32 = 62;
 const MASK: u64 = (1 << STEPS) - 1;
 /// Rounds that suffice for every 256-bit number: 12 · 62 = 744 ≥ 741.
@@ -23,12 +23,12 @@ const ROUNDS_MAX: usize = 12;
 
 /// A signed number as five digits of 62 bits, least significant first; the last digit carries the sign.
 #[derive(Clone, Copy)]
-struct Signed([i64; 5]);
+struct SignedLimbs([i64; 5]);
 
-impl Signed {
-    fn new(n: &Limbs) -> Signed {
+impl SignedLimbs {
+    fn new(n: &Limbs) -> SignedLimbs {
         let digit = |low: u64| (low & MASK) as i64;
-        Signed([
+        SignedLimbs([
             digit(n[0]),
             digit(n[0] >> 62 | n[1] << 2),
             digit(n[1] >> 60 | n[2] << 4),
@@ -52,8 +52,8 @@ impl Signed {
     }
 
     /// self + factor·other, for a factor of −1, 0 or 1, with digits carried.
-    fn plus(&self, factor: i64, other: &Signed) -> Signed {
-        let mut sum = Signed([0; 5]);
+    fn plus(&self, factor: i64, other: &SignedLimbs) -> SignedLimbs {
+        let mut sum = SignedLimbs([0; 5]);
         let mut carry = 0i64;
         for i in 0..5 {
             let digit = self.0[i].wrapping_add(factor.wrapping_mul(other.0[i])).wrapping_add(carry);
@@ -112,8 +112,8 @@ fn product(a: i64, b: i64) -> i128 {
 
 impl Steps {
     /// (u·f + v·g)/2^62 and (q·f + r·g)/2^62; the divisions leave no remainder.
-    fn apply(&self, f: &Signed, g: &Signed) -> (Signed, Signed) {
-        let (mut next_f, mut next_g) = (Signed([0; 5]), Signed([0; 5]));
+    fn apply(&self, f: &SignedLimbs, g: &SignedLimbs) -> (SignedLimbs, SignedLimbs) {
+        let (mut next_f, mut next_g) = (SignedLimbs([0; 5]), SignedLimbs([0; 5]));
         let (mut sum_f, mut sum_g) = (0i128, 0i128);
         for i in 0..5 {
             sum_f = sum_f.wrapping_add(product(self.u, f.0[i])).wrapping_add(product(self.v, g.0[i]));
@@ -131,7 +131,13 @@ impl Steps {
     }
 
     /// The same modulo m: a multiple of m makes the divisions exact. Takes and returns numbers in (−2m, m).
-    fn apply_modulo(&self, d: &Signed, e: &Signed, modulus: &Signed, inverse: u64) -> (Signed, Signed) {
+    fn apply_modulo(
+        &self,
+        d: &SignedLimbs,
+        e: &SignedLimbs,
+        modulus: &SignedLimbs,
+        inverse: u64,
+    ) -> (SignedLimbs, SignedLimbs) {
         // Negative numbers count as increased by m, which keeps the results in range: with d, e in (−m, m) then,
         // |u·d + v·e| < 2^62·m, and a multiple below 2^62 of m is taken away.
         let (mask_d, mask_e) = (d.0[4] >> 63, e.0[4] >> 63);
@@ -145,7 +151,7 @@ impl Steps {
         multiple_e = multiple_e.wrapping_sub(low(sum_e, multiple_e));
         sum_d = sum_d.wrapping_add(product(modulus.0[0], multiple_d)) >> STEPS;
         sum_e = sum_e.wrapping_add(product(modulus.0[0], multiple_e)) >> STEPS;
-        let (mut next_d, mut next_e) = (Signed([0; 5]), Signed([0; 5]));
+        let (mut next_d, mut next_e) = (SignedLimbs([0; 5]), SignedLimbs([0; 5]));
         for i in 1..5 {
             let with_d = product(self.u, d.0[i]).wrapping_add(product(self.v, e.0[i]));
             let with_e = product(self.q, d.0[i]).wrapping_add(product(self.r, e.0[i]));
@@ -173,13 +179,13 @@ fn inverse_of_low(m: u64) -> u64 {
 
 /// The inverse of `number` modulo an odd prime above 2^255, below it, or nothing for a multiple of the prime.
 pub(crate) fn modulo(prime: &Limbs, number: &Limbs) -> Option<Limbs> {
-    let modulus = Signed::new(prime);
+    let modulus = SignedLimbs::new(prime);
     let low_inverse = inverse_of_low(prime[0]);
-    let (mut f, mut g) = (modulus, Signed::new(number));
-    let (mut d, mut e) = (Signed([0; 5]), Signed([1, 0, 0, 0, 0]));
+    let (mut f, mut g) = (modulus, SignedLimbs::new(number));
+    let (mut d, mut e) = (SignedLimbs([0; 5]), SignedLimbs([1, 0, 0, 0, 0]));
     let mut delta = 1i64;
     for _ in 0..ROUNDS_MAX {
-        let word = |n: &Signed| (n.0[0] as u64) | (n.0[1] as u64) << STEPS;
+        let word = |n: &SignedLimbs| (n.0[0] as u64) | (n.0[1] as u64) << STEPS;
         let (next, matrix) = steps(delta, word(&f), word(&g));
         delta = next;
         (d, e) = matrix.apply_modulo(&d, &e, &modulus, low_inverse);
@@ -196,7 +202,7 @@ pub(crate) fn modulo(prime: &Limbs, number: &Limbs) -> Option<Limbs> {
         if !is_unit {
             return None;
         }
-        let mut inverse = if f.is_negative() { Signed([0; 5]).plus(-1, &d) } else { d };
+        let mut inverse = if f.is_negative() { SignedLimbs([0; 5]).plus(-1, &d) } else { d };
         // In (−2m, 2m): at most two additions or one subtraction.
         for _ in 0..2 {
             if inverse.is_negative() {

@@ -1,12 +1,12 @@
-//! Known answers, to be tested when a program starts: a processor, a compiler or a memory that gets them wrong verifies
-//! nothing.
+//! Known-answer tests, run when a program starts. If one fails (a fault of processor, memory or compiler), the verifier
+//! must not be used.
 
 use std::fmt;
 
 use crate::key::PublicKey;
 use crate::limbs::{self, Limbs};
 use crate::signature::Signature;
-use crate::verifier::{Item, Key, Path, Verdict, Verifier};
+use crate::verifier::{Backend, KeyRef, Verdict, Verifier, VerifyItem};
 
 /// RFC 6979, appendix A.2.5: the public key of its signatures for P-256.
 const KEY: PublicKey = PublicKey {
@@ -35,7 +35,7 @@ const ITEMS: usize = 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WrongAnswer {
     /// The path that gave it.
-    pub path: Path,
+    pub path: Backend,
 }
 
 impl fmt::Display for WrongAnswer {
@@ -51,14 +51,14 @@ impl fmt::Display for WrongAnswer {
 impl std::error::Error for WrongAnswer {}
 
 /// The signature of an answer over its digest, or over another digest if it is to be invalid.
-fn item<'a>(key: Key<'a>, [digest, r, s]: &[Limbs; 3], valid: bool) -> Item<'a> {
+fn item<'a>(key: KeyRef<'a>, [digest, r, s]: &[Limbs; 3], valid: bool) -> VerifyItem<'a> {
     let mut digest = limbs::to_bytes(digest);
     digest[31] ^= u8::from(!valid);
-    Item { key, digest, signature: Signature { r: limbs::to_bytes(r), s: limbs::to_bytes(s) } }
+    VerifyItem { key, digest, signature: Signature { r: limbs::to_bytes(r), s: limbs::to_bytes(s) } }
 }
 
 /// Item i is invalid where i is a multiple of three.
-fn items(key: Key<'_>) -> Vec<Item<'_>> {
+fn items(key: KeyRef<'_>) -> Vec<VerifyItem<'_>> {
     (0..ITEMS).map(|i| item(key, &ANSWERS[i % ANSWERS.len()], i % 3 != 0)).collect()
 }
 
@@ -70,23 +70,23 @@ impl Verifier {
     /// [`WrongAnswer`] if a verdict differs from the known one.
     pub fn self_test(&self) -> Result<(), WrongAnswer> {
         let table = self.table(&KEY);
-        let is_right = |items: &[Item], is_valid: &dyn Fn(usize) -> bool| {
+        let is_right = |items: &[VerifyItem], is_valid: &dyn Fn(usize) -> bool| {
             let verdicts = self.verify_many(items);
             verdicts.len() == items.len()
                 && verdicts.iter().enumerate().all(|(i, verdict)| (*verdict == Verdict::Valid) == is_valid(i))
         };
         let mut right = true;
         for (answer, valid) in ANSWERS.iter().flat_map(|answer| [(answer, true), (answer, false)]) {
-            let Item { digest, signature, .. } = item(Key::Table(&table), answer, valid);
+            let VerifyItem { digest, signature, .. } = item(KeyRef::Table(&table), answer, valid);
             right &= (self.verify_one(&table, &digest, &signature) == Verdict::Valid) == valid;
         }
         // Item i is invalid where i is a multiple of three.
-        let with_table = items(Key::Table(&table));
+        let with_table = items(KeyRef::Table(&table));
         for count in 1..=ITEMS {
             right &= is_right(&with_table[..count], &|i| i % 3 != 0);
         }
-        let takes_cold_keys = self.path() != Path::Portable;
-        right &= is_right(&items(Key::Cold(&KEY)), &|i| takes_cold_keys && i % 3 != 0);
-        if right { Ok(()) } else { Err(WrongAnswer { path: self.path() }) }
+        let takes_cold_keys = self.backend() != Backend::Portable;
+        right &= is_right(&items(KeyRef::Cold(&KEY)), &|i| takes_cold_keys && i % 3 != 0);
+        if right { Ok(()) } else { Err(WrongAnswer { path: self.backend() }) }
     }
 }

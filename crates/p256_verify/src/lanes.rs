@@ -1,9 +1,10 @@
-//! Eight 64-bit lanes: the operations on which the vector algorithms stand, and their scalar model.
+//! Eight 64-bit lanes: the operations of the vector algorithms, and their scalar model.
 //!
-//! [`Lanes`] is a value that proves that its operations may be used: [`Model`] always, [`crate::ifma::Ifma`] once the
-//! processor was asked. Algorithms are generic functions over it, inlined into one function for each operation of
-//! [`Lanes::run`], which is compiled for the vector unit. The model does the same with eight words, `vpmadd52`
-//! included; the tests compare the two operation by operation, and run every algorithm on both.
+//! A [`Lanes`] value proves that its operations may be used: [`Model`] can always be used, [`crate::ifma::Ifma`] only
+//! if the processor was found to have the instructions. Algorithms are generic over [`Lanes`]. Each [`Operation`] is
+//! inlined into one function ([`Lanes::run`]), which is compiled for the vector unit. The model does the same with
+//! eight words, including `vpmadd52`. The tests compare model and vector unit operation by operation, and run every
+//! algorithm on both.
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -16,14 +17,14 @@ pub(crate) struct Words(pub(crate) [u64; LANES]);
 /// A mask: bit i stands for lane i.
 pub(crate) type Mask = u8;
 
-/// Something that is done with lanes, in one piece.
+/// A computation on lanes, compiled as one function.
 pub(crate) trait Operation {
     type Output;
-    /// Does it. Implementations are `#[inline(always)]`, as is everything that they call with lanes.
+    /// Runs it. Implementations are `#[inline(always)]`, and so is every function that they call with lanes.
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
-/// The operations. Each works lane by lane but for the last two; arithmetic wraps.
+/// The operations. Each works lane by lane, except for the exchange and the transpositions; arithmetic wraps.
 pub(crate) trait Lanes: Copy {
     /// Eight 64-bit words.
     type Vector: Copy;
@@ -62,8 +63,7 @@ pub(crate) trait Lanes: Copy {
     fn transpose(self, rows: [&Words; LANES]) -> [Self::Vector; LANES];
     /// Row j takes lane j of each vector: word i from vector i.
     fn transpose_back(self, vectors: [Self::Vector; LANES], rows: &mut [Words; LANES]);
-    /// Says that every lane is below 2^BITS, which follows from what the operations' words do not show. Models check or
-    /// use it.
+    /// States that every lane is below 2^BITS, which the operations themselves do not show. Models check or use it.
     #[inline(always)]
     fn known_below<const BITS: u32>(self, a: Self::Vector) -> Self::Vector {
         a
@@ -71,11 +71,11 @@ pub(crate) trait Lanes: Copy {
     /// Requires that every lane, as a signed number, is at most 2^BITS in absolute value. Models check it.
     #[inline(always)]
     fn require_within<const BITS: u32>(self, _a: Self::Vector) {}
-    /// Says that a row will be read soon. It changes nothing but the caches.
+    /// Announces that a row will be read soon. It changes nothing but the caches.
     fn prefetch(self, row: &Words);
 }
 
-/// The lanes as eight words: what the vector unit is compared with, and what runs everywhere.
+/// The lanes as eight words: the reference for the vector unit, and a model that runs everywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model;
 

@@ -1,8 +1,8 @@
 //! ECDSA P-256 verification of SHA-256 digests, for a service that verifies many signatures of a few hundred keys.
 //!
-//! A general library verifies one signature of a key that it has never seen. Such a service knows more: keys repeat, so
-//! tables of their multiples pay; signatures, digests and public keys are public, so run time may depend on them; and
-//! many signatures arrive together, so they can fill vector units.
+//! A general library verifies one signature of a key that it has never seen. Such a service knows more. Keys repeat, so
+//! tables of their multiples pay. Signatures, digests and public keys are public, so run time may depend on them. Many
+//! signatures arrive together, so they can fill vector units.
 //!
 //! ```
 //! use p256_verify::{PublicKey, Signature, Verdict, Verifier};
@@ -33,58 +33,63 @@
 //! assert_eq!(verdict, Verdict::Valid); // After `Verdict::Unsure`, ask the library.
 //! ```
 //!
-//! # What it promises
+//! # Guarantees
 //! - **[`Verdict::Valid`] means that the signature is valid**: r and s are between 1 and n − 1, and the x-coordinate of
 //!   (e/s)·G + (r/s)·Q is r modulo n.
 //! - **The crate never says that a signature is invalid.** Every other verdict is [`Verdict::Unsure`], and the caller
 //!   asks a library. A defect that refuses valid signatures therefore costs time and nothing else. An invalid signature
-//!   costs the library's time and ours.
+//!   costs the time of both verifications.
 //! - The verdict on a valid signature of an honest signer is `Valid` if its key has a table. It is `Unsure` in two
 //!   cases: an addition of points was exceptional, which only the owner of a key can bring about; or the key has no
 //!   table and fewer than [`COLD_MIN`] such signatures are left over from groups of eight.
 //! - No secrets enter the crate: run time and memory accesses depend on all inputs. Signing does not belong here.
-//! - Both (r, s) and (r, n − s) are valid, as in ECDSA's definition. A caller that wants low s only checks that itself.
-//! - Calls share only what the caller holds: a [`Verifier`] and [`Table`]s, both immutable. The crate has no
+//! - Both (r, s) and (r, n − s) are valid, as in ECDSA's definition. A caller that accepts only a low s checks s
+//!   itself.
+//! - Calls share only what the caller holds: a [`Verifier`] and [`KeyTable`]s, both immutable. The crate has no
 //!   dependencies, and uses no threads, clocks or randomness.
 //!
+//! # What it needs around it
+//! The caller keeps tables of the keys that are used often ([`KeyTable::bytes`]), asks the library after
+//! [`Verdict::Unsure`], and rechecks a sample of the signatures that were found valid.
+//!
+//! The crate calls no other crate. In Heddle `identity` calls it; `bench` measures it.
+//!
 //! # How
-//! 1. A [`Table`] has the 128 odd multiples of the key for each window of eight bits of a scalar. A scalar is a sum of
-//!    signed odd digits (module `digits`). So u₂·Q is the sum of 32 entries, and u₁·G of 20, because the generator's
-//!    windows have 13 bits. No point is doubled.
-//! 2. With AVX-512 IFMA ([`Path::Ifma`]), a vector holds a limb of eight field elements, and an element has five limbs
-//!    of 52 bits (module `field`, which derives the bounds of every limb). [`Verifier::verify_many`] gives each of
-//!    eight signatures a lane. [`Verifier::verify_one`] spreads the terms of one signature over the eight lanes. Two to
-//!    six signatures share the lanes. One inversion serves all s of a call.
-//! 3. Keys without a table ([`Key::Cold`]) get a small one for one use. The key's part then takes doublings, for eight
-//!    signatures side by side.
-//! 4. Without that unit ([`Path::Portable`]), the same sums are computed with 64-bit words, one signature at a time.
+//! 1. A [`KeyTable`] has the 128 odd multiples of the key for each window of eight bits of a scalar. A scalar is a sum
+//!    of signed odd digits (module `digits`). So u₂·Q is the sum of 32 entries. u₁·G is the sum of 20 entries, because
+//!    the generator's windows have 13 bits. No point is doubled.
+//! 2. With AVX-512 IFMA ([`Backend::Ifma`]), a vector holds a limb of eight field elements, and an element has five
+//!    limbs of 52 bits (module `field`, which derives the bounds of every limb). [`Verifier::verify_many`] gives each
+//!    of eight signatures a lane. [`Verifier::verify_one`] spreads the terms of one signature over the eight lanes. Two
+//!    to six signatures share the lanes. One inversion serves all s of a call.
+//! 3. Keys without a table ([`KeyRef::Cold`]) get a small table that is used once. The sum for the key then needs
+//!    doublings, which are done for eight signatures side by side.
+//! 4. Without AVX-512 IFMA ([`Backend::Portable`]), the same sums are computed with 64-bit words, one signature at a
+//!    time.
 //! 5. An exceptional addition (P + P, P − P) makes a coordinate zero, and it stays zero. One comparison at the end
 //!    detects that, exactly (module `points`).
 //!
 //! # How it is checked
-//! - The vector operations are a trait with a scalar model, the 52-bit multiply-add included. Each operation of the
+//! - The vector operations are a trait with a scalar model, including the 52-bit multiply-add. Each operation of the
 //!   vector unit is compared with its model on boundary and random words. The whole algorithm also runs on the model
-//!   ([`Path::Model`]), on every machine.
+//!   ([`Backend::Model`]), on every machine.
 //! - The field's bounds are proved by running the same code on intervals instead of words (`tests/bounds.rs`), and its
 //!   results are compared with big integers at those bounds. Inverses, digits and the curve's constants are compared
 //!   with big integers as well.
-//! - The tables of all builders equal those of a textbook's affine arithmetic.
+//! - The tables of all builders equal the tables that textbook affine arithmetic gives.
 //! - Wycheproof's vectors pass in both encodings on every path.
-//! - Differential tests compare every path with aws-lc-rs, and some cases with the `p256` crate: half of the signatures
-//!   are valid, the others are broken in every part. `examples/differential.rs` runs any number of them on all
-//!   processors.
+//! - Differential tests compare every path with aws-lc-rs, and some cases with the `p256` crate. About half of the
+//!   signatures are valid. In the others the key, the digest, r or s is altered. `examples/differential.rs` runs any
+//!   number of them on all processors.
 //! - Two fuzz targets compare every path with aws-lc-rs on arbitrary DER, and on arbitrary digests, r and s.
-//! - Signatures for chosen (u₁, u₂) and keys make every addition exceptional once as P + P and once as P − P. Others
-//!   have an R with an x-coordinate of n or more.
-//! - [`Verifier::self_test`] tests known answers at start.
-//!
-//! # What it needs around it
-//! The caller keeps tables of the keys that are used often ([`Table::bytes`]), asks the library after
-//! [`Verdict::Unsure`], and rechecks a sample of the signatures that were found valid.
+//! - Signatures for chosen (u₁, u₂) and keys make every addition exceptional once as P + P and once as P − P. In other
+//!   signatures the x-coordinate of R is n or more.
+//! - [`Verifier::self_test`] runs known-answer tests at start.
 //!
 //! `unsafe` occurs in the module `ifma` alone: calls of instructions that the processor was found to have, and aligned
 //! loads and stores.
 
+#![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod builder;
@@ -111,4 +116,4 @@ mod tests;
 pub use key::{POINT_BYTES, PublicKey};
 pub use known_answers::WrongAnswer;
 pub use signature::Signature;
-pub use verifier::{COLD_MIN, Item, Key, Path, Table, Verdict, Verifier};
+pub use verifier::{Backend, COLD_MIN, KeyRef, KeyTable, Verdict, Verifier, VerifyItem};

@@ -1,6 +1,6 @@
 //! 256-bit numbers as four 64-bit limbs, least significant first, and the curve's constants.
 //!
-//! Everything here wraps explicitly: an overflow is part of the arithmetic and is carried by hand.
+//! Overflow is expected here: operations wrap, and the code propagates carries and borrows explicitly.
 
 /// Four 64-bit limbs, least significant first.
 pub(crate) type Limbs = [u64; 4];

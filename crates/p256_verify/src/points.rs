@@ -1,16 +1,16 @@
 //! Eight points side by side, and the additions that a verification consists of.
 //!
-//! Points that collect a sum are in XYZZ coordinates: (X, Y, ZZ, ZZZ) stands for x = X/ZZ, y = Y/ZZZ with ZZ³ = ZZZ².
-//! Without doublings they are cheaper than Jacobian ones: an addition of an affine point takes eight products and two
-//! squares, with four products behind one another. Points that are doubled are Jacobian: x = X/Z², y = Y/Z³.
+//! Sums are in XYZZ coordinates: (X, Y, ZZ, ZZZ) stands for x = X/ZZ, y = Y/ZZZ with ZZ³ = ZZZ². Without doublings they
+//! are cheaper than Jacobian coordinates: the addition of an affine point takes eight products and two squares, and its
+//! longest chain of dependent products has four. Points that are doubled are Jacobian: x = X/Z², y = Y/Z³.
 //!
 //! # Exceptional cases
-//! No formula here handles infinity, P + P or P − P. All of them multiply ZZ (or Z) by the square of x₂ − x₁ (or by
-//! it), up to a non-zero factor. In an exceptional case of two finite points that is zero. Since p is a prime, a
-//! product is zero only if a factor is, so a ZZ (or Z) once zero stays zero, through every later addition and doubling,
-//! and a ZZ that is not zero at the end proves that no addition was exceptional. Callers look at ZZ at the end, once.
-//! Doubling has no exceptional case: 2·P is infinite only for a point of even order, and the group's order is an odd
-//! prime.
+//! No formula here handles infinity, P + P or P − P. Up to a non-zero factor, each addition multiplies ZZ by the square
+//! of x₂ − x₁, or Z by x₂ − x₁. In an exceptional addition of two finite points x₂ − x₁ is zero. Since p is a prime, a
+//! product is zero only if a factor is zero. So a ZZ (or Z) that is zero once stays zero, through every later addition
+//! and doubling. A ZZ that is not zero at the end proves that no addition was exceptional, and callers look at ZZ once,
+//! at the end. Doubling has no exceptional case: 2·P is infinite only for a point of even order, and the group's order
+//! is an odd prime.
 //!
 //! Formulas: the Explicit-Formulas Database's madd-2008-s and add-2008-s (XYZZ), dbl-2001-b and madd (Jacobian, a =
 //! −3).

@@ -1,12 +1,13 @@
-//! The same without vectors: additions of affine points to XYZZ sums, four limbs of 64 bits, one signature at a time.
+//! The algorithm without vector instructions: it adds affine points to a sum in XYZZ coordinates, with four 64-bit
+//! limbs, one signature at a time.
 //!
-//! Formulas and exceptional cases are those of `points`. An entry of a table is x and y in Montgomery form with 2^256.
+//! See `points` for the formulas and the exceptional cases. A table entry holds x and y in Montgomery form, R = 2^256.
 
 use crate::digits::{self, Digit, Window};
 use crate::key::PublicKey;
 use crate::lanes::Words;
 use crate::residue::FieldElement;
-use crate::scalars::Prepared;
+use crate::scalars::PreparedSignature;
 
 #[derive(Clone, Copy, Debug)]
 struct Affine {
@@ -58,7 +59,13 @@ impl Sum {
 const TERMS_MAX: usize = 64;
 
 /// Whether u₁·G + u₂·Q has an x-coordinate that is r modulo n; false also if an addition was exceptional.
-pub(crate) fn verify(prepared: &Prepared, table: &[Words], key_window: u32, base: &[Words], base_window: u32) -> bool {
+pub(crate) fn verify(
+    prepared: &PreparedSignature,
+    table: &[Words],
+    key_window: u32,
+    base: &[Words],
+    base_window: u32,
+) -> bool {
     let key_terms = digits::windows(key_window);
     let terms = key_terms + digits::windows(base_window);
     assert!(terms <= TERMS_MAX, "windows have at least eight bits");
@@ -91,7 +98,7 @@ pub(crate) fn verify(prepared: &Prepared, table: &[Words], key_window: u32, base
     prepared.candidates.iter().any(|candidate| sum.zz.times_number(candidate) == x)
 }
 
-/// A table of a key, as `builder` makes it, but for the Montgomery form.
+/// A table of a key, as `builder` makes it, except for the Montgomery form.
 pub(crate) fn build(key: &PublicKey, window: u32) -> Box<[Words]> {
     let (windows, per_window) = (digits::windows(window), digits::entries(window));
     let doubles = doubles(key, windows * window as usize);

@@ -8,9 +8,9 @@ use crate::signature::Signature;
 /// p − n: an r below it may stand for the x-coordinate r + n too.
 const P_MINUS_N: Limbs = limbs::sub(&P, &N).0;
 
-/// What the curve's part of a verification needs: R = u₁·G + u₂·Q has an x-coordinate that is r modulo n.
+/// The input of the curve's part of a verification: R = u₁·G + u₂·Q has an x-coordinate that is r modulo n.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedSignature {
     /// u₁ in the generator's windows.
     pub(crate) base: Digits,
     /// u₂ in the key's windows.
@@ -38,11 +38,11 @@ impl InRange {
 
     /// The scalars, given s⁻¹.
     #[inline]
-    fn prepare(&self, inverse: &Scalar, windows: Windows) -> Prepared {
+    fn prepare(&self, inverse: &Scalar, windows: WindowSizes) -> PreparedSignature {
         let (r_and_n, carry) = limbs::add(&self.r, &N);
         let fits = limbs::is_less(&self.r, &P_MINUS_N);
         debug_assert!(!fits || carry == 0, "p is below 2^256");
-        Prepared {
+        PreparedSignature {
             base: Digits::new(&inverse.times_number(&self.digest), windows.base),
             key: Digits::new(&inverse.times_number(&self.r), windows.key),
             candidates: [self.r, if fits { r_and_n } else { self.r }],
@@ -52,19 +52,22 @@ impl InRange {
 
 /// Bits of a window of the generator's table and of the keys'.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Windows {
+pub(crate) struct WindowSizes {
     pub(crate) base: u32,
     pub(crate) key: u32,
 }
 
 /// Prepares one signature.
-pub(crate) fn prepare_one(signature: &InRange, windows: Windows) -> Option<Prepared> {
+pub(crate) fn prepare_one(signature: &InRange, windows: WindowSizes) -> Option<PreparedSignature> {
     let inverse = Scalar::new(&signature.s).inverted()?;
     Some(signature.prepare(&inverse, windows))
 }
 
-/// Prepares signatures together. Nothing comes of it if an s has no inverse, which numbers in range do not do.
-pub(crate) fn prepare_many(signatures: &[InRange], windows: impl Fn(usize) -> Windows) -> Option<Vec<Prepared>> {
+/// Prepares signatures together. Returns nothing if an s has no inverse, which cannot happen for numbers in range.
+pub(crate) fn prepare_many(
+    signatures: &[InRange],
+    windows: impl Fn(usize) -> WindowSizes,
+) -> Option<Vec<PreparedSignature>> {
     // products[i] is the product of all s before i. Every s is taken for a Montgomery form, that is for s/2^256: this
     // saves bringing it there, and the inverses come out multiplied by 2^256 twice instead of once.
     let mut products = Vec::with_capacity(signatures.len());

@@ -1,17 +1,18 @@
-//! Signatures for chosen (u₁, u₂) and keys: every addition that can be exceptional is, once as P + P and once as P − P.
+//! Signatures for chosen (u₁, u₂) and keys: every addition that can be exceptional is made exceptional, once as P + P
+//! and once as P − P.
 //!
-//! Whoever knows a key's logarithm d can do this. The sum's terms are cᵢ·G for the generator's digits and cᵢ·d·G for
-//! the key's, with cᵢ known. An addition is exceptional if what was added up before, A·d + B, is plus or minus the next
-//! term; that is an equation for d.
+//! A signer who knows a key's logarithm d can produce such signatures. The sum's terms are cᵢ·G for the generator's
+//! digits and cᵢ·d·G for the key's digits, with cᵢ known. An addition is exceptional if the sum so far, A·d + B, is
+//! plus or minus the next term. This condition is an equation for d.
 
 mod cases;
 
 use cases::{
-    Chance, Number, Signer, bytes, der, inverse, library, minus, number, order, plus, prime, scalar, sec1, small,
+    Number, Prng, Signer, bytes, der, inverse, library, minus, number, order, plus, prime, scalar, sec1, small,
 };
 use num_bigint::BigUint;
 use p256::{ProjectivePoint, Scalar};
-use p256_verify::{Item, Key, Path, Signature, Verdict, Verifier};
+use p256_verify::{Backend, KeyRef, Signature, Verdict, Verifier, VerifyItem};
 
 /// Bits of the windows of keys with a table, of keys without, and of the generator.
 const KEY_WINDOW: u32 = 8;
@@ -105,27 +106,29 @@ struct Paths(Vec<Verifier>);
 
 impl Paths {
     fn all() -> Paths {
-        Paths([Path::Ifma, Path::Model, Path::Portable].into_iter().filter_map(Verifier::with_path).collect())
+        Paths(
+            [Backend::Ifma, Backend::Model, Backend::Portable].into_iter().filter_map(Verifier::with_backend).collect(),
+        )
     }
 
     fn fast() -> Paths {
-        Paths([Path::Ifma, Path::Portable].into_iter().filter_map(Verifier::with_path).collect())
+        Paths([Backend::Ifma, Backend::Portable].into_iter().filter_map(Verifier::with_backend).collect())
     }
 
     /// Verdicts on one signature: with 1, 2, 4 and 8 lanes, and without a table. Checks that none says valid if the
     /// library does not.
-    fn verdicts(&self, signer: &Signer, digest: &Number, signature: &Signature) -> Vec<(Path, usize, Verdict)> {
+    fn verdicts(&self, signer: &Signer, digest: &Number, signature: &Signature) -> Vec<(Backend, usize, Verdict)> {
         let valid = library(signer, digest, &der(signature));
         let mut verdicts = Vec::new();
         for verifier in &self.0 {
-            let path = verifier.path();
+            let path = verifier.backend();
             let table = verifier.table(&signer.key);
             verdicts.push((path, 8, verifier.verify_one(&table, digest, signature)));
             for (count, width) in [(1, 8), (2, 4), (4, 2), (8, 1)] {
-                let item = Item { key: Key::Table(&table), digest: *digest, signature: *signature };
+                let item = VerifyItem { key: KeyRef::Table(&table), digest: *digest, signature: *signature };
                 verdicts.extend(verifier.verify_many(&vec![item; count]).into_iter().map(|v| (path, width, v)));
             }
-            let cold = Item { key: Key::Cold(&signer.key), digest: *digest, signature: *signature };
+            let cold = VerifyItem { key: KeyRef::Cold(&signer.key), digest: *digest, signature: *signature };
             verdicts.extend(verifier.verify_many(&[cold; 8]).into_iter().map(|v| (path, 0, v)));
         }
         for (path, width, verdict) in &verdicts {
@@ -138,17 +141,17 @@ impl Paths {
 #[test]
 fn every_addition_can_be_exceptional_and_is_noticed() {
     let (all, fast) = (Paths::all(), Paths::fast());
-    let mut chance = Chance::new(10);
+    let mut rng = Prng::new(10);
     let mut forced = 0;
     for width in [1, 2, 4, 8, 0] {
-        let (u1, u2) = (scalar(&chance.number()), scalar(&chance.number()));
+        let (u1, u2) = (scalar(&rng.number()), scalar(&rng.number()));
         let window = if width == 0 { COLD_WINDOW } else { KEY_WINDOW };
         let keys = exceptional_keys(&u1, &u2, window, width.max(1));
         // Of eight lanes, some have no term of the generator after one of the key.
         assert!(keys.len() >= 40, "{} of width {width}", keys.len());
         for (i, d) in keys.into_iter().enumerate() {
             // The model is slow: it takes a part of the keys where the vector unit takes all.
-            let paths = if i % 16 == 0 || !Path::Ifma.is_available() { &all } else { &fast };
+            let paths = if i % 16 == 0 || !Backend::Ifma.is_available() { &all } else { &fast };
             // Without a table, the key's terms come in another order, of which none is exceptional: doublings keep them
             // apart.
             let signer = Signer::new(d);
@@ -157,14 +160,14 @@ fn every_addition_can_be_exceptional_and_is_noticed() {
             assert_eq!(library(&signer, &digest, &der(&signature)), sum != Scalar::ZERO);
             for (path, of_width, verdict) in paths.verdicts(&signer, &digest, &signature) {
                 // The portable path adds in the order of a single lane, and nothing without tables.
-                let is_forced = if path == Path::Portable { width == 1 || of_width == 0 } else { of_width == width };
+                let is_forced = if path == Backend::Portable { width == 1 || of_width == 0 } else { of_width == width };
                 if is_forced {
                     assert_eq!(verdict, Verdict::Unsure, "{path:?}, width {width}, d {:x?}", bytes(&d));
-                    forced += u32::from(path != Path::Portable || of_width == 1);
+                    forced += u32::from(path != Backend::Portable || of_width == 1);
                 }
             }
             // The same additions, but another r. P + P leaves X = 0 and ZZ = 0, so that r·ZZ = X for every r.
-            let (digest, signature) = self::signature(&u1, &u2, scalar(&chance.number()));
+            let (digest, signature) = self::signature(&u1, &u2, scalar(&rng.number()));
             assert!(!library(&signer, &digest, &der(&signature)));
             paths.verdicts(&signer, &digest, &signature);
         }
@@ -211,7 +214,7 @@ fn special_scalars_of_special_keys_are_never_wrong() {
                 valid += usize::from(expected);
                 for (verifier, table) in paths.0.iter().zip(&tables) {
                     let one = verifier.verify_one(table, &digest, &signature);
-                    let item = Item { key: Key::Table(table), digest, signature };
+                    let item = VerifyItem { key: KeyRef::Table(table), digest, signature };
                     let many = verifier.verify_many(&[item; 8]);
                     for verdict in many.into_iter().chain([one]) {
                         assert!(expected || verdict == Verdict::Unsure);
@@ -240,20 +243,20 @@ fn key_for(point: &ProjectivePoint, u1: &Scalar, u2: &Scalar) -> Signer {
 #[test]
 fn an_x_coordinate_of_n_or_more_is_found_again() {
     let paths = Paths::fast();
-    let mut chance = Chance::new(11);
+    let mut rng = Prng::new(11);
     let mut found = 0;
     // x = n + k for small k, and x = p − k.
     let from_n = (1..80).map(|k| plus(&order(), &small(k)));
     let below_p = (1..40).map(|k| minus(&prime(), &small(k)));
     for x in from_n.chain(below_p) {
         let Some(point) = lift(&x) else { continue };
-        let (u1, u2) = (scalar(&chance.number()), scalar(&chance.number()));
+        let (u1, u2) = (scalar(&rng.number()), scalar(&rng.number()));
         let signer = key_for(&point, &u1, &u2);
         let (digest, signature) = signature(&u1, &u2, scalar(&x));
         assert!(signature.r < minus(&prime(), &order()), "r + n is below p");
         assert!(library(&signer, &digest, &der(&signature)));
         for (path, width, verdict) in paths.verdicts(&signer, &digest, &signature) {
-            let expected = if path == Path::Portable && width == 0 { Verdict::Unsure } else { Verdict::Valid };
+            let expected = if path == Backend::Portable && width == 0 { Verdict::Unsure } else { Verdict::Valid };
             assert_eq!(verdict, expected, "{path:?} {width}");
         }
         found += 1;
@@ -265,12 +268,12 @@ fn an_x_coordinate_of_n_or_more_is_found_again() {
 #[test]
 fn an_r_is_not_reduced_by_p() {
     let paths = Paths::fast();
-    let mut chance = Chance::new(12);
+    let mut rng = Prng::new(12);
     let mut found = 0;
     // R's x-coordinate is k, and r = k + p − n: r + n is k modulo p, but r is not k modulo n.
     for k in 0..40 {
         let Some(point) = lift(&small(k)) else { continue };
-        let (u1, u2) = (scalar(&chance.number()), scalar(&chance.number()));
+        let (u1, u2) = (scalar(&rng.number()), scalar(&rng.number()));
         let signer = key_for(&point, &u1, &u2);
         let r = plus(&minus(&prime(), &order()), &small(k));
         let (digest, signature) = signature(&u1, &u2, scalar(&r));
@@ -300,15 +303,15 @@ fn numbers_out_of_range_and_foreign_tables_leave_it_to_the_library() {
             {
                 assert_eq!(verifier.verify_one(&table, &digest, &signature), Verdict::Unsure);
                 // Among others it spoils nothing.
-                let item = |signature| Item { key: Key::Table(&table), digest, signature };
+                let item = |signature| VerifyItem { key: KeyRef::Table(&table), digest, signature };
                 let verdicts = verifier.verify_many(&[item(good), item(signature), item(good)]);
                 assert_eq!(verdicts, [Verdict::Valid, Verdict::Unsure, Verdict::Valid]);
             }
         }
         for other in &verifiers {
-            if other.path() != verifier.path() {
+            if other.backend() != verifier.backend() {
                 assert_eq!(other.verify_one(&table, &digest, &good), Verdict::Unsure);
-                let item = Item { key: Key::Table(&table), digest, signature: good };
+                let item = VerifyItem { key: KeyRef::Table(&table), digest, signature: good };
                 assert_eq!(other.verify_many(&[item]), [Verdict::Unsure]);
             }
         }

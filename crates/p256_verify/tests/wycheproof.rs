@@ -1,10 +1,10 @@
-//! Wycheproof's vectors for P-256 with SHA-256, in both forms, on every path.
+//! Wycheproof's vectors for P-256 with SHA-256, in both encodings, on every path.
 
 mod cases;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use cases::{der, library};
-use p256_verify::{Item, Key, Path, PublicKey, Signature, Table, Verdict, Verifier};
+use p256_verify::{Backend, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 use wycheproof::TestResult;
 use wycheproof::ecdsa::{TestName, TestSet};
 
@@ -40,8 +40,8 @@ fn vectors(name: TestName, read: impl Fn(&[u8]) -> Option<Signature>) -> Vec<Vec
     vectors
 }
 
-fn check(path: Path, vectors: &[Vector]) -> usize {
-    let Some(verifier) = Verifier::with_path(path) else { return 0 };
+fn check(path: Backend, vectors: &[Vector]) -> usize {
+    let Some(verifier) = Verifier::with_backend(path) else { return 0 };
     let mut keys: Vec<PublicKey> = Vec::new();
     for vector in vectors {
         if !keys.contains(&vector.key) {
@@ -49,7 +49,8 @@ fn check(path: Path, vectors: &[Vector]) -> usize {
         }
     }
     let tables = verifier.tables(&keys);
-    let table = |key: &PublicKey| -> &Table { tables.iter().find(|table| table.key() == key).expect("each has one") };
+    let table =
+        |key: &PublicKey| -> &KeyTable { tables.iter().find(|table| table.key() == key).expect("each has one") };
     let read: Vec<(&Vector, Signature)> = vectors.iter().filter_map(|v| v.signature.map(|s| (v, s))).collect();
     for vector in vectors {
         assert!(vector.signature.is_some() || !vector.valid, "{} is not read", vector.name);
@@ -58,15 +59,15 @@ fn check(path: Path, vectors: &[Vector]) -> usize {
         let verdict = verifier.verify_one(table(&vector.key), &vector.digest, signature);
         assert_eq!(verdict == Verdict::Valid, vector.valid, "{path:?} {}", vector.name);
     }
-    let item = |key, vector: &Vector, signature| Item { key, digest: vector.digest, signature };
-    let with_tables: Vec<Item> = read.iter().map(|(v, s)| item(Key::Table(table(&v.key)), v, *s)).collect();
+    let item = |key, vector: &Vector, signature| VerifyItem { key, digest: vector.digest, signature };
+    let with_tables: Vec<VerifyItem> = read.iter().map(|(v, s)| item(KeyRef::Table(table(&v.key)), v, *s)).collect();
     for ((vector, _), verdict) in read.iter().zip(verifier.verify_many(&with_tables)) {
         assert_eq!(verdict == Verdict::Valid, vector.valid, "{path:?} {} with others", vector.name);
     }
-    if path != Path::Portable {
+    if path != Backend::Portable {
         // Eight times the same, so that none of them is left over.
-        let cold: Vec<Item> =
-            read.iter().flat_map(|(v, s)| std::iter::repeat_n(item(Key::Cold(&v.key), v, *s), 8)).collect();
+        let cold: Vec<VerifyItem> =
+            read.iter().flat_map(|(v, s)| std::iter::repeat_n(item(KeyRef::Cold(&v.key), v, *s), 8)).collect();
         for (i, verdict) in verifier.verify_many(&cold).into_iter().enumerate() {
             let vector = read[i / 8].0;
             assert_eq!(verdict == Verdict::Valid, vector.valid, "{path:?} {} without a table", vector.name);
@@ -86,12 +87,12 @@ fn all() -> Vec<Vector> {
 #[test]
 fn the_fast_paths_pass_all_vectors() {
     let all = all();
-    check(Path::Ifma, &all);
-    assert_eq!(check(Path::Portable, &all), all.len());
+    check(Backend::Ifma, &all);
+    assert_eq!(check(Backend::Portable, &all), all.len());
 }
 
 #[test]
 fn the_model_passes_all_vectors() {
     let all = all();
-    assert_eq!(check(Path::Model, &all), all.len());
+    assert_eq!(check(Backend::Model, &all), all.len());
 }

@@ -1,25 +1,25 @@
-//! Why the pool could not do what it was asked.
+//! Errors of the pool.
 
 use base::{Epoch, ErrorKind};
 
-/// What went wrong. [`Error::kind`] says what the caller is to do.
+/// What went wrong. [`Error::kind`] says what the caller should do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The owner's budget, or every donor, has no room for one more section. Nothing took effect.
-    #[error("no room for one more section: {0}")]
+    /// The owner's budget, or every donor, has no memory for one more section. Nothing took effect.
+    #[error("no memory for one more section: {0}")]
     Exhausted(String),
     /// No donor is connected. Nothing took effect.
     #[error("no donor can be reached ({0}); check that memory nodes run at these addresses")]
     NoDonor(String),
-    /// A holder with a newer epoch, or another one with the same, has taken over this owner's memory.
-    #[error("fenced: {owner} is held under epoch {newest}, this holder has {ours}")]
+    /// Another process has taken over this owner's memory, under a newer epoch or under the same one by mistake.
+    #[error("fenced: the memory of {owner} is held under epoch {newest}, this process has epoch {ours}")]
     Fenced {
         /// Whose memory.
         owner: String,
-        /// The epoch of this holder.
+        /// The epoch of this process.
         ours: Epoch,
-        /// The newest that the donor knows.
+        /// The newest epoch that the donor knows.
         newest: Epoch,
     },
     /// The two sides speak different versions.
@@ -48,7 +48,7 @@ pub enum Error {
         /// The donor's.
         theirs: u64,
     },
-    /// A budget that no section fits into.
+    /// A budget smaller than one section.
     #[error(
         "a budget of {budget_bytes} bytes does not hold one section of {section_bytes}; raise it or use smaller sections"
     )]
@@ -58,24 +58,24 @@ pub enum Error {
         /// One section.
         section_bytes: u64,
     },
-    /// Options that make no sense.
+    /// Invalid options.
     #[error("{0}")]
     Invalid(String),
     /// The donor does not serve this owner.
     #[error("the memory node at {address} refuses {owner}: {reason}")]
-    Refused {
+    Rejected {
         /// The donor.
         address: String,
-        /// Who asked.
+        /// The owner that asked.
         owner: String,
-        /// What it said.
+        /// The donor's reason.
         reason: String,
     },
-    /// No such section: never given, released, or lost.
+    /// No such section: never granted, released, or lost.
     #[error("section {0} is not one of this address space; it was released or lost with its donor")]
     UnknownSection(u32),
-    /// The donor did not answer in time, or the connection was lost. What was asked may have been done; the background
-    /// task finds out and puts it right.
+    /// The donor did not answer in time, or the connection was lost. The request may have been executed; the background
+    /// task finds out and repairs the difference.
     #[error("the memory node at {address} did not answer: {reason}")]
     NoAnswer {
         /// The donor.
@@ -84,18 +84,18 @@ pub enum Error {
         reason: String,
     },
     /// The donor could not confirm that a revocation has taken effect.
-    #[error("the memory node at {0} could not confirm a revocation; it is tried again")]
+    #[error("the memory node at {0} could not confirm a revocation; it is retried")]
     Unconfirmed(String),
-    /// Bytes that are no message of the protocol.
-    #[error("malformed: {0}")]
+    /// Bytes that are not a message of the protocol.
+    #[error("malformed message: {0}")]
     Malformed(&'static str),
     /// The address space or memory node has been closed.
-    #[error("closed")]
+    #[error("the address space or memory node is closed")]
     Closed,
-    /// The memory interconnect refused or failed.
+    /// The RMA provider rejected the operation, or it failed.
     #[error("{doing}: {error}")]
     Rma {
-        /// What was tried.
+        /// The operation that was tried.
         doing: String,
         /// Why it failed.
         error: rma::Error,
@@ -103,7 +103,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the caller is to do.
+    /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Exhausted(_) | Error::NoDonor(_) => ErrorKind::Retry,
@@ -112,7 +112,7 @@ impl Error {
             | Error::SectionSize { .. }
             | Error::BudgetTooSmall { .. }
             | Error::Invalid(_)
-            | Error::Refused { .. }
+            | Error::Rejected { .. }
             | Error::UnknownSection(_) => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Unconfirmed(_) => ErrorKind::Ambiguous,
             Error::Malformed(_) => ErrorKind::Corrupt,

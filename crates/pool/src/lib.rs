@@ -1,4 +1,4 @@
-//! The memory pool: donors give sections of memory to owners, who see them as one flat address space.
+//! The memory pool: donors grant sections of memory to owners; an owner sees its sections as one flat address space.
 //!
 //! ```text
 //!  owner (a logical peer)                        donors
@@ -6,22 +6,74 @@
 //!     grow, release, lost                    └─▶ MemoryNode b   region, capability
 //! ```
 //!
-//! 1. A [`MemoryNode`] serves control messages on an [`rma::Host`]: it grants sections out of a byte budget, takes them
-//!    back, lists them. It has no part in reads and writes.
-//! 2. An [`AddressSpace`] connects to donors, fences whoever held this owner's memory before under an older epoch, and
-//!    grows section by section. Its section table maps the high bits of an address to a donor's region.
-//! 3. A donor that is lost takes its sections with it: the owner is told once, fills its memory again elsewhere, and may
-//!    grow from that donor again when it comes back. Pooled memory is a cache of what storage holds; nobody waits for it.
+//! ```
+//! use base::rt::{CancellationToken, simulation::Simulation};
+//! use base::{Bytes, BytesMut, Epoch};
+//! use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig};
+//! use rma::{HostConfig, NodeId, Provider as _, Token, sim::SimProvider};
+//! use std::sync::Arc;
 //!
-//! Invariants (the simulation in `tests/pool/simulation` checks them under faults):
-//! * A byte of a donor belongs to at most one live grant, and every grant to one owner: the name that the owner proved.
-//! * The sections of a donor, those included whose return is not confirmed, never exceed its budget.
-//! * When a fence has been answered, no verb under an older epoch takes effect at that donor, ever.
-//! * Memory is zero when it is given. A region is never given twice.
-//! * What neither side knows of any more (an answer was lost, an owner was killed) comes back: see [`node`] and [`space`].
+//! const TOKEN: Token = Token::new([7; 32]);
 //!
-//! `docs/formats/section-table.md` has the messages' bytes. Routes, bonding and the pool's own control plane come later;
-//! what the bytes of a section mean is left to the layers above.
+//! async fn give_memory(provider: SimProvider) -> Arc<MemoryNode> {
+//!     let tokens = Arc::new(|name: &str| (name == "peer").then_some(TOKEN));
+//!     let config = HostConfig { node: NodeId(1), tokens };
+//!     let host = provider.host("donor", config).await.expect("the address is free");
+//!     let (budget_bytes, section_bytes, stop) = (1 << 20, 4096, CancellationToken::new());
+//!     let config = MemoryNodeConfig { host, budget_bytes, section_bytes, stop };
+//!     MemoryNode::start(config).await.expect("the configuration is valid")
+//! }
+//!
+//! let run = Simulation::new(1).run(|sim| async move {
+//!     let provider = SimProvider::new(&sim);
+//!     let node = sim.node("donor").spawn(give_memory(provider.clone())).await.expect("the donor does not crash");
+//!     let (owner, epoch, provider) = ("peer".to_owned(), Epoch(1), Arc::new(provider));
+//!     let donors = vec![Donor { address: "donor".to_owned(), token: TOKEN }];
+//!     let config = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes: 4096, budget_bytes: 1 << 20 };
+//!     let space = AddressSpace::open(config.clone()).await.expect("no newer epoch has begun");
+//!     let section = space.grow().await.expect("the donor has free memory");
+//!     space.write(section.address, &[Bytes::from_static(b"value")]).await.expect("the section is live");
+//!     let read = space.read(section.address, 5, BytesMut::new()).await.expect("the section is live");
+//!     assert_eq!((&read[..], node.usage().sections), (&b"value"[..], 1));
+//!
+//!     // The owner's next process fences this one: the donor revokes its capabilities and reclaims its memory.
+//!     let _next = AddressSpace::open(AddressSpaceConfig { epoch: Epoch(2), ..config }).await.expect("it is newer");
+//!     assert!(space.read(section.address, 5, BytesMut::new()).await.is_err());
+//!     assert_eq!(node.usage().sections, 0);
+//! });
+//! run.expect("the run succeeds");
+//! ```
+//!
+//! 1. A [`MemoryNode`] serves control messages on an [`rma::Host`]: it grants sections out of a byte budget, takes
+//!    sections back, and lists them. It takes no part in reads and writes.
+//! 2. An [`AddressSpace`] connects to donors, fences every process that held this owner's memory under an older epoch,
+//!    and grows section by section. Its section table maps the high bits of an address to a donor's region.
+//! 3. When a donor is lost, its sections are lost with it. The space reports the loss to the owner once. The owner
+//!    refills its memory on other donors, and may get sections from that donor again when the donor comes back. Pooled
+//!    memory is a cache of the data in storage, so nobody waits for a lost donor.
+//!
+//! # Guarantees
+//! The simulation in `tests/pool/simulation` checks these under faults:
+//! * A byte of a donor belongs to at most one live grant, and every grant to one owner, identified by the name that it
+//!   proved.
+//! * The sections of a donor never exceed its budget; this includes sections whose return is not confirmed.
+//! * When a fence has been answered, no verb under an older epoch ever takes effect at that donor.
+//! * Memory is zero when it is granted. A region is never granted twice.
+//! * A section that neither side remembers (an answer was lost, an owner was killed) is reclaimed: see [`node`] and
+//!   [`space`].
+//!
+//! # What it needs around it
+//! * The pool calls `rma`: its caller gives a memory node its [`rma::Host`], and an address space its
+//!   [`rma::Provider`] and tokens.
+//! * `state` keeps the disaggregated world state in an address space; the crate `node` starts memory nodes. The layers
+//!   above decide what the bytes of a section mean, and what to do after a loss.
+//! * The caller chooses epochs: each process that opens an owner's space has a greater epoch than any process before
+//!   it. A compute node gets its epoch from the storage node.
+//! * Routes, bonding and a control plane of the pool do not exist yet.
+//!
+//! `docs/formats/section-table.md` has the messages' bytes.
+
+#![deny(missing_docs)]
 
 mod error;
 pub mod events;
@@ -33,15 +85,15 @@ pub mod space;
 
 pub use error::Error;
 pub use message::PROTOCOL_VERSION;
-pub use node::{MemoryNode, MemoryNodeOptions, Usage};
+pub use node::{MemoryNode, MemoryNodeConfig, MemoryNodeUsage};
 pub use space::{
-    AddressSpace, Donor, DonorStatus, Lent, LentSpace, LentSpaceOptions, Loss, LossReason, Section, SectionId,
-    SpaceOptions, VerbCounts,
+    AddressSpace, AddressSpaceConfig, Donor, DonorStatus, LossReason, ReadGrant, ReadOnlySpace, ReadOnlySpaceConfig,
+    Section, SectionId, SectionLoss, VerbCounts,
 };
 
 /// Bytes of a section unless configured otherwise.
 pub const SECTION_BYTES_DEFAULT: u64 = 16 << 20;
-/// Bytes of the smallest section: a page of the processors and adapters below.
+/// Bytes of the smallest section: one page of the processors and network adapters.
 pub const SECTION_BYTES_MIN: u64 = 4096;
 /// Bytes of the largest section.
 pub const SECTION_BYTES_MAX: u64 = 1 << 36;

@@ -16,51 +16,58 @@ fn requests() -> Vec<(Request, &'static str)> {
             Request::Hello { version: 2, section_bytes: 16 << 20 },
             "01000000 01000000 02000000 00000000 0000000100000000",
         ),
-        (Request::Fence { epoch: Epoch(3), holder: 0xA1 }, "02000000 02000000 0300000000000000 a100000000000000"),
+        (Request::Fence { epoch: Epoch(3), nonce: 0xA1 }, "02000000 02000000 0300000000000000 a100000000000000"),
         (Request::Grant { bytes: 16 << 20 }, "03000000 03000000 0000000100000000"),
         (Request::Release { section: 9 }, "04000000 04000000 0900000000000000"),
         (Request::List, "05000000 05000000"),
-        (Request::Room, "06000000 06000000"),
-        (Request::Share { section: 9, reader: 5 }, "07000000 07000000 0900000000000000 0500000000000000"),
-        (Request::Unshare { reader: 5 }, "08000000 08000000 0500000000000000"),
+        (Request::Capacity, "06000000 06000000"),
+        (Request::GrantRead { section: 9, follower: 5 }, "07000000 07000000 0900000000000000 0500000000000000"),
+        (Request::RevokeReads { follower: 5 }, "08000000 08000000 0500000000000000"),
     ]
 }
 
-fn replies() -> Vec<(Reply, String)> {
+fn replies() -> Vec<(Response, String)> {
     let capability_hex: String = capability().encode().iter().map(|byte| format!("{byte:02x}")).collect();
     vec![
         (
-            Reply::Welcome { version: 2, node: 2, section_bytes: 4096, budget_bytes: 8192, free_bytes: 4096, life: 5 },
+            Response::Welcome {
+                version: 2,
+                node: 2,
+                section_bytes: 4096,
+                budget_bytes: 8192,
+                free_bytes: 4096,
+                incarnation: 5,
+            },
             "81000000 01000000 02000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
                 .to_owned(),
         ),
         (
-            Reply::Fenced { free_bytes: 4096, revoked: 2 },
+            Response::Fenced { free_bytes: 4096, revoked: 2 },
             "82000000 02000000 0010000000000000 02000000 00000000".to_owned(),
         ),
         (
-            Reply::Granted { free_bytes: 4096, section: 9, bytes: 4096, capability: capability() },
+            Response::Granted { free_bytes: 4096, section: 9, bytes: 4096, capability: capability() },
             format!("83000000 03000000 0010000000000000 0900000000000000 0010000000000000 {capability_hex}"),
         ),
-        (Reply::Released { free_bytes: 4096 }, "84000000 04000000 0010000000000000".to_owned()),
+        (Response::Released { free_bytes: 4096 }, "84000000 04000000 0010000000000000".to_owned()),
         (
-            Reply::Listed { free_bytes: 4096, sections: vec![(9, 4096)] },
+            Response::Listed { free_bytes: 4096, sections: vec![(9, 4096)] },
             "85000000 05000000 0010000000000000 01000000 00000000 0900000000000000 0010000000000000".to_owned(),
         ),
         (
-            Reply::Room { free_bytes: 4096, budget_bytes: 8192 },
+            Response::Capacity { free_bytes: 4096, budget_bytes: 8192 },
             "86000000 06000000 0010000000000000 0020000000000000".to_owned(),
         ),
         (
-            Reply::Shared { free_bytes: 4096, section: 9, capability: capability() },
+            Response::ReadGranted { free_bytes: 4096, section: 9, capability: capability() },
             format!("87000000 07000000 0010000000000000 0900000000000000 {capability_hex}"),
         ),
         (
-            Reply::Unshared { free_bytes: 4096, revoked: 2 },
+            Response::ReadsRevoked { free_bytes: 4096, revoked: 2 },
             "88000000 08000000 0010000000000000 02000000 00000000".to_owned(),
         ),
         (
-            Reply::Refused { refusal: Refusal::Fenced, detail: 4, text: "no".to_owned() },
+            Response::Rejected { rejection: Rejection::Fenced, detail: 4, text: "no".to_owned() },
             "ff000000 09000000 04000000 00000000 0400000000000000 6e6f".to_owned(),
         ),
     ]
@@ -80,7 +87,7 @@ fn messages_have_the_documented_bytes() {
     }
     for (number, (reply, golden)) in (1..).zip(replies()) {
         assert_eq!(reply.encode(number)[..], bytes_of(&golden), "{reply:?}");
-        let (decoded_number, decoded) = Reply::decode(&bytes_of(&golden)).expect("golden bytes decode");
+        let (decoded_number, decoded) = Response::decode(&bytes_of(&golden)).expect("golden bytes decode");
         assert_eq!((decoded_number, &decoded.encode(number)[..]), (number, &bytes_of(&golden)[..]));
     }
 }
@@ -91,9 +98,9 @@ fn the_golden_bytes_are_those_of_the_document() {
     for golden in requests().iter().map(|(_, golden)| *golden) {
         assert!(document.contains(golden), "{golden} is missing in docs/formats/section-table.md");
     }
-    // A capability's bytes are another document's.
+    // A capability's bytes are specified in another document.
     for (reply, golden) in
-        replies().iter().filter(|(reply, _)| !matches!(reply, Reply::Granted { .. } | Reply::Shared { .. }))
+        replies().iter().filter(|(reply, _)| !matches!(reply, Response::Granted { .. } | Response::ReadGranted { .. }))
     {
         assert!(document.contains(golden), "{reply:?}: {golden} is missing in docs/formats/section-table.md");
     }
@@ -119,26 +126,29 @@ fn every_prefix_and_every_longer_message_is_refused() {
     }
     for (reply, _) in replies() {
         let bytes = reply.encode(1);
-        let text = matches!(reply, Reply::Refused { .. });
+        let text = matches!(reply, Response::Rejected { .. });
         for length in 0..bytes.len() {
-            assert!(Reply::decode(&bytes[..length]).is_err() || (text && length >= 24), "{length} bytes of {reply:?}");
+            assert!(
+                Response::decode(&bytes[..length]).is_err() || (text && length >= 24),
+                "{length} bytes of {reply:?}"
+            );
         }
-        assert!(text || Reply::decode(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(text || Response::decode(&[&bytes[..], &[0]].concat()).is_err());
     }
 }
 
 #[test]
 fn a_list_that_claims_more_than_it_has_is_refused_before_room_is_made_for_it() {
-    let mut bytes = Reply::Listed { free_bytes: 0, sections: vec![(1, 4096)] }.encode(1).to_vec();
+    let mut bytes = Response::Listed { free_bytes: 0, sections: vec![(1, 4096)] }.encode(1).to_vec();
     bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(Reply::decode(&bytes).is_err());
+    assert!(Response::decode(&bytes).is_err());
 }
 
 #[test]
 fn a_long_text_is_cut_between_characters() {
-    let reply = Reply::Refused { refusal: Refusal::Exhausted, detail: 0, text: "é".repeat(TEXT_BYTES_MAX) };
-    let (_, decoded) = Reply::decode(&reply.encode(1)).expect("what is encoded decodes");
-    assert!(matches!(decoded, Reply::Refused { text, .. } if text.len() == TEXT_BYTES_MAX));
+    let reply = Response::Rejected { rejection: Rejection::Exhausted, detail: 0, text: "é".repeat(TEXT_BYTES_MAX) };
+    let (_, decoded) = Response::decode(&reply.encode(1)).expect("what is encoded decodes");
+    assert!(matches!(decoded, Response::Rejected { text, .. } if text.len() == TEXT_BYTES_MAX));
 }
 
 proptest! {

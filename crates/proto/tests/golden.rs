@@ -1,9 +1,9 @@
 //! Decodes blocks that Hyperledger Fabric 3.1 wrote, down to the innermost message.
 //!
 //! `tests/golden/b<number>.block` are encoded `common.Block`s of one channel: 0 is its configuration, 1 is an
-//! organisation's approval of a chaincode definition, 8 and 9 are transactions of that chaincode. The `.json` files say
-//! the same as Fabric's own decoder sees it, with bytes as base64 and 64-bit numbers as strings. The tests of other
-//! crates read these too.
+//! organisation's approval of a chaincode definition, 8 and 9 are transactions of that chaincode. The `.json` files
+//! have the same content as Fabric's own decoder prints it, with bytes as base64 and 64-bit numbers as strings. The
+//! tests of other crates also read these files.
 
 use bytes::Bytes;
 use prost::Message;

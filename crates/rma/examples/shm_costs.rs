@@ -1,9 +1,9 @@
-//! What a verb of the `shm` provider costs beside the memcpy or the atomic instruction that it ends in.
+//! The cost of a verb of the `shm` provider compared with the memcpy or the atomic instruction that it contains.
 //!
 //! `cargo run --release -p heddle-rma --example shm_costs`
 //!
-//! Both are measured in turns, batch by batch, so that a machine that is slow for a while is slow for both; shown are
-//! medians of batches.
+//! The verb and its memcpy or instruction are measured alternately, batch by batch, so that a temporary slowdown of the machine
+//! affects both. The output shows medians of batches.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 
@@ -15,8 +15,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use base::{Bytes, BytesMut};
-use rma::shm::Shm;
-use rma::{Credential, Fabric, HostOptions, NodeId, Rights, Token};
+use rma::shm::ShmProvider;
+use rma::{Credential, HostConfig, NodeId, Provider, Rights, Token};
 
 const BATCHES: usize = 101;
 const RING_BYTES: usize = 256 << 10;
@@ -27,7 +27,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Nanoseconds of one call of each, measured in turns.
+/// Nanoseconds per call of each, measured alternately.
 fn compare(calls: usize, mut floor: impl FnMut(), mut verb: impl FnMut()) -> (f64, f64) {
     let (mut floors, mut verbs) = (Vec::new(), Vec::new());
     for _ in 0..BATCHES {
@@ -55,10 +55,10 @@ fn main() {
         let token = Token::random();
         let known = token.clone();
         let tokens = Arc::new(move |_: &str| Some(known.clone()));
-        let fabric = Shm::default();
-        let host = fabric.host("local:", HostOptions { node: NodeId(1), tokens }).await.expect("the name is new");
+        let provider = ShmProvider::default();
+        let host = provider.host("local:", HostConfig { node: NodeId(1), tokens }).await.expect("the name is new");
         let credential = Credential { name: "bench".to_owned(), token };
-        let endpoint = fabric.connect(&host.address(), &credential).await.expect("the token is right");
+        let endpoint = provider.connect(&host.address(), &credential).await.expect("the token is right");
         let region = host.register("bench", REGION_BYTES).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL, "bench").expect("it has grants left");
 
@@ -102,7 +102,7 @@ fn main() {
             );
         }
 
-        // A message that its receiver takes: into what both share, and out of it into memory of the receiver's own.
+        // A message and its receipt: into the shared ring, and from there into the receiver's own memory.
         let accepted = host.accept().await.expect("it was connected");
         let mut ring = vec![1u8; RING_BYTES];
         let mut cx = Context::from_waker(Waker::noop());
@@ -158,7 +158,7 @@ fn main() {
             ),
         );
 
-        // Reads at random places of more memory than the caches hold.
+        // Reads at random offsets of more memory than the caches hold.
         let mut big = vec![1u8; REGION_BYTES as usize];
         big.iter_mut().step_by(4096).for_each(|byte| *byte = 2);
         for size in [64usize, 1 << 10, 10 << 10] {

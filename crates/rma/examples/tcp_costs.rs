@@ -1,10 +1,10 @@
-//! What a verb of the `tcp` provider costs beside an echo of the same bytes over a bare socket whose two ends spin.
+//! The cost of a verb of the `tcp` provider compared with an echo of the same bytes over a bare socket whose two ends spin.
 //!
 //! `cargo run --release -p heddle-rma --example tcp_costs [ROUNDS [PART OF A NAME [verb|floor]]]`
 //!
-//! Verbs and echoes are made in turns, batch by batch, by a caller on one processor and a server on another; shown are
-//! medians of single round trips, and of rates with many in flight. With the third argument only one of both is made, for
-//! a profiler or a count of system calls.
+//! Verbs and echoes alternate, batch by batch, with a client on one core and a server on another. The output shows medians of
+//! single round trips, and of rates with many in flight. With the third argument only the verbs (`verb`) or only the echoes
+//! (`floor`) run, for a profiler or a count of system calls.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 
@@ -14,18 +14,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Bytes, BytesMut};
-use rma::tcp::{Tcp, TcpOptions};
-use rma::{Capability, Credential, Endpoint, Fabric, HostOptions, Incoming, NodeId, Rights, Token};
+use rma::tcp::{TcpConfig, TcpProvider};
+use rma::{Capability, Credential, Endpoint, HostConfig, IncomingEvent, NodeId, Provider, Rights, Token};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 const REGION_BYTES: u64 = 8 << 20;
-const PLACE: u64 = 4096;
+const OFFSET: u64 = 4096;
 
 fn pin(thread: Option<Pid>, processor: usize) {
     let mut set = CpuSet::new();
     set.set(processor);
-    // On one processor both share it.
+    // On a machine with one core both share it.
     let _ = sched_setaffinity(thread, &set);
 }
 
@@ -38,14 +38,14 @@ fn pin_named(name: &str, processor: usize) {
     }
 }
 
-/// A bare socket to a thread that answers so many bytes with so many.
+/// A bare socket to a thread that answers requests of a fixed size with replies of a fixed size.
 struct Echo {
     socket: TcpStream,
     request: Vec<u8>,
     reply: Vec<u8>,
 }
 
-/// What a call has moved; 0 when it would have waited.
+/// The bytes that a call has moved; 0 when it would have blocked.
 fn now(done: io::Result<usize>) -> usize {
     match done {
         Ok(0) => std::process::exit(0),
@@ -71,7 +71,7 @@ impl Echo {
             request: frames(request),
             reply: vec![0; if reply >= 65536 { depth * reply } else { 65536 / reply * reply }],
         };
-        let spin = TcpOptions::default().spin;
+        let spin = TcpConfig::default().spin;
         std::thread::spawn(move || {
             pin(None, 1);
             let (mut received, mut sent) = (0, 0);
@@ -82,7 +82,7 @@ impl Echo {
                     Ok(0) => return,
                     Ok(count) => received += count,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        // It shares its processor with the provider's thread.
+                        // It shares its core with the provider's thread.
                         if last.elapsed() > spin {
                             let _ = poll(&mut [PollFd::new(&served, PollFlags::IN)], None);
                             last = Instant::now();
@@ -125,7 +125,7 @@ impl Echo {
     }
 }
 
-struct Caller {
+struct MessageClient {
     endpoint: Endpoint,
     accepted: Endpoint,
     capability: Capability,
@@ -134,28 +134,28 @@ struct Caller {
     bytes: usize,
 }
 
-fn message(incoming: Incoming) -> Bytes {
+fn message(incoming: IncomingEvent) -> Bytes {
     match incoming {
-        Incoming::Message(message) => message,
-        Incoming::Immediate { .. } => panic!("nobody sent immediate data"),
+        IncomingEvent::Message(message) => message,
+        IncomingEvent::Immediate { .. } => panic!("nobody sent immediate data"),
     }
 }
 
-impl Caller {
+impl MessageClient {
     async fn one(&mut self, verb: &str) {
-        let Caller { endpoint, accepted, capability, payload, buffers, bytes } = self;
+        let MessageClient { endpoint, accepted, capability, payload, buffers, bytes } = self;
         match verb {
             "read" => {
-                let read = endpoint.read(capability, PLACE, *bytes, std::mem::take(&mut buffers[0])).await;
+                let read = endpoint.read(capability, OFFSET, *bytes, std::mem::take(&mut buffers[0])).await;
                 buffers[0] = read.expect("it is granted");
                 buffers[0].clear();
             }
-            "write" => endpoint.write(capability, PLACE, payload).await.expect("it is granted"),
+            "write" => endpoint.write(capability, OFFSET, payload).await.expect("it is granted"),
             "immediate" => {
-                endpoint.write_with_immediate(capability, PLACE, payload, 1).await.expect("it is granted");
+                endpoint.write_with_immediate(capability, OFFSET, payload, 1).await.expect("it is granted");
             }
             "add" => {
-                endpoint.fetch_add(capability, PLACE, 1).await.expect("it is granted");
+                endpoint.fetch_add(capability, OFFSET, 1).await.expect("it is granted");
             }
             _ => {
                 let sent = endpoint.send(payload);
@@ -170,12 +170,12 @@ impl Caller {
 
     async fn many(&mut self, verb: &str, count: usize, depth: usize) {
         for _ in 0..count / depth {
-            let Caller { endpoint, accepted, capability, payload, buffers, bytes } = self;
+            let MessageClient { endpoint, accepted, capability, payload, buffers, bytes } = self;
             match verb {
                 "read" => {
                     let reads: Vec<_> = buffers
                         .iter_mut()
-                        .map(|into| endpoint.read(capability, PLACE, *bytes, std::mem::take(into)))
+                        .map(|into| endpoint.read(capability, OFFSET, *bytes, std::mem::take(into)))
                         .collect();
                     endpoint.flush();
                     for (read, into) in reads.into_iter().zip(buffers) {
@@ -186,8 +186,8 @@ impl Caller {
                 "write" | "immediate" => {
                     let writes: Vec<_> = (0..depth)
                         .map(|_| match verb {
-                            "write" => endpoint.write(capability, PLACE, payload),
-                            _ => endpoint.write_with_immediate(capability, PLACE, payload, 1),
+                            "write" => endpoint.write(capability, OFFSET, payload),
+                            _ => endpoint.write_with_immediate(capability, OFFSET, payload, 1),
                         })
                         .collect();
                     endpoint.flush();
@@ -199,7 +199,7 @@ impl Caller {
                     }
                 }
                 "add" => {
-                    let words: Vec<_> = (0..depth).map(|_| endpoint.fetch_add(capability, PLACE, 1)).collect();
+                    let words: Vec<_> = (0..depth).map(|_| endpoint.fetch_add(capability, OFFSET, 1)).collect();
                     endpoint.flush();
                     for word in words {
                         word.await.expect("it is granted");
@@ -241,10 +241,10 @@ fn main() {
         let token = Token::random();
         let known = token.clone();
         let tokens = Arc::new(move |_: &str| Some(known.clone()));
-        let fabric = Tcp::default();
-        let host = fabric.host("127.0.0.1:0", HostOptions { node: NodeId(1), tokens }).await.expect("a port is free");
+        let provider = TcpProvider::default();
+        let host = provider.host("127.0.0.1:0", HostConfig { node: NodeId(1), tokens }).await.expect("a port is free");
         let credential = Credential { name: "bench".to_owned(), token };
-        let endpoint = fabric.connect(&host.address(), &credential).await.expect("the token is right");
+        let endpoint = provider.connect(&host.address(), &credential).await.expect("the token is right");
         let accepted = host.accept().await.expect("it was connected");
         let region = host.register("bench", REGION_BYTES).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL, "bench").expect("it has grants left");
@@ -266,7 +266,7 @@ fn main() {
                     _ => (bytes, 8),
                 };
                 let depth = ((4 << 20) / bytes).clamp(1, 64);
-                let mut caller = Caller {
+                let mut caller = MessageClient {
                     endpoint: endpoint.clone(),
                     accepted: accepted.clone(),
                     capability,

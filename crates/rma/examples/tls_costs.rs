@@ -1,4 +1,4 @@
-//! What TLS costs the `tcp` provider: verbs of 64 KiB over a connection with it and over one without, in turns.
+//! The cost of TLS for the `tcp` provider: verbs of 64 KiB, alternately over a connection with TLS and over one without.
 //!
 //! `cargo run --profile checks -p heddle-rma --example tls_costs [ROUNDS]`
 
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Bytes, BytesMut};
-use rma::tcp::{Tcp, TcpOptions, TcpTls};
-use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, NodeId, Rights, Token};
+use rma::tcp::{TcpConfig, TcpProvider, TcpTls};
+use rma::{Capability, Credential, Endpoint, Host, HostConfig, NodeId, Provider, Rights, Token};
 
 const BYTES: usize = 64 << 10;
 const VERBS: usize = 200;
@@ -27,23 +27,23 @@ fn tls() -> TcpTls {
         .expect("the settings are valid")
 }
 
-struct Side {
+struct PipeEnd {
     endpoint: Endpoint,
     capability: Capability,
     _host: Arc<dyn Host>,
     _accepted: Endpoint,
 }
 
-async fn side(tls: Option<TcpTls>) -> Side {
-    let fabric = Tcp::new(TcpOptions { tls, ..TcpOptions::default() });
-    let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
-    let host = fabric.host("127.0.0.1:0", options).await.expect("a port is free");
+async fn side(tls: Option<TcpTls>) -> PipeEnd {
+    let provider = TcpProvider::new(TcpConfig { tls, ..TcpConfig::default() });
+    let options = HostConfig { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+    let host = provider.host("127.0.0.1:0", options).await.expect("a port is free");
     let region = host.register("costs", 8 << 20).await.expect("there is memory");
     let capability = host.grant(region, Rights::ALL, "costs").expect("it is the first grant");
     let credential = Credential { name: "costs".to_owned(), token: TOKEN };
-    let endpoint = fabric.connect(&host.address(), &credential).await.expect("the token is right");
+    let endpoint = provider.connect(&host.address(), &credential).await.expect("the token is right");
     let accepted = host.accept().await.expect("it was connected");
-    Side { endpoint, capability, _host: host, _accepted: accepted }
+    PipeEnd { endpoint, capability, _host: host, _accepted: accepted }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -58,7 +58,7 @@ fn main() {
         for verb in ["read", "write"] {
             let (mut times, mut ratios) = ([vec![], vec![]], vec![]);
             for round in 0..rounds {
-                // Connections over loopback differ by a third: a new pair each time.
+                // Connections over loopback differ by a third, so each round uses a new pair.
                 let mut pair = [0.0; 2];
                 for place in 0..2 {
                     let which = (round + place) % 2;

@@ -1,4 +1,4 @@
-//! Capabilities: who may do what to which region, until it is revoked.
+//! Capabilities. A capability is the right of one holder to access one region, until it is revoked.
 //!
 //! ```text
 //! node:u32 le | region:u32 le | grant:u16 le | rights:u8 | 0:u8 | reserved:u32 le = 0 | generation:u64 le | secret:16
@@ -9,11 +9,11 @@ use std::fmt;
 
 use crate::Error;
 
-/// A host of regions, unique within one fabric.
+/// A host of regions, unique within one network of hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u32);
 
-/// A region of one host. Never used again for another region by the same life of the host.
+/// A region of one host. The number is never reused within one incarnation of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RegionId(pub u32);
 
@@ -21,23 +21,23 @@ pub struct RegionId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GrantId(pub u16);
 
-/// What the holder may do.
+/// The access that a holder has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// Nothing.
+    /// No access.
     pub const NONE: Rights = Rights(0);
     /// Reads.
     pub const READ: Rights = Rights(1);
-    /// Writes, with immediate data too.
+    /// Writes, including those with immediate data.
     pub const WRITE: Rights = Rights(2);
     /// Compare-and-swap and fetch-and-add.
     pub const ATOMIC: Rights = Rights(4);
-    /// All of them.
+    /// All rights.
     pub const ALL: Rights = Rights(7);
 
-    /// Both.
+    /// The rights of both.
     #[must_use]
     pub const fn and(self, other: Rights) -> Rights {
         Rights(self.0 | other.0)
@@ -49,32 +49,32 @@ impl Rights {
         self.0 & other.0 == other.0
     }
 
-    /// As stored.
+    /// The stored form.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// From stored bits; `None` where unknown ones are set.
+    /// Decodes stored bits; `None` if unknown ones are set.
     pub const fn from_bits(bits: u8) -> Option<Rights> {
         if bits & !Rights::ALL.0 == 0 { Some(Rights(bits)) } else { None }
     }
 }
 
-/// What only the host and the holders of a capability know. Never shown, compared in constant time.
+/// A secret shared by the host and the holders of a capability. Never shown, compared in constant time.
 #[derive(Clone, Copy)]
-pub struct Secret(pub(crate) [u8; 16]);
+pub struct CapabilitySecret(pub(crate) [u8; 16]);
 
-impl Secret {
-    /// A new one, from the ambient randomness.
-    pub fn random() -> Secret {
+impl CapabilitySecret {
+    /// A new secret from the ambient random generator.
+    pub fn random() -> CapabilitySecret {
         let mut bytes = [0; 16];
         base::rt::fill_random(&mut bytes);
-        Secret(bytes)
+        CapabilitySecret(bytes)
     }
 
-    /// Whether both are the same; takes the same time whatever the answer.
+    /// Whether both are the same, in constant time.
     #[inline(never)]
-    pub fn matches(&self, other: &Secret) -> bool {
+    pub fn matches(&self, other: &CapabilitySecret) -> bool {
         equal_in_constant_time(&self.0, &other.0)
     }
 }
@@ -88,7 +88,7 @@ pub(crate) fn equal_in_constant_time(one: &[u8], other: &[u8]) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for CapabilitySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
@@ -100,23 +100,23 @@ pub const CAPABILITY_BYTES: usize = 40;
 /// The right to use a region, until the host revokes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Capability {
-    /// Whose region.
+    /// The host that owns the region.
     pub node: NodeId,
-    /// Which region.
+    /// The region.
     pub region: RegionId,
-    /// Which grant of the region.
+    /// The grant of the region.
     pub grant: GrantId,
-    /// What is allowed.
+    /// The allowed access.
     pub rights: Rights,
-    /// The grant's generation when this was given; a revocation raises the grant's.
+    /// The grant's generation when this capability was created; a revocation raises the grant's.
     pub generation: u64,
-    /// Proves that the holder was given it.
-    pub secret: Secret,
+    /// Proves that the host gave the capability to its holder.
+    pub secret: CapabilitySecret,
 }
 
 impl Capability {
-    /// The same with fewer rights. Rights that this one lacks are not added. For hosts that check rights by secret, the
-    /// narrowed copy is a courtesy, not a fence: give another grant to whom you do not trust.
+    /// The same capability with fewer rights. Rights that this one lacks are not added. A host that checks rights by the secret
+    /// does not enforce the narrowing: for a holder that you do not trust, use another grant.
     #[must_use]
     pub fn narrowed(mut self, rights: Rights) -> Capability {
         self.rights = Rights(self.rights.0 & rights.0);
@@ -135,7 +135,7 @@ impl Capability {
         bytes
     }
 
-    /// Reads a capability.
+    /// Decodes a capability.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -157,7 +157,7 @@ impl Capability {
             grant: GrantId(u16::from_le_bytes([bytes[8], bytes[9]])),
             rights,
             generation: u64::from_le_bytes(generation),
-            secret: Secret(secret),
+            secret: CapabilitySecret(secret),
         })
     }
 }
@@ -173,7 +173,7 @@ mod tests {
             grant: GrantId(4),
             rights: Rights::READ.and(Rights::ATOMIC),
             generation: 5,
-            secret: Secret([9; 16]),
+            secret: CapabilitySecret([9; 16]),
         }
     }
 

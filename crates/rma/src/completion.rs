@@ -1,9 +1,9 @@
 //! Completions: the futures of posted verbs.
 //!
-//! A provider that finishes a verb while posting it gives a completion that is ready and costs nothing; any other keeps
-//! the [`Completer`] of a pending one until the verb's outcome is known. A completer that is dropped without an outcome
-//! completes its verb as ambiguous: no verb is left hanging, and none is taken for refused. A provider may have whoever
-//! waits do its work ([`Drive`]): that saves handing the outcome from thread to thread.
+//! A provider that finishes a verb while posting it returns a ready completion, which costs nothing. Any other provider returns
+//! a pending completion and keeps its [`Completer`] until the verb's outcome is known. A completer that is dropped without an
+//! outcome completes its verb as ambiguous: so no verb hangs, and no such verb is mistaken for a rejected one. A provider may
+//! have the thread that waits do the provider's work ([`CompletionDriver`]); then no thread has to hand the outcome to another.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,52 +15,52 @@ use base::rt::Instant;
 use crate::Error;
 use crate::shaped::Deadline;
 
-/// The outcome of a posted verb, once it is there.
+/// The future outcome of a posted verb.
 ///
-/// Dropping it gives up waiting; the verb takes effect, or not, all the same.
+/// Dropping it stops waiting; whether the verb takes effect does not change.
 #[must_use = "a verb whose completion nobody awaits has an unknown outcome"]
-pub struct Completion<T>(State<T>);
+pub struct Completion<T>(CompletionState<T>);
 
-enum State<T> {
+enum CompletionState<T> {
     Ready(Result<T, Error>),
-    Pending(Arc<Slot<T>>),
-    Deferred(Box<Deferred<T>>),
-    Driven(Arc<Slot<T>>, Arc<dyn Drive>),
+    Pending(Arc<CompletionSlot<T>>),
+    Deferred(Box<DeferredCompletion<T>>),
+    Driven(Arc<CompletionSlot<T>>, Arc<dyn CompletionDriver>),
     /// The outcome was taken.
     Done,
 }
 
-/// One that is not there before a deadline.
-struct Deferred<T> {
+/// A completion that is not ready before a deadline.
+struct DeferredCompletion<T> {
     inner: Completion<T>,
     outcome: Option<Result<T, Error>>,
     deadline: Deadline,
 }
 
-struct Slot<T>(Mutex<Progress<T>>);
+struct CompletionSlot<T>(Mutex<CompletionProgress<T>>);
 
-enum Progress<T> {
+enum CompletionProgress<T> {
     Waiting(Option<Waker>),
     Finished(Result<T, Error>),
     /// The completion was dropped, or has the outcome.
     Over,
 }
 
-impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, Progress<T>> {
-        // Whole between any two statements, so that a poisoned lock is as good as another.
+impl<T> CompletionSlot<T> {
+    fn lock(&self) -> MutexGuard<'_, CompletionProgress<T>> {
+        // Consistent between any two statements, so a poisoned lock does no harm.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_finished(&self) -> bool {
-        matches!(*self.lock(), Progress::Finished(_))
+        matches!(*self.lock(), CompletionProgress::Finished(_))
     }
 
-    /// The outcome, if it is there.
+    /// The outcome, if it is known.
     fn take(&self) -> Option<Result<T, Error>> {
         let mut progress = self.lock();
-        match std::mem::replace(&mut *progress, Progress::Over) {
-            Progress::Finished(outcome) => Some(outcome),
+        match std::mem::replace(&mut *progress, CompletionProgress::Over) {
+            CompletionProgress::Finished(outcome) => Some(outcome),
             waiting => {
                 *progress = waiting;
                 None
@@ -68,94 +68,94 @@ impl<T> Slot<T> {
         }
     }
 
-    /// The outcome, if it is there; else `cx` is woken when it is.
+    /// The outcome, if it is known; otherwise `cx` is woken when it is.
     fn poll(&self, cx: &Context<'_>) -> Poll<Result<T, Error>> {
         let mut progress = self.lock();
-        match std::mem::replace(&mut *progress, Progress::Over) {
-            Progress::Finished(outcome) => return Poll::Ready(outcome),
-            Progress::Waiting(waker) => {
+        match std::mem::replace(&mut *progress, CompletionProgress::Over) {
+            CompletionProgress::Finished(outcome) => return Poll::Ready(outcome),
+            CompletionProgress::Waiting(waker) => {
                 let waker = match waker {
                     Some(waker) if waker.will_wake(cx.waker()) => waker,
                     _ => cx.waker().clone(),
                 };
-                *progress = Progress::Waiting(Some(waker));
+                *progress = CompletionProgress::Waiting(Some(waker));
             }
-            Progress::Over => {}
+            CompletionProgress::Over => {}
         }
         Poll::Pending
     }
 }
 
-/// A provider's work that whoever waits for a completion can do.
-pub trait Drive: Send + Sync + 'static {
-    /// Starts what was held back for a batch, takes in what has arrived, and may go on so for a short while until `done`.
-    /// Whatever is not done by then the provider completes by itself.
+/// Work of a provider that a thread waiting for a completion can do.
+pub trait CompletionDriver: Send + Sync + 'static {
+    /// Starts verbs that were held back for a batch, processes what has arrived, and may continue for a short time until
+    /// `done`. The provider completes by itself what is not done by then.
     fn drive(&self, done: &dyn Fn() -> bool);
 }
 
 /// The provider's end of a pending completion.
 #[must_use = "dropping it completes the verb as ambiguous"]
-pub struct Completer<T>(Option<Arc<Slot<T>>>);
+pub struct Completer<T>(Option<Arc<CompletionSlot<T>>>);
 
 impl<T> Completion<T> {
-    /// One whose outcome is known.
+    /// A completion whose outcome is known.
     #[inline]
     pub fn ready(outcome: Result<T, Error>) -> Completion<T> {
-        Completion(State::Ready(outcome))
+        Completion(CompletionState::Ready(outcome))
     }
 
-    /// One whose outcome is to come.
+    /// A completion whose outcome is not known yet.
     pub fn pending() -> (Completer<T>, Completion<T>) {
-        let slot = Arc::new(Slot(Mutex::new(Progress::Waiting(None))));
-        (Completer(Some(Arc::clone(&slot))), Completion(State::Pending(slot)))
+        let slot = Arc::new(CompletionSlot(Mutex::new(CompletionProgress::Waiting(None))));
+        (Completer(Some(Arc::clone(&slot))), Completion(CompletionState::Pending(slot)))
     }
 
-    /// Whether the verb had succeeded when its completion was made. Asked in place: an outcome that is moved is read in pieces that
-    /// are not those in which it was written, which waits until the processor has stored all that the verb has copied.
+    /// Whether the verb had succeeded when its completion was created. Checks in place: moving an outcome reads it in other
+    /// pieces than it was written in, which stalls until the processor has stored all that the verb has copied.
     #[inline]
     pub fn is_success(&self) -> bool {
-        matches!(&self.0, State::Ready(Ok(_)))
+        matches!(&self.0, CompletionState::Ready(Ok(_)))
     }
 
-    /// Why the verb failed, if its completion was ready from the start and is a failure.
+    /// Why the verb failed, if its completion was a failure from the start.
     #[inline]
     pub fn failure(&self) -> Option<&Error> {
         match &self.0 {
-            State::Ready(Err(error)) => Some(error),
+            CompletionState::Ready(Err(error)) => Some(error),
             _ => None,
         }
     }
 
-    /// The same, whose outcome is there no earlier than at a deadline. Whoever awaits it near that spins.
+    /// The same completion, ready no earlier than at a deadline. A waiter that awaits it near the deadline spins.
     pub fn deferred(self, until: Instant) -> Completion<T> {
         let deadline = Deadline::new(until);
-        Completion(State::Deferred(Box::new(Deferred { inner: self, outcome: None, deadline })))
+        Completion(CompletionState::Deferred(Box::new(DeferredCompletion { inner: self, outcome: None, deadline })))
     }
 
-    /// One whose outcome is to come, by the waiter's own doing too.
-    pub fn driven(driver: Arc<dyn Drive>) -> (Completer<T>, Completion<T>) {
-        let slot = Arc::new(Slot(Mutex::new(Progress::Waiting(None))));
-        (Completer(Some(Arc::clone(&slot))), Completion(State::Driven(slot, driver)))
+    /// A completion whose outcome is not known yet, and that its waiter can help along.
+    pub fn driven(driver: Arc<dyn CompletionDriver>) -> (Completer<T>, Completion<T>) {
+        let slot = Arc::new(CompletionSlot(Mutex::new(CompletionProgress::Waiting(None))));
+        (Completer(Some(Arc::clone(&slot))), Completion(CompletionState::Driven(slot, driver)))
     }
 
-    /// The outcome, if it is there by now; else the completion again. Never waits.
+    /// The outcome if it is known, otherwise the completion. Never waits.
     ///
     /// # Errors
     /// The completion itself.
     #[inline]
     pub fn now(self) -> Result<Result<T, Error>, Completion<T>> {
         match self.0 {
-            State::Ready(outcome) => Ok(outcome),
-            State::Pending(slot) => slot.take().ok_or(Completion(State::Pending(slot))),
-            State::Driven(slot, driver) => {
+            CompletionState::Ready(outcome) => Ok(outcome),
+            CompletionState::Pending(slot) => slot.take().ok_or(Completion(CompletionState::Pending(slot))),
+            CompletionState::Driven(slot, driver) => {
                 if !slot.is_finished() {
                     driver.drive(&|| true);
                 }
-                slot.take().ok_or(Completion(State::Driven(slot, driver)))
+                slot.take().ok_or(Completion(CompletionState::Driven(slot, driver)))
             }
-            State::Deferred(mut deferred) => {
+            CompletionState::Deferred(mut deferred) => {
                 if deferred.outcome.is_none() {
-                    let inner = std::mem::replace(&mut deferred.inner, Completion(State::Done));
+                    let inner = std::mem::replace(&mut deferred.inner, Completion(CompletionState::Done));
                     match inner.now() {
                         Ok(outcome) => deferred.outcome = Some(outcome),
                         Err(inner) => deferred.inner = inner,
@@ -165,17 +165,17 @@ impl<T> Completion<T> {
                     Some(outcome) if deferred.deadline.has_passed() => Ok(outcome),
                     outcome => {
                         deferred.outcome = outcome;
-                        Err(Completion(State::Deferred(deferred)))
+                        Err(Completion(CompletionState::Deferred(deferred)))
                     }
                 }
             }
-            State::Done => Err(Completion(State::Done)),
+            CompletionState::Done => Err(Completion(CompletionState::Done)),
         }
     }
 
-    /// The outcome, if it is there by now; it is taken. Never waits.
+    /// Takes the outcome if it is known. Never waits.
     pub fn take_now(&mut self) -> Option<Result<T, Error>> {
-        match Completion(std::mem::replace(&mut self.0, State::Done)).now() {
+        match Completion(std::mem::replace(&mut self.0, CompletionState::Done)).now() {
             Ok(outcome) => Some(outcome),
             Err(completion) => {
                 *self = completion;
@@ -186,20 +186,20 @@ impl<T> Completion<T> {
 }
 
 impl<T> Completer<T> {
-    /// Ends the verb.
+    /// Completes the verb.
     pub fn complete(mut self, outcome: Result<T, Error>) {
         self.finish(outcome);
     }
 
-    /// Whether anybody still waits for the outcome.
+    /// Whether the outcome is still awaited.
     pub fn is_awaited(&self) -> bool {
         self.0.as_ref().is_some_and(|slot| Arc::strong_count(slot) > 1)
     }
 
     fn finish(&mut self, outcome: Result<T, Error>) {
         let Some(slot) = self.0.take() else { return };
-        let before = std::mem::replace(&mut *slot.lock(), Progress::Finished(outcome));
-        if let Progress::Waiting(Some(waker)) = before {
+        let before = std::mem::replace(&mut *slot.lock(), CompletionProgress::Finished(outcome));
+        if let CompletionProgress::Waiting(Some(waker)) = before {
             waker.wake();
         }
     }
@@ -216,26 +216,26 @@ impl<T: Unpin> Future for Completion<T> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::mem::replace(&mut self.0, State::Done) {
-            State::Ready(outcome) => Poll::Ready(outcome),
-            State::Pending(slot) => {
+        match std::mem::replace(&mut self.0, CompletionState::Done) {
+            CompletionState::Ready(outcome) => Poll::Ready(outcome),
+            CompletionState::Pending(slot) => {
                 let polled = slot.poll(cx);
                 if polled.is_pending() {
-                    self.0 = State::Pending(slot);
+                    self.0 = CompletionState::Pending(slot);
                 }
                 polled
             }
-            State::Driven(slot, driver) => {
+            CompletionState::Driven(slot, driver) => {
                 if !slot.is_finished() {
                     driver.drive(&|| slot.is_finished());
                 }
                 let polled = slot.poll(cx);
                 if polled.is_pending() {
-                    self.0 = State::Driven(slot, driver);
+                    self.0 = CompletionState::Driven(slot, driver);
                 }
                 polled
             }
-            State::Deferred(mut deferred) => {
+            CompletionState::Deferred(mut deferred) => {
                 if deferred.outcome.is_none()
                     && let Poll::Ready(outcome) = Pin::new(&mut deferred.inner).poll(cx)
                 {
@@ -247,10 +247,10 @@ impl<T: Unpin> Future for Completion<T> {
                 {
                     return Poll::Ready(outcome);
                 }
-                self.0 = State::Deferred(deferred);
+                self.0 = CompletionState::Deferred(deferred);
                 Poll::Pending
             }
-            State::Done => Poll::Pending,
+            CompletionState::Done => Poll::Pending,
         }
     }
 }
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_reaches_whoever_waits() {
+    fn an_outcome_reaches_its_waiter() {
         base::rt::production::run(async {
             let (completer, completion) = Completion::<u64>::pending();
             assert!(completer.is_awaited());

@@ -1,84 +1,84 @@
-//! Why a verb, a message or a host's operation failed.
+//! Errors of verbs, messages and operations of a host.
 
 use base::ErrorKind;
 
-/// What went wrong. [`Error::kind`] says what the caller is to do.
+/// The failures of this crate. [`Error::kind`] tells the caller what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The connection was lost, or the other side ended, while the verb was in flight.
+    /// The connection was lost, or the other end closed it, while the verb was in flight.
     #[error("it is unknown whether the verb took effect: {0}")]
     Ambiguous(&'static str),
     /// The capability was revoked. Nothing took effect.
     #[error("the capability was revoked")]
     Revoked,
-    /// The capability names a region that the host does not have, or bears a wrong secret. Nothing took effect.
-    #[error("the capability is not one of this host's")]
+    /// The capability names a region that the host does not have, or carries a wrong secret. Nothing took effect.
+    #[error("the capability does not belong to this host, or not to this connection's name")]
     Unknown,
     /// The capability lacks the right. Nothing took effect.
-    #[error("the capability does not allow this")]
+    #[error("the capability does not grant this right")]
     Forbidden,
     /// The range is not within the region. Nothing took effect.
     #[error("bytes {offset} to {offset} + {length} are not within a region of {region_bytes} bytes")]
     OutOfBounds {
         /// First byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         length: u64,
         /// The region's size.
         region_bytes: u64,
     },
-    /// An atomic verb at an address that is no multiple of [`crate::WORD_BYTES`]. Nothing took effect.
+    /// An atomic verb at an offset that is not a multiple of [`crate::WORD_BYTES`]. Nothing took effect.
     #[error("offset {0} is not aligned to a word")]
     Misaligned(u64),
     /// More bytes or parts than one verb or message may have. Nothing took effect.
-    #[error("{0} is more than one verb or message takes")]
+    #[error("{0} bytes or parts exceed the limit of one verb or message; split the transfer")]
     TooLarge(usize),
     /// Too many verbs in flight. Nothing took effect; post again when some have completed.
-    #[error("too many verbs in flight")]
+    #[error("too many verbs in flight; post again when some have completed")]
     Busy,
-    /// The host has no memory, or no further grant, to give.
-    #[error("the host has nothing left to give: {0}")]
+    /// The host has no memory or no grant left.
+    #[error("the host is out of resources: {0}")]
     Exhausted(String),
-    /// The other side did not prove who it is, or refused us.
+    /// The other end failed to authenticate, or rejected us.
     #[error("refused: {0}")]
-    Refused(String),
-    /// The other side speaks another version of the protocol.
-    #[error("the other side speaks version {theirs} of the protocol, this one {ours}; run the same release on both")]
+    Rejected(String),
+    /// The other end speaks another version of the protocol.
+    #[error("the other end speaks version {theirs} of the protocol, this one {ours}; run the same release on both")]
     Version {
         /// Our version.
         ours: u32,
-        /// Theirs.
+        /// The other end's version.
         theirs: u32,
     },
-    /// Nobody answers at the address. Nothing took effect.
+    /// No host answers at the address. Nothing took effect.
     #[error("cannot reach {address}: {reason}")]
     Unreachable {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Bytes that are no message of the protocol.
+    /// The bytes do not form a message of the protocol.
     #[error("malformed: {0}")]
     Malformed(&'static str),
     /// The endpoint or host was closed before the verb was posted. Nothing took effect.
     #[error("closed")]
     Closed,
-    /// The operating system refused.
+    /// A call to the operating system failed.
     #[error("{doing}: {reason}")]
     System {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// Why it failed.
+        /// The reason why it failed.
         reason: String,
-        /// What the caller is to do.
+        /// The kind, which tells the caller what to do.
         kind: ErrorKind,
     },
 }
 
 impl Error {
-    /// What the caller is to do.
+    /// The kind of the error, which tells the caller what to do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Ambiguous(_) => ErrorKind::Ambiguous,
@@ -89,7 +89,7 @@ impl Error {
             | Error::OutOfBounds { .. }
             | Error::Misaligned(_)
             | Error::TooLarge(_)
-            | Error::Refused(_)
+            | Error::Rejected(_)
             | Error::Version { .. } => ErrorKind::Rejected,
             Error::Malformed(_) => ErrorKind::Corrupt,
             Error::Closed => ErrorKind::Closed,

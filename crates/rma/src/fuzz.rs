@@ -1,16 +1,16 @@
-//! Harnesses of what other hosts and processes send; see [`base::fuzz`].
+//! Fuzzing harnesses for bytes from other hosts and processes; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 
 use crate::{CAPABILITY_BYTES, Capability};
 
-/// The targets of this crate.
-pub fn targets() -> Vec<Target> {
+/// The fuzz targets of this crate.
+pub fn targets() -> Vec<FuzzTarget> {
     [TARGETS, crate::tcp::fuzz::TARGETS, crate::shm::fuzz::TARGETS].concat()
 }
 
-const TARGETS: &[Target] =
-    &[Target { name: "rma-capability", shape: Shape::Bytes, run: capability, seeds: capabilities }];
+const TARGETS: &[FuzzTarget] =
+    &[FuzzTarget { name: "rma-capability", shape: InputShape::Bytes, run: capability, seeds: capabilities }];
 
 fn capabilities() -> Vec<Vec<u8>> {
     let mut bytes = [7; CAPABILITY_BYTES];

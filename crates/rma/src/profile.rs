@@ -1,38 +1,38 @@
-//! What a provider promises beyond the minimum. A protocol states what it needs and is simulated on the weakest profile
-//! that it claims to run on.
+//! Profiles: what a provider guarantees beyond the minimum. Each protocol states the guarantees that it needs, and is simulated
+//! on the weakest profile on which it claims to run.
 
-/// Among whom atomic verbs are atomic. One region has one domain; processor and adapter atomics are never mixed on it.
+/// With what atomic verbs are atomic. One region has one domain: processor and adapter atomics are never mixed on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomicity {
-    /// Executed by the host's adapter, or by one thread that stands for it: atomic among verbs of that kind only.
+    /// Executed by the host's adapter, or by one thread in its place: atomic among verbs of that kind only.
     Adapter,
-    /// Instructions of the processors that share the memory: atomic with anything that these processors do.
+    /// Instructions of the processors that share the memory: atomic with every instruction of these processors.
     Processor,
 }
 
 /// In which order the bytes of one verb, and several verbs of one endpoint, take effect.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Ordering {
+pub enum VerbOrdering {
     /// Words of one verb land in any order; verbs of one endpoint take effect in the order of posting.
     Verbs,
     /// The words of one verb, too, land from low addresses to high ones.
     Words,
 }
 
-/// A provider's promises.
+/// The guarantees of a provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Profile {
+pub struct ProviderProfile {
     /// The provider's name, for logs and reports.
     pub provider: &'static str,
-    /// Of atomic verbs.
+    /// The atomicity of atomic verbs.
     pub atomicity: Atomicity,
-    /// Of bytes and verbs.
-    pub ordering: Ordering,
+    /// The order of bytes and verbs.
+    pub ordering: VerbOrdering,
     /// Whether writes may carry immediate data.
     pub immediate: bool,
-    /// Whether verbs complete while they are posted, so that waiting for them costs nothing. The first under a capability
-    /// may be pending all the same, and with it those that are posted behind it.
+    /// Whether verbs complete while they are posted, so that waiting for them costs nothing. The first verb under a capability
+    /// may still be pending, and with it those that are posted behind it.
     pub synchronous: bool,
-    /// Whether the host's own processor has a part in one-sided verbs.
+    /// Whether the host's own processor takes part in one-sided verbs.
     pub host_progress: bool,
 }

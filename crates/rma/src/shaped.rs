@@ -1,18 +1,18 @@
-//! The `shaped` wrapper: any provider, as slow as a given network.
+//! The `shaped` wrapper, which makes any provider as slow as a given network.
 //!
-//! 1. A verb is posted to the provider beneath at once, and takes effect there when it does. Its completion is there no
-//!    earlier than its bytes need on the link, one verb's behind the other's, plus the latency. So verbs in flight overlap:
-//!    many cost one latency.
-//! 2. Bytes to the other side and bytes from it have a link each. Every endpoint has its own.
-//! 3. What arrives (messages, immediate data) is held back for half the latency and for its bytes, so that a request and its
-//!    reply cost what a read does, when both sides are shaped.
-//! 4. Waiting is exact to a fraction of a microsecond: the last [`SPIN_MAX`] are spun, before that other tasks run in
-//!    between, and only what is long sleeps. In simulation all waiting is sleep.
+//! 1. The wrapper posts a verb to the inner provider at once, and the verb takes effect when the inner provider executes it.
+//!    The wrapper delays only the completion: first the link carries the verb's bytes, behind those of earlier verbs, then the
+//!    latency passes. The latencies of verbs in flight overlap, so many verbs cost one latency.
+//! 2. Every endpoint has two links of its own: one for bytes to the other end, and one for bytes from it.
+//! 3. The wrapper holds back an incoming message, or immediate data, for half the latency and for the time that its bytes take
+//!    on the link. So a request and its reply cost as much as a read, when both ends are shaped.
+//! 4. Waiting is exact to a fraction of a microsecond. A long wait sleeps first. Then the waiting task lets other tasks run,
+//!    and checks the clock between them. For the last [`SPIN_MAX`] it spins. In simulation all waiting is sleep.
 //!
-//! Invariants: nothing is reordered. What the provider beneath takes counts towards the latency.
+//! Invariants: nothing is reordered. The time that the inner provider takes counts towards the latency.
 //!
-//! It slows down what callers see and not what happens: a reader sees what stood there when the verb was posted, where the
-//! provider beneath is synchronous.
+//! The wrapper delays completions, not effects: if the inner provider is synchronous, a read returns the bytes that were there
+//! when it was posted.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,38 +28,38 @@ use base::rt::{self, Instant};
 use base::{Bytes, BytesMut};
 
 use crate::{
-    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming,
-    MESSAGE_BYTES_MAX, NodeId, Profile, RegionId, Rights, WORD_BYTES,
+    Capability, Completion, Connection, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent,
+    MESSAGE_BYTES_MAX, NodeId, Provider, ProviderProfile, RegionId, Rights, WORD_BYTES,
 };
 
-/// Waiting that is spun, because anything else would take longer.
+/// Waiting that is spun, because any other way would take longer.
 const SPIN_MAX: Duration = Duration::from_micros(10);
-/// What a timer may be late by; the time before a deadline that is not slept.
+/// The delay of a timer; this part of the time before a deadline is not slept.
 const TIMER_GRAIN: Duration = Duration::from_millis(2);
-/// Messages that have arrived and are held back; what comes behind them stays with the provider beneath.
-const HELD_MAX: usize = 1024;
+/// Messages that have arrived and are held back; later ones stay with the inner provider.
+const DELAYED_EVENTS_MAX: usize = 1024;
 
-/// How slow.
+/// Latency and bandwidth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// From posting a verb of no bytes to its completion.
+pub struct ShapingConfig {
+    /// Time from posting a verb of no bytes to its completion.
     pub latency: Duration,
-    /// What a link carries, in each direction; [`Shape::UNLIMITED`] for as much as there is.
+    /// The capacity of a link, in each direction; [`ShapingConfig::UNLIMITED`] for no limit.
     pub bytes_per_second: u64,
 }
 
-impl Shape {
+impl ShapingConfig {
     /// A link without limit.
     pub const UNLIMITED: u64 = u64::MAX;
 
-    /// A latency alone.
-    pub const fn of_latency(latency: Duration) -> Shape {
-        Shape { latency, bytes_per_second: Shape::UNLIMITED }
+    /// A shape with a latency and no limit on bandwidth.
+    pub const fn from_latency(latency: Duration) -> ShapingConfig {
+        ShapingConfig { latency, bytes_per_second: ShapingConfig::UNLIMITED }
     }
 
-    /// How long a link is busy with so many bytes.
+    /// How long a link is busy with this many bytes.
     fn busy(&self, bytes: usize) -> u64 {
-        if self.bytes_per_second == Shape::UNLIMITED {
+        if self.bytes_per_second == ShapingConfig::UNLIMITED {
             return 0;
         }
         let nanos = bytes as u128 * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -67,51 +67,51 @@ impl Shape {
     }
 }
 
-/// A provider that is made slower.
+/// A provider that is slowed down.
 #[derive(Clone)]
-pub struct Shaped {
-    inner: Arc<dyn Fabric>,
-    shape: Shape,
+pub struct ShapedProvider {
+    inner: Arc<dyn Provider>,
+    shape: ShapingConfig,
 }
 
-impl Shaped {
-    /// Slows a provider down: connections that are made, and those that hosts accept.
-    pub fn new(inner: Arc<dyn Fabric>, shape: Shape) -> Shaped {
-        Shaped { inner, shape }
+impl ShapedProvider {
+    /// Slows a provider down: outgoing connections, and those that hosts accept.
+    pub fn new(inner: Arc<dyn Provider>, shape: ShapingConfig) -> ShapedProvider {
+        ShapedProvider { inner, shape }
     }
 }
 
 #[async_trait]
-impl Fabric for Shaped {
+impl Provider for ShapedProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         Ok(shaped(self.inner.connect(address, credential).await?, self.shape))
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         let inner = self.inner.host(address, options).await?;
         Ok(Arc::new(ShapedHost { inner, shape: self.shape }))
     }
 
-    fn provider(&self) -> &'static str {
-        self.inner.provider()
+    fn name(&self) -> &'static str {
+        self.inner.name()
     }
 }
 
-impl fmt::Debug for Shaped {
+impl fmt::Debug for ShapedProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shaped({} {:?})", self.inner.provider(), self.shape)
+        write!(f, "Shaped({} {:?})", self.inner.name(), self.shape)
     }
 }
 
-/// One direction of an endpoint's way to the other side.
+/// One direction of an endpoint's link.
 #[derive(Default)]
-struct Lane(AtomicU64);
+struct BandwidthLane(AtomicU64);
 
-impl Lane {
-    /// Takes the link for so many bytes, behind those who took it before; when they are through.
-    fn take(&self, shape: &Shape, bytes: usize, now: Instant) -> Instant {
+impl BandwidthLane {
+    /// Occupies the link for `bytes` bytes, behind earlier transfers; returns when they are through.
+    fn take(&self, shape: &ShapingConfig, bytes: usize, now: Instant) -> Instant {
         let busy = shape.busy(bytes);
-        // More than a message may have is refused before it comes to the link.
+        // A transfer above the limit is rejected before it reaches the link.
         if busy == 0 || bytes > MESSAGE_BYTES_MAX {
             return now;
         }
@@ -122,7 +122,7 @@ impl Lane {
     }
 }
 
-/// A point in time that somebody waits for.
+/// A point in time for which a task waits.
 pub(crate) struct Deadline {
     until: Instant,
     timer: Option<Pin<Box<rt::Sleep>>>,
@@ -162,26 +162,26 @@ impl Deadline {
 
 struct ShapedConnection {
     inner: Endpoint,
-    shape: Shape,
-    to: Lane,
-    from: Lane,
-    arriving: Mutex<Arriving>,
+    shape: ShapingConfig,
+    to: BandwidthLane,
+    from: BandwidthLane,
+    arriving: Mutex<DelayedArrivals>,
 }
 
-/// What the provider beneath has given, and is held back.
+/// Messages that the inner provider has delivered and that are held back.
 #[derive(Default)]
-struct Arriving {
-    held: VecDeque<(Deadline, Incoming)>,
+struct DelayedArrivals {
+    held: VecDeque<(Deadline, IncomingEvent)>,
     ended: Option<Error>,
 }
 
-fn shaped(inner: Endpoint, shape: Shape) -> Endpoint {
+fn shaped(inner: Endpoint, shape: ShapingConfig) -> Endpoint {
     let (to, from, arriving) = Default::default();
     Endpoint::new(Arc::new(ShapedConnection { inner, shape, to, from, arriving }))
 }
 
 impl ShapedConnection {
-    fn until(&self, lane: &Lane, bytes: usize) -> Instant {
+    fn until(&self, lane: &BandwidthLane, bytes: usize) -> Instant {
         lane.take(&self.shape, bytes, rt::now()) + self.shape.latency
     }
 }
@@ -199,8 +199,8 @@ impl Connection for ShapedConnection {
         self.inner.name()
     }
 
-    fn profile(&self) -> Profile {
-        Profile { synchronous: false, ..self.inner.profile() }
+    fn profile(&self) -> ProviderProfile {
+        ProviderProfile { synchronous: false, ..self.inner.profile() }
     }
 
     fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
@@ -228,21 +228,21 @@ impl Connection for ShapedConnection {
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
-        // The provider has taken it when the link has; the way to the other side is counted there.
+        // The provider accepts the message when the link has; the transfer to the other end is counted there.
         let until = self.to.take(&self.shape, bytes_of(parts), rt::now());
         self.inner.send(parts).deferred(until)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
-        // Whole between any two statements.
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
+        // Consistent between any two statements.
         let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
-        let Arriving { held, ended } = &mut *arriving;
-        while ended.is_none() && held.len() < HELD_MAX {
+        let DelayedArrivals { held, ended } = &mut *arriving;
+        while ended.is_none() && held.len() < DELAYED_EVENTS_MAX {
             match self.inner.poll_receive(cx) {
                 Poll::Ready(Ok(incoming)) => {
                     let bytes = match &incoming {
-                        Incoming::Message(bytes) => bytes.len(),
-                        Incoming::Immediate { length, .. } => usize::try_from(*length).unwrap_or(usize::MAX),
+                        IncomingEvent::Message(bytes) => bytes.len(),
+                        IncomingEvent::Immediate { length, .. } => usize::try_from(*length).unwrap_or(usize::MAX),
                     };
                     let through = self.from.take(&self.shape, bytes, rt::now());
                     held.push_back((Deadline::new(through + self.shape.latency / 2), incoming));
@@ -273,7 +273,7 @@ impl Connection for ShapedConnection {
 
 struct ShapedHost {
     inner: Arc<dyn Host>,
-    shape: Shape,
+    shape: ShapingConfig,
 }
 
 #[async_trait]

@@ -1,4 +1,5 @@
-//! The provider over RDMA adapters. Needs one: without, `cargo xtask rdma-guest` runs this over soft-RoCE.
+//! Tests of the provider over RDMA adapters. They need an adapter; without one, `cargo xtask rdma-guest` runs them over
+//! soft-RoCE.
 //!
 //! The last test runs this program again as the holder that is stopped.
 
@@ -9,39 +10,39 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::production::run;
 use base::{Bytes, BytesMut, ErrorKind};
-use rma::conformance::{CLAIMS, Features, Fixture, Report};
-use rma::verbs::{DeviceOptions, Verbs, VerbsHost};
+use rma::conformance::{CLAIMS, ConformanceReport, Fixture, FixtureFeatures};
+use rma::verbs::{DeviceConfig, VerbsHost, VerbsProvider};
 use rma::{
-    Capability, Completion, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, RegionId, Rights,
-    Token,
+    Capability, Completion, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, RegionId,
+    Rights, Token,
 };
 
 const TOKEN: [u8; 32] = [7; 32];
 const NAME: &str = "holder";
 const ANOTHER: &str = "another";
 
-fn fabric() -> Verbs {
-    Verbs::new(&DeviceOptions::default()).expect("there is an RDMA adapter; `cargo xtask rdma-guest` brings one")
+fn provider() -> VerbsProvider {
+    VerbsProvider::new(&DeviceConfig::default()).expect("there is an RDMA adapter; `cargo xtask rdma-guest` brings one")
 }
 
 fn credential() -> Credential {
     Credential { name: NAME.to_owned(), token: Token::new(TOKEN) }
 }
 
-fn options() -> HostOptions {
-    HostOptions {
+fn options() -> HostConfig {
+    HostConfig {
         node: NodeId(3),
         tokens: Arc::new(|name: &str| [NAME, ANOTHER].contains(&name).then(|| Token::new(TOKEN))),
     }
 }
 
-async fn host(fabric: &Verbs) -> Arc<dyn Host> {
-    fabric.host("127.0.0.1:0", options()).await.expect("the port is any")
+async fn host(provider: &VerbsProvider) -> Arc<dyn Host> {
+    provider.host("127.0.0.1:0", options()).await.expect("the port is any")
 }
 
-/// A host with one region, and an endpoint to it with the other side's.
+/// A host with one region, and both ends of a connection to it.
 struct Pair {
-    fabric: Verbs,
+    provider: VerbsProvider,
     host: Arc<dyn Host>,
     region: RegionId,
     capability: Capability,
@@ -50,13 +51,13 @@ struct Pair {
 }
 
 async fn pair(bytes: u64) -> Pair {
-    let fabric = fabric();
-    let host = host(&fabric).await;
+    let provider = provider();
+    let host = host(&provider).await;
     let region = host.register("test", bytes).await.expect("there is memory");
     let capability = host.grant(region, Rights::ALL, NAME).expect("it is the first grant");
-    let near = fabric.connect(&host.address(), &credential()).await.expect("the host is there");
+    let near = provider.connect(&host.address(), &credential()).await.expect("the host is there");
     let far = host.accept().await.expect("one has come");
-    Pair { fabric, host, region, capability, near, far }
+    Pair { provider, host, region, capability, near, far }
 }
 
 fn bytes(length: usize, seed: u8) -> Bytes {
@@ -69,7 +70,7 @@ async fn read(endpoint: &Endpoint, capability: &Capability, offset: u64, length:
 
 /// The provider under the suite that all providers pass.
 struct Adapter {
-    fabric: Verbs,
+    provider: VerbsProvider,
     host: Arc<VerbsHost>,
 }
 
@@ -88,26 +89,26 @@ impl Fixture for Adapter {
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
-        self.fabric.connect(&self.host.address(), credential).await
+        self.provider.connect(&self.host.address(), credential).await
     }
 
     async fn sever(&self, _: &Endpoint, accepted: &Endpoint) {
         self.host.lose(accepted);
     }
 
-    /// What an emulated processor does in a minute or so.
-    fn features(&self) -> Features {
-        Features { sever: true, large_bytes: 4 << 20, rounds: 100, ..Features::default() }
+    /// An amount that an emulated processor handles in about a minute.
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures { sever: true, large_bytes: 4 << 20, rounds: 100, ..FixtureFeatures::default() }
     }
 }
 
 #[test]
 fn the_provider_conforms() {
     run(async {
-        let fabric = fabric();
-        let host = fabric.start_host("127.0.0.1:0", options()).await.expect("the port is any");
-        let adapter = Adapter { fabric, host };
-        let mut report = Report::default();
+        let provider = provider();
+        let host = provider.start_host("127.0.0.1:0", options()).await.expect("the port is any");
+        let adapter = Adapter { provider, host };
+        let mut report = ConformanceReport::default();
         for claim in CLAIMS {
             let start = base::rt::now();
             let verdict = claim.check(&adapter).await;
@@ -121,18 +122,18 @@ fn the_provider_conforms() {
 #[test]
 fn other_protocols_are_refused_and_do_no_harm() {
     run(async {
-        let fabric = fabric();
-        let host = host(&fabric).await;
+        let provider = provider();
+        let host = host(&provider).await;
         let address = host.address();
         for garbage in [&[b'G'; 4096][..], &[1; 128], &[]] {
             let mut other = std::net::TcpStream::connect(&address).expect("it listens");
             std::io::Write::write_all(&mut other, garbage).expect("it is small");
         }
-        let error = fabric.host(&address, options()).await.map(drop).expect_err("the port is taken");
+        let error = provider.host(&address, options()).await.map(drop).expect_err("the port is taken");
         assert_eq!(error.kind(), ErrorKind::Rejected);
-        let near = fabric.connect(&address, &credential()).await.expect("the others have done no harm");
+        let near = provider.connect(&address, &credential()).await.expect("the others have done no harm");
         let far = host.accept().await.expect("one has come");
-        // The side that connected has no regions.
+        // The client has no regions.
         let region = host.register("test", 4096).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL, NAME).expect("it is the first grant");
         assert_eq!(far.fetch_add(&capability, 0, 1).await, Err(Error::Unknown));
@@ -144,9 +145,9 @@ fn other_protocols_are_refused_and_do_no_harm() {
 fn a_revoked_capability_is_refused_and_others_are_not() {
     run(async {
         let pair = pair(1 << 20).await;
-        let Pair { ref fabric, ref host, ref near, capability, region, .. } = pair;
+        let Pair { ref provider, ref host, ref near, capability, region, .. } = pair;
         let other = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
-        let second = fabric.connect(&host.address(), &credential()).await.expect("the host is there");
+        let second = provider.connect(&host.address(), &credential()).await.expect("the host is there");
         let unused = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         for endpoint in [near, &second] {
             read(endpoint, &capability, 0, 8).await;
@@ -162,7 +163,7 @@ fn a_revoked_capability_is_refused_and_others_are_not() {
             assert_eq!(endpoint.fetch_add(&unused, 0, 1).await, Err(Error::Revoked));
             assert_eq!(read(endpoint, &other, 0, 8).await, [0; 8][..]);
         }
-        // The place of the grant is used again, under a higher generation.
+        // The grant's slot is reused, under a higher generation.
         let again = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         assert!(again.grant == capability.grant || again.grant == unused.grant);
         near.write(&again, 0, &[Bytes::from_static(b"x")]).await.expect("it is good");
@@ -172,7 +173,7 @@ fn a_revoked_capability_is_refused_and_others_are_not() {
     });
 }
 
-/// Messages that nobody receives do not keep arriving, and none is lost.
+/// Messages that are not received do not keep arriving, and none is lost.
 #[test]
 fn a_reader_that_is_behind_holds_the_sender_back() {
     const LENGTH: usize = 1 << 20;
@@ -193,13 +194,13 @@ fn a_reader_that_is_behind_holds_the_sender_back() {
         base::rt::sleep(Duration::from_millis(500)).await;
         assert!(!sending.is_finished(), "all was taken, and nobody has received anything");
         for count in 0..COUNT {
-            assert_eq!(far.receive().await, Ok(Incoming::Message(bytes(LENGTH, count))), "message {count}");
+            assert_eq!(far.receive().await, Ok(IncomingEvent::Message(bytes(LENGTH, count))), "message {count}");
         }
         let (near, taken) = sending.await.expect("nothing aborts it");
         assert_eq!(taken + 1, usize::from(COUNT));
         near.send(&[Bytes::from_static(b"last")]).await.expect("the other side is there");
         near.close();
-        assert_eq!(far.receive().await, Ok(Incoming::Message(Bytes::from_static(b"last"))));
+        assert_eq!(far.receive().await, Ok(IncomingEvent::Message(Bytes::from_static(b"last"))));
         assert_eq!(far.receive().await, Err(Error::Closed));
     });
 }
@@ -234,7 +235,7 @@ fn a_lost_host_leaves_ambiguous_verbs_and_a_closed_endpoint() {
 const HOLDER: &str = "HEDDLE_VERBS_HOLDER";
 const HOLDER_LENGTH: usize = 1 << 20;
 
-/// Not a test of its own: what the next test runs in another process.
+/// Not a test by itself: the next test runs it in another process.
 #[test]
 fn holder_that_writes_until_it_is_killed() {
     let Ok(told) = std::env::var(HOLDER) else { return };
@@ -244,7 +245,7 @@ fn holder_that_writes_until_it_is_killed() {
         .collect();
     let capability = Capability::decode(&capability).expect("it was encoded");
     run(async {
-        let endpoint = fabric().connect(address, &credential()).await.expect("the host is there");
+        let endpoint = provider().connect(address, &credential()).await.expect("the host is there");
         for count in 0u8.. {
             if endpoint.write(&capability, 0, &[bytes(HOLDER_LENGTH, count)]).await.is_err() {
                 return;
@@ -253,16 +254,16 @@ fn holder_that_writes_until_it_is_killed() {
     });
 }
 
-struct Holder(Child);
+struct HolderProcess(Child);
 
-impl Holder {
-    fn start(address: &str, capability: &Capability) -> Holder {
+impl HolderProcess {
+    fn start(address: &str, capability: &Capability) -> HolderProcess {
         let capability: String = capability.encode().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
         command
             .args(["--exact", "holder_that_writes_until_it_is_killed"])
             .env(HOLDER, format!("{address} {capability}"));
-        Holder(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("this program can be run"))
+        HolderProcess(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("this program can be run"))
     }
 
     fn signal(&self, name: &str) {
@@ -271,7 +272,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for HolderProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -289,7 +290,7 @@ fn a_stopped_holder_loses_its_connection_and_nothing_it_does_lands() {
         for round in 0..ROUNDS {
             near.write(&own, 0, &[bytes(HOLDER_LENGTH, 0)]).await.expect("it is within the region");
             let capability = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
-            let holder = Holder::start(&host.address(), &capability);
+            let holder = HolderProcess::start(&host.address(), &capability);
             let before = bytes(HOLDER_LENGTH, 0);
             let start = base::rt::now();
             while read(near, &own, 0, HOLDER_LENGTH).await == before {
@@ -306,7 +307,7 @@ fn a_stopped_holder_loses_its_connection_and_nothing_it_does_lands() {
     });
 }
 
-/// Names this program run for one test alone: a fault that it asks for must find no other test's host.
+/// Set when this program runs for one test alone, so that its fault hits no other test's host.
 const ALONE: &str = "RMA_VERBS_ALONE";
 
 #[test]
@@ -320,9 +321,9 @@ fn a_host_whose_listening_thread_panics_says_that_it_has_failed() {
         return;
     }
     run(async {
-        let Pair { fabric, host, near, far, .. } = pair(4096).await;
+        let Pair { provider, host, near, far, .. } = pair(4096).await;
         base::rt::inject_fault("rma.host.panics");
-        assert!(fabric.connect(&host.address(), &credential()).await.is_err());
+        assert!(provider.connect(&host.address(), &credential()).await.is_err());
         assert!(host.failed().await.contains("panicked"));
         assert_eq!(host.accept().await.map(drop), Err(Error::Closed));
         assert_eq!(host.register("test", 4096).await, Err(Error::Closed));

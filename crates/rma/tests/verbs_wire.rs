@@ -1,7 +1,8 @@
-//! The formats of the provider over RDMA adapters: every frame and header is read back, and nothing else is read at all.
+//! The formats of the provider over RDMA adapters: every encoded frame and header can be decoded, and no other bytes can.
 
 use rma::verbs::wire::{
-    FRAME_BYTES, Frame, HEADER_BYTES, Header, NAME_BYTES_MAX, PairAddress, Refusal, RemoteRegion, Transcript, VERSION,
+    FRAME_BYTES, Frame, HEADER_BYTES, HandshakeTranscript, MessageHeader, NAME_BYTES_MAX, PairAddress, Rejection,
+    RemoteRegion, VERSION,
 };
 use rma::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
 
@@ -23,8 +24,14 @@ fn every_frame() -> Vec<Frame> {
         Frame::Revoke { request: 10, region: RegionId(11), grant: GrantId(12), generation: 13 },
         Frame::Drained { request: 14 },
     ];
-    let refusals = [Refusal::Version(2), Refusal::Stranger, Refusal::Unknown, Refusal::Revoked, Refusal::Exhausted];
-    frames.extend(refusals.map(|refusal| Frame::Refused { request: 15, refusal }));
+    let rejections = [
+        Rejection::Version(2),
+        Rejection::Unauthenticated,
+        Rejection::Unknown,
+        Rejection::Revoked,
+        Rejection::Exhausted,
+    ];
+    frames.extend(rejections.map(|rejection| Frame::Rejected { request: 15, rejection }));
     frames
 }
 
@@ -49,7 +56,7 @@ fn frames_have_the_documented_bytes() {
     assert_eq!(join[..expected.len()], expected);
 }
 
-/// Any other value of a byte that carries nothing is refused, so that a later version can give it a meaning.
+/// Any other value of an unused byte is rejected, so that a later version can give it a meaning.
 #[test]
 fn unused_bytes_must_be_zero() {
     for frame in every_frame() {
@@ -66,18 +73,18 @@ fn unused_bytes_must_be_zero() {
 
 #[test]
 fn headers_are_read_back_and_others_refused() {
-    let immediate = Header::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
-    for header in [Header::Piece { last: true }, Header::Piece { last: false }, immediate] {
+    let immediate = MessageHeader::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
+    for header in [MessageHeader::Piece { last: true }, MessageHeader::Piece { last: false }, immediate] {
         let bytes = header.encode();
-        assert_eq!(Header::decode(&bytes).expect("it is well-formed"), (header, &[][..]));
+        assert_eq!(MessageHeader::decode(&bytes).expect("it is well-formed"), (header, &[][..]));
         for at in 0..HEADER_BYTES {
             let mut bad = bytes;
             bad[at] ^= 0x40;
-            if let Ok((other, _)) = Header::decode(&bad) {
+            if let Ok((other, _)) = MessageHeader::decode(&bad) {
                 assert_eq!(other.encode(), bad, "byte {at} of {header:?}");
             }
         }
-        assert!(Header::decode(&bytes[1..]).is_err());
+        assert!(MessageHeader::decode(&bytes[1..]).is_err());
     }
 }
 
@@ -85,12 +92,13 @@ fn headers_are_read_back_and_others_refused() {
 fn a_proof_holds_for_one_transcript_and_one_role() {
     let (token, other) = (Token::new([1; 32]), Token::new([2; 32]));
     let (client, host, pair) = ([3; 32], [4; 32], pair());
-    let transcript = Transcript { name: "peer0", client_nonce: &client, host_nonce: &host, client_pair: &pair };
+    let transcript =
+        HandshakeTranscript { name: "peer0", client_nonce: &client, host_nonce: &host, client_pair: &pair };
     let proof = transcript.client_proof(&token);
     assert!(transcript.client_proved(&token, &proof));
     assert!(!transcript.client_proved(&other, &proof));
     assert!(!transcript.host_proved(&token, NodeId(1), &pair, &proof));
     let moved = PairAddress { number: 12, ..pair };
-    assert!(!Transcript { client_pair: &moved, ..transcript }.client_proved(&token, &proof));
-    assert!(!Transcript { host_nonce: &client, ..transcript }.client_proved(&token, &proof));
+    assert!(!HandshakeTranscript { client_pair: &moved, ..transcript }.client_proved(&token, &proof));
+    assert!(!HandshakeTranscript { host_nonce: &client, ..transcript }.client_proved(&token, &proof));
 }

@@ -1,4 +1,4 @@
-//! Many seeds, over all processors.
+//! Runs many seeds, on all cores.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,26 +8,34 @@ use std::thread;
 use base::rt::simulation::FaultPoint;
 
 use crate::mutant::Mutant;
-use crate::seed::{Broken, Order, Outcome, run, run_once};
+use crate::seed::{RunConfig, RunFailure, RunOutcome, run, run_once};
 
-/// What the seeds of a campaign came to together.
+/// The totals of a campaign's seeds.
 #[derive(Clone, Debug, Default)]
-pub struct Totals {
+pub struct CampaignTotals {
+    /// Seeds without a violation.
     pub passed: u64,
+    /// Seeds with a violation.
     pub failed: u64,
+    /// Blocks of all ledgers that passed.
     pub blocks: u64,
+    /// Polls of tasks.
     pub steps: u64,
     /// Seconds of virtual time.
     pub virtual_seconds: f64,
+    /// How clients' operations ended.
     pub operations: BTreeMap<&'static str, u64>,
+    /// How often each validation code occurs in the ledgers.
     pub codes: BTreeMap<u8, u64>,
+    /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
+    /// By fault point: how often it was reached, and how often its fault was injected.
     pub fault_points: BTreeMap<&'static str, FaultPoint>,
 }
 
-impl Totals {
+impl CampaignTotals {
     /// Adds a seed that passed.
-    pub fn add(&mut self, outcome: &Outcome) {
+    pub fn add(&mut self, outcome: &RunOutcome) {
         self.passed += 1;
         self.blocks += outcome.blocks;
         self.steps += outcome.steps;
@@ -49,19 +57,22 @@ impl Totals {
     }
 }
 
-/// Runs seeds on all processors, each twice, and calls `each` with every result as it comes.
+/// Runs seeds on all cores, each twice, and calls `each` with every result as it comes.
 #[allow(clippy::disallowed_methods, reason = "threads run whole simulations; within one there are none")]
-pub fn run_seeds(seeds: impl Iterator<Item = u64>, mut each: impl FnMut(&Result<Outcome, Box<Broken>>)) -> Totals {
+pub fn run_seeds(
+    seeds: impl Iterator<Item = u64>,
+    mut each: impl FnMut(&Result<RunOutcome, Box<RunFailure>>),
+) -> CampaignTotals {
     let seeds: Vec<u64> = seeds.collect();
     let next = AtomicU64::new(0);
-    let mut totals = Totals::default();
+    let mut totals = CampaignTotals::default();
     thread::scope(|scope| {
         let (results, received) = mpsc::sync_channel(64);
         for _ in 0..threads() {
             let (results, next, seeds) = (results.clone(), &next, &seeds);
             scope.spawn(move || {
                 while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-                    let result = run(&Order { seed: *seed, ..Order::default() });
+                    let result = run(&RunConfig { seed: *seed, ..RunConfig::default() });
                     if results.send(result).is_err() {
                         return;
                     }
@@ -86,12 +97,12 @@ pub const MUTANT_SEEDS_MAX: u64 = 40;
 /// Runs a planted mistake under one seed after the other until one catches it.
 ///
 /// # Errors
-/// When none of [`MUTANT_SEEDS_MAX`] seeds does.
-pub fn catch(mutant: Mutant, first: u64) -> Result<Box<Broken>, String> {
+/// If none of [`MUTANT_SEEDS_MAX`] seeds catches it.
+pub fn catch_mutant(mutant: Mutant, first: u64) -> Result<Box<RunFailure>, String> {
     let seeds = first..first + MUTANT_SEEDS_MAX;
     for seed in seeds.clone() {
-        if let Err(broken) = run_once(&Order { seed, mutant: Some(mutant), plan: None })
-            && broken.reason.contains(mutant.says())
+        if let Err(broken) = run_once(&RunConfig { seed, mutant: Some(mutant), plan: None })
+            && broken.reason.contains(mutant.expected_violation())
         {
             return Ok(broken);
         }
@@ -101,7 +112,7 @@ pub fn catch(mutant: Mutant, first: u64) -> Result<Box<Broken>, String> {
 
 /// Runs all planted mistakes, and calls `each` with every result as it comes.
 #[allow(clippy::disallowed_methods, reason = "threads run whole simulations; within one there are none")]
-pub fn catch_all(first: u64, mut each: impl FnMut(Mutant, &Result<Box<Broken>, String>)) -> bool {
+pub fn catch_all_mutants(first: u64, mut each: impl FnMut(Mutant, &Result<Box<RunFailure>, String>)) -> bool {
     let next = AtomicU64::new(0);
     let caught = AtomicBool::new(true);
     thread::scope(|scope| {
@@ -110,7 +121,7 @@ pub fn catch_all(first: u64, mut each: impl FnMut(Mutant, &Result<Box<Broken>, S
             let (results, next, caught) = (results.clone(), &next, &caught);
             scope.spawn(move || {
                 while let Some(mutant) = Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-                    let result = catch(*mutant, first);
+                    let result = catch_mutant(*mutant, first);
                     caught.fetch_and(result.is_ok(), Ordering::Relaxed);
                     if results.send((*mutant, result)).is_err() {
                         return;

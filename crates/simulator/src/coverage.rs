@@ -1,9 +1,9 @@
-//! What must have happened in a campaign of many seeds: a simulation that never gets somewhere proves nothing about it.
+//! The events that must occur in a campaign of many seeds: a simulation is no evidence about code that it never reaches.
 
-use crate::campaign::Totals;
+use crate::campaign::CampaignTotals;
 
-/// Kinds of faults, as [`crate::scenario::kind_of`] names them, and what came of them: [`TAKEOVER`], and what happened to groups of
-/// orderers.
+/// Kinds of faults, as [`crate::scenario::kind_of`] names them, and their consequences: [`TAKEOVER`], and the events of groups
+/// of orderers.
 pub const FAULTS: [&str; 21] = [
     "break",
     "crash memory node",
@@ -17,8 +17,8 @@ pub const FAULTS: [&str; 21] = [
     FAILOVER_ON_SIFT,
     "failing disk",
     "full disk",
-    GROUP_MADE_ANEW,
-    MEMORY_NODE_BACK,
+    GROUP_REFORMATTED,
+    MEMORY_NODE_READMITTED,
     "mute",
     "pause memory node",
     "pause memory node of orderers",
@@ -28,16 +28,16 @@ pub const FAULTS: [&str; 21] = [
     TAKEOVER,
 ];
 
-/// A spare compute node has become the primary, whatever the one before was doing.
+/// A spare compute node has become the primary, whatever the state of the previous primary.
 pub const TAKEOVER: &str = "takeover";
-/// Another orderer leads a group on memory nodes than before.
+/// A group on memory nodes has a new leader.
 pub const FAILOVER_ON_SIFT: &str = "failover on sift";
-/// Another orderer leads a group on messages than before.
+/// A group on Raft has a new leader.
 pub const FAILOVER_ON_RAFT: &str = "failover on raft";
-/// A memory node of orderers had lost what it held, and its group has copied it there again.
-pub const MEMORY_NODE_BACK: &str = "memory node of orderers back";
-/// Too many memory nodes of orderers had lost what they held at once, and the group was made anew.
-pub const GROUP_MADE_ANEW: &str = "group made anew";
+/// A memory node of orderers had lost its contents, and its group has copied them there again.
+pub const MEMORY_NODE_READMITTED: &str = "memory node of orderers back";
+/// Too many memory nodes of orderers had lost their contents at once, and the group was formatted again.
+pub const GROUP_REFORMATTED: &str = "group reformatted";
 
 /// Validation codes that clients provoke.
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
@@ -47,7 +47,7 @@ pub const FAULT_POINTS: [&str; 12] = [
     "chain.commit.appended",
     "chain.commit.applied",
     "chain.commit.durable",
-    "chain.commit.judged",
+    "chain.commit.validated",
     "chain.order.appended",
     "chain.order.durable",
     "state.persist.durable",
@@ -58,14 +58,14 @@ pub const FAULT_POINTS: [&str; 12] = [
     "storage.blocks.segment_early",
 ];
 
-/// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
-/// thousands of times in a run, a section granted a few times.
+/// Fault points that only disaggregated peers pass, and the probability with which they strike if they are drawn: a verb is
+/// posted thousands of times in a run, a section granted a few times.
 pub const POOLED_FAULT_POINTS: [(&str, f64); 60] = [
-    ("chain.borrow.late", 0.1),
-    ("chain.borrow.lie", 0.02),
-    ("chain.borrow.other_block", 0.1),
-    ("chain.borrow.other_rules", 0.1),
-    ("chain.succession.confirmed", 0.1),
+    ("chain.offload.late", 0.1),
+    ("chain.offload.lie", 0.02),
+    ("chain.offload.other_block", 0.1),
+    ("chain.offload.other_policies", 0.1),
+    ("chain.failover.confirmed", 0.1),
     ("pool.fence.answer_lost", 0.2),
     ("pool.fence.lost", 0.2),
     ("pool.grant.answer_lost", 0.2),
@@ -102,12 +102,12 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 60] = [
     ("state.read.bucket", 0.02),
     ("state.read.record", 0.02),
     ("state.read.storage", 0.02),
-    ("state.readers.ack", 0.02),
-    ("state.readers.done", 0.05),
-    ("state.readers.follow", 0.02),
-    ("state.readers.grant", 0.05),
-    ("state.readers.join", 0.2),
-    ("state.readers.tell", 0.05),
+    ("state.followers.ack", 0.02),
+    ("state.followers.done", 0.05),
+    ("state.followers.follow", 0.02),
+    ("state.followers.grant", 0.05),
+    ("state.followers.join", 0.2),
+    ("state.followers.tell", 0.05),
     ("state.savepoint", 0.2),
     ("state.split.begin", 0.2),
     ("state.split.directory", 0.2),
@@ -123,8 +123,8 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 60] = [
     ("storage.node.pruning", 0.1),
 ];
 
-/// Fault points that orderers on memory nodes pass, and how often they strike: verbs less often than those of peers, since with every
-/// other heartbeat late nobody leads for long.
+/// Fault points that orderers on memory nodes pass, and the probability with which they strike. For verbs it is lower than at
+/// peers, since with every other heartbeat late no leader lasts.
 pub const SIFT_FAULT_POINTS: [(&str, f64); 8] = [
     ("consensus.node.answer_lost", 0.05),
     ("consensus.node.request_lost", 0.05),
@@ -136,11 +136,11 @@ pub const SIFT_FAULT_POINTS: [(&str, f64); 8] = [
     ("rma.sim.tear", 0.01),
 ];
 
-/// Fault points that orderers pass who talk to one another.
+/// Fault points that orderers on Raft pass.
 pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message", 0.01)];
 
-/// What has not happened.
-pub fn missing(totals: &Totals) -> Vec<String> {
+/// The events that have not occurred.
+pub fn missing(totals: &CampaignTotals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
     let pooled = POOLED_FAULT_POINTS.iter().chain(&SIFT_FAULT_POINTS).chain(&RAFT_FAULT_POINTS).map(|(name, _)| name);

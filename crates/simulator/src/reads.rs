@@ -1,10 +1,11 @@
-//! What endorsers read, held against the ledger.
+//! Compares the reads of endorsers with the ledger.
 //!
-//! A history of a key is no part of what they read: it is what the contract answered, and must be every write below one height,
-//! newest first, that is none from before what the node had told either.
+//! A contract runs on one snapshot. So there must be one height at which every key that it read had the version that it read:
+//! an endorsement on half a block would fail this check. The height must also be at least the height that the same node had
+//! already reported to a client: a stale read would fail this check.
 //!
-//! A contract runs on one snapshot. So there must be a height at which every key that it read had the version that it read,
-//! and that height is none from before what the same node had told a client already: no stale read, and never half a block.
+//! The history of a key is not in the read set, but in the contract's answer. It must consist of every write below one height,
+//! newest first. That height, too, must be at least the height that the node had reported.
 
 use std::collections::BTreeMap;
 
@@ -13,31 +14,35 @@ use prost::Message;
 use proto::kvrwset::{KvRead, KvrwSet, range_query_info::ReadsInfo};
 use proto::rwset::TxReadWriteSet;
 
-use crate::oracle::{Key, Oracle, Version};
+use crate::oracle::{Oracle, StateKey, StateVersion};
 
 /// One endorsement.
 #[derive(Clone, Debug)]
-pub struct Endorsed {
+pub struct EndorsedReads {
+    /// The node that endorsed.
     pub node: String,
-    /// Blocks that this node had told of before it was asked.
+    /// The number of blocks whose commits this node had reported before it was asked.
     pub height_min: u64,
+    /// The read-write set that it signed.
     pub set: TxReadWriteSet,
 }
 
-/// What a node said an asset was.
+/// The history of an asset, as a node answered it.
 #[derive(Clone, Debug)]
-pub struct History {
+pub struct AssetHistory {
+    /// The node that answered.
     pub node: String,
-    /// Blocks that this node had told of before it was asked.
+    /// The number of blocks whose commits this node had reported before it was asked.
     pub height_min: u64,
+    /// The asset.
     pub id: String,
     /// The contract's answer, in JSON.
     pub answer: Bytes,
 }
 
-/// A change of an asset, as the contract tells it.
+/// A change of an asset, as the contract returns it.
 #[derive(serde::Deserialize)]
-struct Change {
+struct AssetChange {
     record: serde_json::Value,
     #[serde(rename = "txId")]
     tx_id: String,
@@ -48,18 +53,17 @@ struct Change {
 /// Checks one history against the whole ledger.
 ///
 /// # Errors
-/// If no snapshot has it.
-pub fn check_history(oracle: &Oracle, history: &History) -> Result<(), String> {
-    let History { node, height_min, id, answer } = history;
-    let changes: Vec<Change> = serde_json::from_slice(answer)
-        .map_err(|error| format!("{node} answers a history of {id} that is none: {error}"))?;
+/// If no snapshot has this history.
+pub fn check_history(oracle: &Oracle, history: &AssetHistory) -> Result<(), String> {
+    let AssetHistory { node, height_min, id, answer } = history;
+    let changes: Vec<AssetChange> = serde_json::from_slice(answer)
+        .map_err(|error| format!("{node} answers with a malformed history of {id}: {error}"))?;
     let writes = oracle.writes(&("basic".to_owned(), id.clone()));
     let least = writes.iter().filter(|((block, _), ..)| block < height_min).count();
-    let wrong =
-        |what: String| Err(format!("{node} had told of {height_min} blocks, and of the history of {id} {what}"));
+    let wrong = |what: String| Err(format!("{node} had reported {height_min} blocks; in its history of {id}, {what}"));
     if changes.len() < least || changes.len() > writes.len() {
         return wrong(format!(
-            "it knows {} writes; there were {least} by then, {} in all",
+            "there are {} writes; there were {least} by then, {} in all",
             changes.len(),
             writes.len()
         ));
@@ -68,7 +72,7 @@ pub fn check_history(oracle: &Oracle, history: &History) -> Result<(), String> {
     if let (Some(((last, _), ..)), Some(((next, _), ..))) = (known.last(), later.first())
         && last == next
     {
-        return wrong(format!("it knows a part of block {last}"));
+        return wrong(format!("only a part of block {last} is there"));
     }
     for (change, (version, tx_id, value)) in changes.iter().rev().zip(known) {
         let is_right = match value.is_empty() {
@@ -76,7 +80,7 @@ pub fn check_history(oracle: &Oracle, history: &History) -> Result<(), String> {
             false => serde_json::from_slice(value).is_ok_and(|value: serde_json::Value| value == change.record),
         };
         if !is_right || change.is_delete != value.is_empty() || change.tx_id != *tx_id {
-            return wrong(format!("it tells something else of {version:?}, which was {tx_id}"));
+            return wrong(format!("{version:?} differs from the write of {tx_id}"));
         }
     }
     Ok(())
@@ -85,13 +89,13 @@ pub fn check_history(oracle: &Oracle, history: &History) -> Result<(), String> {
 /// Checks one endorsement against the whole ledger.
 ///
 /// # Errors
-/// If no snapshot gives what was read.
-pub fn check(oracle: &Oracle, endorsed: &Endorsed) -> Result<(), String> {
-    let Endorsed { node, height_min, set } = endorsed;
-    let mut read: BTreeMap<Key, Option<Version>> = BTreeMap::new();
+/// If no snapshot gives these reads.
+pub fn check(oracle: &Oracle, endorsed: &EndorsedReads) -> Result<(), String> {
+    let EndorsedReads { node, height_min, set } = endorsed;
+    let mut read: BTreeMap<StateKey, Option<StateVersion>> = BTreeMap::new();
     for namespace in &set.ns_rwset {
         let Ok(set) = KvrwSet::decode(namespace.rwset.clone()) else {
-            return Err(format!("{node} endorses a read set that is none"));
+            return Err(format!("{node} endorses a malformed read set"));
         };
         let ranges = set.range_queries_info.into_iter().filter_map(|range| match range.reads_info {
             Some(ReadsInfo::RawReads(reads)) => Some(reads.kv_reads),
@@ -102,7 +106,7 @@ pub fn check(oracle: &Oracle, endorsed: &Endorsed) -> Result<(), String> {
             read.insert((namespace.namespace.clone(), key), version);
         }
     }
-    // From a height on, and up to one below another.
+    // Spans of heights: the first one, and the first one above it that does not belong to it.
     let mut fitting = vec![(*height_min, u64::MAX)];
     for (key, version) in &read {
         let spans = spans(oracle.history(key), *version);
@@ -114,7 +118,7 @@ pub fn check(oracle: &Oracle, endorsed: &Endorsed) -> Result<(), String> {
         if fitting.is_empty() {
             let read: Vec<String> = read.iter().map(|((of, key), version)| format!("{of} {key} {version:?}")).collect();
             return Err(format!(
-                "{node} had told of {height_min} blocks and endorses on what no snapshot since then has: {}",
+                "{node} had reported {height_min} blocks and endorses on reads that no later snapshot has: {}",
                 read.join(", ")
             ));
         }
@@ -123,9 +127,9 @@ pub fn check(oracle: &Oracle, endorsed: &Endorsed) -> Result<(), String> {
 }
 
 /// The heights at which a key has a version, as spans.
-fn spans(history: &[(u64, Option<Version>)], version: Option<Version>) -> Vec<(u64, u64)> {
+fn spans(history: &[(u64, Option<StateVersion>)], version: Option<StateVersion>) -> Vec<(u64, u64)> {
     let before = std::iter::once((0, None));
-    let since: Vec<(u64, Option<Version>)> =
+    let since: Vec<(u64, Option<StateVersion>)> =
         before.chain(history.iter().map(|(block, version)| (block + 1, *version))).collect();
     let ends = since.iter().skip(1).map(|(height, _)| *height).chain(std::iter::once(u64::MAX));
     let all = since.iter().zip(ends).filter(|((_, of), _)| *of == version);

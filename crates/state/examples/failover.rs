@@ -1,18 +1,18 @@
-//! How long a peer's state stands still when its primary is killed.
+//! How long a peer's state is unavailable when its primary is killed.
 //!
 //! `cargo run --release -p heddle-state --example failover [-- KILLS]`
 //!
-//! 1. This process is a memory node and a storage node. Two others, of the same program, are compute nodes: the first to
-//!    find no primary becomes it, and applies small blocks, each durable before it is applied; the other reads, and checks
-//!    what it reads.
-//! 2. The primary is killed with SIGKILL. The reader notices that it is given no lease any more, begins an epoch, and goes
-//!    on: blocks behind the savepoint are applied again, all keys are compared with what the blocks wrote, and the next
-//!    block is made.
-//! 3. A new compute node takes the place of the dead one, and all begins again.
+//! 1. This process is a memory node and a storage node. Two other processes of the same program are compute nodes. The
+//!    first one finds no primary, becomes the primary, and applies small blocks, each durable before it is applied.
+//!    The other is a follower, which reads and checks what it reads.
+//! 2. The primary is killed with SIGKILL. The follower notices that it gets no lease any more, starts an epoch, and
+//!    takes over: it applies the blocks after the savepoint again, compares all keys with the blocks' writes, and
+//!    makes the next block.
+//! 3. A new compute node replaces the dead one, and the round repeats.
 //!
-//! Printed is the time from the kill until the next block is reported as applied: smallest, median, largest. It fails when a
-//! block is missing that the dead primary had reported, when a key reads otherwise than the blocks left it, at the primary or
-//! at the reader, or when nobody takes over.
+//! The program prints the time from the kill until the next block is reported as applied: smallest, median, largest.
+//! It fails if a block is missing that the dead primary had reported, if a key on the primary or on the follower
+//! differs from what the blocks wrote, or if no compute node takes over.
 
 #![allow(clippy::disallowed_methods, reason = "processes, their pipes and wall time are what this is about")]
 
@@ -25,21 +25,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use base::rt::net::{self, Link, Parts};
-use base::rt::{self, Stop, production};
+use base::rt::net::{self, GatherList, Link};
+use base::rt::{self, CancellationToken, production};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId, Version};
-use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, MemoryNode, MemoryNodeOptions, SpaceOptions};
-use rma::links::RmaLinks;
-use rma::shm::Shm;
-use rma::{Credential, Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
-use state::disaggregated::memory::{LentMemory, MemoryError};
-use state::disaggregated::readers::{Patience, Surroundings};
-use state::{Disaggregated, DisaggregatedSettings, Reader, Snapshot, UpdateBatch, WorldState};
-use storage::blocks::{BlockOptions, Blocks, NO_PREVIOUS, NewBlock};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, ReadOnlySpace, ReadOnlySpaceConfig};
+use rma::links::RmaTransport;
+use rma::shm::ShmProvider;
+use rma::{Credential, HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
+use state::disaggregated::followers::{FailoverTimeouts, FollowerEnvironment};
+use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
+use state::{Disaggregated, DisaggregatedConfig, Follower, Snapshot, UpdateBatch, WorldState};
+use storage::blocks::{BlockStoreConfig, Blocks, NO_PREVIOUS, NewBlock};
 use storage::node::{
-    NodeOptions, RemoteBlocks, RemoteOptions, RemoteStateStore, StorageNode, begin_epoch, newest_epoch,
+    RemoteBlocks, RemoteStateStore, RemoteStoreConfig, StorageNode, StorageNodeConfig, begin_epoch, newest_epoch,
 };
-use storage::tables::{FjallEngine, FjallOptions, RowBatch};
+use storage::tables::{FjallConfig, FjallEngine, RowBatch};
 use storage::{DataDirectory, GroupSync, Materializer, StateStore};
 
 const KILLS: usize = 11;
@@ -51,12 +51,12 @@ const WRITES: u64 = 10;
 const SECTION_BYTES: u64 = 1 << 20;
 const BUDGET_BYTES: u64 = 16 << 20;
 /// How long a node is without a lease before it takes over.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// How long everything may take that has to happen between two kills.
+const LEASELESS_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long all steps between two kills may take together.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 const TOKEN: Token = Token::new([7; TOKEN_BYTES]);
 
-/// What block `number` writes: so that everybody knows what there has to be.
+/// The writes of block `number`, from which every process knows the expected state.
 fn writes(number: u64) -> impl Iterator<Item = (String, Version, Bytes)> {
     (0..WRITES).map(move |tx| {
         let key = format!("key{:04}", (number * WRITES + tx) % KEYS);
@@ -79,10 +79,10 @@ fn hash(number: u64) -> [u8; 32] {
     hash
 }
 
-struct Written;
+struct KeyRows;
 
-impl Materializer for Written {
-    fn materialize(&self, number: BlockNumber, _: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
+impl Materializer for KeyRows {
+    fn materialize(&self, number: BlockNumber, _: &GatherList, batch: &mut RowBatch) -> Result<(), storage::Error> {
         let mut all = writes(number.get());
         all.try_for_each(|(key, version, value)| batch.put(NAMESPACE, key.as_bytes(), version, Some(value)))
     }
@@ -94,14 +94,14 @@ fn socket(directory: &Path, name: &str) -> String {
 
 fn register_links() {
     let credential = Credential { name: OWNER.to_owned(), token: TOKEN };
-    let links = RmaLinks::new(Arc::new(Shm::default()), credential, Arc::new(|_| Some(TOKEN)));
+    let links = RmaTransport::new(Arc::new(ShmProvider::default()), credential, Arc::new(|_| Some(TOKEN)));
     net::register("shm", Arc::new(links));
 }
 
-/// Where the others are.
-struct Around(PathBuf);
+/// The directory with the addresses of the other processes.
+struct ProcessEnvironment(PathBuf);
 
-impl Around {
+impl ProcessEnvironment {
     fn storage(&self) -> String {
         format!("shm:{}", socket(&self.0, "storage"))
     }
@@ -114,22 +114,22 @@ impl Around {
         vec![Donor { address: socket(&self.0, "memory"), token: TOKEN }]
     }
 
-    fn remote(&self, epoch: Epoch) -> RemoteOptions {
-        RemoteOptions { address: self.storage(), token: Bytes::new(), channel: CHANNEL.to_owned(), epoch }
+    fn remote(&self, epoch: Epoch) -> RemoteStoreConfig {
+        RemoteStoreConfig { address: self.storage(), token: Bytes::new(), channel: CHANNEL.to_owned(), epoch }
     }
 }
 
 #[async_trait]
-impl Surroundings for Around {
+impl FollowerEnvironment for ProcessEnvironment {
     async fn primary(&self) -> std::io::Result<Link> {
         let epoch = newest_epoch(&self.storage(), &Bytes::new(), CHANNEL).await;
-        net::connect(&Around::primary(self, epoch.map_err(std::io::Error::other)?)).await
+        net::connect(&ProcessEnvironment::primary(self, epoch.map_err(std::io::Error::other)?)).await
     }
 
-    async fn memory(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
-        let lent = LentSpace::open(LentSpaceOptions {
+    async fn memory(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
+        let lent = ReadOnlySpace::open(ReadOnlySpaceConfig {
             owner: OWNER.to_owned(),
-            fabric: Arc::new(Shm::default()),
+            provider: Arc::new(ShmProvider::default()),
             donors: self.donors(),
             section_bytes: SECTION_BYTES,
         });
@@ -137,11 +137,11 @@ impl Surroundings for Around {
     }
 
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
-        Ok(Arc::new(RemoteStateStore::open_reader(self.remote(Epoch(0))).await?))
+        Ok(Arc::new(RemoteStateStore::open_read_only(self.remote(Epoch(0))).await?))
     }
 }
 
-/// Says something to the process that started this one.
+/// Reports a line to the process that started this one.
 fn say(what: &str) {
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{what}").and_then(|()| out.flush()).is_err() {
@@ -149,7 +149,7 @@ fn say(what: &str) {
     }
 }
 
-/// Compares keys with what the blocks below a snapshot's height wrote. False where it cannot be read for now.
+/// Compares keys with the writes of the blocks below a snapshot's height. False if the snapshot cannot be read for now.
 async fn check(snapshot: &dyn Snapshot, keys: impl Iterator<Item = u64>) -> bool {
     let height = snapshot.height();
     for key in keys {
@@ -170,8 +170,8 @@ async fn check(snapshot: &dyn Snapshot, keys: impl Iterator<Item = u64>) -> bool
 }
 
 /// Reads until there is no primary any more.
-async fn follow(around: &Arc<Around>, settings: &DisaggregatedSettings) {
-    let reader = Arc::new(Reader::start(Arc::clone(around) as _, settings.clone()));
+async fn follow(environment: &Arc<ProcessEnvironment>, settings: &DisaggregatedConfig) {
+    let reader = Arc::new(Follower::start(Arc::clone(environment) as _, settings.clone()));
     let reading = {
         let reader = Arc::clone(&reader);
         rt::spawn(async move {
@@ -191,20 +191,23 @@ async fn follow(around: &Arc<Around>, settings: &DisaggregatedSettings) {
         })
         .abort_on_drop()
     };
-    reader.orphaned(Patience { gone: PATIENCE, silent: PATIENCE }).await;
+    reader.orphaned(FailoverTimeouts { gone: LEASELESS_TIMEOUT, silent: LEASELESS_TIMEOUT }).await;
     drop(reading);
 }
 
-/// Is the primary until somebody else is.
-async fn reign(around: &Arc<Around>, settings: &DisaggregatedSettings) -> Result<(), Box<dyn std::error::Error>> {
-    let epoch = begin_epoch(&around.storage(), &Bytes::new(), CHANNEL).await?;
-    let blocks = RemoteBlocks::open(around.remote(epoch)).await?;
-    let rows = RemoteStateStore::open(around.remote(epoch)).await?;
-    let space = AddressSpace::open(SpaceOptions {
+/// Acts as the primary until another node takes over.
+async fn run_primary(
+    environment: &Arc<ProcessEnvironment>,
+    settings: &DisaggregatedConfig,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let epoch = begin_epoch(&environment.storage(), &Bytes::new(), CHANNEL).await?;
+    let blocks = RemoteBlocks::open(environment.remote(epoch)).await?;
+    let rows = RemoteStateStore::open(environment.remote(epoch)).await?;
+    let space = AddressSpace::open(AddressSpaceConfig {
         owner: OWNER.to_owned(),
         epoch,
-        fabric: Arc::new(Shm::default()),
-        donors: around.donors(),
+        provider: Arc::new(ShmProvider::default()),
+        donors: environment.donors(),
         section_bytes: SECTION_BYTES,
         budget_bytes: BUDGET_BYTES,
     });
@@ -223,15 +226,15 @@ async fn reign(around: &Arc<Around>, settings: &DisaggregatedSettings) -> Result
         state.apply(state.height(), batch(state.height())).await?;
     }
     assert!(check(&*state.snapshot(), 0..KEYS).await, "the primary answers");
-    state.admit_readers().await;
-    let mut listener = net::listen(&around.primary(epoch)).await?;
+    state.admit_followers().await;
+    let mut listener = net::listen(&environment.primary(epoch)).await?;
     let serving = Arc::clone(&state);
     let _serving = rt::spawn(async move {
         while let Ok(link) = listener.accept().await {
             let state = Arc::clone(&serving);
             drop(rt::spawn(async move {
-                // Why it ended, its reader finds out by itself.
-                let _ = state.serve_reader(link).await;
+                // The follower finds out by itself why it ended.
+                let _ = state.serve_follower(link).await;
             }));
         }
     })
@@ -270,11 +273,11 @@ fn compute(directory: &Path) {
     });
     production::run(async {
         register_links();
-        let around = Arc::new(Around(directory.to_path_buf()));
-        let settings = DisaggregatedSettings::default();
+        let around = Arc::new(ProcessEnvironment(directory.to_path_buf()));
+        let settings = DisaggregatedConfig::default();
         loop {
             follow(&around, &settings).await;
-            if let Err(error) = reign(&around, &settings).await {
+            if let Err(error) = run_primary(&around, &settings).await {
                 eprintln!("no longer, or not yet, the primary: {error}");
             }
         }
@@ -306,15 +309,15 @@ fn start(number: usize, directory: &Path) -> Node {
     Node { number, child }
 }
 
-/// What was heard of whom.
+/// The reports received from compute nodes.
 #[derive(Default)]
-struct Heard {
-    /// The last block, and who applied it.
+struct ReportedEvents {
+    /// The last block, and the number of the node that applied it.
     applied: Option<(usize, u64)>,
     reads: BTreeMap<usize, bool>,
 }
 
-impl Heard {
+impl ReportedEvents {
     fn hear(&mut self, number: usize, line: &str) {
         if let Some(block) = line.strip_prefix("applied ") {
             let block: u64 = block.parse().expect("a number");
@@ -327,8 +330,8 @@ impl Heard {
         }
     }
 
-    /// Hears until something holds.
-    fn until(&mut self, said: &Receiver<(usize, Instant, String)>, holds: impl Fn(&Heard) -> bool) -> Instant {
+    /// Receives reports until `holds` returns true.
+    fn until(&mut self, said: &Receiver<(usize, Instant, String)>, holds: impl Fn(&ReportedEvents) -> bool) -> Instant {
         let since = Instant::now();
         loop {
             match said.recv_timeout(WAIT_MAX.saturating_sub(since.elapsed())) {
@@ -359,26 +362,29 @@ fn main() {
     SAID.set(sender).expect("it is set once");
     production::run(async {
         register_links();
-        let shm = Shm::default();
-        let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+        let shm = ShmProvider::default();
+        let options = HostConfig { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
         let host = shm.host(&socket(at, "memory"), options).await.expect("a host");
-        let stop = Stop::new();
-        let options = MemoryNodeOptions { host, budget_bytes: 4 * BUDGET_BYTES, section_bytes: SECTION_BYTES, stop };
+        let stop = CancellationToken::new();
+        let options = MemoryNodeConfig { host, budget_bytes: 4 * BUDGET_BYTES, section_bytes: SECTION_BYTES, stop };
         let _memory = MemoryNode::start(options).await.expect("a memory node");
-        let tables = FjallEngine::open(&at.join("tables"), FjallOptions::default()).await.expect("tables");
-        let storage = StorageNode::open(NodeOptions {
+        let tables = FjallEngine::open(&at.join("tables"), FjallConfig::default()).await.expect("tables");
+        let storage = StorageNode::open(StorageNodeConfig {
             name: "storage".to_owned(),
             data: DataDirectory::open(&at.join("data")).await.expect("a data directory"),
             sync: GroupSync::new(),
             tables,
-            materializer: Arc::new(Written),
+            materializer: Arc::new(KeyRows),
             token: Bytes::new(),
-            blocks: BlockOptions::default(),
+            blocks: BlockStoreConfig::default(),
         })
         .await
         .expect("a storage node");
-        storage.serve(&Around(at.to_path_buf()).storage(), &net::Parties::anyone()).await.expect("the socket is free");
-        let begun = begin_epoch(&Around(at.to_path_buf()).storage(), &Bytes::new(), CHANNEL).await;
+        storage
+            .serve(&ProcessEnvironment(at.to_path_buf()).storage(), &net::Parties::anyone())
+            .await
+            .expect("the socket is free");
+        let begun = begin_epoch(&ProcessEnvironment(at.to_path_buf()).storage(), &Bytes::new(), CHANNEL).await;
         begun.expect("the storage node answers");
         let directory = at.to_path_buf();
         let times = rt::blocking(move || measure(kills, &directory, &said)).await;
@@ -389,7 +395,7 @@ fn main() {
 }
 
 fn measure(kills: usize, directory: &Path, said: &Receiver<(usize, Instant, String)>) -> Vec<Duration> {
-    let mut heard = Heard::default();
+    let mut heard = ReportedEvents::default();
     let mut nodes: Vec<Node> = vec![start(0, directory)];
     heard.until(said, |heard| heard.applied.is_some());
     let mut times = Vec::new();
@@ -397,7 +403,7 @@ fn measure(kills: usize, directory: &Path, said: &Receiver<(usize, Instant, Stri
         let standby = kill + 1;
         nodes.push(start(standby, directory));
         heard.until(said, |heard| heard.reads.contains_key(&standby));
-        // Some blocks more, so that it is in the middle of something.
+        // Wait for some more blocks, so that the primary is killed in the middle of its work.
         let from = heard.applied.expect("there are blocks").1;
         heard.until(said, |heard| heard.applied.is_some_and(|(_, block)| block > from + 20));
         let (primary, _) = heard.applied.expect("there are blocks");

@@ -1,20 +1,22 @@
-//! What reads and blocks of the state on pooled memory cost in processor time, against verbs alone and the monolithic state.
+//! The processor time of reads and blocks of the state on pooled memory, compared with verbs alone and with the
+//! monolithic state.
 //!
-//! `cargo run --release -p heddle-state --example state_costs [-- PART ROUNDS]` with a part: `warm`, `cold`, `shaped`,
-//! `apply` or `ycsb`; all of them unless given. Meant for a profiler: `perf record -e cpu-clock -g …`. Times belong to a machine.
+//! `cargo run --release -p heddle-state --example state_costs [-- PART [ROUNDS]]` runs one part: `warm`, `cold`,
+//! `shaped`, `apply` or `ycsb`; without `PART` it runs all. `ROUNDS` is 200 by default. The program is meant for a
+//! profiler: `perf record -e cpu-clock -g …`. Times depend on the machine.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::{self, Stop, production};
+use base::rt::{self, CancellationToken, production};
 use base::{Bytes, BytesMut, Epoch, Version};
-use pool::{AddressSpace, Donor, MemoryNode, MemoryNodeOptions, SpaceOptions};
-use rma::shaped::{Shape, Shaped};
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, Token};
-use state::disaggregated::DisaggregatedSettings;
+use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig};
+use rma::shaped::{ShapedProvider, ShapingConfig};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, Token};
+use state::disaggregated::DisaggregatedConfig;
 use state::{Disaggregated, Monolithic, UpdateBatch, WorldState};
-use storage::tables::{FjallEngine, FjallOptions, TablesEngine};
+use storage::tables::{FjallConfig, FjallEngine, TablesEngine};
 use storage::{MemoryStateStore, StateStore};
 
 const NAMESPACE: &str = "ycsb";
@@ -30,22 +32,24 @@ struct Bench {
 
 impl Bench {
     async fn start(name: &str, latency: Option<Duration>, cache_bytes: usize) -> Bench {
-        let shm = || -> Arc<dyn Fabric> { Arc::new(Shm::default()) };
+        let shm = || -> Arc<dyn Provider> { Arc::new(ShmProvider::default()) };
         let token = Token::random();
         let expected = token.clone();
-        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
+        let options = HostConfig { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
         let host = shm().host(&format!("local:{name}"), options).await.expect("a host");
-        let (section_bytes, stop) = (pool::SECTION_BYTES_DEFAULT, Stop::new());
-        let options = MemoryNodeOptions { host, budget_bytes: BUDGET_BYTES, section_bytes, stop };
+        let (section_bytes, stop) = (pool::SECTION_BYTES_DEFAULT, CancellationToken::new());
+        let options = MemoryNodeConfig { host, budget_bytes: BUDGET_BYTES, section_bytes, stop };
         let node = MemoryNode::start(options).await.expect("a memory node");
-        let fabric = match latency {
+        let provider = match latency {
             None => shm(),
-            Some(latency) => Arc::new(Shaped::new(shm(), Shape { latency, bytes_per_second: 7_000_000_000 })),
+            Some(latency) => {
+                Arc::new(ShapedProvider::new(shm(), ShapingConfig { latency, bytes_per_second: 7_000_000_000 }))
+            }
         };
-        let space = AddressSpace::open(SpaceOptions {
+        let space = AddressSpace::open(AddressSpaceConfig {
             owner: "bench".to_owned(),
             epoch: Epoch(1),
-            fabric,
+            provider,
             donors: vec![Donor { address: node.address(), token }],
             section_bytes,
             budget_bytes: BUDGET_BYTES,
@@ -53,10 +57,10 @@ impl Bench {
         let space = space.await.expect("an address space");
         let store = MemoryStateStore::new();
         let backing: Arc<dyn StateStore> = Arc::new(store.clone());
-        let settings = DisaggregatedSettings {
+        let settings = DisaggregatedConfig {
             metadata_cache_bytes: (cache_bytes / 8).max(64 << 10),
             data_cache_bytes: cache_bytes - cache_bytes / 8,
-            ..DisaggregatedSettings::default()
+            ..DisaggregatedConfig::default()
         };
         let state = Disaggregated::open(Arc::new(space.clone()), backing, settings).await.expect("a state");
         Bench { space, state, store, _node: node }
@@ -101,13 +105,13 @@ fn keys(count: usize) -> Vec<Arc<str>> {
     (0..count).map(|number| format!("user{number:012}").into()).collect()
 }
 
-/// The least and the median: the least is what a busy machine disturbs least.
+/// The minimum and the median: the minimum is the least disturbed by other load on the machine.
 fn summary(mut times: Vec<f64>) -> String {
     times.sort_by(f64::total_cmp);
     format!("{:.0} ns at least, {:.0} as the median", times[0], times[times.len() / 2])
 }
 
-/// One task's reads of random keys, with what two verbs of the same lengths at random addresses cost beside.
+/// One task's reads of random keys, beside the cost of two verbs of the same lengths at random addresses.
 async fn reads(what: &str, latency: Option<Duration>, records: usize, cache_bytes: usize, rounds: usize) {
     let bench = Bench::start(what, latency, cache_bytes).await;
     let keys = keys(records);
@@ -123,7 +127,7 @@ async fn reads(what: &str, latency: Option<Duration>, records: usize, cache_byte
     let end = first + (records as u64 * 1100).min(bench.space.section_bytes() * 14);
     for round in 0..rounds {
         let places: Vec<usize> = (0..1000).map(|_| random.below(records)).collect();
-        // Whoever asks for a key has it at hand.
+        // The caller of a read has the key at hand.
         let chosen: Vec<String> = places.iter().map(|place| keys[*place].to_string()).collect();
         let begin = rt::now();
         for key in &chosen {
@@ -153,8 +157,8 @@ async fn reads(what: &str, latency: Option<Duration>, records: usize, cache_byte
 async fn apply(value_bytes: usize, records: usize, rounds: usize) {
     let bench = Bench::start("apply", None, 64 << 20).await;
     let folder = tempfile::tempdir().expect("a folder");
-    let engine = FjallEngine::open(folder.path(), FjallOptions::default()).await.expect("an engine");
-    let monolithic = Monolithic::open(engine.tables("t").await.expect("tables"), state::Settings::default());
+    let engine = FjallEngine::open(folder.path(), FjallConfig::default()).await.expect("an engine");
+    let monolithic = Monolithic::open(engine.tables("t").await.expect("tables"), state::MonolithicConfig::default());
     let keys = keys(records);
     let value = Bytes::from(vec![7; value_bytes]);
     let mut random = Random(1);
@@ -180,7 +184,7 @@ async fn apply(value_bytes: usize, records: usize, rounds: usize) {
     println!("apply, a write of {value_bytes} B: {}; monolithic: {}", summary(ours), summary(local));
 }
 
-/// Reads and updates of 10 KB records in turns, as `heddle bench state` makes them, without blocks on disk.
+/// Alternating reads and updates of 10 KB records, as `heddle bench state` makes them, without blocks on disk.
 async fn ycsb(rounds: usize) {
     let records = 10_000;
     let bench = Bench::start("ycsb", None, 64 << 20).await;

@@ -1,12 +1,13 @@
-//! Recently used records of the tables, least recently used first out, within an exact byte budget.
+//! A cache of recently used records of the tables, with LRU eviction and an exact byte budget.
 //!
-//! The cache holds clean records only: for each key the newest version that the tables hold, or the knowledge that they
-//! hold none. It is never the only place of anything, so dropping an entry is always right.
+//! The cache holds clean records only: for each key the newest version in the tables, or the fact that the tables hold
+//! none. Every entry is also in the tables, so an entry may be dropped at any time.
 //!
 //! A fill races with a writer that persists a newer version of the same key. Steps of a fill:
-//! 1. take the [`Ticket`] of now;
+//! 1. take the current [`FillToken`];
 //! 2. read the tables;
-//! 3. [`Cache::fill`] with the ticket, which does nothing if anything was [`Cache::replace`]d since.
+//! 3. call [`RecordCache::fill`] with the token; it does nothing if any record was replaced ([`RecordCache::replace`])
+//!    since step 1.
 //!
 //! Invariants: the charged bytes of all entries never exceed the budget; a fill never undoes a replacement.
 
@@ -18,27 +19,27 @@ use hashbrown::HashTable;
 
 use crate::{Versioned, events};
 
-/// What an entry costs besides its names and value: its slot, its place in the table and the values' headers. The
-/// namespace is charged to each entry: a fill brings its own copy.
+/// What an entry costs besides its names and value: its slot, its cell in the table and the values' headers. The
+/// namespace is charged to each entry, since a fill brings its own copy.
 const ENTRY_OVERHEAD_BYTES: usize = 120;
 
 /// The state of the cache at the start of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(u64);
+pub struct FillToken(u64);
 
 const NONE: u32 = u32::MAX;
 
-struct Entry {
+struct CacheEntry {
     hash: u64,
     namespace: Arc<str>,
     key: Arc<str>,
-    /// The newest version in the tables; `None` where they hold no live one.
+    /// The newest version in the tables; `None` if they hold no live one.
     record: Option<Versioned>,
     newer: u32,
     older: u32,
 }
 
-impl Entry {
+impl CacheEntry {
     fn bytes(&self) -> usize {
         ENTRY_OVERHEAD_BYTES
             + self.namespace.len()
@@ -48,10 +49,10 @@ impl Entry {
 }
 
 /// A map from (namespace, key) to the newest record in the tables.
-pub struct Cache {
+pub struct RecordCache {
     hashing: Hashing,
     table: HashTable<u32>,
-    entries: Vec<Entry>,
+    entries: Vec<CacheEntry>,
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
@@ -60,10 +61,10 @@ pub struct Cache {
     replacements: u64,
 }
 
-impl Cache {
+impl RecordCache {
     /// An empty cache that will hold at most `budget_bytes`.
-    pub fn new(budget_bytes: usize) -> Cache {
-        Cache {
+    pub fn new(budget_bytes: usize) -> RecordCache {
+        RecordCache {
             hashing: Hashing::default(),
             table: HashTable::new(),
             entries: Vec::new(),
@@ -76,7 +77,7 @@ impl Cache {
         }
     }
 
-    /// What is known of a key: `None` is a miss, `Some(None)` a key that the tables do not hold.
+    /// The cached entry of a key: `None` is a miss, `Some(None)` a key that the tables do not hold.
     pub fn get(&mut self, namespace: &str, key: &str) -> Option<Option<Versioned>> {
         let hash = self.hash(namespace, key);
         let slot = self.find(hash, namespace, key)?;
@@ -86,18 +87,18 @@ impl Cache {
     }
 
     /// Step 1 of a fill.
-    pub fn ticket(&self) -> Ticket {
-        Ticket(self.replacements)
+    pub fn token(&self) -> FillToken {
+        FillToken(self.replacements)
     }
 
     /// Step 3 of a fill.
-    pub fn fill(&mut self, ticket: Ticket, namespace: &Arc<str>, key: &Arc<str>, record: Option<Versioned>) {
-        if ticket.0 == self.replacements {
+    pub fn fill(&mut self, token: FillToken, namespace: &Arc<str>, key: &Arc<str>, record: Option<Versioned>) {
+        if token.0 == self.replacements {
             self.put(namespace, key, record);
         }
     }
 
-    /// The tables now hold `record` as the newest of its key.
+    /// Enters `record`, which the tables now hold as the newest of its key.
     pub fn replace(&mut self, namespace: &Arc<str>, key: &Arc<str>, record: Option<Versioned>) {
         self.replacements += 1;
         self.put(namespace, key, record);
@@ -108,7 +109,8 @@ impl Cache {
         if let Some(slot) = self.find(hash, namespace, key) {
             self.remove(slot);
         }
-        let entry = Entry { hash, namespace: namespace.clone(), key: key.clone(), record, newer: NONE, older: NONE };
+        let entry =
+            CacheEntry { hash, namespace: namespace.clone(), key: key.clone(), record, newer: NONE, older: NONE };
         let bytes = entry.bytes();
         if bytes > self.budget_bytes {
             return;
@@ -162,7 +164,7 @@ impl Cache {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Entry { newer, older, .. } = self.entries[slot as usize];
+        let CacheEntry { newer, older, .. } = self.entries[slot as usize];
         match newer {
             NONE => self.newest = older,
             newer => self.entries[newer as usize].older = older,
@@ -185,7 +187,7 @@ impl Cache {
     }
 }
 
-impl Drop for Cache {
+impl Drop for RecordCache {
     fn drop(&mut self) {
         events::CacheBytes.add(-(self.bytes as i64));
     }
@@ -207,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_entry_leaves_first() {
-        let mut cache = Cache::new(3 * (ENTRY_OVERHEAD_BYTES + 1 + 1 + 10));
+        let mut cache = RecordCache::new(3 * (ENTRY_OVERHEAD_BYTES + 1 + 1 + 10));
         for key in ["a", "b", "c"] {
             cache.replace(&name("n"), &name(key), record(1, 10));
         }
@@ -221,8 +223,8 @@ mod tests {
 
     #[test]
     fn a_fill_that_began_before_a_replacement_is_dropped() {
-        let mut cache = Cache::new(10_000);
-        let ticket = cache.ticket();
+        let mut cache = RecordCache::new(10_000);
+        let ticket = cache.token();
         cache.replace(&name("n"), &name("a"), record(5, 3));
         cache.fill(ticket, &name("n"), &name("a"), record(4, 3));
         assert_eq!(cache.get("n", "a"), Some(record(5, 3)));
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn bytes_follow_a_model_through_random_operations() {
         let budget = 2_000;
-        let mut cache = Cache::new(budget);
+        let mut cache = RecordCache::new(budget);
         let mut random = 1u64;
         for _ in 0..20_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_record_larger_than_the_budget_is_not_kept_and_forgets_its_older_version() {
-        let mut cache = Cache::new(500);
+        let mut cache = RecordCache::new(500);
         cache.replace(&name("n"), &name("a"), record(1, 10));
         cache.replace(&name("n"), &name("a"), record(2, 1_000));
         assert_eq!(cache.get("n", "a"), None);

@@ -1,7 +1,7 @@
-//! The writes of the blocks after the savepoint, in key order, every version of them.
+//! The writes of the blocks after the savepoint, in key order, with every version of each key.
 //!
 //! Invariant: for each key the versions ascend. A reader at height `h` sees of each key the newest version whose block
-//! is below `h`; the delta alone answers where it holds one, and says nothing where it holds none.
+//! is below `h`. If the delta holds one, it is the answer; otherwise the delta gives no answer for the key.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -23,7 +23,7 @@ pub struct Delta {
 }
 
 /// The newest write of one key below a height.
-pub struct Newest {
+pub struct NewestWrite {
     pub namespace: Arc<str>,
     pub key: Arc<str>,
     pub value: Option<Bytes>,
@@ -41,8 +41,8 @@ impl Delta {
         self.namespaces.keys()
     }
 
-    /// Adds the writes of a block newer than all before. Values are copied, for they may be parts of something that is longer
-    /// than what is charged for.
+    /// Adds the writes of a block newer than all before. Values are copied, because they may be slices of a buffer that
+    /// is longer than what is charged.
     pub fn add(&mut self, batch: UpdateBatch) {
         let before = self.bytes;
         for (namespace, keys) in batch.into_namespaces() {
@@ -77,13 +77,13 @@ impl Delta {
             .filter_map(move |(key, versions)| Some((key, below(versions, height)?)))
     }
 
-    /// The newest write of every key below `height`: what a savepoint at that height has to hold.
-    pub fn newest_below(&self, height: u64) -> Vec<Newest> {
+    /// The newest write of every key below `height`: the content of a savepoint at that height.
+    pub fn newest_below(&self, height: u64) -> Vec<NewestWrite> {
         let mut newest = Vec::new();
         for (namespace, keys) in &self.namespaces {
             for (key, versions) in keys {
                 if let Some(update) = below(versions, height) {
-                    newest.push(Newest {
+                    newest.push(NewestWrite {
                         namespace: namespace.clone(),
                         key: key.clone(),
                         value: update.value.clone(),
@@ -95,7 +95,7 @@ impl Delta {
         newest
     }
 
-    /// Forgets every version below `height`.
+    /// Drops every version below `height`.
     pub fn forget_below(&mut self, height: u64) {
         let mut bytes = self.bytes;
         self.namespaces.retain(|_, keys| {

@@ -1,6 +1,6 @@
-//! Digests of whole states: equal states have equal ones, whatever form they are kept in.
+//! Digests of whole states: equal states have equal digests in every peer form.
 
-use crate::{Entry, Error, Snapshot, Versioned};
+use crate::{Error, Snapshot, StateEntry, Versioned};
 
 /// Entries that a digest reads at once.
 pub const PAGE_ENTRIES: usize = 1024;
@@ -20,7 +20,7 @@ pub async fn of(
         let mut start = String::new();
         loop {
             let page = snapshot.range(namespace, &start, "", PAGE_ENTRIES).await?;
-            for Entry { key, versioned: Versioned { value, version } } in &page.entries {
+            for StateEntry { key, versioned: Versioned { value, version } } in &page.entries {
                 feed(namespace.as_bytes());
                 feed(key.as_bytes());
                 feed(value);

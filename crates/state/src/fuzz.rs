@@ -1,8 +1,8 @@
-//! Harnesses of what remote memory and other compute nodes hold; see [`base::fuzz`].
+//! Fuzz harnesses for bytes from remote memory and from other compute nodes; see [`base::fuzz`].
 
-use base::fuzz::Target;
+use base::fuzz::FuzzTarget;
 
 /// The targets of this crate.
-pub fn targets() -> Vec<Target> {
+pub fn targets() -> Vec<FuzzTarget> {
     crate::disaggregated::fuzz::TARGETS.to_vec()
 }

@@ -1,16 +1,61 @@
-//! The world state of one logical peer in one channel: what contracts read and what blocks change.
+//! The world state of one logical peer in one channel, which contracts read and blocks change.
 //!
-//! [`WorldState`] is the contract between the chain and whatever holds the state. [`Monolithic`] keeps it in the storage
-//! engine of its own process; the disaggregated form keeps it on pooled memory behind the same trait (FlexChain,
-//! section 4). A reader takes a [`Snapshot`], which sees one block boundary for as long as it lives: never half a block.
+//! ```
+//! use base::rt::{disk::Directory, simulation::Simulation};
+//! use base::{Bytes, Version};
+//! use state::{Error, Monolithic, MonolithicConfig, UpdateBatch, Versioned, WorldState};
+//! use storage::tables::{ModelEngine, TablesEngine};
 //!
-//! Invariants:
-//! 1. Blocks are applied in order and each one whole: block `n` is visible to no reader or to every snapshot taken after.
+//! let report = Simulation::new(7).run(|_sim| async {
+//!     let directory = Directory::open("tables").await.expect("the simulated disk works");
+//!     let engine = ModelEngine::open(directory).await?;
+//!     let state = Monolithic::open(engine.tables("trade").await?, MonolithicConfig::default());
+//!
+//!     // Block 0, which the caller has stored durably, writes one key.
+//!     let before = state.snapshot();
+//!     let (version, red) = (Version::new(0, 0), Bytes::from_static(b"red"));
+//!     let mut batch = UpdateBatch::default();
+//!     batch.put(&"basic".into(), "car1".into(), Some(red.clone()), version);
+//!     state.apply(0, batch).await?;
+//!
+//!     // A snapshot sees one block boundary for as long as it lives.
+//!     let after = state.snapshot();
+//!     assert_eq!(before.get("basic", "car1").await?, None);
+//!     assert_eq!(after.get("basic", "car1").await?, Some(Versioned { value: red, version }));
+//!
+//!     // From the savepoint on, the state needs block 0 no longer.
+//!     assert_eq!(state.savepoint(), 0);
+//!     assert_eq!(state.persist().await?, 1);
+//!     assert_eq!(state.savepoint(), 1);
+//!     Ok::<(), Error>(())
+//! });
+//! report.expect("the run succeeds").value.expect("the state answers");
+//! ```
+//!
+//! [`WorldState`] is the contract between the chain and any implementation of the state. [`Monolithic`] keeps it in the
+//! storage engine of its own process; the disaggregated form ([`Disaggregated`]) keeps it on pooled memory behind the
+//! same trait (FlexChain, section 4). A reader takes a [`Snapshot`], which sees one block boundary for as long as it
+//! lives: never half a block.
+//!
+//! # Guarantees
+//!
+//! 1. Blocks are applied in order, each as a whole: a snapshot sees all of block `n` or none of it. Once block `n` is
+//!    visible, every snapshot taken later sees it.
 //! 2. A snapshot at height `h` returns for each key the newest version written by a block below `h`.
-//! 3. What [`WorldState::persist`] has returned from survives a crash; what came after it is re-applied from the ledger,
-//!    starting at [`WorldState::savepoint`]. The caller stores a block durably before it applies it.
+//! 3. A block that [`WorldState::persist`] covered when it returned survives a crash. After a crash the caller
+//!    re-applies the later blocks from the ledger, starting at [`WorldState::savepoint`]; for this it stores each
+//!    block durably before it applies it.
 //!
-//! The ledger of blocks, conflict checks and read-write sets are the chain's.
+//! # What it needs around it
+//!
+//! * `chain` takes snapshots to endorse and to check conflicts, applies the blocks that it has stored, and decides
+//!   when to persist. It is responsible for the ledger of blocks, conflict checks and read-write sets. It also decides
+//!   when another compute node becomes the primary.
+//! * `storage` provides the tables of [`Monolithic`], and the storage node that materialises rows for
+//!   [`Disaggregated`].
+//! * `pool` provides the address space of [`Disaggregated`] on the donors' memory, and fences an older primary there.
+//! * `node` chooses the peer form, and provides links, memory and storage.
+#![deny(missing_docs)]
 
 mod cache;
 mod delta;
@@ -23,9 +68,9 @@ pub mod fuzz;
 mod monolithic;
 mod update;
 
-pub use disaggregated::{Disaggregated, DisaggregatedSettings, Reader, Usage};
+pub use disaggregated::{Disaggregated, DisaggregatedConfig, Follower, StateUsage};
 pub use error::Error;
-pub use monolithic::{Monolithic, Settings};
+pub use monolithic::{Monolithic, MonolithicConfig};
 pub use update::{Update, UpdateBatch};
 
 use std::future::Future;
@@ -37,24 +82,29 @@ use base::{Bytes, Version};
 /// A value together with the transaction that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versioned {
+    /// The value. A key that was deleted has none, and no `Versioned`.
     pub value: Bytes,
+    /// The transaction that wrote the value.
     pub version: Version,
 }
 
 /// One entry of a range: key, value, version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StateEntry {
+    /// The key, without its namespace.
     pub key: Arc<str>,
+    /// The value and its version.
     pub versioned: Versioned,
 }
 
-/// Keys and values of one page of a range, in bytes, at which it ends.
+/// Bytes of keys and values at which a page of a range ends.
 pub const RANGE_BYTES_SOFT_MAX: usize = 4 << 20;
 
 /// Some entries of a range, in byte order of keys.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RangePage {
-    pub entries: Vec<Entry>,
+    /// The live entries, in byte order of keys.
+    pub entries: Vec<StateEntry>,
     /// Whether a live entry follows the last one; never true of a page without entries.
     pub more: bool,
 }
@@ -62,12 +112,13 @@ pub struct RangePage {
 /// Keys and versions of some entries of a range, in byte order of keys.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct VersionPage {
+    /// The keys of live entries, in byte order, each with its version.
     pub entries: Vec<(Arc<str>, Version)>,
     /// Whether a live entry follows the last one; never true of a page without entries.
     pub more: bool,
 }
 
-/// Ends once a block is durable, or cannot be.
+/// Completes once a block is durable, or with the error if it cannot be.
 pub type Durable<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'a>>;
 
 /// The world state of one peer in one channel.
@@ -81,40 +132,45 @@ pub trait WorldState: Send + Sync + 'static {
 
     /// Applies block `number` as one batch. On return every later snapshot sees it; it is not yet durable here.
     ///
-    /// Values may be parts of the block they came in: a state that holds one for longer holds a copy.
+    /// Values may be slices of the block they came in: a state that keeps one for longer copies it.
     ///
-    /// Not cancellation safe: drive it to its end.
+    /// Not cancellation safe: poll it to completion.
     ///
     /// # Errors
     /// [`Error::OutOfOrder`] unless `number` equals [`WorldState::height`]; storage errors otherwise.
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error>;
 
-    /// Applies block `number` while it becomes durable: what nobody sees is done meanwhile, the rest once `durable` has ended well.
-    /// `durable` must not wait for this state, whose savepoint may have to wait for the block.
+    /// Applies block `number` while it becomes durable: does the invisible part meanwhile, the rest once `durable` has
+    /// succeeded. `durable` must not wait for this state, whose savepoint may have to wait for the block.
     ///
-    /// Not cancellation safe: drive it to its end.
+    /// Not cancellation safe: poll it to completion.
     ///
     /// # Errors
-    /// Those of [`WorldState::apply`], and what `durable` ended with: then the block is not applied, and may be given again.
+    /// Those of [`WorldState::apply`], and the error of `durable`: then the block is not applied, and may be given
+    /// again.
     async fn apply_when(&self, number: u64, batch: UpdateBatch, durable: Durable<'_>) -> Result<(), Error> {
         durable.await?;
         self.apply(number, batch).await
     }
 
-    /// Whether so much waits to be persisted that the caller should do that before it applies the next block. Apply itself
-    /// never waits for the disk, so that a full one is waited out in one place.
+    /// Whether the caller should persist before it applies the next block, because too much is unpersisted. Apply
+    /// itself never waits for the disk, so that a full disk is waited for in one place.
     fn wants_persist(&self) -> bool {
         false
     }
 
-    /// How many other compute nodes of the peer follow this one.
-    fn readers(&self) -> usize {
+    /// The number of other compute nodes of the peer that follow this one.
+    fn followers(&self) -> usize {
         0
     }
 
-    /// Room for a piece of work at another compute node of the peer that is at most so busy, in percent, and that `trusts`
-    /// takes by its name ([`disaggregated::readers::work`]).
-    fn place_work(&self, _load_max: u8, _trusts: &dyn Fn(&str) -> bool) -> Option<disaggregated::readers::Place> {
+    /// A work permit at a follower whose load is at most `load_max` percent, and whose name `trusts` accepts
+    /// ([`disaggregated::followers::work`]).
+    fn work_permit(
+        &self,
+        _load_max: u8,
+        _trusts: &dyn Fn(&str) -> bool,
+    ) -> Option<disaggregated::followers::WorkPermit> {
         None
     }
 
@@ -134,7 +190,7 @@ pub trait Snapshot: Send + Sync {
     /// Number of blocks this snapshot sees.
     fn height(&self) -> u64;
 
-    /// The live value of `key`, or `None` where it was never written or was deleted.
+    /// The live value of `key`, or `None` if it was never written or was deleted.
     async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error>;
 
     /// The version of `key` alone: what a conflict check needs.
@@ -151,12 +207,12 @@ pub trait Snapshot: Send + Sync {
 
     /// At most `limit` live entries with `start <= key < end` in byte order of keys; an empty `end` means no upper bound.
     ///
-    /// A page also ends once its keys and values have [`RANGE_BYTES_SOFT_MAX`] bytes; one entry may pass that. Where a page
-    /// ends depends on the entries alone, so that it is the same at all peers.
+    /// A page also ends once its keys and values have [`RANGE_BYTES_SOFT_MAX`] bytes; one entry may exceed that. Where
+    /// a page ends depends only on the entries, so it ends at the same entry on all peers.
     async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, Error>;
 
-    /// [`Snapshot::range`] without the values: what a conflict check needs. Where a page ends short of `limit` is the
-    /// implementation's business.
+    /// [`Snapshot::range`] without the values: what a conflict check needs. If a page ends short of `limit`, the
+    /// implementation decides where.
     async fn range_versions(
         &self,
         namespace: &str,

@@ -1,27 +1,29 @@
 //! The world state in the storage engine of its own process.
 //!
-//! Three places hold it, and a reader asks them in this order:
+//! The state is held in three structures, which a reader asks in this order:
 //! - the **delta**: every version that a block after the savepoint wrote;
 //! - the **cache**: the newest version in the tables of recently used keys;
 //! - the **tables**: everything up to the savepoint, and older versions while a reader may need them.
 //!
-//! Apply of block `n`: 1. add its writes to the delta under the write lock; 2. raise the height to `n + 1` and publish a
-//! new view, which later snapshots share.
+//! Apply of block `n`:
+//! 1. add its writes to the delta under the write lock;
+//! 2. raise the height to `n + 1` and publish a new view, which later snapshots share.
 //!
 //! Persist to a savepoint `s`, the current height, with `f` the height of the oldest live view:
-//! 1. take from the delta the newest write of each key below `s`, and the newest below `f`;
+//! 1. collect from the delta, for each key, the newest write below `s` and the newest write below `f`;
 //! 2. write both to the tables together with the savepoint, and wait until they are durable;
-//! 3. replace the newest in the cache;
-//! 4. forget in the delta what lies below `f`;
+//! 3. replace the newest versions in the cache;
+//! 4. drop from the delta the versions below `f`;
 //! 5. let the tables drop versions that no live view can see.
 //!
 //! Invariants:
-//! 1. A version leaves the delta only once no live view is below `f`, and every version that a view at `f` or above can
-//!    see is in the delta or in the tables. So a reader that asks the delta first and the tables second finds it.
-//! 2. The cache never holds a version that the tables do not.
-//! 3. A view too far behind to be kept is fenced: its reads end in [`Error::TooOld`] rather than in a wrong value.
+//! 1. A version leaves the delta only once no live view is below `f`, and every version that a view at `f` or above
+//!    can see is in the delta or in the tables. So a reader that asks the delta first and the tables second finds it.
+//! 2. Every version in the cache is also in the tables.
+//! 3. A view that lags too far behind is fenced: its reads fail with [`Error::TooOld`] rather than return a wrong
+//!    value.
 //!
-//! This form is the baseline of measurements and the oracle of tests for the disaggregated one.
+//! The monolithic form is the baseline of measurements, and the oracle for tests of the disaggregated form.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -32,70 +34,70 @@ use std::time::Duration;
 use base::{BlockNumber, Bytes, Version};
 use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
 
-use crate::cache::Cache;
-use crate::delta::{Delta, Newest};
+use crate::cache::RecordCache;
+use crate::delta::{Delta, NewestWrite};
 use crate::{
-    Entry, Error, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, Update, UpdateBatch, VersionPage, Versioned, WorldState,
-    digest, events,
+    Error, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, StateEntry, Update, UpdateBatch, VersionPage, Versioned,
+    WorldState, digest, events,
 };
 
 /// Limits of one peer's state in one channel.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct MonolithicConfig {
     /// Bytes of clean records kept in memory.
     pub cache_bytes: usize,
-    /// Bytes of unpersisted writes above which [`WorldState::wants_persist`] says so.
+    /// Bytes of unpersisted writes above which [`WorldState::wants_persist`] returns true.
     pub delta_bytes_max: usize,
     /// Blocks that a view may lag behind the savepoint before it is fenced.
     pub view_lag_blocks_max: u64,
 }
 
-impl Default for Settings {
+impl Default for MonolithicConfig {
     fn default() -> Self {
-        Settings { cache_bytes: 64 << 20, delta_bytes_max: 128 << 20, view_lag_blocks_max: 1024 }
+        MonolithicConfig { cache_bytes: 64 << 20, delta_bytes_max: 128 << 20, view_lag_blocks_max: 1024 }
     }
 }
 
 /// [`WorldState`] over [`Tables`] in this process.
 pub struct Monolithic {
-    inner: Arc<Inner>,
-    current: RwLock<Arc<View>>,
+    inner: Arc<MonolithicCore>,
+    current: RwLock<Arc<MonolithicView>>,
     persisting: base::rt::sync::Mutex<()>,
 }
 
-struct Inner {
+struct MonolithicCore {
     tables: Arc<dyn Tables>,
     delta: RwLock<Delta>,
-    cache: Mutex<Cache>,
+    cache: Mutex<RecordCache>,
     height: AtomicU64,
     /// The height and the header hash of the last block applied.
     newest: Mutex<(u64, [u8; 32])>,
     /// Views below this height are fenced.
     admitted: AtomicU64,
-    views: Mutex<VecDeque<(u64, Weak<View>)>>,
-    settings: Settings,
+    views: Mutex<VecDeque<(u64, Weak<MonolithicView>)>>,
+    settings: MonolithicConfig,
 }
 
-/// What a persist has written.
-struct Written {
+/// The result of writing a savepoint.
+struct PersistedDelta {
     /// No live view is below this height, and no later one will be.
     floor: u64,
-    newest: Vec<Newest>,
+    newest: Vec<NewestWrite>,
 }
 
 /// A block boundary that at least one reader may be looking at.
-struct View {
-    inner: Arc<Inner>,
+struct MonolithicView {
+    inner: Arc<MonolithicCore>,
     height: u64,
 }
 
 impl Monolithic {
     /// Opens the state over tables that hold everything up to their savepoint.
-    pub fn open(tables: Arc<dyn Tables>, settings: Settings) -> Monolithic {
+    pub fn open(tables: Arc<dyn Tables>, settings: MonolithicConfig) -> Monolithic {
         let Savepoint { height, block_hash, .. } = tables.savepoint();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(MonolithicCore {
             delta: RwLock::default(),
-            cache: Mutex::new(Cache::new(settings.cache_bytes)),
+            cache: Mutex::new(RecordCache::new(settings.cache_bytes)),
             height: AtomicU64::new(height),
             newest: Mutex::new((height, block_hash)),
             admitted: AtomicU64::new(height),
@@ -149,7 +151,7 @@ impl WorldState for Monolithic {
             self.inner.tables.persist().await?;
             hold_up("state.persist.durable").await;
             let inner = self.inner.clone();
-            base::rt::blocking(move || inner.settle(written)).await?;
+            base::rt::blocking(move || inner.finish_persist(written)).await?;
         }
         Ok(target)
     }
@@ -164,26 +166,26 @@ impl WorldState for Monolithic {
     }
 }
 
-/// How long a step that a simulation holds up waits.
-const HELD_UP: Duration = Duration::from_millis(100);
+/// How long a step waits that a simulation delays.
+const HOLD_UP_TIME: Duration = Duration::from_millis(100);
 
 /// A named fault point: in a simulation a step may wait here, so that crashes and reads fall between two steps.
 async fn hold_up(name: &'static str) {
     if base::rt::fault_point(name) {
-        base::rt::sleep(HELD_UP).await;
+        base::rt::sleep(HOLD_UP_TIME).await;
     }
 }
 
-/// Blocks that a view may lag behind the savepoint while more waits to be persisted than should.
+/// Blocks that a view may lag behind the savepoint while the delta is crowded.
 const CROWDED_LAG_BLOCKS_MAX: u64 = 16;
 
-/// Rows that one persist lets the tables examine for versions that nobody can see any more.
+/// Rows that one persist lets the tables examine for versions that no view can see any more.
 const PRUNE_ROWS_MAX: usize = 65_536;
 
-impl Inner {
+impl MonolithicCore {
     /// Makes `height` the boundary that new snapshots see.
-    fn publish(self: &Arc<Self>, height: u64) -> Arc<View> {
-        let view = Arc::new(View { inner: self.clone(), height });
+    fn publish(self: &Arc<Self>, height: u64) -> Arc<MonolithicView> {
+        let view = Arc::new(MonolithicView { inner: self.clone(), height });
         self.views.lock().expect("no holder panics").push_back((height, Arc::downgrade(&view)));
         view
     }
@@ -203,8 +205,8 @@ impl Inner {
     }
 
     /// Steps 1 and 2 of persist, short of the wait for the disk.
-    fn write_savepoint(&self, (target, block_hash): (u64, [u8; 32])) -> Result<Written, Error> {
-        // While the delta is crowded, no view but the newest ones may keep it so.
+    fn write_savepoint(&self, (target, block_hash): (u64, [u8; 32])) -> Result<PersistedDelta, Error> {
+        // While the delta is crowded, only the newest views may keep it so.
         let lag_max = if self.is_crowded() { CROWDED_LAG_BLOCKS_MAX } else { u64::MAX };
         let lag = target.saturating_sub(lag_max.min(self.settings.view_lag_blocks_max));
         self.admitted.fetch_max(lag, Ordering::AcqRel);
@@ -214,21 +216,21 @@ impl Inner {
             let seen = if floor < target { delta.newest_below(floor) } else { Vec::new() };
             (delta.newest_below(target), seen)
         };
-        // There are no reigns here: it goes on under the last that wrote these tables.
+        // A local store has no epochs: keep the last one written to the tables.
         let savepoint = Savepoint { height: target, epoch: self.tables.savepoint().epoch, block_hash };
         let mut batch = RowBatch::new(savepoint);
-        for Newest { namespace, key, value, version } in newest.iter().chain(&seen) {
+        for NewestWrite { namespace, key, value, version } in newest.iter().chain(&seen) {
             batch.put(namespace, key.as_bytes(), *version, value.clone())?;
         }
         self.tables.write(batch)?;
-        Ok(Written { floor, newest })
+        Ok(PersistedDelta { floor, newest })
     }
 
     /// Steps 3 to 5 of persist.
-    fn settle(&self, Written { floor, newest }: Written) -> Result<(), Error> {
+    fn finish_persist(&self, PersistedDelta { floor, newest }: PersistedDelta) -> Result<(), Error> {
         {
             let mut cache = self.cache.lock().expect("no holder panics");
-            for Newest { namespace, key, value, version } in newest {
+            for NewestWrite { namespace, key, value, version } in newest {
                 let record = value.map(|value| Versioned { value, version });
                 cache.replace(&namespace, &key, record);
             }
@@ -249,34 +251,35 @@ impl Inner {
     }
 }
 
-impl View {
+impl MonolithicView {
     /// The newest block that this view sees; `None` before the first.
     fn through(&self) -> Option<BlockNumber> {
         self.height.checked_sub(1).map(BlockNumber)
     }
 
-    /// Refuses a view whose versions may already be gone. Called after a read, which is then known to have been whole.
+    /// Rejects a view whose versions may already be gone. Called after a read, to confirm that the read was complete.
     fn admitted(&self) -> Result<(), Error> {
         match self.inner.admitted.load(Ordering::Acquire) > self.height {
             true => {
-                events::ViewsRefused.add(1);
+                events::ViewsRejected.add(1);
                 Err(Error::TooOld { height: self.height })
             }
             false => Ok(()),
         }
     }
 
-    /// Shows `visit` the live entries of a range in key order: `limit` and one more, to know whether more follow.
+    /// Passes the live entries of a range to `visit` in key order: `limit` and one more, to know whether more follow.
     fn scan(
         &self,
         namespace: &str,
         start: &str,
         end: &str,
         limit: usize,
-        visit: impl FnMut(Entry) -> ControlFlow<()>,
+        visit: impl FnMut(StateEntry) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let wanted = limit.saturating_add(1);
-        // The delta is copied before the tables are read: what leaves the delta meanwhile is in the tables by then.
+        // The delta is copied before the tables are read: a version that leaves the delta meanwhile is in the tables by
+        // then.
         let delta: Vec<(Arc<str>, Update)> = {
             let delta = self.inner.delta.read().expect("no writer panics");
             let writes = delta.range(namespace, start, end, self.height);
@@ -293,7 +296,7 @@ impl View {
         merge(delta, TableRange::new(self, namespace, start, end, wanted), visit)
     }
 
-    /// What the delta and the cache know of a key: `None` means that the tables have to be asked.
+    /// The answer of the delta and the cache for a key: `None` means that the tables must be read.
     fn in_memory(&self, namespace: &str, key: &str) -> Option<Option<Versioned>> {
         let delta = self.inner.delta.read().expect("no writer panics");
         if let Some(update) = delta.get(namespace, key, self.height) {
@@ -314,11 +317,11 @@ impl View {
         })
     }
 
-    /// Asks the tables, and remembers the answer where it is the newest that they hold.
-    fn ask_tables(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+    /// Reads the tables, and caches the result if it is the newest that they hold.
+    fn read_tables(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
         let Some(through) = self.through() else { return Ok(None) };
         events::CacheMisses.add(1);
-        let ticket = self.inner.cache.lock().expect("no holder panics").ticket();
+        let ticket = self.inner.cache.lock().expect("no holder panics").token();
         let current = self.height >= self.inner.tables.savepoint().height;
         let row = self.inner.tables.get(namespace, key.as_bytes(), through)?;
         let record = row.and_then(|row| Some(Versioned { value: row.value?, version: row.version }));
@@ -334,7 +337,7 @@ impl View {
 }
 
 #[async_trait::async_trait]
-impl Snapshot for View {
+impl Snapshot for MonolithicView {
     fn height(&self) -> u64 {
         self.height
     }
@@ -342,7 +345,7 @@ impl Snapshot for View {
     async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
         let found = match self.in_memory(namespace, key) {
             Some(found) => found,
-            None => self.ask_tables(namespace, key)?,
+            None => self.read_tables(namespace, key)?,
         };
         self.admitted().map(|()| found)
     }
@@ -356,7 +359,7 @@ impl Snapshot for View {
         for (namespace, key) in keys {
             let found = match self.in_memory(namespace, key) {
                 Some(found) => found,
-                None => self.ask_tables(namespace, key)?,
+                None => self.read_tables(namespace, key)?,
             };
             versions.push(found.map(|record| record.version));
         }
@@ -386,7 +389,7 @@ impl Snapshot for View {
         limit: usize,
     ) -> Result<VersionPage, Error> {
         let mut page = VersionPage::default();
-        self.scan(namespace, start, end, limit, |Entry { key, versioned }| {
+        self.scan(namespace, start, end, limit, |StateEntry { key, versioned }| {
             if page.entries.len() >= limit {
                 page.more = !page.entries.is_empty();
                 return ControlFlow::Break(());
@@ -400,7 +403,7 @@ impl Snapshot for View {
 
 /// Live rows of the tables in key order, read page by page.
 struct TableRange<'a> {
-    view: &'a View,
+    view: &'a MonolithicView,
     namespace: &'a str,
     end: &'a str,
     page: std::vec::IntoIter<RangeEntry>,
@@ -409,18 +412,18 @@ struct TableRange<'a> {
 }
 
 impl<'a> TableRange<'a> {
-    fn new(view: &'a View, namespace: &'a str, start: &'a str, end: &'a str, limit: usize) -> Self {
+    fn new(view: &'a MonolithicView, namespace: &'a str, start: &'a str, end: &'a str, limit: usize) -> Self {
         let next = Some(Bytes::copy_from_slice(start.as_bytes()));
         let page_entries = limit.clamp(1, digest::PAGE_ENTRIES);
         TableRange { view, namespace, end, page: Vec::new().into_iter(), next, page_entries }
     }
 
-    fn next(&mut self) -> Result<Option<Entry>, Error> {
+    fn next(&mut self) -> Result<Option<StateEntry>, Error> {
         loop {
             if let Some(RangeEntry { key, value, version }) = self.page.next() {
                 let key =
                     std::str::from_utf8(&key).map_err(|_| Error::KeyNotText { namespace: self.namespace.into() })?;
-                return Ok(Some(Entry { key: key.into(), versioned: Versioned { value, version } }));
+                return Ok(Some(StateEntry { key: key.into(), versioned: Versioned { value, version } }));
             }
             let (Some(start), Some(through)) = (self.next.take(), self.view.through()) else { return Ok(None) };
             let tables = &self.view.inner.tables;
@@ -431,12 +434,12 @@ impl<'a> TableRange<'a> {
     }
 }
 
-/// Shows `visit` the live entries of both in key order, until it breaks off; a write of the delta hides the row of the
+/// Passes the live entries of both to `visit` in key order, until it breaks; a write of the delta hides the row of the
 /// same key.
 fn merge(
     delta: Vec<(Arc<str>, Update)>,
     mut tables: TableRange<'_>,
-    mut visit: impl FnMut(Entry) -> ControlFlow<()>,
+    mut visit: impl FnMut(StateEntry) -> ControlFlow<()>,
 ) -> Result<(), Error> {
     let mut delta = delta.into_iter().peekable();
     let mut row = tables.next()?;
@@ -450,7 +453,7 @@ fn merge(
         let stored = if order.is_ge() { row.take() } else { None };
         let entry = if order.is_le() {
             let (key, update) = delta.next().expect("a write was compared");
-            update.value.map(|value| Entry { key, versioned: Versioned { value, version: update.version } })
+            update.value.map(|value| StateEntry { key, versioned: Versioned { value, version: update.version } })
         } else {
             stored
         };

@@ -1,4 +1,4 @@
-//! What one block changes, in the order of keys.
+//! The changes of one block, in key order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,9 @@ use base::{Bytes, Version};
 /// The last write of one block to one key: `None` deletes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
+    /// The new value; `None` if the key is deleted.
     pub value: Option<Bytes>,
+    /// The transaction that made the write.
     pub version: Version,
 }
 
@@ -21,12 +23,12 @@ pub struct UpdateBatch {
 }
 
 impl UpdateBatch {
-    /// Says which block writes it, by the hash of its header, so that a savepoint can name it.
+    /// Sets the header hash of the block that the batch belongs to, so that a savepoint can name the block.
     pub fn set_block_hash(&mut self, hash: [u8; 32]) {
         self.block_hash = hash;
     }
 
-    /// The header hash of the block; zero where it was not said.
+    /// The header hash of the block; zero if it was not set.
     pub fn block_hash(&self) -> [u8; 32] {
         self.block_hash
     }
@@ -73,10 +75,12 @@ impl UpdateBatch {
         self.namespaces
     }
 
+    /// Number of keys that the batch writes, over all namespaces.
     pub fn len(&self) -> usize {
         self.count
     }
 
+    /// Whether the block changes no key.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

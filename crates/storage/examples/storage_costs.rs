@@ -1,9 +1,10 @@
-//! What storage costs in processor time, against the floors of copying and checksumming the same bytes.
+//! The processor time of storage, compared with the floors of copying and checksumming the same bytes.
 //!
-//! `cargo run --release -p heddle-storage --example storage_costs [-- rows]` with the number of 100-byte rows (200,000 unless
-//! given; a tenth of it for 10 KB rows). Times are processor microseconds of the whole process, the engine's merging
-//! threads included, except where a row says "caller": that is the calling thread alone. They belong to a machine;
-//! what carries over is the ratio to the floors in the first table.
+//! `cargo run --release -p heddle-storage --example storage_costs [-- rows]`, where `rows` is the number of 100-byte rows
+//! (200,000 by default; a tenth of it for 10 KB rows). Times are processor microseconds. Appends, syncs and puts "with
+//! flushing and merging" count the whole process, including the engine's merging threads; all other times, such as those of
+//! reads and of rows that say "caller", count the calling thread alone. A time that says "elapsed" is wall-clock time. The
+//! times depend on the machine; their ratio to the floors in the first table does not.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -14,8 +15,8 @@ use base::rt::disk::Directory;
 use base::rt::{self, production};
 use base::{BlockNumber, Bytes, Epoch, TxId, Version};
 use storage::GroupSync;
-use storage::blocks::{BlockOptions, BlockStore, NO_PREVIOUS, NewBlock};
-use storage::tables::{FjallEngine, FjallOptions, RowBatch, Savepoint, Tables, TablesEngine};
+use storage::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
+use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, Tables, TablesEngine};
 
 const ROWS_PER_BLOCK: u64 = 500;
 const BLOCKS_PER_PERSIST: u64 = 16;
@@ -38,7 +39,7 @@ fn main() {
     });
 }
 
-/// Processor time of all threads of the process, living ones that is.
+/// Processor time of all living threads of the process.
 fn process_nanos() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
     tasks.filter_map(|task| nanos_of(&task.ok()?.path())).sum()
@@ -91,8 +92,9 @@ async fn blocks(path: &Path) {
     const BLOCKS: u64 = 100;
     println!("blocks of {TRANSACTIONS} transactions of 3,500 B");
     let directory = Directory::open(path).await.expect("the directory opens");
-    let (store, _) =
-        BlockStore::open(directory.clone(), GroupSync::new(), BlockOptions::default()).await.expect("the store opens");
+    let (store, _) = BlockStore::open(directory.clone(), GroupSync::new(), BlockStoreConfig::default())
+        .await
+        .expect("the store opens");
     let payload = Bytes::from(vec![5u8; TRANSACTIONS as usize * 3_500]);
     let ids: Vec<Vec<(TxId, u8)>> = (0..BLOCKS)
         .map(|block| (0..TRANSACTIONS).map(|index| (transaction(block * TRANSACTIONS + index), 0)).collect())
@@ -142,7 +144,7 @@ async fn blocks(path: &Path) {
     drop(store);
     let wall = rt::now();
     let (store, report) =
-        BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.expect("the store opens");
+        BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default()).await.expect("the store opens");
     println!("  {:<44} {:>9.3} ms", format!("open, {} segments", report.segments), wall.elapsed().as_secs_f64() * 1e3);
     assert_eq!(store.height(), BLOCKS);
 }
@@ -159,8 +161,8 @@ fn draw(state: &mut u64, bound: u64) -> u64 {
     *state % bound
 }
 
-async fn settle(engine_path: &Path) {
-    // Merging has come to rest when the directory stops changing.
+async fn wait_until_idle(engine_path: &Path) {
+    // Merging is finished when the directory stops changing.
     let mut last = 0;
     for _ in 0..100 {
         rt::sleep(Duration::from_millis(300)).await;
@@ -172,7 +174,7 @@ async fn settle(engine_path: &Path) {
     }
 }
 
-/// Writes `count` rows in blocks, beginning with block `first`; persists now and then. Gives the next block.
+/// Writes `count` rows in blocks, beginning with block `first`; persists now and then. Returns the next block.
 async fn write(tables: &Arc<dyn Tables>, first: u64, count: u64, mut row: impl FnMut(u64) -> (Vec<u8>, Bytes)) -> u64 {
     let mut block = first;
     let mut written = 0;
@@ -198,7 +200,7 @@ async fn write(tables: &Arc<dyn Tables>, first: u64, count: u64, mut row: impl F
 
 async fn tables(label: &str, path: &Path, value_bytes: usize, rows: u64, separate: Option<u32>) {
     println!("tables, {rows} rows of {label}");
-    let options = FjallOptions { separate_value_bytes: separate, ..FjallOptions::default() };
+    let options = FjallConfig { separate_value_bytes: separate, ..FjallConfig::default() };
     let engine = FjallEngine::open(path, options.clone()).await.expect("the engine opens");
     let opened = engine.tables("channel").await.expect("the tables open");
     let value = |seed: u64| {
@@ -216,16 +218,16 @@ async fn tables(label: &str, path: &Path, value_bytes: usize, rows: u64, separat
         })
         .await;
         report(&format!("{what}, caller"), rows, caller, thread_nanos());
-        settle(path).await;
+        wait_until_idle(path).await;
         report(&format!("{what}, with flushing and merging"), rows, start, process_nanos());
     }
     drop((opened, engine));
     for (what, hint_bytes) in [("with hints", 64 << 20), ("without hints", 0)] {
-        let options = FjallOptions { hint_bytes, ..options.clone() };
+        let options = FjallConfig { hint_bytes, ..options.clone() };
         let engine = FjallEngine::open(path, options).await.expect("the engine opens");
         let tables = engine.tables("channel").await.expect("the tables open");
         let through = BlockNumber(tables.savepoint().height - 1);
-        settle(path).await;
+        wait_until_idle(path).await;
         let reads = 100_000.min(rows * 2);
         for pass in ["first pass", "again"] {
             let mut state = 5;

@@ -2,11 +2,11 @@
 //!
 //! 1. A file `LOCK` is locked for as long as the process lives, so that no two processes write one directory.
 //! 2. A file `VERSION` holds one line, `heddle 1`: the name and the number of the format of everything below.
-//! 3. A directory that is new or empty becomes one of this version; one with another version, or with other content and
-//!    no version, is refused before anything in it is touched.
+//! 3. A directory that is new or empty becomes a directory of this version. A directory with another version, or with other
+//!    content and no version, is refused before anything in it is touched.
 //!
-//! The number is raised by a change that older programs would misread; each format below also carries its own version.
-//! What lies in the directory is left to its users.
+//! A change that older programs would misread raises the number; each format below also carries its own version. The modules
+//! that use the directory define its contents.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::Error;
 
 /// The version of the directory's format that this program reads and writes.
 pub const VERSION: u32 = 1;
-/// The longest version file that is looked at.
+/// The longest version file that is read.
 const VERSION_BYTES_MAX: usize = 256;
 
 const VERSION_FILE: &str = "VERSION";
@@ -31,18 +31,18 @@ pub struct DataDirectory {
 }
 
 impl DataDirectory {
-    /// Opens a data directory, creating it where it is missing. Durable on return.
+    /// Opens a data directory, and creates it if it does not exist. Durable on return.
     ///
     /// # Errors
-    /// [`Error::Locked`] when another process uses it; [`Error::Version`] when its format is not this program's;
-    /// errors of the operating system.
+    /// [`Error::Locked`] if another process uses it; [`Error::Version`] if its format is not this program's; errors of the
+    /// operating system.
     pub async fn open(path: impl AsRef<Path>) -> Result<DataDirectory, Error> {
         let path = path.as_ref();
         let directory = Directory::open(path).await.map_err(|error| Error::io("opening", path, error))?;
         DataDirectory::lock(directory).await
     }
 
-    /// As [`DataDirectory::open`], on a directory that is open.
+    /// As [`DataDirectory::open`], for a directory that is already open.
     ///
     /// # Errors
     /// As [`DataDirectory::open`].
@@ -53,7 +53,7 @@ impl DataDirectory {
             move |error| Error::io(doing, &path, error)
         };
         let names = directory.list().map_err(io("listing"))?;
-        // Looked at before the lock file is made, so that a directory of another program is left as it was.
+        // Checked before the lock file is created, so that a directory of another program stays unchanged.
         let is_new = !names.iter().any(|name| name == VERSION_FILE);
         if is_new && names.iter().any(|name| name != LOCK_FILE && name != VERSION_FILE_NEW) {
             return Err(Error::Version {
@@ -87,7 +87,7 @@ impl DataDirectory {
         &self.directory
     }
 
-    /// A directory within it, created durably where it is missing.
+    /// A directory within it, created durably if it does not exist.
     ///
     /// # Errors
     /// Errors of the operating system.

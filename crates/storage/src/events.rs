@@ -1,4 +1,4 @@
-//! What storage counts.
+//! Events of storage: counts and times.
 
 base::events! {
     /// Blocks appended to block stores.
@@ -7,8 +7,8 @@ base::events! {
     counter BlockBytesAppended("heddle_storage_block_bytes_appended_total");
     /// Segments of block stores that were sealed.
     counter SegmentsSealed("heddle_storage_segments_sealed_total");
-    /// Incomplete last records that were cut off when a block store was opened.
-    counter TornTailsCut("heddle_storage_torn_tails_cut_total");
+    /// Incomplete last records that were removed when a block store was opened.
+    counter TornTailsTruncated("heddle_storage_torn_tails_truncated_total");
     /// Damaged structures found, at opening or at reading.
     counter CorruptionsFound("heddle_storage_corruptions_found_total");
     /// Requests to make a file durable.
@@ -29,23 +29,24 @@ base::events! {
     counter HintMisses("heddle_storage_hint_misses_total");
     /// Time to make written rows and their savepoint durable.
     histogram PersistTime("heddle_storage_persist_seconds", seconds);
-    /// Newer primaries that storage nodes let in.
-    counter EpochsBegun("heddle_storage_node_epochs_begun_total");
+    /// Newer primaries that storage nodes admitted.
+    counter EpochsStarted("heddle_storage_node_epochs_started_total");
     /// Writes of older primaries that storage nodes refused.
     counter WritesFenced("heddle_storage_node_writes_fenced_total");
-    /// Times that appends waited for the savepoint of a storage node.
+    /// Times that appends waited because the savepoint of a storage node was too far behind.
     counter AppendsHeldBack("heddle_storage_node_appends_held_back_total");
-    /// Blocks that storage nodes made into rows.
+    /// Blocks that storage nodes materialised.
     counter BlocksMaterialized("heddle_storage_node_blocks_materialized_total");
-    /// Time to make blocks into rows, and those durable.
+    /// Time to materialise blocks durably.
     histogram MaterializeTime("heddle_storage_node_materialize_seconds", seconds);
     /// Links that clients opened to storage nodes.
     counter NodeLinksOpened("heddle_storage_node_client_links_total");
     /// Blocks that clients sent to storage nodes again after a lost link.
     counter BlocksResent("heddle_storage_node_client_blocks_resent_total");
-    /// Links over which a storage node had fewer rows than it had said are durable.
+    /// Links on which a storage node had fewer rows than it had reported durable.
     counter RowsLost("heddle_storage_node_client_rows_lost_total");
-    /// Notes of how far a channel has come that could not be written: an older copy of the data may pass for the newest then.
+    /// Watermarks of channels that could not be written: until a later one is written, an older copy of the data may pass
+    /// for the newest.
     counter WatermarksMissed("heddle_storage_watermarks_missed_total");
     /// Blocks whose keys were entered into the history of a channel.
     counter BlocksIndexed("heddle_storage_history_blocks_total");

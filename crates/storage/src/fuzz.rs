@@ -1,22 +1,22 @@
-//! Harnesses of what disks and other processes hold; see [`base::fuzz`].
+//! Fuzz harnesses for bytes from disks and other processes; see [`base::fuzz`].
 
 use base::Epoch;
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
 use crate::Watermark;
 use crate::node::epoch;
 
 /// The targets of this crate.
-pub fn targets() -> Vec<Target> {
+pub fn targets() -> Vec<FuzzTarget> {
     [TARGETS, crate::blocks::fuzz::TARGETS, crate::node::fuzz::TARGETS, crate::tables::fuzz::TARGETS].concat()
 }
 
-const TARGETS: &[Target] = &[
-    Target { name: "storage-epoch", shape: Shape::Bytes, run: epochs, seeds },
-    Target { name: "storage-watermarks", shape: Shape::Bytes, run: watermarks, seeds: watermark_seeds },
+const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "storage-epoch", shape: InputShape::Bytes, run: epochs, seeds },
+    FuzzTarget { name: "storage-watermarks", shape: InputShape::Bytes, run: watermarks, seeds: watermark_seeds },
 ];
 
-/// The bytes as they are, and with the checksum put right that their last eight are.
+/// The bytes unchanged, and with their last eight replaced by the correct checksum.
 pub(crate) fn with_sealed(input: &[u8]) -> Vec<Vec<u8>> {
     let mut sealed = input.to_vec();
     if sealed.len() >= 8 {

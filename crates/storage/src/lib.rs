@@ -1,22 +1,80 @@
-//! What a peer and an orderer keep on disk: blocks, world-state tables, and the directory that holds both.
+//! The data that a peer and an orderer keep on disk: blocks, world-state tables, and the directory that holds both.
 //!
-//! * [`blocks`]: the block store. Append-only checksummed segments; appends only at (height, previous hash); what was
-//!   synced is never lost, what is damaged is named and never served.
+//! ```
+//! use base::rt::simulation::Simulation;
+//! use base::{BlockNumber, Bytes, Epoch, TxId, Version};
+//! use storage::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
+//! use storage::tables::{ModelEngine, RowBatch, Savepoint, TablesEngine as _};
+//! use storage::{DataDirectory, Error, GroupSync};
+//!
+//! let run = Simulation::new(1).run(|_| async {
+//!     let data = DataDirectory::open("/data").await?;
+//!     let (directory, config) = (data.subdirectory("blocks").await?, BlockStoreConfig::default());
+//!     let (blocks, _) = BlockStore::open(directory, GroupSync::new(), config).await?;
+//!     let engine = ModelEngine::open(data.subdirectory("tables").await?).await?;
+//!     let tables = engine.tables("trade").await?;
+//!
+//!     // First the block. It is durable when `sync` has returned.
+//!     let block = NewBlock {
+//!         number: BlockNumber(0),
+//!         header_hash: [1; 32],
+//!         previous_hash: NO_PREVIOUS,
+//!         epoch: Epoch(1),
+//!         parts: &[Bytes::from_static(b"an encoded block")],
+//!         transactions: &[(TxId::from("tx"), 0)],
+//!     };
+//!     blocks.append(block).await?;
+//!     assert_eq!(blocks.sync().await?, 1);
+//!
+//!     // Then its rows. The savepoint covers the block when `persist` has returned.
+//!     let mut batch = RowBatch::new(Savepoint { height: 1, epoch: Epoch(1), block_hash: [1; 32] });
+//!     batch.put("cc", b"owner", Version::new(0, 0), Some(Bytes::from_static(b"Ann")))?;
+//!     tables.write(batch)?;
+//!     assert_eq!(tables.persist().await?.height, 1);
+//!
+//!     assert_eq!(blocks.find_transaction(&TxId::from("tx"))?.map(|found| found.block), Some(BlockNumber(0)));
+//!     let row = tables.get("cc", b"owner", BlockNumber(0))?;
+//!     assert_eq!(row.and_then(|row| row.value), Some(Bytes::from_static(b"Ann")));
+//!     Ok::<_, Error>(())
+//! });
+//! run.expect("the run ends").value.expect("no step fails");
+//! ```
+//!
+//! # Modules
+//! * [`blocks`]: the block store. Append-only checksummed segments; appends only at (height, previous hash). A synced block
+//!   is never lost; a damaged one is reported and never served.
 //! * [`tables`]: the rows of the world state, keyed (namespace, key, version descending), on an embedded engine and on a
 //!   deterministic model that passes the same suite.
-//! * [`StateStore`]: what a world state kept elsewhere asks of storage: rows at a block, and blocks made into rows where
-//!   they lie.
-//! * [`History`]: which blocks wrote a key, made from the blocks once somebody asks.
-//! * [`node`]: the storage node, which keeps both for others behind links, and refuses primaries that were replaced.
-//! * [`GroupSync`]: one fsync round for all who wait for the disk.
-//! * [`DataDirectory`]: the version and the lock of a directory of data.
+//! * [`StateStore`]: the interface for a disaggregated world state: rows as of a block, and blocks that storage itself
+//!   materialises.
+//! * [`History`]: an index of the blocks that wrote a key, built from the blocks when a client first asks.
+//! * [`node`]: the storage node, which keeps blocks and tables for compute nodes behind links, and refuses primaries that
+//!   were replaced.
+//! * [`GroupSync`]: one round of fsync for all waiting writers of a disk.
+//! * [`DataDirectory`]: the version and the lock of a data directory.
+//! * [`WatermarkFile`]: a separate record of how far a channel's data has come, which reveals that an older copy was
+//!   restored.
 //!
-//! Order of durability across the two, which is the caller's to keep: a block is synced in the block store before any of
-//! its rows is written to the tables, so that tables are never ahead of blocks after a crash. A savepoint of the tables
-//! covers a block once [`tables::Tables::persist`] has returned, and not before.
+//! # Guarantees
+//! * A block that [`blocks::BlockStore::sync`] has covered is found again after a crash, with the same bytes. Bytes that fail
+//!   their checksum are reported with file and byte ([`Corruption`]), and never served.
+//! * Rows and their savepoint survive a crash together or not at all. A savepoint of the tables covers a block once
+//!   [`tables::Tables::persist`] has returned, and not before.
+//! * A write fails with [`Error::Fenced`] and has no effect if its epoch is older than that of the newest block or of the
+//!   savepoint. At a storage node it also fails if its epoch is older than the newest epoch that has begun.
+//! * At most one process writes a data directory. A directory of another format is refused before anything in it is touched.
 //!
-//! The formats are documented byte by byte in `docs/formats/blocks.md` and `docs/formats/tables.md`. What the bytes of a
-//! block mean, and which rows a block writes, is left to the layers above.
+//! # What it needs around it
+//! * `ledger`, `state`, `chain` and `consensus` call it. It calls `base` for files, links and tasks, and the engine `fjall`.
+//! * The caller must keep the order of durability: it syncs a block in the block store before it writes any of the block's
+//!   rows to the tables, so that tables are never ahead of blocks after a crash.
+//! * The layers above know the meaning of a block's bytes and which rows a block writes: they compute and check hashes and
+//!   signatures, and provide the [`Materializer`].
+//! * The compute nodes of a peer decide which of them is primary; a storage node knows the primary by its epoch.
+//!
+//! `docs/formats/blocks.md` and `docs/formats/tables.md` document the formats byte by byte.
+
+#![deny(missing_docs)]
 
 pub mod blocks;
 pub mod directory;
@@ -40,15 +98,14 @@ pub use watermark::{Watermark, WatermarkFile};
 
 /// The checksum of every format of this crate: XXH3, 64 bits, seed 0.
 ///
-/// It was chosen over CRC32C because it guards records of up to hundreds of megabytes, where 32 bits are few, and
-/// because the engine behind the tables already brings it; both run at memory speed. It finds accidents, not
-/// forgeries: those are found by the hash chain and the signatures of the blocks.
+/// It was chosen over CRC32C because it guards records of up to hundreds of megabytes, for which 32 bits are too few, and
+/// because the engine behind the tables already uses it; both run at memory speed. It detects accidents, not forgeries: the
+/// hash chain and the signatures of the blocks detect those.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// Takes a standard lock whose contents are whole between any two statements, so that a poisoned one is as good as
-/// another.
+/// Locks a standard mutex and ignores poisoning: the contents are consistent between any two statements.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

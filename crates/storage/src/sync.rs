@@ -1,19 +1,21 @@
-//! One round of fsync for all who wait for a disk.
+//! One round of fsync for all waiting writers of a disk.
 //!
-//! An fsync costs a trip to the device whether it carries one block or ten, and on a journaling file system fsyncs of
-//! several files that run at the same time share one commit of the journal. Channels and peers on one disk therefore
-//! share one [`GroupSync`]:
+//! An fsync costs a trip to the device whether it carries one block or ten. On a journaling file system, fsyncs of several
+//! files that run at the same time share one commit of the journal. Channels and peers on one disk therefore share one
+//! [`GroupSync`]:
 //!
 //! 1. A caller registers its file once and calls [`SyncHandle::sync`]; the request joins the set of waiting files.
-//! 2. A task that runs while somebody waits takes the whole set (a round), syncs its files side by side and answers
-//!    every caller whose request was in the set.
-//! 3. Requests that arrive meanwhile form the next round, because their bytes may have been written after the fsync
-//!    of their file began.
+//! 2. A task that runs while any caller waits takes up to [`FILES_PER_ROUND_MAX`] files out of the set (a round), syncs them
+//!    concurrently and answers every caller that waited for one of them.
+//! 3. Requests that arrive meanwhile wait for a later round, because their bytes may have been written after the fsync of
+//!    their file began.
 //!
-//! Invariants: a caller is answered by an fsync that began after it asked; the outcome of a file's fsync goes to exactly
-//! the callers of that file in that round; dropping a caller's future cancels nothing for others.
+//! Invariants:
+//! * The fsync that answers a caller began after the caller asked.
+//! * The outcome of a file's fsync goes to exactly the callers of that file in that round.
+//! * Dropping a caller's future cancels nothing for others.
 //!
-//! What a failed fsync means is left to the owner of the file.
+//! The owner of the file decides what a failed fsync means.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,35 +29,35 @@ use base::rt::sync::Semaphore;
 
 use crate::{events, lock};
 
-/// Callers that may wait at once; further ones wait for a place.
+/// Callers that may wait at once; further ones queue for a slot.
 pub const WAITERS_MAX: usize = 4096;
-/// Files synced side by side in one round; the rest waits for the next one.
+/// Files synced concurrently in one round; the rest waits for the next one.
 pub const FILES_PER_ROUND_MAX: usize = 64;
 
-type Outcome = Result<(), Arc<io::Error>>;
+type SyncOutcome = Result<(), Arc<io::Error>>;
 
-/// Coalesces requests to make files durable. Clones share the rounds; have one for each disk.
+/// Coalesces requests to make files durable. Clones share the rounds; use one per disk.
 #[derive(Clone)]
 pub struct GroupSync {
-    shared: Arc<Shared>,
+    shared: Arc<GroupSyncCore>,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    places: Semaphore,
+struct GroupSyncCore {
+    state: Mutex<GroupSyncState>,
+    permits: Semaphore,
 }
 
 #[derive(Default)]
-struct State {
+struct GroupSyncState {
     next_file: u64,
-    /// Whether a task is running rounds; it ends when it finds nobody waiting.
+    /// Whether a task is running rounds; it ends when no caller waits.
     running: bool,
-    waiting: BTreeMap<u64, Request>,
+    waiting: BTreeMap<u64, SyncRequest>,
 }
 
-struct Request {
+struct SyncRequest {
     file: File,
-    callers: Vec<OneshotSender<Outcome>>,
+    callers: Vec<OneshotSender<SyncOutcome>>,
 }
 
 /// A file that takes part in the rounds of a [`GroupSync`].
@@ -69,10 +71,10 @@ pub struct SyncHandle {
 impl GroupSync {
     /// A group without files.
     pub fn new() -> GroupSync {
-        GroupSync { shared: Arc::new(Shared { state: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }) }
+        GroupSync { shared: Arc::new(GroupSyncCore { state: Mutex::default(), permits: Semaphore::new(WAITERS_MAX) }) }
     }
 
-    /// Lets a file take part. Register each file once: requests are coalesced by handle.
+    /// Adds a file to the rounds. Register each file once: requests are coalesced by handle.
     pub fn register(&self, file: File) -> SyncHandle {
         let mut state = lock(&self.shared.state);
         let id = state.next_file;
@@ -90,27 +92,27 @@ impl Default for GroupSync {
 impl SyncHandle {
     /// Makes everything written to the file before this call durable.
     ///
-    /// Dropping the future is safe; the round goes on.
+    /// Dropping the future is safe; the round continues.
     ///
     /// # Errors
-    /// The error of the fsync, given to every caller it served: it is then unknown which bytes are durable, and
-    /// syncing again does not tell.
-    pub async fn sync(&self) -> Outcome {
+    /// The error of the fsync, which every caller of that fsync gets: it is then unknown which bytes are durable, and
+    /// syncing again does not show it.
+    pub async fn sync(&self) -> SyncOutcome {
         events::SyncsRequested.add(1);
-        let _place = self.group.shared.places.acquire().await;
+        let _place = self.group.shared.permits.acquire().await;
         let (answer, answered) = oneshot();
         let start = {
             let mut state = lock(&self.group.shared.state);
             let request = state
                 .waiting
                 .entry(self.id)
-                .or_insert_with(|| Request { file: self.file.clone(), callers: Vec::with_capacity(1) });
+                .or_insert_with(|| SyncRequest { file: self.file.clone(), callers: Vec::with_capacity(1) });
             request.callers.push(answer);
             !std::mem::replace(&mut state.running, true)
         };
         if start {
-            // A task of its own, so that the caller that happened to be first may be dropped.
-            drop(rt::spawn(run_rounds(Running { shared: Arc::clone(&self.group.shared), finished: false })));
+            // A separate task, so that the first caller may be dropped.
+            drop(rt::spawn(run_rounds(RunningRounds { shared: Arc::clone(&self.group.shared), finished: false })));
         }
         match answered.await {
             Ok(outcome) => outcome,
@@ -119,17 +121,17 @@ impl SyncHandle {
     }
 }
 
-/// Held by the task that runs rounds. When the task is stopped from outside, whoever waits is told, and the next request
-/// starts another task.
-struct Running {
-    shared: Arc<Shared>,
+/// Held by the task that runs rounds. If the task is aborted, its callers get an error, and the next request starts another
+/// task.
+struct RunningRounds {
+    shared: Arc<GroupSyncCore>,
     finished: bool,
 }
 
-impl Drop for Running {
+impl Drop for RunningRounds {
     fn drop(&mut self) {
         if self.finished {
-            return; // Whoever runs by now is not this task.
+            return; // Another task may be running rounds by now.
         }
         let mut state = lock(&self.shared.state);
         state.running = false;
@@ -137,12 +139,12 @@ impl Drop for Running {
     }
 }
 
-async fn run_rounds(mut running: Running) {
+async fn run_rounds(mut running: RunningRounds) {
     loop {
         let round = {
             let mut state = lock(&running.shared.state);
             if state.waiting.is_empty() {
-                // Both under one lock: a request that comes later finds `running` false and starts a task.
+                // Both under one lock: a later request finds `running` false and starts a task.
                 state.running = false;
                 running.finished = true;
                 return;
@@ -159,7 +161,7 @@ async fn run_rounds(mut running: Running) {
     }
 }
 
-async fn run_round(round: BTreeMap<u64, Request>) {
+async fn run_round(round: BTreeMap<u64, SyncRequest>) {
     let start = rt::now();
     events::SyncRounds.add(1);
     events::FilesSynced.add(round.len() as u64);
@@ -172,17 +174,17 @@ async fn run_round(round: BTreeMap<u64, Request>) {
     } else {
         let tasks: Vec<_> = syncs.into_iter().map(rt::spawn).collect();
         for task in tasks {
-            // An aborted task has dropped its callers' channels, which tells them.
+            // An aborted task has dropped its callers' channels, which answers them with an error.
             let _ = task.await;
         }
     }
     events::SyncRoundTime.record_since(start);
 }
 
-async fn sync_one(request: Request) {
+async fn sync_one(request: SyncRequest) {
     let outcome = request.file.sync().await.map_err(Arc::new);
     for caller in request.callers {
-        // A caller that has gone no longer wants to know.
+        // A caller that has gone does not need the answer.
         let _ = caller.send(outcome.clone());
     }
 }

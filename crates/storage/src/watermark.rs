@@ -1,15 +1,19 @@
-//! How far a channel has come, in a file that lies apart from the channel's data.
+//! A watermark of each channel: how far the channel's data has come, recorded in a file apart from the data.
 //!
-//! A directory that was emptied, or replaced by an earlier copy, looks like one that has never held more. Whoever goes on from it
-//! breaks what it has promised: an orderer makes other blocks at numbers that it has shown, a storage node gives an epoch a second
-//! time. So a process notes in its own folder how far the data has come, and compares:
+//! A directory that was emptied, or replaced by an earlier copy, looks like a directory that has never held more. A process
+//! that continues from it breaks its promises: an orderer cuts different blocks at numbers that it has already delivered, a
+//! storage node gives the same epoch out twice. So the process records in a separate folder how far the data has come, and
+//! compares:
 //!
-//! 1. [`WatermarkFile::open`] reads the note; there is none at the first start. A process has one such object a channel.
-//! 2. The owner compares what it finds with [`WatermarkFile::noted`] before it changes anything, and refuses to start with
-//!    [`Error::RolledBack`]: a start that is refused is refused again.
-//! 3. While it runs it notes further watermarks ([`WatermarkFile::note`]), after the data is durable: the note is never ahead of it.
+//! 1. [`WatermarkFile::open`] reads the watermark; there is none at the first start. A process has one such object per
+//!    channel.
+//! 2. The owner compares the data that it finds with [`WatermarkFile::current`] before it changes anything. If the data is
+//!    older, the owner refuses to start with [`Error::RolledBack`], also at every further start.
+//! 3. While it runs, the owner records further watermarks ([`WatermarkFile::advance`]) after the data is durable, so the
+//!    watermark is never ahead of the data.
 //!
-//! What this cannot see: what was written after the last note; and a copy of the whole host, the note included.
+//! The watermark cannot reveal the loss of data written after the last watermark, or a rollback of the whole host, the
+//! watermark included.
 //!
 //! ```text
 //! offset  bytes  (little-endian)
@@ -22,7 +26,7 @@
 //! 64       8     XXH3 of bytes 0 to 63
 //! ```
 //!
-//! A note is written to a second file, synced, and renamed over the first; then the directory is synced.
+//! A watermark is written to a second file, synced, and renamed over the first; then the directory is synced.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -46,20 +50,20 @@ const BYTES: usize = 72;
 /// How far a channel has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermark {
-    /// The newest epoch that was begun; 0 where there are none.
+    /// The newest epoch that has begun; 0 if there are no epochs.
     pub epoch: Epoch,
-    /// Blocks that are durable.
+    /// The number of durable blocks.
     pub height: u64,
-    /// Header hash of the last of them; zeroes where there is none.
+    /// Header hash of the last of them; zeroes if there is none.
     pub block_hash: [u8; 32],
 }
 
-/// The note of one channel.
+/// The watermark of one channel.
 pub struct WatermarkFile {
     directory: Directory,
     channel: String,
-    /// What the file has.
-    noted: Mutex<Watermark>,
+    /// The contents of the file.
+    recorded: Mutex<Watermark>,
 }
 
 impl Watermark {
@@ -84,7 +88,7 @@ impl Watermark {
             bytes.try_into().map_err(|_| format!("a watermark has {BYTES} bytes, this one {}", bytes.len()))?;
         check_seal(bytes, "watermark")?;
         if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() || bytes[12..16] != [0; 4] {
-            return Err("it is no watermark of version 1".to_owned());
+            return Err("it is not a watermark file of version 1".to_owned());
         }
         let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("the length was checked"));
         let block_hash = *bytes[32..].first_chunk().expect("the length was checked");
@@ -93,10 +97,10 @@ impl Watermark {
 }
 
 impl WatermarkFile {
-    /// Reads the note of a channel.
+    /// Reads the watermark of a channel.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a damaged note, which is never taken for a missing one; errors of the operating system.
+    /// [`Error::Corrupt`] for a damaged watermark, which is never treated as missing; errors of the operating system.
     pub fn open(directory: Directory, channel: &str) -> Result<WatermarkFile, Error> {
         let path = directory.path().join(channel);
         let noted = match is_there(&directory, channel)? {
@@ -107,10 +111,11 @@ impl WatermarkFile {
                 Watermark::decode(&bytes).map_err(|what| Error::corrupt(&path, 0, None, what))?
             }
         };
-        Ok(WatermarkFile { directory, channel: channel.to_owned(), noted: Mutex::new(noted) })
+        Ok(WatermarkFile { directory, channel: channel.to_owned(), recorded: Mutex::new(noted) })
     }
 
-    /// Removes the note of a channel whose data may go back from now on, as a volatile log does. Durable on return.
+    /// Removes the watermark of a channel whose data may go back from now on, as that of a volatile log does. Durable on
+    /// return.
     ///
     /// # Errors
     /// Errors of the operating system.
@@ -123,27 +128,27 @@ impl WatermarkFile {
         Ok(())
     }
 
-    /// What was noted last, by this process or an earlier one; all zeroes where there is no note.
-    pub async fn noted(&self) -> Watermark {
-        *self.noted.lock().await
+    /// The last recorded watermark, of this process or an earlier one; all zeroes if there is none.
+    pub async fn current(&self) -> Watermark {
+        *self.recorded.lock().await
     }
 
-    /// Where the note is.
+    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.directory.path().join(&self.channel)
     }
 
-    /// That what was found is older than the note.
+    /// The error for data that is older than the watermark.
     pub fn rolled_back(&self, found: impl Into<String>) -> Error {
         Error::RolledBack { found: found.into(), record: self.path() }
     }
 
-    /// Notes how far the channel has come, as far as that is further than the note. Durable on return.
+    /// Records how far the channel has come, if that is further than the recorded watermark. Durable on return.
     ///
     /// # Errors
-    /// Errors of the operating system; the note is the old or the new one then.
-    pub async fn note(&self, now: Watermark) -> Result<(), Error> {
-        let mut noted = self.noted.lock().await;
+    /// Errors of the operating system; the file then holds the old or the new watermark.
+    pub async fn advance(&self, now: Watermark) -> Result<(), Error> {
+        let mut noted = self.recorded.lock().await;
         let mut next = *noted;
         next.epoch = next.epoch.max(now.epoch);
         if now.height > next.height {
@@ -157,10 +162,10 @@ impl WatermarkFile {
         Ok(())
     }
 
-    /// Says that a watermark could not be noted. That stops nobody: a later one may be.
-    pub fn missed(&self, error: &dyn fmt::Display) {
+    /// Reports that a watermark could not be recorded. The process continues: a later one may succeed.
+    pub fn report_missed(&self, error: &dyn fmt::Display) {
         events::WatermarksMissed.add(1);
-        tracing::warn!(note = %self.path().display(), %error, "how far the channel has come could not be noted");
+        tracing::warn!(note = %self.path().display(), %error, "the channel's watermark could not be recorded");
     }
 
     async fn write(&self, watermark: &Watermark) -> Result<(), Error> {
@@ -217,20 +222,20 @@ mod tests {
             let directory = Directory::open(scratch.path()).await.expect("it exists");
             let open = || WatermarkFile::open(directory.clone(), "alpha");
             let file = open().expect("there is none yet");
-            assert_eq!(file.noted().await, Watermark::default());
+            assert_eq!(file.current().await, Watermark::default());
             for now in [watermark(2, 10), watermark(1, 11), watermark(3, 4)] {
-                file.note(now).await.expect("the disk works");
+                file.advance(now).await.expect("the disk works");
             }
             let highest = Watermark { epoch: Epoch(3), ..watermark(0, 11) };
-            assert_eq!((file.noted().await, open().expect("it is whole").noted().await), (highest, highest));
+            assert_eq!((file.current().await, open().expect("it is whole").current().await), (highest, highest));
             let error = file.rolled_back("it has less");
             assert_eq!(error.kind(), ErrorKind::Corrupt);
             assert!(error.to_string().contains(&*file.path().to_string_lossy()), "{error}");
-            base::durable::write(&file.path(), b"garbage", base::durable::Access::Owner).expect("the disk works");
+            base::durable::write(&file.path(), b"garbage", base::durable::FileAccess::Owner).expect("the disk works");
             assert_eq!(open().err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
             for _ in 0..2 {
                 WatermarkFile::remove(&directory, "alpha").await.expect("the disk works");
-                assert_eq!(open().expect("there is none any more").noted().await, Watermark::default());
+                assert_eq!(open().expect("there is none any more").current().await, Watermark::default());
             }
         });
     }

@@ -1,15 +1,15 @@
 //! All fuzz targets in one program, over libFuzzer; `cargo xtask fuzz` builds and runs it.
 //!
-//! The environment says which: `HEDDLE_FUZZ_TARGET` is a target's name, and `HEDDLE_FUZZ_SEEDS` a folder into which its
-//! seeds are written before libFuzzer reads its folders. With `HEDDLE_FUZZ_TARGET=list` the names are printed. All arguments
-//! are libFuzzer's.
+//! Environment variables select the target. `HEDDLE_FUZZ_TARGET` is its name; with `HEDDLE_FUZZ_TARGET=list` the
+//! program prints the names. `HEDDLE_FUZZ_SEEDS` is a folder into which the program writes the target's seeds before
+//! libFuzzer reads its folders. All arguments are libFuzzer's.
 #![no_main]
 #![allow(unsafe_code)] // What libFuzzer calls has fixed names.
 
 use std::path::Path;
 use std::sync::LazyLock;
 
-use base::fuzz::{Shape, Target};
+use base::fuzz::{FuzzTarget, InputShape};
 use heddle_fuzz::allocator::Counting;
 use heddle_fuzz::mutate::{Random, restructured};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
@@ -17,7 +17,7 @@ use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-static TARGET: LazyLock<Target> = LazyLock::new(|| {
+static TARGET: LazyLock<FuzzTarget> = LazyLock::new(|| {
     let name = std::env::var("HEDDLE_FUZZ_TARGET").unwrap_or_default();
     if name == "list" {
         heddle_fuzz::targets().iter().for_each(|target| println!("{}", target.name));
@@ -37,7 +37,7 @@ fuzz_target!(
                 std::fs::write(path, seed).expect("the folder for seeds can be written to");
             }
         }
-        // Lazily made tables are made here, or the first input would pay for them.
+        // Creates lazy tables here; otherwise their memory would count for the first input.
         (TARGET.seeds)().iter().for_each(|seed| (TARGET.run)(seed));
     },
     |data: &[u8]| (TARGET.run)(data)

@@ -1,6 +1,6 @@
 //! The archive that the kernel unpacks as its first file system: cpio in the "new ASCII" format.
 
-/// An archive in the making. Folders come before what lies in them.
+/// An archive under construction. Folders come before their contents.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -17,7 +17,7 @@ impl Archive {
         self.entry(path, FOLDER | 0o755, &[]);
     }
 
-    /// A file that everyone may run.
+    /// A file that everyone may execute.
     pub fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, FILE | 0o755, content);
     }
@@ -28,7 +28,7 @@ impl Archive {
         self.bytes
     }
 
-    /// 13 fields of eight hexadecimal digits behind the magic number, then the name, then the content.
+    /// The magic number, 13 fields of eight hexadecimal digits, the name, the content.
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
         let length = u32::try_from(content.len()).expect("no file of the guest reaches 4 GiB");

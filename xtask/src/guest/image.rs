@@ -11,15 +11,15 @@ use super::kernel::Kernel;
 use super::machine::{EXIT_PORT, PASSED};
 
 pub const RDMA_TOOL: &str = "/usr/bin/rdma";
-/// The half of soft-RoCE that lives in the process. `libibverbs` opens it by its path, so nothing is linked with it.
+/// The user-space half of soft-RoCE. `libibverbs` opens it by its path, so nothing is linked with it.
 pub const PROVIDER: &str = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so";
-/// What else is opened at run time: the library, and the line that names the provider.
+/// Other files opened at run time: the library, and the line that names the provider.
 const OPENED: &[&str] = &["/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/etc/libibverbs.d/rxe.driver"];
 const BUSYBOX: &str = "/bin/busybox";
 const PROGRAM: &str = "/program";
 
-/// The first process of the guest. The status that it writes to the port becomes QEMU's; a guest that dies before has
-/// written none, and so has failed.
+/// The first process of the guest. The status that it writes to the port becomes QEMU's; a guest that dies earlier writes
+/// none, and so has failed.
 const INIT: &str = r#"#!/bin/busybox sh
 export PATH=/bin:/usr/bin
 /bin/busybox --install -s /bin
@@ -40,7 +40,7 @@ echo "rdma-guest: the program ended with $status"
 if [ $status = 0 ]; then end @PASSED@; else end 1; fi
 "#;
 
-/// Writes the archive and answers with its path.
+/// Writes the archive and returns its path.
 pub fn write(kernel: &Kernel, program: &Path, arguments: &[String]) -> Result<PathBuf, String> {
     let mut tree = Tree::default();
     for folder in ["dev", "proc", "sys", "tmp", "modules"] {
@@ -74,7 +74,7 @@ pub fn write(kernel: &Kernel, program: &Path, arguments: &[String]) -> Result<Pa
     Ok(path)
 }
 
-/// A word that the guest's shell takes as it is.
+/// Quotes a word for the guest's shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -87,10 +87,10 @@ struct Tree {
 }
 
 impl Tree {
-    /// Adds a file, and every shared library that it says it needs, at the path where the host has it.
+    /// Adds a file, and every shared library that it needs, at the path that it has on the host.
     fn add_with_libraries(&mut self, from: &Path, to: &Path) -> Result<(), String> {
         self.add(from, to)?;
-        // Something that is no program, or a static one, makes `ldd` fail and has no libraries.
+        // For a file that is not a program, or a static one, `ldd` fails; such a file needs no libraries.
         let output = Command::new("ldd").arg(from).output().map_err(|error| format!("ldd: {error}"))?;
         for library in libraries(&String::from_utf8_lossy(&output.stdout))? {
             self.add(&library, &library)?;
@@ -111,7 +111,7 @@ impl Tree {
     }
 }
 
-/// The paths in what `ldd` prints: `name => path (address)`, or `path (address)` for the loader.
+/// The paths in the output of `ldd`: `name => path (address)`, or `path (address)` for the loader.
 fn libraries(printed: &str) -> Result<Vec<PathBuf>, String> {
     let mut paths = Vec::new();
     for line in printed.lines().map(str::trim) {

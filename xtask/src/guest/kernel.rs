@@ -1,4 +1,4 @@
-//! Debian's full kernel and the modules of soft-RoCE, taken out of the package without installing it.
+//! Debian's full kernel and the modules of soft-RoCE, extracted from the package without installing it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,21 +8,21 @@ use std::process::Command;
 use super::{FOLDER, packages};
 use crate::step::run;
 
-/// The package that depends on the current kernel; `linux-image-cloud-amd64` would bring one without `rdma_rxe`.
+/// The package that depends on the current kernel; `linux-image-cloud-amd64` would depend on one without `rdma_rxe`.
 const NEWEST: &str = "linux-image-amd64";
-/// What is loaded, in this order, each after what it depends on. `crc32_generic` is asked for by name at run time, so
-/// no dependency tells of it.
+/// The modules to load, each after its dependencies. `crc32_generic` is requested by name at run time, so no dependency
+/// lists it.
 const MODULES: &[&str] = &["dummy", "crc32_generic", "ib_uverbs", "rdma_rxe"];
-/// Within the folder of a kernel: the modules to load, one a line.
+/// A file in the folder of a kernel: the modules to load, one per line.
 const ORDER: &str = "modules";
 
 pub struct Kernel {
     pub image: PathBuf,
-    /// Paths, in the order in which they are loaded.
+    /// Paths, in loading order.
     pub modules: Vec<PathBuf>,
 }
 
-/// The kernel that an earlier run kept, else the newest of Debian's.
+/// The kernel that an earlier run kept, otherwise Debian's newest.
 pub fn provide() -> Result<Kernel, String> {
     let folder = Path::new(FOLDER).join("kernel");
     if !folder.join(ORDER).exists() {
@@ -32,19 +32,19 @@ pub fn provide() -> Result<Kernel, String> {
     Ok(Kernel { image: folder.join("vmlinuz"), modules: order.lines().map(|name| folder.join(name)).collect() })
 }
 
-/// Puts the kernel at `folder`, whole or not at all.
+/// Puts the kernel at `folder`, completely or not at all.
 fn download(folder: &Path) -> Result<(), String> {
     let scratch = Path::new(FOLDER).join(format!("download-{}", std::process::id()));
     let outcome = fetch(&scratch).and_then(|tree| keep(&tree, &scratch.join("kept")));
     let outcome = outcome.and_then(|()| {
-        // Another run may have been faster; what it put there is as good.
+        // Another run may have been faster; its kernel is equivalent.
         let moved = fs::rename(scratch.join("kept"), folder);
         moved.or_else(|error| if folder.join(ORDER).exists() { Ok(()) } else { Err(format!("{error}")) })
     });
     fs::remove_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display())).and(outcome)
 }
 
-/// Downloads and unpacks the package into `scratch`; the answer is the root of its files.
+/// Downloads and unpacks the package into `scratch`; returns the root of its files.
 fn fetch(scratch: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
     let package = match newest() {
@@ -57,11 +57,11 @@ fn fetch(scratch: &Path) -> Result<PathBuf, String> {
     println!("rdma-guest: downloading {package} into {FOLDER}, once");
     let get = || {
         let mut command = packages::apt_get();
-        // Root's downloads are otherwise handed to a user that cannot write here.
+        // Otherwise apt, run by root, downloads as a user that cannot write here.
         command.args(["-o", "APT::Sandbox::User=root", "download", &package]).current_dir(scratch);
         command
     };
-    // Lists that are old name versions that are gone.
+    // Outdated package lists name versions that no longer exist.
     run(&mut get()).or_else(|_| packages::refresh().and_then(|()| run(&mut get())))?;
     let archive = files(scratch).into_iter().find(|path| path.extension().is_some_and(|end| end == "deb"));
     let archive = archive.ok_or_else(|| format!("apt-get left no package in {}", scratch.display()))?;
@@ -77,7 +77,7 @@ fn newest() -> Option<String> {
     text.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned)
 }
 
-/// Copies what the guest needs of an unpacked package to `kept`.
+/// Copies the files of an unpacked package that the guest needs to `kept`.
 fn keep(tree: &Path, kept: &Path) -> Result<(), String> {
     let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     fs::create_dir_all(kept).map_err(|error| failed(kept, error))?;
@@ -85,7 +85,7 @@ fn keep(tree: &Path, kept: &Path) -> Result<(), String> {
     let image = boot.iter().find(|path| name(path).starts_with("vmlinuz")).ok_or("the package has no kernel")?;
     fs::copy(image, kept.join("vmlinuz")).map_err(|error| failed(image, error))?;
 
-    // A system whose /lib is a link has its modules below /usr.
+    // On systems where /lib is a link, modules are below /usr.
     let roots = ["lib/modules", "usr/lib/modules"].map(|root| tree.join(root));
     let available: BTreeMap<String, PathBuf> =
         roots.iter().flat_map(|root| files(root)).map(|path| (module(&path), path)).collect();
@@ -100,7 +100,7 @@ fn keep(tree: &Path, kept: &Path) -> Result<(), String> {
     fs::write(kept.join(ORDER), order.join("\n")).map_err(|error| failed(kept, error))
 }
 
-/// Appends `module` to `order`, after everything that it depends on.
+/// Appends `module` to `order`, after all its dependencies.
 fn depend(module: &str, available: &BTreeMap<String, PathBuf>, order: &mut Vec<String>) -> Result<(), String> {
     if order.iter().any(|known| known == module) {
         return Ok(());
@@ -114,7 +114,7 @@ fn depend(module: &str, available: &BTreeMap<String, PathBuf>, order: &mut Vec<S
     Ok(())
 }
 
-/// What a module's `.modinfo` says under `depends`: names between commas, ended by a zero byte.
+/// The entry `depends` in a module's `.modinfo`: names between commas, ended by a zero byte.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! QEMU: boots the image, streams the console, and tells how the guest ended.
+//! QEMU: boots the image, streams the console, and reports how the guest ended.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,26 +9,27 @@ use std::time::{Duration, Instant};
 
 /// A byte `v` written to this port of the guest ends QEMU with the status `2 v + 1`.
 pub const EXIT_PORT: u32 = 0x501;
-/// What `/init` writes when the program ended well. QEMU's own statuses are 0 and 1; neither can be taken for it.
+/// The byte that `/init` writes if the program succeeded. QEMU's own statuses are 0 and 1, so neither can be mistaken for
+/// it.
 pub const PASSED: u8 = 16;
 const STATUS_PASSED: i32 = 2 * PASSED as i32 + 1;
 
-/// From power-on to the end, on a machine that has other things to do.
+/// Time from power-on to the end, on a machine that is busy with other work.
 const RUN_LIMIT: Duration = Duration::from_secs(170);
 const POLL: Duration = Duration::from_millis(20);
-/// Emulated string moves store bytes one by one, where a processor and an adapter store words whole; without these two
-/// the kernel moves words.
-const PROCESSOR: &str = "max,-erms,-fsrm";
-/// The processors are emulated by as many threads of the host.
-const PROCESSORS: &str = "2";
+/// Emulated string moves store bytes one by one, whereas a processor and an adapter store whole words; without these two
+/// features the kernel moves words.
+const CPU_MODEL: &str = "max,-erms,-fsrm";
+/// The host emulates each processor with one thread.
+const CPU_CORES: &str = "2";
 const MEMORY: &str = "1G";
-/// `panic=-1` restarts at once, which `-no-reboot` turns into an end with status 0: a failure.
+/// `panic=-1` reboots at once, which `-no-reboot` turns into an exit with status 0: a failure.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off random.trust_cpu=on";
 
-/// Runs the guest to its end and answers with what it printed.
+/// Runs the guest to its end and returns its output.
 pub fn run(kernel: &Path, image: &Path) -> Result<Vec<String>, String> {
     let mut command = Command::new("qemu-system-x86_64");
-    command.args(["-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-smp", PROCESSORS, "-m", MEMORY]);
+    command.args(["-accel", "tcg,thread=multi", "-cpu", CPU_MODEL, "-smp", CPU_CORES, "-m", MEMORY]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
     command.args(["-device", &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1")]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(image).args(["-append", KERNEL_ARGUMENTS]);
@@ -48,7 +49,7 @@ pub fn run(kernel: &Path, image: &Path) -> Result<Vec<String>, String> {
     });
     let outcome = wait(&mut machine, RUN_LIMIT);
     reader.join().map_err(|_| "the reader of the console panicked")?;
-    // What is left of the image would be the largest thing in `target/rdma-guest`.
+    // The image would be the largest remaining file in `target/rdma-guest`.
     std::fs::remove_file(image).map_err(|error| format!("{}: {error}", image.display()))?;
     outcome.map(|()| received.into_iter().collect())
 }
@@ -59,8 +60,8 @@ fn wait(machine: &mut Child, limit: Duration) -> Result<(), String> {
         let ended = machine.try_wait().map_err(|error| format!("qemu-system-x86_64: {error}"))?;
         match ended.map(|status| status.code()) {
             Some(Some(STATUS_PASSED)) => return Ok(()),
-            Some(Some(3)) => return Err("what ran in the guest failed; its console is above".to_owned()),
-            Some(Some(0)) => return Err("the guest ended without a verdict: its kernel or /init died".to_owned()),
+            Some(Some(3)) => return Err("the program in the guest failed; its console output is above".to_owned()),
+            Some(Some(0)) => return Err("the guest exited without a verdict: its kernel or /init died".to_owned()),
             Some(code) => return Err(format!("qemu-system-x86_64 ended with {code:?}")),
             None if start.elapsed() > limit => {
                 let killed = machine.kill().and_then(|()| machine.wait());

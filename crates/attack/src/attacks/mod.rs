@@ -1,11 +1,11 @@
-//! The attacks. Each is a program of its own: `attack run NAME`.
+//! The attacks. Each runs as a separate process: `attack run NAME`.
 //!
-//! An attack goes at a **pace**: so many units a second, which its list entry names. Its own pace is the one that broke Heddle
-//! before there was admission control, or nearly so; a factor makes it slower where all of them share a processor. A unit is
-//! begun at its time whatever became of those before, so that a server that lets an attacker wait does not slow him down.
+//! An attack has a **pace**: a number of units per second, in its list entry. The listed pace broke Heddle, or nearly broke it,
+//! before Heddle had admission control. When all attacks share a processor, a factor reduces their paces. Each unit begins on
+//! time, whatever happened to earlier units, so a server that makes the attacker wait does not slow the attack down.
 //!
-//! An attack **succeeds** when a newcomer at the same port is not served in time, a process dies or grows beyond its bound,
-//! the network does not commit afterwards, or the attack gets hold of what it must not have: a [`Breach`].
+//! An attack **succeeds** if a newcomer at the same port is not served in time, if a process dies or grows beyond its bound, if
+//! the network does not commit afterwards, or if the attack obtains something that it must not have (a [`Breach`]).
 
 mod amplification;
 mod certificates;
@@ -26,15 +26,15 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use tokio::task::JoinHandle;
 
-use crate::pace::{Done, Pace};
-use crate::target::{Kind, Port, Target};
-use crate::wire::grpc::{Channel, Windows};
-use crate::wire::link::Link;
+use crate::pace::{AttackPace, AttackReport};
+use crate::target::{TargetKind, TargetNetwork, TargetPort};
+use crate::wire::grpc::{FlowControlWindows, GrpcChannel};
+use crate::wire::link::LinkConnection;
 
-/// What an attack got hold of that it must not have.
+/// What an attack obtained that it must not have.
 pub type Breach = Option<String>;
 
-type Running = Pin<Box<dyn Future<Output = io::Result<Breach>> + Send>>;
+type AttackFuture = Pin<Box<dyn Future<Output = io::Result<Breach>> + Send>>;
 
 /// An attack.
 pub struct Attack {
@@ -42,27 +42,27 @@ pub struct Attack {
     pub name: &'static str,
     /// What it does, in a few words.
     pub what: &'static str,
-    /// The ports that it is run against, each by itself.
-    pub kinds: &'static [Kind],
-    /// What is counted.
+    /// The ports that it is run against, one at a time.
+    pub kinds: &'static [TargetKind],
+    /// The unit that is counted.
     pub unit: &'static str,
     /// Units a second.
     pub pace: f64,
-    /// Whether it runs beside others. Churn is measured by itself.
+    /// Whether it runs without other attacks. Churn is measured separately.
     pub is_alone: bool,
-    run: fn(Arc<Scene>) -> Running,
+    run: fn(Arc<AttackContext>) -> AttackFuture,
 }
 
-/// Where an attack takes place.
-pub struct Scene {
-    pub target: Target,
-    pub port: Port,
-    pub pace: Pace,
+/// The network and the port that an attack runs against.
+pub struct AttackContext {
+    pub target: TargetNetwork,
+    pub port: TargetPort,
+    pub pace: AttackPace,
     /// Whether attacks may take memory from the attackers' own organisation, whose compute nodes then end.
     pub takes_memory: bool,
 }
 
-/// Every attack, in the order to be run.
+/// Every attack, in the order of running.
 pub fn all() -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(connections::attacks());
@@ -76,13 +76,13 @@ pub fn all() -> Vec<Attack> {
     all
 }
 
-/// Runs an attack where it is to take place.
+/// Runs an attack against its target.
 ///
 /// # Errors
 /// The attack cannot be made at all, for lack of a key or a port.
-pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
+pub async fn run(attack: &Attack, scene: AttackContext) -> io::Result<AttackReport> {
     let scene = Arc::new(scene);
-    // Tasks that still wait for an answer when the time is over are ended.
+    // Tasks that still wait for an answer when the time is over are aborted.
     let over = async {
         scene.pace.over().await;
         tokio::time::sleep(AFTER_TIME_MAX).await;
@@ -90,7 +90,7 @@ pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
     let attempts = async {
         loop {
             match (attack.run)(Arc::clone(&scene)).await {
-                // Beside other attacks the network may refuse for a while; another attempt follows at the pace.
+                // Beside other attacks the network may refuse for a while; the next attempt follows at the pace.
                 Err(_) if !scene.takes_memory => {
                     if !scene.pace.take(1.0).await {
                         return Ok(None);
@@ -109,32 +109,36 @@ pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
     Ok(done)
 }
 
-/// How long an attack may go on after its time, to see what its last unit does.
+/// How long an attack may continue after its time, to see the effect of its last unit.
 const AFTER_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Tasks that an attack runs at once; starting one more ends the oldest.
 const TASKS_MAX: usize = 6_000;
 
-impl Scene {
-    /// The organisation that attackers belong to, where they are members: the last one. Newcomers are the first one's or the
-    /// second one's.
+impl AttackContext {
+    /// The organisation to which attackers belong, if they are members: the last one. Newcomers belong to the first or the
+    /// second one.
     fn insider(&self) -> usize {
         self.target.organizations().max(1)
     }
 
     /// A connection to a gRPC port.
-    async fn grpc(&self, windows: Windows) -> io::Result<Channel> {
+    async fn grpc(&self, windows: FlowControlWindows) -> io::Result<GrpcChannel> {
         tokio::time::timeout(CONNECT_TIME_MAX, self.target.grpc(&self.port, windows)).await?
     }
 
     /// A link over TLS.
-    async fn link(&self, config: &Arc<ClientConfig>) -> io::Result<Link> {
-        tokio::time::timeout(CONNECT_TIME_MAX, Link::connect(&self.port.address, config)).await?
+    async fn link(&self, config: &Arc<ClientConfig>) -> io::Result<LinkConnection> {
+        tokio::time::timeout(CONNECT_TIME_MAX, LinkConnection::connect(&self.port.address, config)).await?
     }
 
-    /// Begins a unit at each of its times. What a unit holds (a socket, a stream) it holds until the attack is over, or until
-    /// there are `held_max` younger ones.
-    async fn each<F>(self: Arc<Self>, held_max: usize, unit: impl Fn(Arc<Scene>, u64) -> F) -> io::Result<Breach>
+    /// Begins each unit at its time. A unit keeps what it holds (a socket, a stream) until the attack is over, or until
+    /// there are `held_max` younger units.
+    async fn each<F>(
+        self: Arc<Self>,
+        held_max: usize,
+        unit: impl Fn(Arc<AttackContext>, u64) -> F,
+    ) -> io::Result<Breach>
     where
         F: Future<Output = io::Result<()>> + Send + 'static,
     {
@@ -170,11 +174,11 @@ macro_rules! attack {
 }
 use attack;
 
-/// A write that the server does not take in this time is given up, so that a server that makes an attacker wait does not make
-/// it slower than it is meant to be.
+/// A write that the server does not accept within this time is abandoned, so that a server that makes an attacker wait does
+/// not slow the attack down.
 const STALL_MAX: Duration = Duration::from_millis(250);
 
-/// A connection that is not made in this time is given up, for the same reason.
+/// An attempt to connect that takes longer is abandoned, for the same reason.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Work that may stall.
@@ -182,7 +186,7 @@ async fn unless_stalled<T>(work: impl Future<Output = io::Result<T>>) -> io::Res
     tokio::time::timeout(STALL_MAX, work).await?
 }
 
-/// For ever, until the task is aborted.
+/// Holds a value until the task is aborted.
 async fn hold<T>(held: T) -> io::Result<()> {
     std::future::pending::<()>().await;
     drop(held);

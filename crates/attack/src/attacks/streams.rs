@@ -1,17 +1,17 @@
-//! Streams: stuck ones, receivers that take nothing, and one member who takes every place.
+//! Attacks with streams: stuck streams, receivers that read nothing, and one member that takes every permit.
 
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Attack, Breach, Scene, attack, hold};
-use crate::target::Kind;
-use crate::wire::fabric::Seek;
-use crate::wire::grpc::{Windows, framed, head};
-use crate::wire::protobuf::Message;
+use super::{Attack, AttackContext, Breach, attack, hold};
+use crate::target::TargetKind;
+use crate::wire::fabric::SeekStart;
+use crate::wire::grpc::{FlowControlWindows, framed, head};
+use crate::wire::protobuf::ProtobufMessage;
 
-const GRPC: &[Kind] = &[Kind::Gateway, Kind::Orderer];
+const GRPC: &[TargetKind] = &[TargetKind::Gateway, TargetKind::Orderer];
 
 pub fn attacks() -> Vec<Attack> {
     vec![
@@ -19,22 +19,22 @@ pub fn attacks() -> Vec<Attack> {
         attack!("window-zero", "garbage requests, takes no refusal", GRPC, 20.0 "connections of 100 streams", window_zero),
         attack!("members-streams", "a member takes all streams", GRPC, 10.0 "connections of 100 streams", members),
         attack!("members-deaf", "a member follows blocks, takes none", GRPC, 10.0 "connections of 100 streams", deaf),
-        attack!("events", "garbage event streams", &[Kind::Gateway], 20.0 "connections of 100 streams", events),
-        attack!("watches", "watches keys, takes nothing", &[Kind::Kv], 30.0 "connections of 100 streams", watches),
+        attack!("events", "garbage event streams", &[TargetKind::Gateway], 20.0 "connections of 100 streams", events),
+        attack!("watches", "watches keys, takes nothing", &[TargetKind::Kv], 30.0 "connections of 100 streams", watches),
     ]
 }
 
-const ZERO: Windows = Windows { stream: Some(0) };
+const ZERO: FlowControlWindows = FlowControlWindows { stream: Some(0) };
 
-fn deliver(kind: Kind) -> &'static str {
+fn deliver(kind: TargetKind) -> &'static str {
     match kind {
-        Kind::Orderer => "/orderer.AtomicBroadcast/Deliver",
+        TargetKind::Orderer => "/orderer.AtomicBroadcast/Deliver",
         _ => "/protos.Deliver/Deliver",
     }
 }
 
-/// A call with a refused message, behind which more comes that nobody reads.
-async fn stuck(scene: Arc<Scene>) -> io::Result<Breach> {
+/// A call with a refused message, followed by more bytes that the server does not read.
+async fn stuck(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(200, |scene, _| async move {
             let channel = scene.grpc(ZERO).await?;
@@ -58,15 +58,15 @@ async fn stuck(scene: Arc<Scene>) -> io::Result<Breach> {
         .await
 }
 
-async fn window_zero(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn window_zero(scene: Arc<AttackContext>) -> io::Result<Breach> {
     garbage_streams(scene, deliver).await
 }
 
-async fn events(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn events(scene: Arc<AttackContext>) -> io::Result<Breach> {
     garbage_streams(scene, |_| "/gateway.Gateway/ChaincodeEvents").await
 }
 
-async fn garbage_streams(scene: Arc<Scene>, path: fn(Kind) -> &'static str) -> io::Result<Breach> {
+async fn garbage_streams(scene: Arc<AttackContext>, path: fn(TargetKind) -> &'static str) -> io::Result<Breach> {
     scene
         .each(200, move |scene, _| async move {
             let channel = scene.grpc(ZERO).await?;
@@ -83,17 +83,17 @@ async fn garbage_streams(scene: Arc<Scene>, path: fn(Kind) -> &'static str) -> i
 }
 
 /// A user of another organisation waits for blocks that do not come.
-async fn members(scene: Arc<Scene>) -> io::Result<Breach> {
-    // A start beyond the last block would be refused where the newest is known; the newest is not.
-    follow(scene, Seek::Newest, Windows::default()).await
+async fn members(scene: Arc<AttackContext>) -> io::Result<Breach> {
+    // A start beyond the last block would be refused if it named a block; `Newest` does not.
+    follow(scene, SeekStart::Newest, FlowControlWindows::default()).await
 }
 
 /// The same user asks for all blocks and takes none.
-async fn deaf(scene: Arc<Scene>) -> io::Result<Breach> {
-    follow(scene, Seek::Block(0), ZERO).await
+async fn deaf(scene: Arc<AttackContext>) -> io::Result<Breach> {
+    follow(scene, SeekStart::Block(0), ZERO).await
 }
 
-async fn follow(scene: Arc<Scene>, start: Seek, windows: Windows) -> io::Result<Breach> {
+async fn follow(scene: Arc<AttackContext>, start: SeekStart, windows: FlowControlWindows) -> io::Result<Breach> {
     let user = scene.target.user(scene.insider())?;
     scene
         .each(60, move |scene, _| {
@@ -113,7 +113,7 @@ async fn follow(scene: Arc<Scene>, start: Seek, windows: Windows) -> io::Result<
         .await
 }
 
-async fn watches(scene: Arc<Scene>) -> io::Result<Breach> {
+async fn watches(scene: Arc<AttackContext>) -> io::Result<Breach> {
     scene
         .each(60, |scene, _| async move {
             let channel = scene.grpc(ZERO).await?;
@@ -121,7 +121,7 @@ async fn watches(scene: Arc<Scene>) -> io::Result<Breach> {
             let mut streams = Vec::new();
             for _ in 0..100 {
                 let mut stream = channel.open("/heddle.kv.KeyValues/Watch", &[]).await?;
-                stream.send(framed(&Message::new().bytes(1, "").done())).await?;
+                stream.send(framed(&ProtobufMessage::new().bytes(1, "").done())).await?;
                 streams.push(stream);
             }
             hold((channel, streams)).await

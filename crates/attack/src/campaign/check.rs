@@ -1,36 +1,36 @@
-//! Whether a network works: it commits, and says that it is healthy.
+//! Checks that a network works: it commits transactions and reports that it is healthy.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use crate::newcomer;
-use crate::target::{Kind, Target};
-use crate::wire::grpc::Windows;
+use crate::target::{TargetKind, TargetNetwork};
+use crate::wire::grpc::FlowControlWindows;
 
-/// A network may take this long to commit again.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a network may take to commit again.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Organisations that are asked; those behind them may be the attackers'.
+/// Organisations that are checked; later ones may be the attackers'.
 const ORGANIZATIONS_MAX: usize = 2;
 
-/// Prints a line for everything that does not work; true when everything does.
+/// Prints a line for everything that does not work; true if everything does.
 ///
 /// # Errors
 /// The network's description cannot be read.
-pub async fn check(target: &Target) -> io::Result<bool> {
+pub async fn check(target: &TargetNetwork) -> io::Result<bool> {
     let mut failures = Vec::new();
     for organization in 1..=target.organizations().min(ORGANIZATIONS_MAX) {
-        if let Err(error) = patiently(|| commit(target, organization)).await {
+        if let Err(error) = retry_until_timeout(|| commit(target, organization)).await {
             failures.push(format!("org{organization} does not commit afterwards: {error}"));
         }
     }
     if target.organizations() == 0
-        && let Err(error) = patiently(|| newcomer::once(target, Kind::Kv, 1)).await
+        && let Err(error) = retry_until_timeout(|| newcomer::once(target, TargetKind::Kv, 1)).await
     {
         failures.push(format!("the store does not work afterwards: {error}"));
     }
     for address in target.health() {
-        // Of processes that are planned, the attackers' do not run.
+        // In a planned network, the attackers' processes do not run.
         if target.is_planned() && tokio::net::TcpStream::connect(&address).await.is_err() {
             continue;
         }
@@ -38,7 +38,7 @@ pub async fn check(target: &Target) -> io::Result<bool> {
         match page {
             Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => {}
             Ok(Ok(page)) => {
-                // What became of the attackers' own processes is their matter.
+                // The state of the attackers' own processes does not count.
                 let attackers = format!("org{}", target.organizations());
                 let body = page.split_once("\r\n\r\n").map_or(page.as_str(), |(_, body)| body);
                 let mut lines = body.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -46,29 +46,30 @@ pub async fn check(target: &Target) -> io::Result<bool> {
                     failures.push(format!("{address} is not healthy: {line}"));
                 }
             }
-            Ok(Err(error)) => failures.push(format!("{address} says nothing of its health: {error}")),
-            Err(_) => failures.push(format!("{address} says nothing of its health")),
+            Ok(Err(error)) => failures.push(format!("{address} does not report its health: {error}")),
+            Err(_) => failures.push(format!("{address} does not report its health")),
         }
     }
     failures.iter().for_each(|failure| println!("{}", failure.replace('\n', " ")));
     Ok(failures.is_empty())
 }
 
-async fn patiently<F: Future<Output = io::Result<()>>>(work: impl Fn() -> F) -> io::Result<()> {
+async fn retry_until_timeout<F: Future<Output = io::Result<()>>>(work: impl Fn() -> F) -> io::Result<()> {
     let start = Instant::now();
     loop {
-        let done = tokio::time::timeout(PATIENCE, work()).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let done =
+            tokio::time::timeout(COMMIT_TIMEOUT, work()).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         match done {
             Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() > PATIENCE => return Err(error),
+            Err(error) if start.elapsed() > COMMIT_TIMEOUT => return Err(error),
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }
 
-async fn commit(target: &Target, organization: usize) -> io::Result<()> {
-    let port = target.ports(Kind::Gateway).into_iter().nth(organization - 1).ok_or(io::ErrorKind::NotFound)?;
-    let (user, gateway) = (target.user(organization)?, target.grpc(&port, Windows::default()).await?);
+async fn commit(target: &TargetNetwork, organization: usize) -> io::Result<()> {
+    let port = target.ports(TargetKind::Gateway).into_iter().nth(organization - 1).ok_or(io::ErrorKind::NotFound)?;
+    let (user, gateway) = (target.user(organization)?, target.grpc(&port, FlowControlWindows::default()).await?);
     let id = format!("check-{}", hex::encode(crate::wire::random::<8>()));
     let proposal = user.proposal(target.channel(), "basic", &["CreateAsset", &id, "red", "1", "me", "1"]);
     match proposal.commit(&gateway, &user).await? {

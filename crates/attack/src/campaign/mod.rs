@@ -1,15 +1,15 @@
-//! Every attack against every form of network, each beside a newcomer; a table and a verdict.
+//! Runs every attack against every form of network, each beside a newcomer, and reports a table and a verdict.
 //!
-//! For each attack and each port that it is for:
-//! 1. A newcomer, a process of its own, comes to that port and must be served.
-//! 2. The attack, another process, runs for some seconds. The newcomer comes again and again, on a new connection each time,
-//!    and must be served within [`Campaign::patience_ms`]; what memory each process of the network has is sampled.
-//! 3. The attack has ended. The newcomer must be served once more.
-//! 4. The network must commit transactions of the first two organisations, say that it is healthy, and consist of the
-//!    processes that it did before, none of which may have grown by more than [`Campaign::growth_mib`] meanwhile.
+//! For each attack and each of its ports:
+//! 1. A newcomer, which is a separate process, visits that port and must be served.
+//! 2. The attack, another process, runs for some seconds. Meanwhile the newcomer visits again and again, each time on a new
+//!    connection, and must be served within [`Campaign::patience_ms`]. The memory of each process of the network is sampled.
+//! 3. After the end of the attack the newcomer must be served once more.
+//! 4. The network must commit transactions of the first two organisations and report that it is healthy. Its processes must be
+//!    the same as before, and none of them may have grown by more than [`Campaign::growth_mib`].
 //!
-//! Attackers that are members belong to the last organisation; what becomes of its own processes is not judged. A network
-//! that was broken is replaced before the next attack.
+//! Attackers that are members belong to the last organisation. The state of that organisation's processes is not checked. A
+//! broken network is replaced before the next attack.
 
 mod check;
 mod network;
@@ -21,52 +21,52 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::attacks;
-use network::{Form, Network};
-use trial::{Bounds, Trial};
+use network::{AttackedNetwork, NetworkMode};
+use trial::{Trial, TrialLimits};
 
 pub use check::check;
 
 /// `attack campaign`.
 #[derive(Args)]
 pub struct Campaign {
-    /// The program that is attacked
+    /// The program to attack
     #[arg(long, value_name = "PROGRAM")]
     heddle: PathBuf,
-    /// Only these attacks
+    /// Run only these attacks
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Only these forms of network
+    /// Attack only these forms of network
     #[arg(long, value_name = "FORM", value_delimiter = ',')]
-    form: Vec<Form>,
-    /// Only these kinds of ports
+    form: Vec<NetworkMode>,
+    /// Attack only these kinds of ports
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
-    port: Vec<crate::target::Kind>,
-    /// How long each attack goes on
+    port: Vec<crate::target::TargetKind>,
+    /// How long each attack runs, in seconds
     #[arg(long, default_value_t = 6.0)]
     seconds: f64,
     /// How soon a newcomer must be served, in milliseconds
     #[arg(long, default_value_t = 1_000)]
     patience_ms: u64,
-    /// How much a process may grow during an attack
+    /// How much a process may grow during an attack, in MiB
     #[arg(long, default_value_t = 192)]
     growth_mib: u64,
 }
 
 impl Campaign {
-    /// Runs it; true when every attack failed.
+    /// Runs the campaign; true if every attack failed.
     ///
     /// # Errors
-    /// A network does not start, or there is no attack of a name.
+    /// A network does not start, or an attack's name is unknown.
     pub fn run(&self) -> io::Result<bool> {
         let attacks = attacks::all();
         if let Some(name) = self.only.iter().find(|name| attacks.iter().all(|attack| attack.name != **name)) {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("no attack {name}; `attack list` names them")));
         }
-        let bounds = Bounds { seconds: self.seconds, patience_ms: self.patience_ms, growth_mib: self.growth_mib };
+        let bounds = TrialLimits { seconds: self.seconds, visit_ms_max: self.patience_ms, growth_mib: self.growth_mib };
         println!("{}", Trial::head());
         let (mut count, mut broken) = (0, Vec::new());
-        for form in Form::ALL.into_iter().filter(|form| self.form.is_empty() || self.form.contains(form)) {
-            let mut network: Option<Network> = None;
+        for form in NetworkMode::ALL.into_iter().filter(|form| self.form.is_empty() || self.form.contains(form)) {
+            let mut network: Option<AttackedNetwork> = None;
             for attack in
                 attacks.iter().filter(|attack| self.only.is_empty() || self.only.contains(&attack.name.to_owned()))
             {
@@ -76,7 +76,7 @@ impl Campaign {
                     }
                     let running = match network.take() {
                         Some(running) => running,
-                        None => Network::start(&self.heddle, form)?,
+                        None => AttackedNetwork::start(&self.heddle, form)?,
                     };
                     let trial = Trial::run(&running, attack, *kind, &bounds)?;
                     println!("{trial}");

@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use crate::target::{Kind, Target};
+use crate::target::{TargetKind, TargetNetwork};
 use crate::wire::random;
 
-/// How a network runs.
+/// The forms in which a network runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum NetworkMode {
     /// `heddle up`: one process.
     Up,
     /// `heddle up --isolate`: processes that reach one another's memory over TCP.
@@ -24,83 +24,85 @@ pub enum Form {
     Kv,
 }
 
-impl Form {
-    pub const ALL: [Form; 4] = [Form::Up, Form::Isolate, Form::Plan, Form::Kv];
+impl NetworkMode {
+    pub const ALL: [NetworkMode; 4] = [NetworkMode::Up, NetworkMode::Isolate, NetworkMode::Plan, NetworkMode::Kv];
 
     fn name(self) -> &'static str {
         match self {
-            Form::Up => "up",
-            Form::Isolate => "isolate",
-            Form::Plan => "plan",
-            Form::Kv => "kv",
+            NetworkMode::Up => "up",
+            NetworkMode::Isolate => "isolate",
+            NetworkMode::Plan => "plan",
+            NetworkMode::Kv => "kv",
         }
     }
 
     /// Whether a network of this form has such a port.
-    pub fn has(self, kind: Kind) -> bool {
+    pub fn has(self, kind: TargetKind) -> bool {
         match self {
-            Form::Up => matches!(kind, Kind::Gateway | Kind::Orderer | Kind::Metrics),
-            Form::Isolate | Form::Plan => kind != Kind::Kv,
-            Form::Kv => kind == Kind::Kv,
+            NetworkMode::Up => matches!(kind, TargetKind::Gateway | TargetKind::Orderer | TargetKind::Metrics),
+            NetworkMode::Isolate | NetworkMode::Plan => kind != TargetKind::Kv,
+            NetworkMode::Kv => kind == TargetKind::Kv,
         }
     }
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for NetworkMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Form {
+impl FromStr for NetworkMode {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Form, String> {
-        let found = Form::ALL.into_iter().find(|form| form.name() == text);
+    fn from_str(text: &str) -> Result<NetworkMode, String> {
+        let found = NetworkMode::ALL.into_iter().find(|form| form.name() == text);
         found.ok_or_else(|| format!("no form of network: {text}"))
     }
 }
 
-/// The first two are newcomers', the last one is the attackers'.
+/// The first two are the newcomers', the last one is the attackers'.
 const ORGANIZATIONS: usize = 3;
-const READY_PATIENCE: Duration = Duration::from_secs(60);
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 
-const CONFIG: &str = "[pool]\nprovider = \"tcp\"\ncompute_nodes = 2\nborrow = \"always\"\nmemory_bytes = 268435456\n\
+const CONFIG: &str = "[pool]\nprovider = \"tcp\"\ncompute_nodes = 2\noffload = \"always\"\nmemory_bytes = 268435456\n\
                       peer_bytes = 67108864\n";
 
 /// A running network, ended when this is dropped.
-pub struct Network {
-    pub form: Form,
+pub struct AttackedNetwork {
+    pub form: NetworkMode,
     children: Vec<(String, Child)>,
     folder: tempfile::TempDir,
 }
 
-impl Network {
-    /// Starts one and waits until it is ready.
+impl AttackedNetwork {
+    /// Starts a network and waits until it is ready.
     ///
     /// # Errors
-    /// It does not start; the error ends with what it said.
-    pub fn start(heddle: &Path, form: Form) -> io::Result<Network> {
+    /// The network does not start; the error ends with its output.
+    pub fn start(heddle: &Path, form: NetworkMode) -> io::Result<AttackedNetwork> {
         let folder = tempfile::Builder::new().prefix("heddle-attack-").tempdir()?;
-        let mut network = Network { form, children: Vec::new(), folder };
+        let mut network = AttackedNetwork { form, children: Vec::new(), folder };
         let config = network.folder.path().join("config.toml");
         std::fs::write(&config, CONFIG)?;
         let organizations = ORGANIZATIONS.to_string();
         let config = config.display().to_string();
         let up = ["up", "--bound", "--any-ports", "--orgs", &organizations];
         match form {
-            Form::Up => network.spawn(heddle, "heddle", &up)?,
-            Form::Isolate => {
+            NetworkMode::Up => network.spawn(heddle, "heddle", &up)?,
+            NetworkMode::Isolate => {
                 network.spawn(heddle, "heddle", &[&up[..], &["--isolate", "--config", &config]].concat())?;
             }
-            Form::Kv => network.spawn(heddle, "heddle", &["kv", "up", "--listen", "127.0.0.1:0", "--keys", "10000"])?,
-            Form::Plan => network.plan(heddle, &organizations, &config)?,
+            NetworkMode::Kv => {
+                network.spawn(heddle, "heddle", &["kv", "up", "--listen", "127.0.0.1:0", "--keys", "10000"])?
+            }
+            NetworkMode::Plan => network.plan(heddle, &organizations, &config)?,
         }
         let start = Instant::now();
         while !network.is_ready() {
-            if start.elapsed() > READY_PATIENCE || network.has_ended() {
+            if start.elapsed() > READY_TIMEOUT || network.has_ended() {
                 return Err(io::Error::other(format!("the network did not start:\n{}", network.log())));
             }
             std::thread::sleep(POLL);
@@ -113,15 +115,15 @@ impl Network {
         self.folder.path().join("network")
     }
 
-    /// Names and numbers of its processes, without the attackers' organisation's.
+    /// Names and ids of its processes, without those of the attackers' organisation.
     ///
     /// # Errors
-    /// Its description cannot be read.
+    /// The network's description cannot be read.
     pub fn processes(&self) -> io::Result<Vec<(String, u32)>> {
         let own = format!("org{ORGANIZATIONS}");
         let processes = match self.form {
-            Form::Plan => self.children.iter().map(|(name, child)| (name.clone(), child.id())).collect(),
-            _ => Target::read(&self.dir())?.processes(),
+            NetworkMode::Plan => self.children.iter().map(|(name, child)| (name.clone(), child.id())).collect(),
+            _ => TargetNetwork::read(&self.dir())?.processes(),
         };
         Ok(processes.into_iter().filter(|(name, _)| !name.contains(&own)).collect())
     }
@@ -138,8 +140,8 @@ impl Network {
         Ok(())
     }
 
-    /// Plans a network on three addresses, and starts the processes of all organisations but the attackers': theirs has
-    /// credentials alone.
+    /// Plans a network on three addresses, and starts the processes of all organisations except the attackers', which only
+    /// has credentials.
     fn plan(&mut self, heddle: &Path, organizations: &str, config: &str) -> io::Result<()> {
         let base = 12_000 + u32::from(u16::from_le_bytes(random())) % 15_000;
         let [gateway, orderer, links, metrics] = [100, 10, 200, 20].map(|offset| (base + offset).to_string());
@@ -173,9 +175,9 @@ impl Network {
         };
         let dir = self.dir();
         self.children.iter().all(|(name, child)| match self.form {
-            Form::Plan => describes(dir.join("nodes").join(name).join("ready.json"), child.id()),
-            Form::Kv => describes(dir.join("kv.json"), child.id()),
-            Form::Up | Form::Isolate => describes(dir.join("endpoints.json"), child.id()),
+            NetworkMode::Plan => describes(dir.join("nodes").join(name).join("ready.json"), child.id()),
+            NetworkMode::Kv => describes(dir.join("kv.json"), child.id()),
+            NetworkMode::Up | NetworkMode::Isolate => describes(dir.join("endpoints.json"), child.id()),
         })
     }
 
@@ -183,7 +185,7 @@ impl Network {
         self.children.iter_mut().any(|(_, child)| !matches!(child.try_wait(), Ok(None)))
     }
 
-    /// What its processes said last.
+    /// The last output of its processes.
     fn log(&self) -> String {
         let mut text = String::new();
         for (name, _) in &self.children {
@@ -195,15 +197,15 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for AttackedNetwork {
     fn drop(&mut self) {
         for (_, child) in &self.children {
-            // In order, so that a supervisor ends what it started.
+            // With a signal, so that a supervisor can end the processes that it started.
             let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
         }
         let start = Instant::now();
         for (_, child) in &mut self.children {
-            while start.elapsed() < STOP_PATIENCE && matches!(child.try_wait(), Ok(None)) {
+            while start.elapsed() < STOP_TIMEOUT && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(POLL);
             }
             let _ = child.kill();

@@ -1,4 +1,4 @@
-//! One attack on one port, with its newcomer and its verdict.
+//! A trial: one attack on one port, with its newcomer and its verdict.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,67 +7,74 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::network::{Form, Network};
+use super::network::{AttackedNetwork, NetworkMode};
 use crate::attacks::Attack;
-use crate::pace::Done;
-use crate::target::Kind;
+use crate::pace::AttackReport;
+use crate::target::TargetKind;
 
-/// What an attack must not exceed.
-pub struct Bounds {
+/// The bounds that an attack must not exceed.
+pub struct TrialLimits {
     pub seconds: f64,
-    pub patience_ms: u64,
+    pub visit_ms_max: u64,
     pub growth_mib: u64,
 }
 
-/// What became of an attack.
+/// The outcome of an attack.
 pub struct Trial {
-    form: Form,
+    form: NetworkMode,
     attack: &'static str,
-    kind: Kind,
-    done: Option<Done>,
-    /// The newcomer's longest visit since the attack began, and how many there were.
+    kind: TargetKind,
+    done: Option<AttackReport>,
+    /// The newcomer's longest visit since the attack began, and the number of visits.
     newcomer_ms: u64,
     visits: u64,
-    /// Memory of the process that grew most: its name, and MiB before, at most, and afterwards.
+    /// Memory of the process that grew most: its name, and MiB before, at the peak, and afterwards.
     memory: (String, [u64; 3]),
     /// Why the attack succeeded, if it did.
     pub failures: Vec<String>,
 }
 
-/// From one look at the processes' memory to the next.
+/// Interval between samples of the processes' memory.
 const SAMPLE: Duration = Duration::from_millis(50);
 /// How much longer than its time an attack may take.
-const ATTACK_PATIENCE: Duration = Duration::from_secs(15);
+const ATTACK_TIMEOUT: Duration = Duration::from_secs(15);
 /// Visits after an attack, the first of which may have begun before its end.
 const VISITS_AFTER: usize = 2;
 
 impl Trial {
-    /// Runs it.
+    /// Runs the trial.
     ///
     /// # Errors
     /// A program cannot be started.
-    pub fn run(network: &Network, attack: &Attack, kind: Kind, bounds: &Bounds) -> io::Result<Trial> {
+    pub fn run(
+        network: &AttackedNetwork,
+        attack: &Attack,
+        kind: TargetKind,
+        bounds: &TrialLimits,
+    ) -> io::Result<Trial> {
         let processes = network.processes()?;
-        let mut memory = Memory::new(&processes);
+        let mut memory = ResidentMemory::new(&processes);
         let mut failures = Vec::new();
-        let mut newcomer = Newcomer::start(network, kind)?;
+        let mut newcomer = NewcomerProcess::start(network, kind)?;
         let (mut newcomer_ms, mut visits) = (0, 0);
-        let mut judge = |visit: Visit, failures: &mut Vec<String>| {
+        let mut count_visit = |visit: NewcomerVisit, failures: &mut Vec<String>| {
             visits += 1;
             newcomer_ms = newcomer_ms.max(visit.millis);
-            let reason = match visit.refusal {
+            let reason = match visit.rejection {
                 Some(reason) => format!("a newcomer was refused after {} ms: {reason}", visit.millis),
-                None if visit.millis > bounds.patience_ms => format!("a newcomer was served after {} ms", visit.millis),
+                None if visit.millis > bounds.visit_ms_max => {
+                    format!("a newcomer was served after {} ms", visit.millis)
+                }
                 None => return,
             };
-            // The first of its kind says enough.
+            // The first failure of its kind is enough.
             if !failures.iter().any(|failure| failure.starts_with("a newcomer")) {
                 failures.push(reason);
             }
         };
         match newcomer.next(Duration::from_secs(10)) {
-            Some(Visit { refusal: None, .. }) => {}
-            Some(Visit { refusal: Some(reason), .. }) => {
+            Some(NewcomerVisit { rejection: None, .. }) => {}
+            Some(NewcomerVisit { rejection: Some(reason), .. }) => {
                 failures.push(format!("no newcomer was served before: {reason}"))
             }
             None => failures.push("no newcomer was served before".to_owned()),
@@ -80,19 +87,19 @@ impl Trial {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        let end = Instant::now() + Duration::from_secs_f64(bounds.seconds) + ATTACK_PATIENCE;
+        let end = Instant::now() + Duration::from_secs_f64(bounds.seconds) + ATTACK_TIMEOUT;
         while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(SAMPLE);
             memory.sample();
             while let Some(visit) = newcomer.next(Duration::ZERO) {
-                judge(visit, &mut failures);
+                count_visit(visit, &mut failures);
             }
         }
         let _ = child.kill();
         let output = child.wait_with_output()?;
-        let done: Option<Done> = serde_json::from_slice(&output.stdout).ok();
+        let done: Option<AttackReport> = serde_json::from_slice(&output.stdout).ok();
         match &done {
-            Some(Done { breach: Some(breach), .. }) => failures.push(breach.clone()),
+            Some(AttackReport { breach: Some(breach), .. }) => failures.push(breach.clone()),
             Some(_) => {}
             None => {
                 let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
@@ -101,7 +108,7 @@ impl Trial {
         }
         for _ in 0..VISITS_AFTER {
             match newcomer.next(Duration::from_secs(12)) {
-                Some(visit) => judge(visit, &mut failures),
+                Some(visit) => count_visit(visit, &mut failures),
                 None => failures.push("no newcomer came afterwards".to_owned()),
             }
             memory.sample();
@@ -148,20 +155,20 @@ impl fmt::Display for Trial {
 }
 
 /// A visit of the newcomer.
-struct Visit {
+struct NewcomerVisit {
     millis: u64,
-    refusal: Option<String>,
+    rejection: Option<String>,
 }
 
-struct Newcomer {
+struct NewcomerProcess {
     child: Child,
     input: Option<ChildStdin>,
-    visits: Receiver<Visit>,
+    visits: Receiver<NewcomerVisit>,
 }
 
-impl Newcomer {
-    fn start(network: &Network, kind: Kind) -> io::Result<Newcomer> {
-        let organization = if matches!(kind, Kind::Gateway | Kind::Orderer) { "1" } else { "2" };
+impl NewcomerProcess {
+    fn start(network: &AttackedNetwork, kind: TargetKind) -> io::Result<NewcomerProcess> {
+        let organization = if matches!(kind, TargetKind::Gateway | TargetKind::Orderer) { "1" } else { "2" };
         let mut child = Command::new(std::env::current_exe()?)
             .args(["newcomer", "--port", kind.name(), "--organization", organization, "--dir"])
             .arg(network.dir())
@@ -176,16 +183,16 @@ impl Newcomer {
                 let is_served = words.next() == Some("served");
                 let millis = words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
                 let refusal = (!is_served).then(|| words.next().unwrap_or_default().to_owned());
-                if sender.send(Visit { millis, refusal }).is_err() {
+                if sender.send(NewcomerVisit { millis, rejection: refusal }).is_err() {
                     return;
                 }
             }
         });
-        Ok(Newcomer { input: child.stdin.take(), child, visits })
+        Ok(NewcomerProcess { input: child.stdin.take(), child, visits })
     }
 
-    fn next(&mut self, patience: Duration) -> Option<Visit> {
-        self.visits.recv_timeout(patience).ok()
+    fn next(&mut self, timeout: Duration) -> Option<NewcomerVisit> {
+        self.visits.recv_timeout(timeout).ok()
     }
 
     fn end(mut self) {
@@ -194,16 +201,16 @@ impl Newcomer {
     }
 }
 
-/// Resident memory of processes, in MiB: before, at most, and last; `None` for one that is gone.
-struct Memory(BTreeMap<String, (u32, [u64; 3], bool)>);
+/// Resident memory of processes, in MiB: before, at the peak, and last; `None` for a process that has ended.
+struct ResidentMemory(BTreeMap<String, (u32, [u64; 3], bool)>);
 
-impl Memory {
-    fn new(processes: &[(String, u32)]) -> Memory {
+impl ResidentMemory {
+    fn new(processes: &[(String, u32)]) -> ResidentMemory {
         let of = |(name, process): &(String, u32)| {
             let now = resident_mib(*process).unwrap_or(0);
             (name.clone(), (*process, [now; 3], true))
         };
-        Memory(processes.iter().map(of).collect())
+        ResidentMemory(processes.iter().map(of).collect())
     }
 
     fn sample(&mut self) {
@@ -241,8 +248,8 @@ fn resident_mib(process: u32) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib >> 10)
 }
 
-/// Whether the network works, as a program of its own finds out.
-fn check(network: &Network) -> io::Result<Vec<String>> {
+/// Whether the network works, as a separate program finds out.
+fn check(network: &AttackedNetwork) -> io::Result<Vec<String>> {
     let output = Command::new(std::env::current_exe()?)
         .args(["check", "--dir"])
         .arg(network.dir())
@@ -251,7 +258,7 @@ fn check(network: &Network) -> io::Result<Vec<String>> {
     let said = String::from_utf8_lossy(&output.stdout);
     let mut failures: Vec<String> = said.lines().map(str::to_owned).collect();
     if !output.status.success() && failures.is_empty() {
-        failures.push(format!("the network could not be asked: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        failures.push(format!("the network could not be checked: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
     Ok(failures)
 }

@@ -9,13 +9,13 @@ use aws_lc_rs::digest;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 
-use super::grpc::Channel;
-use super::protobuf::{Message, field, number};
+use super::grpc::GrpcChannel;
+use super::protobuf::{ProtobufMessage, field, number};
 use super::random;
 
-/// A member that signs.
+/// A member with its signing key.
 #[derive(Clone)]
-pub struct User {
+pub struct FabricUser {
     key: Arc<EcdsaKeyPair>,
     /// `msp.SerializedIdentity`.
     pub serialized: Vec<u8>,
@@ -25,30 +25,30 @@ const ENDORSER_TRANSACTION: u64 = 3;
 const DELIVER_SEEK_INFO: u64 = 5;
 const NODE: u64 = 3;
 
-impl User {
+impl FabricUser {
     /// Reads a folder `msp`.
     ///
     /// # Errors
-    /// Its certificate or key is not there.
-    pub fn read(msp_id: &str, msp: &Path) -> io::Result<User> {
+    /// The certificate or the key does not exist.
+    pub fn read(msp_id: &str, msp: &Path) -> io::Result<FabricUser> {
         let certificates = std::fs::read_dir(msp.join("signcerts"))?;
         let certificate = certificates.into_iter().next().ok_or(io::ErrorKind::NotFound)??;
         let certificate = std::fs::read(certificate.path())?;
         let key = pem::parse(std::fs::read(msp.join("keystore/priv_sk"))?).map_err(io::Error::other)?;
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.contents());
-        let serialized = Message::new().bytes(1, msp_id).bytes(2, &certificate).done();
-        Ok(User { key: Arc::new(key.map_err(io::Error::other)?), serialized })
+        let serialized = ProtobufMessage::new().bytes(1, msp_id).bytes(2, &certificate).done();
+        Ok(FabricUser { key: Arc::new(key.map_err(io::Error::other)?), serialized })
     }
 
-    /// The same user whose certificate is written in another way: its last line is broken somewhere else.
-    pub fn written_otherwise(&self, variant: u64) -> User {
+    /// The same user with another encoding of the certificate: its last line is broken at another place.
+    pub fn written_otherwise(&self, variant: u64) -> FabricUser {
         let mut serialized = self.serialized.clone();
-        // A field that no one knows, of another number each time.
-        serialized.extend(Message::new().number(15, variant).done());
-        User { key: Arc::clone(&self.key), serialized }
+        // An unknown field, with a different value each time.
+        serialized.extend(ProtobufMessage::new().number(15, variant).done());
+        FabricUser { key: Arc::clone(&self.key), serialized }
     }
 
-    /// A signature with the lesser of the two possible `s`, as Fabric wants it.
+    /// A signature with the lower of the two possible `s`, as Fabric requires.
     ///
     /// # Panics
     /// If the system has no random bytes.
@@ -66,50 +66,51 @@ impl User {
     fn signature_header(&self) -> (Vec<u8>, String) {
         let nonce: [u8; 24] = random();
         let id = digest::digest(&digest::SHA256, &[&nonce[..], &self.serialized].concat());
-        (Message::new().bytes(1, &self.serialized).bytes(2, nonce).done(), hex::encode(id))
+        (ProtobufMessage::new().bytes(1, &self.serialized).bytes(2, nonce).done(), hex::encode(id))
     }
 
     /// A proposal and its transaction's id.
     pub fn proposal(&self, channel: &str, contract: &str, args: &[&str]) -> Proposal {
-        let args = args.iter().fold(Message::new(), |input, arg| input.bytes(1, arg));
+        let args = args.iter().fold(ProtobufMessage::new(), |input, arg| input.bytes(1, arg));
         let (header, tx_id) = self.proposal_header(channel, contract);
-        let payload = Message::new().bytes(1, invocation(contract, args.as_ref()));
-        let proposal = Message::new().bytes(1, header).bytes(2, payload).done();
+        let payload = ProtobufMessage::new().bytes(1, invocation(contract, args.as_ref()));
+        let proposal = ProtobufMessage::new().bytes(1, header).bytes(2, payload).done();
         let signature = self.sign(&proposal);
         Proposal {
             tx_id,
             channel: channel.to_owned(),
-            signed: Message::new().bytes(1, proposal).bytes(2, signature).done(),
+            signed: ProtobufMessage::new().bytes(1, proposal).bytes(2, signature).done(),
         }
     }
 
     /// The header of a proposal, and its transaction's id.
     pub fn proposal_header(&self, channel: &str, contract: &str) -> (Vec<u8>, String) {
         let (signature_header, tx_id) = self.signature_header();
-        let extension = Message::new().bytes(2, Message::new().bytes(2, contract));
+        let extension = ProtobufMessage::new().bytes(2, ProtobufMessage::new().bytes(2, contract));
         let channel_header = channel_header(ENDORSER_TRANSACTION, channel).bytes(5, &tx_id).bytes(7, extension);
-        (Message::new().bytes(1, channel_header).bytes(2, signature_header).done(), tx_id)
+        (ProtobufMessage::new().bytes(1, channel_header).bytes(2, signature_header).done(), tx_id)
     }
 
     /// A signed request for the blocks from `start` on, without end.
-    pub fn seek(&self, channel: &str, start: Seek) -> Vec<u8> {
+    pub fn seek(&self, channel: &str, start: SeekStart) -> Vec<u8> {
         let position = match start {
-            Seek::Newest => Message::new().bytes(1, ""),
-            Seek::Block(number) => Message::new().bytes(3, Message::new().number(1, number)),
+            SeekStart::Newest => ProtobufMessage::new().bytes(1, ""),
+            SeekStart::Block(number) => ProtobufMessage::new().bytes(3, ProtobufMessage::new().number(1, number)),
         };
-        let last = Message::new().bytes(3, Message::new().number(1, u64::MAX));
-        let seek = Message::new().bytes(1, position).bytes(2, last);
-        let header =
-            Message::new().bytes(1, channel_header(DELIVER_SEEK_INFO, channel)).bytes(2, self.signature_header().0);
-        let payload = Message::new().bytes(1, header).bytes(2, seek).done();
+        let last = ProtobufMessage::new().bytes(3, ProtobufMessage::new().number(1, u64::MAX));
+        let seek = ProtobufMessage::new().bytes(1, position).bytes(2, last);
+        let header = ProtobufMessage::new()
+            .bytes(1, channel_header(DELIVER_SEEK_INFO, channel))
+            .bytes(2, self.signature_header().0);
+        let payload = ProtobufMessage::new().bytes(1, header).bytes(2, seek).done();
         let signature = self.sign(&payload);
-        Message::new().bytes(1, payload).bytes(2, signature).done()
+        ProtobufMessage::new().bytes(1, payload).bytes(2, signature).done()
     }
 }
 
 /// Where blocks begin.
 #[derive(Clone, Copy)]
-pub enum Seek {
+pub enum SeekStart {
     Newest,
     Block(u64),
 }
@@ -124,31 +125,32 @@ pub struct Proposal {
 
 impl Proposal {
     fn request(&self) -> Vec<u8> {
-        Message::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, &self.signed).done()
+        ProtobufMessage::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, &self.signed).done()
     }
 
-    /// Has a gateway run it.
+    /// Runs it on a gateway.
     ///
     /// # Errors
-    /// The gateway's.
-    pub async fn evaluate(&self, gateway: &Channel) -> io::Result<Vec<u8>> {
+    /// Those of the gateway.
+    pub async fn evaluate(&self, gateway: &GrpcChannel) -> io::Result<Vec<u8>> {
         let answer = gateway.call_ok("/gateway.Gateway/Evaluate", &self.request()).await?;
         let result = field(&answer, 1).unwrap_or_default();
         Ok(field(result, 3).unwrap_or_default().to_vec())
     }
 
-    /// Has it endorsed, ordered and committed; gives the validation code, 0 for valid.
+    /// Endorses, submits and waits for the commit; returns the validation code, 0 for valid.
     ///
     /// # Errors
-    /// The gateway's.
-    pub async fn commit(&self, gateway: &Channel, user: &User) -> io::Result<u64> {
+    /// Those of the gateway.
+    pub async fn commit(&self, gateway: &GrpcChannel, user: &FabricUser) -> io::Result<u64> {
         let answer = gateway.call_ok("/gateway.Gateway/Endorse", &self.request()).await?;
         let payload = field(&answer, 1).and_then(|envelope| field(envelope, 1)).unwrap_or_default();
-        let envelope = Message::new().bytes(1, payload).bytes(2, user.sign(payload));
-        let submit = Message::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, envelope).done();
+        let envelope = ProtobufMessage::new().bytes(1, payload).bytes(2, user.sign(payload));
+        let submit = ProtobufMessage::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, envelope).done();
         gateway.call_ok("/gateway.Gateway/Submit", &submit).await?;
-        let request = Message::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, &user.serialized).done();
-        let signed = Message::new().bytes(1, &request).bytes(2, user.sign(&request)).done();
+        let request =
+            ProtobufMessage::new().bytes(1, &self.tx_id).bytes(2, &self.channel).bytes(3, &user.serialized).done();
+        let signed = ProtobufMessage::new().bytes(1, &request).bytes(2, user.sign(&request)).done();
         let answer = gateway.call_ok("/gateway.Gateway/CommitStatus", &signed).await?;
         Ok(number(&answer, 1))
     }
@@ -156,14 +158,15 @@ impl Proposal {
 
 /// The invocation of a contract with these fields of `ChaincodeInput`.
 pub fn invocation(contract: &str, input: &[u8]) -> Vec<u8> {
-    let spec = Message::new().number(1, NODE).bytes(2, Message::new().bytes(2, contract)).bytes(3, input);
-    Message::new().bytes(1, spec).done()
+    let spec =
+        ProtobufMessage::new().number(1, NODE).bytes(2, ProtobufMessage::new().bytes(2, contract)).bytes(3, input);
+    ProtobufMessage::new().bytes(1, spec).done()
 }
 
-fn channel_header(kind: u64, channel: &str) -> Message {
+fn channel_header(kind: u64, channel: &str) -> ProtobufMessage {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let now = Message::new().number(1, now.as_secs()).number(2, u64::from(now.subsec_nanos()));
-    Message::new().number(1, kind).bytes(3, now).bytes(4, channel)
+    let now = ProtobufMessage::new().number(1, now.as_secs()).number(2, u64::from(now.subsec_nanos()));
+    ProtobufMessage::new().number(1, kind).bytes(3, now).bytes(4, channel)
 }
 
 /// The order of P-256, and half of it.

@@ -1,4 +1,4 @@
-//! gRPC over HTTP/2, as a client of the `h2` crate.
+//! gRPC over HTTP/2, by means of the `h2` crate.
 
 use std::io;
 use std::sync::Arc;
@@ -12,43 +12,47 @@ use rustls::ClientConfig;
 
 use super::{dial, tls};
 
-/// What a call may take.
+/// The longest time of a call.
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What an HTTP/2 connection begins with.
+/// The settings with which an HTTP/2 connection begins.
 #[derive(Clone, Copy, Default)]
-pub struct Windows {
-    /// Bytes that each of the server's answers may have before we take any.
+pub struct FlowControlWindows {
+    /// Bytes that the server may send on each stream before we read any.
     pub stream: Option<u32>,
 }
 
 /// A connection to a gRPC port.
 #[derive(Clone)]
-pub struct Channel {
+pub struct GrpcChannel {
     sender: SendRequest<Bytes>,
     driver: Arc<tokio::task::JoinHandle<()>>,
 }
 
 /// How a call ended: the status, its message, and the answer's bytes.
 #[derive(Debug)]
-pub struct Answer {
+pub struct GrpcResponse {
     pub status: u32,
     pub message: String,
     pub body: Vec<u8>,
 }
 
 /// An open stream.
-pub struct Stream {
+pub struct GrpcStream {
     pub requests: SendStream<Bytes>,
     pub response: h2::client::ResponseFuture,
 }
 
-impl Channel {
-    /// Connects; without `tls` in the clear.
+impl GrpcChannel {
+    /// Connects; in plain text without `tls`.
     ///
     /// # Errors
     /// The port does not answer.
-    pub async fn connect(address: &str, tls: Option<&Arc<ClientConfig>>, windows: Windows) -> io::Result<Channel> {
+    pub async fn connect(
+        address: &str,
+        tls: Option<&Arc<ClientConfig>>,
+        windows: FlowControlWindows,
+    ) -> io::Result<GrpcChannel> {
         let socket = dial(address).await?;
         let mut builder = h2::client::Builder::new();
         if let Some(bytes) = windows.stream {
@@ -65,14 +69,14 @@ impl Channel {
                 (sender, tokio::spawn(async move { drop(connection.await) }))
             }
         };
-        Ok(Channel { sender, driver: Arc::new(driver) })
+        Ok(GrpcChannel { sender, driver: Arc::new(driver) })
     }
 
     /// Opens a stream.
     ///
     /// # Errors
     /// The server has closed the connection.
-    pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> io::Result<Stream> {
+    pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> io::Result<GrpcStream> {
         let mut request = Request::builder()
             .method(Method::POST)
             .version(Version::HTTP_2)
@@ -85,14 +89,14 @@ impl Channel {
         let request = request.body(()).map_err(io::Error::other)?;
         let mut sender = self.sender.clone().ready().await.map_err(io::Error::other)?;
         let (response, requests) = sender.send_request(request, false).map_err(io::Error::other)?;
-        Ok(Stream { requests, response })
+        Ok(GrpcStream { requests, response })
     }
 
     /// A call with one answer.
     ///
     /// # Errors
     /// No whole answer comes in time.
-    pub async fn call(&self, path: &str, message: &[u8]) -> io::Result<Answer> {
+    pub async fn call(&self, path: &str, message: &[u8]) -> io::Result<GrpcResponse> {
         tokio::time::timeout(CALL_TIME_MAX, async {
             let mut stream = self.open(path, &[]).await?;
             stream.requests.send_data(framed(message), true).map_err(io::Error::other)?;
@@ -101,10 +105,10 @@ impl Channel {
         .await?
     }
 
-    /// As [`Channel::call`], for answers that have to be `OK`.
+    /// As [`GrpcChannel::call`], for answers that must be `OK`.
     ///
     /// # Errors
-    /// Another status.
+    /// Any other status.
     pub async fn call_ok(&self, path: &str, message: &[u8]) -> io::Result<Vec<u8>> {
         let answer = self.call(path, message).await?;
         if answer.status == 0 {
@@ -114,7 +118,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for GrpcChannel {
     fn drop(&mut self) {
         if Arc::strong_count(&self.driver) == 1 {
             self.driver.abort();
@@ -122,7 +126,7 @@ impl Drop for Channel {
     }
 }
 
-impl Stream {
+impl GrpcStream {
     /// Sends bytes as far as the server's window lets them through, in pieces.
     ///
     /// # Errors
@@ -141,7 +145,7 @@ impl Stream {
     /// The first message of the answer.
     ///
     /// # Errors
-    /// The stream ends before.
+    /// The stream ends before its first message.
     pub async fn first(self) -> io::Result<(Vec<u8>, SendStream<Bytes>, RecvStream)> {
         let response = self.response.await.map_err(io::Error::other)?;
         if let Some((status, message)) = status_of(response.headers()) {
@@ -160,11 +164,11 @@ impl Stream {
         }
     }
 
-    async fn answer(self) -> io::Result<Answer> {
+    async fn answer(self) -> io::Result<GrpcResponse> {
         let _requests = self.requests;
         let response = self.response.await.map_err(io::Error::other)?;
         if let Some((status, message)) = status_of(response.headers()) {
-            return Ok(Answer { status, message, body: Vec::new() });
+            return Ok(GrpcResponse { status, message, body: Vec::new() });
         }
         let mut stream = response.into_body();
         let mut bytes = Vec::new();
@@ -175,7 +179,7 @@ impl Stream {
         }
         let trailers = stream.trailers().await.map_err(io::Error::other)?.unwrap_or_default();
         let (status, message) = status_of(&trailers).ok_or(io::ErrorKind::UnexpectedEof)?;
-        Ok(Answer { status, message, body: unframed(&bytes).unwrap_or_default().to_vec() })
+        Ok(GrpcResponse { status, message, body: unframed(&bytes).unwrap_or_default().to_vec() })
     }
 }
 
@@ -185,7 +189,7 @@ fn status_of(headers: &HeaderMap) -> Option<(u32, String)> {
     Some((status, message.to_owned()))
 }
 
-/// A message with its five bytes of head.
+/// A message with its five-byte prefix.
 pub fn framed(message: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(message.len() + 5);
     bytes.put_slice(&head(message.len() as u64));
@@ -196,7 +200,7 @@ pub fn framed(message: &[u8]) -> Bytes {
 /// The head of a message whose bytes follow later.
 ///
 /// # Panics
-/// If gRPC has no way to say such a length.
+/// If gRPC cannot encode this length.
 pub fn head(length: u64) -> [u8; 5] {
     let length = u32::try_from(length).expect("below 4 GiB").to_be_bytes();
     [0, length[0], length[1], length[2], length[3]]

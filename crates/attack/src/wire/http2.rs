@@ -1,6 +1,6 @@
-//! HTTP/2 frames by hand, for what no library would send.
+//! HTTP/2 frames written by hand, for traffic that no library would send.
 
-/// What a client's connection begins with: the preface and empty settings.
+/// The first bytes of a client's connection: the preface and empty settings.
 pub fn preface() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, &[])].concat()
 }
@@ -24,7 +24,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The headers of a gRPC call, none of them in a table.
+/// The headers of a gRPC call, none of them entered into the table.
 pub fn call(path: &str) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in [
@@ -42,7 +42,7 @@ pub fn call(path: &str) -> Vec<u8> {
     block
 }
 
-/// A header that goes into the table, where its index is 62 until the next one.
+/// A header that is entered into the table, where its index is 62 until the next one.
 pub fn indexed(name: &str, value: &[u8]) -> Vec<u8> {
     let mut block = vec![0x40];
     text(&mut block, name.as_bytes());
@@ -50,11 +50,11 @@ pub fn indexed(name: &str, value: &[u8]) -> Vec<u8> {
     block
 }
 
-/// A reference of one byte to the header that went into the table last.
+/// A reference of one byte to the header last entered into the table.
 pub const LAST_INDEXED: u8 = 0x80 | 62;
 
 fn text(block: &mut Vec<u8>, value: &[u8]) {
-    // A length of seven bits, and the rest of it in further ones.
+    // The length in seven bits, continued in further bytes.
     match value.len() {
         short @ 0..127 => block.push(short as u8),
         long => {

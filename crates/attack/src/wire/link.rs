@@ -1,4 +1,4 @@
-//! Links over TLS: whole messages in order, and the blocks that an orderer sends over them.
+//! Links over TLS: exchange of whole messages in order, and the blocks that an orderer sends.
 
 use std::io;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ const MAGIC: &[u8; 7] = b"HDLLINK";
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
 
 /// A link.
-pub struct Link {
+pub struct LinkConnection {
     pub stream: TlsStream<TcpStream>,
 }
 
-impl Link {
-    /// Connects, shows a certificate, and says which version of links is spoken: that which the server says.
+impl LinkConnection {
+    /// Connects, presents a certificate, and announces the version of the link protocol, which is the server's.
     ///
     /// # Errors
     /// The server refuses.
-    pub async fn connect(address: &str, config: &Arc<ClientConfig>) -> io::Result<Link> {
+    pub async fn connect(address: &str, config: &Arc<ClientConfig>) -> io::Result<LinkConnection> {
         let mut stream = tls::connect(config, dial(address).await?).await?;
         let mut greeting = [0; 8];
         stream.write_all(&[MAGIC.as_slice(), &[VERSION]].concat()).await?;
@@ -31,7 +31,7 @@ impl Link {
         if greeting[..7] != MAGIC[..] {
             return Err(io::Error::other("no link"));
         }
-        Ok(Link { stream })
+        Ok(LinkConnection { stream })
     }
 
     /// Sends a message.
@@ -71,13 +71,13 @@ pub fn head(length: u32) -> [u8; 8] {
     [length[0], length[1], length[2], length[3], 0, 0, 0, 0]
 }
 
-/// Asks an orderer for the blocks of a channel.
+/// The request to an orderer for the blocks of a channel.
 pub fn request_blocks(channel: &str, first: u64) -> Vec<u8> {
     let length = (channel.len() as u16).to_le_bytes();
     [&[1], &length[..], channel.as_bytes(), &first.to_le_bytes()].concat()
 }
 
-/// A request of calls over links, number 1, which says hello to a peer or an orderer.
+/// The hello to a peer or an orderer, as request number 1 of calls over links.
 pub fn hello() -> Vec<u8> {
     let mut bytes = vec![1, 0, 0, 0];
     let body = [0x0a, 2, 8, 1];

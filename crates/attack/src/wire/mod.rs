@@ -13,20 +13,20 @@ use std::time::Duration;
 
 use tokio::net::{TcpSocket, TcpStream};
 
-/// How long a connection may take to be made.
+/// How long making a connection may take.
 const DIAL_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A TCP connection to `host:port`.
+/// Makes a TCP connection to `host:port`.
 ///
 /// # Errors
-/// It is refused, or not made in time.
+/// The connection is refused, or not made in time.
 pub async fn dial(address: &str) -> io::Result<TcpStream> {
     let socket = tokio::time::timeout(DIAL_TIME_MAX, TcpStream::connect(address)).await??;
     socket.set_nodelay(true)?;
     Ok(socket)
 }
 
-/// A connection that takes few bytes at a time, whatever the other side would like to send.
+/// A connection that takes few bytes at a time, however much the other side wants to send.
 ///
 /// # Errors
 /// As [`dial`].
@@ -37,13 +37,13 @@ pub async fn dial_narrow(address: &str) -> io::Result<TcpStream> {
     tokio::time::timeout(DIAL_TIME_MAX, socket.connect(address)).await?
 }
 
-/// Bytes that the kernel takes for a narrow connection.
+/// The kernel's receive buffer of a narrow connection, in bytes.
 const NARROW_BYTES: u32 = 128 << 10;
 
 /// Bytes from the operating system's generator.
 ///
 /// # Panics
-/// If the system has none.
+/// If the system has no generator.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has random bytes");

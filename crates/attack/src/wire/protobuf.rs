@@ -2,16 +2,16 @@
 
 /// A message under construction.
 #[derive(Clone, Default)]
-pub struct Message(Vec<u8>);
+pub struct ProtobufMessage(Vec<u8>);
 
-impl Message {
+impl ProtobufMessage {
     /// An empty message.
-    pub fn new() -> Message {
-        Message::default()
+    pub fn new() -> ProtobufMessage {
+        ProtobufMessage::default()
     }
 
-    /// Appends bytes, a text or a message. Unlike other encoders this one writes empty ones too.
-    pub fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> Message {
+    /// Appends bytes, a text or a message. Unlike other encoders, this one also writes empty ones.
+    pub fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> ProtobufMessage {
         let value = value.as_ref();
         put_varint(&mut self.0, u64::from(field) << 3 | 2);
         put_varint(&mut self.0, value.len() as u64);
@@ -20,14 +20,14 @@ impl Message {
     }
 
     /// Appends a number.
-    pub fn number(mut self, field: u32, value: u64) -> Message {
+    pub fn number(mut self, field: u32, value: u64) -> ProtobufMessage {
         put_varint(&mut self.0, u64::from(field) << 3);
         put_varint(&mut self.0, value);
         self
     }
 
     /// Appends the head of a field whose bytes follow later.
-    pub fn head(mut self, field: u32, length: u64) -> Message {
+    pub fn head(mut self, field: u32, length: u64) -> ProtobufMessage {
         put_varint(&mut self.0, u64::from(field) << 3 | 2);
         put_varint(&mut self.0, length);
         self
@@ -39,7 +39,7 @@ impl Message {
     }
 }
 
-impl AsRef<[u8]> for Message {
+impl AsRef<[u8]> for ProtobufMessage {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
@@ -57,7 +57,7 @@ fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
 pub fn field(mut message: &[u8], wanted: u64) -> Option<&[u8]> {
     while let Some((number, value)) = next(&mut message) {
         if number == wanted
-            && let Value::Bytes(bytes) = value
+            && let FieldValue::Bytes(bytes) = value
         {
             return Some(bytes);
         }
@@ -65,11 +65,11 @@ pub fn field(mut message: &[u8], wanted: u64) -> Option<&[u8]> {
     None
 }
 
-/// The first field of this number that holds a number; 0 when there is none.
+/// The first field of this number that holds an integer; 0 if there is none.
 pub fn number(mut message: &[u8], wanted: u64) -> u64 {
     while let Some((number, value)) = next(&mut message) {
         if number == wanted
-            && let Value::Number(value) = value
+            && let FieldValue::Number(value) = value
         {
             return value;
         }
@@ -77,22 +77,22 @@ pub fn number(mut message: &[u8], wanted: u64) -> u64 {
     0
 }
 
-enum Value<'a> {
+enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     Other,
 }
 
-fn next<'a>(message: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
+fn next<'a>(message: &mut &'a [u8]) -> Option<(u64, FieldValue<'a>)> {
     let key = take_varint(message)?;
     let value = match key & 7 {
-        0 => Value::Number(take_varint(message)?),
+        0 => FieldValue::Number(take_varint(message)?),
         2 => {
             let length = usize::try_from(take_varint(message)?).ok()?;
-            Value::Bytes(take(message, length)?)
+            FieldValue::Bytes(take(message, length)?)
         }
-        1 => take(message, 8).map(|_| Value::Other)?,
-        5 => take(message, 4).map(|_| Value::Other)?,
+        1 => take(message, 8).map(|_| FieldValue::Other)?,
+        5 => take(message, 4).map(|_| FieldValue::Other)?,
         _ => return None,
     };
     Some((key >> 3, value))
@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_found_again() {
-        let message = Message::new().number(1, 300).bytes(2, "ab").bytes(3, Message::new().number(1, 1)).done();
+        let message =
+            ProtobufMessage::new().number(1, 300).bytes(2, "ab").bytes(3, ProtobufMessage::new().number(1, 1)).done();
         assert_eq!(message, [0x08, 0xac, 0x02, 0x12, 2, b'a', b'b', 0x1a, 2, 0x08, 1]);
         assert_eq!(number(&message, 1), 300);
         assert_eq!(field(&message, 2), Some(&b"ab"[..]));

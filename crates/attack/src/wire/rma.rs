@@ -13,7 +13,7 @@ use super::{dial, random, tls};
 const MAGIC: &[u8; 8] = b"HDLRMATC";
 pub const HELLO_BYTES: usize = 112;
 const CHALLENGE_BYTES: usize = 80;
-/// The version that is tried first; a host of another one says which.
+/// The version that is tried first; a host of another version names its own.
 pub const VERSION: u32 = 1;
 
 pub const READ: u8 = 1;
@@ -28,8 +28,8 @@ const LONG_REPLY: u8 = 0x82;
 const REPLY_BYTES_MAX: u64 = 256 << 20;
 
 /// A socket with or without TLS.
-pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A name with its token.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ pub struct Credential {
     pub token: Vec<u8>,
 }
 
-/// The first bytes of a caller.
+/// The first bytes that a caller sends.
 pub fn hello(version: u32, name: &str, nonce: &[u8; 32]) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     bytes[..8].copy_from_slice(MAGIC);
@@ -49,29 +49,29 @@ pub fn hello(version: u32, name: &str, nonce: &[u8; 32]) -> [u8; HELLO_BYTES] {
     bytes
 }
 
-/// A connection whose host believes the name.
-pub struct Caller {
-    stream: Box<dyn Wire>,
+/// An authenticated connection.
+pub struct RmaClient {
+    stream: Box<dyn ByteStream>,
     sequence: u32,
     taken: u32,
     taken_bytes: u64,
 }
 
-/// What a host answered to a verb.
+/// A host's answer to a verb.
 #[derive(Debug)]
-pub struct Reply {
+pub struct RmaReply {
     pub status: u8,
     pub bytes: Vec<u8>,
 }
 
-/// What comes from a host.
-pub enum Frame {
-    Reply(Reply),
+/// A frame from a host.
+pub enum RmaFrame {
+    Reply(RmaReply),
     Message(Vec<u8>),
     Credit,
 }
 
-impl Caller {
+impl RmaClient {
     /// Connects and proves the name, over TLS if a configuration is given.
     ///
     /// # Errors
@@ -80,11 +80,11 @@ impl Caller {
         address: &str,
         tls: Option<&Arc<ClientConfig>>,
         credential: &Credential,
-    ) -> io::Result<Caller> {
-        Caller::over(dial(address).await?, tls, credential).await
+    ) -> io::Result<RmaClient> {
+        RmaClient::over(dial(address).await?, tls, credential).await
     }
 
-    /// As [`Caller::connect`], over a connection that is there.
+    /// As [`RmaClient::connect`], over an existing connection.
     ///
     /// # Errors
     /// The host refuses.
@@ -92,8 +92,8 @@ impl Caller {
         socket: TcpStream,
         tls: Option<&Arc<ClientConfig>>,
         credential: &Credential,
-    ) -> io::Result<Caller> {
-        let (mut stream, binding): (Box<dyn Wire>, [u8; 32]) = match tls {
+    ) -> io::Result<RmaClient> {
+        let (mut stream, binding): (Box<dyn ByteStream>, [u8; 32]) = match tls {
             None => (Box::new(socket), [0; 32]),
             Some(config) => {
                 let session = tls::connect(config, socket).await?;
@@ -117,13 +117,13 @@ impl Caller {
         let mut verdict = [0; 8];
         stream.read_exact(&mut verdict).await?;
         match verdict[0] {
-            0 => Ok(Caller { stream, sequence: 0, taken: 0, taken_bytes: 0 }),
+            0 => Ok(RmaClient { stream, sequence: 0, taken: 0, taken_bytes: 0 }),
             1 => Err(io::Error::new(io::ErrorKind::PermissionDenied, "refused")),
-            _ => Err(io::Error::other("the host has no room")),
+            _ => Err(io::Error::other("the host has no free connection")),
         }
     }
 
-    /// Posts a verb; `payload` is what a write carries, or what of it is sent now.
+    /// Posts a verb; `payload` is the data of a write, or the part of it to send now.
     ///
     /// # Errors
     /// The connection has ended.
@@ -138,7 +138,7 @@ impl Caller {
         self.stream.write_all(&bytes).await
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     ///
     /// # Errors
     /// The connection has ended.
@@ -156,16 +156,16 @@ impl Caller {
         self.stream.write_all(&[&head, message].concat()).await
     }
 
-    /// The next frame. Messages are credited, so that more may come.
+    /// The next frame. Returns credit for messages, so that more may come.
     ///
     /// # Errors
     /// The connection has ended.
-    pub async fn receive(&mut self) -> io::Result<Frame> {
+    pub async fn receive(&mut self) -> io::Result<RmaFrame> {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head).await?;
         let length = u64::from_le_bytes(head[8..].try_into().expect("eight bytes"));
         if head[0] == CREDIT {
-            return Ok(Frame::Credit);
+            return Ok(RmaFrame::Credit);
         }
         if length > REPLY_BYTES_MAX {
             return Err(io::Error::other("a frame that is too long"));
@@ -173,10 +173,10 @@ impl Caller {
         let mut bytes = vec![0; length as usize];
         self.stream.read_exact(&mut bytes).await?;
         match head[0] {
-            REPLY => Ok(Frame::Reply(Reply { status: head[1], bytes })),
+            REPLY => Ok(RmaFrame::Reply(RmaReply { status: head[1], bytes })),
             LONG_REPLY => {
                 self.stream.read_exact(&mut [0; 8]).await?;
-                Ok(Frame::Reply(Reply { status: head[1], bytes }))
+                Ok(RmaFrame::Reply(RmaReply { status: head[1], bytes }))
             }
             MESSAGE => {
                 self.taken += 1;
@@ -186,7 +186,7 @@ impl Caller {
                     (self.taken, self.taken_bytes) = (0, 0);
                     self.stream.write_all(&credit).await?;
                 }
-                Ok(Frame::Message(bytes))
+                Ok(RmaFrame::Message(bytes))
             }
             _ => Err(io::Error::other("a frame of an unknown kind")),
         }
@@ -198,7 +198,7 @@ impl Caller {
     /// The connection has ended.
     pub async fn message(&mut self) -> io::Result<Vec<u8>> {
         loop {
-            if let Frame::Message(bytes) = self.receive().await? {
+            if let RmaFrame::Message(bytes) = self.receive().await? {
                 return Ok(bytes);
             }
         }
@@ -208,20 +208,20 @@ impl Caller {
     ///
     /// # Errors
     /// The connection has ended.
-    pub async fn reply(&mut self) -> io::Result<Reply> {
+    pub async fn reply(&mut self) -> io::Result<RmaReply> {
         loop {
-            if let Frame::Reply(reply) = self.receive().await? {
+            if let RmaFrame::Reply(reply) = self.receive().await? {
                 return Ok(reply);
             }
         }
     }
 
-    /// The connection, for one who reads while it writes.
-    pub fn into_stream(self) -> Box<dyn Wire> {
+    /// The connection, for a caller that reads and writes concurrently.
+    pub fn into_stream(self) -> Box<dyn ByteStream> {
         self.stream
     }
 
-    /// As a link: a message with the byte in front that says so.
+    /// Sends a message of a link, with the byte that marks it as one.
     ///
     /// # Errors
     /// The connection has ended.
@@ -243,10 +243,10 @@ impl Caller {
     }
 }
 
-/// After so many messages the host is told that they were taken.
+/// Credit is returned to the host after this many messages.
 const CREDIT_EVERY: u32 = 16;
 
-/// What a verb says.
+/// The arguments of a verb.
 #[derive(Clone, Copy)]
 pub struct Verb<'a> {
     pub capability: &'a [u8; 40],
@@ -257,12 +257,12 @@ pub struct Verb<'a> {
 }
 
 impl<'a> Verb<'a> {
-    /// Over a range of memory.
+    /// A verb on a range of memory.
     pub fn range(capability: &'a [u8; 40], offset: u64, length: u64) -> Verb<'a> {
         Verb { capability, offset, length, first: 0, second: 0 }
     }
 
-    /// The whole frame, for one who sends many.
+    /// The whole frame, for callers that send many.
     pub fn frame(&self, kind: u8, sequence: u32) -> Vec<u8> {
         let mut bytes = frame_head(kind, sequence, self.length);
         bytes.extend_from_slice(self.capability);
@@ -280,26 +280,26 @@ fn frame_head(kind: u8, sequence: u32, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// An owner at a memory node: hello and fence are done.
-pub struct Owner {
-    pub caller: Caller,
+/// An owner at a memory node, after the hello.
+pub struct PoolOwner {
+    pub caller: RmaClient,
     number: u32,
 }
 
-/// Memory that a node gave.
+/// Memory that a node has granted.
 #[derive(Clone, Copy)]
-pub struct Section {
+pub struct GrantedSection {
     pub number: u64,
     pub capability: [u8; 40],
 }
 
-impl Owner {
-    /// Says hello. Memory is not fenced: that would take it from the true owner.
+impl PoolOwner {
+    /// Says hello. It does not fence: that would take the memory from the true owner.
     ///
     /// # Errors
     /// The node refuses.
-    pub async fn hello(caller: Caller, section_bytes: u64) -> io::Result<Owner> {
-        let mut owner = Owner { caller, number: 0 };
+    pub async fn hello(caller: RmaClient, section_bytes: u64) -> io::Result<PoolOwner> {
+        let mut owner = PoolOwner { caller, number: 0 };
         let mut body = POOL_VERSION.to_le_bytes().to_vec();
         body.extend([0; 4]);
         body.extend(section_bytes.to_le_bytes());
@@ -310,7 +310,7 @@ impl Owner {
     /// Takes the owner's memory under an epoch.
     ///
     /// # Errors
-    /// The node refuses, for there is a newer epoch.
+    /// The node refuses, because there is a newer epoch.
     pub async fn fence(&mut self, epoch: u64) -> io::Result<()> {
         let holder = u64::from_le_bytes(random());
         self.ask(0x02, &[epoch.to_le_bytes(), holder.to_le_bytes()].concat()).await.map(|_| ())
@@ -320,11 +320,11 @@ impl Owner {
     ///
     /// # Errors
     /// The node refuses.
-    pub async fn grant(&mut self, bytes: u64) -> io::Result<Section> {
+    pub async fn grant(&mut self, bytes: u64) -> io::Result<GrantedSection> {
         let answer = self.ask(0x03, &bytes.to_le_bytes()).await?;
         let number = answer.get(8..16).ok_or(io::ErrorKind::InvalidData)?;
         let capability = answer.get(24..64).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Section {
+        Ok(GrantedSection {
             number: u64::from_le_bytes(number.try_into().map_err(io::Error::other)?),
             capability: capability.try_into().map_err(io::Error::other)?,
         })

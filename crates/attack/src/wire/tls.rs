@@ -1,4 +1,4 @@
-//! TLS of a client that believes any server, and shows whatever certificate it is given.
+//! TLS of a client that trusts any server and presents any given certificate.
 
 use std::io;
 use std::path::Path;
@@ -12,35 +12,35 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// A certificate with its key, in PEM.
+/// A certificate and its key, in PEM.
 #[derive(Clone)]
-pub struct Identity {
+pub struct ClientIdentity {
     pub certificate_pem: Vec<u8>,
     pub key_pem: Vec<u8>,
 }
 
-impl Identity {
-    /// Reads `NAME.crt` and `NAME.key` of a folder.
+impl ClientIdentity {
+    /// Reads `NAME.crt` and `NAME.key` from a folder.
     ///
     /// # Errors
-    /// They are not there.
-    pub fn read(folder: &Path, name: &str) -> io::Result<Identity> {
+    /// The files do not exist.
+    pub fn read(folder: &Path, name: &str) -> io::Result<ClientIdentity> {
         let read = |suffix: &str| std::fs::read(folder.join(format!("{name}.{suffix}")));
-        Ok(Identity { certificate_pem: read("crt")?, key_pem: read("key")? })
+        Ok(ClientIdentity { certificate_pem: read("crt")?, key_pem: read("key")? })
     }
 }
 
-/// TLS 1.3 or 1.2 with these protocols offered (ALPN), and a certificate if one is given.
+/// TLS 1.3 or 1.2 that offers these protocols (ALPN), with a certificate if one is given.
 ///
 /// # Errors
-/// The certificate or its key is of no use.
-pub fn config(identity: Option<&Identity>, protocols: &[&str]) -> io::Result<Arc<ClientConfig>> {
+/// The certificate or its key is unusable.
+pub fn config(identity: Option<&ClientIdentity>, protocols: &[&str]) -> io::Result<Arc<ClientConfig>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Believer));
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyServer));
     let mut config = match identity {
         None => builder.with_no_client_auth(),
         Some(identity) => {
@@ -50,12 +50,12 @@ pub fn config(identity: Option<&Identity>, protocols: &[&str]) -> io::Result<Arc
         }
     };
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    // Each connection costs the server a whole handshake.
+    // So that each connection costs the server a full handshake.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
 }
 
-/// A session over a connection.
+/// Establishes a session over a connection.
 ///
 /// # Errors
 /// The server refuses. Over TLS 1.3 it may refuse a certificate only after this.
@@ -66,7 +66,7 @@ pub async fn connect(config: &Arc<ClientConfig>, socket: TcpStream) -> io::Resul
 /// The first bytes of a handshake.
 ///
 /// # Errors
-/// None is known.
+/// None are known.
 pub fn client_hello(config: &Arc<ClientConfig>) -> io::Result<Vec<u8>> {
     let session = rustls::ClientConnection::new(Arc::clone(config), server_name());
     let mut hello = Vec::new();
@@ -78,11 +78,11 @@ fn server_name() -> ServerName<'static> {
     ServerName::try_from("localhost").expect("a name of a host")
 }
 
-/// Believes every server: an attacker does not mind whom it attacks.
+/// Trusts every server: an attacker does not care which server it attacks.
 #[derive(Debug)]
-struct Believer;
+struct AcceptAnyServer;
 
-impl ServerCertVerifier for Believer {
+impl ServerCertVerifier for AcceptAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -8,13 +8,13 @@ use super::*;
 fn limits() -> AdmissionLimits {
     AdmissionLimits {
         connections_max: 8,
-        strangers_max: 4,
-        strangers_per_address_max: 2,
+        unauthenticated_max: 4,
+        unauthenticated_per_address_max: 2,
         connections_per_organization_max: 4,
         connections_per_identity_max: 2,
         handshake_time_max: Duration::from_secs(2),
-        stranger_bytes_max: 100,
-        stranger_bytes_per_address_max: 60,
+        unauthenticated_bytes_max: 100,
+        unauthenticated_bytes_per_address_max: 60,
         bytes_per_organization_max: 200,
     }
 }
@@ -23,11 +23,11 @@ fn host(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
 }
 
-fn is_open(admitted: &Admitted) -> bool {
-    !admitted.displaced().is_stopped()
+fn is_open(admitted: &AdmissionPermit) -> bool {
+    !admitted.displaced().is_cancelled()
 }
 
-/// The story: 300 sockets that said nothing held all places of a port, and no peer could connect to it any more.
+/// Regression: 300 silent sockets used up all connections of a port, and no peer could connect to it any more.
 #[test]
 fn the_oldest_stranger_gives_its_place_to_a_newcomer() {
     let admission = Admission::new(limits());
@@ -122,8 +122,8 @@ fn bytes_count_against_the_address_then_against_the_organisation() {
     assert!(second.reserve(usize::MAX).is_err());
 }
 
-/// The story: five messages that were never finished held the bytes of a port, and every message of some length was
-/// refused for as long as they were waited for.
+/// Regression: five messages that were never finished used up the byte budget of a port, and every message of some length was
+/// rejected while the port waited for them.
 #[test]
 fn a_claim_displaces_the_stranger_that_has_held_bytes_for_longest() {
     let admission = Admission::new(limits());
@@ -185,7 +185,7 @@ proptest! {
     #[test]
     fn accounts_stay_within_the_limits_and_end_empty(acts in prop::collection::vec(act(), 1..200)) {
         let admission = Admission::new(limits());
-        let mut connections: Vec<(Admitted, Vec<Reservation>)> = Vec::new();
+        let mut connections: Vec<(AdmissionPermit, Vec<Reservation>)> = Vec::new();
         for act in acts {
             match act {
                 Act::Admit(address) => connections.push((admission.admit(host(address)), Vec::new())),
@@ -211,14 +211,14 @@ proptest! {
             let (strangers, members) = admission.open();
             prop_assert!(strangers <= 4 && strangers + members <= 8);
             prop_assert_eq!(strangers + members, connections.len());
-            prop_assert!(admission.accounts().strangers_bytes <= 100);
+            prop_assert!(admission.accounts().unauthenticated_bytes <= 100);
         }
         drop(connections);
         prop_assert_eq!(admission.open(), (0, 0));
         prop_assert_eq!(admission.reserved_bytes(), 0);
         let accounts = admission.accounts();
-        prop_assert!(accounts.members_by_organization.is_empty() && accounts.strangers_by_address.is_empty());
-        prop_assert!(accounts.members_by_identity.is_empty() && accounts.bytes.is_empty());
-        prop_assert!(accounts.holders.is_empty() && accounts.holding.is_empty());
+        prop_assert!(accounts.authenticated_by_organization.is_empty() && accounts.unauthenticated_by_address.is_empty());
+        prop_assert!(accounts.authenticated_by_identity.is_empty() && accounts.bytes.is_empty());
+        prop_assert!(accounts.stranger_bytes.is_empty() && accounts.holding.is_empty());
     }
 }

@@ -1,67 +1,69 @@
-//! What a loss of power leaves of recorded [`Step`]s, for tests.
+//! What a loss of power leaves of recorded [`DurabilityStep`]s, for tests.
 //!
-//! A file system may write names back earlier than it was asked to, and a file's bytes later than its name: a file whose
-//! name survives and whose bytes were never synced is empty. So there are two extremes, [`Names`], and whatever holds
-//! in both is what a program may rely on.
+//! A file system may write names to the disk before a sync asks for it, and may write a file's bytes later than its name. So a
+//! file whose name survives and whose bytes were never synced is empty. [`UnsyncedNames`] has the two extremes; a program may
+//! rely only on statements that hold in both.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Step, parent};
+use super::{DurabilityStep, parent};
 
-/// What became of names that no sync of their folder covered.
+/// The fate of names that no sync of their folder covered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Names {
-    /// All of them are gone.
+pub enum UnsyncedNames {
+    /// All of them are lost.
     Lost,
-    /// All of them are there.
+    /// All of them are present.
     Kept,
 }
 
-/// Something that has a name.
+/// A named entry of the file system.
 #[derive(Clone)]
-enum Node {
+enum DirectoryEntry {
     Folder,
-    /// The place of its bytes, so that a rename keeps them.
+    /// Identifies the bytes, so that a rename keeps them.
     File(usize),
 }
 
-/// The files that there are after the power was lost, with their bytes. Folders that the steps do not create are there.
+/// The files that exist after the loss of power, with their bytes. Folders that the steps do not create exist.
 ///
 /// # Panics
-/// Steps of files that none of them has written.
-pub fn survivors(steps: &[Step], names: Names) -> BTreeMap<PathBuf, Vec<u8>> {
+/// If a step names a file that no earlier step has written.
+pub fn survivors(steps: &[DurabilityStep], names: UnsyncedNames) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files: Vec<(&[u8], bool)> = Vec::new();
-    let mut live: BTreeMap<PathBuf, Node> = BTreeMap::new();
-    let mut durable: BTreeMap<PathBuf, Node> = BTreeMap::new();
+    let mut live: BTreeMap<PathBuf, DirectoryEntry> = BTreeMap::new();
+    let mut durable: BTreeMap<PathBuf, DirectoryEntry> = BTreeMap::new();
     for step in steps {
         match step {
-            Step::Folder(path) => drop(live.insert(path.clone(), Node::Folder)),
-            Step::Written { path, bytes } => {
-                live.insert(path.clone(), Node::File(files.len()));
+            DurabilityStep::Folder(path) => drop(live.insert(path.clone(), DirectoryEntry::Folder)),
+            DurabilityStep::Written { path, bytes } => {
+                live.insert(path.clone(), DirectoryEntry::File(files.len()));
                 files.push((bytes, false));
             }
-            Step::Synced(path) => match live.get(path) {
-                Some(Node::File(file)) => files[*file].1 = true,
+            DurabilityStep::Synced(path) => match live.get(path) {
+                Some(DirectoryEntry::File(file)) => files[*file].1 = true,
                 _ => panic!("{} is synced and was not written", path.display()),
             },
-            Step::Renamed { from, to } => {
+            DurabilityStep::Renamed { from, to } => {
                 let node = live.remove(from).expect("the steps have made what they rename");
                 live.insert(to.clone(), node);
             }
-            Step::FolderSynced(folder) => {
+            DurabilityStep::FolderSynced(folder) => {
                 durable.retain(|path, _| parent(path) != folder);
                 let within = live.iter().filter(|(path, _)| parent(path) == folder);
                 durable.extend(within.map(|(path, node)| (path.clone(), node.clone())));
             }
         }
     }
-    let made = |path: &Path| steps.iter().any(|step| matches!(step, Step::Folder(folder) if folder == path));
-    let kept = if names == Names::Kept { &live } else { &durable };
+    let made = |path: &Path| steps.iter().any(|step| matches!(step, DurabilityStep::Folder(folder) if folder == path));
+    let kept = if names == UnsyncedNames::Kept { &live } else { &durable };
     let is_reachable = |path: &Path| path.ancestors().skip(1).all(|above| !made(above) || kept.contains_key(above));
     let left = kept.iter().filter(|(path, _)| is_reachable(path)).filter_map(|(path, node)| match node {
-        Node::File(file) => Some((path.clone(), if files[*file].1 { files[*file].0.to_vec() } else { Vec::new() })),
-        Node::Folder => None,
+        DirectoryEntry::File(file) => {
+            Some((path.clone(), if files[*file].1 { files[*file].0.to_vec() } else { Vec::new() }))
+        }
+        DirectoryEntry::Folder => None,
     });
     left.collect()
 }

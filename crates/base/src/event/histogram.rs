@@ -1,10 +1,11 @@
-//! Distributions in fixed space: buckets that grow by a quarter of a power of two.
+//! Histograms of fixed size: one bucket for each value from 1 to 4 (0 counts as 1); above 4, four buckets of equal width
+//! between each power of two and the next. A quantile is at most a quarter too large.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{Description, Event, FirstUse, Sort, Unit, Value, check_name};
+use super::{Event, EventDescription, EventKind, EventValue, FirstUse, Unit, check_name};
 use crate::rt;
 
 /// Buckets: values up to 4 exactly, then four for each power of two.
@@ -33,7 +34,7 @@ const fn bound_of(bucket: usize) -> u64 {
 
 const _: () = assert!(bucket_of(u64::MAX) == BUCKETS - 1 && bucket_of(bound_of(100)) == 100);
 
-/// Values that were recorded, by bucket.
+/// Recorded values, by bucket.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Distribution {
     buckets: Box<[u64; BUCKETS]>,
@@ -121,13 +122,13 @@ impl Histogram {
         Histogram { name, documentation, unit, first_use: FirstUse::new(), buckets, sum: AtomicU64::new(0) }
     }
 
-    /// Records a value in the histogram's unit; of a time, in nanoseconds.
+    /// Records a value in the histogram's unit; for a time, in nanoseconds.
     pub fn record(&'static self, value: u64) {
-        self.first_use.mark(self);
+        self.first_use.register_once(self);
         if rt::is_simulation() {
             rt::simulated_events(|events| {
-                let empty = || Value::Histogram(Distribution::default());
-                if let Value::Histogram(distribution) = events.entry(self.name).or_insert_with(empty) {
+                let empty = || EventValue::Histogram(Distribution::default());
+                if let EventValue::Histogram(distribution) = events.entry(self.name).or_insert_with(empty) {
                     distribution.record(value);
                 }
             });
@@ -147,10 +148,10 @@ impl Histogram {
         self.record_duration(start.elapsed());
     }
 
-    /// What has been recorded: in this simulation when called in one, else in the process.
+    /// The recorded values: those of this simulation when called in one, otherwise those of the process.
     pub fn value(&self) -> Distribution {
         match rt::simulated_events(|events| events.get(self.name).cloned()) {
-            Some(Some(Value::Histogram(distribution))) => distribution,
+            Some(Some(EventValue::Histogram(distribution))) => distribution,
             Some(_) => Distribution::default(),
             None => self.process_distribution(),
         }
@@ -166,12 +167,12 @@ impl Histogram {
 }
 
 impl Event for Histogram {
-    fn description(&self) -> Description {
-        Description { name: self.name, documentation: self.documentation, sort: Sort::Histogram(self.unit) }
+    fn description(&self) -> EventDescription {
+        EventDescription { name: self.name, documentation: self.documentation, kind: EventKind::Histogram(self.unit) }
     }
 
-    fn process_value(&self) -> Value {
-        Value::Histogram(self.process_distribution())
+    fn process_value(&self) -> EventValue {
+        EventValue::Histogram(self.process_distribution())
     }
 }
 

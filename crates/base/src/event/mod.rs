@@ -1,16 +1,16 @@
-//! What is worth counting, declared once.
+//! Counters, gauges and histograms, each declared once.
 //!
-//! 1. A crate declares its events with [`events!`](crate::events): a name in code, a name for Prometheus, a sentence
-//!    of documentation.
+//! 1. A crate declares its events with [`events!`](crate::events): a name in code, a name for Prometheus, a sentence of
+//!    documentation.
 //! 2. Code counts: `BlocksCommitted.add(1)`, `CommitTime.record_since(start)`.
-//! 3. Metrics ([`render_prometheus`]), assertions of tests ([`snapshot`]) and the metrics reference ([`catalogue`]) all
-//!    come from that one declaration.
+//! 3. Metrics ([`render_prometheus`]), assertions of tests ([`snapshot`]) and the metrics reference ([`catalogue`]) all come
+//!    from that one declaration.
 //!
-//! An event makes itself known at its first use; [`register`] makes a crate's events known from the start, so that
-//! zeros show. Counting is one relaxed atomic addition. In a simulation events count for that simulation alone, so
-//! simulations on several threads of one test process do not disturb one another.
+//! An event registers itself at its first use; [`register`] registers a crate's events from the start, so that events that have
+//! not happened yet are shown as zero. Counting is one relaxed atomic addition. In a simulation events count for that
+//! simulation alone, so simulations on several threads of one test process do not disturb one another.
 //!
-//! Invariants: one declaration a name in the whole process; counters only grow.
+//! Invariants: one declaration per name in the whole process; counters only grow.
 
 mod histogram;
 mod render;
@@ -36,9 +36,9 @@ pub enum Unit {
     Seconds,
 }
 
-/// What sort of thing an event is.
+/// The type of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sort {
+pub enum EventKind {
     /// A number that only grows.
     Counter,
     /// A number that goes up and down.
@@ -49,18 +49,18 @@ pub enum Sort {
 
 /// The declaration of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Description {
+pub struct EventDescription {
     /// The name that Prometheus sees.
     pub name: &'static str,
-    /// What is counted, in a sentence.
+    /// The meaning of the event, in a sentence.
     pub documentation: &'static str,
     /// Counter, gauge or histogram.
-    pub sort: Sort,
+    pub kind: EventKind,
 }
 
-/// What has been counted.
+/// The value of an event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Value {
+pub enum EventValue {
     /// Of a counter.
     Counter(u64),
     /// Of a gauge.
@@ -72,23 +72,23 @@ pub enum Value {
 /// Any declared event.
 pub trait Event: Sync {
     /// Its declaration.
-    fn description(&self) -> Description;
-    /// What the process has counted, simulations aside.
-    fn process_value(&self) -> Value;
+    fn description(&self) -> EventDescription;
+    /// The value of this process, without simulations.
+    fn process_value(&self) -> EventValue;
 }
 
 /// Values of all events at one moment, by name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Snapshot {
+pub struct EventSnapshot {
     /// Name and value.
-    pub values: BTreeMap<&'static str, Value>,
+    pub values: BTreeMap<&'static str, EventValue>,
 }
 
-impl Snapshot {
+impl EventSnapshot {
     /// A counter's value; 0 when it has not been used.
     pub fn counter(&self, name: &str) -> u64 {
         match self.values.get(name) {
-            Some(Value::Counter(count)) => *count,
+            Some(EventValue::Counter(count)) => *count,
             _ => 0,
         }
     }
@@ -96,7 +96,7 @@ impl Snapshot {
     /// A gauge's value; 0 when it has not been used.
     pub fn gauge(&self, name: &str) -> i64 {
         match self.values.get(name) {
-            Some(Value::Gauge(level)) => *level,
+            Some(EventValue::Gauge(level)) => *level,
             _ => 0,
         }
     }
@@ -105,11 +105,11 @@ impl Snapshot {
 static REGISTRY: Mutex<BTreeMap<&'static str, &'static dyn Event>> = Mutex::new(BTreeMap::new());
 
 fn registry() -> MutexGuard<'static, BTreeMap<&'static str, &'static dyn Event>> {
-    // Whole between any two statements, so a poisoned lock is as good as another.
+    // Consistent between any two statements, so a poisoned lock does no harm.
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a crate's events known before their first use. Doing so again changes nothing.
+/// Registers a crate's events before their first use. Doing so again changes nothing.
 ///
 /// Panics when two declarations have one name.
 pub fn register(events: &'static [&'static dyn Event]) {
@@ -124,20 +124,20 @@ fn register_one(event: &'static dyn Event) {
     assert!(known == description, "two events are declared with the name {}", description.name);
 }
 
-/// The declarations of all known events, sorted by name.
-pub fn catalogue() -> Vec<Description> {
+/// The declarations of all registered events, sorted by name.
+pub fn catalogue() -> Vec<EventDescription> {
     registry().values().map(|event| event.description()).collect()
 }
 
-/// The values of all known events: of this simulation when called in one, else of the process.
-pub fn snapshot() -> Snapshot {
+/// The values of all registered events: those of this simulation when called in one, otherwise those of the process.
+pub fn snapshot() -> EventSnapshot {
     if let Some(values) = rt::simulated_events(|events| events.clone()) {
-        return Snapshot { values: values.into_iter().collect() };
+        return EventSnapshot { values: values.into_iter().collect() };
     }
-    Snapshot { values: registry().iter().map(|(name, event)| (*name, event.process_value())).collect() }
+    EventSnapshot { values: registry().iter().map(|(name, event)| (*name, event.process_value())).collect() }
 }
 
-/// Panics at compile time on a name that Prometheus or our conventions would not take.
+/// Panics at compile time on a name that Prometheus or our conventions would not accept.
 const fn check_name(name: &str, suffix: &str) {
     let name = name.as_bytes();
     let mut i = 0;
@@ -166,7 +166,7 @@ impl FirstUse {
     }
 
     #[inline]
-    fn mark(&self, event: &'static dyn Event) {
+    fn register_once(&self, event: &'static dyn Event) {
         if !self.0.load(Ordering::Relaxed) {
             register_one(event);
             self.0.store(true, Ordering::Relaxed);
@@ -174,11 +174,11 @@ impl FirstUse {
     }
 }
 
-/// Threads that may count one counter at the same time without sharing a cache line.
+/// Number of shards of a counter: threads on different shards share no cache line.
 const SHARDS: usize = 8;
 
 #[repr(align(64))]
-struct Shard(AtomicU64);
+struct CounterShard(AtomicU64);
 
 fn shard_of_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -193,7 +193,7 @@ pub struct Counter {
     name: &'static str,
     documentation: &'static str,
     first_use: FirstUse,
-    shards: [Shard; SHARDS],
+    shards: [CounterShard; SHARDS],
 }
 
 impl Counter {
@@ -201,14 +201,14 @@ impl Counter {
     #[doc(hidden)]
     pub const fn new(name: &'static str, documentation: &'static str) -> Counter {
         check_name(name, "_total");
-        let shards = [const { Shard(AtomicU64::new(0)) }; SHARDS];
+        let shards = [const { CounterShard(AtomicU64::new(0)) }; SHARDS];
         Counter { name, documentation, first_use: FirstUse::new(), shards }
     }
 
     /// Counts `count` more.
     #[inline]
     pub fn add(&'static self, count: u64) {
-        self.first_use.mark(self);
+        self.first_use.register_once(self);
         if rt::is_simulation() {
             self.add_simulated(count);
         } else {
@@ -219,16 +219,16 @@ impl Counter {
     #[cold]
     fn add_simulated(&self, count: u64) {
         rt::simulated_events(|events| {
-            if let Value::Counter(value) = events.entry(self.name).or_insert(Value::Counter(0)) {
+            if let EventValue::Counter(value) = events.entry(self.name).or_insert(EventValue::Counter(0)) {
                 *value += count;
             }
         });
     }
 
-    /// What has been counted: in this simulation when called in one, else in the process.
+    /// The count: that of this simulation when called in one, otherwise that of the process.
     pub fn value(&self) -> u64 {
         match rt::simulated_events(|events| events.get(self.name).cloned()) {
-            Some(Some(Value::Counter(count))) => count,
+            Some(Some(EventValue::Counter(count))) => count,
             Some(_) => 0,
             None => self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum(),
         }
@@ -236,12 +236,12 @@ impl Counter {
 }
 
 impl Event for Counter {
-    fn description(&self) -> Description {
-        Description { name: self.name, documentation: self.documentation, sort: Sort::Counter }
+    fn description(&self) -> EventDescription {
+        EventDescription { name: self.name, documentation: self.documentation, kind: EventKind::Counter }
     }
 
-    fn process_value(&self) -> Value {
-        Value::Counter(self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum())
+    fn process_value(&self) -> EventValue {
+        EventValue::Counter(self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum())
     }
 }
 
@@ -272,9 +272,9 @@ impl Gauge {
     }
 
     fn update(&'static self, simulated: impl FnOnce(i64) -> i64, real: impl FnOnce(&AtomicI64) -> i64) {
-        self.first_use.mark(self);
+        self.first_use.register_once(self);
         let in_simulation = rt::simulated_events(|events| {
-            if let Value::Gauge(level) = events.entry(self.name).or_insert(Value::Gauge(0)) {
+            if let EventValue::Gauge(level) = events.entry(self.name).or_insert(EventValue::Gauge(0)) {
                 *level = simulated(*level);
             }
         });
@@ -283,10 +283,10 @@ impl Gauge {
         }
     }
 
-    /// The level: in this simulation when called in one, else in the process.
+    /// The level: that of this simulation when called in one, otherwise that of the process.
     pub fn value(&self) -> i64 {
         match rt::simulated_events(|events| events.get(self.name).cloned()) {
-            Some(Some(Value::Gauge(level))) => level,
+            Some(Some(EventValue::Gauge(level))) => level,
             Some(_) => 0,
             None => self.level.load(Ordering::Relaxed),
         }
@@ -294,12 +294,12 @@ impl Gauge {
 }
 
 impl Event for Gauge {
-    fn description(&self) -> Description {
-        Description { name: self.name, documentation: self.documentation, sort: Sort::Gauge }
+    fn description(&self) -> EventDescription {
+        EventDescription { name: self.name, documentation: self.documentation, kind: EventKind::Gauge }
     }
 
-    fn process_value(&self) -> Value {
-        Value::Gauge(self.level.load(Ordering::Relaxed))
+    fn process_value(&self) -> EventValue {
+        EventValue::Gauge(self.level.load(Ordering::Relaxed))
     }
 }
 

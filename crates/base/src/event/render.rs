@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Description, Snapshot, Sort, Unit, Value, catalogue, snapshot};
+use super::{EventDescription, EventKind, EventSnapshot, EventValue, Unit, catalogue, snapshot};
 
 /// All known events in Prometheus's text format, version 0.0.4.
 pub fn render_prometheus() -> String {
@@ -12,22 +12,22 @@ pub fn render_prometheus() -> String {
 /// All known events as a table in Markdown, for the generated reference.
 pub fn catalogue_markdown() -> String {
     let mut text = String::from("| metric | type | meaning |\n|---|---|---|\n");
-    for Description { name, documentation, sort } in catalogue() {
+    for EventDescription { name, documentation, kind: sort } in catalogue() {
         let sentence = documentation.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
         writeln!(text, "| `{name}` | {} | {sentence} |", type_of(sort)).expect("writing to a string cannot fail");
     }
     text
 }
 
-fn type_of(sort: Sort) -> &'static str {
+fn type_of(sort: EventKind) -> &'static str {
     match sort {
-        Sort::Counter => "counter",
-        Sort::Gauge => "gauge",
-        Sort::Histogram(_) => "histogram",
+        EventKind::Counter => "counter",
+        EventKind::Gauge => "gauge",
+        EventKind::Histogram(_) => "histogram",
     }
 }
 
-fn render(catalogue: &[Description], snapshot: &Snapshot) -> String {
+fn render(catalogue: &[EventDescription], snapshot: &EventSnapshot) -> String {
     let mut text = String::new();
     for description in catalogue {
         let value = snapshot.values.get(description.name);
@@ -36,14 +36,14 @@ fn render(catalogue: &[Description], snapshot: &Snapshot) -> String {
     text
 }
 
-fn write_event(text: &mut String, description: &Description, value: Option<&Value>) -> std::fmt::Result {
-    let Description { name, documentation, sort } = *description;
+fn write_event(text: &mut String, description: &EventDescription, value: Option<&EventValue>) -> std::fmt::Result {
+    let EventDescription { name, documentation, kind: sort } = *description;
     let help = documentation.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\\\");
     writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", type_of(sort))?;
     match (sort, value) {
-        (Sort::Counter, Some(Value::Counter(count))) => writeln!(text, "{name} {count}"),
-        (Sort::Gauge, Some(Value::Gauge(level))) => writeln!(text, "{name} {level}"),
-        (Sort::Histogram(unit), Some(Value::Histogram(distribution))) => {
+        (EventKind::Counter, Some(EventValue::Counter(count))) => writeln!(text, "{name} {count}"),
+        (EventKind::Gauge, Some(EventValue::Gauge(level))) => writeln!(text, "{name} {level}"),
+        (EventKind::Histogram(unit), Some(EventValue::Histogram(distribution))) => {
             // Powers of four: from a microsecond to a minute for times, from 1 to 16 million for the rest.
             let (exponents, scale) = match unit {
                 Unit::Seconds => (10..=36, 1e-9),
@@ -58,8 +58,8 @@ fn write_event(text: &mut String, description: &Description, value: Option<&Valu
             writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
             writeln!(text, "{name}_sum {}\n{name}_count {count}", distribution.sum() as f64 * scale)
         }
-        (Sort::Histogram(_), _) => writeln!(text, "{name}_bucket{{le=\"+Inf\"}} 0\n{name}_sum 0\n{name}_count 0"),
-        (Sort::Counter | Sort::Gauge, _) => writeln!(text, "{name} 0"),
+        (EventKind::Histogram(_), _) => writeln!(text, "{name}_bucket{{le=\"+Inf\"}} 0\n{name}_sum 0\n{name}_count 0"),
+        (EventKind::Counter | EventKind::Gauge, _) => writeln!(text, "{name} 0"),
     }
 }
 

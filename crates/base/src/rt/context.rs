@@ -1,35 +1,35 @@
-//! Which world the current thread is in.
+//! The world (production or one simulation) to which the current thread belongs.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use super::simulation::{Life, World};
+use super::simulation::{Incarnation, World};
 use crate::collections::Map;
-use crate::event::Value;
+use crate::event::EventValue;
 
-/// The simulation that the current thread runs, and the life of the node whose task it runs.
+/// The simulation that the current thread runs, and the incarnation of the node whose task it runs.
 #[derive(Clone)]
-pub(super) struct Ambient {
+pub(super) struct AmbientContext {
     pub(super) world: Arc<World>,
-    pub(super) life: Life,
+    pub(super) incarnation: Incarnation,
 }
 
 thread_local! {
-    static AMBIENT: RefCell<Option<Ambient>> = const { RefCell::new(None) };
-    /// Says whether `AMBIENT` is set: production pays for one load and no more.
+    static AMBIENT: RefCell<Option<AmbientContext>> = const { RefCell::new(None) };
+    /// Whether `AMBIENT` is set: production pays only for one load.
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the caller runs inside a simulation.
 #[inline]
 pub fn is_simulation() -> bool {
-    // A thread that is going down is in no simulation.
+    // A thread that is ending is in no simulation.
     SIMULATED.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Where the caller is, when that is in a simulation.
+/// The caller's simulation and node, if it is in a simulation.
 #[inline]
-pub(super) fn ambient() -> Option<Ambient> {
+pub(super) fn ambient() -> Option<AmbientContext> {
     if !is_simulation() {
         return None;
     }
@@ -42,27 +42,27 @@ pub(super) fn world() -> Option<Arc<World>> {
     ambient().map(|ambient| ambient.world)
 }
 
-/// Makes a simulation the thread's world until the guard is dropped, which brings back what was before.
-pub(super) fn enter(ambient: Ambient) -> Entered {
+/// Makes a simulation the thread's world until the guard is dropped, which restores the previous one.
+pub(super) fn enter(ambient: AmbientContext) -> ContextGuard {
     SIMULATED.set(true);
-    Entered { before: AMBIENT.replace(Some(ambient)) }
+    ContextGuard { before: AMBIENT.replace(Some(ambient)) }
 }
 
-pub(super) struct Entered {
-    before: Option<Ambient>,
+pub(super) struct ContextGuard {
+    before: Option<AmbientContext>,
 }
 
-impl Drop for Entered {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         let before = self.before.take();
         SIMULATED.set(before.is_some());
-        // What was set is dropped only after the cell is free again.
+        // The old value is dropped only after the cell is free again.
         let _replaced = AMBIENT.replace(before);
     }
 }
 
-/// Runs `access` on the event values of the current simulation; `None` outside of one.
+/// Runs `access` on the event values of the current simulation; `None` outside one.
 #[inline]
-pub(crate) fn simulated_events<T>(access: impl FnOnce(&mut Map<&'static str, Value>) -> T) -> Option<T> {
+pub(crate) fn simulated_events<T>(access: impl FnOnce(&mut Map<&'static str, EventValue>) -> T) -> Option<T> {
     world().map(|world| world.with_events(access))
 }

@@ -1,33 +1,33 @@
 //! One ambient runtime, real or simulated.
 //!
-//! Code calls `rt::spawn`, `rt::sleep`, `rt::now` and so on without knowing what is behind them:
+//! Code calls `rt::spawn`, `rt::sleep`, `rt::now` and so on without knowing the implementation:
 //!
-//! 1. A thread that is running a [`simulation`] has a simulation in its thread-local context; everything here then goes to
-//!    that simulation's executor, virtual clock, seeded chance, disks and links.
-//! 2. Any other thread gets tokio's current runtime (started by [`production::Runtime`], or by any other means), the
-//!    machine's clocks, the operating system's randomness and its files.
+//! 1. A thread that runs a [`simulation`] has it in its thread-local context; every call here then goes to that simulation's
+//!    executor, virtual clock, seeded random generator, disks and links.
+//! 2. On any other thread the calls go to tokio's current runtime (started by [`production::Runtime`], or in any other way),
+//!    the machine's clocks, the operating system's random generator and its files.
 //!
-//! Invariants: no type of tokio shows in a signature; every channel is bounded; a future may be moved between threads,
-//! so spawned futures are `Send` in both worlds.
+//! Invariants: no type of tokio appears in a signature; every channel is bounded; a future may move between threads, so spawned
+//! futures are `Send` in both worlds.
 //!
-//! In simulation do not use macros that choose at random by themselves (`futures_util::select!`); their `_biased`
-//! forms are fine.
+//! In simulation do not use macros that make random choices themselves (`futures_util::select!`); their `_biased` forms are
+//! fine.
 
-mod chance;
+mod cancellation;
 pub mod channel;
 mod context;
 pub mod disk;
 pub mod net;
 pub mod production;
+mod rng;
 pub mod simulation;
-mod stop;
 pub mod sync;
 mod task;
 mod time;
 
-pub use chance::{fault_point, fill_random, inject_fault, random_below, random_u64};
+pub use cancellation::CancellationToken;
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
-pub use stop::Stop;
-pub use task::{AbortOnDrop, Aborted, Task, blocking, is_running, spawn, yield_now};
+pub use rng::{fault_point, fill_random, inject_fault, random_below, random_u64};
+pub use task::{AbortOnDrop, Task, TaskAborted, blocking, is_running, spawn, yield_now};
 pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, ticked, timeout, wall_now};

@@ -1,9 +1,9 @@
-//! The real world: tokio's threads and timers, the machine's clocks and files.
+//! The production runtime: tokio's threads and timers, the machine's clocks and files.
 
 use std::future::Future;
 use std::io;
 
-/// A tokio runtime behind our name. Dropping it stops its tasks; blocking calls that have begun are waited for.
+/// A wrapped tokio runtime. Dropping it stops its tasks, and waits for blocking calls that have started.
 #[derive(Debug)]
 pub struct Runtime {
     inner: tokio::runtime::Runtime,
@@ -23,7 +23,7 @@ impl Runtime {
         Ok(Runtime { inner })
     }
 
-    /// A runtime whose tasks run on the thread that calls [`Runtime::block_on`], and only meanwhile.
+    /// A runtime whose tasks run on the thread that calls [`Runtime::block_on`], and only during that call.
     ///
     /// # Errors
     /// When the operating system refuses timers.
@@ -38,7 +38,7 @@ impl Runtime {
     }
 }
 
-/// Runs `future` to its end on a runtime of its own with two workers: for tests and small tools.
+/// Runs `future` to its end on a new runtime with two workers: for tests and small tools.
 ///
 /// Panics when no runtime can be started.
 pub fn run<F: Future>(future: F) -> F::Output {

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
-/// A number of permits, handed out in the order of asking. Clones share the permits.
+/// A number of permits, granted in the order of the requests. Clones share the permits.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     inner: Arc<tokio::sync::Semaphore>,
@@ -27,25 +27,25 @@ impl Semaphore {
         Semaphore { inner: Arc::new(tokio::sync::Semaphore::new(permits)) }
     }
 
-    /// Waits for a permit. Dropping the future gives up the place in the queue and nothing else.
-    pub async fn acquire(&self) -> Permit {
+    /// Waits for a permit. Dropping the future only gives up the position in the queue.
+    pub async fn acquire(&self) -> SemaphorePermit {
         self.acquire_many(1).await
     }
 
     /// Waits for `count` permits at once.
-    pub async fn acquire_many(&self, count: u32) -> Permit {
+    pub async fn acquire_many(&self, count: u32) -> SemaphorePermit {
         let permit = Arc::clone(&self.inner).acquire_many_owned(count).await;
-        Permit { inner: permit.expect("our semaphores are never closed") }
+        SemaphorePermit { inner: permit.expect("our semaphores are never closed") }
     }
 
     /// A permit, if one is free now.
-    pub fn try_acquire(&self) -> Option<Permit> {
+    pub fn try_acquire(&self) -> Option<SemaphorePermit> {
         self.try_acquire_many(1)
     }
 
     /// `count` permits, if they are free now.
-    pub fn try_acquire_many(&self, count: u32) -> Option<Permit> {
-        Arc::clone(&self.inner).try_acquire_many_owned(count).ok().map(|inner| Permit { inner })
+    pub fn try_acquire_many(&self, count: u32) -> Option<SemaphorePermit> {
+        Arc::clone(&self.inner).try_acquire_many_owned(count).ok().map(|inner| SemaphorePermit { inner })
     }
 
     /// Permits that are free now.
@@ -59,38 +59,38 @@ impl Semaphore {
     }
 }
 
-/// Permits held; dropping gives them back. Owned: it can be sent along with the work it covers.
+/// Permits held; dropping returns them. Owned, so they can be sent along with the work they cover.
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back"]
-pub struct Permit {
+pub struct SemaphorePermit {
     inner: tokio::sync::OwnedSemaphorePermit,
 }
 
-impl Permit {
-    /// Destroys the permits instead of giving them back.
+impl SemaphorePermit {
+    /// Destroys the permits instead of returning them.
     pub fn forget(self) {
         self.inner.forget();
     }
 }
 
-/// Wakes tasks that wait for something to have changed.
+/// Wakes tasks that wait for a change.
 #[derive(Debug, Default)]
 pub struct Notify {
     inner: tokio::sync::Notify,
 }
 
 impl Notify {
-    /// With nobody waiting and no wake-up stored.
+    /// A notifier without waiters and without a stored wake-up.
     pub const fn new() -> Notify {
         Notify { inner: tokio::sync::Notify::const_new() }
     }
 
-    /// Wakes one waiter, or stores one wake-up for the next that waits.
+    /// Wakes one waiter, or stores one wake-up for the next waiter.
     pub fn notify_one(&self) {
         self.inner.notify_one();
     }
 
-    /// Wakes all whose [`Notify::notified`] was called before; stores nothing.
+    /// Wakes all tasks that have called [`Notify::notified`]; stores nothing.
     pub fn notify_waiters(&self) {
         self.inner.notify_waiters();
     }
@@ -103,7 +103,7 @@ impl Notify {
 }
 
 pin_project! {
-    /// Completes at a wake-up. Made by [`Notify::notified`].
+    /// Completes at a wake-up. Created by [`Notify::notified`].
     #[derive(Debug)]
     #[must_use = "futures do nothing unless awaited"]
     pub struct Notified<'a> {
@@ -113,8 +113,8 @@ pin_project! {
 }
 
 impl Notified<'_> {
-    /// Enters the queue without awaiting, so that a later `notify_one` counts for this future. True when a wake-up
-    /// has already come.
+    /// Enters the queue without awaiting, so that a later `notify_one` counts for this future. Returns whether a wake-up has
+    /// already come.
     pub fn enable(self: Pin<&mut Self>) -> bool {
         self.project().inner.enable()
     }
@@ -135,12 +135,12 @@ pub struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// An open lock around `value`.
+    /// An unlocked lock around `value`.
     pub fn new(value: T) -> Mutex<T> {
         Mutex { inner: tokio::sync::Mutex::new(value) }
     }
 
-    /// Waits for the lock. Dropping the future gives up the place in the queue and nothing else.
+    /// Waits for the lock. Dropping the future only gives up the position in the queue.
     pub async fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard { inner: self.inner.lock().await }
     }
@@ -167,7 +167,7 @@ impl<T> fmt::Debug for Mutex<T> {
     }
 }
 
-/// The lock held; dropping frees it.
+/// The held lock; dropping frees it.
 #[must_use = "dropping a guard frees the lock"]
 pub struct MutexGuard<'a, T> {
     inner: tokio::sync::MutexGuard<'a, T>,

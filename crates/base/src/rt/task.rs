@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::context::{self, Ambient};
-use super::simulation::{self, Life, World};
+use super::context::{self, AmbientContext};
+use super::simulation::{self, Incarnation, World};
 use super::{random_below, sleep};
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A spawned task. Awaiting it gives its output; dropping it lets the task run on by itself.
+/// A spawned task. Awaiting it returns its output; dropping it lets the task continue by itself.
 ///
-/// A panic of the task is raised again in whoever awaits it.
+/// A panic of the task is raised again in the task that awaits it.
 pub struct Task<T> {
-    inner: Inner<T>,
+    inner: TaskInner<T>,
 }
 
-enum Inner<T> {
+enum TaskInner<T> {
     Production(tokio::task::JoinHandle<T>),
     Simulation(simulation::Task<T>),
 }
@@ -28,42 +28,42 @@ enum Inner<T> {
 /// The task was stopped before it completed: by [`Task::abort`], by the end of its runtime, or by its node's crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the task was stopped before it completed")]
-pub struct Aborted;
+pub struct TaskAborted;
 
 impl<T> Task<T> {
     /// Asks the task to stop: its future is dropped at its next point of suspension, soon but not at once.
     pub fn abort(&self) {
         match &self.inner {
-            Inner::Production(handle) => handle.abort(),
-            Inner::Simulation(task) => task.abort(),
+            TaskInner::Production(handle) => handle.abort(),
+            TaskInner::Simulation(task) => task.abort(),
         }
     }
 
     /// Whether the task has completed, panicked or been stopped.
     pub fn is_finished(&self) -> bool {
         match &self.inner {
-            Inner::Production(handle) => handle.is_finished(),
-            Inner::Simulation(task) => task.is_finished(),
+            TaskInner::Production(handle) => handle.is_finished(),
+            TaskInner::Simulation(task) => task.is_finished(),
         }
     }
 
-    /// Ties the task's life to the returned handle.
+    /// Ties the task's lifetime to the returned handle.
     pub fn abort_on_drop(self) -> AbortOnDrop<T> {
         AbortOnDrop(self)
     }
 }
 
 impl<T> Future for Task<T> {
-    type Output = Result<T, Aborted>;
+    type Output = Result<T, TaskAborted>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.get_mut().inner {
-            Inner::Production(handle) => Pin::new(handle).poll(cx).map(|joined| match joined {
+            TaskInner::Production(handle) => Pin::new(handle).poll(cx).map(|joined| match joined {
                 Ok(output) => Ok(output),
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                Err(_) => Err(Aborted),
+                Err(_) => Err(TaskAborted),
             }),
-            Inner::Simulation(task) => Pin::new(task).poll(cx),
+            TaskInner::Simulation(task) => Pin::new(task).poll(cx),
         }
     }
 }
@@ -74,7 +74,7 @@ impl<T> fmt::Debug for Task<T> {
     }
 }
 
-/// A task that is aborted when this handle is dropped. Awaiting it is awaiting the task.
+/// A task that is aborted when this handle is dropped. Awaiting it awaits the task.
 #[derive(Debug)]
 #[must_use = "dropping this handle aborts the task"]
 pub struct AbortOnDrop<T>(Task<T>);
@@ -92,7 +92,7 @@ impl<T> AbortOnDrop<T> {
 }
 
 impl<T> Future for AbortOnDrop<T> {
-    type Output = Result<T, Aborted>;
+    type Output = Result<T, TaskAborted>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(cx)
@@ -105,7 +105,7 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Starts a task beside the caller; in simulation, on the caller's node.
+/// Starts a task that runs concurrently with the caller; in simulation, on the caller's node.
 ///
 /// Panics when neither a simulation nor tokio runs on this thread.
 pub fn spawn<F>(future: F) -> Task<F::Output>
@@ -116,33 +116,35 @@ where
     spawn_boxed(Box::pin(future), std::any::type_name::<F>())
 }
 
-/// Compiled once for each kind of output, not for each task: what the runtimes have around a task is much code.
+/// Compiled once for each type of output, not for each task: the runtimes wrap a task in much code.
 fn spawn_boxed<T: Send + 'static>(future: BoxFuture<T>, label: &'static str) -> Task<T> {
     let inner = match context::ambient() {
-        Some(Ambient { world, life }) => Inner::Simulation(simulation::spawn(&world, life, future, label)),
-        None => Inner::Production(tokio::spawn(future)),
+        Some(AmbientContext { world, incarnation: life }) => {
+            TaskInner::Simulation(simulation::spawn(&world, life, future, label))
+        }
+        None => TaskInner::Production(tokio::spawn(future)),
     };
     Task { inner }
 }
 
-/// Whether [`spawn`] works here: false on a thread that neither a simulation nor tokio runs on, as when something is
+/// Whether [`spawn`] works here: false on a thread that runs neither a simulation nor tokio, for example when something is
 /// dropped after its runtime.
 pub fn is_running() -> bool {
     context::is_simulation() || tokio::runtime::Handle::try_current().is_ok()
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Starts a task in a life of a simulated node.
-    pub(super) fn simulated<F>(world: &Arc<World>, life: Life, future: F) -> Task<T>
+    /// Starts a task in one incarnation of a simulated node.
+    pub(super) fn simulated<F>(world: &Arc<World>, life: Incarnation, future: F) -> Task<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
         let label = std::any::type_name::<F>();
-        Task { inner: Inner::Simulation(simulation::spawn(world, life, Box::pin(future), label)) }
+        Task { inner: TaskInner::Simulation(simulation::spawn(world, life, Box::pin(future), label)) }
     }
 }
 
-/// Gives other ready tasks the chance to run first.
+/// Lets other ready tasks run first.
 pub async fn yield_now() {
     match context::is_simulation() {
         true => simulation::yield_once().await,
@@ -150,10 +152,10 @@ pub async fn yield_now() {
     }
 }
 
-/// Runs a function that may stall (an fsync, an engine's call) away from the tasks' threads; in simulation, in place
+/// Runs a function that may block (an fsync, a call of a storage engine) outside the tasks' threads; in simulation, in place
 /// after a seeded delay. A panic of the function is raised again here.
 ///
-/// Dropping the future does not stop a function that has begun.
+/// Dropping the future does not stop a function that has started.
 pub async fn blocking<T, F>(function: F) -> T
 where
     T: Send + 'static,
@@ -168,7 +170,7 @@ where
     match tokio::task::spawn_blocking(function).await {
         Ok(output) => output,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The runtime is shutting down: nobody is left to see this future complete.
+        // The runtime is shutting down: no task sees this future complete.
         Err(_) => std::future::pending().await,
     }
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use pin_project_lite::pin_project;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::context::Ambient;
+use super::context::AmbientContext;
 use super::{context, simulation};
 
-/// A point on the monotonic clock, in nanoseconds since the machine (or the simulation) began.
+/// A point on the monotonic clock, in nanoseconds since the start of the machine (or the simulation).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Instant(u64);
 
@@ -28,7 +28,7 @@ impl Instant {
         self.0
     }
 
-    /// Time from this point until now; zero when this point lies ahead.
+    /// Time from this point until now; zero if this point is in the future.
     pub fn elapsed(self) -> Duration {
         now() - self
     }
@@ -41,7 +41,7 @@ impl Instant {
 
 impl Add<Duration> for Instant {
     type Output = Instant;
-    /// Saturates at the clock's end, 584 years on.
+    /// Saturates at the end of the clock, after 584 years.
     fn add(self, duration: Duration) -> Instant {
         Instant(self.0.saturating_add(nanos_of(duration)))
     }
@@ -128,16 +128,16 @@ fn nanos_of(duration: Duration) -> u64 {
 
 /// The monotonic clock.
 pub fn now() -> Instant {
-    if let Some(Ambient { world, life }) = context::ambient() {
+    if let Some(AmbientContext { world, incarnation: life }) = context::ambient() {
         return Instant(world.clock_of(life.node));
     }
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
-    // Neither is negative, nor ends 64 bits within 584 years.
+    // Neither is negative, nor exceeds 64 bits within 584 years.
     Instant(tv_sec as u64 * 1_000_000_000 + tv_nsec as u64)
 }
 
-/// The monotonic clock as of its last tick: never after [`now`], a few milliseconds before it as a rule, and asked in a fraction
-/// of the time. For the beginning of what is to end early rather than late. In simulation there are no ticks.
+/// The monotonic clock as of its last tick: never after [`now`], as a rule a few milliseconds before it, and read in a fraction
+/// of the time. For the start of an interval that should end early rather than late. In simulation there are no ticks.
 #[inline]
 pub fn ticked() -> Instant {
     if context::is_simulation() {
@@ -149,7 +149,7 @@ pub fn ticked() -> Instant {
 
 /// The wall clock.
 pub fn wall_now() -> WallTime {
-    if let Some(Ambient { world, life }) = context::ambient() {
+    if let Some(AmbientContext { world, incarnation: life }) = context::ambient() {
         return WallTime(simulation::WALL_START_NANOS.saturating_add(world.clock_of(life.node)));
     }
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -157,7 +157,7 @@ pub fn wall_now() -> WallTime {
 }
 
 pin_project! {
-    /// Completes when its time has come. Made by [`sleep`] and [`sleep_until`]; dropping it is safe.
+    /// Completes at its deadline. Created by [`sleep`] and [`sleep_until`]; dropping it is safe.
     #[must_use = "a sleep does nothing unless awaited"]
     pub struct Sleep {
         #[pin]
@@ -184,10 +184,10 @@ impl Future for Sleep {
     }
 }
 
-/// Waits for `duration`, counted from this call. In production the grain is a millisecond.
+/// Waits for `duration`, counted from this call. In production the resolution is a millisecond.
 pub fn sleep(duration: Duration) -> Sleep {
     let inner = match context::ambient() {
-        Some(Ambient { world, life }) => {
+        Some(AmbientContext { world, incarnation: life }) => {
             let deadline = Instant(world.clock_of(life.node)) + duration;
             SleepInner::Simulation { sleep: simulation::Sleep::until(world, life.node, deadline.0) }
         }
@@ -196,12 +196,12 @@ pub fn sleep(duration: Duration) -> Sleep {
     Sleep { inner }
 }
 
-/// Waits until `deadline`; completes at once when it has passed.
+/// Waits until `deadline`; completes at once if that has passed.
 pub fn sleep_until(deadline: Instant) -> Sleep {
     sleep(deadline - now())
 }
 
-/// The time given to a future ran out before it completed.
+/// The time limit of a future expired before it completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("timed out")]
 pub struct Elapsed;
@@ -209,7 +209,7 @@ pub struct Elapsed;
 /// Runs `future` for at most `duration`.
 ///
 /// # Errors
-/// [`Elapsed`] when the time ran out; the future is then dropped. What it had started may have taken effect.
+/// [`Elapsed`] when the time expired; the future is then dropped. Operations that it had started may have taken effect.
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut alarm = pin!(sleep(duration));
     let mut future = pin!(future);

@@ -1,16 +1,16 @@
-//! Charts of one number over another: a line for each set of labels.
+//! Charts of one number over another, with one line per set of labels.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::{COLORS, Curves, Figure, SIZE_WIDTH};
+use super::{COLORS, CurvePlot, Figure, SIZE_WIDTH};
 
 const CHART_HEIGHT: u32 = 380;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
-/// Labels, and places along both axes.
+/// Labels, and points.
 type Line = (String, Vec<(f64, f64)>);
 
 pub fn draw(figure: &Figure, text: &mut String) -> Drawn {
@@ -34,7 +34,7 @@ pub fn draw(figure: &Figure, text: &mut String) -> Drawn {
     Ok(())
 }
 
-fn lines(figure: &Figure, curves: &Curves) -> Vec<Line> {
+fn lines(figure: &Figure, curves: &CurvePlot) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for row in &figure.rows {
         let number = |name: &str| row.numbers.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
@@ -51,7 +51,7 @@ fn lines(figure: &Figure, curves: &Curves) -> Vec<Line> {
     lines
 }
 
-fn chart<X>(area: &Area<'_>, curves: &Curves, lines: &[Line], x: X, high_y: f64) -> Drawn
+fn chart<X>(area: &Area<'_>, curves: &CurvePlot, lines: &[Line], x: X, high_y: f64) -> Drawn
 where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: ValueFormatter<f64>,

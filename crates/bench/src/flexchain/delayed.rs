@@ -1,6 +1,7 @@
-//! Storage whose reads take longer, as those of a disk would.
+//! Storage whose reads are delayed, as a disk would delay them.
 //!
-//! One thread holds back all that waits, to within a few microseconds: the runtime's timers count in milliseconds.
+//! One thread delays all reads, with an error of a few microseconds. The runtime's timers would be too coarse: they count in
+//! milliseconds.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,72 +17,74 @@ use storage::tables::{RangePage, Row, Savepoint};
 use tokio::sync::oneshot;
 
 /// A [`StateStore`] that takes `delay` longer to answer reads. Any number of them overlap.
-pub struct Delayed {
+pub struct DelayedStateStore {
     inner: Arc<dyn StateStore>,
     delay: Duration,
     line: Arc<DelayLine>,
 }
 
-impl Delayed {
-    pub fn new(inner: Arc<dyn StateStore>, delay: Duration, line: Arc<DelayLine>) -> Delayed {
-        Delayed { inner, delay, line }
+impl DelayedStateStore {
+    /// Delays the reads of `inner` by `delay`, on the thread of `line`.
+    pub fn new(inner: Arc<dyn StateStore>, delay: Duration, line: Arc<DelayLine>) -> DelayedStateStore {
+        DelayedStateStore { inner, delay, line }
     }
 }
 
-/// Holds back whoever asks. Dropping it ends its thread.
+/// Delays its callers. Dropping it ends its thread.
 pub struct DelayLine {
-    shared: Arc<Shared>,
+    shared: Arc<DelayedCore>,
 }
 
 #[derive(Default)]
-struct Shared {
-    waiting: Mutex<Waiting>,
+struct DelayedCore {
+    waiting: Mutex<DelayedReads>,
     changed: Condvar,
     reads: AtomicU64,
     waited_ns: AtomicU64,
 }
 
 #[derive(Default)]
-struct Waiting {
-    due: BinaryHeap<Reverse<Due>>,
+struct DelayedReads {
+    due: BinaryHeap<Reverse<DelayedRead>>,
     next: u64,
     ended: bool,
 }
 
-struct Due {
+struct DelayedRead {
     at: Instant,
     since: Instant,
     number: u64,
     waiter: oneshot::Sender<()>,
 }
 
-impl PartialEq for Due {
-    fn eq(&self, other: &Due) -> bool {
+impl PartialEq for DelayedRead {
+    fn eq(&self, other: &DelayedRead) -> bool {
         self.number == other.number
     }
 }
 
-impl Eq for Due {}
+impl Eq for DelayedRead {}
 
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Due) -> Option<std::cmp::Ordering> {
+impl PartialOrd for DelayedRead {
+    fn partial_cmp(&self, other: &DelayedRead) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
-    fn cmp(&self, other: &Due) -> std::cmp::Ordering {
+impl Ord for DelayedRead {
+    fn cmp(&self, other: &DelayedRead) -> std::cmp::Ordering {
         (self.at, self.number).cmp(&(other.at, other.number))
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+impl DelayedCore {
+    fn lock(&self) -> MutexGuard<'_, DelayedReads> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
-        // Else the kernel may wake this thread 50 µs late. Where it refuses, reads take longer, and the figure says how long.
+        // Otherwise the kernel may wake this thread 50 µs late. If this fails, reads take longer, and the figure shows how
+        // long.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut waiting = self.lock();
         while !waiting.ended {
@@ -90,7 +93,7 @@ impl Shared {
                 let Reverse(due) = waiting.due.pop().expect("it was just there");
                 self.reads.fetch_add(1, Ordering::Relaxed);
                 self.waited_ns.fetch_add((now - due.since).as_nanos() as u64, Ordering::Relaxed);
-                // Whoever asked may have gone.
+                // The caller may have gone.
                 let _ = due.waiter.send(());
             }
             waiting = match waiting.due.peek().map(|Reverse(due)| due.at) {
@@ -110,13 +113,13 @@ impl DelayLine {
     /// # Errors
     /// No thread can be started.
     pub fn start() -> std::io::Result<Arc<DelayLine>> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(DelayedCore::default());
         let of_thread = Arc::clone(&shared);
         std::thread::Builder::new().name("delay".to_owned()).spawn(move || of_thread.run())?;
         Ok(Arc::new(DelayLine { shared }))
     }
 
-    /// Waits for so long.
+    /// Waits for this time.
     pub async fn wait(&self, delay: Duration) {
         let since = Instant::now();
         let (waiter, woken) = oneshot::channel();
@@ -125,7 +128,7 @@ impl DelayLine {
             let (at, number) = (since + delay, waiting.next);
             waiting.next += 1;
             let is_first = waiting.due.peek().is_none_or(|Reverse(due)| at < due.at);
-            waiting.due.push(Reverse(Due { at, since, number, waiter }));
+            waiting.due.push(Reverse(DelayedRead { at, since, number, waiter }));
             if is_first {
                 self.shared.changed.notify_one();
             }
@@ -134,8 +137,8 @@ impl DelayLine {
         let _ = woken.await;
     }
 
-    /// Reads that were held back so far, and the nanoseconds that they took altogether.
-    pub fn held_back(&self) -> (u64, u64) {
+    /// The number of reads that were delayed so far, and the total of their delays in nanoseconds.
+    pub fn delayed_reads(&self) -> (u64, u64) {
         (self.shared.reads.load(Ordering::Relaxed), self.shared.waited_ns.load(Ordering::Relaxed))
     }
 }
@@ -148,7 +151,7 @@ impl Drop for DelayLine {
 }
 
 #[async_trait::async_trait]
-impl StateStore for Delayed {
+impl StateStore for DelayedStateStore {
     async fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, storage::Error> {
         let row = self.inner.get(namespace, key, through).await;
         self.line.wait(self.delay).await;
@@ -217,7 +220,7 @@ mod tests {
         let (key, value) = (b"key".to_vec(), base::Bytes::from_static(b"value"));
         memory.add_block(vec![("bench".to_owned(), key.clone(), Version::new(0, 0), Some(value.clone()))]);
         let line = DelayLine::start().expect("a thread");
-        let store = Delayed::new(Arc::new(memory), Duration::from_millis(20), Arc::clone(&line));
+        let store = DelayedStateStore::new(Arc::new(memory), Duration::from_millis(20), Arc::clone(&line));
         store.materialize(1).await.expect("a savepoint");
         let begin = Instant::now();
         let get = || store.get("bench", &key, BlockNumber(0));
@@ -226,7 +229,7 @@ mod tests {
         for row in [one, other] {
             assert_eq!(row.expect("it can be read").and_then(|row| row.value), Some(value.clone()));
         }
-        let (reads, waited_ns) = line.held_back();
+        let (reads, waited_ns) = line.delayed_reads();
         assert_eq!(reads, 2);
         assert!(waited_ns >= 40_000_000);
     }

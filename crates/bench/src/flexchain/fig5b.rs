@@ -1,14 +1,14 @@
-//! Figure 5 (b): throughput over remote memory, from a fraction of the data to more than all of it.
+//! Figure 5 (b): throughput by the size of remote memory, from a fraction of the data to more than all of it.
 //!
-//! A peer in one process: clients, each with one transaction in flight, and one committer.
-//! 1. A client draws a key at random, reads its record (half of the transactions) or prepares a new one (the other half), and
-//!    does what the signatures of a transaction cost a network of one organisation: [`floor::Work`].
-//! 2. The committer takes what waits, at most [`BLOCK_TRANSACTIONS`], checks the versions that were read, and makes the rest a
-//!    block: appended, synced, applied.
-//! 3. What remote memory does not hold is read from storage, whose reads are delayed to stand for a disk's.
+//! A peer in one process: clients, each with one transaction in flight, and one committer:
+//! 1. A client draws a key at random. It reads the key's record (half of the transactions) or prepares a new record (the other
+//!    half). It also signs and verifies as often as a transaction needs in a network of one organisation ([`SignatureWork`]).
+//! 2. The committer takes the waiting transactions, at most [`BLOCK_TRANSACTIONS`], and checks the versions that they read. The
+//!    valid ones become a block, which is appended, synced and applied.
+//! 3. Records outside remote memory are read from storage, whose reads are delayed as a disk would delay them.
 //!
-//! The same is measured without the signatures, which is the state alone. Every size of memory has a peer of its own; rounds
-//! go over all of them in turn.
+//! A second measurement leaves the signatures out and so measures the state alone. There is one peer for every size of memory;
+//! each round measures all of them in turn.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use base::Version;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use state::{WorldState, events};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::delayed::{DelayLine, Delayed};
+use super::delayed::{DelayLine, DelayedStateStore};
 use super::{VALUE_BYTES, check};
 use crate::error::Error;
-use crate::figure::{Bound, Curves, Figure};
-use crate::floor::{Needs, Work};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{CurvePlot, Figure, RatioBound};
+use crate::floor::{SignatureNeeds, SignatureWork};
+use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
-use crate::state::peer::{Peer, Sizes, Wrap};
+use crate::state::peer::{BenchmarkPeer, PeerMemoryConfig, WrapStore};
 use crate::state::setup::{NAMESPACE, failed, keys, median, value};
 use crate::workload::client_random;
 
@@ -44,33 +44,34 @@ const VALUES: usize = 64;
 const SECTION_BYTES: u64 = 256 << 10;
 /// The least cache: shards of less would hold nothing.
 const CACHE_BYTES_MIN: usize = 256 << 10;
-/// The share of the data that fits into the caches, in a thousand: 500 MB of 40 GB in the paper.
+/// The part of the data that fits into the caches, in a thousand: 500 MB of 40 GB in the paper.
 const CACHE_PER_MILLE: u64 = 12;
-/// The shares whose rates make the ratio.
+/// The percentages of memory whose rates make the ratio.
 const HALF_PERCENT: f64 = 50.0;
 const FULL_PERCENT: f64 = 100.0;
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig5bConfig {
     /// Bytes of values.
     pub data_bytes: u64,
-    /// Remote memory in percent of them; 50 and 100 are among these.
+    /// Remote memory in percent of the data; must include 50 and 100.
     pub memory_percents: Vec<f64>,
-    /// How much longer a read of storage takes.
+    /// The delay of a read of storage.
     pub delay: Duration,
     /// Clients with one transaction in flight each.
     pub clients: usize,
-    /// Times that every size is measured.
+    /// Measurements of every size.
     pub rounds: usize,
-    /// How long each time takes.
+    /// The length of each measurement.
     pub window: Duration,
+    /// Fixes the choice of keys.
     pub seed: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for Fig5bConfig {
+    fn default() -> Fig5bConfig {
+        Fig5bConfig {
             data_bytes: 64 << 20,
             memory_percents: vec![2.5, 10.0, 25.0, HALF_PERCENT, 75.0, FULL_PERCENT, 125.0],
             delay: Duration::from_micros(100),
@@ -83,34 +84,38 @@ impl Default for Options {
 }
 
 /// A peer with some remote memory.
-struct Sized {
+struct SizedPeer {
     percent: f64,
-    peer: Peer,
+    peer: BenchmarkPeer,
     line: Arc<DelayLine>,
 }
 
 /// One run.
-struct Rate {
+struct MeasuredRate {
     tps: f64,
-    /// What storage answered of what contracts and validation read, in percent.
+    /// The part of the reads of contracts and validation that storage answered, in percent.
     storage_percent: f64,
     invalid_percent: f64,
-    /// How long storage held reads back, in microseconds.
+    /// How long storage delayed a read, in microseconds.
     held_us: f64,
 }
 
-/// Measures. `tell` is told what is done next.
+/// Measures. `tell` gets a description of each next step.
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    options: &'a Fig5bConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(options, stop, tell))
 }
 
-async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(options: &Fig5bConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig5b", "FlexChain, figure 5 (b): throughput over remote memory");
-    let needs = Needs::new(1, 1, false);
-    let work = Work::new();
+    let needs = SignatureNeeds::new(1, 1, false);
+    let work = SignatureWork::new();
     figure.setting("data_bytes", options.data_bytes);
     figure.setting("value_bytes", VALUE_BYTES);
     figure.setting("storage_delay_us", options.delay.as_micros() as u64);
@@ -130,11 +135,12 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         peers.push(load(options, *percent, &data, &folder.path().join(percent.to_string())).await?);
     }
     let ways = [("signatures and state", Some(Arc::new((work, needs)))), ("state alone", None)];
-    let mut rates: Vec<Vec<Vec<Rate>>> = ways.iter().map(|_| peers.iter().map(|_| Vec::new()).collect()).collect();
-    // The first round warms up: what is read comes to memory, as far as there is room.
+    let mut rates: Vec<Vec<Vec<MeasuredRate>>> =
+        ways.iter().map(|_| peers.iter().map(|_| Vec::new()).collect()).collect();
+    // The first round warms up: records that are read come to memory, as far as there is space.
     for round in 0..=options.rounds {
         for ((way, work), rates) in ways.iter().zip(&mut rates) {
-            // Who comes first changes.
+            // The first size changes.
             let count = peers.len();
             for at in (0..count).map(|at| (at + round) % count) {
                 let (sized, rates) = (&mut peers[at], &mut rates[at]);
@@ -149,8 +155,9 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         }
     }
     for (((way, _), rates), name) in ways.iter().zip(&rates).zip(["half_over_full", "half_over_full_state"]) {
-        let number = |rates: &[Rate], number: fn(&Rate) -> f64| median(rates.iter().map(number).collect());
-        let (mut half, mut full): (Option<&[Rate]>, Option<&[Rate]>) = (None, None);
+        let number =
+            |rates: &[MeasuredRate], number: fn(&MeasuredRate) -> f64| median(rates.iter().map(number).collect());
+        let (mut half, mut full): (Option<&[MeasuredRate]>, Option<&[MeasuredRate]>) = (None, None);
         for (sized, rates) in peers.iter().zip(rates) {
             let numbers = [
                 ("memory_percent", sized.percent),
@@ -164,14 +171,14 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
             full = full.or((sized.percent == FULL_PERCENT).then_some(rates));
         }
         if let (Some(half), Some(full)) = (half, full) {
-            // Of one round each, so that what drifts between rounds falls on both.
+            // Both of one round, so that a drift between rounds affects both.
             let ratios = half.iter().zip(full).map(|(half, full)| half.tps / full.tps).collect();
-            let bound = (name == "half_over_full").then_some(Bound::AtLeast(0.6));
+            let bound = (name == "half_over_full").then_some(RatioBound::AtLeast(0.6));
             figure.ratio(name, median(ratios), bound);
         }
     }
-    figure.curves(Curves { x: "memory_percent", x_log: false, y: "median_tps" });
-    figure.curves(Curves { x: "memory_percent", x_log: false, y: "storage_reads_percent" });
+    figure.curves(CurvePlot { x: "memory_percent", x_log: false, y: "median_tps" });
+    figure.curves(CurvePlot { x: "memory_percent", x_log: false, y: "storage_reads_percent" });
     figure.note(format!(
         "Uniform YCSB-A at 10 KB on one peer in one process. With signatures, each transaction costs the processor {} P-256 \
          verifications and {} signature, as in a network of one organisation; the contract does nothing else.",
@@ -188,62 +195,62 @@ struct Data {
 }
 
 impl Data {
-    fn new(options: &Options) -> Data {
+    fn new(options: &Fig5bConfig) -> Data {
         let mut random = Random::new(options.seed);
         let records = (options.data_bytes / VALUE_BYTES as u64).max(1) as usize;
         Data { keys: keys(records), values: (0..VALUES).map(|_| value(&mut random, VALUE_BYTES)).collect() }
     }
 }
 
-async fn load(options: &Options, percent: f64, data: &Data, folder: &Path) -> Result<Sized, Error> {
+async fn load(options: &Fig5bConfig, percent: f64, data: &Data, folder: &Path) -> Result<SizedPeer, Error> {
     let line = DelayLine::start().map_err(|error| failed("a thread that delays reads", error))?;
     let memory_bytes = (options.data_bytes as f64 * percent / 100.0) as u64;
     let cache_bytes = ((options.data_bytes * CACHE_PER_MILLE / 1000) as usize).max(CACHE_BYTES_MIN);
-    let sizes = Sizes {
+    let sizes = PeerMemoryConfig {
         memory_bytes: memory_bytes.max(SECTION_BYTES),
         section_bytes: SECTION_BYTES,
         cache_bytes,
         metadata_bytes: cache_bytes / 8,
-        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        delta_bytes_max: state::MonolithicConfig::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     };
     let (delay, of_store) = (options.delay, Arc::clone(&line));
-    let wrap: Wrap = Box::new(move |store| Arc::new(Delayed::new(store, delay, of_store)));
-    let mut peer = Peer::disaggregated(folder, None, &sizes, Some(wrap)).await?;
+    let wrap: WrapStore = Box::new(move |store| Arc::new(DelayedStateStore::new(store, delay, of_store)));
+    let mut peer = BenchmarkPeer::disaggregated(folder, None, &sizes, Some(wrap)).await?;
     for (number, chunk) in data.keys.chunks(BLOCK_TRANSACTIONS).enumerate() {
         let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), data.values[number % VALUES].clone())).collect();
         peer.commit(&writes).await?;
     }
     peer.persist().await?;
-    Ok(Sized { percent, peer, line })
+    Ok(SizedPeer { percent, peer, line })
 }
 
-/// What a client asks the committer for.
-struct Submitted {
+/// A transaction that a client submits to the committer.
+struct SubmittedTransaction {
     key: usize,
     read: Option<Version>,
     write: Option<Bytes>,
-    /// Told whether it was valid.
+    /// Gets whether it was valid.
     done: oneshot::Sender<bool>,
 }
 
-/// What all clients of a run share.
-struct Clients {
+/// The shared state of all clients of a run.
+struct ClientGroup {
     state: Arc<dyn WorldState>,
     data: Arc<Data>,
-    work: Option<Arc<(Work, Needs)>>,
+    work: Option<Arc<(SignatureWork, SignatureNeeds)>>,
     ended: AtomicBool,
     reads: AtomicU64,
 }
 
 async fn measure(
-    options: &Options,
-    sized: &mut Sized,
+    options: &Fig5bConfig,
+    sized: &mut SizedPeer,
     data: &Arc<Data>,
-    work: Option<Arc<(Work, Needs)>>,
+    work: Option<Arc<(SignatureWork, SignatureNeeds)>>,
     round: u64,
-) -> Result<Rate, Error> {
-    let clients = Arc::new(Clients {
+) -> Result<MeasuredRate, Error> {
+    let clients = Arc::new(ClientGroup {
         state: sized.peer.state.clone(),
         data: Arc::clone(data),
         work,
@@ -252,7 +259,7 @@ async fn measure(
     });
     let (submit, submitted) = mpsc::channel(options.clients);
     let mut tasks = JoinSet::new();
-    let (storage_before, (held_before, held_ns_before)) = (events::StorageReads.value(), sized.line.held_back());
+    let (storage_before, (held_before, held_ns_before)) = (events::StorageReads.value(), sized.line.delayed_reads());
     let begin = Instant::now();
     for client in 0..options.clients {
         let random = client_random(options.seed ^ (round << 32), client);
@@ -266,13 +273,13 @@ async fn measure(
         client.map_err(|error| failed("a client", error))??;
     }
     let (valid, invalid) = committed?;
-    // What still moves must not burden the next.
+    // A savepoint that still moves must not burden the next run.
     sized.peer.persisted().await?;
-    let (held, held_ns) = sized.line.held_back();
+    let (held, held_ns) = sized.line.delayed_reads();
     let (held, held_ns) = (held - held_before, held_ns - held_ns_before);
     let storage = events::StorageReads.value() - storage_before;
     let reads = clients.reads.load(Ordering::Relaxed).max(1);
-    Ok(Rate {
+    Ok(MeasuredRate {
         tps: valid as f64 / took.as_secs_f64(),
         storage_percent: 100.0 * storage as f64 / reads as f64,
         invalid_percent: 100.0 * invalid as f64 / (valid + invalid).max(1) as f64,
@@ -280,8 +287,12 @@ async fn measure(
     })
 }
 
-impl Clients {
-    async fn client(self: Arc<Self>, mut random: Random, submit: mpsc::Sender<Submitted>) -> Result<(), Error> {
+impl ClientGroup {
+    async fn client(
+        self: Arc<Self>,
+        mut random: Random,
+        submit: mpsc::Sender<SubmittedTransaction>,
+    ) -> Result<(), Error> {
         while !self.ended.load(Ordering::Acquire) {
             let key = random.below(self.data.keys.len() as u64) as usize;
             let (mut read, mut write) = (None, None);
@@ -298,12 +309,12 @@ impl Clients {
             if let Some(work) = &self.work {
                 let (work, needs) = &**work;
                 work.transaction(needs);
-                // The others had no turn while this one kept the processor.
+                // The others did not run while this client kept the core.
                 tokio::task::yield_now().await;
             }
             let (done, told) = oneshot::channel();
-            // The committer ends first: then nobody is told.
-            if submit.send(Submitted { key, read, write, done }).await.is_err() || told.await.is_err() {
+            // The committer ends first; then there is no answer.
+            if submit.send(SubmittedTransaction { key, read, write, done }).await.is_err() || told.await.is_err() {
                 return Ok(());
             }
         }
@@ -311,13 +322,13 @@ impl Clients {
     }
 }
 
-/// Commits until the time has come; numbers of valid and invalid transactions.
+/// Commits until the end of the window; returns the numbers of valid and invalid transactions.
 async fn commit(
-    peer: &mut Peer,
+    peer: &mut BenchmarkPeer,
     data: &Data,
-    mut submitted: mpsc::Receiver<Submitted>,
+    mut submitted: mpsc::Receiver<SubmittedTransaction>,
     until: Instant,
-    clients: &Clients,
+    clients: &ClientGroup,
 ) -> Result<(u64, u64), Error> {
     let (mut valid, mut invalid) = (0, 0);
     let mut block = Vec::new();
@@ -332,7 +343,7 @@ async fn commit(
         let mut written = base::Set::default();
         let (mut writes, mut outcomes) = (Vec::new(), Vec::with_capacity(block.len()));
         for (transaction, known) in block.iter().zip(known) {
-            // As validation does: what an earlier transaction of the block wrote was not what this one has read.
+            // As in validation: a key that an earlier transaction of the block wrote is in conflict with this read.
             let is_valid =
                 transaction.read.is_none() || (transaction.read == known && !written.contains(&transaction.key));
             if let Some(write) = transaction.write.clone().filter(|_| is_valid) {

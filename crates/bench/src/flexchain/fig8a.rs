@@ -1,38 +1,39 @@
-//! Figure 8 (a): what answers reads, over the size of the local caches and the skew of keys.
+//! Figure 8 (a): which sources answer reads, by the size of the local caches and the skew of the keys.
 //!
-//! YCSB-A on the state alone. A block is [`TRANSACTIONS`] transactions; half of them read a record through the newest
-//! snapshot, the others write one unread.
-//! 1. The reads, as contracts make them. What the caches, remote memory and storage answered is told by the state's events.
-//! 2. The versions of what was read are asked for, as validation does: the metadata cache answers, or the index.
+//! YCSB-A on the world state alone, in blocks of [`TRANSACTIONS`] transactions. Half of the transactions read a record through
+//! the newest snapshot; the others write a record without reading it.
+//! 1. The reads are made as contracts make them. Events of the state count how many were answered by the caches, by remote
+//!    memory and by storage.
+//! 2. The versions of the keys are looked up, as in validation. The metadata cache answers, or else the index.
 //! 3. The writes are applied.
 //!
-//! The monolithic form runs the same with a cache of the same size over tables of the storage engine. It moves its savepoint
-//! after every block.
+//! The monolithic form runs the same load, with an equally large cache over tables of the storage engine. It moves its
+//! savepoint after every block.
 //!
-//! Hits are what is left of reads after misses: those are counted one by one, hits only every so often.
+//! Hits are computed as reads minus misses, because the events count every miss at once, but hits only now and then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use state::{Monolithic, WorldState, events};
-use storage::tables::{FjallEngine, FjallOptions, Tables, TablesEngine as _};
+use storage::tables::{FjallConfig, FjallEngine, Tables, TablesEngine as _};
 
 use super::{VALUE_BYTES, check, shuffled};
 use crate::error::Error;
-use crate::figure::{Curves, Figure};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{CurvePlot, Figure};
+use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
-use crate::state::peer::Sizes;
-use crate::state::setup::{NAMESPACE, Remote, block, failed, keys, value};
+use crate::state::peer::PeerMemoryConfig;
+use crate::state::setup::{NAMESPACE, PooledState, block, failed, keys, value};
 use crate::zipf::Zipf;
 
 /// Transactions of a block.
 const TRANSACTIONS: usize = 200;
-/// A block begins no sooner after the one before. Without contracts and signatures the state would be written so fast that
-/// superseded versions, whose memory is used again only after readers' leases, took more of it than the data.
+/// The least time from the start of one block to the next. Without contracts and signatures the state would be written so fast
+/// that superseded versions, whose memory is reused only after followers' leases, took more of it than the data.
 const BLOCK_EVERY: Duration = Duration::from_millis(10);
 /// Writes of a block while loading.
 const LOAD_WRITES: usize = 500;
@@ -43,28 +44,29 @@ const VALUES: usize = 64;
 const SECTION_BYTES: u64 = 1 << 20;
 /// The least cache.
 const CACHE_BYTES_MIN: u64 = 64 << 10;
-/// How long fills that the warm-up began may take to end.
-const SETTLE: Duration = Duration::from_millis(20);
+/// How long fills that the warm-up started may take to end.
+const QUIESCE: Duration = Duration::from_millis(20);
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig8aConfig {
     /// Bytes of values.
     pub data_bytes: u64,
-    /// Local caches in percent of them.
+    /// Local caches in percent of the data.
     pub cache_percents: Vec<f64>,
     /// Exponents of Zipf's law; 0 is uniform.
     pub skews: Vec<f64>,
     /// Remote memory in percent of the data.
     pub memory_percents: Vec<f64>,
-    /// Transactions that are counted for each of these, and as many before them.
+    /// Transactions that are counted for each combination; as many warm up before them.
     pub transactions: usize,
+    /// Fixes the choice of keys.
     pub seed: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for Fig8aConfig {
+    fn default() -> Fig8aConfig {
+        Fig8aConfig {
             data_bytes: 64 << 20,
             cache_percents: vec![1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0],
             skews: vec![0.0, 0.6, 0.99, 1.2],
@@ -75,21 +77,21 @@ impl Default for Options {
     }
 }
 
-/// What answered the reads of a run, each in a share of them.
+/// The sources that answered the reads of a run, each as a fraction of the reads.
 #[derive(Clone, Copy, Default)]
-struct Answers {
+struct ReadRatios {
     metadata: f64,
     data: f64,
     remote: f64,
     storage: f64,
     delta: f64,
-    /// Of validation's questions, the share that the metadata cache answered.
+    /// The fraction of validation's look-ups that the metadata cache answered.
     validation: f64,
 }
 
 /// Counts of the state's events.
 #[derive(Clone, Copy)]
-struct Counts {
+struct ReadCounts {
     metadata_misses: u64,
     data_misses: u64,
     storage: u64,
@@ -97,9 +99,9 @@ struct Counts {
     table_misses: u64,
 }
 
-impl Counts {
-    fn now() -> Counts {
-        Counts {
+impl ReadCounts {
+    fn now() -> ReadCounts {
+        ReadCounts {
             metadata_misses: events::MetadataCacheMisses.value(),
             data_misses: events::DataCacheMisses.value(),
             storage: events::StorageReads.value(),
@@ -108,9 +110,9 @@ impl Counts {
         }
     }
 
-    /// What was added since `before` is added to `self`.
-    fn add_since(&mut self, before: Counts) {
-        let now = Counts::now();
+    /// Adds the counts since `before` to `self`.
+    fn add_since(&mut self, before: ReadCounts) {
+        let now = ReadCounts::now();
         self.metadata_misses += now.metadata_misses - before.metadata_misses;
         self.data_misses += now.data_misses - before.data_misses;
         self.storage += now.storage - before.storage;
@@ -118,34 +120,35 @@ impl Counts {
         self.table_misses += now.table_misses - before.table_misses;
     }
 
-    const ZERO: Counts = Counts { metadata_misses: 0, data_misses: 0, storage: 0, delta: 0, table_misses: 0 };
+    const ZERO: ReadCounts = ReadCounts { metadata_misses: 0, data_misses: 0, storage: 0, delta: 0, table_misses: 0 };
 }
 
 /// The two forms, as far as they differ here.
-enum Form<'a> {
-    Disaggregated(&'a Remote),
+enum MeasuredState<'a> {
+    Disaggregated(&'a PooledState),
     Monolithic(&'a Monolithic),
 }
 
-impl Form<'_> {
+impl MeasuredState<'_> {
     fn state(&self) -> &dyn WorldState {
         match self {
-            Form::Disaggregated(remote) => &remote.state,
-            Form::Monolithic(monolithic) => *monolithic,
+            MeasuredState::Disaggregated(remote) => &remote.state,
+            MeasuredState::Monolithic(monolithic) => *monolithic,
         }
     }
 
     async fn apply(&self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         match self {
-            Form::Disaggregated(remote) => remote.apply(writes).await?,
-            Form::Monolithic(monolithic) => {
+            MeasuredState::Disaggregated(remote) => remote.apply(writes).await?,
+            MeasuredState::Monolithic(monolithic) => {
                 let number = monolithic.height();
                 let (batch, _) = block(number, writes);
                 monolithic.apply(number, batch).await.map_err(|error| failed("a block", error))?;
             }
         }
-        // Until its next savepoint the monolithic form keeps what blocks wrote beside its cache, which is what is measured.
-        let persist_blocks = if matches!(self, Form::Monolithic(_)) { 1 } else { PERSIST_BLOCKS };
+        // Until its next savepoint the monolithic form keeps the writes of blocks outside the cache, and the cache is to be
+        // measured.
+        let persist_blocks = if matches!(self, MeasuredState::Monolithic(_)) { 1 } else { PERSIST_BLOCKS };
         if self.state().height().is_multiple_of(persist_blocks) {
             self.persist().await?;
         }
@@ -157,7 +160,7 @@ impl Form<'_> {
     }
 }
 
-/// Keys, values, and in which order keys are popular.
+/// Keys, values, and the order of the keys' popularity.
 struct Data {
     keys: Vec<Arc<str>>,
     values: Vec<Bytes>,
@@ -166,15 +169,19 @@ struct Data {
     seed: u64,
 }
 
-/// Measures. `tell` is told what is done next.
+/// Measures. `tell` gets a description of each next step.
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    options: &'a Fig8aConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(options, stop, tell))
 }
 
-async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(options: &Fig8aConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig8a", "FlexChain, figure 8 (a): local caches and skew");
     let mut random = Random::new(options.seed);
     let records = (options.data_bytes / VALUE_BYTES as u64).max(2) as usize;
@@ -191,12 +198,12 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     figure.setting("seed", options.seed);
 
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
-    let engine = FjallEngine::open(folder.path(), FjallOptions::default()).await;
+    let engine = FjallEngine::open(folder.path(), FjallConfig::default()).await;
     let engine = engine.map_err(|error| failed("the storage engine", error))?;
     let tables = engine.tables("monolithic").await.map_err(|error| failed("the storage engine", error))?;
     tell("loading the monolithic form");
-    let loading = Monolithic::open(tables.clone(), state::Settings::default());
-    data.load(&Form::Monolithic(&loading)).await?;
+    let loading = Monolithic::open(tables.clone(), state::MonolithicConfig::default());
+    data.load(&MeasuredState::Monolithic(&loading)).await?;
     drop(loading);
     let mut monolithic = Vec::new();
     for cache in &options.cache_percents {
@@ -224,21 +231,21 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         figure.ratio("uniform_storage_reads_over_absent_max", storage_over_absent, None);
     }
     for y in ["data_hit_percent", "storage_percent"] {
-        figure.curves(Curves { x: "cache_percent", x_log: true, y });
+        figure.curves(CurvePlot { x: "cache_percent", x_log: true, y });
     }
     figure.note(
-        "Hits are of the reads that contracts make; validation asks again, for versions alone. Of the caches an eighth is for \
-         metadata. storage_percent, remote_percent and delta_percent are reads that missed the data cache; the delta is what \
-         blocks since the savepoint wrote and remote memory had no room for.",
+        "Hits are of the reads that contracts make; validation reads again, only versions. An eighth of the caches is for \
+         metadata. storage_percent, remote_percent and delta_percent are reads that missed the data cache; the delta has the \
+         writes since the savepoint for which remote memory had no space.",
     );
     figure.note(format!(
-        "At most {} transactions a second: what is compared here is what answers, not how fast.",
+        "At most {} transactions a second: the figure compares the sources of answers, not their speed.",
         TRANSACTIONS as u128 * 1_000 / BLOCK_EVERY.as_millis()
     ));
     Ok(figure)
 }
 
-fn add(figure: &mut Figure, memory: f64, skew: f64, cache: f64, ours: &Answers, theirs: &Answers) {
+fn add(figure: &mut Figure, memory: f64, skew: f64, cache: f64, ours: &ReadRatios, theirs: &ReadRatios) {
     let (memory, skew) = (format!("memory {memory} %"), format!("s = {skew}"));
     let numbers = [
         ("cache_percent", cache),
@@ -254,7 +261,7 @@ fn add(figure: &mut Figure, memory: f64, skew: f64, cache: f64, ours: &Answers, 
 }
 
 impl Data {
-    async fn load(&self, form: &Form<'_>) -> Result<(), Error> {
+    async fn load(&self, form: &MeasuredState<'_>) -> Result<(), Error> {
         for (number, chunk) in self.keys.chunks(LOAD_WRITES).enumerate() {
             let value = &self.values[number % VALUES];
             let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), value.clone())).collect();
@@ -263,8 +270,8 @@ impl Data {
         form.persist().await
     }
 
-    /// Reads all records twice in no order: caches with room for them then have them.
-    async fn look(&self, form: &Form<'_>) -> Result<(), Error> {
+    /// Reads all records twice in random order: caches that are large enough then hold them.
+    async fn look(&self, form: &MeasuredState<'_>) -> Result<(), Error> {
         let snapshot = form.state().snapshot();
         for number in self.popular.iter().chain(&self.popular) {
             let found = snapshot.get(NAMESPACE, &self.keys[*number]).await;
@@ -275,66 +282,72 @@ impl Data {
 
     async fn monolithic(
         &self,
-        options: &Options,
+        options: &Fig8aConfig,
         cache: f64,
         tables: &Arc<dyn Tables>,
-        stop: &Stop,
-        tell: Tell<'_>,
-    ) -> Result<Vec<Answers>, Error> {
+        stop: &CancellationToken,
+        tell: ReportProgress<'_>,
+    ) -> Result<Vec<ReadRatios>, Error> {
         let sizes = sizes(options, cache, 0.0);
         let mut answers = Vec::new();
         for skew in &options.skews {
             check(stop)?;
             tell(&format!("monolithic: caches of {cache} % of the data, skew {skew}"));
             let state = Monolithic::open(tables.clone(), sizes.monolithic());
-            self.look(&Form::Monolithic(&state)).await?;
-            answers.push(self.measure(&Form::Monolithic(&state), *skew).await?);
-            Form::Monolithic(&state).persist().await?;
+            self.look(&MeasuredState::Monolithic(&state)).await?;
+            answers.push(self.measure(&MeasuredState::Monolithic(&state), *skew).await?);
+            MeasuredState::Monolithic(&state).persist().await?;
         }
         Ok(answers)
     }
 
     async fn disaggregated(
         &self,
-        options: &Options,
+        options: &Fig8aConfig,
         cache: f64,
         memory: f64,
-        stop: &Stop,
-        tell: Tell<'_>,
-    ) -> Result<Vec<Answers>, Error> {
+        stop: &CancellationToken,
+        tell: ReportProgress<'_>,
+    ) -> Result<Vec<ReadRatios>, Error> {
         let sizes = sizes(options, cache, memory);
         let settings = sizes.disaggregated();
-        let remote = Remote::with_sections(None, sizes.memory_bytes, SECTION_BYTES, settings).await?;
-        self.load(&Form::Disaggregated(&remote)).await?;
-        self.look(&Form::Disaggregated(&remote)).await?;
+        let remote = PooledState::with_sections(None, sizes.memory_bytes, SECTION_BYTES, settings).await?;
+        self.load(&MeasuredState::Disaggregated(&remote)).await?;
+        self.look(&MeasuredState::Disaggregated(&remote)).await?;
         let mut answers = Vec::new();
         for skew in &options.skews {
             check(stop)?;
             tell(&format!("remote memory of {memory} % of the data, caches of {cache} %, skew {skew}"));
-            answers.push(self.measure(&Form::Disaggregated(&remote), *skew).await?);
+            answers.push(self.measure(&MeasuredState::Disaggregated(&remote), *skew).await?);
         }
         Ok(answers)
     }
 
-    async fn measure(&self, form: &Form<'_>, skew: f64) -> Result<Answers, Error> {
+    async fn measure(&self, form: &MeasuredState<'_>, skew: f64) -> Result<ReadRatios, Error> {
         let keys = Zipf::new(self.keys.len() as u64, skew);
         let mut random = Random::new(self.seed ^ skew.to_bits());
         for _ in 0..self.transactions.div_ceil(TRANSACTIONS) {
-            self.block(form, &keys, &mut random, &mut Run::default()).await?;
+            self.block(form, &keys, &mut random, &mut RunCounts::default()).await?;
         }
-        tokio::time::sleep(SETTLE).await;
-        let mut run = Run::default();
+        tokio::time::sleep(QUIESCE).await;
+        let mut run = RunCounts::default();
         for _ in 0..self.transactions.div_ceil(TRANSACTIONS) {
             self.block(form, &keys, &mut random, &mut run).await?;
         }
         Ok(run.answers(form))
     }
 
-    async fn block(&self, form: &Form<'_>, keys: &Zipf, random: &mut Random, run: &mut Run) -> Result<(), Error> {
+    async fn block(
+        &self,
+        form: &MeasuredState<'_>,
+        keys: &Zipf,
+        random: &mut Random,
+        run: &mut RunCounts,
+    ) -> Result<(), Error> {
         let begin = Instant::now();
         let snapshot = form.state().snapshot();
         let (mut read, mut writes) = (Vec::new(), Vec::new());
-        let before = Counts::now();
+        let before = ReadCounts::now();
         for _ in 0..TRANSACTIONS {
             let key = &self.keys[self.popular[keys.draw(random) as usize]];
             if random.percent(WRITES_PERCENT) {
@@ -348,7 +361,7 @@ impl Data {
         }
         run.reads += read.len() as u64;
         run.reading.add_since(before);
-        let before = Counts::now();
+        let before = ReadCounts::now();
         let versions = snapshot.versions(&read).await.map_err(|error| failed("a check of versions", error))?;
         if versions.iter().any(Option::is_none) {
             return Err(failed("a check of versions", "a record is missing"));
@@ -363,54 +376,55 @@ impl Data {
     }
 }
 
-/// What was counted.
-struct Run {
+/// The counts of a run.
+struct RunCounts {
     reads: u64,
-    reading: Counts,
-    validating: Counts,
+    reading: ReadCounts,
+    validating: ReadCounts,
 }
 
-impl Default for Run {
-    fn default() -> Run {
-        Run { reads: 0, reading: Counts::ZERO, validating: Counts::ZERO }
+impl Default for RunCounts {
+    fn default() -> RunCounts {
+        RunCounts { reads: 0, reading: ReadCounts::ZERO, validating: ReadCounts::ZERO }
     }
 }
 
-impl Run {
-    fn answers(&self, form: &Form<'_>) -> Answers {
-        let share = |count: u64| count as f64 / self.reads.max(1) as f64;
-        // A read that began anew because its lease ended counts twice: rare, and never more than all.
-        let rest = |count: u64| (1.0 - share(count)).max(0.0);
-        let Counts { metadata_misses, data_misses, storage, delta, table_misses } = self.reading;
+impl RunCounts {
+    fn answers(&self, form: &MeasuredState<'_>) -> ReadRatios {
+        let ratio = |count: u64| count as f64 / self.reads.max(1) as f64;
+        // A read that started again because its lease ended counts twice; this is rare, and the rest is kept from falling below
+        // zero.
+        let rest = |count: u64| (1.0 - ratio(count)).max(0.0);
+        let ReadCounts { metadata_misses, data_misses, storage, delta, table_misses } = self.reading;
         match form {
-            Form::Disaggregated(_) => {
+            MeasuredState::Disaggregated(_) => {
                 let data = rest(metadata_misses + data_misses);
-                Answers {
+                ReadRatios {
                     metadata: rest(metadata_misses),
                     data,
-                    remote: (1.0 - data - share(storage + delta)).max(0.0),
-                    storage: share(storage),
-                    delta: share(delta),
+                    remote: (1.0 - data - ratio(storage + delta)).max(0.0),
+                    storage: ratio(storage),
+                    delta: ratio(delta),
                     validation: rest(self.validating.metadata_misses),
                 }
             }
-            Form::Monolithic(_) => {
+            MeasuredState::Monolithic(_) => {
                 let data = rest(table_misses);
-                Answers { data, storage: share(table_misses), ..Answers::default() }
+                ReadRatios { data, storage: ratio(table_misses), ..ReadRatios::default() }
             }
         }
     }
 }
 
-fn sizes(options: &Options, cache: f64, memory: f64) -> Sizes {
+fn sizes(options: &Fig8aConfig, cache: f64, memory: f64) -> PeerMemoryConfig {
     let of_data = |percent: f64| (options.data_bytes as f64 * percent / 100.0) as u64;
     let cache_bytes = of_data(cache).max(CACHE_BYTES_MIN) as usize;
-    Sizes {
+    PeerMemoryConfig {
         memory_bytes: of_data(memory).max(SECTION_BYTES),
         section_bytes: SECTION_BYTES,
         cache_bytes,
         metadata_bytes: cache_bytes / 8,
-        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        delta_bytes_max: state::MonolithicConfig::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     }
 }

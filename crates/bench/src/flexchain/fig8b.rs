@@ -1,29 +1,31 @@
-//! Figure 8 (b): the memory node's processor, limited.
+//! Figure 8 (b): throughput while the memory node's processor is limited.
 //!
-//! Two memory nodes in processes of their own: ours, which is passive, and one that is asked for addresses and buffers, as in
-//! the paper. A compute node here runs YCSB-A and -B at 10 KB on either, a block of [`TRANSACTIONS`] after another: all read
-//! a record, a part of them also writes it. Storage keeps nothing and is never read: all data is in remote memory.
+//! Two memory nodes run in processes of their own: our passive one, and a two-sided one that, as in the paper, is asked for
+//! addresses and buffers. A compute node in this process runs YCSB-A and YCSB-B with values of 10 KB against each, in blocks of
+//! [`TRANSACTIONS`] transactions. Every transaction reads a record; 50 % (A) or 5 % (B) also write it. Remote memory holds all
+//! data. Storage, which keeps the blocks in this process's memory, is read only if the memory node has not granted a section in
+//! time; a note of the figure reports such reads.
 //!
-//! A round goes through all shares of a processor, both mixes and both memory nodes; the rate with a limit is held against
-//! the rate without one of the same round.
+//! A round goes through both memory nodes, both mixes and all limits. The rate under a limit is compared with the unlimited
+//! rate of the same round.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use pool::Donor;
-use state::disaggregated::DisaggregatedSettings;
+use state::disaggregated::DisaggregatedConfig;
 use state::{Disaggregated, WorldState as _};
 use storage::MemoryStateStore;
 
-use super::limiter::{Kind, PERCENT_MIN};
-use super::memory_process::{Form, MemoryProcess};
+use super::limiter::{LimiterKind, PERCENT_MIN};
+use super::memory_process::{MemoryNodeMode, MemoryProcess};
 use super::{VALUE_BYTES, check};
 use crate::error::Error;
-use crate::figure::{Bound, Curves, Figure};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{CurvePlot, Figure, RatioBound};
+use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, stored, value};
@@ -31,47 +33,50 @@ use crate::state::two_sided::TwoSided;
 
 /// Transactions of a block.
 const TRANSACTIONS: usize = 500;
-/// Contracts that read at once: what they ask a two-sided memory node for travels in one message.
+/// Contracts that read at once: their requests to a two-sided memory node travel in one message.
 const CONTRACTS_AT_ONCE: usize = 16;
 /// Values that writes choose from.
 const VALUES: usize = 64;
 /// Remote memory beside the data: for our form the index and versions that wait to be reclaimed.
 const MEMORY_BESIDE_BYTES: u64 = 512 << 20;
-/// The share of the keys whose addresses, and of the data whose records, are at hand: 500 MB of 4 GB in the paper.
+/// One key in this many has its address cached, and one byte of the data in this many is cached: 500 MB of 4 GB in the paper.
 const CACHE_DIVISOR: u64 = 8;
-/// What the metadata cache is charged with for a key, about.
+/// The approximate charge of the metadata cache for a key.
 const METADATA_ENTRY_BYTES: u64 = 128;
 /// The least cache.
 const CACHE_BYTES_MIN: u64 = 64 << 10;
-/// What stands for no limit along the axis: the processor's whole time.
+/// Stands for no limit along the axis.
 const UNLIMITED_PERCENT: f64 = 200.0;
 const MIXES: [(&str, u64); 2] = [("ycsb-a", 50), ("ycsb-b", 5)];
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig8bConfig {
     /// This program, and the arguments that make it a memory node, before those of [`super::memory_process`].
     pub program: PathBuf,
+    /// The arguments that make the program a memory node.
     pub arguments: Vec<&'static str>,
-    pub limit: Kind,
+    /// How the memory node's processor is limited.
+    pub limit: LimiterKind,
     /// Bytes of values.
     pub data_bytes: u64,
-    /// Shares of one processor, in percent.
+    /// Percentages of one core.
     pub percents: Vec<u32>,
-    /// Rounds, of whose ratios the median counts.
+    /// Rounds; the median of their ratios counts.
     pub rounds: usize,
     /// How long each run takes.
     pub window: Duration,
+    /// Fixes the choice of keys.
     pub seed: u64,
 }
 
-impl Options {
+impl Fig8bConfig {
     /// The defaults, with a program that can be a memory node.
-    pub fn new(program: PathBuf, arguments: Vec<&'static str>) -> Options {
-        Options {
+    pub fn new(program: PathBuf, arguments: Vec<&'static str>) -> Fig8bConfig {
+        Fig8bConfig {
             program,
             arguments,
-            limit: Kind::Any,
+            limit: LimiterKind::Any,
             data_bytes: 64 << 20,
             percents: vec![PERCENT_MIN, 25, 50, 100],
             rounds: 15,
@@ -82,24 +87,24 @@ impl Options {
 }
 
 /// A compute node and its memory node.
-struct Side {
+struct MeasuredSystem {
     name: &'static str,
-    /// What limits the memory node, in words.
+    /// A description of the memory node's limiter.
     limiter: &'static str,
-    compute: Compute,
+    compute: ComputeUnderTest,
     memory: MemoryProcess,
 }
 
-enum Compute {
+enum ComputeUnderTest {
     Ours { state: Box<Disaggregated>, store: MemoryStateStore },
     TwoSided(Box<TwoSided>),
 }
 
-/// Rates and processor times of one side under one mix and one share, one for each round.
+/// Rates and processor times of one side under one mix and one limit, one for each round.
 #[derive(Default, Clone)]
 struct Rates {
     tps: Vec<f64>,
-    /// Processor time of the memory node, and time, over all rounds: the kernel tells the former in coarse ticks.
+    /// Processor time of the memory node, and elapsed time, over all rounds: the kernel reports the former in coarse ticks.
     busy_us: u64,
     took: Duration,
 }
@@ -110,15 +115,19 @@ struct Data {
     random: Random,
 }
 
-/// Measures. `tell` is told what is done next.
+/// Measures. `tell` gets a description of each next step.
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    options: &'a Fig8bConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(options, stop, tell))
 }
 
-async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(options: &Fig8bConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig8b", "FlexChain, figure 8 (b): the memory node's processor");
     let mut random = Random::new(options.seed);
     let records = (options.data_bytes / VALUE_BYTES as u64).max(2) as usize;
@@ -136,20 +145,21 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     figure.setting("seed", options.seed);
     figure.setting("limiter", sides[0].limiter);
 
-    // Without a limit first: what is measured under one is held against it.
-    let shares: Vec<Option<u32>> = std::iter::once(None).chain(options.percents.iter().copied().map(Some)).collect();
-    let mut rates = vec![vec![Rates::default(); shares.len()]; sides.len() * MIXES.len()];
+    // The unlimited run comes first: limited ones are compared with it.
+    let percents: Vec<Option<u32>> = std::iter::once(None).chain(options.percents.iter().copied().map(Some)).collect();
+    let mut rates = vec![vec![Rates::default(); percents.len()]; sides.len() * MIXES.len()];
     for round in 0..=options.rounds {
         let mut groups = rates.iter_mut();
         for side in &mut sides {
             for ((mix, updates_percent), group) in MIXES.into_iter().zip(&mut groups) {
-                // Who comes first changes.
-                for share in (0..shares.len()).map(|at| (at + round) % shares.len()) {
+                // The first limit changes.
+                for share in (0..percents.len()).map(|at| (at + round) % percents.len()) {
                     check(stop)?;
-                    let limit = shares[share].map_or_else(|| "without limit".to_owned(), |share| format!("{share} %"));
+                    let limit =
+                        percents[share].map_or_else(|| "without limit".to_owned(), |share| format!("{share} %"));
                     let part = if round == 0 { "warming up".to_owned() } else { format!("round {round}") };
                     tell(&format!("{part} of {}: {}, {mix}, {limit}", options.rounds, side.name));
-                    side.memory.limit(shares[share])?;
+                    side.memory.limit(percents[share])?;
                     let measured = data.measure(side, updates_percent, options.window, &mut group[share]).await;
                     side.memory.limit(None)?;
                     measured?;
@@ -161,14 +171,14 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         }
     }
     let names =
-        [("throttled_over_unlimited", Some(Bound::AtLeast(0.95))), ("two_sided_throttled_over_unlimited", None)];
+        [("throttled_over_unlimited", Some(RatioBound::AtLeast(0.95))), ("two_sided_throttled_over_unlimited", None)];
     let mut groups = rates.iter();
     for (side, (name, bound)) in sides.iter().zip(names) {
         let mut least = f64::INFINITY;
         for (mix, _) in MIXES {
             let cells = groups.next().expect("one for each");
             let over: Vec<f64> = cells.iter().map(|cell| over_unlimited(cell, &cells[0])).collect();
-            let rows = shares.iter().zip(cells).zip(&over);
+            let rows = percents.iter().zip(cells).zip(&over);
             for ((share, cell), over) in rows.clone().skip(1).chain(rows.take(1)) {
                 let limit = share.map_or_else(|| "no limit".to_owned(), |share| format!("{share} %"));
                 let numbers = [
@@ -180,17 +190,17 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
                 figure.row(&[("memory node", side.name), ("load", mix), ("limit", &limit)], &numbers);
             }
             // The hardest limit is the figure's; the others are in the rows.
-            let hardest = shares.iter().zip(&over).filter_map(|(share, over)| Some((((*share)?), *over)));
+            let hardest = percents.iter().zip(&over).filter_map(|(share, over)| Some((((*share)?), *over)));
             least = least.min(hardest.min_by_key(|(share, _)| *share).map_or(f64::INFINITY, |(_, over)| over));
         }
         figure.ratio(name, least, bound);
     }
-    figure.curves(Curves { x: "processor_percent", x_log: true, y: "over_unlimited" });
+    figure.curves(CurvePlot { x: "processor_percent", x_log: true, y: "over_unlimited" });
     figure.note(format!(
-        "The ratios are of {} % of a processor, the lesser of both mixes. Along the axis {UNLIMITED_PERCENT} % is no limit.",
+        "The ratios are of {} % of a core, the lesser of both mixes. Along the axis {UNLIMITED_PERCENT} % is no limit.",
         options.percents.iter().min().unwrap_or(&PERCENT_MIN)
     ));
-    if let Compute::Ours { store, .. } = &sides[0].compute
+    if let ComputeUnderTest::Ours { store, .. } = &sides[0].compute
         && store.reads() > 0
     {
         figure.note(format!(
@@ -200,8 +210,8 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     }
     figure.note(format!("Limited by {}; its period is {} ms.", sides[0].limiter, super::limiter::PERIOD.as_millis()));
     figure.note(format!(
-        "The two-sided memory node answers from one thread; {CONTRACTS_AT_ONCE} reads are a message, and all writes of a block \
-         are two. Both compute nodes keep an eighth of the addresses at hand, and ours an eighth of the records."
+        "The two-sided memory node answers from one thread; {CONTRACTS_AT_ONCE} reads are one message, all writes of a block \
+         two. Both compute nodes cache an eighth of the addresses, and ours also an eighth of the records."
     ));
     Ok(figure)
 }
@@ -211,7 +221,7 @@ fn over_unlimited(cell: &Rates, unlimited: &Rates) -> f64 {
     median(cell.tps.iter().zip(&unlimited.tps).map(|(limited, unlimited)| limited / unlimited).collect())
 }
 
-fn start(options: &Options, form: Form, bytes: u64) -> Result<(MemoryProcess, &'static str), Error> {
+fn start(options: &Fig8bConfig, form: MemoryNodeMode, bytes: u64) -> Result<(MemoryProcess, &'static str), Error> {
     let section_bytes = pool::SECTION_BYTES_DEFAULT;
     let bytes = bytes.next_multiple_of(section_bytes);
     let mut memory = MemoryProcess::start(&options.program, &options.arguments, form, bytes, section_bytes)?;
@@ -219,43 +229,43 @@ fn start(options: &Options, form: Form, bytes: u64) -> Result<(MemoryProcess, &'
     Ok((memory, limiter))
 }
 
-async fn ours(options: &Options) -> Result<Side, Error> {
+async fn ours(options: &Fig8bConfig) -> Result<MeasuredSystem, Error> {
     let section_bytes = pool::SECTION_BYTES_DEFAULT;
     let bytes = (options.data_bytes * 5 / 4 + MEMORY_BESIDE_BYTES).next_multiple_of(section_bytes);
-    let (memory, limiter) = start(options, Form::Passive, bytes)?;
+    let (memory, limiter) = start(options, MemoryNodeMode::Passive, bytes)?;
     let donor = Donor { address: memory.address.clone(), token: memory.token.clone() };
     let space = setup::space(None, donor, bytes, section_bytes).await?;
     let records = options.data_bytes / VALUE_BYTES as u64;
-    let settings = DisaggregatedSettings {
+    let settings = DisaggregatedConfig {
         metadata_cache_bytes: (records / CACHE_DIVISOR * METADATA_ENTRY_BYTES).max(CACHE_BYTES_MIN) as usize,
         data_cache_bytes: (options.data_bytes / CACHE_DIVISOR).max(CACHE_BYTES_MIN) as usize,
-        ..DisaggregatedSettings::default()
+        ..DisaggregatedConfig::default()
     };
     let store = MemoryStateStore::new();
     let state = Disaggregated::open(Arc::new(space), Arc::new(store.clone()), settings).await;
-    let compute = Compute::Ours { state: Box::new(state.map_err(|error| failed("the state", error))?), store };
-    Ok(Side { name: "passive", limiter, compute, memory })
+    let compute = ComputeUnderTest::Ours { state: Box::new(state.map_err(|error| failed("the state", error))?), store };
+    Ok(MeasuredSystem { name: "passive", limiter, compute, memory })
 }
 
-async fn two_sided(options: &Options) -> Result<Side, Error> {
-    let (memory, limiter) = start(options, Form::TwoSided, options.data_bytes * 5 / 4 + MEMORY_BESIDE_BYTES)?;
+async fn two_sided(options: &Fig8bConfig) -> Result<MeasuredSystem, Error> {
+    let (memory, limiter) = start(options, MemoryNodeMode::TwoSided, options.data_bytes * 5 / 4 + MEMORY_BESIDE_BYTES)?;
     let known_max = (options.data_bytes / VALUE_BYTES as u64 / CACHE_DIVISOR).max(1) as usize;
     let two_sided = TwoSided::connect(None, &memory.address, memory.token.clone(), known_max).await?;
-    Ok(Side { name: "two-sided", limiter, compute: Compute::TwoSided(Box::new(two_sided)), memory })
+    Ok(MeasuredSystem { name: "two-sided", limiter, compute: ComputeUnderTest::TwoSided(Box::new(two_sided)), memory })
 }
 
-impl Compute {
+impl ComputeUnderTest {
     async fn read(&mut self, keys: &[Arc<str>]) -> Result<(), Error> {
         let lacking = || failed("a read", "a record is missing, or has another length");
         match self {
-            Compute::Ours { state, .. } => {
+            ComputeUnderTest::Ours { state, .. } => {
                 let view = state.view();
                 for key in keys {
                     let found = view.read(NAMESPACE, key).await.map_err(|error| failed("a read", error))?;
                     found.filter(|found| found.value.len() == VALUE_BYTES).ok_or_else(lacking)?;
                 }
             }
-            Compute::TwoSided(two_sided) => {
+            ComputeUnderTest::TwoSided(two_sided) => {
                 for keys in keys.chunks(CONTRACTS_AT_ONCE) {
                     let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
                     let found = two_sided.get_many(&keys).await?;
@@ -270,7 +280,7 @@ impl Compute {
 
     async fn write(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         match self {
-            Compute::Ours { state, store } => {
+            ComputeUnderTest::Ours { state, store } => {
                 let number = state.height();
                 if number.is_multiple_of(PERSIST_BLOCKS) || state.wants_persist() {
                     state.persist().await.map_err(|error| failed("a savepoint", error))?;
@@ -279,7 +289,7 @@ impl Compute {
                 store.add_block(stored(rows));
                 state.apply(number, batch).await.map_err(|error| failed("a block", error))
             }
-            Compute::TwoSided(two_sided) => two_sided.put(writes).await,
+            ComputeUnderTest::TwoSided(two_sided) => two_sided.put(writes).await,
         }
     }
 }
@@ -289,7 +299,7 @@ impl Data {
         (key, self.values[self.random.below(VALUES as u64) as usize].clone())
     }
 
-    async fn load(&mut self, compute: &mut Compute) -> Result<(), Error> {
+    async fn load(&mut self, compute: &mut ComputeUnderTest) -> Result<(), Error> {
         for chunk in self.keys.clone().chunks(TRANSACTIONS) {
             let writes: Vec<_> = chunk.iter().map(|key| self.write(key.clone())).collect();
             compute.write(&writes).await?;
@@ -299,7 +309,7 @@ impl Data {
 
     async fn measure(
         &mut self,
-        side: &mut Side,
+        side: &mut MeasuredSystem,
         updates_percent: u64,
         window: Duration,
         rates: &mut Rates,

@@ -1,11 +1,11 @@
 //! Limits the processor time of another process.
 //!
-//! * A **cgroup** with a quota (version 2 or 1, whichever the machine has): the kernel lets the group's processes run for so
-//!   much of each period of [`PERIOD`], and keeps them from the processor for the rest.
-//! * **Pauses**, where no cgroup can be made: the process is stopped and continued by signals, so that of each period it
-//!   exists for a share. That is stricter: time that the process would have slept through counts as used.
+//! * A **cgroup** with a quota (version 2 or 1, depending on the machine): in each period of [`PERIOD`] the kernel lets the
+//!   processes of the group run for the given part and suspends them for the rest.
+//! * **Pauses**, if no cgroup can be made: signals stop and continue the process, so that it can run only in a part of each
+//!   period. This is stricter, because the time that the process would have slept counts as used.
 //!
-//! Dropping a limiter lifts the limit and removes its group, for which the process has to have ended.
+//! Dropping a limiter lifts the limit and removes the cgroup. The process must have ended before.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,18 +19,18 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::Error;
 
-/// What a share is of. The kernel takes no quota below a millisecond, a tenth of this.
+/// The period of a quota. The kernel accepts no quota below a millisecond, a tenth of this.
 pub const PERIOD: Duration = Duration::from_millis(10);
-/// The least share, in percent of one processor.
+/// The least limit, in percent of one core.
 pub const PERCENT_MIN: u32 = 10;
-/// How often a group that its process has just left is tried to be removed.
+/// The most attempts to remove a group that its process has just left.
 const REMOVALS_MAX: u32 = 100;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// How to limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// By a cgroup where one can be made, else by pauses.
+pub enum LimiterKind {
+    /// By a cgroup if one can be made, else by pauses.
     Any,
     /// By a cgroup.
     Cgroup,
@@ -39,23 +39,23 @@ pub enum Kind {
 }
 
 /// A process whose processor time can be limited.
-pub struct Limiter(Way);
+pub struct CpuLimiter(LimiterBackend);
 
-enum Way {
-    Cgroup(Group),
-    Pauses(Pauses),
+enum LimiterBackend {
+    Cgroup(CgroupLimiter),
+    Pauses(PauseLimiter),
 }
 
-impl Limiter {
+impl CpuLimiter {
     /// Takes charge of a process.
     ///
     /// # Errors
-    /// No cgroup can be made and nothing else is wanted; the error says what was tried.
-    pub fn new(kind: Kind, process: u32) -> Result<Limiter, Error> {
-        if kind != Kind::Pauses {
-            match Group::new(process) {
-                Ok(group) => return Ok(Limiter(Way::Cgroup(group))),
-                Err(tried) if kind == Kind::Cgroup => {
+    /// No cgroup can be made and no other way is allowed; the error lists the attempts.
+    pub fn new(kind: LimiterKind, process: u32) -> Result<CpuLimiter, Error> {
+        if kind != LimiterKind::Pauses {
+            match CgroupLimiter::new(process) {
+                Ok(group) => return Ok(CpuLimiter(LimiterBackend::Cgroup(group))),
+                Err(tried) if kind == LimiterKind::Cgroup => {
                     let advice = "run as root, or in a cgroup that is delegated to you with its cpu controller (such as \
                                   `systemd-run --user --scope -p Delegate=yes`), or choose `--limit pauses`";
                     return Err(Error::Part {
@@ -66,28 +66,30 @@ impl Limiter {
                 Err(_) => {}
             }
         }
-        let pauses = Pauses::new(process);
-        pauses.map(|pauses| Limiter(Way::Pauses(pauses))).map_err(|error| failed("a thread that pauses", &error))
+        let pauses = PauseLimiter::new(process);
+        pauses
+            .map(|pauses| CpuLimiter(LimiterBackend::Pauses(pauses)))
+            .map_err(|error| failed("a thread that pauses", &error))
     }
 
-    /// What limits, in words.
+    /// A description of the mechanism.
     pub fn name(&self) -> &'static str {
         match &self.0 {
-            Way::Cgroup(Group { version: Version::Two, .. }) => "cgroup v2 (cpu.max)",
-            Way::Cgroup(Group { version: Version::One, .. }) => "cgroup v1 (cpu.cfs_quota_us)",
-            Way::Pauses(_) => "pauses (SIGSTOP and SIGCONT)",
+            LimiterBackend::Cgroup(CgroupLimiter { version: CgroupVersion::Two, .. }) => "cgroup v2 (cpu.max)",
+            LimiterBackend::Cgroup(CgroupLimiter { version: CgroupVersion::One, .. }) => "cgroup v1 (cpu.cfs_quota_us)",
+            LimiterBackend::Pauses(_) => "pauses (SIGSTOP and SIGCONT)",
         }
     }
 
-    /// From now on the process has so many percent of one processor; `None` lifts the limit.
+    /// Limits the process to this percentage of one core from now on; `None` lifts the limit.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system rejects it.
     pub fn set(&self, percent: Option<u32>) -> Result<(), Error> {
         assert!(percent.is_none_or(|percent| percent >= PERCENT_MIN), "a share is checked where it is given");
         match &self.0 {
-            Way::Cgroup(group) => group.set(percent).map_err(|error| failed("a cgroup's limit", &error)),
-            Way::Pauses(pauses) => {
+            LimiterBackend::Cgroup(group) => group.set(percent).map_err(|error| failed("a cgroup's limit", &error)),
+            LimiterBackend::Pauses(pauses) => {
                 pauses.shared.percent.store(percent.unwrap_or(0), Ordering::Release);
                 Ok(())
             }
@@ -95,12 +97,12 @@ impl Limiter {
     }
 }
 
-impl Limiter {
-    /// Lifts the limit for good. From then on the process may end and its number belong to another.
+impl CpuLimiter {
+    /// Lifts the limit for good. After this the process may end and its number be reused.
     pub fn end(&self) {
         match &self.0 {
-            Way::Cgroup(group) => drop(group.set(None)),
-            Way::Pauses(pauses) => pauses.end(),
+            LimiterBackend::Cgroup(group) => drop(group.set(None)),
+            LimiterBackend::Pauses(pauses) => pauses.end(),
         }
     }
 }
@@ -110,30 +112,30 @@ fn failed(what: &'static str, error: &io::Error) -> Error {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
 
 /// A cgroup of our own.
-struct Group {
-    version: Version,
+struct CgroupLimiter {
+    version: CgroupVersion,
     folder: PathBuf,
 }
 
-impl Group {
-    /// Makes a group with a processor limit and moves the process there; else says what was tried.
-    fn new(process: u32) -> Result<Group, String> {
+impl CgroupLimiter {
+    /// Makes a group with a processor limit and moves the process there; the error lists the attempts.
+    fn new(process: u32) -> Result<CgroupLimiter, String> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let places = places(&mounts, &own);
+        let places = cgroup_folders(&mounts, &own);
         if places.is_empty() {
             return Err("no cgroup file system with a cpu controller is mounted".to_owned());
         }
         let mut tried = String::new();
         for (version, parent) in places {
             let folder = parent.join(format!("heddle-bench-{process}"));
-            match Group::in_folder(version, &folder, process) {
+            match CgroupLimiter::in_folder(version, &folder, process) {
                 Ok(group) => return Ok(group),
                 Err(error) => {
                     let separator = if tried.is_empty() { "" } else { ", " };
@@ -145,10 +147,10 @@ impl Group {
         Err(tried)
     }
 
-    fn in_folder(version: Version, folder: &Path, process: u32) -> io::Result<Group> {
+    fn in_folder(version: CgroupVersion, folder: &Path, process: u32) -> io::Result<CgroupLimiter> {
         fs::create_dir(folder)?;
         // Removed again if anything below fails.
-        let group = Group { version, folder: folder.to_path_buf() };
+        let group = CgroupLimiter { version, folder: folder.to_path_buf() };
         group.set(None)?;
         fs::write(folder.join("cgroup.procs"), process.to_string())?;
         Ok(group)
@@ -158,12 +160,12 @@ impl Group {
         let period_us = PERIOD.as_micros() as u64;
         let quota_us = percent.map(|percent| period_us * u64::from(percent) / 100);
         match self.version {
-            Version::Two => {
+            CgroupVersion::Two => {
                 let quota = quota_us.map_or_else(|| "max".to_owned(), |quota| quota.to_string());
                 write_existing(&self.folder.join("cpu.max"), &format!("{quota} {period_us}"))
             }
-            Version::One => {
-                // Without a limit while the period changes, or the kernel refuses the two together.
+            CgroupVersion::One => {
+                // The limit is lifted while the period changes, or the kernel rejects the combination.
                 write_existing(&self.folder.join("cpu.cfs_quota_us"), "-1")?;
                 write_existing(&self.folder.join("cpu.cfs_period_us"), &period_us.to_string())?;
                 match quota_us {
@@ -175,16 +177,16 @@ impl Group {
     }
 }
 
-/// A file that is not there is a controller that is not there.
+/// Writes to an existing file: a missing file means a missing controller.
 fn write_existing(path: &Path, text: &str) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(path);
     let mut file = file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
-impl Drop for Group {
+impl Drop for CgroupLimiter {
     fn drop(&mut self) {
-        // The process has ended, or ends now; a group can be removed once nobody is in it.
+        // The process has ended, or ends now; a group can be removed once it is empty.
         for _ in 0..REMOVALS_MAX {
             if fs::remove_dir(&self.folder).is_ok() || !self.folder.exists() {
                 return;
@@ -194,29 +196,29 @@ impl Drop for Group {
     }
 }
 
-/// Where a group with a cpu controller may be made: below the group that this process is in, then below the root.
-fn places(mounts: &str, own: &str) -> Vec<(Version, PathBuf)> {
+/// Folders below which a group with a cpu controller may be made: the group of this process, then the root.
+fn cgroup_folders(mounts: &str, own: &str) -> Vec<(CgroupVersion, PathBuf)> {
     let mut places = Vec::new();
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         let [_, mount, kind, options, ..] = fields[..] else { continue };
         let version = match kind {
-            "cgroup2" => Version::Two,
-            "cgroup" if options.split(',').any(|option| option == "cpu") => Version::One,
+            "cgroup2" => CgroupVersion::Two,
+            "cgroup" if options.split(',').any(|option| option == "cpu") => CgroupVersion::One,
             _ => continue,
         };
         let within = own.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':');
             let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
             let is_it = match version {
-                Version::Two => number == "0" && controllers.is_empty(),
-                Version::One => controllers.split(',').any(|controller| controller == "cpu"),
+                CgroupVersion::Two => number == "0" && controllers.is_empty(),
+                CgroupVersion::One => controllers.split(',').any(|controller| controller == "cpu"),
             };
             is_it.then(|| path.trim_matches('/').to_owned())
         });
         let mount = Path::new(mount);
         if let Some(within) = within.filter(|within| !within.is_empty() && !within.contains("..")) {
-            // A version 2 group with processes has no groups beside them: its parent may.
+            // A version 2 group that has processes cannot have child groups, but its parent can.
             let own = mount.join(within);
             let parent = own.parent().filter(|parent| *parent != mount).map(Path::to_path_buf);
             places.push((version, own));
@@ -228,31 +230,31 @@ fn places(mounts: &str, own: &str) -> Vec<(Version, PathBuf)> {
 }
 
 /// A thread that stops and continues a process.
-struct Pauses {
-    shared: Arc<Shared>,
+struct PauseLimiter {
+    shared: Arc<LimiterCore>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-struct Shared {
+struct LimiterCore {
     process: u32,
     /// 0 is no limit.
     percent: AtomicU32,
     ended: AtomicBool,
 }
 
-impl Pauses {
-    fn new(process: u32) -> io::Result<Pauses> {
-        let shared = Arc::new(Shared { process, percent: AtomicU32::new(0), ended: AtomicBool::new(false) });
+impl PauseLimiter {
+    fn new(process: u32) -> io::Result<PauseLimiter> {
+        let shared = Arc::new(LimiterCore { process, percent: AtomicU32::new(0), ended: AtomicBool::new(false) });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("pauses".to_owned()).spawn(move || of_thread.run())?;
-        Ok(Pauses { shared, thread: Mutex::new(Some(thread)) })
+        Ok(PauseLimiter { shared, thread: Mutex::new(Some(thread)) })
     }
 }
 
-impl Shared {
+impl LimiterCore {
     fn run(&self) {
         let Some(process) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return };
-        // Late wake-ups are made up for: what the process was given too much, it gets less of later.
+        // Late wake-ups are compensated: excess time of the process is deducted later.
         let (mut owed, mut since) = (0.0_f64, Instant::now());
         while !self.ended.load(Ordering::Acquire) {
             let percent = self.percent.load(Ordering::Acquire);
@@ -263,8 +265,8 @@ impl Shared {
                 (owed, since) = (0.0, Instant::now());
                 continue;
             }
-            let share = f64::from(percent) / 100.0;
-            let run = PERIOD.as_secs_f64() * share - owed;
+            let fraction = f64::from(percent) / 100.0;
+            let run = PERIOD.as_secs_f64() * fraction - owed;
             if run > 0.0 {
                 let begin = Instant::now();
                 let _ = kill_process(process, Signal::CONT);
@@ -273,16 +275,16 @@ impl Shared {
                 owed += begin.elapsed().as_secs_f64();
             }
             std::thread::sleep(PERIOD.saturating_sub(since.elapsed().min(PERIOD)));
-            // What has passed was good for so much.
-            owed -= since.elapsed().as_secs_f64() * share;
-            owed = owed.max(-PERIOD.as_secs_f64() * share);
+            // The elapsed time entitled the process to this much.
+            owed -= since.elapsed().as_secs_f64() * fraction;
+            owed = owed.max(-PERIOD.as_secs_f64() * fraction);
             since = Instant::now();
         }
         let _ = kill_process(process, Signal::CONT);
     }
 }
 
-impl Pauses {
+impl PauseLimiter {
     fn end(&self) {
         self.shared.ended.store(true, Ordering::Release);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -292,7 +294,7 @@ impl Pauses {
     }
 }
 
-impl Drop for Pauses {
+impl Drop for PauseLimiter {
     fn drop(&mut self) {
         self.end();
     }
@@ -307,22 +309,22 @@ mod tests {
         let path = |text: &str| PathBuf::from(text);
         let two = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\nproc /proc proc rw 0 0\n";
         assert_eq!(
-            places(two, "0::/user.slice/session\n"),
+            cgroup_folders(two, "0::/user.slice/session\n"),
             [
-                (Version::Two, path("/sys/fs/cgroup/user.slice/session")),
-                (Version::Two, path("/sys/fs/cgroup/user.slice")),
-                (Version::Two, path("/sys/fs/cgroup")),
+                (CgroupVersion::Two, path("/sys/fs/cgroup/user.slice/session")),
+                (CgroupVersion::Two, path("/sys/fs/cgroup/user.slice")),
+                (CgroupVersion::Two, path("/sys/fs/cgroup")),
             ]
         );
         let one =
             "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n";
         assert_eq!(
-            places(one, "3:cpuset:/\n2:cpu,cpuacct:/docker\n"),
-            [(Version::One, path("/sys/fs/cgroup/cpu/docker")), (Version::One, path("/sys/fs/cgroup/cpu"))]
+            cgroup_folders(one, "3:cpuset:/\n2:cpu,cpuacct:/docker\n"),
+            [(CgroupVersion::One, path("/sys/fs/cgroup/cpu/docker")), (CgroupVersion::One, path("/sys/fs/cgroup/cpu"))]
         );
-        // What is outside of a container's view is not reached from inside.
-        assert_eq!(places(two, "0::/../other\n"), [(Version::Two, path("/sys/fs/cgroup"))]);
-        assert_eq!(places("tmpfs /tmp tmpfs rw 0 0\n", "0::/\n"), []);
+        // A group outside of a container's view cannot be reached from inside.
+        assert_eq!(cgroup_folders(two, "0::/../other\n"), [(CgroupVersion::Two, path("/sys/fs/cgroup"))]);
+        assert_eq!(cgroup_folders("tmpfs /tmp tmpfs rw 0 0\n", "0::/\n"), []);
     }
 
     #[test]
@@ -332,7 +334,7 @@ mod tests {
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
             stat.rsplit(')').next().unwrap_or("").split_whitespace().next() == Some("T")
         };
-        let limiter = Limiter::new(Kind::Pauses, child.id()).expect("signals need no rights");
+        let limiter = CpuLimiter::new(LimiterKind::Pauses, child.id()).expect("signals need no rights");
         assert!(limiter.name().contains("SIGSTOP"));
         limiter.set(Some(PERCENT_MIN)).expect("it can be limited");
         while !stopped() {

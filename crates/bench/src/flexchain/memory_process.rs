@@ -1,77 +1,82 @@
-//! A memory node in a process of its own, for measurements that limit its processor.
+//! A memory node in a separate process, for measurements that limit its processor.
 //!
-//! 1. The measuring process makes a folder for a socket and starts the program again, with what it shall be.
-//! 2. The token by which the two know each other goes through the child's standard input; a line on its standard output says
-//!    that it answers.
-//! 3. The child ends with its parent, or when it is dropped: it is killed, as it keeps nothing.
+//! 1. The measuring process makes a folder for a socket and starts the same program as a child, with its role in the arguments.
+//! 2. Parent and child authenticate each other with a token, which the parent writes to the child's standard input. A line on
+//!    the child's standard output reports that it is ready.
+//! 3. The child is killed when its parent ends or drops it; it has no data to save.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use base::rt::Stop;
-use pool::{MemoryNode, MemoryNodeOptions};
-use rma::{HostOptions, NodeId, TOKEN_BYTES, Token};
+use base::rt::CancellationToken;
+use pool::{MemoryNode, MemoryNodeConfig};
+use rma::{HostConfig, NodeId, TOKEN_BYTES, Token};
 
-use super::limiter::{Kind, Limiter};
+use super::limiter::{CpuLimiter, LimiterKind};
 use crate::error::Error;
 use crate::process;
-use crate::progress::Measuring;
-use crate::state::setup::{OWNER, fabric, failed};
+use crate::progress::MeasurementFuture;
+use crate::state::setup::{OWNER, failed, provider};
 use crate::state::two_sided;
 
-/// What a memory node is.
+/// The kind of a memory node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
-    /// It gives sections, and is passive otherwise.
+pub enum MemoryNodeMode {
+    /// It gives sections, and is otherwise passive.
     Passive,
     /// It is asked for addresses and buffers, as in the paper's section 4.2.
     TwoSided,
 }
 
-impl Form {
+impl MemoryNodeMode {
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Form::Passive => "passive",
-            Form::TwoSided => "two-sided",
+            MemoryNodeMode::Passive => "passive",
+            MemoryNodeMode::TwoSided => "two-sided",
         }
     }
 }
 
-/// What the child is told.
+/// The child's configuration.
 #[derive(Clone, Debug)]
-pub struct Options {
-    pub form: Form,
+pub struct MemoryProcessConfig {
+    /// The kind of memory node.
+    pub mode: MemoryNodeMode,
     /// Its socket.
     pub socket: PathBuf,
+    /// Bytes of memory that it gives.
     pub bytes: u64,
+    /// Bytes of one section.
     pub section_bytes: u64,
 }
 
-/// What the child says once it answers.
+/// The child's line once it is ready.
 const READY: &str = "ready";
 
-/// A memory node that runs elsewhere. Dropping it kills it.
+/// A memory node in another process. Dropping it kills it.
 pub struct MemoryProcess {
     child: Child,
+    /// The address at which it answers.
     pub address: String,
+    /// The token that it requires.
     pub token: Token,
-    /// Goes after the child has ended, when nobody is in its group any more.
-    limiter: Option<Limiter>,
+    /// Dropped after the child has ended, when its group is empty.
+    limiter: Option<CpuLimiter>,
     _folder: tempfile::TempDir,
 }
 
 impl MemoryProcess {
-    /// Starts `program` with `arguments`, after which come those of [`Options`], and waits until it answers.
+    /// Starts `program` with `arguments`, followed by those of [`MemoryProcessConfig`], and waits until it is ready.
     ///
     /// # Errors
-    /// It cannot be started, or ends.
+    /// It cannot be started, or it ends.
     pub fn start(
         program: &Path,
         arguments: &[&str],
-        form: Form,
+        form: MemoryNodeMode,
         bytes: u64,
         section_bytes: u64,
     ) -> Result<MemoryProcess, Error> {
@@ -97,22 +102,22 @@ impl MemoryProcess {
         Ok(process)
     }
 
-    /// From now on its processor can be limited.
+    /// Prepares the limiting of its processor time.
     ///
     /// # Errors
-    /// Those of [`Limiter::new`].
-    pub fn limit_by(&mut self, kind: Kind) -> Result<&Limiter, Error> {
-        let limiter = Limiter::new(kind, self.child.id())?;
+    /// Those of [`CpuLimiter::new`].
+    pub fn limit_by(&mut self, kind: LimiterKind) -> Result<&CpuLimiter, Error> {
+        let limiter = CpuLimiter::new(kind, self.child.id())?;
         Ok(self.limiter.insert(limiter))
     }
 
-    /// Gives it so many percent of one processor; `None` lifts the limit.
+    /// Limits it to this percentage of one core; `None` lifts the limit.
     ///
     /// # Errors
     /// The system refuses.
     ///
     /// # Panics
-    /// Without [`MemoryProcess::limit_by`] before.
+    /// If [`MemoryProcess::limit_by`] was not called before.
     pub fn limit(&self, percent: Option<u32>) -> Result<(), Error> {
         self.limiter.as_ref().expect("what limits it was chosen").set(percent)
     }
@@ -139,35 +144,40 @@ impl Drop for MemoryProcess {
 /// The child's side: serves until the process is killed.
 ///
 /// # Errors
-/// Its memory or its socket cannot be had, or the token has not come.
-pub fn serve(options: &Options) -> Measuring<'_, ()> {
+/// There is no memory or no socket for it, or the token has not arrived.
+pub fn serve(options: &MemoryProcessConfig) -> MeasurementFuture<'_, ()> {
     Box::pin(serve_until_killed(options))
 }
 
-async fn serve_until_killed(options: &Options) -> Result<(), Error> {
+async fn serve_until_killed(options: &MemoryProcessConfig) -> Result<(), Error> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| failed("the parent's end", error))?;
     let mut token = [0; TOKEN_BYTES];
     std::io::Read::read_exact(&mut std::io::stdin(), &mut token).map_err(|error| failed("a token", error))?;
     let token = Token::new(token);
     let owner = move |name: &str| (name == OWNER).then(|| token.clone());
-    let host_options = HostOptions { node: NodeId(1), tokens: Arc::new(owner) };
-    let host = fabric(None).host(&options.socket.display().to_string(), host_options).await;
+    let host_options = HostConfig { node: NodeId(1), tokens: Arc::new(owner) };
+    let host = provider(None).host(&options.socket.display().to_string(), host_options).await;
     let host = host.map_err(|error| failed("a memory node", error))?;
     let answers = || {
         let mut stdout = std::io::stdout();
         writeln!(stdout, "{READY}").and_then(|()| stdout.flush()).map_err(|error| failed("a memory node", error))
     };
-    match options.form {
-        Form::Passive => {
-            let Options { bytes: budget_bytes, section_bytes, .. } = *options;
-            let node = MemoryNode::start(MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() });
+    match options.mode {
+        MemoryNodeMode::Passive => {
+            let MemoryProcessConfig { bytes: budget_bytes, section_bytes, .. } = *options;
+            let node = MemoryNode::start(MemoryNodeConfig {
+                host,
+                budget_bytes,
+                section_bytes,
+                stop: CancellationToken::new(),
+            });
             let _node = node.await.map_err(|error| failed("a memory node", error))?;
             answers()?;
             std::future::pending().await
         }
-        Form::TwoSided => {
-            let node = two_sided::Node::start(host, options.bytes).await?;
+        MemoryNodeMode::TwoSided => {
+            let node = two_sided::TwoSidedNode::start(host, options.bytes).await?;
             answers()?;
             node.serve().await
         }

@@ -1,13 +1,14 @@
-//! FlexChain's figures on this code (sections 6.2 to 6.4 of the paper), each with both sides in one run.
+//! FlexChain's figures (sections 6.2 to 6.4 of the paper), measured on this code. Both sides of a figure are measured in one
+//! run.
 //!
 //! | figure | what it varies | baseline | module |
 //! |---|---|---|---|
-//! | 5 (b) | remote memory, over storage that is slow | all data in remote memory | [`fig5b`] |
+//! | 5 (b) | size of remote memory, with slow storage | all data in remote memory | [`fig5b`] |
 //! | 7 | the load | the monolithic form | [`fig7`], and `heddle bench flexchain-fig7` for whole networks |
 //! | 8 (a) | local caches and skew | the monolithic form's cache of the same size | [`fig8a`] |
 //! | 8 (b) | the memory node's processor | a memory node that is asked for addresses and buffers | [`fig8b`] |
 //!
-//! Data is scaled to one small machine; what the paper gives as a share of the data is kept as a share.
+//! Data is scaled to one small machine. Sizes that the paper gives relative to the data keep their proportion.
 
 pub mod delayed;
 pub mod fig5b;
@@ -17,7 +18,7 @@ pub mod fig8b;
 pub mod limiter;
 pub mod memory_process;
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 
 use crate::error::Error;
 use crate::random::Random;
@@ -25,11 +26,11 @@ use crate::random::Random;
 /// Bytes of a record's value, as in the paper's YCSB.
 pub const VALUE_BYTES: usize = 10_240;
 
-fn check(stop: &Stop) -> Result<(), Error> {
-    if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
+fn check(stop: &CancellationToken) -> Result<(), Error> {
+    if stop.is_cancelled() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// The numbers below `count` in a random order: which key is how popular must have nothing to do with the order of loading.
+/// The numbers below `count` in a random order: the popularity of keys must be independent of the order of loading.
 fn shuffled(count: usize, random: &mut Random) -> Vec<usize> {
     let mut numbers: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shuffled_numbers_are_all_there_and_elsewhere() {
+    fn shuffled_numbers_are_all_there_in_other_positions() {
         let numbers = shuffled(1_000, &mut Random::new(1));
         let mut sorted = numbers.clone();
         sorted.sort_unstable();

@@ -1,7 +1,10 @@
-//! The groups that are measured, each with F = 1 in this process and its journals on disk.
+//! The measured ordering groups, each with F = 1, in this process, and with its log stores on disk.
 //!
-//! * `sift`: three orderers and three passive memory nodes over shared memory. `raft`: three orderers with logs of their own. Both link
-//!   orderers by messages over shared memory. `solo`: one orderer.
+//! * `sift`: three orderers, and three passive memory nodes over shared memory.
+//! * `raft`: three orderers, each with its own log.
+//! * `solo`: one orderer.
+//!
+//! In `sift` and `raft` the orderers are linked by messages over shared memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,30 +15,33 @@ use async_trait::async_trait;
 use base::Bytes;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::disk::Directory;
-use base::rt::{self, Stop};
-use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
-use consensus::ordered::solo::Solo;
-use consensus::ordered::{Journal, OrderedLog, Processor, Role};
-use consensus::raft::{self, Member, RaftLog};
-use consensus::{Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Term, Timing};
-use rma::links::RmaLinks;
-use rma::shm::Shm;
-use rma::{Credential, Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use base::rt::{self, CancellationToken};
+use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
+use consensus::ordered::solo::SoloLog;
+use consensus::ordered::{CpuNodeId, Leadership, LogStore, OrderedLog};
+use consensus::raft::{self, RaftLog, RaftMember};
+use consensus::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+    Term,
+};
+use rma::links::RmaTransport;
+use rma::shm::ShmProvider;
+use rma::{Credential, HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 use tempfile::TempDir;
 
-use super::journal::Blocks;
+use super::log_store::BlockLogStore;
 use crate::error::Error;
 
 const ORDERERS: u64 = 3;
 const MEMORY_NODES: u32 = 3;
-/// Bytes of the group's log, or after which a log on Raft is cut, as a network has them unless it is told otherwise.
+/// Bytes of the group's log, or after which a log on Raft is trimmed: the default of a network.
 pub(super) const LOG_BYTES: u64 = 64 << 20;
 const ENTRY_BYTES_MAX: usize = 16 << 20;
-const DISK_MAX: Duration = Duration::from_secs(10);
+const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is measured.
+/// The kind of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum EngineKind {
     /// Passive memory nodes, and disks.
     Sift,
     /// Raft.
@@ -44,26 +50,26 @@ pub enum Kind {
     Solo,
 }
 
-impl Kind {
+impl EngineKind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Sift, Kind::Raft, Kind::Solo];
+    pub const ALL: [EngineKind; 3] = [EngineKind::Sift, EngineKind::Raft, EngineKind::Solo];
 
-    /// As figures call it.
+    /// Its name in figures.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Sift => "sift",
-            Kind::Raft => "raft",
-            Kind::Solo => "solo",
+            EngineKind::Sift => "sift",
+            EngineKind::Raft => "raft",
+            EngineKind::Solo => "solo",
         }
     }
 }
 
 /// A group that runs.
-pub struct System {
+pub struct OrderingSystem {
     /// Each orderer's part.
     pub logs: Vec<Arc<dyn OrderedLog>>,
-    memory: Vec<Arc<MemoryNode>>,
-    stop: Stop,
+    memory: Vec<Arc<LogMemoryNode>>,
+    stop: CancellationToken,
     _folder: Option<TempDir>,
 }
 
@@ -71,17 +77,17 @@ pub(super) fn failed(what: &'static str) -> impl Fn(consensus::Error) -> Error {
     move |error| Error::Part { what, reason: error.to_string() }
 }
 
-impl System {
-    /// One log, of which this is all.
-    pub fn of(log: impl OrderedLog + 'static) -> System {
-        System { logs: vec![Arc::new(log)], memory: Vec::new(), stop: Stop::new(), _folder: None }
+impl OrderingSystem {
+    /// A group that consists of one log.
+    pub fn of(log: impl OrderedLog + 'static) -> OrderingSystem {
+        OrderingSystem { logs: vec![Arc::new(log)], memory: Vec::new(), stop: CancellationToken::new(), _folder: None }
     }
 
-    /// Starts a group with nothing in its journals.
+    /// Starts a group with empty log stores.
     ///
     /// # Errors
     /// It cannot be started.
-    pub async fn start(kind: Kind, folder: Option<&Path>) -> Result<System, Error> {
+    pub async fn start(kind: EngineKind, folder: Option<&Path>) -> Result<OrderingSystem, Error> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let scheme = format!("bench-ordering-{}", STARTED.fetch_add(1, Ordering::Relaxed));
         let made = match folder {
@@ -93,61 +99,62 @@ impl System {
         let mut token = [0; TOKEN_BYTES];
         rt::fill_random(&mut token);
         let token = Token::new(token);
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
         register(&scheme, &token);
-        let mut system = System { logs: Vec::new(), memory: Vec::new(), stop: Stop::new(), _folder: None };
-        let layout = Layout::of_log(LOG_BYTES);
-        let place = |node: u32| Place {
+        let mut system =
+            OrderingSystem { logs: Vec::new(), memory: Vec::new(), stop: CancellationToken::new(), _folder: None };
+        let layout = GroupLayout::of_log(LOG_BYTES);
+        let place = |node: u32| MemoryNodeAddress {
             address: format!("local:{scheme}-{node}"),
             name: "bench".to_owned(),
             token: token.clone(),
         };
-        let nodes = if kind == Kind::Sift { MEMORY_NODES } else { 0 };
+        let nodes = if kind == EngineKind::Sift { MEMORY_NODES } else { 0 };
         for node in 0..nodes {
             let known = token.clone();
-            let options = HostOptions { node: NodeId(node), tokens: Arc::new(move |_| Some(known.clone())) };
-            let host = fabric.host(&place(node).address, options).await;
+            let options = HostConfig { node: NodeId(node), tokens: Arc::new(move |_| Some(known.clone())) };
+            let host = provider.host(&place(node).address, options).await;
             let host = host.map_err(|error| Error::Part { what: "a memory node", reason: error.to_string() })?;
             let groups = vec![GroupMemory { id: GroupId(1), layout }];
-            let options = MemoryNodeOptions { host, groups, stop: system.stop.clone() };
-            system.memory.push(MemoryNode::start(options).await.map_err(&starting)?);
+            let options = LogMemoryNodeConfig { host, groups, stop: system.stop.clone() };
+            system.memory.push(LogMemoryNode::start(options).await.map_err(&starting)?);
         }
-        let orderers = if kind == Kind::Solo { 1 } else { ORDERERS };
+        let orderers = if kind == EngineKind::Solo { 1 } else { ORDERERS };
         let address = |number: u64| format!("{scheme}:local:{scheme}-orderer-{number}");
         for number in 1..=orderers {
             let path = made.path().join(number.to_string());
             let directory = Directory::open(path.join("blocks")).await;
             let directory = directory.map_err(|error| Error::Part { what: "a folder", reason: error.to_string() })?;
-            let journal: Arc<dyn Journal> = Arc::new(Blocks::open(directory).await.map_err(&starting)?);
+            let journal: Arc<dyn LogStore> = Arc::new(BlockLogStore::open(directory).await.map_err(&starting)?);
             let log: Arc<dyn OrderedLog> = match kind {
-                Kind::Solo => Arc::new(Solo::open(journal, ENTRY_BYTES_MAX).await.map_err(&starting)?),
-                Kind::Sift => {
-                    let group = Group {
+                EngineKind::Solo => Arc::new(SoloLog::open(journal, ENTRY_BYTES_MAX).await.map_err(&starting)?),
+                EngineKind::Sift => {
+                    let group = SiftGroup {
                         id: GroupId(1),
                         layout,
                         nodes: (0..nodes).map(place).collect(),
-                        fabric: fabric.clone(),
-                        timing: Timing::of_busy_machines(),
+                        provider: provider.clone(),
+                        timing: SiftTimeouts::of_busy_machines(),
                     };
-                    let neighbour = |number| Neighbour { processor: Processor(number), address: address(number) };
-                    let options = SiftOptions {
+                    let neighbour = |number| CpuNode { id: CpuNodeId(number), address: address(number) };
+                    let options = SiftConfig {
                         group,
-                        me: Processor(number),
-                        processors: (1..=orderers).map(neighbour).collect(),
-                        journal,
+                        me: CpuNodeId(number),
+                        cpu_nodes: (1..=orderers).map(neighbour).collect(),
+                        log_store: journal,
                         volatile: false,
-                        disk_max: DISK_MAX,
+                        disk_timeout: DISK_TIMEOUT,
                     };
-                    Arc::new(Sift::open(options).await.map_err(&starting)?)
+                    Arc::new(SiftLog::open(options).await.map_err(&starting)?)
                 }
-                Kind::Raft => {
-                    let member = |id| Member { id, address: address(id), learns: false };
-                    let options = raft::Options {
+                EngineKind::Raft => {
+                    let member = |id| RaftMember { id, address: address(id), is_learner: false };
+                    let options = raft::RaftConfig {
                         directory: Some(path.join("raft")),
-                        timing: raft::Timing::of_busy_machines(),
+                        timing: raft::RaftTimeouts::of_busy_machines(),
                         is_commit_lazy: true,
                         snapshot_after_bytes: LOG_BYTES as usize,
-                        ..raft::Options::new(1, number, (1..=orderers).map(member).collect())
+                        ..raft::RaftConfig::new(1, number, (1..=orderers).map(member).collect())
                     };
                     Arc::new(RaftLog::open(options, journal).await.map_err(&starting)?)
                 }
@@ -158,20 +165,20 @@ impl System {
         Ok(system)
     }
 
-    /// Who leads, in which term and from where.
+    /// The leader, its term and its first position.
     ///
     /// # Errors
-    /// Nobody does.
-    pub async fn leads(&self, patience: Duration) -> Result<(usize, Term, u64), Error> {
+    /// There is no leader.
+    pub async fn wait_for_leader(&self, timeout: Duration) -> Result<(usize, Term, u64), Error> {
         let start = rt::now();
         loop {
             for (which, log) in self.logs.iter().enumerate() {
-                if let Role::Leading { term, .. } = *log.role().borrow() {
-                    // What was appended before in this term is safe.
-                    return Ok((which, term, *log.safe().borrow()));
+                if let Leadership::Leading { term, .. } = *log.leadership().borrow() {
+                    // All earlier entries of this term are committed.
+                    return Ok((which, term, *log.deliverable().borrow()));
                 }
             }
-            if start.elapsed() > patience {
+            if start.elapsed() > timeout {
                 return Err(Error::Part { what: "starting a group", reason: "nobody leads".to_owned() });
             }
             rt::sleep(Duration::from_millis(10)).await;
@@ -183,7 +190,7 @@ impl System {
         for log in &self.logs {
             log.stop().await;
         }
-        self.stop.stop();
+        self.stop.cancel();
         drop(self.memory);
     }
 }
@@ -191,35 +198,35 @@ impl System {
 fn register(scheme: &str, token: &Token) {
     let credential = Credential { name: "bench".to_owned(), token: token.clone() };
     let known = token.clone();
-    let links = RmaLinks::new(Arc::new(Shm::default()), credential, Arc::new(move |_| Some(known.clone())));
+    let links = RmaTransport::new(Arc::new(ShmProvider::default()), credential, Arc::new(move |_| Some(known.clone())));
     rt::net::register(scheme, Arc::new(links));
 }
 
-/// What takes entries and does nothing.
-pub struct Nothing {
-    role: WatchSender<Role>,
-    safe: WatchSender<u64>,
+/// A log that accepts entries and does nothing.
+pub struct NoOpLog {
+    role: WatchSender<Leadership>,
+    committed: WatchSender<u64>,
 }
 
-impl Nothing {
-    /// One that leads.
-    pub fn leading() -> Nothing {
-        Nothing { role: watch(Role::Leading { term: Term(1), next: 1 }).0, safe: watch(1).0 }
+impl NoOpLog {
+    /// One that is the leader.
+    pub fn leading() -> NoOpLog {
+        NoOpLog { role: watch(Leadership::Leading { term: Term(1), next: 1 }).0, committed: watch(1).0 }
     }
 }
 
 #[async_trait]
-impl OrderedLog for Nothing {
-    fn role(&self) -> WatchReceiver<Role> {
+impl OrderedLog for NoOpLog {
+    fn leadership(&self) -> WatchReceiver<Leadership> {
         self.role.subscribe()
     }
 
-    fn safe(&self) -> WatchReceiver<u64> {
-        self.safe.subscribe()
+    fn deliverable(&self) -> WatchReceiver<u64> {
+        self.committed.subscribe()
     }
 
     async fn append(&self, _term: Term, position: u64, _entry: Bytes) -> Result<(), consensus::Error> {
-        self.safe.send(position + 1);
+        self.committed.send(position + 1);
         Ok(())
     }
 

@@ -1,81 +1,83 @@
-//! Ordering: what puts blocks in order, F = 1: on passive memory nodes, on Raft, alone, in the same run and on the same disk.
+//! Compares ordering engines with F = 1, in the same run and on the same disk: on passive memory nodes, on Raft, and solo.
 //!
-//! 1. Groups of each [kind](engines::Kind) are started one after the other, and one task appends blocks for as long as a run lasts, as
-//!    fast as the engine takes them; for as many rounds as are wanted. Who goes first changes. Medians count.
-//! 2. A block is opaque bytes: cutting, hashing and signing blocks is the same whatever orders them, and is no part of this.
-//!    Its journal at each orderer is a block store, as an orderer's is.
-//! 3. Before a run, so much is ordered that every log has been filled twice: memory that is used for the first time costs more.
-//!    Throughput is of blocks that are safe at the leader. A run is over when its last block is safe at every orderer.
+//! 1. In every round a group of each [kind](engines::EngineKind) is started, one after the other. During a run, one task
+//!    appends blocks as fast as the engine takes them. Successive rounds begin with different kinds. The reported values are
+//!    medians over the rounds.
+//! 2. A block is opaque bytes: cutting, hashing and signing blocks do not depend on the engine and are not measured here. The
+//!    log store of each orderer is a block store, as in production.
+//! 3. Before a run every log is filled twice, because the first use of memory costs more. Throughput counts the blocks
+//!    committed at the leader. A run ends when its last block is committed at every orderer.
 //!
-//! *Processor time* is the kernel's for this whole process from a moment at which nothing is under way to the end of the run: all
-//! orderers of the group run in it, with their disks' threads, and passive memory nodes have no thread. Whoever appends and notes
-//! times runs in it too; what that takes is measured alone, without an engine, is shown in a row of its own and subtracted.
-//! Of bytes that are written and not synced, the kernel's own threads pay for the way to the disk, and no process.
+//! *Processor time* is the kernel's count for this whole process, from an idle moment to the end of the run. All orderers of
+//! the group run in this process, with the threads of their disks; passive memory nodes have no thread. The task that appends
+//! blocks and records times also runs in this process. Its cost is measured without an engine, shown in a separate row, and
+//! subtracted. Writing unsynced bytes to the disk costs time of the kernel's own threads, which is charged to no process.
 //!
-//! *Equal durability*: a block is shown once a majority has it on disk, by group fsync, pipelined. Sift syncs the journals. Raft syncs
-//! its logs, and writes its journals without a sync: what they lose in a crash is read again from the log.
+//! *Equal durability*: a block is shown once a majority has it on disk, by group fsync, pipelined. Sift syncs the log stores.
+//! Raft syncs its logs and writes its log stores without a sync; blocks that the log stores lose in a crash are read again from
+//! the log.
 
 pub mod engines;
-mod journal;
+mod log_store;
 
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{Figure, RatioBound};
+use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::random::Random;
-use engines::{Kind, Nothing, System};
+use engines::{EngineKind, NoOpLog, OrderingSystem};
 
-/// Raft's processor time times this is what Sift's should be at most.
+/// The most processor time of Sift, over Raft's.
 const CPU_OVER_RAFT_MAX: f64 = 0.5;
 /// Different blocks that are appended in turn.
 const BLOCKS: usize = 16;
-/// Blocks after which whoever appends lets others run.
+/// Blocks after which the appending task yields.
 const TURN: u64 = 4;
 /// Blocks that are appended without an engine.
 const GENERATED: u64 = 20_000;
 /// Blocks that are ordered before a quick run.
 const WARM_QUICK: u64 = 20;
-/// Times that a group is started, where another orderer begins to lead meanwhile: machines with much else to do forget heartbeats.
+/// The most starts of a group whose leader changes during a run: on busy machines heartbeats are late.
 const ATTEMPTS_MAX: usize = 3;
-/// How long a group may take to do what is left, and to elect somebody.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a group may take to complete its work, and to elect a leader.
+const LEADER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How it is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct OrderingConfig {
     /// Transactions of a block.
     pub transactions: u64,
     /// Bytes of a transaction.
     pub transaction_bytes: usize,
-    /// Times that everything is measured, of which the median counts.
+    /// Repetitions of all measurements; the median counts.
     pub rounds: usize,
     /// How long each run lasts.
     pub seconds: f64,
-    /// A quick look: little is ordered before a run.
+    /// A quick run: little is ordered before it.
     pub is_quick: bool,
-    /// Holds the journals while they are measured; the system's folder for such things without one.
+    /// Holds the log stores during the measurement; without it, the system's temporary folder does.
     pub folder: Option<std::path::PathBuf>,
     /// Fixes the bytes.
     pub seed: u64,
 }
 
-/// What one run comes to.
+/// The result of one run.
 #[derive(Clone, Debug, Default)]
-struct Outcome {
+struct OrderingOutcome {
     /// Blocks a second.
     rate: f64,
-    /// Processor time of a block, whoever appends included, in microseconds.
+    /// Processor time of a block, including the appending task, in microseconds.
     cpu_us: f64,
-    /// From the call to when a block is safe, in microseconds, ascending.
+    /// From the call to the commit of a block, in microseconds, ascending.
     latencies_us: Vec<f64>,
 }
 
-impl Outcome {
+impl OrderingOutcome {
     fn quantile_us(&self, thousandths: usize) -> f64 {
         let at = self.latencies_us.len().saturating_sub(1) * thousandths / 1000;
         self.latencies_us.get(at).copied().unwrap_or_default()
@@ -88,12 +90,12 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// Processor time of this process since it started, in microseconds.
-fn processor_us() -> f64 {
+fn process_cpu_us() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
-fn blocks(options: &Options) -> Vec<Bytes> {
+fn blocks(options: &OrderingConfig) -> Vec<Bytes> {
     let mut random = Random::new(options.seed);
     let bytes = options.transactions as usize * options.transaction_bytes;
     let mut block =
@@ -101,18 +103,23 @@ fn blocks(options: &Options) -> Vec<Bytes> {
     (0..BLOCKS).map(&mut block).map(Bytes::from).collect()
 }
 
-/// Appends blocks until it is enough, and waits until all of them are safe everywhere.
-async fn append(system: &System, blocks: &[Bytes], until: Until, stop: &Stop) -> Result<Outcome, Error> {
-    let (leader, term, mut position) = system.leads(PATIENCE).await?;
+/// Appends blocks until `until` is reached, and waits until all of them are committed at all orderers.
+async fn append(
+    system: &OrderingSystem,
+    blocks: &[Bytes],
+    until: RunUntil,
+    stop: &CancellationToken,
+) -> Result<OrderingOutcome, Error> {
+    let (leader, term, mut position) = system.wait_for_leader(LEADER_TIMEOUT).await?;
     let log = &system.logs[leader];
     let first = position;
     let begun = std::sync::Arc::new(std::sync::Mutex::new(Vec::<Instant>::new()));
-    let (noted, mut safe) = (begun.clone(), log.safe());
+    let (noted, mut committed) = (begun.clone(), log.deliverable());
     let (done, mut is_done) = rt::channel::watch(None::<u64>);
     let noting = rt::spawn(async move {
         let (mut latencies, mut next) = (Vec::new(), first);
         loop {
-            let height = *safe.borrow_and_update();
+            let height = *committed.borrow_and_update();
             let now = Instant::now();
             {
                 let begun = noted.lock().expect("no holder panics");
@@ -125,13 +132,13 @@ async fn append(system: &System, blocks: &[Bytes], until: Until, stop: &Stop) ->
             if is_done.borrow().is_some_and(|last| next >= last) {
                 return latencies;
             }
-            let (more, end) = (std::pin::pin!(safe.changed()), std::pin::pin!(is_done.changed()));
+            let (more, end) = (std::pin::pin!(committed.changed()), std::pin::pin!(is_done.changed()));
             futures_util::future::select(more, end).await;
         }
     });
-    let (start, before) = (Instant::now(), processor_us());
+    let (start, before) = (Instant::now(), process_cpu_us());
     while !until.is_over(position - first, start) {
-        if stop.is_stopped() {
+        if stop.is_cancelled() {
             return Err(Error::Interrupted);
         }
         begun.lock().expect("no holder panics").push(Instant::now());
@@ -144,49 +151,54 @@ async fn append(system: &System, blocks: &[Bytes], until: Until, stop: &Stop) ->
     }
     let mut elapsed = Duration::ZERO;
     for (which, log) in std::iter::once((leader, log)).chain(system.logs.iter().enumerate()) {
-        let mut safe = log.safe();
+        let mut safe = log.deliverable();
         let all = safe.wait_for(|safe| *safe >= position);
-        if !matches!(rt::timeout(PATIENCE, all).await, Ok(Ok(_))) {
-            let reason = format!("orderer {} does not have all blocks after {PATIENCE:?}", which + 1);
+        if !matches!(rt::timeout(LEADER_TIMEOUT, all).await, Ok(Ok(_))) {
+            let reason = format!("orderer {} does not have all blocks after {LEADER_TIMEOUT:?}", which + 1);
             return Err(Error::Part { what: "ordering", reason });
         }
         if elapsed.is_zero() {
             elapsed = start.elapsed();
         }
     }
-    let cpu_us = processor_us() - before;
+    let cpu_us = process_cpu_us() - before;
     done.send(Some(position));
     let mut latencies_us = noting.await.map_err(|_| Error::Interrupted)?;
     latencies_us.sort_unstable_by(f64::total_cmp);
     let count = (position - first).max(1) as f64;
-    Ok(Outcome { rate: count / elapsed.as_secs_f64(), cpu_us: cpu_us / count, latencies_us })
+    Ok(OrderingOutcome { rate: count / elapsed.as_secs_f64(), cpu_us: cpu_us / count, latencies_us })
 }
 
-/// When it is enough.
+/// The end of a run.
 #[derive(Clone, Copy)]
-enum Until {
+enum RunUntil {
     Time(Duration),
     Count(u64),
 }
 
-impl Until {
+impl RunUntil {
     fn is_over(self, count: u64, start: Instant) -> bool {
         match self {
-            Until::Time(time) => start.elapsed() >= time,
-            Until::Count(most) => count >= most,
+            RunUntil::Time(time) => start.elapsed() >= time,
+            RunUntil::Count(most) => count >= most,
         }
     }
 }
 
 /// One run of one kind.
-async fn measure(kind: Kind, options: &Options, blocks: &[Bytes], stop: &Stop) -> Result<Outcome, Error> {
-    let system = System::start(kind, options.folder.as_deref()).await?;
+async fn measure(
+    kind: EngineKind,
+    options: &OrderingConfig,
+    blocks: &[Bytes],
+    stop: &CancellationToken,
+) -> Result<OrderingOutcome, Error> {
+    let system = OrderingSystem::start(kind, options.folder.as_deref()).await?;
     let warm = match options.is_quick {
         true => WARM_QUICK,
         false => 2 * engines::LOG_BYTES / (blocks[0].len() as u64).max(1),
     };
-    append(&system, blocks, Until::Count(warm), stop).await?;
-    let outcome = append(&system, blocks, Until::Time(Duration::from_secs_f64(options.seconds)), stop).await?;
+    append(&system, blocks, RunUntil::Count(warm), stop).await?;
+    let outcome = append(&system, blocks, RunUntil::Time(Duration::from_secs_f64(options.seconds)), stop).await?;
     system.stop().await;
     Ok(outcome)
 }
@@ -194,21 +206,30 @@ async fn measure(kind: Kind, options: &Options, blocks: &[Bytes], stop: &Stop) -
 /// The figure.
 ///
 /// # Errors
-/// A group cannot be started or fails, or somebody stopped the run.
-pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+/// A group cannot be started or fails, or the run was stopped.
+pub fn run<'a>(
+    options: &'a OrderingConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(options, stop, tell))
 }
 
-async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(
+    options: &OrderingConfig,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+) -> Result<Figure, Error> {
     let blocks = blocks(options);
-    let mut outcomes: Vec<(Kind, Vec<Outcome>)> = Kind::ALL.into_iter().map(|kind| (kind, Vec::new())).collect();
+    let mut outcomes: Vec<(EngineKind, Vec<OrderingOutcome>)> =
+        EngineKind::ALL.into_iter().map(|kind| (kind, Vec::new())).collect();
     let mut generated = Vec::new();
     for round in 0..options.rounds {
         tell(&format!("round {} of {}: no engine", round + 1, options.rounds));
-        let nothing = System::of(Nothing::leading());
-        generated.push(append(&nothing, &blocks, Until::Count(GENERATED), stop).await?);
-        let mut kinds = Kind::ALL;
-        kinds.rotate_left(round % Kind::ALL.len());
+        let nothing = OrderingSystem::of(NoOpLog::leading());
+        generated.push(append(&nothing, &blocks, RunUntil::Count(GENERATED), stop).await?);
+        let mut kinds = EngineKind::ALL;
+        kinds.rotate_left(round % EngineKind::ALL.len());
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
             let mut attempts = 1;
@@ -232,9 +253,9 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     figure.note(
         "all orderers of a group run in this process, three of sift and raft; memory nodes are passive, over shm",
     );
-    figure.note("processor time is the whole process's without what appending takes by itself (system: no engine)");
+    figure.note("processor time is the whole process's, without the cost of appending itself (system: no engine)");
     for (kind, all) in &outcomes {
-        let of = |number: &dyn Fn(&Outcome) -> f64| median(all.iter().map(number).collect());
+        let of = |number: &dyn Fn(&OrderingOutcome) -> f64| median(all.iter().map(number).collect());
         let numbers = [
             ("tps", of(&|outcome| outcome.rate * each)),
             ("cpu_us_per_tx", of(&|outcome| (outcome.cpu_us - own) / each)),
@@ -245,17 +266,17 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         figure.row(&[("system", kind.name())], &numbers);
     }
     figure.row(&[("system", "no engine")], &[("cpu_us_per_tx", own / each)]);
-    let ratio = |of: Kind, over: Kind, number: &dyn Fn(&Outcome) -> f64| {
+    let ratio = |of: EngineKind, over: EngineKind, number: &dyn Fn(&OrderingOutcome) -> f64| {
         let all = |kind| outcomes.iter().find(|(known, _)| *known == kind).map(|(_, all)| &all[..]).unwrap_or_default();
         let pairs = all(of).iter().zip(all(over));
         median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)).collect())
     };
-    let cpu = |outcome: &Outcome| outcome.cpu_us - own;
-    let rate = |outcome: &Outcome| outcome.rate;
-    let bound = Some(Bound::AtMost(CPU_OVER_RAFT_MAX));
-    figure.ratio("sift_cpu_over_raft", ratio(Kind::Sift, Kind::Raft, &cpu), bound);
-    figure.ratio("sift_tps_over_raft", ratio(Kind::Sift, Kind::Raft, &rate), None);
-    figure.ratio("sift_cpu_over_solo", ratio(Kind::Sift, Kind::Solo, &cpu), None);
-    figure.ratio("raft_cpu_over_solo", ratio(Kind::Raft, Kind::Solo, &cpu), None);
+    let cpu = |outcome: &OrderingOutcome| outcome.cpu_us - own;
+    let rate = |outcome: &OrderingOutcome| outcome.rate;
+    let bound = Some(RatioBound::AtMost(CPU_OVER_RAFT_MAX));
+    figure.ratio("sift_cpu_over_raft", ratio(EngineKind::Sift, EngineKind::Raft, &cpu), bound);
+    figure.ratio("sift_tps_over_raft", ratio(EngineKind::Sift, EngineKind::Raft, &rate), None);
+    figure.ratio("sift_cpu_over_solo", ratio(EngineKind::Sift, EngineKind::Solo, &cpu), None);
+    figure.ratio("raft_cpu_over_solo", ratio(EngineKind::Raft, EngineKind::Solo, &cpu), None);
     Ok(figure)
 }

@@ -1,35 +1,38 @@
-//! Measurements of two networks in turn: the one that was asked for, and what it is compared with.
+//! Measurements of two networks in turn: the requested one and its baseline.
 //!
-//! Beside the monolithic form the median of the ratios counts. Beside an older build, where the difference looked for is
-//! smaller than that between two runs, and beside the same network with other settings, it is the mean with its interval: a bound on a
-//! loss holds unless the whole interval lies beyond it, a bound on a gain where the mean keeps it.
+//! The baseline decides which statistic is compared with the bound:
+//!
+//! * The monolithic form: the median of the ratios.
+//! * An older build, or the same network with other settings: the mean and its confidence interval, because the expected
+//!   difference is smaller than the spread between runs. A bound that demands a gain is met if the mean meets it. A bound that
+//!   forbids a loss is missed only if the whole interval lies beyond it.
 
 use serde_json::{Map, Value, json};
 
-use super::{Report, Table, rounded};
-use crate::figure::Bound;
-use crate::interval::Interval;
+use super::{BenchmarkReport, ReportTable, rounded};
+use crate::figure::RatioBound;
+use crate::interval::ConfidenceInterval;
 
-/// What a network is compared with.
+/// The baseline of a network.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Baseline {
     /// The monolithic form; the bound is for processor time of a transaction.
-    Monolithic(Option<Bound>),
-    /// The same network by an older build; the bound is for throughput.
-    Before(Bound),
+    Monolithic(Option<RatioBound>),
+    /// The same network run by an older build; the bound is for throughput.
+    Before(RatioBound),
     /// The same network, whose orderers cut blocks at the channel's limits alone; the bound is for throughput.
-    Timer(Option<Bound>),
+    Timer(Option<RatioBound>),
     /// The same network, where the library verifies every signature.
     Library(Option<LibraryBound>),
 }
 
-/// What is asked of a network beside one where the library verifies every signature.
+/// The bound of a network compared with one where the library verifies every signature.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum LibraryBound {
-    /// Of throughput.
-    Tps(Bound),
-    /// Of the median latency.
-    P50(Bound),
+    /// For throughput.
+    Tps(RatioBound),
+    /// For the median latency.
+    P50(RatioBound),
 }
 
 impl Baseline {
@@ -43,13 +46,13 @@ impl Baseline {
         }
     }
 
-    /// Whether it is throughput that is compared, by its mean; else processor time, by its median.
+    /// Whether throughput is compared, by its mean; otherwise processor time, by its median.
     fn compares_throughput(self) -> bool {
         !matches!(self, Baseline::Monolithic(_))
     }
 
-    /// Of processor time beside the monolithic form, otherwise of throughput.
-    fn bound(self) -> Option<Bound> {
+    /// The bound of processor time for the monolithic form, otherwise that of throughput.
+    fn bound(self) -> Option<RatioBound> {
         match self {
             Baseline::Before(bound) | Baseline::Library(Some(LibraryBound::Tps(bound))) => Some(bound),
             Baseline::Monolithic(bound) | Baseline::Timer(bound) => bound,
@@ -57,7 +60,7 @@ impl Baseline {
         }
     }
 
-    fn p50_bound(self) -> Option<Bound> {
+    fn p50_bound(self) -> Option<RatioBound> {
         match self {
             Baseline::Library(Some(LibraryBound::P50(bound))) => Some(bound),
             _ => None,
@@ -65,37 +68,37 @@ impl Baseline {
     }
 }
 
-/// Pairs of measurements, reduced to what is reported of them.
-pub struct Pairs {
+/// Pairs of measurements, reduced to the reported values.
+pub struct ReportPairs {
     baseline: Baseline,
-    /// What it was compared with, of the pair that is shown.
-    compared: Report,
-    /// Of each pair in the order measured: processor time of a transaction over the baseline's.
+    /// The baseline's report of the pair that is shown.
+    compared: BenchmarkReport,
+    /// For each pair in the order measured: processor time of a transaction over the baseline's.
     cpu: Vec<f64>,
-    /// The same of throughput.
+    /// The same for throughput.
     tps: Vec<f64>,
-    /// The same of the median latency.
+    /// The same for the median latency.
     p50: Vec<f64>,
 }
 
-impl Pairs {
-    /// Takes pairs of what was asked for and the baseline; gives the former of the pair with the median ratio: of processor
-    /// time, or of throughput where that is compared. Of an even number of pairs it is the higher one of the middle.
+impl ReportPairs {
+    /// Takes pairs of reports, requested network and baseline. Returns the former of the pair with the median ratio: of
+    /// processor time, or of throughput if that is compared. Of an even number of pairs it is the higher one of the middle.
     ///
     /// # Panics
     /// If there is no pair.
-    pub fn new(pairs: Vec<(Report, Report)>, baseline: Baseline) -> (Report, Pairs) {
+    pub fn new(pairs: Vec<(BenchmarkReport, BenchmarkReport)>, baseline: Baseline) -> (BenchmarkReport, ReportPairs) {
         let (cpu, tps): (Vec<f64>, Vec<f64>) =
             pairs.iter().map(|(asked, compared)| (cpu_ratio(asked, compared), tps_ratio(asked, compared))).unzip();
         let decisive = if baseline.compares_throughput() { &tps } else { &cpu };
         let p50 = pairs.iter().map(|(asked, compared)| asked.p50_ms() / compared.p50_ms()).collect();
         let middle = order(decisive)[pairs.len() / 2];
         let (asked, compared) = pairs.into_iter().nth(middle).expect("there is a pair");
-        (asked, Pairs { baseline, compared, cpu, tps, p50 })
+        (asked, ReportPairs { baseline, compared, cpu, tps, p50 })
     }
 
     /// One pair in a line, to be shown as soon as it is measured.
-    pub fn line(asked: &Report, compared: &Report, baseline: Baseline) -> String {
+    pub fn line(asked: &BenchmarkReport, compared: &BenchmarkReport, baseline: Baseline) -> String {
         let name = baseline.name();
         let cpu = format!(
             "{:.0} µs a valid transaction, {name} {:.0} µs: {:.3}",
@@ -114,18 +117,18 @@ impl Pairs {
         )
     }
 
-    /// What is said below the table of the pair that is shown.
+    /// The lines below the table of the pair that is shown.
     pub fn to_table(&self) -> String {
-        let mut table = Table(String::new());
+        let mut table = ReportTable(String::new());
         let cost = format!("{:.0} µs a valid transaction", self.compared.server_cpu_us());
         let (name, bound) = (self.baseline.name(), self.baseline.bound());
         if self.baseline.compares_throughput() {
-            let (tps, cpu) = (Interval::of_ratios(&self.tps), Interval::of_ratios(&self.cpu));
+            let (tps, cpu) = (ConfidenceInterval::of_ratios(&self.tps), ConfidenceInterval::of_ratios(&self.cpu));
             table.row(&format!("  {name}"), format!("{:.0} a second, {cost}", self.compared.valid_tps()));
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.keeps(bound)));
             table.row(&format!("  tps_over_{name}"), format!("{}{bound}", interval_text(&tps, self.tps.len())));
             table.row(&format!("  cpu_over_{name}"), interval_text(&cpu, self.cpu.len()));
-            let p50 = Interval::of_ratios(&self.p50);
+            let p50 = ConfidenceInterval::of_ratios(&self.p50);
             let bound = self.baseline.p50_bound();
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, p50.keeps(bound)));
             table.row(&format!("  p50_over_{name}"), format!("{}{bound}", interval_text(&p50, self.p50.len())));
@@ -148,7 +151,7 @@ impl Pairs {
             let [tps, cpu, p50] = ["tps", "cpu", "p50"].map(|what| format!("{what}_over_{name}"));
             let mut intervals = Map::new();
             for (ratio, values) in [(&tps, &self.tps), (&cpu, &self.cpu), (&p50, &self.p50)] {
-                let interval = Interval::of_ratios(values);
+                let interval = ConfidenceInterval::of_ratios(values);
                 json["ratios"][ratio] = rounded(interval.mean).into();
                 let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
                 intervals.insert(ratio.clone(), ends.unwrap_or(Value::Null));
@@ -175,11 +178,11 @@ impl Pairs {
     }
 }
 
-fn cpu_ratio(asked: &Report, compared: &Report) -> f64 {
+fn cpu_ratio(asked: &BenchmarkReport, compared: &BenchmarkReport) -> f64 {
     asked.server_cpu_us() / compared.server_cpu_us()
 }
 
-fn tps_ratio(asked: &Report, compared: &Report) -> f64 {
+fn tps_ratio(asked: &BenchmarkReport, compared: &BenchmarkReport) -> f64 {
     asked.valid_tps() / compared.valid_tps()
 }
 
@@ -193,11 +196,11 @@ fn median(values: &[f64]) -> f64 {
     values[order(values)[values.len() / 2]]
 }
 
-fn verdict(bound: Bound, is_kept: bool) -> String {
+fn verdict(bound: RatioBound, is_kept: bool) -> String {
     format!("; bound {}: {}", bound.text(), if is_kept { "kept" } else { "not kept" })
 }
 
-fn interval_text(interval: &Interval, pairs: usize) -> String {
+fn interval_text(interval: &ConfidenceInterval, pairs: usize) -> String {
     let mean = interval.mean;
     match interval.ends {
         Some((low, high)) => format!("{mean:.3}, 95 % interval {low:.3} to {high:.3}, of {pairs} pairs"),

@@ -1,24 +1,27 @@
 use std::time::Duration;
 
 use super::*;
-use crate::figure::Bound;
-use crate::outcome::{Committed, Refused, Stage};
+use crate::figure::RatioBound;
+use crate::outcome::{CommittedTransaction, RejectedTransaction, TransactionStage};
 use crate::tally::Tally;
 use crate::workload::Workload as _;
 use crate::workload::smallbank::SmallBank;
 
 /// A report of a made-up run: 10 s, 40 valid transactions a second of 25 ms each.
-pub(crate) fn report() -> Report {
+pub(crate) fn report() -> BenchmarkReport {
     let mut tally = Tally::default();
     let millis = Duration::from_millis;
     for number in 0..400u64 {
-        let committed = Committed { code: VALID, block: number / 10, stages: [millis(5), millis(2), millis(18)] };
+        let committed =
+            CommittedTransaction { code: VALID, block: number / 10, stages: [millis(5), millis(2), millis(18)] };
         tally.record(millis(number * 25), millis(25), Ok(committed));
     }
-    let conflict = Committed { code: 11, block: 3, stages: [millis(1); 3] };
+    let conflict = CommittedTransaction { code: 11, block: 3, stages: [millis(1); 3] };
     tally.record(millis(10), millis(9), Ok(conflict));
-    for (stage, status) in [(Stage::Endorse, BY_CONTRACT), (Stage::Submit, "UNAVAILABLE")] {
-        tally.record(millis(10), millis(9), Err(Refused { stage, status, message: "no".to_owned() }));
+    for (stage, status) in
+        [(TransactionStage::Endorse, REJECTED_BY_CONTRACT), (TransactionStage::Submit, "UNAVAILABLE")]
+    {
+        tally.record(millis(10), millis(9), Err(RejectedTransaction { stage, status, message: "no".to_owned() }));
     }
     let measurement = Measurement {
         tally,
@@ -31,7 +34,7 @@ pub(crate) fn report() -> Report {
         disk_bytes: (1_000_000, 2_000_000),
         load: Some(millis(1500)),
     };
-    let settings = Settings {
+    let settings = BenchmarkConfig {
         figure: "smallbank".to_owned(),
         organizations: 3,
         policy: "any".to_owned(),
@@ -44,7 +47,7 @@ pub(crate) fn report() -> Report {
         warm_up_seconds: 2.0,
         workload: SmallBank::default().parameters(),
     };
-    Report::new(settings, measurement, Prices { verify_us: 33.0, sign_us: 11.0 })
+    BenchmarkReport::new(settings, measurement, SignaturePrices { verify_us: 33.0, sign_us: 11.0 })
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn pairs_show_the_one_whose_ratio_is_the_median_and_every_ratio() {
         report
     };
     let pairs = vec![(costing(600), costing(500)), (costing(515), costing(500)), (costing(400), costing(500))];
-    let (asked, pairs) = Pairs::new(pairs, Baseline::Monolithic(Some(Bound::AtMost(1.05))));
+    let (asked, pairs) = ReportPairs::new(pairs, Baseline::Monolithic(Some(RatioBound::AtMost(1.05))));
     assert_eq!(asked.server_cpu_us(), 515.0);
     let mut json = asked.to_json();
     pairs.add_to(&mut json);
@@ -126,7 +129,7 @@ fn pairs_beside_an_older_build_show_the_mean_ratios_with_their_intervals() {
     };
     let pairs =
         vec![(taking(10, 550), taking(10, 500)), (taking(8, 500), taking(10, 500)), (taking(10, 500), taking(8, 550))];
-    let (asked, pairs) = Pairs::new(pairs, Baseline::Before(Bound::AtLeast(0.98)));
+    let (asked, pairs) = ReportPairs::new(pairs, Baseline::Before(RatioBound::AtLeast(0.98)));
     assert_eq!(asked.server_cpu_us(), 550.0, "the pair whose throughput is the median");
     let mut json = asked.to_json();
     pairs.add_to(&mut json);

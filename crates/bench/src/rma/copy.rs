@@ -1,4 +1,4 @@
-//! The floor of `shm`: a copy of the same size between memory of this process, or the atomic instruction.
+//! The floor of `shm`: a copy of the same size within the memory of this process, or the atomic instruction.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,34 +6,34 @@ use std::time::Instant;
 
 use base::{Bytes, BytesMut};
 
-use super::samples::Floor;
-use super::verbs::{Case, Verb};
+use super::samples::FloorOperation;
+use super::verbs::{Verb, VerbCase};
 use crate::error::Error;
 
-/// Messages go through so much memory, again and again: as much as a ring of the provider has, or one message.
+/// Messages go through this much memory, again and again: as much as a ring of the provider has, or one message.
 const RING_BYTES: usize = 256 << 10;
 
-/// What stands for the region.
-pub struct Memory {
+/// Memory in place of a region.
+pub struct LocalMemory {
     bytes: Vec<u8>,
     word: AtomicU64,
 }
 
-impl Memory {
-    /// So many bytes, all of which have been touched.
-    pub fn new(bytes: usize) -> Memory {
-        Memory { bytes: vec![1; bytes], word: AtomicU64::new(0) }
+impl LocalMemory {
+    /// Memory of this many bytes, all of which have been touched.
+    pub fn new(bytes: usize) -> LocalMemory {
+        LocalMemory { bytes: vec![1; bytes], word: AtomicU64::new(0) }
     }
 
-    pub fn floor(&mut self, case: &Case, places: Vec<u64>) -> Copies<'_> {
+    pub fn floor(&mut self, case: &VerbCase, places: Vec<u64>) -> CopyFloor<'_> {
         let expected = self.word.load(Ordering::SeqCst);
-        Copies {
+        CopyFloor {
             expected,
             behind: 0,
             memory: self,
             verb: case.verb,
             bytes: case.bytes,
-            places: places.into_iter().map(|place| place as usize).collect(),
+            offsets: places.into_iter().map(|place| place as usize).collect(),
             next: 0,
             payload: vec![7; case.bytes].into(),
             buffers: (0..case.depth()).map(|_| BytesMut::with_capacity(case.bytes)).collect(),
@@ -42,25 +42,25 @@ impl Memory {
 }
 
 /// Copies of one case.
-pub struct Copies<'a> {
-    memory: &'a mut Memory,
+pub struct CopyFloor<'a> {
+    memory: &'a mut LocalMemory,
     verb: Verb,
     bytes: usize,
-    places: Vec<usize>,
+    offsets: Vec<usize>,
     next: usize,
     payload: Bytes,
     buffers: Vec<BytesMut>,
-    /// What stands in the word.
+    /// The current value of the word.
     expected: u64,
-    /// Where the next message goes.
+    /// The offset of the next message.
     behind: usize,
 }
 
-impl Copies<'_> {
+impl CopyFloor<'_> {
     #[inline]
     fn one(&mut self, buffer: usize) {
-        self.next = (self.next + 1) % self.places.len();
-        let place = self.places[self.next];
+        self.next = (self.next + 1) % self.offsets.len();
+        let place = self.offsets[self.next];
         let range = place..place + self.bytes;
         match self.verb {
             Verb::Read => {
@@ -81,7 +81,7 @@ impl Copies<'_> {
             Verb::FetchAdd => {
                 black_box(self.memory.word.fetch_add(1, Ordering::SeqCst));
             }
-            // Into what both share, one behind the other and round again, and out of it into memory of the receiver's own.
+            // Into the shared memory, one behind the other and round again, and from there into the receiver's own memory.
             Verb::Send => {
                 self.behind = if self.behind + self.bytes > RING_BYTES { 0 } else { self.behind };
                 let range = self.behind..self.behind + self.bytes;
@@ -94,7 +94,7 @@ impl Copies<'_> {
     }
 }
 
-impl Floor for Copies<'_> {
+impl FloorOperation for CopyFloor<'_> {
     fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error> {
         let mut last = Instant::now();
         for _ in 0..count {

@@ -1,11 +1,11 @@
-//! The floor of `tcp`: a request and a reply over a bare socket, of the bytes that the verb moves.
+//! The floor of `tcp`: a request and a reply over a bare socket, with the sizes of the verb's request and reply.
 //!
-//! 1. A thread reads requests, as many as have come, and writes as many replies with one call.
-//! 2. The caller writes requests and reads replies, by the same calls whether one is in flight or many.
-//! 3. Both ends look at the socket again and again for as long as the provider's do, and sleep only then: longer, too, while
-//!    the other end is likely to be still taking what was written.
+//! 1. A thread reads all requests that have arrived and writes all their replies with one call.
+//! 2. The caller writes requests and reads replies. It uses the same system calls whether one request or many are in flight.
+//! 3. Both ends poll the socket for as long as the provider's ends do, and then sleep. They poll longer while the other end
+//!    is probably still receiving the written bytes.
 //!
-//! Nothing is checked, copied or handed on: what lands lies in one buffer, what leaves comes from one.
+//! The bytes arrive in one buffer and are sent from one, without a check or a copy.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,43 +13,43 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::processors::Placed;
-use super::samples::Floor;
+use super::cpu_affinity::PinnedCaller;
+use super::samples::FloorOperation;
 use super::target::failed;
-use super::verbs::{Case, Verb};
+use super::verbs::{Verb, VerbCase};
 use crate::error::Error;
 
-/// Several small requests or replies go through one call, up to so many bytes.
+/// Several small requests or replies go through one call, up to this many bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes of an address, or of an outcome.
 const WORD_BYTES: usize = 8;
-/// How fast the other end takes what was written, and for how long at most that is waited for: as the provider has it.
+/// How fast the other end takes written bytes, and how long at most to poll for that: as in the provider.
 const TAKEN_BYTES_PER_MICROSECOND: usize = 2 << 10;
 const TAKEN_TIME_MAX: Duration = Duration::from_millis(1);
 
 /// The caller's end.
-pub struct Echo {
+pub struct EchoFloor {
     socket: TcpStream,
-    request: Repeated,
-    reply: Repeated,
+    request: RepeatedFrames,
+    reply: RepeatedFrames,
     depth: usize,
-    wait: Wait,
+    wait: SpinWait,
 }
 
-/// Frames of one size, one behind the other. The buffer has a whole number of them.
-struct Repeated {
+/// Frames of one size, one behind the other. The buffer holds a whole number of them.
+struct RepeatedFrames {
     frame_bytes: usize,
     buffer: Vec<u8>,
 }
 
-impl Repeated {
-    /// A buffer of `frames`, or of as many as go through one call.
-    fn new(frame_bytes: usize, frames: usize) -> Repeated {
+impl RepeatedFrames {
+    /// A buffer of `frames` frames, or of as many as go through one call.
+    fn new(frame_bytes: usize, frames: usize) -> RepeatedFrames {
         let frames = frames.max(CHUNK_BYTES / frame_bytes).max(1);
-        Repeated { frame_bytes, buffer: vec![7; frames * frame_bytes] }
+        RepeatedFrames { frame_bytes, buffer: vec![7; frames * frame_bytes] }
     }
 
-    /// Where byte number `at` is, and at most `most` behind it.
+    /// The bytes from number `at` on, at most `most`.
     fn from(&mut self, at: usize, most: usize) -> &mut [u8] {
         let start = at % self.buffer.len();
         let end = self.buffer.len().min(start.saturating_add(most));
@@ -58,7 +58,7 @@ impl Repeated {
 }
 
 /// The bytes of a request and of its reply.
-fn bytes(case: &Case) -> (usize, usize) {
+fn bytes(case: &VerbCase) -> (usize, usize) {
     match case.verb {
         Verb::Read => (WORD_BYTES, case.bytes),
         Verb::Write | Verb::WriteWithImmediate => (case.bytes, WORD_BYTES),
@@ -68,12 +68,12 @@ fn bytes(case: &Case) -> (usize, usize) {
     }
 }
 
-impl Echo {
+impl EchoFloor {
     /// Starts the thread and connects to it.
     ///
     /// # Errors
-    /// There is no port or no thread left.
-    pub fn start(case: &Case, spin: Duration, placed: &Placed) -> Result<Echo, Error> {
+    /// No port or no thread is left.
+    pub fn start(case: &VerbCase, spin: Duration, placed: &PinnedCaller) -> Result<EchoFloor, Error> {
         let failed = |error: io::Error| failed("a socket to compare with", error);
         let (request, reply) = bytes(case);
         let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
@@ -84,13 +84,13 @@ impl Echo {
             socket.set_nonblocking(true).map_err(failed)?;
         }
         let depth = case.depth();
-        let server = Server {
+        let server = EchoServer {
             socket: served,
-            request: Repeated::new(request, 1),
-            reply: Repeated::new(reply, 1),
-            wait: Wait::new(spin),
+            request: RepeatedFrames::new(request, 1),
+            reply: RepeatedFrames::new(reply, 1),
+            wait: SpinWait::new(spin),
         };
-        // It ends with the connection.
+        // The thread ends with the connection.
         let thread = std::thread::Builder::new().name("echo".to_owned());
         let place = placed.answering();
         let serve = move || {
@@ -98,17 +98,17 @@ impl Echo {
             server.run();
         };
         thread.spawn(serve).map_err(failed)?;
-        Ok(Echo {
+        Ok(EchoFloor {
             socket,
-            request: Repeated::new(request, 1),
-            // What many reads get lies in as many places.
-            reply: Repeated::new(reply, if reply >= CHUNK_BYTES { depth } else { 1 }),
+            request: RepeatedFrames::new(request, 1),
+            // The replies of many reads go to as many places.
+            reply: RepeatedFrames::new(reply, if reply >= CHUNK_BYTES { depth } else { 1 }),
             depth,
-            wait: Wait::new(spin),
+            wait: SpinWait::new(spin),
         })
     }
 
-    /// Does `count`, at most `depth` of them in flight.
+    /// Performs `count` exchanges, at most `depth` of them in flight.
     fn exchange(&mut self, count: usize, depth: usize) -> io::Result<()> {
         let (mut sent, mut received) = (0, 0);
         let wanted = count * self.reply.frame_bytes;
@@ -121,7 +121,7 @@ impl Echo {
                 (sent, moved) = (sent + written, true);
                 self.wait.wrote(written);
             }
-            // While one is in flight and not out, nothing can have come.
+            // While the only request is not sent completely, no reply can have come.
             if (sent == may_send || depth > 1)
                 && let Some(read) = now(self.socket.read(self.reply.from(received, wanted - received)))?
             {
@@ -136,7 +136,7 @@ impl Echo {
     }
 }
 
-impl Floor for Echo {
+impl FloorOperation for EchoFloor {
     fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error> {
         let mut last = Instant::now();
         for _ in 0..count {
@@ -153,7 +153,7 @@ impl Floor for Echo {
     }
 }
 
-impl Drop for Echo {
+impl Drop for EchoFloor {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
@@ -164,16 +164,16 @@ fn lost(error: io::Error) -> Error {
 }
 
 /// The other end.
-struct Server {
+struct EchoServer {
     socket: TcpStream,
-    request: Repeated,
-    reply: Repeated,
-    wait: Wait,
+    request: RepeatedFrames,
+    reply: RepeatedFrames,
+    wait: SpinWait,
 }
 
-impl Server {
+impl EchoServer {
     fn run(mut self) {
-        // The caller has gone: there is nobody to tell.
+        // An error means that the caller has gone; there is no receiver to report it to.
         let _ = self.serve();
     }
 
@@ -201,7 +201,7 @@ impl Server {
     }
 }
 
-/// What a call on a socket that never waits has done; `None` for nothing.
+/// The result of a call on a non-blocking socket; `None` if it would block.
 fn now(done: io::Result<usize>) -> io::Result<Option<usize>> {
     match done {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
@@ -211,20 +211,20 @@ fn now(done: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Waiting as the provider does: looks for a while, then sleeps.
-struct Wait {
+/// Waits as the provider does: polls for a while, then sleeps.
+struct SpinWait {
     spin: Duration,
     until: Option<Instant>,
-    /// When the other end has probably taken what was written, if that was much.
+    /// When the other end has probably taken the written bytes, if they were many.
     taken_by: Option<Instant>,
 }
 
-impl Wait {
-    fn new(spin: Duration) -> Wait {
-        Wait { spin, until: None, taken_by: None }
+impl SpinWait {
+    fn new(spin: Duration) -> SpinWait {
+        SpinWait { spin, until: None, taken_by: None }
     }
 
-    /// So many bytes have gone out.
+    /// Records that this many bytes were sent.
     fn wrote(&mut self, bytes: usize) {
         if bytes >= TAKEN_BYTES_PER_MICROSECOND && !self.spin.is_zero() {
             let now = Instant::now();
@@ -234,12 +234,12 @@ impl Wait {
         }
     }
 
-    /// Something has come.
+    /// Records that bytes have arrived.
     fn restart(&mut self) {
         self.until = None;
     }
 
-    /// Nothing has: looks again soon, or when there is something.
+    /// Waits once, after no bytes have arrived: polls again soon, or sleeps until the socket is ready.
     fn once(&mut self, socket: &TcpStream, writes: bool) -> io::Result<()> {
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + self.spin);
@@ -257,16 +257,16 @@ impl Wait {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verbs::Pattern;
+    use super::super::verbs::AccessPattern;
     use super::*;
 
     #[test]
     fn every_request_has_its_reply_one_by_one_and_many_at_a_time() {
         for verb in [Verb::Read, Verb::Write, Verb::CompareSwap, Verb::Send] {
             for bytes in [8, 1000, 1 << 20] {
-                let case = Case { verb, bytes, pattern: Pattern::Warm };
+                let case = VerbCase { verb, bytes, pattern: AccessPattern::Warm };
                 for spin in [Duration::ZERO, Duration::from_micros(40)] {
-                    let mut echo = Echo::start(&case, spin, &Placed::caller()).expect("ports are free");
+                    let mut echo = EchoFloor::start(&case, spin, &PinnedCaller::pin()).expect("ports are free");
                     let mut samples = Vec::new();
                     echo.one_by_one(3, &mut samples).expect("it answers");
                     assert_eq!(samples.len(), 3);

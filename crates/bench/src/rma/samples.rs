@@ -1,64 +1,64 @@
-//! Batches of a verb and of its floor, in turns.
+//! Alternates batches of a verb and of its floor.
 
 use std::time::{Duration, Instant};
 
-use super::Options;
-use super::target::{Target, failed};
-use super::verbs::{Caller, Case};
+use super::RmaConfig;
+use super::target::{RmaTarget, failed};
+use super::verbs::{VerbCaller, VerbCase};
 use crate::error::Error;
 
 /// Verbs of one batch.
 const BATCH_MAX: usize = 20_000;
 const BATCH_MIN: usize = 4;
-/// Verbs by which the length of a batch is found.
+/// Verbs of the trial that determines the length of a batch.
 const TRIAL: usize = 16;
 
-/// What a verb is compared with. It blocks the calling thread, which has nothing else to do.
-pub trait Floor {
-    /// Does `count` one after the other, and notes how many nanoseconds each took.
+/// The floor of a verb. It blocks the calling thread, which has no other work.
+pub trait FloorOperation {
+    /// Performs `count` operations one after the other, and records the nanoseconds of each.
     ///
     /// # Errors
     /// A socket fails.
     fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error>;
 
-    /// Does `count` as fast as they can be done.
+    /// Performs `count` operations as fast as possible.
     ///
     /// # Errors
     /// A socket fails.
     fn many(&mut self, count: usize) -> Result<(), Error>;
 }
 
-/// Which of both.
+/// The verb or its floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum MeasuredSide {
     Verb,
     Floor,
 }
 
-/// What was measured of both.
-pub struct Measured {
+/// The measurements of both.
+pub struct PairedSamples {
     /// Nanoseconds of each, sorted.
     samples: [Vec<u32>; 2],
-    /// How many a second, in each round, sorted.
+    /// Operations a second in each round, sorted.
     rates: [Vec<f64>; 2],
 }
 
-impl Measured {
-    /// The time that this share of them needed at most.
-    pub fn quantile_ns(&self, side: Side, quantile: f64) -> f64 {
+impl PairedSamples {
+    /// The time that this fraction of them needed at most.
+    pub fn quantile_ns(&self, side: MeasuredSide, quantile: f64) -> f64 {
         let samples = &self.samples[side as usize];
         let rank = (samples.len() as f64 * quantile).ceil() as usize;
         f64::from(samples[rank.clamp(1, samples.len()) - 1])
     }
 
-    /// How many a second: the median of the rounds.
-    pub fn rate(&self, side: Side) -> f64 {
+    /// Operations a second: the median of the rounds.
+    pub fn rate(&self, side: MeasuredSide) -> f64 {
         let rates = &self.rates[side as usize];
         rates[rates.len() / 2]
     }
 }
 
-/// How many fit into a batch.
+/// The number of operations that fit into a batch.
 fn fitting(batch: Duration, trial: Duration) -> usize {
     let each = trial.as_secs_f64() / TRIAL as f64;
     ((batch.as_secs_f64() / each) as usize).clamp(BATCH_MIN, BATCH_MAX)
@@ -68,20 +68,20 @@ fn fitting(batch: Duration, trial: Duration) -> usize {
 ///
 /// # Errors
 /// A verb or a socket fails.
-pub async fn measure(options: &Options, target: &mut Target, case: &Case) -> Result<Measured, Error> {
-    let mut measured = Measured { samples: Default::default(), rates: Default::default() };
+pub async fn measure(options: &RmaConfig, target: &mut RmaTarget, case: &VerbCase) -> Result<PairedSamples, Error> {
+    let mut measured = PairedSamples { samples: Default::default(), rates: Default::default() };
     let each = target.rounds_each().clamp(1, options.rounds.max(1));
     for first in (0..options.rounds).step_by(each) {
         if first > 0 {
-            target.renew().await?;
+            target.reconnect().await?;
         }
-        let (caller, floor) = target.sides(case, options.seed).await?;
-        let mut sides = Sides { caller, floor, case, counts: [BATCH_MIN; 2] };
+        let (caller, floor) = target.pair(case, options.seed).await?;
+        let mut sides = PairedRun { caller, floor, case, counts: [BATCH_MIN; 2] };
         sides.warm_up(options.batch).await?;
         for round in first..options.rounds.min(first + each) {
-            // Who goes first changes, so that neither always has the warmer machine.
+            // The first side changes, so that neither always has the warmer machine.
             for turn in 0..2 {
-                let side = if (round + turn) % 2 == 0 { Side::Verb } else { Side::Floor };
+                let side = if (round + turn) % 2 == 0 { MeasuredSide::Verb } else { MeasuredSide::Floor };
                 let rate = sides.batch(side, &mut measured.samples[side as usize]).await?;
                 measured.rates[side as usize].push(rate);
             }
@@ -93,16 +93,16 @@ pub async fn measure(options: &Options, target: &mut Target, case: &Case) -> Res
 }
 
 /// A verb, and its floor.
-struct Sides<'a> {
-    caller: Caller<'a>,
-    floor: Box<dyn Floor + 'a>,
-    case: &'a Case,
-    /// Of each in a batch.
+struct PairedRun<'a> {
+    caller: VerbCaller<'a>,
+    floor: Box<dyn FloorOperation + 'a>,
+    case: &'a VerbCase,
+    /// Operations of each in a batch.
     counts: [usize; 2],
 }
 
-impl Sides<'_> {
-    /// Finds how many take as long as a batch is to take. The first trial warms up.
+impl PairedRun<'_> {
+    /// Finds the number of operations that fill a batch. The first trial warms up.
     async fn warm_up(&mut self, batch: Duration) -> Result<(), Error> {
         let case = self.case;
         let in_verb = |error: rma::Error| failed(case.verb.name(), error);
@@ -120,21 +120,21 @@ impl Sides<'_> {
         Ok(())
     }
 
-    /// One after the other, then as many at once as may be; gives how many of those there were a second.
-    async fn batch(&mut self, side: Side, samples: &mut Vec<u32>) -> Result<f64, Error> {
+    /// Runs a batch one after the other, then with as many in flight as allowed; returns the rate of the latter.
+    async fn batch(&mut self, side: MeasuredSide, samples: &mut Vec<u32>) -> Result<f64, Error> {
         let case = self.case;
         let in_verb = |error: rma::Error| failed(case.verb.name(), error);
         let count = self.counts[side as usize];
-        // Enough for what is in flight to count.
+        // Enough that the operations in flight matter.
         let many = count.max(case.depth() * 4);
         let begin = match side {
-            Side::Verb => {
+            MeasuredSide::Verb => {
                 self.caller.one_by_one(count, samples).await.map_err(in_verb)?;
                 let begin = Instant::now();
                 self.caller.many(many).await.map_err(in_verb)?;
                 begin
             }
-            Side::Floor => {
+            MeasuredSide::Floor => {
                 self.floor.one_by_one(count, samples)?;
                 let begin = Instant::now();
                 self.floor.many(many)?;
@@ -151,11 +151,12 @@ mod tests {
 
     #[test]
     fn quantiles_and_rates_are_those_of_the_sorted_values() {
-        let measured = Measured { samples: [(1..=1000).collect(), vec![7]], rates: [vec![1.0, 2.0, 9.0], vec![4.0]] };
+        let measured =
+            PairedSamples { samples: [(1..=1000).collect(), vec![7]], rates: [vec![1.0, 2.0, 9.0], vec![4.0]] };
         assert_eq!(
-            [0.5, 0.99, 0.999, 1.0].map(|at| measured.quantile_ns(Side::Verb, at)),
+            [0.5, 0.99, 0.999, 1.0].map(|at| measured.quantile_ns(MeasuredSide::Verb, at)),
             [500.0, 990.0, 999.0, 1000.0]
         );
-        assert_eq!((measured.quantile_ns(Side::Floor, 0.5), measured.rate(Side::Verb)), (7.0, 2.0));
+        assert_eq!((measured.quantile_ns(MeasuredSide::Floor, 0.5), measured.rate(MeasuredSide::Verb)), (7.0, 2.0));
     }
 }

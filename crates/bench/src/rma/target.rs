@@ -1,58 +1,59 @@
-//! What is measured: a host with a region, and a connection to it.
+//! The measured endpoint: a host with a region, and a connection to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::Bytes;
-use identity::issue::{Organization, Terms};
-use identity::{KeyKind, Role};
-use rma::shaped::{Shape, Shaped};
-use rma::shm::Shm;
-use rma::tcp::{Tcp, TcpOptions, TcpTls};
-use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, NodeId, Rights, Token};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{KeyKind, MemberRole};
+use rma::shaped::{ShapedProvider, ShapingConfig};
+use rma::shm::ShmProvider;
+use rma::tcp::{TcpConfig, TcpProvider, TcpTls};
+use rma::{Capability, Credential, Endpoint, Host, HostConfig, NodeId, Provider, Rights, Token};
 
-use super::copy::Memory;
-use super::echo::Echo;
-use super::processors::Placed;
-use super::samples::Floor;
-use super::verbs::{Caller, Case};
+use super::copy::LocalMemory;
+use super::cpu_affinity::PinnedCaller;
+use super::echo::EchoFloor;
+use super::samples::FloorOperation;
+use super::verbs::{VerbCaller, VerbCase};
 use crate::error::Error;
 
 /// Bytes a second of a shaped link: 56 Gbit/s, as for `heddle bench state`.
 const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
-/// Where nothing is cold, a region of this size does.
+/// If no case is cold, a region of this size suffices.
 const WARM_BYTES: u64 = 8 << 20;
-/// The region is touched in pieces of this size before anything is measured.
+/// The region is touched in chunks of this size before the measurement.
 const TOUCHED_BYTES: usize = 1 << 20;
 
-/// A connection over loopback has a speed of its own for as long as it lives, for the provider as for a bare socket: a round trip of
-/// some takes 6.2 µs, of others 8.8, by where the kernel has put what it knows of both ends. So many are measured, of both.
+/// Rounds over each connection. A connection over loopback has a constant speed of its own, for the provider as for a bare
+/// socket: a round trip over some takes 6.2 µs, over others 8.8, depending on where the kernel has allocated the state of both
+/// ends. So many connections of both are measured.
 const TCP_ROUNDS_EACH: usize = 2;
 
-/// Names of hosts are those of the process.
+/// Numbers the hosts of this process.
 static HOSTS: AtomicU64 = AtomicU64::new(0);
 
 pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
     Error::Part { what, reason: error.to_string() }
 }
 
-/// A way to reach memory.
+/// A provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Provider {
+pub enum ProviderKind {
     Shm,
     Tcp,
     /// With mutual TLS.
     TcpTls,
 }
 
-impl Provider {
+impl ProviderKind {
     /// Its name in tables.
     pub fn name(self, latency: Option<Duration>) -> String {
         let name = match self {
-            Provider::Shm => "shm",
-            Provider::Tcp => "tcp",
-            Provider::TcpTls => "tcp+tls",
+            ProviderKind::Shm => "shm",
+            ProviderKind::Tcp => "tcp",
+            ProviderKind::TcpTls => "tcp+tls",
         };
         match latency {
             None => name.to_owned(),
@@ -60,25 +61,28 @@ impl Provider {
         }
     }
 
-    fn fabric(self, latency: Option<Duration>) -> Result<Arc<dyn Fabric>, Error> {
-        let bare: Arc<dyn Fabric> = match self {
-            Provider::Shm => Arc::new(Shm::default()),
-            Provider::Tcp => Arc::new(Tcp::default()),
-            Provider::TcpTls => Arc::new(Tcp::new(TcpOptions { tls: Some(tls()?), ..TcpOptions::default() })),
+    fn fabric(self, latency: Option<Duration>) -> Result<Arc<dyn Provider>, Error> {
+        let bare: Arc<dyn Provider> = match self {
+            ProviderKind::Shm => Arc::new(ShmProvider::default()),
+            ProviderKind::Tcp => Arc::new(TcpProvider::default()),
+            ProviderKind::TcpTls => Arc::new(TcpProvider::new(TcpConfig { tls: Some(tls()?), ..TcpConfig::default() })),
         };
         Ok(match latency {
             None => bare,
-            Some(latency) => Arc::new(Shaped::new(bare, Shape { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND })),
+            Some(latency) => Arc::new(ShapedProvider::new(
+                bare,
+                ShapingConfig { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND },
+            )),
         })
     }
 
-    /// Where a host of it listens: any port, or a name of its own.
+    /// The address at which a host listens: any port, or a name of its own.
     fn address(self) -> String {
         match self {
-            Provider::Shm => {
+            ProviderKind::Shm => {
                 format!("local:bench-rma-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed))
             }
-            Provider::Tcp | Provider::TcpTls => "127.0.0.1:0".to_owned(),
+            ProviderKind::Tcp | ProviderKind::TcpTls => "127.0.0.1:0".to_owned(),
         }
     }
 }
@@ -86,17 +90,18 @@ impl Provider {
 /// Certificates for both ends.
 fn tls() -> Result<TcpTls, Error> {
     let issued = |error: identity::Error| failed("issuing certificates", error);
-    let organization = Organization::found("BenchMSP", "bench.heddle", &Terms::starting_now(KeyKind::P256));
+    let organization =
+        IssuingOrganization::create("BenchMSP", "bench.heddle", &CertificateTerms::starting_now(KeyKind::P256));
     let organization = organization.map_err(issued)?;
-    let own = organization.issue_tls(Role::Peer, "bench", &["127.0.0.1"]).map_err(issued)?;
+    let own = organization.issue_tls(MemberRole::Peer, "bench", &["127.0.0.1"]).map_err(issued)?;
     let roots = organization.tls_authority().certificate_pem();
     let tls = TcpTls::new(&own.certificate_pem, &own.key_pem, roots);
     tls.map_err(|error| failed("certificates of a host and a connection to it", error))
 }
 
 /// A connection to a host with a region.
-pub struct Link {
-    pub provider: Provider,
+pub struct MeasuredConnection {
+    pub provider: ProviderKind,
     pub endpoint: Endpoint,
     /// The host's end of the connection.
     pub accepted: Endpoint,
@@ -104,27 +109,27 @@ pub struct Link {
     pub region_bytes: u64,
 }
 
-/// A connection, and what its verbs are compared with.
-pub struct Target {
-    fabric: Arc<dyn Fabric>,
+/// A connection, and the floor of its verbs.
+pub struct RmaTarget {
+    fabric: Arc<dyn Provider>,
     host: Arc<dyn Host>,
     credential: Credential,
-    link: Link,
-    /// Memory of this process that the copies of the floor go to; none where the floor is a socket.
-    memory: Option<Memory>,
-    placed: Placed,
+    link: MeasuredConnection,
+    /// Memory of this process that the copies of the floor go to; `None` if the floor is a socket.
+    memory: Option<LocalMemory>,
+    pinned: PinnedCaller,
 }
 
-impl Target {
-    pub async fn start(provider: Provider, latency: Option<Duration>, data_bytes: u64) -> Result<Target, Error> {
+impl RmaTarget {
+    pub async fn start(provider: ProviderKind, latency: Option<Duration>, data_bytes: u64) -> Result<RmaTarget, Error> {
         let failed = |error: rma::Error| failed("a host and a connection to it", error);
         let region_bytes = match provider {
-            Provider::Shm => data_bytes.max(WARM_BYTES),
-            Provider::Tcp | Provider::TcpTls => WARM_BYTES,
+            ProviderKind::Shm => data_bytes.max(WARM_BYTES),
+            ProviderKind::Tcp | ProviderKind::TcpTls => WARM_BYTES,
         };
         let token = Token::random();
         let expected = token.clone();
-        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
+        let options = HostConfig { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
         let fabric = provider.fabric(latency)?;
         let host = fabric.host(&provider.address(), options).await.map_err(failed)?;
         let region = host.register("bench", region_bytes).await.map_err(failed)?;
@@ -132,44 +137,48 @@ impl Target {
         let credential = Credential { name: "bench".to_owned(), token };
         let endpoint = fabric.connect(&host.address(), &credential).await.map_err(failed)?;
         let accepted = host.accept().await.map_err(failed)?;
-        // Memory is given when it is first touched, which is not what is measured.
+        // The system gives memory when it is first touched, which is not to be measured.
         let zeroes = Bytes::from(vec![0; TOUCHED_BYTES]);
         for at in (0..region_bytes).step_by(TOUCHED_BYTES) {
             let length = (region_bytes - at).min(TOUCHED_BYTES as u64) as usize;
             endpoint.write(&capability, at, &[zeroes.slice(..length)]).await.map_err(failed)?;
         }
-        let memory = (provider == Provider::Shm).then(|| Memory::new(region_bytes as usize));
-        let link = Link { provider, endpoint, accepted, capability, region_bytes };
-        Ok(Target { fabric, host, credential, link, memory, placed: Placed::caller() })
+        let memory = (provider == ProviderKind::Shm).then(|| LocalMemory::new(region_bytes as usize));
+        let link = MeasuredConnection { provider, endpoint, accepted, capability, region_bytes };
+        Ok(RmaTarget { fabric, host, credential, link, memory, pinned: PinnedCaller::pin() })
     }
 
-    /// Rounds between [`Target::renew`]s.
+    /// Rounds between [`RmaTarget::reconnect`]s.
     pub fn rounds_each(&self) -> usize {
         match self.link.provider {
-            Provider::Shm => usize::MAX,
-            Provider::Tcp | Provider::TcpTls => TCP_ROUNDS_EACH,
+            ProviderKind::Shm => usize::MAX,
+            ProviderKind::Tcp | ProviderKind::TcpTls => TCP_ROUNDS_EACH,
         }
     }
 
-    /// Takes another connection in place of the one that there is.
+    /// Replaces the connection by another one.
     ///
     /// # Errors
-    /// There is none to be had.
-    pub async fn renew(&mut self) -> Result<(), Error> {
+    /// No connection can be made.
+    pub async fn reconnect(&mut self) -> Result<(), Error> {
         let failed = |error: rma::Error| failed("another connection to a host", error);
         self.link.endpoint = self.fabric.connect(&self.host.address(), &self.credential).await.map_err(failed)?;
         self.link.accepted = self.host.accept().await.map_err(failed)?;
         Ok(())
     }
 
-    /// Whoever calls a verb, and its floor. Both go to the same places.
-    pub async fn sides(&mut self, case: &Case, seed: u64) -> Result<(Caller<'_>, Box<dyn Floor + '_>), Error> {
-        let places = case.places(self.link.region_bytes, seed);
-        let floor: Box<dyn Floor> = match &mut self.memory {
+    /// The caller of a verb, and its floor. Both go to the same offsets.
+    pub async fn pair(
+        &mut self,
+        case: &VerbCase,
+        seed: u64,
+    ) -> Result<(VerbCaller<'_>, Box<dyn FloorOperation + '_>), Error> {
+        let places = case.offsets(self.link.region_bytes, seed);
+        let floor: Box<dyn FloorOperation> = match &mut self.memory {
             Some(memory) => Box::new(memory.floor(case, places.clone())),
-            None => Box::new(Echo::start(case, TcpOptions::default().spin, &self.placed)?),
+            None => Box::new(EchoFloor::start(case, TcpConfig::default().spin, &self.pinned)?),
         };
-        let caller = Caller::new(&self.link, case, places).await;
+        let caller = VerbCaller::new(&self.link, case, places).await;
         Ok((caller.map_err(|error| failed("a verb", error))?, floor))
     }
 }

@@ -1,25 +1,25 @@
-//! Calling verbs: one after the other, or many in flight.
+//! Calls verbs, sequentially or with many in flight.
 
 use std::time::Instant;
 
 use base::{Bytes, BytesMut};
-use rma::{Error, Incoming};
+use rma::{Error, IncomingEvent};
 
-use super::target::{Link, Provider};
+use super::target::{MeasuredConnection, ProviderKind};
 use crate::random::Random;
 
 /// Verbs in flight, unless their bytes are many.
 const DEPTH_MAX: usize = 64;
 /// Bytes in flight.
 const DEPTH_BYTES: usize = 4 << 20;
-/// Places that verbs go to in turn.
-const PLACES: usize = 4096;
-/// The one place that warm verbs go to.
-const WARM_PLACE: u64 = 4096;
-/// Places are so many bytes apart: a line of the caches.
+/// Offsets that verbs go to in turn.
+const OFFSETS: usize = 4096;
+/// The one offset that warm verbs go to.
+const WARM_OFFSET: u64 = 4096;
+/// Offsets are multiples of this: a cache line.
 const LINE_BYTES: u64 = 64;
 
-/// What is called.
+/// A verb.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verb {
     Read,
@@ -31,21 +31,21 @@ pub enum Verb {
     Send,
 }
 
-/// Where it goes.
+/// The memory that it goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pattern {
-    /// One place, which the caches have.
+pub enum AccessPattern {
+    /// One offset, which the caches hold.
     Warm,
-    /// Places all over the region.
+    /// Offsets all over the region.
     Cold,
 }
 
-/// What one row measures.
+/// The case of one row.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct VerbCase {
     pub verb: Verb,
     pub bytes: usize,
-    pub pattern: Pattern,
+    pub pattern: AccessPattern,
 }
 
 impl Verb {
@@ -68,57 +68,57 @@ impl Verb {
     }
 }
 
-impl Pattern {
+impl AccessPattern {
     pub fn name(self) -> &'static str {
         match self {
-            Pattern::Warm => "warm",
-            Pattern::Cold => "cold",
+            AccessPattern::Warm => "warm",
+            AccessPattern::Cold => "cold",
         }
     }
 }
 
-impl Case {
-    /// How many are in flight when many are.
+impl VerbCase {
+    /// The number of verbs in flight in a batch of many.
     pub fn depth(&self) -> usize {
         (DEPTH_BYTES / self.bytes).clamp(1, DEPTH_MAX)
     }
 
-    /// Where in a region they go, in turn.
-    pub fn places(&self, region_bytes: u64, seed: u64) -> Vec<u64> {
+    /// The offsets in a region that they go to, in turn.
+    pub fn offsets(&self, region_bytes: u64, seed: u64) -> Vec<u64> {
         let mut random = Random::new(seed);
         let lines = (region_bytes - self.bytes as u64) / LINE_BYTES + 1;
         let mut place = || match self.pattern {
-            Pattern::Warm => WARM_PLACE,
-            Pattern::Cold => random.below(lines) * LINE_BYTES,
+            AccessPattern::Warm => WARM_OFFSET,
+            AccessPattern::Cold => random.below(lines) * LINE_BYTES,
         };
-        (0..PLACES).map(|_| place()).collect()
+        (0..OFFSETS).map(|_| place()).collect()
     }
 }
 
-/// Whoever calls a verb of one case.
-pub struct Caller<'a> {
-    link: &'a Link,
+/// The caller of a verb of one case.
+pub struct VerbCaller<'a> {
+    link: &'a MeasuredConnection,
     verb: Verb,
     bytes: usize,
     depth: usize,
-    places: Vec<u64>,
+    offsets: Vec<u64>,
     next: usize,
     payload: [Bytes; 1],
-    /// What reads go into, in turn.
+    /// The buffers of reads, in turn.
     buffers: Vec<BytesMut>,
-    /// What stands at the place of atomic verbs.
+    /// The current word at the offset of atomic verbs.
     word: u64,
 }
 
-impl<'a> Caller<'a> {
-    pub async fn new(link: &'a Link, case: &Case, places: Vec<u64>) -> Result<Caller<'a>, Error> {
+impl<'a> VerbCaller<'a> {
+    pub async fn new(link: &'a MeasuredConnection, case: &VerbCase, places: Vec<u64>) -> Result<VerbCaller<'a>, Error> {
         let word = link.endpoint.fetch_add(&link.capability, places[0], 0).await?;
-        Ok(Caller {
+        Ok(VerbCaller {
             link,
             verb: case.verb,
             bytes: case.bytes,
             depth: case.depth(),
-            places,
+            offsets: places,
             next: 0,
             payload: [Bytes::from(vec![7; case.bytes])],
             buffers: (0..case.depth()).map(|_| BytesMut::with_capacity(case.bytes)).collect(),
@@ -126,7 +126,7 @@ impl<'a> Caller<'a> {
         })
     }
 
-    /// Calls `count` verbs one after the other, and notes how many nanoseconds each took.
+    /// Calls `count` verbs one after the other, and records the nanoseconds of each.
     ///
     /// # Errors
     /// A verb fails, or its outcome is wrong.
@@ -138,23 +138,23 @@ impl<'a> Caller<'a> {
             samples.push(u32::try_from((now - last).as_nanos()).unwrap_or(u32::MAX));
             last = now;
             if self.verb == Verb::WriteWithImmediate {
-                // Its completion is not its receipt, which is the other side's time.
-                notice(self.link.accepted.receive().await?)?;
+                // The verb completes before its notice is received; the receipt is the other side's time.
+                notification(self.link.accepted.receive().await?)?;
                 last = Instant::now();
             }
         }
         Ok(())
     }
 
-    fn place(&mut self) -> u64 {
-        self.next = (self.next + 1) % PLACES;
-        self.places[self.next]
+    fn next_offset(&mut self) -> u64 {
+        self.next = (self.next + 1) % OFFSETS;
+        self.offsets[self.next]
     }
 
     #[inline]
     async fn one(&mut self) -> Result<(), Error> {
-        let place = self.place();
-        let Link { endpoint, accepted, capability, .. } = self.link;
+        let place = self.next_offset();
+        let MeasuredConnection { endpoint, accepted, capability, .. } = self.link;
         match self.verb {
             Verb::Read => {
                 let into = std::mem::take(&mut self.buffers[0]);
@@ -174,7 +174,7 @@ impl<'a> Caller<'a> {
                 let sent = endpoint.send(&self.payload);
                 let message = message(accepted.receive().await?, self.bytes)?;
                 sent.await?;
-                if self.link.provider != Provider::Shm {
+                if self.link.provider != ProviderKind::Shm {
                     let sent = accepted.send(&[message]);
                     drop(self::message(endpoint.receive().await?, self.bytes)?);
                     sent.await?;
@@ -199,12 +199,12 @@ impl<'a> Caller<'a> {
     }
 
     async fn batch(&mut self, batch: usize) -> Result<(), Error> {
-        let Link { endpoint, accepted, capability, .. } = self.link;
+        let MeasuredConnection { endpoint, accepted, capability, .. } = self.link;
         match self.verb {
             Verb::Read => {
                 let mut reads = Vec::with_capacity(batch);
                 for index in 0..batch {
-                    let (place, into) = (self.place(), std::mem::take(&mut self.buffers[index]));
+                    let (place, into) = (self.next_offset(), std::mem::take(&mut self.buffers[index]));
                     reads.push(endpoint.read(capability, place, self.bytes, into));
                 }
                 endpoint.flush();
@@ -216,7 +216,7 @@ impl<'a> Caller<'a> {
                 let immediate = self.verb == Verb::WriteWithImmediate;
                 let mut writes = Vec::with_capacity(batch);
                 for _ in 0..batch {
-                    let place = self.place();
+                    let place = self.next_offset();
                     writes.push(match immediate {
                         true => endpoint.write_with_immediate(capability, place, &self.payload, 1),
                         false => endpoint.write(capability, place, &self.payload),
@@ -226,14 +226,14 @@ impl<'a> Caller<'a> {
                 for write in writes {
                     write.await?;
                     if immediate {
-                        notice(accepted.receive().await?)?;
+                        notification(accepted.receive().await?)?;
                     }
                 }
             }
             Verb::CompareSwap | Verb::FetchAdd => {
                 let mut words = Vec::with_capacity(batch);
                 for index in 0..batch as u64 {
-                    let (place, expected) = (self.place(), self.word + index);
+                    let (place, expected) = (self.next_offset(), self.word + index);
                     words.push(match self.verb {
                         Verb::CompareSwap => endpoint.compare_swap(capability, place, expected, expected + 1),
                         _ => endpoint.fetch_add(capability, place, 1),
@@ -250,7 +250,7 @@ impl<'a> Caller<'a> {
                 let mut answered = Vec::with_capacity(batch);
                 for _ in 0..batch {
                     let message = message(accepted.receive().await?, self.bytes)?;
-                    if self.link.provider != Provider::Shm {
+                    if self.link.provider != ProviderKind::Shm {
                         answered.push(accepted.send(&[message]));
                     }
                 }
@@ -282,16 +282,16 @@ fn emptied(mut buffer: BytesMut, bytes: usize) -> Result<BytesMut, Error> {
     Ok(buffer)
 }
 
-fn message(incoming: Incoming, bytes: usize) -> Result<Bytes, Error> {
+fn message(incoming: IncomingEvent, bytes: usize) -> Result<Bytes, Error> {
     match incoming {
-        Incoming::Message(message) if message.len() == bytes => Ok(message),
+        IncomingEvent::Message(message) if message.len() == bytes => Ok(message),
         _ => Err(Error::Malformed("another message than was sent")),
     }
 }
 
-fn notice(incoming: Incoming) -> Result<(), Error> {
+fn notification(incoming: IncomingEvent) -> Result<(), Error> {
     match incoming {
-        Incoming::Immediate { immediate: 1, .. } => Ok(()),
+        IncomingEvent::Immediate { immediate: 1, .. } => Ok(()),
         _ => Err(Error::Malformed("another notice than was sent")),
     }
 }

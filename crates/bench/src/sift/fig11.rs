@@ -1,21 +1,23 @@
-//! Figure 11: a memory node is killed under load, and comes back with nothing in it.
+//! Figure 11: a memory node is killed under load and comes back empty.
 //!
-//! 1. Memory nodes and the processor that coordinates are processes of their own; the processor has the clients, read-heavy.
-//! 2. One memory node's process is killed (SIGKILL), and another one started at its address after [`PAUSE`].
-//! 3. The coordinator copies everything to it, region by region, at a bounded rate, and counts it again. What clients did meanwhile
-//!    is looked at in intervals of 100 ms, as in the paper.
+//! 1. Memory nodes and the coordinator are separate processes. The clients run in the coordinator's process; their load is
+//!    read-heavy.
+//! 2. One memory node's process is killed (SIGKILL). After [`PAUSE`] another process is started at its address.
+//! 3. The coordinator copies all data to the new process, region by region, at a bounded rate, and then counts it among the
+//!    live memory nodes again. The clients' throughput from the kill to that moment is evaluated in intervals of 100 ms, as in
+//!    the paper.
 
 use std::time::Duration;
 
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 
-use super::processes::{Family, Program, Role, Task, Times, now_ns};
-use super::systems::{Kind, Shape};
+use super::child_processes::{GroupTimeouts, ProcessGroup, ProcessRole, ProcessTask, Program, now_ns};
+use super::systems::{KvGeometry, SystemKind};
 use super::timeline::Timeline;
 use super::{READ_HEAVY, THETA};
 use crate::error::Error;
-use crate::figure::{Bound, Curves, Figure};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{CurvePlot, Figure, RatioBound};
+use crate::progress::{MeasurementFuture, ReportProgress};
 
 /// How long the machine of the memory node is gone.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -27,43 +29,53 @@ const KILLED: u32 = 1;
 
 /// How it is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig11Config {
     /// Keys.
     pub keys: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
     /// Of a hundred pairs, how many the coordinator's cache has room for.
     pub cache_percent: u64,
-    /// Bytes a second that are copied to whoever comes back.
+    /// Bytes a second that are copied to a re-admitted node.
     pub copy_bytes_per_second: u64,
     /// Seconds before the kill that count, as many before those, and after the return.
     pub seconds: f64,
     /// Whether blocks are coded.
-    pub is_coded: bool,
+    pub is_erasure_coded: bool,
 }
 
 /// Runs it.
 ///
 /// # Errors
 /// A process cannot be started or fails, or somebody stopped the run.
-pub fn run<'a>(program: &'a Program, options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    program: &'a Program,
+    options: &'a Fig11Config,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(program, options, stop, tell))
 }
 
-async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
-    let kind = if options.is_coded { Kind::SiftCoded } else { Kind::Sift };
+async fn run_all(
+    program: &Program,
+    options: &Fig11Config,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+) -> Result<Figure, Error> {
+    let kind = if options.is_erasure_coded { SystemKind::SiftErasureCoded } else { SystemKind::Sift };
     let cache_bytes = super::cache_bytes(options.keys, options.value_bytes, options.cache_percent);
-    let shape = Shape { cache_bytes, ..Shape::new(kind, 1, options.keys, options.value_bytes) };
-    let times = Times { copy_bytes_per_second: options.copy_bytes_per_second, ..Times::patient() };
-    let family = Family::new(program, shape, times)?;
+    let shape = KvGeometry { cache_bytes, ..KvGeometry::new(kind, 1, options.keys, options.value_bytes) };
+    let times = GroupTimeouts { copy_bytes_per_second: options.copy_bytes_per_second, ..GroupTimeouts::relaxed() };
+    let family = ProcessGroup::new(program, shape, times)?;
     tell("starting three memory nodes and a processor");
     let mut memory = family.start_memory(stop).await?;
-    let mut processor = family.start(Role::Processor(1), stop).await?;
-    processor.until(stop, |heard| heard.serves).await?;
+    let mut cpu_node = family.start(ProcessRole::CpuNode(1), stop).await?;
+    cpu_node.until(stop, |heard| heard.serves).await?;
     tell("putting all keys");
-    processor.ask(Task::Fill, stop).await?;
+    cpu_node.run_task_on_child(ProcessTask::Fill, stop).await?;
     tell("loading it");
-    processor.tell(Task::Load { puts_of_100: READ_HEAVY.puts_of_100 })?;
+    cpu_node.send_task(ProcessTask::Load { puts_of_100: READ_HEAVY.puts_of_100 })?;
     let span = Duration::from_secs_f64(options.seconds);
     rt::sleep(span).await;
     let from = now_ns();
@@ -71,17 +83,16 @@ async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'
 
     tell("a memory node is gone");
     let killed = memory[KILLED as usize].kill();
-    processor.until(stop, |heard| heard.counts.last().filter(|count| count.live < 3).map(drop)).await?;
+    cpu_node.until(stop, |heard| heard.counts.last().filter(|count| count.live < 3).map(drop)).await?;
     rt::sleep(PAUSE).await;
-    memory[KILLED as usize] = family.start(Role::Memory(KILLED), stop).await?;
+    memory[KILLED as usize] = family.start(ProcessRole::Memory(KILLED), stop).await?;
     tell("a memory node comes back");
-    let readmitted =
-        processor.until(stop, |heard| heard.counts.last().filter(|count| count.live == 3).copied()).await?;
+    let readmitted = cpu_node.until(stop, |heard| heard.counts.last().filter(|count| count.live == 3).copied()).await?;
     rt::sleep(span).await;
     let until = now_ns();
 
     let mut timeline = Timeline::default();
-    timeline.add(&processor.heard().counts);
+    timeline.add(&cpu_node.received().counts);
     let before = timeline.rate(from, killed);
     let during = timeline.intervals(killed, readmitted.at_ns, INTERVAL_MS);
     let lowest = during.iter().map(|one| one.ops_per_second).fold(f64::INFINITY, f64::min);
@@ -110,14 +121,14 @@ async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'
         ];
         figure.row(&[("system", kind.name())], &numbers);
     }
-    figure.curves(Curves { x: "seconds", x_log: false, y: "ops_per_second" });
-    let bound = Some(Bound::AtLeast(LOWEST_OVER_BEFORE_MIN));
+    figure.curves(CurvePlot { x: "seconds", x_log: false, y: "ops_per_second" });
+    let bound = Some(RatioBound::AtLeast(LOWEST_OVER_BEFORE_MIN));
     figure.ratio("lowest_over_before", lowest / before.ops_per_second, bound);
     figure.ratio("lowest_reads_over_before", lowest_reads / before.reads_per_second, bound);
     figure.ratio("lowest_calm_over_before", lowest_calm / before.ops_per_second, None);
     figure.ratio("mean_over_before", mean / before.ops_per_second, None);
     figure.ratio("longest_without_reads_ms", timeline.longest_without_reads_ms(killed, readmitted.at_ns), None);
-    figure.ratio("readmitted_s", readmitted_s, Some(Bound::AtMost(READMITTED_S_MAX)));
+    figure.ratio("readmitted_s", readmitted_s, Some(RatioBound::AtMost(READMITTED_S_MAX)));
     figure.note(format!(
         "killed {:.1} s after the first interval, started again {:.1} s later, counted again {readmitted_s:.1} s after the kill",
         (killed - from) as f64 / 1e9,
@@ -128,7 +139,7 @@ async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'
          those before it",
     );
     figure.note("memory nodes, which stand for other machines, have a low priority: what they do is to take memory when they start");
-    let ended = processor.heard().ended;
+    let ended = cpu_node.received().ended;
     if ended > 0 {
         figure.note(format!("the coordinator lost its lease {ended} times, and took over again"));
     }

@@ -1,77 +1,82 @@
-//! Figure 7: throughput with more or less of a processor, for F = 1 and 2.
+//! Figure 7: throughput by the percentage of a core, for F = 1 and 2.
 //!
-//! 1. Each part of a store is a process of its own. A node of Raft is limited, whether it leads or follows, as is the one processor
-//!    that coordinates Sift; memory nodes are passive, and need no limit.
-//! 2. Clients are tasks of whoever leads or coordinates, within its limit, the same on all sides.
-//! 3. Each store is filled without a limit, then loaded under each limit in turn, for as many rounds as are wanted. Medians count.
+//! 1. Each part of a store is a separate process. For Raft every node is limited, leader or follower. For Sift the coordinator
+//!    is limited; memory nodes are passive and need no limit.
+//! 2. Clients are tasks of the leader or coordinator and run within its limit; they are the same for all systems.
+//! 3. Each store is filled without a limit. Then every round loads it under each limit in turn. The reported values are medians
+//!    over the rounds.
 //!
-//! The paper has machines of several cores; here they are shares of one, which every node has to itself as far as this machine has
-//! processors for all of them.
+//! The paper's machines have several cores. Here a node has a percentage of one core; each node has a separate core as long as
+//! this machine has enough.
 
 use std::time::Duration;
 
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 
-use super::processes::{Child, Family, Program, Role, Said, Task, Times};
-use super::systems::{Kind, Shape};
+use super::child_processes::{
+    ChildProcess, GroupTimeouts, ProcessGroup, ProcessMessage, ProcessRole, ProcessTask, Program,
+};
+use super::systems::{KvGeometry, SystemKind};
 use super::{READ_HEAVY, THETA, median};
 use crate::error::Error;
-use crate::figure::{Curves, Figure};
-use crate::flexchain::limiter::{self, Limiter};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{CurvePlot, Figure};
+use crate::flexchain::limiter::{self, CpuLimiter};
+use crate::progress::{MeasurementFuture, ReportProgress};
 
-/// How often nodes of Raft are asked who leads.
+/// How often nodes of Raft are asked for the leader.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How it is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig7Config {
     /// How processes are limited.
-    pub limit: limiter::Kind,
+    pub limit: limiter::LimiterKind,
     /// Failures that stores survive.
     pub failures: Vec<u32>,
-    /// Shares of a processor, in percent, ascending.
+    /// Percentages of a core, ascending.
     pub percents: Vec<u32>,
     /// Keys.
     pub keys: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Of a hundred pairs, how many the coordinator's cache has room for.
+    /// How many of a hundred pairs fit into the coordinator's cache.
     pub cache_percent: u64,
-    /// Times that each is measured, of which the median counts.
+    /// Repetitions of each measurement; the median counts.
     pub rounds: u64,
-    /// How long each time takes.
+    /// The length of each measurement.
     pub seconds: f64,
 }
 
-/// Throughput of one kind of store over the share of a processor.
+/// Throughput of one kind of store by the percentage of a core.
 #[derive(Clone, Debug)]
-pub struct Curve {
-    pub kind: Kind,
+pub struct ThroughputCurve {
+    /// The kind of store.
+    pub kind: SystemKind,
+    /// Failures that the store survives.
     pub failures: u32,
-    /// Shares of a processor in percent, ascending, and operations a second.
+    /// Percentages of a core, ascending, and operations a second.
     pub points: Vec<(f64, f64)>,
 }
 
-impl Curve {
-    /// Operations a second with a share, between the points that were measured.
+impl ThroughputCurve {
+    /// Operations a second at a percentage, interpolated between the measured points.
     pub fn rate(&self, percent: f64) -> f64 {
         along(&self.points, percent)
     }
 
-    /// The share that so many operations a second need. Beyond what was measured the last two points lead on.
+    /// The percentage that this many operations a second need; extrapolated from the last two points beyond the measured ones.
     pub fn percent(&self, ops_per_second: f64) -> f64 {
         let turned: Vec<(f64, f64)> = self.points.iter().map(|(percent, rate)| (*rate, *percent)).collect();
         along(&turned, ops_per_second)
     }
 }
 
-/// What lies over a place on the line through points, from nothing at all on.
+/// Interpolates linearly between points, starting at the origin.
 fn along(points: &[(f64, f64)], at: f64) -> f64 {
     let mut before = (0.0, 0.0);
     let mut line = (0.0, 0.0, 0.0, 0.0);
     for point in points {
-        // One that does not lie farther on leads nowhere.
+        // A point that is not farther along gives no direction.
         if point.0 <= before.0 {
             continue;
         }
@@ -85,25 +90,25 @@ fn along(points: &[(f64, f64)], at: f64) -> f64 {
     if x1 <= x0 { y1 } else { y0 + (y1 - y0) * (at - x0) / (x1 - x0) }
 }
 
-/// Measures all curves; gives what limited the processes too.
+/// Measures all curves; also returns the name of the limiter.
 ///
 /// # Errors
-/// A process cannot be started, limited, or fails, or somebody stopped the run.
+/// A process cannot be started, limited, or fails, or the run was stopped.
 pub async fn curves(
     program: &Program,
-    options: &Options,
-    stop: &Stop,
-    tell: Tell<'_>,
-) -> Result<(Vec<Curve>, &'static str), Error> {
+    options: &Fig7Config,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+) -> Result<(Vec<ThroughputCurve>, &'static str), Error> {
     let (mut curves, mut limited_by) = (Vec::new(), "");
     for failures in &options.failures {
-        for kind in Kind::ALL {
+        for kind in SystemKind::ALL {
             let what = format!("{}, F = {failures}", kind.name());
             tell(&format!("{what}: starting and filling it"));
-            let Running { mut leader, others, limiters, _family } =
+            let RunningGroup { mut leader, others, limiters, _family } =
                 start(program, options, kind, *failures, stop).await?;
-            leader.ask(Task::Fill, stop).await?;
-            limited_by = limiters.first().map_or("", Limiter::name);
+            leader.run_task_on_child(ProcessTask::Fill, stop).await?;
+            limited_by = limiters.first().map_or("", CpuLimiter::name);
             let mut rates = vec![Vec::new(); options.percents.len()];
             for round in 1..=options.rounds {
                 for (percent, rates) in options.percents.iter().zip(&mut rates) {
@@ -111,9 +116,9 @@ pub async fn curves(
                     for limiter in &limiters {
                         limiter.set(Some(*percent))?;
                     }
-                    let run = Task::Run { puts_of_100: READ_HEAVY.puts_of_100, seconds: options.seconds };
-                    let Said::Rate { ops_per_second, .. } = leader.ask(run, stop).await? else {
-                        return Err(Error::Part { what: "a store", reason: "it says something else".to_owned() });
+                    let run = ProcessTask::Run { puts_of_100: READ_HEAVY.puts_of_100, seconds: options.seconds };
+                    let ProcessMessage::Rate { ops_per_second, .. } = leader.run_task_on_child(run, stop).await? else {
+                        return Err(Error::Part { what: "a store", reason: "an unexpected answer".to_owned() });
                     };
                     rates.push(ops_per_second);
                     for limiter in &limiters {
@@ -122,60 +127,66 @@ pub async fn curves(
                 }
             }
             let percents = options.percents.iter().map(|percent| f64::from(*percent));
-            curves.push(Curve {
+            curves.push(ThroughputCurve {
                 kind,
                 failures: *failures,
                 points: percents.zip(rates.into_iter().map(median)).collect(),
             });
-            limiters.iter().for_each(Limiter::end);
-            // The processes end before their groups go.
+            limiters.iter().for_each(CpuLimiter::end);
+            // The processes must end before their groups are removed.
             drop((leader, others));
         }
     }
     Ok((curves, limited_by))
 }
 
-/// A store's processes, and what limits those that are.
-struct Running {
-    leader: Child,
-    others: Vec<Child>,
-    limiters: Vec<Limiter>,
-    _family: Family,
+/// A store's processes, and the limiters of those that are limited.
+struct RunningGroup {
+    leader: ChildProcess,
+    others: Vec<ChildProcess>,
+    limiters: Vec<CpuLimiter>,
+    _family: ProcessGroup,
 }
 
-async fn start(program: &Program, options: &Options, kind: Kind, failures: u32, stop: &Stop) -> Result<Running, Error> {
+async fn start(
+    program: &Program,
+    options: &Fig7Config,
+    kind: SystemKind,
+    failures: u32,
+    stop: &CancellationToken,
+) -> Result<RunningGroup, Error> {
     let cache_bytes = super::cache_bytes(options.keys, options.value_bytes, options.cache_percent);
-    let shape = Shape { cache_bytes, ..Shape::new(kind, failures, options.keys, options.value_bytes) };
-    let family = Family::new(program, shape, Times::patient())?;
-    if kind != Kind::Raft {
+    let shape = KvGeometry { cache_bytes, ..KvGeometry::new(kind, failures, options.keys, options.value_bytes) };
+    let family = ProcessGroup::new(program, shape, GroupTimeouts::relaxed())?;
+    if kind != SystemKind::Raft {
         let others = family.start_memory(stop).await?;
-        let leader = family.start(Role::Processor(1), stop).await?;
+        let leader = family.start(ProcessRole::CpuNode(1), stop).await?;
         leader.until(stop, |heard| heard.serves).await?;
-        let limiters = vec![Limiter::new(options.limit, leader.id())?];
-        return Ok(Running { leader, others, limiters, _family: family });
+        let limiters = vec![CpuLimiter::new(options.limit, leader.id())?];
+        return Ok(RunningGroup { leader, others, limiters, _family: family });
     }
     let mut others = Vec::new();
     for id in 1..=u64::from(shape.nodes()) {
-        others.push(family.start(Role::Raft(id), stop).await?);
+        others.push(family.start(ProcessRole::Raft(id), stop).await?);
     }
     let leader = loop {
-        if let Some(leader) = others.iter().position(|child| child.heard().serves.is_some()) {
+        if let Some(leader) = others.iter().position(|child| child.received().serves.is_some()) {
             break others.swap_remove(leader);
         }
-        if stop.is_stopped() {
+        if stop.is_cancelled() {
             return Err(Error::Interrupted);
         }
         rt::sleep(LOOK).await;
     };
     let mut limiters = Vec::new();
     for child in std::iter::once(&leader).chain(&others) {
-        limiters.push(Limiter::new(options.limit, child.id())?);
+        limiters.push(CpuLimiter::new(options.limit, child.id())?);
     }
-    Ok(Running { leader, others, limiters, _family: family })
+    Ok(RunningGroup { leader, others, limiters, _family: family })
 }
 
-/// What all figures that are made of these curves state.
-pub(super) fn settings(figure: &mut Figure, program: &Program, options: &Options, limited_by: &str) {
+/// The settings of all figures that are made of these curves.
+pub(super) fn settings(figure: &mut Figure, program: &Program, options: &Fig7Config, limited_by: &str) {
     figure.setting("keys", options.keys);
     figure.setting("value_bytes", options.value_bytes as u64);
     figure.setting("cache_percent", options.cache_percent);
@@ -191,11 +202,21 @@ pub(super) fn settings(figure: &mut Figure, program: &Program, options: &Options
 ///
 /// # Errors
 /// As [`curves`].
-pub fn run<'a>(program: &'a Program, options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    program: &'a Program,
+    options: &'a Fig7Config,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(program, options, stop, tell))
 }
 
-async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(
+    program: &Program,
+    options: &Fig7Config,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+) -> Result<Figure, Error> {
     let (curves, limited_by) = curves(program, options, stop, tell).await?;
     let mut figure = Figure::new("sift-fig7", "Sift, figure 7: throughput over processors, read-heavy load");
     settings(&mut figure, program, options, limited_by);
@@ -209,20 +230,20 @@ async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'
     let most = options.percents.last().map_or(100.0, |percent| f64::from(*percent));
     let find = |kind, failures| curves.iter().find(|curve| curve.kind == kind && curve.failures == failures);
     let over = |kind, failures| {
-        let (Some(ours), Some(raft)) = (find(kind, failures), find(Kind::Raft, failures)) else { return 0.0 };
+        let (Some(ours), Some(raft)) = (find(kind, failures), find(SystemKind::Raft, failures)) else { return 0.0 };
         ours.rate(most) / raft.rate(most).max(1.0)
     };
     for (failures, plain, coded) in
         [(1, "sift_over_raft_f1", "coded_over_raft_f1"), (2, "sift_over_raft_f2", "coded_over_raft_f2")]
     {
         if options.failures.contains(&failures) {
-            figure.ratio(plain, over(Kind::Sift, failures), None);
-            figure.ratio(coded, over(Kind::SiftCoded, failures), None);
+            figure.ratio(plain, over(SystemKind::Sift, failures), None);
+            figure.ratio(coded, over(SystemKind::SiftErasureCoded, failures), None);
         }
     }
-    figure.curves(Curves { x: "processor_percent", x_log: false, y: "ops_per_second" });
+    figure.curves(CurvePlot { x: "processor_percent", x_log: false, y: "ops_per_second" });
     figure.note(
-        "a share is of one processor, for each node of Raft and for the one processor of Sift, its clients included",
+        "a percentage is of one core, for each node of Raft and for the one CPU node of Sift, its clients included",
     );
     Ok(figure)
 }
@@ -232,9 +253,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_found_between_points_and_beyond_them() {
+    fn percentages_are_found_between_points_and_beyond_them() {
         let points = vec![(25.0, 100.0), (50.0, 200.0), (100.0, 300.0)];
-        let curve = Curve { kind: Kind::Sift, failures: 1, points };
+        let curve = ThroughputCurve { kind: SystemKind::Sift, failures: 1, points };
         let check = |rate: f64, percent: f64| assert!((curve.percent(rate) - percent).abs() < 1e-9, "{rate}");
         check(50.0, 12.5);
         check(150.0, 37.5);
@@ -245,7 +266,8 @@ mod tests {
 
     #[test]
     fn a_curve_that_falls_is_not_taken_for_one_that_has_no_answer() {
-        let curve = Curve { kind: Kind::Sift, failures: 1, points: vec![(50.0, 200.0), (100.0, 190.0)] };
+        let curve =
+            ThroughputCurve { kind: SystemKind::Sift, failures: 1, points: vec![(50.0, 200.0), (100.0, 190.0)] };
         assert!(curve.percent(150.0).is_finite() && curve.percent(300.0).is_finite());
     }
 }

@@ -1,30 +1,32 @@
-//! Figure 8: how long groups wait for a backup of a pool that they share, simulated.
+//! Figure 8: simulates how long groups wait for a backup from a shared pool.
 //!
-//! 1. Machines of a cluster fail at times drawn at random. Each group's coordinator has a machine, and each backup of the pool.
-//! 2. Whoever fails and coordinated takes a backup; when none is left it waits for the next. For each machine that failed another one
-//!    is provisioned, which joins the pool when it is there.
-//! 3. The mean over all groups' failures of what they waited is a point of the figure, over many repetitions.
+//! 1. Machines of a cluster fail at random times. Each group's coordinator runs on one machine, and each backup of the pool on
+//!    another.
+//! 2. When a coordinator fails, its group takes a backup from the pool. If the pool is empty, the group waits for the next
+//!    backup. For each failed machine a replacement is provisioned, which then joins the pool.
+//! 3. A point of the figure is the mean wait over the failures of all groups and over many repetitions.
 //!
-//! The number of machines, days and failures are those of the trace that the paper used; the time to provision is the paper's. The
-//! trace's own times are not at hand: failures are drawn alone (`independent`), or half of them by racks that fail as one (`racks`).
+//! The numbers of machines, days and failures are those of the paper's trace, and the time to provision is the paper's. The
+//! trace does not give the times of the failures. They are drawn at random: either each machine independently (`independent`),
+//! or half of the failures as whole racks, whose machines fail within seconds (`racks`).
 //!
-//! With tokens it is simple: the pool begins with B of them, and each failure brings another one a while later. The j-th failure takes
-//! the j-th token to be there, so it waits for the (j-B)-th failure's.
+//! The wait is computed with tokens. The pool starts with B tokens, and each failure adds a token after the time to provision.
+//! The j-th failure takes the j-th token, so it waits for the token that the (j-B)-th failure adds.
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 
 use crate::error::Error;
-use crate::figure::{Bound, Curves, Figure};
+use crate::figure::{CurvePlot, Figure, RatioBound};
 use crate::random::Random;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 /// How far apart the machines of a rack fail.
 const RACK_SPREAD_S: f64 = 5.0;
-/// Of the failures that come by racks, the share.
+/// The fraction of failures that come by racks.
 const BY_RACKS: f64 = 0.5;
-/// Extra recovery that counts as none, in seconds: a thousandth of the time to provision.
+/// Extra recovery time that counts as none, in seconds: a thousandth of the time to provision.
 const ENOUGH_S: f64 = 0.1;
-/// The paper's findings: groups, and backups that are enough for them; the names of our ratios, alone and by racks.
+/// The paper's findings: groups, and the backups that suffice for them; the names of our ratios, alone and by racks.
 const FINDINGS: [(u64, u64, [&str; 2], [&str; 2]); 2] = [
     (
         1_000,
@@ -40,18 +42,18 @@ const FINDINGS: [(u64, u64, [&str; 2], [&str; 2]); 2] = [
     ),
 ];
 
-/// What is simulated.
+/// The parameters of the simulation.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Fig8Config {
     /// Machines of the cluster.
     pub machines: u64,
     /// Days.
     pub days: f64,
-    /// Machines that fail in all that time.
+    /// Machines that fail in these days.
     pub failures: u64,
     /// Machines of a rack.
     pub rack: u64,
-    /// Seconds until another machine is there.
+    /// Seconds until another machine is provisioned.
     pub provision_s: f64,
     /// Numbers of groups.
     pub groups: Vec<u64>,
@@ -64,7 +66,7 @@ pub struct Options {
 }
 
 /// Machines that fail, in the order of time.
-fn failures(options: &Options, by_racks: bool, random: &mut Random) -> Vec<(f64, u64)> {
+fn failures(options: &Fig8Config, by_racks: bool, random: &mut Random) -> Vec<(f64, u64)> {
     let length = options.days * SECONDS_PER_DAY;
     let racks = match by_racks {
         true => (options.failures as f64 * BY_RACKS / options.rack as f64).round() as u64,
@@ -83,12 +85,12 @@ fn failures(options: &Options, by_racks: bool, random: &mut Random) -> Vec<(f64,
     failures
 }
 
-/// What groups wait for a pool of each size, from none on: the mean of a failure of theirs, in seconds.
-fn waits(options: &Options, groups: u64, failures: &[(f64, u64)], places: &[u64]) -> Vec<f64> {
+/// The mean wait per failure of a group, in seconds, for each size of the pool from zero on.
+fn waits(options: &Fig8Config, groups: u64, failures: &[(f64, u64)], places: &[u64]) -> Vec<f64> {
     let pools = 0..=options.backups_max;
     pools
         .map(|backups| {
-            // Which machine has which part is drawn: the first places are the groups', the next the pool's.
+            // The parts of machines are drawn: the first places are the groups', the next the pool's.
             let concerned = failures.iter().filter(|(_, machine)| places[*machine as usize] < groups + backups);
             let concerned: Vec<(f64, bool)> =
                 concerned.map(|(at, machine)| (*at, places[*machine as usize] < groups)).collect();
@@ -108,7 +110,7 @@ fn waits(options: &Options, groups: u64, failures: &[(f64, u64)], places: &[u64]
 }
 
 /// A place for each machine, drawn at random.
-fn places(machines: u64, random: &mut Random) -> Vec<u64> {
+fn group_machines(machines: u64, random: &mut Random) -> Vec<u64> {
     let mut places: Vec<u64> = (0..machines).collect();
     for last in (1..places.len()).rev() {
         places.swap(last, random.below(last as u64 + 1) as usize);
@@ -116,16 +118,16 @@ fn places(machines: u64, random: &mut Random) -> Vec<u64> {
     places
 }
 
-/// Means over the repetitions, of each size of the pool.
-fn simulate(options: &Options, groups: u64, by_racks: bool, stop: &Stop) -> Result<Vec<f64>, Error> {
+/// Means over the repetitions, for each size of the pool.
+fn simulate(options: &Fig8Config, groups: u64, by_racks: bool, stop: &CancellationToken) -> Result<Vec<f64>, Error> {
     let mut sums = vec![0.0; options.backups_max as usize + 1];
     for repeat in 0..options.repeats {
-        if stop.is_stopped() {
+        if stop.is_cancelled() {
             return Err(Error::Interrupted);
         }
         let mut random = Random::new(options.seed ^ (repeat << 32) ^ groups);
         let failures = failures(options, by_racks, &mut random);
-        let places = places(options.machines, &mut random);
+        let places = group_machines(options.machines, &mut random);
         for (sum, wait) in sums.iter_mut().zip(waits(options, groups, &failures, &places)) {
             *sum += wait / options.repeats as f64;
         }
@@ -136,8 +138,8 @@ fn simulate(options: &Options, groups: u64, by_racks: bool, stop: &Stop) -> Resu
 /// Figure 8.
 ///
 /// # Errors
-/// More groups than machines, or somebody stopped the run.
-pub fn run(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+/// More groups than machines, or the run was stopped.
+pub fn run(options: &Fig8Config, stop: &CancellationToken, tell: impl Fn(&str)) -> Result<Figure, Error> {
     let most = options.groups.iter().copied().max().unwrap_or_default();
     if most + options.backups_max > options.machines {
         let reason = format!("{most} groups and their backups on {} machines", options.machines);
@@ -163,7 +165,7 @@ pub fn run(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure
             }
             if let Some((_, enough, extra, needed)) = FINDINGS.iter().find(|(of, ..)| of == groups) {
                 let which = usize::from(by_racks);
-                let bound = |bound: f64| (!by_racks).then_some(Bound::AtMost(bound));
+                let bound = |bound: f64| (!by_racks).then_some(RatioBound::AtMost(bound));
                 let mean = means.get(*enough as usize).copied().unwrap_or(options.provision_s);
                 ratios.push((extra[which], mean, bound(ENOUGH_S)));
                 let least = means.iter().position(|mean| *mean <= ENOUGH_S).unwrap_or(means.len());
@@ -174,9 +176,9 @@ pub fn run(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure
     for (name, value, bound) in ratios {
         figure.ratio(name, value, bound);
     }
-    figure.curves(Curves { x: "backups", x_log: false, y: "extra_recovery_s" });
+    figure.curves(CurvePlot { x: "backups", x_log: false, y: "extra_recovery_s" });
     figure.note(format!(
-        "the mean over all failures of coordinators, without what a takeover takes; {ENOUGH_S} s is taken for none"
+        "the mean over all failures of coordinators, without the time of a takeover; {ENOUGH_S} s counts as none"
     ));
     figure.note(format!(
         "racks: {:.0} % of the failures are of whole racks of {} machines, which is an assumption of ours",
@@ -190,8 +192,8 @@ pub fn run(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure
 mod tests {
     use super::*;
 
-    fn options() -> Options {
-        Options {
+    fn options() -> Fig8Config {
+        Fig8Config {
             machines: 10,
             days: 1.0,
             failures: 4,
@@ -207,12 +209,12 @@ mod tests {
     #[test]
     fn who_finds_no_backup_waits_for_the_next_machine() {
         let places: Vec<u64> = (0..10).collect();
-        // Three coordinators within a few seconds, another one when all is provisioned, and a machine that nobody uses.
+        // Three coordinators within a few seconds, another one after all are provisioned, and an unused machine.
         let failures = [(0.0, 0), (1.0, 1), (2.0, 9), (3.0, 2), (1_000.0, 3)];
         let waits = waits(&options(), 4, &failures, &places);
         let close = |at: usize, expected: f64| assert!((waits[at] - expected).abs() < 1e-9, "{at}: {waits:?}");
         close(0, 100.0);
-        // One has the backup, two wait for what is provisioned for those before them.
+        // One gets the backup, two wait for the machines that are provisioned for the failures before them.
         close(1, (99.0 + 98.0) / 4.0);
         close(2, 97.0 / 4.0);
         close(3, 0.0);
@@ -221,7 +223,7 @@ mod tests {
     #[test]
     fn a_backup_that_fails_is_one_less() {
         let places: Vec<u64> = (0..10).collect();
-        // The only backup's machine is the fifth.
+        // The fifth machine is the only backup.
         let waits = waits(&options(), 4, &[(0.0, 4), (10.0, 0)], &places);
         assert!((waits[1] - 90.0).abs() < 1e-9, "{waits:?}");
         assert!((waits[2]).abs() < 1e-9, "{waits:?}");
@@ -229,7 +231,7 @@ mod tests {
 
     #[test]
     fn as_many_machines_fail_as_are_asked_for() {
-        let options = Options { machines: 1_000, failures: 400, rack: 20, ..options() };
+        let options = Fig8Config { machines: 1_000, failures: 400, rack: 20, ..options() };
         for by_racks in [false, true] {
             let failures = failures(&options, by_racks, &mut Random::new(3));
             assert_eq!(failures.len(), 400);

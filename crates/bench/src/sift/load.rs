@@ -1,72 +1,72 @@
-//! Clients of a store: tasks of this process, each with one operation at a time.
+//! The clients of a store: tasks of this process, each with one operation in flight.
 
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 
-use super::systems::System;
+use super::systems::KvSystem;
 use crate::error::Error;
 use crate::process;
 use crate::random::Random;
 use crate::zipf::Zipf;
 
-/// Operations after which a client lets others run: with verbs that complete at once nothing here waits.
+/// Operations after which a client yields: with verbs that complete at once it would never wait.
 const TURN: u64 = 64;
-/// The same while all keys are put, which takes more each, so that heartbeats are not late.
+/// The same while all keys are put; each put takes longer, and heartbeats must not be late.
 const FILL_TURN: u64 = 8;
 /// Failures in a row that end a client.
 const FAILURES_MAX: u64 = 5_000;
 
-/// What clients do.
+/// A mix of operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mix {
-    /// As figures call it.
+pub struct OperationMix {
+    /// Its name in figures.
     pub name: &'static str,
-    /// Of a hundred operations, how many are puts.
+    /// How many of a hundred operations are puts.
     pub puts_of_100: u64,
 }
 
 /// The paper's loads.
-pub const MIXES: [Mix; 4] = [
-    Mix { name: "write-only", puts_of_100: 100 },
-    Mix { name: "mixed", puts_of_100: 50 },
-    Mix { name: "read-heavy", puts_of_100: 10 },
-    Mix { name: "read-only", puts_of_100: 0 },
+pub const MIXES: [OperationMix; 4] = [
+    OperationMix { name: "write-only", puts_of_100: 100 },
+    OperationMix { name: "mixed", puts_of_100: 50 },
+    OperationMix { name: "read-heavy", puts_of_100: 10 },
+    OperationMix { name: "read-only", puts_of_100: 0 },
 ];
 
 /// How a store is loaded.
 #[derive(Clone, Debug)]
-pub struct Load {
+pub struct KvLoad {
     /// Clients.
     pub clients: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Which keys are chosen: those that are popular have nothing to do with one another.
+    /// How keys are chosen: popular keys are scattered.
     pub zipf: Zipf,
     /// Keys.
     pub keys: u64,
-    /// Operations a second of all clients together; as many as can be, without a value.
+    /// Operations a second of all clients together; without a value, as many as possible.
     pub pace: Option<f64>,
-    /// Fixes which.
+    /// Fixes the choice of keys.
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct LoadOutcome {
     /// Operations a second.
     pub rate: f64,
     /// Processor time of an operation, of this process, clients included, in microseconds.
     pub cpu_us: f64,
-    /// What operations took, in nanoseconds, ascending; one of sixteen is looked at.
+    /// Latencies in nanoseconds, ascending; one operation in sixteen is measured.
     pub nanos: Vec<u32>,
-    /// Operations that failed; they were tried again.
+    /// Operations that failed; they were retried.
     pub failed: u64,
 }
 
-impl Outcome {
-    /// The time within which so many of a thousand were answered, in microseconds.
+impl LoadOutcome {
+    /// The time within which this many of a thousand were answered, in microseconds.
     pub fn quantile_us(&self, thousandths: usize) -> f64 {
         let at = self.nanos.len().saturating_sub(1) * thousandths / 1000;
         self.nanos.get(at).map_or(0.0, |nanos| f64::from(*nanos) / 1e3)
@@ -78,14 +78,14 @@ pub(super) fn key(number: u64) -> Bytes {
     Bytes::from(format!("key-{number:012}"))
 }
 
-/// Puts all keys once, each into the store that is there then, if one is.
+/// Puts all keys once, each into the store that serves at that moment.
 ///
 /// # Errors
-/// The store refuses for good, or somebody stopped the run.
+/// The store keeps rejecting, or the run was stopped.
 pub async fn fill(
-    system: impl Fn() -> Option<System> + Clone + Send + Sync + 'static,
-    load: &Load,
-    stop: &Stop,
+    system: impl Fn() -> Option<KvSystem> + Clone + Send + Sync + 'static,
+    load: &KvLoad,
+    stop: &CancellationToken,
 ) -> Result<(), Error> {
     let mut clients = Vec::new();
     for client in 0..load.clients {
@@ -93,7 +93,7 @@ pub async fn fill(
         clients.push(rt::spawn(async move {
             let value = Bytes::from(vec![b'v'; load.value_bytes]);
             for number in (client..load.keys).step_by(load.clients as usize) {
-                if stop.is_stopped() {
+                if stop.is_cancelled() {
                     return Err(Error::Interrupted);
                 }
                 let (key, mut failures) = (key(number), 0);
@@ -124,8 +124,8 @@ pub async fn fill(
     Ok(())
 }
 
-/// Puts a key, or gets it where there is no value, until that succeeds; gives how often it did not.
-async fn again(system: &System, key: &Bytes, value: Option<&Bytes>) -> Result<u64, Error> {
+/// Puts a key, or gets it if `value` is `None`, until that succeeds; returns the number of failures.
+async fn again(system: &KvSystem, key: &Bytes, value: Option<&Bytes>) -> Result<u64, Error> {
     let mut failures = 0;
     loop {
         let outcome = match value {
@@ -147,7 +147,13 @@ async fn again(system: &System, key: &Bytes, value: Option<&Bytes>) -> Result<u6
 ///
 /// # Errors
 /// As [`fill`]; [`Error::Proc`].
-pub async fn run(system: &System, load: &Load, mix: Mix, seconds: f64, stop: &Stop) -> Result<Outcome, Error> {
+pub async fn run(
+    system: &KvSystem,
+    load: &KvLoad,
+    mix: OperationMix,
+    seconds: f64,
+    stop: &CancellationToken,
+) -> Result<LoadOutcome, Error> {
     let before = process::usage(None).map_err(Error::Proc)?;
     let (start, limit) = (Instant::now(), Duration::from_secs_f64(seconds));
     let mut clients = Vec::new();
@@ -155,7 +161,7 @@ pub async fn run(system: &System, load: &Load, mix: Mix, seconds: f64, stop: &St
         let (system, load, stop) = (system.clone(), load.clone(), stop.clone());
         clients.push(rt::spawn(async move { operate(client, &system, &load, mix, (start, limit), &stop).await }));
     }
-    let (mut done, mut outcome) = (0, Outcome::default());
+    let (mut done, mut outcome) = (0, LoadOutcome::default());
     for client in clients {
         let (count, failed, mut nanos) = client.await.map_err(|_| Error::Interrupted)??;
         (done, outcome.failed) = (done + count, outcome.failed + failed);
@@ -171,11 +177,11 @@ pub async fn run(system: &System, load: &Load, mix: Mix, seconds: f64, stop: &St
 
 async fn operate(
     client: u64,
-    system: &System,
-    load: &Load,
-    mix: Mix,
+    system: &KvSystem,
+    load: &KvLoad,
+    mix: OperationMix,
     (start, limit): (Instant, Duration),
-    stop: &Stop,
+    stop: &CancellationToken,
 ) -> Result<(u64, u64, Vec<u32>), Error> {
     let mut random = Random::new(load.seed ^ (client + 1) << 32);
     let value = Bytes::from(vec![b'w'; load.value_bytes]);
@@ -184,7 +190,7 @@ async fn operate(
     let (mut done, mut failed, mut nanos) = (0_u64, 0, Vec::new());
     loop {
         if let Some(every) = every {
-            // What is late is done at once; timers are too coarse for more than sleeping until about then.
+            // A late operation starts at once; timers are only precise enough to sleep until about the due time.
             while start.elapsed() < due && start.elapsed() < limit {
                 match due.saturating_sub(start.elapsed()) > Duration::from_millis(2) {
                     true => rt::sleep(Duration::from_millis(1)).await,
@@ -198,7 +204,7 @@ async fn operate(
         if start.elapsed() >= limit {
             return Ok((done, failed, nanos));
         }
-        if stop.is_stopped() {
+        if stop.is_cancelled() {
             return Err(Error::Interrupted);
         }
         let key = key(scattered(load.zipf.draw(&mut random), load.keys));
@@ -210,8 +216,8 @@ async fn operate(
     }
 }
 
-/// Another number below the count for each.
+/// A permutation of the numbers below the count.
 pub(super) fn scattered(number: u64, count: u64) -> u64 {
-    // A prime that no number of keys in use is a multiple of.
+    // A prime that divides no number of keys in use.
     (u128::from(number) * 2_147_483_647 % u128::from(count)) as u64
 }

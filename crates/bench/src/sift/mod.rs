@@ -1,55 +1,57 @@
-//! Figures of Sift (Kazhamiaka et al., CoNEXT 2019), section 6, each beside Raft in the same run.
+//! Figures of Sift (Kazhamiaka et al., CoNEXT 2019), section 6, each compared with Raft in the same run.
 //!
-//! 1. Stores of each [kind](systems::Kind) are started one after the other, filled, and measured under each [load](load::MIXES), for
-//!    as many rounds as are wanted; who goes first changes. Medians count.
-//! 2. Figure 5 is throughput, and processor time an operation. Figure 6 is latency, of one client and at nine tenths of the throughput
-//!    that was just measured.
+//! 1. In every round a store of each [kind](systems::SystemKind) is started, filled, and measured under each
+//!    [load](load::MIXES), one store after the other. Successive rounds begin with different kinds. The reported values are
+//!    medians over the rounds.
+//! 2. Figure 5 shows throughput, and processor time per operation. Figure 6 shows latency, with one client and at nine tenths
+//!    of the throughput that was just measured.
 //!
-//! Keys are chosen by Zipf's law with 0.99. Nothing is durable on either side. Clients are tasks of the process that has the stores,
-//! so that a network's cost to clients is on no side; passive memory nodes use no processor, and Raft's nodes share it.
+//! Keys follow Zipf's law with exponent 0.99. No system writes to disk. Clients are tasks of the process that runs the stores,
+//! so no system pays for a network between clients and stores. Passive memory nodes use no core; the nodes of Raft share the
+//! cores.
 //!
-//! The other figures have modules of their own. What needs processes that are limited or killed has them from [`processes`]:
-//! [`fig7`] (throughput over processors), [`fig11`] (a memory node is lost), [`fig12`] (a coordinator is lost). [`fig8`] simulates a
-//! pool of backups, and [`costs`] makes table 2 and figures 9 and 10 of what figure 7 measured and of prices.
+//! The other figures have separate modules. Those that limit or kill processes start them with [`child_processes`]: [`fig7`]
+//! (throughput by the percentage of a core), [`fig11`] (a memory node fails), [`fig12`] (a coordinator fails). [`fig8`]
+//! simulates a pool of backups. [`costs`] computes table 2 and figures 9 and 10 from figure 7 and from prices.
 
+pub mod child_processes;
 pub mod costs;
 pub mod fig11;
 pub mod fig12;
 pub mod fig7;
 pub mod fig8;
 pub mod load;
-pub mod processes;
 pub mod systems;
 mod timeline;
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
-use crate::progress::{Measuring, Tell};
+use crate::figure::{Figure, RatioBound};
+use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::zipf::Zipf;
-use load::{Load, MIXES, Mix, Outcome};
-use systems::{Kind, Shape, System};
+use load::{KvLoad, LoadOutcome, MIXES, OperationMix};
+use systems::{KvGeometry, KvSystem, SystemKind};
 
 /// Skew of the keys.
 pub const THETA: f64 = 0.99;
-/// Raft's write throughput times this is what Sift's should be.
+/// The least write throughput of Sift, over Raft's.
 const WRITE_OVER_RAFT_MIN: f64 = 2.0;
 const READ_OVER_RAFT_MIN: f64 = 1.0;
-const CODED_WRITE_OVER_PLAIN_MIN: f64 = 0.75;
-/// How loaded a store is for the latency under load.
+const ERASURE_CODED_WRITE_OVER_PLAIN_MIN: f64 = 0.75;
+/// The load for the latency under load, as a fraction of the throughput.
 const LOADED: f64 = 0.9;
 
 /// How it is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SiftConfig {
     /// Keys.
     pub keys: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
     /// Clients.
     pub clients: u64,
-    /// Times that everything is measured, of which the median counts.
+    /// Repetitions of all measurements; the median counts.
     pub rounds: usize,
     /// How long each load lasts.
     pub seconds: f64,
@@ -58,11 +60,11 @@ pub struct Options {
 }
 
 /// The load of figures 7, 11 and 12.
-const READ_HEAVY: Mix = MIXES[2];
+const READ_HEAVY: OperationMix = MIXES[2];
 
-/// Bytes of a cache that has room for so many of a hundred pairs.
+/// Bytes of a cache for this many of a hundred pairs.
 fn cache_bytes(keys: u64, value_bytes: usize, percent: u64) -> usize {
-    // A pair's key, and what a cache needs beside both.
+    // A pair's key, and the overhead of the cache for the pair.
     const BESIDE_VALUE: u64 = 176;
     usize::try_from((value_bytes as u64 + BESIDE_VALUE) * keys * percent / 100).unwrap_or(usize::MAX)
 }
@@ -73,25 +75,25 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// All outcomes of one kind of store under one load.
-struct Cell {
-    kind: Kind,
-    mix: Mix,
-    outcomes: Vec<Outcome>,
+struct SystemOutcomes {
+    kind: SystemKind,
+    mix: OperationMix,
+    outcomes: Vec<LoadOutcome>,
 }
 
-impl Cell {
-    fn median(&self, number: impl Fn(&Outcome) -> f64) -> f64 {
+impl SystemOutcomes {
+    fn median(&self, number: impl Fn(&LoadOutcome) -> f64) -> f64 {
         median(self.outcomes.iter().map(number).collect())
     }
 }
 
-fn cells(mixes: &[Mix]) -> Vec<Cell> {
-    let pairs = Kind::ALL.into_iter().flat_map(|kind| mixes.iter().map(move |mix| (kind, *mix)));
-    pairs.map(|(kind, mix)| Cell { kind, mix, outcomes: Vec::new() }).collect()
+fn cells(mixes: &[OperationMix]) -> Vec<SystemOutcomes> {
+    let pairs = SystemKind::ALL.into_iter().flat_map(|kind| mixes.iter().map(move |mix| (kind, *mix)));
+    pairs.map(|(kind, mix)| SystemOutcomes { kind, mix, outcomes: Vec::new() }).collect()
 }
 
-fn base_load(options: &Options) -> Load {
-    Load {
+fn base_load(options: &SiftConfig) -> KvLoad {
+    KvLoad {
         clients: options.clients,
         value_bytes: options.value_bytes,
         zipf: Zipf::new(options.keys, THETA),
@@ -101,7 +103,7 @@ fn base_load(options: &Options) -> Load {
     }
 }
 
-fn settings(figure: &mut Figure, options: &Options) {
+fn settings(figure: &mut Figure, options: &SiftConfig) {
     figure.setting("keys", options.keys);
     figure.setting("value_bytes", options.value_bytes as u64);
     figure.setting("clients", options.clients);
@@ -114,7 +116,13 @@ fn settings(figure: &mut Figure, options: &Options) {
 }
 
 /// The ratio of two kinds under a load, as the median over rounds.
-fn ratio(cells: &[Cell], of: Kind, over: Kind, mix: &str, number: impl Fn(&Outcome) -> f64) -> f64 {
+fn ratio(
+    cells: &[SystemOutcomes],
+    of: SystemKind,
+    over: SystemKind,
+    mix: &str,
+    number: impl Fn(&LoadOutcome) -> f64,
+) -> f64 {
     let find = |kind| cells.iter().find(|cell| cell.kind == kind && cell.mix.name == mix);
     let (Some(of), Some(over)) = (find(of), find(over)) else { return 0.0 };
     let pairs = of.outcomes.iter().zip(&over.outcomes);
@@ -124,20 +132,24 @@ fn ratio(cells: &[Cell], of: Kind, over: Kind, mix: &str, number: impl Fn(&Outco
 /// Figure 5: throughput of four loads.
 ///
 /// # Errors
-/// A store cannot be started or fails, or somebody stopped the run.
-pub fn fig5<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+/// A store cannot be started or fails, or the run was stopped.
+pub fn fig5<'a>(
+    options: &'a SiftConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_fig5(options, stop, tell))
 }
 
-async fn run_fig5(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_fig5(options: &SiftConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mut cells = cells(&MIXES);
     let load = base_load(options);
     for round in 0..options.rounds {
-        let mut kinds = Kind::ALL;
-        kinds.rotate_left(round % Kind::ALL.len());
+        let mut kinds = SystemKind::ALL;
+        kinds.rotate_left(round % SystemKind::ALL.len());
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
+            let system = KvSystem::start(&KvGeometry::new(kind, 1, options.keys, options.value_bytes)).await?;
             let filled = system.clone();
             load::fill(move || Some(filled.clone()), &load, stop).await?;
             for cell in cells.iter_mut().filter(|cell| cell.kind == kind) {
@@ -157,18 +169,22 @@ async fn run_fig5(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figu
         ];
         figure.row(&[("system", cell.kind.name()), ("load", cell.mix.name)], &numbers);
     }
-    let rate = |outcome: &Outcome| outcome.rate;
-    let writes = ratio(&cells, Kind::Sift, Kind::Raft, "write-only", rate);
-    figure.ratio("write_over_raft", writes, Some(Bound::AtLeast(WRITE_OVER_RAFT_MIN)));
-    let reads = ratio(&cells, Kind::Sift, Kind::Raft, "read-only", rate);
-    figure.ratio("read_over_raft", reads, Some(Bound::AtLeast(READ_OVER_RAFT_MIN)));
-    let coded = ratio(&cells, Kind::SiftCoded, Kind::Sift, "write-only", rate);
-    figure.ratio("coded_write_over_plain", coded, Some(Bound::AtLeast(CODED_WRITE_OVER_PLAIN_MIN)));
-    figure.ratio("mixed_over_raft", ratio(&cells, Kind::Sift, Kind::Raft, "mixed", rate), None);
-    figure.ratio("read_heavy_over_raft", ratio(&cells, Kind::Sift, Kind::Raft, "read-heavy", rate), None);
-    let coded = ratio(&cells, Kind::SiftCoded, Kind::Raft, "write-only", rate);
-    figure.ratio("coded_write_over_raft", coded, None);
-    let cpu = ratio(&cells, Kind::Sift, Kind::Raft, "write-only", |outcome| outcome.cpu_us);
+    let rate = |outcome: &LoadOutcome| outcome.rate;
+    let writes = ratio(&cells, SystemKind::Sift, SystemKind::Raft, "write-only", rate);
+    figure.ratio("write_over_raft", writes, Some(RatioBound::AtLeast(WRITE_OVER_RAFT_MIN)));
+    let reads = ratio(&cells, SystemKind::Sift, SystemKind::Raft, "read-only", rate);
+    figure.ratio("read_over_raft", reads, Some(RatioBound::AtLeast(READ_OVER_RAFT_MIN)));
+    let erasure_coded = ratio(&cells, SystemKind::SiftErasureCoded, SystemKind::Sift, "write-only", rate);
+    figure.ratio(
+        "coded_write_over_plain",
+        erasure_coded,
+        Some(RatioBound::AtLeast(ERASURE_CODED_WRITE_OVER_PLAIN_MIN)),
+    );
+    figure.ratio("mixed_over_raft", ratio(&cells, SystemKind::Sift, SystemKind::Raft, "mixed", rate), None);
+    figure.ratio("read_heavy_over_raft", ratio(&cells, SystemKind::Sift, SystemKind::Raft, "read-heavy", rate), None);
+    let erasure_coded = ratio(&cells, SystemKind::SiftErasureCoded, SystemKind::Raft, "write-only", rate);
+    figure.ratio("coded_write_over_raft", erasure_coded, None);
+    let cpu = ratio(&cells, SystemKind::Sift, SystemKind::Raft, "write-only", |outcome| outcome.cpu_us);
     figure.ratio("write_cpu_over_raft", cpu, None);
     Ok(figure)
 }
@@ -177,27 +193,31 @@ async fn run_fig5(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figu
 ///
 /// # Errors
 /// As [`fig5`].
-pub fn fig6<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn fig6<'a>(
+    options: &'a SiftConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_fig6(options, stop, tell))
 }
 
-async fn run_fig6(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_fig6(options: &SiftConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mixes = [MIXES[0], MIXES[3]];
     let (mut alone, mut loaded) = (cells(&mixes), cells(&mixes));
     let load = base_load(options);
     for round in 0..options.rounds {
-        let mut kinds = Kind::ALL;
-        kinds.rotate_left(round % Kind::ALL.len());
+        let mut kinds = SystemKind::ALL;
+        kinds.rotate_left(round % SystemKind::ALL.len());
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
+            let system = KvSystem::start(&KvGeometry::new(kind, 1, options.keys, options.value_bytes)).await?;
             let filled = system.clone();
             load::fill(move || Some(filled.clone()), &load, stop).await?;
             for (one, many) in alone.iter_mut().zip(&mut loaded).filter(|(cell, _)| cell.kind == kind) {
-                let single = Load { clients: 1, ..load.clone() };
+                let single = KvLoad { clients: 1, ..load.clone() };
                 one.outcomes.push(load::run(&system, &single, one.mix, options.seconds, stop).await?);
                 let most = load::run(&system, &load, many.mix, options.seconds, stop).await?;
-                let paced = Load { pace: Some(most.rate * LOADED), ..load.clone() };
+                let paced = KvLoad { pace: Some(most.rate * LOADED), ..load.clone() };
                 many.outcomes.push(load::run(&system, &paced, many.mix, options.seconds, stop).await?);
             }
         }
@@ -219,8 +239,8 @@ async fn run_fig6(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figu
             figure.row(&labels, &numbers);
         }
     }
-    let half = |outcome: &Outcome| outcome.quantile_us(500);
-    figure.ratio("write_p50_over_raft", ratio(&alone, Kind::Sift, Kind::Raft, "write-only", half), None);
-    figure.ratio("read_p50_over_raft", ratio(&alone, Kind::Sift, Kind::Raft, "read-only", half), None);
+    let half = |outcome: &LoadOutcome| outcome.quantile_us(500);
+    figure.ratio("write_p50_over_raft", ratio(&alone, SystemKind::Sift, SystemKind::Raft, "write-only", half), None);
+    figure.ratio("read_p50_over_raft", ratio(&alone, SystemKind::Sift, SystemKind::Raft, "read-only", half), None);
     Ok(figure)
 }

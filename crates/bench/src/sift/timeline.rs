@@ -1,13 +1,13 @@
-//! What clients did over time, and what became of it after a kill: the numbers of figures 11 and 12.
+//! Computes throughput over time, and its recovery after a kill, for figures 11 and 12.
 
-use super::processes::Count;
+use super::child_processes::OperationCount;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What was done in an interval.
+/// The rates in an interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Interval {
-    /// Its beginning, and its length, in milliseconds from some moment on.
+pub struct RateInterval {
+    /// Its start, in milliseconds from some moment on; `length_ms` is its length.
     pub from_ms: f64,
     pub length_ms: f64,
     /// Operations a second.
@@ -16,16 +16,16 @@ pub struct Interval {
     pub reads_per_second: f64,
 }
 
-/// What the clients of several processes had done, each process in the order of time.
+/// The counts of the clients of several processes, each process in the order of time.
 #[derive(Default)]
 pub struct Timeline {
-    /// When, and how many reads and writes since the count before.
+    /// Time, and the number of reads and writes since the previous count.
     steps: Vec<(u64, u64, u64)>,
 }
 
 impl Timeline {
-    /// Adds what a process said.
-    pub fn add(&mut self, counts: &[Count]) {
+    /// Adds the counts of a process.
+    pub fn add(&mut self, counts: &[OperationCount]) {
         for pair in counts.windows(2) {
             let [before, now] = [pair[0], pair[1]];
             self.steps.push((now.at_ns, now.reads - before.reads, now.writes - before.writes));
@@ -34,13 +34,13 @@ impl Timeline {
     }
 
     /// The rates between two moments.
-    pub fn rate(&self, from_ns: u64, until_ns: u64) -> Interval {
+    pub fn rate(&self, from_ns: u64, until_ns: u64) -> RateInterval {
         let begin = self.steps.partition_point(|step| step.0 <= from_ns);
         let end = self.steps.partition_point(|step| step.0 <= until_ns);
         let (reads, writes) =
             self.steps[begin..end].iter().fold((0, 0), |(reads, writes), step| (reads + step.1, writes + step.2));
         let seconds = (until_ns - from_ns) as f64 / 1e9;
-        Interval {
+        RateInterval {
             from_ms: 0.0,
             length_ms: seconds * 1e3,
             ops_per_second: (reads + writes) as f64 / seconds,
@@ -48,17 +48,20 @@ impl Timeline {
         }
     }
 
-    /// Intervals of a length that fit between two moments; their beginnings are counted from the first.
-    pub fn intervals(&self, from_ns: u64, until_ns: u64, length_ms: u64) -> Vec<Interval> {
+    /// Intervals of a length that fit between two moments; their starts are relative to the first moment.
+    pub fn intervals(&self, from_ns: u64, until_ns: u64, length_ms: u64) -> Vec<RateInterval> {
         let length = length_ms * NS_PER_MS;
         let count = until_ns.saturating_sub(from_ns) / length;
         let at = |number: u64| from_ns + number * length;
         (0..count)
-            .map(|number| Interval { from_ms: (number * length_ms) as f64, ..self.rate(at(number), at(number + 1)) })
+            .map(|number| RateInterval {
+                from_ms: (number * length_ms) as f64,
+                ..self.rate(at(number), at(number + 1))
+            })
             .collect()
     }
 
-    /// Milliseconds from a moment to the end of the first window of a length in which so much was done in a second.
+    /// Milliseconds from a moment to the end of the first window of a length with this throughput.
     pub fn reached_ms(&self, from_ns: u64, until_ns: u64, length_ms: u64, ops_per_second: f64) -> Option<f64> {
         let length = length_ms * NS_PER_MS;
         let starts = (from_ns..until_ns.saturating_sub(length)).step_by(NS_PER_MS as usize);
@@ -83,10 +86,12 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// A process that does ten reads and a write every 5 ms, from one moment to another.
-    fn counts(from_ms: u64, until_ms: u64) -> Vec<Count> {
+    /// A process with ten reads and a write every 5 ms, from one moment to another.
+    fn counts(from_ms: u64, until_ms: u64) -> Vec<OperationCount> {
         let numbers = (from_ms..=until_ms).step_by(5).zip(0..);
-        numbers.map(|(ms, done)| Count { at_ns: ms * NS_PER_MS, reads: 10 * done, writes: done, live: 3 }).collect()
+        numbers
+            .map(|(ms, done)| OperationCount { at_ns: ms * NS_PER_MS, reads: 10 * done, writes: done, live: 3 })
+            .collect()
     }
 
     #[test]

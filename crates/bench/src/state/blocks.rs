@@ -1,15 +1,15 @@
-//! Applying blocks.
+//! Measures applying blocks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Bytes, Epoch, Map};
-use state::disaggregated::DisaggregatedSettings;
+use state::disaggregated::DisaggregatedConfig;
 use state::{Monolithic, WorldState as _};
-use storage::tables::{FjallEngine, FjallOptions, RowBatch, Savepoint, TablesEngine as _};
+use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, TablesEngine as _};
 
-use super::Options;
-use super::setup::{NAMESPACE, Remote, block, each_ns, failed, keys, median, provider, value};
+use super::StateConfig;
+use super::setup::{NAMESPACE, PooledState, block, each_ns, failed, keys, median, provider_name, value};
 use super::two_sided::TwoSided;
 use crate::error::Error;
 use crate::figure::Figure;
@@ -17,23 +17,23 @@ use crate::random::Random;
 
 /// Writes of a block.
 const WRITES: usize = 500;
-/// Records, all of which are there before measuring begins.
+/// Records, all of which are loaded before the measurement.
 const RECORDS: usize = 20_000;
 /// Blocks that are measured.
 const BLOCKS: usize = 41;
 
-pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut Figure) -> Result<(), Error> {
+pub async fn measure(options: &StateConfig, latency: Option<Duration>, figure: &mut Figure) -> Result<(), Error> {
     let mut random = Random::new(options.seed);
     let keys = keys(RECORDS);
     let budget = 512 << 20;
-    let state = Remote::start(latency, budget, DisaggregatedSettings::default()).await?;
+    let state = PooledState::start(latency, budget, DisaggregatedConfig::default()).await?;
     let mut two_sided = TwoSided::start(latency, budget).await?;
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
-    let engine = FjallEngine::open(folder.path(), FjallOptions::default()).await;
+    let engine = FjallEngine::open(folder.path(), FjallConfig::default()).await;
     let engine = engine.map_err(|error| failed("the storage engine", error))?;
     let tables = engine.tables("alone").await.map_err(|error| failed("the storage engine", error))?;
     let beneath = engine.tables("monolithic").await.map_err(|error| failed("the storage engine", error))?;
-    let monolithic = Monolithic::open(beneath, state::Settings::default());
+    let monolithic = Monolithic::open(beneath, state::MonolithicConfig::default());
     let mut map: Map<Arc<str>, Bytes> = Map::default();
     let mut times: [Vec<f64>; 5] = Default::default();
     let loading = RECORDS / WRITES;
@@ -83,7 +83,7 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
         "allocation and linking asked of the memory node",
         "storage engine alone",
     ];
-    let provider = provider(latency);
+    let provider = provider_name(latency);
     for (way, times) in ways.into_iter().zip(times) {
         let labels = [("apply, a write", way), ("provider", provider.as_str())];
         figure.row(&labels, &[("median_ns", median(times))]);

@@ -1,33 +1,34 @@
-//! Loads on blocks of a state whose blocks and tables are on disk, disaggregated and monolithic in turn.
+//! Runs loads in blocks on a state whose blocks and tables are on disk; the disaggregated and the monolithic form take turns.
 //!
-//! A block is 500 transactions, each of which reads through the newest snapshot, and writes some of what it has read.
+//! A block has 500 transactions. Each transaction reads through the newest snapshot and writes some of the keys that it has
+//! read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 
-use super::peer::{Peer, Sizes};
+use super::peer::{BenchmarkPeer, PeerMemoryConfig};
 use super::setup::{NAMESPACE, failed, median, value};
-use super::transactions::{Load, Transaction};
+use super::transactions::{DrawnTransaction, TransactionMix};
 use crate::error::Error;
 use crate::process;
 use crate::random::Random;
 
 /// Transactions of a block.
 pub const TRANSACTIONS: usize = 500;
-/// Values that updates choose from: making them is not what is measured.
+/// Values that updates choose from: making them is not to be measured.
 const VALUES: usize = 64;
 
-/// What to compare the two forms under.
+/// The conditions under which the two forms are compared.
 #[derive(Clone, Debug)]
-pub struct Comparison {
-    pub load: Load,
-    /// Of a verb, for the disaggregated form.
+pub struct LoadComparison {
+    pub load: TransactionMix,
+    /// The latency of a verb, for the disaggregated form.
     pub latency: Option<Duration>,
-    /// How large the disaggregated form's parts are, and the monolithic form's.
-    pub sizes: [Sizes; 2],
+    /// The sizes of the disaggregated form's parts, and of the monolithic form's.
+    pub sizes: [PeerMemoryConfig; 2],
     /// Pairs of runs that count.
     pub pairs: usize,
     /// How long each run takes.
@@ -35,42 +36,42 @@ pub struct Comparison {
     pub seed: u64,
 }
 
-/// What became of a comparison.
+/// The result of a comparison.
 #[derive(Clone, Debug)]
-pub struct Compared {
+pub struct ComparedRates {
     /// Medians in transactions a second: disaggregated, monolithic.
     pub tps: [f64; 2],
     /// Medians of this process's time for a transaction, all threads and savepoints included, in microseconds.
     pub cpu_us: [f64; 2],
-    /// Savepoints that began during the runs.
+    /// Savepoints that started during the runs.
     pub savepoints: [usize; 2],
     /// Median over the pairs of disaggregated over monolithic throughput.
     pub ratio: f64,
-    /// The least of them.
+    /// The least of these ratios.
     pub ratio_least: f64,
 }
 
 /// The data of a load, and how it is run.
-struct Runner {
-    load: Load,
+struct LoadRunner {
+    load: TransactionMix,
     keys: Vec<Arc<str>>,
     values: Vec<Bytes>,
     random: Random,
 }
 
-impl Runner {
-    fn new(load: &Load, seed: u64) -> Runner {
+impl LoadRunner {
+    fn new(load: &TransactionMix, seed: u64) -> LoadRunner {
         let mut random = Random::new(seed);
         let values = (0..VALUES).map(|_| value(&mut random, load.value_bytes())).collect();
-        Runner { load: load.clone(), keys: load.keys(), values, random }
+        LoadRunner { load: load.clone(), keys: load.keys(), values, random }
     }
 
     fn write(&mut self, key: usize) -> (Arc<str>, Bytes) {
         (self.keys[key].clone(), self.values[self.random.below(VALUES as u64) as usize].clone())
     }
 
-    /// Loads the data into both.
-    async fn fill(&mut self, peers: [&mut Peer; 2]) -> Result<(), Error> {
+    /// Loads the data into both forms.
+    async fn fill(&mut self, peers: [&mut BenchmarkPeer; 2]) -> Result<(), Error> {
         let keys: Vec<usize> = (0..self.keys.len()).collect();
         let [one, other] = peers;
         for chunk in keys.chunks(TRANSACTIONS) {
@@ -82,11 +83,11 @@ impl Runner {
         other.persisted().await
     }
 
-    /// Runs for a while; transactions a second, and processor time of each in microseconds.
-    async fn run(&mut self, peer: &mut Peer, window: Duration) -> Result<[f64; 2], Error> {
+    /// Runs for a window; returns transactions a second, and processor time of each in microseconds.
+    async fn run(&mut self, peer: &mut BenchmarkPeer, window: Duration) -> Result<[f64; 2], Error> {
         let cpu_before = process::usage(None).map_err(Error::Proc)?.cpu_us;
         let begin = Instant::now();
-        let (mut transactions, mut transaction) = (0, Transaction::default());
+        let (mut transactions, mut transaction) = (0, DrawnTransaction::default());
         while begin.elapsed() < window {
             let snapshot = peer.state.snapshot();
             let mut writes = Vec::with_capacity(TRANSACTIONS);
@@ -108,7 +109,7 @@ impl Runner {
             transactions += TRANSACTIONS;
         }
         let tps = transactions as f64 / begin.elapsed().as_secs_f64();
-        // What one form still writes must not burden the other.
+        // Outstanding writes of one form must not burden the other.
         peer.persisted().await?;
         let cpu_us = process::usage(None).map_err(Error::Proc)?.cpu_us - cpu_before;
         Ok([tps, cpu_us as f64 / transactions as f64])
@@ -116,13 +117,13 @@ impl Runner {
 }
 
 /// Runs both forms in turns.
-pub async fn compare(comparison: &Comparison, stop: &Stop) -> Result<Compared, Error> {
-    let Comparison { load, latency, sizes, pairs, window, seed } = comparison;
-    let mut runner = Runner::new(load, *seed);
+pub async fn compare(comparison: &LoadComparison, stop: &CancellationToken) -> Result<ComparedRates, Error> {
+    let LoadComparison { load, latency, sizes, pairs, window, seed } = comparison;
+    let mut runner = LoadRunner::new(load, *seed);
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
     let mut disaggregated =
-        Peer::disaggregated(&folder.path().join("disaggregated"), *latency, &sizes[0], None).await?;
-    let mut monolithic = Peer::monolithic(&folder.path().join("monolithic"), &sizes[1]).await?;
+        BenchmarkPeer::disaggregated(&folder.path().join("disaggregated"), *latency, &sizes[0], None).await?;
+    let mut monolithic = BenchmarkPeer::monolithic(&folder.path().join("monolithic"), &sizes[1]).await?;
     runner.fill([&mut disaggregated, &mut monolithic]).await?;
     let filled = [disaggregated.savepoints, monolithic.savepoints];
     let (mut ratios, mut rates) = (Vec::new(), [Vec::new(), Vec::new()]);
@@ -131,9 +132,9 @@ pub async fn compare(comparison: &Comparison, stop: &Stop) -> Result<Compared, E
     for pair in 0..=*pairs {
         let mut rate = [0.0; 2];
         let mut time = [0.0; 2];
-        // Who goes first changes, so that neither always has the warmer machine.
+        // The first form changes, so that neither always has the warmer machine.
         for turn in 0..2 {
-            if stop.is_stopped() {
+            if stop.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             let form = (pair + turn) % 2;
@@ -147,7 +148,7 @@ pub async fn compare(comparison: &Comparison, stop: &Stop) -> Result<Compared, E
         }
     }
     let ratio_least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    Ok(Compared {
+    Ok(ComparedRates {
         tps: rates.map(median),
         cpu_us: times.map(median),
         savepoints: [disaggregated.savepoints - filled[0], monolithic.savepoints - filled[1]],

@@ -1,11 +1,12 @@
 //! `heddle bench state`: the world state alone, without a network.
 //!
-//! 1. [`reads`]: warm and cold reads, ranges, and what a record costs in remote memory, beside an in-process hash map,
-//!    the storage engine alone, and FlexChain's division of labour, in which look-up and allocation are asked of the memory
-//!    node ([`two_sided`]).
-//! 2. [`blocks`]: applying blocks, beside the same.
-//! 3. [`load`]: YCSB-A and -B on blocks, disaggregated and monolithic in turn, each a [`peer`] with blocks and tables on disk.
-//! 4. [`pressure`]: reads while others are evicted, and updates for long within constant memory.
+//! 1. [`reads`]: warm and cold reads, ranges, and the memory of a record. They are compared with an in-process hash map, with
+//!    the storage engine alone, and with FlexChain's division of labour, in which the memory node performs look-up and
+//!    allocation ([`two_sided`]).
+//! 2. [`blocks`]: applying blocks, with the same comparisons.
+//! 3. [`load`]: YCSB-A and YCSB-B in blocks; the disaggregated and the monolithic form take turns. Each is a [`peer`] with
+//!    blocks and tables on disk.
+//! 4. [`pressure`]: reads while other records are evicted, and long runs of updates within constant memory.
 //!
 //! Both sides of a ratio are measured in one run, in turns, and the medians of the turns are compared.
 
@@ -20,27 +21,27 @@ pub(crate) mod two_sided;
 
 use std::time::Duration;
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
-use crate::progress::{Measuring, Tell};
-use load::Comparison;
-use peer::Sizes;
-use transactions::Load;
+use crate::figure::{Figure, RatioBound};
+use crate::progress::{MeasurementFuture, ReportProgress};
+use load::LoadComparison;
+use peer::PeerMemoryConfig;
+use transactions::TransactionMix;
 
 /// Records of YCSB.
 const YCSB_RECORDS: usize = 10_000;
 /// Bytes of each of their values.
 const YCSB_VALUE_BYTES: usize = 10_240;
-/// Remote memory for YCSB: the data and room for versions that wait to be reclaimed.
+/// Remote memory for YCSB: the data, and space for versions that wait to be reclaimed.
 const YCSB_MEMORY_BYTES: u64 = 384 << 20;
-/// How often the savepoint moves, in blocks.
+/// Blocks between savepoints.
 pub(crate) const PERSIST_BLOCKS: u64 = 32;
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct StateConfig {
     /// Bytes of values in remote memory for reads.
     pub data_bytes: u64,
     /// Bytes of one value for reads.
@@ -53,24 +54,28 @@ pub struct Options {
     pub seed: u64,
     /// Latencies of the shaped interconnect.
     pub shapes: Vec<Duration>,
-    /// How long updates go on within constant memory.
+    /// How long updates run within constant memory.
     pub steady: Duration,
-    /// What to measure: all of it, unless given.
-    pub only: Option<Part>,
+    /// The part to measure; all of them if `None`.
+    pub only: Option<StatePart>,
 }
 
 /// A part of the figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum StatePart {
+    /// Reads of the state at each level of its caches.
     Reads,
+    /// The application of blocks.
     Blocks,
+    /// The load against both forms of a peer.
     Load,
+    /// Updates within constant memory.
     Pressure,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for StateConfig {
+    fn default() -> StateConfig {
+        StateConfig {
             data_bytes: 256 << 20,
             value_bytes: 1024,
             seconds: 3.0,
@@ -83,15 +88,19 @@ impl Default for Options {
     }
 }
 
-/// Measures. `tell` is told what is done next.
+/// Measures. `tell` gets a description of each next step.
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+pub fn run<'a>(
+    options: &'a StateConfig,
+    stop: &'a CancellationToken,
+    tell: ReportProgress<'a>,
+) -> MeasurementFuture<'a> {
     Box::pin(run_all(options, stop, tell))
 }
 
-async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
+async fn run_all(options: &StateConfig, stop: &CancellationToken, tell: ReportProgress<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("state", "The world state alone");
     figure.setting("data_bytes", options.data_bytes);
     figure.setting("value_bytes", options.value_bytes);
@@ -100,48 +109,52 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     figure.setting("seed", options.seed);
     figure.setting("steady_seconds", options.steady.as_secs_f64());
     let wanted = |part| options.only.is_none_or(|only| only == part);
-    if wanted(Part::Reads) {
+    if wanted(StatePart::Reads) {
         all_reads(options, stop, tell, &mut figure).await?;
     }
-    if wanted(Part::Blocks) {
+    if wanted(StatePart::Blocks) {
         tell("blocks");
         for shape in std::iter::once(None).chain(options.shapes.iter().copied().map(Some)) {
             blocks::measure(options, shape, &mut figure).await?;
             check(stop)?;
         }
     }
-    if wanted(Part::Load) {
+    if wanted(StatePart::Load) {
         loads(options, stop, tell, &mut figure).await?;
     }
-    if wanted(Part::Pressure) {
+    if wanted(StatePart::Pressure) {
         tell("reads while others are evicted");
         pressure::evicting(options, stop, &mut figure).await?;
         pressure::steady(options, stop, &mut figure, tell).await?;
     }
-    figure
-        .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
+    figure.note("One task makes reads and blocks; medians of batches, in turns with their baselines.");
     Ok(figure)
 }
 
-fn check(stop: &Stop) -> Result<(), Error> {
-    if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
+fn check(stop: &CancellationToken) -> Result<(), Error> {
+    if stop.is_cancelled() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-async fn all_reads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut Figure) -> Result<(), Error> {
+async fn all_reads(
+    options: &StateConfig,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+    figure: &mut Figure,
+) -> Result<(), Error> {
     tell("reads through shm");
     let through_shm = reads::measure(options, None, figure).await?;
     check(stop)?;
-    figure.ratio("warm_over_hashmap", through_shm.warm_over_hashmap, Some(Bound::AtMost(3.0)));
-    figure.ratio("cold_1k_us", through_shm.cold_us, Some(Bound::AtMost(1.5)));
-    figure.ratio("record_overhead_bytes", through_shm.record_overhead_bytes, Some(Bound::AtMost(96.0)));
+    figure.ratio("warm_over_hashmap", through_shm.warm_over_hashmap, Some(RatioBound::AtMost(3.0)));
+    figure.ratio("cold_1k_us", through_shm.cold_us, Some(RatioBound::AtMost(1.5)));
+    figure.ratio("record_overhead_bytes", through_shm.record_overhead_bytes, Some(RatioBound::AtMost(96.0)));
     for latency in &options.shapes {
         let micros = latency.as_micros();
         tell(&format!("reads under a latency of {micros} µs"));
         let shaped = reads::measure(options, Some(*latency), figure).await?;
         check(stop)?;
-        // A verb's latency is what one verb takes that reads a record, through the same interconnect in the same run.
+        // A verb's latency is the time of one verb that reads a record, through the same interconnect in the same run.
         match micros {
-            2 => figure.ratio("cold_verbs_at_2us", shaped.cold_over_verb, Some(Bound::AtMost(2.2))),
+            2 => figure.ratio("cold_verbs_at_2us", shaped.cold_over_verb, Some(RatioBound::AtMost(2.2))),
             8 => figure.ratio("cold_verbs_at_8us", shaped.cold_over_verb, None),
             _ => {}
         }
@@ -149,13 +162,18 @@ async fn all_reads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut 
     Ok(())
 }
 
-async fn loads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut Figure) -> Result<(), Error> {
+async fn loads(
+    options: &StateConfig,
+    stop: &CancellationToken,
+    tell: ReportProgress<'_>,
+    figure: &mut Figure,
+) -> Result<(), Error> {
     let mut least = f64::INFINITY;
     for (name, updates_percent) in [("ycsb-a", 50), ("ycsb-b", 5)] {
         tell(&format!("{name} at 10 KB, both forms in turn"));
         least = least.min(compare(options, name, updates_percent, None, stop, figure).await?);
     }
-    figure.ratio("state_over_monolithic_min", least, Some(Bound::AtLeast(0.9)));
+    figure.ratio("state_over_monolithic_min", least, Some(RatioBound::AtLeast(0.9)));
     if let Some(latency) = options.shapes.first() {
         tell("ycsb-a at 10 KB under latency");
         compare(options, "ycsb-a", 50, Some(*latency), stop, figure).await?;
@@ -163,25 +181,25 @@ async fn loads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut Figu
     Ok(())
 }
 
-/// Runs YCSB at 10 KB on both forms; the median over the pairs of disaggregated over monolithic throughput.
+/// Runs YCSB at 10 KB on both forms; returns the median over the pairs of disaggregated over monolithic throughput.
 async fn compare(
-    options: &Options,
+    options: &StateConfig,
     name: &str,
     updates_percent: u64,
     latency: Option<Duration>,
-    stop: &Stop,
+    stop: &CancellationToken,
     figure: &mut Figure,
 ) -> Result<f64, Error> {
-    let sizes = Sizes {
+    let sizes = PeerMemoryConfig {
         memory_bytes: YCSB_MEMORY_BYTES,
         section_bytes: pool::SECTION_BYTES_DEFAULT,
-        cache_bytes: state::Settings::default().cache_bytes,
-        metadata_bytes: state::Settings::default().cache_bytes / 8,
-        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        cache_bytes: state::MonolithicConfig::default().cache_bytes,
+        metadata_bytes: state::MonolithicConfig::default().cache_bytes / 8,
+        delta_bytes_max: state::MonolithicConfig::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     };
-    let comparison = Comparison {
-        load: Load::Ycsb { records: YCSB_RECORDS, value_bytes: YCSB_VALUE_BYTES, updates_percent },
+    let comparison = LoadComparison {
+        load: TransactionMix::Ycsb { records: YCSB_RECORDS, value_bytes: YCSB_VALUE_BYTES, updates_percent },
         latency,
         sizes: [sizes.clone(), sizes],
         pairs: options.pairs,
@@ -189,7 +207,7 @@ async fn compare(
         seed: options.seed,
     };
     let compared = load::compare(&comparison, stop).await?;
-    let provider = setup::provider(latency);
+    let provider = setup::provider_name(latency);
     for (form, tps) in ["disaggregated", "monolithic"].into_iter().zip(compared.tps) {
         let labels = [("load", name), ("form", form), ("provider", provider.as_str())];
         let ratios = [("ratio_median", compared.ratio), ("ratio_least", compared.ratio_least)];

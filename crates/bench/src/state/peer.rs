@@ -1,8 +1,8 @@
-//! A peer's state with its block store, both on disk: what YCSB and SmallBank run on without a network.
+//! A peer's state with its block store, both on disk, on which YCSB and SmallBank run without a network.
 //!
-//! A block's writes are appended to the block store, and applied while it is synced. The savepoint moves in
-//! the background every so many blocks: the monolithic state writes the rows that it kept, the storage of the disaggregated
-//! one makes them from the blocks.
+//! A block's writes are appended to the block store, and are applied while the block store is synced. After a fixed number of
+//! blocks the savepoint moves in the background: the monolithic state writes the rows that it has kept in memory; the
+//! disaggregated state's storage materialises the rows from the blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,76 +10,76 @@ use std::time::Duration;
 
 use base::rt;
 use base::rt::disk::Directory;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, Version};
-use state::disaggregated::DisaggregatedSettings;
+use state::disaggregated::DisaggregatedConfig;
 use state::{Disaggregated, Monolithic, WorldState};
-use storage::blocks::{BlockOptions, BlockStore, NO_PREVIOUS, NewBlock};
-use storage::tables::{FjallEngine, FjallOptions, RowBatch, Tables, TablesEngine as _};
+use storage::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
+use storage::tables::{FjallConfig, FjallEngine, RowBatch, Tables, TablesEngine as _};
 use storage::{GroupSync, LocalStateStore, Materializer, StateStore};
 
-use super::setup::{NAMESPACE, Pool, block, failed};
+use super::setup::{BenchmarkPool, NAMESPACE, block, failed};
 use crate::error::Error;
 
-/// What the storage of a disaggregated peer is wrapped in.
-pub type Wrap = Box<dyn FnOnce(Arc<dyn StateStore>) -> Arc<dyn StateStore> + Send>;
+/// Wraps the storage of a disaggregated peer.
+pub type WrapStore = Box<dyn FnOnce(Arc<dyn StateStore>) -> Arc<dyn StateStore> + Send>;
 
-/// How large a peer's parts are.
+/// The sizes of a peer's parts.
 #[derive(Clone, Debug)]
-pub struct Sizes {
+pub struct PeerMemoryConfig {
     /// Remote memory of the disaggregated form.
     pub memory_bytes: u64,
-    /// The unit in which it is given.
+    /// The bytes of a section.
     pub section_bytes: u64,
-    /// Caches of either form, in all.
+    /// Caches of either form, in total.
     pub cache_bytes: usize,
-    /// Of these the disaggregated form's metadata cache.
+    /// The disaggregated form's metadata cache, a part of these.
     pub metadata_bytes: usize,
-    /// Writes that wait to be persisted, above which no block is applied before that is done.
+    /// The bound on unpersisted writes; above it, a block waits until they are persisted.
     pub delta_bytes_max: usize,
-    /// The savepoint moves in the background every so many blocks; `None`: only once [`Sizes::delta_bytes_max`] is reached,
-    /// as when a memtable is written out once it is full.
+    /// The number of blocks after which the savepoint moves in the background; `None`: only once [`PeerMemoryConfig::delta_bytes_max`] is
+    /// reached, like a memtable that is written out once it is full.
     pub persist_blocks: Option<u64>,
 }
 
-impl Sizes {
+impl PeerMemoryConfig {
     /// The caches of the disaggregated form, which together are as large as the monolithic form's.
-    pub fn disaggregated(&self) -> DisaggregatedSettings {
-        DisaggregatedSettings {
+    pub fn disaggregated(&self) -> DisaggregatedConfig {
+        DisaggregatedConfig {
             metadata_cache_bytes: self.metadata_bytes,
             data_cache_bytes: self.cache_bytes - self.metadata_bytes,
             delta_bytes_max: self.delta_bytes_max,
-            ..DisaggregatedSettings::default()
+            ..DisaggregatedConfig::default()
         }
     }
 
     /// The same for the monolithic form.
-    pub fn monolithic(&self) -> state::Settings {
+    pub fn monolithic(&self) -> state::MonolithicConfig {
         let (cache_bytes, delta_bytes_max) = (self.cache_bytes, self.delta_bytes_max);
-        state::Settings { cache_bytes, delta_bytes_max, ..state::Settings::default() }
+        state::MonolithicConfig { cache_bytes, delta_bytes_max, ..state::MonolithicConfig::default() }
     }
 }
 
-/// A state with its block store, and where its blocks stand.
-pub struct Peer {
+/// A state with its block store, and its chain's position.
+pub struct BenchmarkPeer {
     pub state: Arc<dyn WorldState>,
-    /// Where the disaggregated form's rows are made.
+    /// The storage that materialises the disaggregated form's rows.
     store: Option<Arc<LocalStateStore>>,
     blocks: BlockStore,
     tip: [u8; 32],
     persist_blocks: Option<u64>,
     persisting: Option<rt::Task<Result<(), state::Error>>>,
-    /// How often a block made the savepoint move.
+    /// How often a block caused the savepoint to move.
     pub savepoints: usize,
-    _pool: Option<Pool>,
+    _pool: Option<BenchmarkPool>,
 }
 
 /// Rows of a block as this benchmark writes them: `key length:u16 | value length:u32 | key | value`, one transaction each.
-struct Rows;
+struct BenchmarkMaterializer;
 
-impl Materializer for Rows {
-    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
-        // Hardly anything but values is in it.
+impl Materializer for BenchmarkMaterializer {
+    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), storage::Error> {
+        // The block consists almost only of values.
         let block = block.clone().concat();
         let shares = batch.shares(block.len(), block.len());
         let (mut at, mut transaction) = (0, 0);
@@ -98,12 +98,12 @@ impl Materializer for Rows {
     }
 }
 
-impl Peer {
-    pub async fn monolithic(folder: &Path, sizes: &Sizes) -> Result<Peer, Error> {
+impl BenchmarkPeer {
+    pub async fn monolithic(folder: &Path, sizes: &PeerMemoryConfig) -> Result<BenchmarkPeer, Error> {
         let (blocks, tables) = stores(folder).await?;
         let state = Arc::new(Monolithic::open(tables, sizes.monolithic()));
         let persist_blocks = sizes.persist_blocks;
-        Ok(Peer {
+        Ok(BenchmarkPeer {
             state,
             store: None,
             blocks,
@@ -115,16 +115,16 @@ impl Peer {
         })
     }
 
-    /// `wrap` stands between the state and its storage.
+    /// Opens a disaggregated peer; `wrap` is put between the state and its storage.
     pub async fn disaggregated(
         folder: &Path,
         latency: Option<Duration>,
-        sizes: &Sizes,
-        wrap: Option<Wrap>,
-    ) -> Result<Peer, Error> {
+        sizes: &PeerMemoryConfig,
+        wrap: Option<WrapStore>,
+    ) -> Result<BenchmarkPeer, Error> {
         let (blocks, tables) = stores(folder).await?;
-        let pool = Pool::start(latency, sizes.memory_bytes, sizes.section_bytes).await?;
-        let store = LocalStateStore::open(Arc::new(blocks.clone()), tables, Arc::new(Rows)).await;
+        let pool = BenchmarkPool::start(latency, sizes.memory_bytes, sizes.section_bytes).await?;
+        let store = LocalStateStore::open(Arc::new(blocks.clone()), tables, Arc::new(BenchmarkMaterializer)).await;
         let store = Arc::new(store.map_err(|error| failed("storage", error))?);
         let seen: Arc<dyn StateStore> = match wrap {
             Some(wrap) => wrap(store.clone()),
@@ -134,7 +134,7 @@ impl Peer {
         let state = Arc::new(state.map_err(|error| failed("the state", error))?);
         let (persist_blocks, pool) = (sizes.persist_blocks, Some(pool));
         let (store, tip) = (Some(store), NO_PREVIOUS);
-        Ok(Peer { state, store, blocks, tip, persist_blocks, persisting: None, savepoints: 0, _pool: pool })
+        Ok(BenchmarkPeer { state, store, blocks, tip, persist_blocks, persisting: None, savepoints: 0, _pool: pool })
     }
 
     /// Makes a block of these writes durable and applies it.
@@ -166,7 +166,7 @@ impl Peer {
             self.savepoints += 1;
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
-        // Values are parts of the block that brought them, as a peer's are.
+        // Values are slices of the block that contains them, as in a real peer.
         let mut at = 0;
         let parts = writes.iter().map(|(key, value)| {
             let start = at + 6 + key.len();
@@ -178,7 +178,7 @@ impl Peer {
         let applied = self.state.apply_when(number, batch, Box::pin(durable)).await;
         applied.map_err(|error| failed("a block", error))?;
         if let Some(store) = &self.store {
-            // As a storage node does with a block that it was given.
+            // As a storage node does with an appended block.
             store.prepare(BlockNumber(number), header_hash, &block_bytes.into());
         }
         if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
@@ -190,7 +190,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits until a savepoint that moves has come to rest.
+    /// Waits until a moving savepoint has completed.
     pub async fn persisted(&mut self) -> Result<(), Error> {
         let Some(persisting) = self.persisting.take() else { return Ok(()) };
         let persisted = persisting.await.map_err(|_| failed("a savepoint", "its task ended"))?;
@@ -206,10 +206,11 @@ impl Peer {
 
 async fn stores(folder: &Path) -> Result<(BlockStore, Arc<dyn Tables>), Error> {
     let failed = |error: &dyn std::fmt::Display| failed("storage", error);
-    let engine = FjallEngine::open(&folder.join("tables"), FjallOptions::default()).await;
+    let engine = FjallEngine::open(&folder.join("tables"), FjallConfig::default()).await;
     let tables = engine.map_err(|error| failed(&error))?.tables("load").await.map_err(|error| failed(&error))?;
     let directory = Directory::open(folder.join("blocks")).await.map_err(|error| failed(&error))?;
-    let (blocks, _) =
-        BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.map_err(|error| failed(&error))?;
+    let (blocks, _) = BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default())
+        .await
+        .map_err(|error| failed(&error))?;
     Ok((blocks, tables))
 }

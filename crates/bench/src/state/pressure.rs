@@ -1,58 +1,60 @@
-//! Memory under pressure: reads of resident records while others are evicted, and updates for long within constant memory.
+//! Memory under pressure: reads of resident records while others are evicted, and long runs of updates within constant memory.
 //!
-//! *Evicting.* Two peers hold more records than are read: one has remote memory for all of them, one for a third. A reader asks
-//! for the same few records again and again, which its local caches do not hold, so that each read goes to remote memory.
-//! 1. Nothing else happens. 2. Blocks write the other records of the peer whose memory holds all. 3. Blocks write those of the
-//!    peer whose memory does not: cold records are evicted all the time. The rounds take turns.
+//! *Evicting.* Two peers hold more records than are read. The larger peer has remote memory for all records, the smaller peer
+//! for a third of them. A task reads the same few records again and again; no local cache holds them, so each read goes to
+//! remote memory. Three cases take turns:
+//! 1. The smaller peer, without any other load.
+//! 2. The larger peer, while blocks write its other records; nothing is evicted.
+//! 3. The smaller peer, while blocks write its other records; cold records are evicted all the time.
 //!
-//! *Steady.* Blocks of YCSB-A, keys by Zipf's law, with less remote memory than data: versions are superseded, reclaimed and
-//! evicted for as long as it runs. The time is cut into [`SLICES`]; the last is compared with the second, since the first
-//! still fills caches and tables.
+//! *Steady.* Blocks of YCSB-A, with keys by Zipf's law and less remote memory than data: as long as the run lasts, versions are
+//! superseded, reclaimed and evicted. The run is divided into [`SLICES`]. The last slice is compared with the second, because
+//! the first still fills caches and tables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use state::{WorldState, events};
 
-use super::peer::{Peer, Sizes};
+use super::peer::{BenchmarkPeer, PeerMemoryConfig};
 use super::setup::{NAMESPACE, failed, keys, median, value};
-use super::{Options, PERSIST_BLOCKS};
+use super::{PERSIST_BLOCKS, StateConfig};
 use crate::error::Error;
-use crate::figure::{Bound, Figure};
+use crate::figure::{Figure, RatioBound};
 use crate::process;
-use crate::progress::Tell;
+use crate::progress::ReportProgress;
 use crate::random::Random;
 use crate::zipf::Zipf;
 
-/// Records of the peers whose reads are measured, and how many of them are read.
+/// Records of the peers whose reads are measured, and the number of them that are read.
 const RECORDS: usize = 96 << 10;
 const READ_RECORDS: usize = 4 << 10;
 const VALUE_BYTES: usize = 1024;
-/// Writes of a block beside the reader.
+/// Writes of a block beside the reading task.
 const WRITES: usize = 500;
-/// How long a round takes, and rounds of each kind.
+/// The length of a round, and the number of rounds of each kind.
 const ROUND: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 5;
-/// Reads of one view: a contract has its for as long, and blocks come meanwhile.
+/// Reads of one view: as many as a contract makes; blocks arrive meanwhile.
 const READS_A_VIEW: usize = 100;
 /// Most reads of one round whose times are kept.
 const READS_MAX: usize = 4 << 20;
-/// Remote memory of either peer. What eviction leaves of the lesser is several times what is read.
+/// Remote memory of either peer. The part of the smaller one that eviction leaves is several times the records that are read.
 const ALL_BYTES: u64 = 256 << 20;
 const THIRD_BYTES: u64 = 40 << 20;
 const SECTION_BYTES: u64 = 1 << 20;
-/// Both caches together: next to nothing.
+/// Both caches together: very small.
 const CACHE_BYTES: usize = 128 << 10;
 
-/// Records of the steady run, of a size that lets minutes of blocks fit a disk.
+/// Records of the steady run, so small that minutes of blocks fit on a disk.
 const STEADY_RECORDS: usize = 200_000;
 const STEADY_VALUE_BYTES: usize = 256;
 const STEADY_TRANSACTIONS: usize = 500;
 const STEADY_CACHE_BYTES: usize = 8 << 20;
-/// Less than the records with their heads and the index take.
+/// Less memory than the records with their heads and the index need.
 const STEADY_MEMORY_BYTES: u64 = 48 << 20;
 /// Zipf's exponent, YCSB's.
 const SKEW: f64 = 0.99;
@@ -61,19 +63,19 @@ pub const SLICES: usize = 10;
 /// Values that writes choose from.
 const VALUES: usize = 64;
 
-fn sizes(memory_bytes: u64, cache_bytes: usize) -> Sizes {
-    Sizes {
+fn sizes(memory_bytes: u64, cache_bytes: usize) -> PeerMemoryConfig {
+    PeerMemoryConfig {
         memory_bytes,
         section_bytes: SECTION_BYTES,
         cache_bytes,
         metadata_bytes: cache_bytes / 8,
-        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        delta_bytes_max: state::MonolithicConfig::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     }
 }
 
-/// Commits all records in blocks, and has them made into rows.
-async fn load(peer: &mut Peer, keys: &[Arc<str>], values: &[Bytes], random: &mut Random) -> Result<(), Error> {
+/// Commits all records in blocks, and has them materialised.
+async fn load(peer: &mut BenchmarkPeer, keys: &[Arc<str>], values: &[Bytes], random: &mut Random) -> Result<(), Error> {
     for chunk in keys.chunks(STEADY_TRANSACTIONS) {
         let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), any(values, random))).collect();
         peer.commit(&writes).await?;
@@ -89,26 +91,27 @@ fn any(values: &[Bytes], random: &mut Random) -> Bytes {
 ///
 /// # Errors
 /// A part cannot be set up, `stop` was stopped, or nothing was evicted.
-pub async fn evicting(options: &Options, stop: &Stop, figure: &mut Figure) -> Result<(), Error> {
+pub async fn evicting(options: &StateConfig, stop: &CancellationToken, figure: &mut Figure) -> Result<(), Error> {
     let mut random = Random::new(options.seed);
     let keys = keys(RECORDS);
     let (read, written) = keys.split_at(READ_RECORDS);
     let values: Vec<Bytes> = (0..VALUES).map(|_| value(&mut random, VALUE_BYTES)).collect();
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
     let mut roomy =
-        Peer::disaggregated(&folder.path().join("roomy"), None, &sizes(ALL_BYTES, CACHE_BYTES), None).await?;
+        BenchmarkPeer::disaggregated(&folder.path().join("roomy"), None, &sizes(ALL_BYTES, CACHE_BYTES), None).await?;
     let mut tight =
-        Peer::disaggregated(&folder.path().join("tight"), None, &sizes(THIRD_BYTES, CACHE_BYTES), None).await?;
+        BenchmarkPeer::disaggregated(&folder.path().join("tight"), None, &sizes(THIRD_BYTES, CACHE_BYTES), None)
+            .await?;
     load(&mut roomy, &keys, &values, &mut random).await?;
     load(&mut tight, &keys, &values, &mut random).await?;
     let ways = ["nothing else", "blocks, nothing evicted", "blocks, others evicted"];
     let mut times: [[Vec<f64>; 3]; 3] = Default::default();
     let (mut counts, mut from_storage, mut blocks) = ([0; 3], [0; 3], [0; 3]);
     let mut evicted = 0;
-    // The first round brings what is read back to memory, and is not counted.
+    // The first round brings the records that are read back to memory, and is not counted.
     for round in 0..=ROUNDS {
         for way in 0..ways.len() {
-            if stop.is_stopped() {
+            if stop.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             let peer = if way == 1 { &mut roomy } else { &mut tight };
@@ -152,13 +155,13 @@ pub async fn evicting(options: &Options, stop: &Stop, figure: &mut Figure) -> Re
         ];
         figure.row(&[("reads of resident records, beside", name)], &numbers);
     }
-    figure.ratio("evicting_p99_over_idle", p99[2] / p99[0], Some(Bound::AtMost(3.0)));
+    figure.ratio("evicting_p99_over_idle", p99[2] / p99[0], Some(RatioBound::AtMost(3.0)));
     figure.ratio("evicting_p99_over_blocks", p99[2] / p99[1], None);
     Ok(())
 }
 
-/// Reads keys at random for [`ROUND`]; how many, and the median, the 99th and the 99.9th percentile of what a read took, in
-/// nanoseconds.
+/// Reads keys at random for [`ROUND`]; returns their number, and the median, the 99th and the 99.9th percentile of the time of
+/// a read, in nanoseconds.
 async fn reads(
     state: Arc<dyn WorldState>,
     keys: Vec<Arc<str>>,
@@ -170,7 +173,7 @@ async fn reads(
         let mut times: Vec<u32> = Vec::with_capacity(READS_MAX);
         let until = Instant::now() + ROUND;
         while Instant::now() < until && times.len() + READS_A_VIEW <= READS_MAX {
-            // Others have their turn on this thread: fills that these reads asked for, and whoever writes.
+            // Lets other tasks of this thread run: fills that these reads requested, and the writer.
             rt::yield_now().await;
             let snapshot = state.snapshot();
             for _ in 0..READS_A_VIEW {
@@ -188,7 +191,7 @@ async fn reads(
         Ok((times.len(), [at(0.5), at(0.99), at(0.999)]))
     };
     let times = read.await;
-    // Whether or not it went well: somebody writes until then.
+    // In case of an error too, because the writer runs until then.
     done.store(true, Ordering::Release);
     times
 }
@@ -197,16 +200,21 @@ async fn reads(
 ///
 /// # Errors
 /// As [`evicting`].
-pub async fn steady(options: &Options, stop: &Stop, figure: &mut Figure, tell: Tell<'_>) -> Result<(), Error> {
+pub async fn steady(
+    options: &StateConfig,
+    stop: &CancellationToken,
+    figure: &mut Figure,
+    tell: ReportProgress<'_>,
+) -> Result<(), Error> {
     let mut random = Random::new(options.seed);
     let keys = keys(STEADY_RECORDS);
     let values: Vec<Bytes> = (0..VALUES).map(|_| value(&mut random, STEADY_VALUE_BYTES)).collect();
     let zipf = Zipf::new(STEADY_RECORDS as u64, SKEW);
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
     let sizes = sizes(STEADY_MEMORY_BYTES, STEADY_CACHE_BYTES);
-    let mut peer = Peer::disaggregated(folder.path(), None, &sizes, None).await?;
+    let mut peer = BenchmarkPeer::disaggregated(folder.path(), None, &sizes, None).await?;
     load(&mut peer, &keys, &values, &mut random).await?;
-    // Popular keys are anywhere among the others.
+    // Popular keys are scattered among the others.
     let scatter = |item: u64| &keys[(item * 7_919 % STEADY_RECORDS as u64) as usize];
     let (mut rates, mut most_leased) = (Vec::new(), 0);
     let evicted_at_first = events::RecordsEvicted.value();
@@ -215,7 +223,7 @@ pub async fn steady(options: &Options, stop: &Stop, figure: &mut Figure, tell: T
         let (begin, mut transactions) = (Instant::now(), 0);
         let (evicted, reclaimed) = (events::RecordsEvicted.value(), events::BytesReclaimed.value());
         while begin.elapsed() < options.steady / SLICES as u32 {
-            if stop.is_stopped() {
+            if stop.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             let snapshot = peer.state.snapshot();
@@ -257,6 +265,6 @@ pub async fn steady(options: &Options, stop: &Stop, figure: &mut Figure, tell: T
     if most_leased > STEADY_MEMORY_BYTES as i64 {
         return Err(failed("updates within constant memory", format!("{most_leased} bytes were leased")));
     }
-    figure.ratio("steady_last_over_second", rates[SLICES - 1] / rates[1], Some(Bound::AtLeast(0.9)));
+    figure.ratio("steady_last_over_second", rates[SLICES - 1] / rates[1], Some(RatioBound::AtLeast(0.9)));
     peer.persisted().await
 }

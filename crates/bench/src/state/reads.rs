@@ -1,16 +1,16 @@
-//! Reads: warm, cold and of ranges.
+//! Measures reads: warm, cold and of ranges.
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{BlockNumber, Bytes, BytesMut, Epoch, Map, Version};
-use state::disaggregated::DisaggregatedSettings;
+use state::disaggregated::DisaggregatedConfig;
 use state::{Snapshot as _, Versioned};
-use storage::tables::{FjallEngine, FjallOptions, RowBatch, Savepoint, TablesEngine as _};
+use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, TablesEngine as _};
 
-use super::Options;
-use super::setup::{NAMESPACE, Remote, each_ns, failed, keys, median, provider, value};
+use super::StateConfig;
+use super::setup::{NAMESPACE, PooledState, each_ns, failed, keys, median, provider_name, value};
 use super::two_sided::TwoSided;
 use crate::error::Error;
 use crate::figure::Figure;
@@ -29,20 +29,20 @@ const SLOW_BATCH: usize = 400;
 const RANGE: usize = 100;
 /// Bytes of two buckets of the index.
 const BUCKETS_BYTES: usize = 128;
-/// Blocks that the data set is loaded in have so many writes.
+/// Writes of a block that loads the data set.
 const BLOCK_WRITES: usize = 500;
 
-/// What the ratios are made of.
-pub struct Reads {
+/// The results from which the ratios are computed.
+pub struct ReadTimes {
     pub warm_over_hashmap: f64,
     pub cold_us: f64,
-    /// In verbs that read as much as a record has.
+    /// The time of a cold read, in verbs that read as many bytes as a record has.
     pub cold_over_verb: f64,
     pub record_overhead_bytes: f64,
 }
 
-/// Batches of reads of random keys by each of the ways, in turns; the median nanoseconds of a read, for each way. A read
-/// gives the length of the value that it found, which is checked. Its key is at hand, as that of a proposal or a block is.
+/// Runs batches of reads of random keys by each of the methods, in turns; returns the median nanoseconds of a read, for each
+/// method. A read returns the length of its value, which is checked. Its key exists already, like a key of a proposal or block.
 macro_rules! in_turns {
     ($random:expr, $keys:expr, $batches:expr, $batch:expr, $value_bytes:expr, $($read:expr),+ $(,)?) => {{
         let mut times = Vec::new();
@@ -71,20 +71,24 @@ fn choose(random: &mut Random, keys: &[Arc<str>], count: usize) -> Vec<String> {
     (0..count).map(|_| keys[random.below(keys.len() as u64) as usize].to_string()).collect()
 }
 
-/// The length of a value that was found.
+/// The length of the value that a read found.
 fn length(found: Option<Versioned>) -> usize {
     found.map_or(0, |found| found.value.len())
 }
 
-pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut Figure) -> Result<Reads, Error> {
+pub async fn measure(
+    options: &StateConfig,
+    latency: Option<Duration>,
+    figure: &mut Figure,
+) -> Result<ReadTimes, Error> {
     let mut random = Random::new(options.seed);
     let records = (options.data_bytes / options.value_bytes as u64).max(WARM_RECORDS as u64) as usize;
     let keys = keys(records);
     let budget = options.data_bytes + options.data_bytes / 4 + (64 << 20);
-    let provider = provider(latency);
+    let provider = provider_name(latency);
 
     // Warm: everything fits into the caches of the compute node.
-    let warm = Remote::start(latency, budget, DisaggregatedSettings::default()).await?;
+    let warm = PooledState::start(latency, budget, DisaggregatedConfig::default()).await?;
     let mut map: Map<Box<str>, Versioned> = Map::default();
     for chunk in keys[..WARM_RECORDS].chunks(BLOCK_WRITES) {
         let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), value(&mut random, options.value_bytes))).collect();
@@ -112,13 +116,13 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     drop(view);
     drop(warm);
 
-    // Cold: hardly anything fits, so that each read goes to the index and to the record.
+    // Cold: almost nothing fits into the caches, so that each read goes to the index and to the record.
     let settings =
-        DisaggregatedSettings { metadata_cache_bytes: 64 << 10, data_cache_bytes: 64 << 10, ..Default::default() };
-    let cold = Remote::start(latency, budget, settings).await?;
+        DisaggregatedConfig { metadata_cache_bytes: 64 << 10, data_cache_bytes: 64 << 10, ..Default::default() };
+    let cold = PooledState::start(latency, budget, settings).await?;
     let mut two_sided = TwoSided::start(latency, budget).await?;
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
-    let engine = FjallEngine::open(folder.path(), FjallOptions::default()).await;
+    let engine = FjallEngine::open(folder.path(), FjallConfig::default()).await;
     let engine = engine.map_err(|error| failed("the storage engine", error))?;
     let tables = engine.tables("bench").await.map_err(|error| failed("the storage engine", error))?;
     let (mut key_bytes, mut loaded) = (0usize, 0usize);
@@ -177,7 +181,7 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
         &[("verbs_each", verbs), ("remote_bytes_each", own + overhead), ("overhead_bytes_each", overhead)],
     );
 
-    // Ranges come from storage, merged with what was written since the savepoint.
+    // Ranges come from storage, merged with the writes since the savepoint.
     let mut ranges = Vec::new();
     let mut engine_ranges = Vec::new();
     for _ in 0..SLOW_BATCHES {
@@ -197,7 +201,7 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     read_row(figure, "range, an entry", "state over tables in memory", median(ranges));
     read_row(figure, "range, an entry", "storage engine alone", median(engine_ranges));
     let cold_over_verb = cold_ns / verb_ns;
-    Ok(Reads {
+    Ok(ReadTimes {
         warm_over_hashmap: warm_ns / map_ns,
         cold_us: cold_ns / 1e3,
         cold_over_verb,
@@ -205,11 +209,11 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     })
 }
 
-/// Medians in nanoseconds of one verb that reads as much as a record has, and of one that reads two buckets followed by such
-/// a one, at random places of the same memory: what no cold read can be faster than.
+/// Medians in nanoseconds, at random addresses of the same memory, of one verb that reads as many bytes as a record has, and of
+/// a verb that reads two buckets followed by such a verb. The latter is the floor of a cold read.
 async fn verbs_alone(
-    options: &Options,
-    cold: &Remote,
+    options: &StateConfig,
+    cold: &PooledState,
     random: &mut Random,
     batches: usize,
     batch: usize,

@@ -1,16 +1,16 @@
-//! What the parts measure on: a memory node, an address space, a state.
+//! The common setup of the state benchmarks: a memory node, an address space, a state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use base::{Bytes, Epoch, Version};
-use pool::{AddressSpace, Donor, MemoryNode, MemoryNodeOptions, SpaceOptions};
-use rma::shaped::{Shape, Shaped};
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, Token};
-use state::disaggregated::DisaggregatedSettings;
+use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig};
+use rma::shaped::{ShapedProvider, ShapingConfig};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, Token};
+use state::disaggregated::DisaggregatedConfig;
 use state::{Disaggregated, UpdateBatch, WorldState};
 use storage::{MemoryStateStore, StateStore};
 
@@ -19,12 +19,12 @@ use crate::random::Random;
 
 /// The namespace of all keys.
 pub const NAMESPACE: &str = "ycsb";
-/// Whose remote memory it is.
+/// The owner of the remote memory.
 pub const OWNER: &str = "bench";
 /// Bytes a second of a shaped link: 56 Gbit/s, as on the testbed of FlexChain's section 5.
 const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
 
-/// Names of hosts are those of the process.
+/// Numbers the hosts of this process.
 static HOSTS: AtomicU64 = AtomicU64::new(0);
 
 pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
@@ -32,44 +32,51 @@ pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
 }
 
 /// A memory node within this process, and its owner's side.
-pub struct Pool {
+pub struct BenchmarkPool {
     pub space: AddressSpace,
-    /// Ends with the pool.
+    /// Runs until the pool is dropped.
     _node: Arc<MemoryNode>,
 }
 
-/// The interconnect: `shm`, as it is or with a latency.
-pub fn fabric(latency: Option<Duration>) -> Arc<dyn Fabric> {
-    let shm: Arc<dyn Fabric> = Arc::new(Shm::default());
+/// The interconnect: `shm`, plain or with a latency.
+pub fn provider(latency: Option<Duration>) -> Arc<dyn Provider> {
+    let shm: Arc<dyn Provider> = Arc::new(ShmProvider::default());
     match latency {
         None => shm,
-        Some(latency) => Arc::new(Shaped::new(shm, Shape { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND })),
+        Some(latency) => {
+            Arc::new(ShapedProvider::new(shm, ShapingConfig { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND }))
+        }
     }
 }
 
 /// The name of the interconnect in tables.
-pub fn provider(latency: Option<Duration>) -> String {
+pub fn provider_name(latency: Option<Duration>) -> String {
     match latency {
         None => "shm".to_owned(),
         Some(latency) => format!("shm + {} µs", latency.as_micros()),
     }
 }
 
-impl Pool {
-    pub async fn start(latency: Option<Duration>, budget_bytes: u64, section_bytes: u64) -> Result<Pool, Error> {
+impl BenchmarkPool {
+    pub async fn start(
+        latency: Option<Duration>,
+        budget_bytes: u64,
+        section_bytes: u64,
+    ) -> Result<BenchmarkPool, Error> {
         let token = Token::random();
         let expected = token.clone();
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
         let address = format!("local:bench-{}-{number}", std::process::id());
-        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
-        // The host's own side is never shaped: what a network costs is paid by whoever posts.
-        let host = fabric(None).host(&address, options).await.map_err(|error| failed("a memory node", error))?;
+        let options = HostConfig { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
+        // The host's own side is never shaped: the side that posts a verb pays for the network.
+        let host = provider(None).host(&address, options).await.map_err(|error| failed("a memory node", error))?;
         let budget_bytes = budget_bytes.next_multiple_of(section_bytes);
-        let node = MemoryNode::start(MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() });
+        let node =
+            MemoryNode::start(MemoryNodeConfig { host, budget_bytes, section_bytes, stop: CancellationToken::new() });
         let node = node.await.map_err(|error| failed("a memory node", error))?;
         let donor = Donor { address: node.address(), token };
         let space = space(latency, donor, budget_bytes, section_bytes).await?;
-        Ok(Pool { space, _node: node })
+        Ok(BenchmarkPool { space, _node: node })
     }
 }
 
@@ -80,10 +87,10 @@ pub async fn space(
     budget_bytes: u64,
     section_bytes: u64,
 ) -> Result<AddressSpace, Error> {
-    let space = AddressSpace::open(SpaceOptions {
+    let space = AddressSpace::open(AddressSpaceConfig {
         owner: OWNER.to_owned(),
         epoch: Epoch(1),
-        fabric: fabric(latency),
+        provider: provider(latency),
         donors: vec![donor],
         section_bytes,
         budget_bytes,
@@ -92,35 +99,35 @@ pub async fn space(
 }
 
 /// A state on a pool, with its storage in memory.
-pub struct Remote {
+pub struct PooledState {
     pub state: Disaggregated,
     pub store: MemoryStateStore,
-    pub pool: Pool,
+    pub pool: BenchmarkPool,
 }
 
-impl Remote {
+impl PooledState {
     pub async fn start(
         latency: Option<Duration>,
         budget_bytes: u64,
-        settings: DisaggregatedSettings,
-    ) -> Result<Remote, Error> {
-        Remote::with_sections(latency, budget_bytes, pool::SECTION_BYTES_DEFAULT, settings).await
+        settings: DisaggregatedConfig,
+    ) -> Result<PooledState, Error> {
+        PooledState::with_sections(latency, budget_bytes, pool::SECTION_BYTES_DEFAULT, settings).await
     }
 
     pub async fn with_sections(
         latency: Option<Duration>,
         budget_bytes: u64,
         section_bytes: u64,
-        settings: DisaggregatedSettings,
-    ) -> Result<Remote, Error> {
-        let pool = Pool::start(latency, budget_bytes, section_bytes).await?;
+        settings: DisaggregatedConfig,
+    ) -> Result<PooledState, Error> {
+        let pool = BenchmarkPool::start(latency, budget_bytes, section_bytes).await?;
         let store = MemoryStateStore::new();
         let backing: Arc<dyn StateStore> = Arc::new(store.clone());
         let state = Disaggregated::open(Arc::new(pool.space.clone()), backing, settings).await;
-        Ok(Remote { state: state.map_err(|error| failed("the state", error))?, store, pool })
+        Ok(PooledState { state: state.map_err(|error| failed("the state", error))?, store, pool })
     }
 
-    /// Applies these writes as the next block; storage has it first, as the order of durability asks.
+    /// Applies these writes as the next block; storage gets it first, as the order of durability requires.
     pub async fn apply(&self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         let number = self.state.height();
         let (batch, rows) = block(number, writes);
@@ -133,10 +140,10 @@ impl Remote {
 }
 
 /// The rows of a block.
-pub type Rows = Vec<(Arc<str>, Version, Bytes)>;
+pub type StoredRows = Vec<(Arc<str>, Version, Bytes)>;
 
 /// A block of these writes, one transaction each.
-pub fn block(number: u64, writes: &[(Arc<str>, Bytes)]) -> (UpdateBatch, Rows) {
+pub fn block(number: u64, writes: &[(Arc<str>, Bytes)]) -> (UpdateBatch, StoredRows) {
     let namespace: Arc<str> = NAMESPACE.into();
     let mut batch = UpdateBatch::default();
     let mut rows = Vec::with_capacity(writes.len());
@@ -149,7 +156,7 @@ pub fn block(number: u64, writes: &[(Arc<str>, Bytes)]) -> (UpdateBatch, Rows) {
 }
 
 /// The rows of a block as storage takes them.
-pub fn stored(rows: Rows) -> Vec<(String, Vec<u8>, Version, Option<Bytes>)> {
+pub fn stored(rows: StoredRows) -> Vec<(String, Vec<u8>, Version, Option<Bytes>)> {
     let row = |(key, version, value): (Arc<str>, Version, Bytes)| {
         (NAMESPACE.to_owned(), key.as_bytes().to_vec(), version, Some(value))
     };
@@ -176,7 +183,7 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// Nanoseconds of one of `count` operations that began at `since`.
+/// The mean nanoseconds of `count` operations that started at `since`.
 pub fn each_ns(since: Instant, count: usize) -> f64 {
     since.elapsed().as_nanos() as f64 / count.max(1) as f64
 }

@@ -1,8 +1,8 @@
-//! What transactions read and write, without a contract: YCSB and SmallBank by their keys alone.
+//! The reads and writes of transactions, without a contract: YCSB and SmallBank reduced to their keys.
 //!
-//! A transaction of YCSB reads a record, and with a probability writes it. One of SmallBank is one of the five kinds that
-//! modify, equally often, or a customer's balance (FlexChain, section 6.1), and touches the same accounts as the contract
-//! does; what it writes is not computed, which the state does not notice.
+//! A YCSB transaction reads a record and, with a given probability, writes it. A SmallBank transaction is one of the five
+//! modifying kinds, chosen with equal probability, or reads a customer's balance (FlexChain, section 6.1). It touches the same
+//! accounts as the contract does. The values that it writes are arbitrary, which makes no difference to the state.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::random::Random;
 
 /// A load on the state alone.
 #[derive(Clone, Debug)]
-pub enum Load {
+pub enum TransactionMix {
     /// Records of some size.
     Ycsb { records: usize, value_bytes: usize, updates_percent: u64 },
     /// Customers with a checking and a savings account each.
@@ -20,17 +20,17 @@ pub enum Load {
 
 /// The keys, by number, that one transaction reads, and those that it writes.
 #[derive(Default, Debug)]
-pub struct Transaction {
+pub struct DrawnTransaction {
     pub reads: Vec<usize>,
     pub writes: Vec<usize>,
 }
 
-impl Load {
+impl TransactionMix {
     /// All keys.
     pub fn keys(&self) -> Vec<Arc<str>> {
         match self {
-            Load::Ycsb { records, .. } => setup::keys(*records),
-            Load::SmallBank { customers, .. } => {
+            TransactionMix::Ycsb { records, .. } => setup::keys(*records),
+            TransactionMix::SmallBank { customers, .. } => {
                 let accounts = |kind: &'static str| (0..*customers).map(move |number| format!("{kind}{number:09}"));
                 accounts("checking").chain(accounts("savings")).map(Arc::from).collect()
             }
@@ -40,43 +40,43 @@ impl Load {
     /// Bytes of each value.
     pub fn value_bytes(&self) -> usize {
         match self {
-            Load::Ycsb { value_bytes, .. } | Load::SmallBank { value_bytes, .. } => *value_bytes,
+            TransactionMix::Ycsb { value_bytes, .. } | TransactionMix::SmallBank { value_bytes, .. } => *value_bytes,
         }
     }
 
     /// Bytes of all values.
     pub fn data_bytes(&self) -> u64 {
         let keys = match self {
-            Load::Ycsb { records, .. } => *records,
-            Load::SmallBank { customers, .. } => 2 * *customers,
+            TransactionMix::Ycsb { records, .. } => *records,
+            TransactionMix::SmallBank { customers, .. } => 2 * *customers,
         };
         keys as u64 * self.value_bytes() as u64
     }
 
-    /// Bytes of the values that so many transactions write, on average.
+    /// Bytes of the values that this many transactions write, on average.
     pub fn bytes_written(&self, transactions: usize) -> u64 {
         let (writes_tenths, percent) = match self {
-            Load::Ycsb { updates_percent, .. } => (10, *updates_percent),
-            // Of the five kinds that modify three write one account, one writes two and one three.
-            Load::SmallBank { writes_percent, .. } => (16, *writes_percent),
+            TransactionMix::Ycsb { updates_percent, .. } => (10, *updates_percent),
+            // Of the five kinds that modify, three write one account, one writes two and one three.
+            TransactionMix::SmallBank { writes_percent, .. } => (16, *writes_percent),
         };
         transactions as u64 * self.value_bytes() as u64 * writes_tenths * percent / 1000
     }
 
     /// Draws the next transaction.
-    pub fn draw(&self, random: &mut Random, into: &mut Transaction) {
-        let Transaction { reads, writes } = into;
+    pub fn draw(&self, random: &mut Random, into: &mut DrawnTransaction) {
+        let DrawnTransaction { reads, writes } = into;
         reads.clear();
         writes.clear();
         match self {
-            Load::Ycsb { records, updates_percent, .. } => {
+            TransactionMix::Ycsb { records, updates_percent, .. } => {
                 let key = random.below(*records as u64) as usize;
                 reads.push(key);
                 if random.percent(*updates_percent) {
                     writes.push(key);
                 }
             }
-            Load::SmallBank { customers, writes_percent, .. } => {
+            TransactionMix::SmallBank { customers, writes_percent, .. } => {
                 let customer = random.below(*customers as u64) as usize;
                 let other = (customer + 1 + random.below(*customers as u64 - 1) as usize) % *customers;
                 let (checking, savings) = (customer, *customers + customer);
@@ -103,19 +103,19 @@ mod tests {
     #[test]
     fn transactions_write_what_they_have_read_in_the_given_proportion() {
         let random = &mut Random::new(3);
-        let ycsb = Load::Ycsb { records: 100, value_bytes: 8, updates_percent: 5 };
+        let ycsb = TransactionMix::Ycsb { records: 100, value_bytes: 8, updates_percent: 5 };
         for (load, percent) in [
             (ycsb, 5),
-            (Load::SmallBank { customers: 100, value_bytes: 8, writes_percent: 50 }, 50),
-            (Load::SmallBank { customers: 2, value_bytes: 8, writes_percent: 95 }, 95),
+            (TransactionMix::SmallBank { customers: 100, value_bytes: 8, writes_percent: 50 }, 50),
+            (TransactionMix::SmallBank { customers: 2, value_bytes: 8, writes_percent: 95 }, 95),
         ] {
             let keys = load.keys();
             assert_eq!(load.data_bytes(), keys.len() as u64 * 8);
-            let mut transaction = Transaction::default();
+            let mut transaction = DrawnTransaction::default();
             let (mut writing, mut written) = (0, 0);
             for _ in 0..10_000 {
                 load.draw(random, &mut transaction);
-                let Transaction { reads, writes } = &transaction;
+                let DrawnTransaction { reads, writes } = &transaction;
                 assert!(!reads.is_empty() && reads.iter().all(|key| *key < keys.len()));
                 assert!(writes.iter().all(|key| reads.contains(key)));
                 let distinct: std::collections::BTreeSet<_> = writes.iter().collect();

@@ -1,24 +1,24 @@
-//! FlexChain's division of labour (section 4.2), to compare with: the memory node's processor keeps the table from keys to
-//! addresses and the free space. A reader asks it for the address and reads the record one-sided; a writer asks it for a
-//! buffer, writes the record, and has it linked.
+//! FlexChain's division of labour (section 4.2), as a baseline: the memory node's processor keeps the free space and the table
+//! from keys to addresses. To read, a compute node asks the memory node for the address and reads the record one-sided. To
+//! write, it asks for a buffer, writes the record one-sided, and asks the memory node to link it.
 //!
-//! It is not hobbled: requests of a block travel together, several to a message, the memory node answers from one hash map
-//! without locks, on a thread of its own, and a compute node may keep addresses at hand, as the paper's metadata cache does.
+//! The baseline is not handicapped. The requests of a block travel together, several to a message. The memory node answers from
+//! one hash map without locks, on a separate thread. A compute node may cache addresses, as the paper's metadata cache does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::{Bytes, BytesMut, Map};
-use rma::{Capability, Endpoint, Host, HostOptions, Incoming, NodeId, Rights, Token};
+use rma::{Capability, Endpoint, Host, HostConfig, IncomingEvent, NodeId, Rights, Token};
 
-use super::setup::{OWNER, fabric, failed};
+use super::setup::{OWNER, failed, provider};
 use crate::error::Error;
 
 /// Bytes before a record's key and value: lengths.
 const HEAD_BYTES: usize = 8;
-const ASK_ADDRESS: u8 = 1;
-const ASK_BUFFER: u8 = 2;
+const REQUEST_ADDRESS: u8 = 1;
+const REQUEST_BUFFER: u8 = 2;
 const LINK: u8 = 3;
 
 static HOSTS: AtomicU64 = AtomicU64::new(0);
@@ -27,22 +27,22 @@ static HOSTS: AtomicU64 = AtomicU64::new(0);
 pub struct TwoSided {
     endpoint: Endpoint,
     capability: Capability,
-    /// Addresses of some keys, each in the one slot that its hash leads to. Nobody else writes, so that they are right.
-    known: Vec<Option<(Box<str>, u64, u32)>>,
-    /// The memory node, where it is in this process.
+    /// Addresses of some keys, each in the one slot of its hash. There is no other writer, so they are current.
+    cached: Vec<Option<(Box<str>, u64, u32)>>,
+    /// The memory node, if it is in this process.
     _node: Option<base::rt::AbortOnDrop<()>>,
 }
 
 /// The memory node's side.
-pub struct Node {
+pub struct TwoSidedNode {
     host: Arc<dyn Host>,
     capability: Capability,
-    control: Control,
+    control: ValueAllocator,
 }
 
-/// What the memory node's processor keeps.
+/// The data of the memory node's processor.
 #[derive(Default)]
-struct Control {
+struct ValueAllocator {
     addresses: Map<Box<[u8]>, (u64, u32)>,
     /// Freed buffers by their size.
     free: Map<u32, Vec<u64>>,
@@ -50,14 +50,14 @@ struct Control {
     bytes: u64,
 }
 
-impl Node {
-    pub async fn start(host: Arc<dyn Host>, bytes: u64) -> Result<Node, Error> {
+impl TwoSidedNode {
+    pub async fn start(host: Arc<dyn Host>, bytes: u64) -> Result<TwoSidedNode, Error> {
         let failed = |error: rma::Error| failed("the two-sided baseline", error);
         let bytes = bytes.next_multiple_of(4096);
         let region = host.register("two-sided", bytes).await.map_err(failed)?;
         let capability = host.grant(region, Rights::ALL, OWNER).map_err(failed)?;
-        let control = Control { end: 64, bytes, ..Control::default() };
-        Ok(Node { host, capability, control })
+        let control = ValueAllocator { end: 64, bytes, ..ValueAllocator::default() };
+        Ok(TwoSidedNode { host, capability, control })
     }
 
     /// Answers one compute node after another.
@@ -67,7 +67,7 @@ impl Node {
             let hello = Bytes::copy_from_slice(&self.capability.encode());
             let mut sent = accepted.send(&[hello]).await;
             while sent.is_ok()
-                && let Ok(Incoming::Message(request)) = accepted.receive().await
+                && let Ok(IncomingEvent::Message(request)) = accepted.receive().await
             {
                 let reply = self.control.answer(&request);
                 sent = accepted.send(&[reply]).await;
@@ -77,16 +77,16 @@ impl Node {
 }
 
 impl TwoSided {
-    /// With its memory node in this process, and without a cache of addresses.
+    /// Starts with a memory node in this process, and without a cache of addresses.
     pub async fn start(latency: Option<Duration>, bytes: u64) -> Result<TwoSided, Error> {
         let token = Token::random();
         let expected = token.clone();
         let address = format!("local:two-sided-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed));
-        let options = HostOptions { node: NodeId(2), tokens: Arc::new(move |_| Some(expected.clone())) };
-        let host = fabric(None).host(&address, options).await;
-        let node = Node::start(host.map_err(|error| failed("the two-sided baseline", error))?, bytes).await?;
+        let options = HostConfig { node: NodeId(2), tokens: Arc::new(move |_| Some(expected.clone())) };
+        let host = provider(None).host(&address, options).await;
+        let node = TwoSidedNode::start(host.map_err(|error| failed("the two-sided baseline", error))?, bytes).await?;
         let serving = base::rt::spawn(async move {
-            // Whoever asks notices that it has ended.
+            // The compute node notices that it has ended.
             let _ = node.serve().await;
         });
         let mut two_sided = TwoSided::connect(latency, &address, token, 0).await?;
@@ -94,7 +94,7 @@ impl TwoSided {
         Ok(two_sided)
     }
 
-    /// With a memory node elsewhere, and addresses of at most `known_max` keys at hand.
+    /// Connects to a remote memory node, and caches addresses of at most `known_max` keys.
     pub async fn connect(
         latency: Option<Duration>,
         address: &str,
@@ -103,23 +103,23 @@ impl TwoSided {
     ) -> Result<TwoSided, Error> {
         let failed = |error: rma::Error| failed("the two-sided baseline", error);
         let credential = rma::Credential { name: OWNER.to_owned(), token };
-        let endpoint = fabric(latency).connect(address, &credential).await.map_err(failed)?;
-        let Incoming::Message(hello) = endpoint.receive().await.map_err(failed)? else {
-            return Err(Error::Part { what: "the two-sided baseline", reason: "a notice that nobody sent".to_owned() });
+        let endpoint = provider(latency).connect(address, &credential).await.map_err(failed)?;
+        let IncomingEvent::Message(hello) = endpoint.receive().await.map_err(failed)? else {
+            return Err(Error::Part { what: "the two-sided baseline", reason: "an unexpected notice".to_owned() });
         };
         let capability = Capability::decode(&hello).map_err(failed)?;
-        Ok(TwoSided { endpoint, capability, known: vec![None; known_max], _node: None })
+        Ok(TwoSided { endpoint, capability, cached: vec![None; known_max], _node: None })
     }
 
-    async fn ask(&mut self, request: BytesMut) -> Result<Bytes, Error> {
+    async fn request(&mut self, request: BytesMut) -> Result<Bytes, Error> {
         let failed = |error: rma::Error| failed("the two-sided baseline", error);
         let sent = self.endpoint.send(&[request.freeze()]);
         self.endpoint.flush();
         sent.await.map_err(failed)?;
         match self.endpoint.receive().await.map_err(failed)? {
-            Incoming::Message(reply) => Ok(reply),
-            Incoming::Immediate { .. } => {
-                Err(Error::Part { what: "the two-sided baseline", reason: "a notice that nobody sent".to_owned() })
+            IncomingEvent::Message(reply) => Ok(reply),
+            IncomingEvent::Immediate { .. } => {
+                Err(Error::Part { what: "the two-sided baseline", reason: "an unexpected notice".to_owned() })
             }
         }
     }
@@ -129,21 +129,21 @@ impl TwoSided {
         Ok(self.get_many(&[key]).await?.pop().flatten())
     }
 
-    /// Reads records side by side; those whose addresses are not at hand are asked for in one message.
+    /// Reads records concurrently; one message asks for the addresses that are not cached.
     pub async fn get_many(&mut self, keys: &[&str]) -> Result<Vec<Option<Bytes>>, Error> {
-        let mut places: Vec<Option<(u64, u32)>> = keys.iter().map(|key| self.known(key)).collect();
+        let mut places: Vec<Option<(u64, u32)>> = keys.iter().map(|key| self.cached_address(key)).collect();
         let mut request = BytesMut::new();
         let unknown: Vec<usize> = (0..keys.len()).filter(|at| places[*at].is_none()).collect();
         if !unknown.is_empty() {
             for at in &unknown {
-                put_request(&mut request, ASK_ADDRESS, keys[*at].as_bytes(), 0, 0);
+                put_request(&mut request, REQUEST_ADDRESS, keys[*at].as_bytes(), 0, 0);
             }
-            let reply = self.ask(request).await?;
+            let reply = self.request(request).await?;
             for (index, at) in unknown.into_iter().enumerate() {
-                let (address, length) = place(&reply, index);
+                let (address, length) = value_address(&reply, index);
                 if length > 0 {
                     places[at] = Some((address, length));
-                    self.learn(keys[at], address, length);
+                    self.cache_address(keys[at], address, length);
                 }
             }
         }
@@ -172,22 +172,22 @@ impl TwoSided {
     }
 
     fn slot(&self, key: &str) -> Option<usize> {
-        let count = self.known.len() as u64;
-        // FNV-1a: keys are short, and nobody chooses them to collide.
+        let count = self.cached.len() as u64;
+        // FNV-1a: keys are short, and no attacker chooses them.
         let hash = key
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
         (count > 0).then(|| (hash % count) as usize)
     }
 
-    fn known(&self, key: &str) -> Option<(u64, u32)> {
-        let (known, address, length) = self.known[self.slot(key)?].as_ref()?;
+    fn cached_address(&self, key: &str) -> Option<(u64, u32)> {
+        let (known, address, length) = self.cached[self.slot(key)?].as_ref()?;
         (**known == *key).then_some((*address, *length))
     }
 
-    fn learn(&mut self, key: &str, address: u64, length: u32) {
+    fn cache_address(&mut self, key: &str, address: u64, length: u32) {
         let Some(slot) = self.slot(key) else { return };
-        match &mut self.known[slot] {
+        match &mut self.cached[slot] {
             Some((known, known_address, known_length)) if **known == *key => {
                 (*known_address, *known_length) = (address, length);
             }
@@ -195,18 +195,18 @@ impl TwoSided {
         }
     }
 
-    /// Writes a block: buffers for all, records side by side, then links for all.
+    /// Writes a block: buffers for all, records concurrently, then links for all.
     pub async fn put(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         let size = |key: &str, value: &Bytes| (HEAD_BYTES + key.len() + value.len()) as u32;
         let mut request = BytesMut::new();
         for (key, value) in writes {
-            put_request(&mut request, ASK_BUFFER, &[], 0, size(key, value));
+            put_request(&mut request, REQUEST_BUFFER, &[], 0, size(key, value));
         }
-        let buffers = self.ask(request).await?;
+        let buffers = self.request(request).await?;
         let mut request = BytesMut::new();
         let mut written = Vec::with_capacity(writes.len());
         for (index, (key, value)) in writes.iter().enumerate() {
-            let (address, length) = place(&buffers, index);
+            let (address, length) = value_address(&buffers, index);
             if length == 0 {
                 return Err(failed("the two-sided baseline", "the memory is full"));
             }
@@ -221,10 +221,10 @@ impl TwoSided {
         for written in written {
             written.await.map_err(|error| failed("the two-sided baseline", error))?;
         }
-        self.ask(request).await?;
+        self.request(request).await?;
         for (index, (key, value)) in writes.iter().enumerate() {
-            let (address, _) = place(&buffers, index);
-            self.learn(key, address, size(key, value));
+            let (address, _) = value_address(&buffers, index);
+            self.cache_address(key, address, size(key, value));
         }
         Ok(())
     }
@@ -240,25 +240,25 @@ fn put_request(request: &mut BytesMut, kind: u8, key: &[u8], address: u64, lengt
 }
 
 /// The answer to one of several requests: `address:u64 | length:u32`.
-fn place(reply: &[u8], index: usize) -> (u64, u32) {
+fn value_address(reply: &[u8], index: usize) -> (u64, u32) {
     let at = index * 12;
     let mut address = [0; 8];
     address.copy_from_slice(&reply[at..at + 8]);
     (u64::from_le_bytes(address), u32::from_le_bytes([reply[at + 8], reply[at + 9], reply[at + 10], reply[at + 11]]))
 }
 
-impl Control {
+impl ValueAllocator {
     fn answer(&mut self, mut requests: &[u8]) -> Bytes {
         let mut reply = BytesMut::with_capacity(requests.len());
         while let [kind, low, high, rest @ ..] = requests {
             let key_bytes = usize::from(u16::from_le_bytes([*low, *high]));
-            let (address, length) = place(rest, 0);
+            let (address, length) = value_address(rest, 0);
             let (key, next) = rest[12..].split_at(key_bytes);
             let (address, length) = match *kind {
-                ASK_ADDRESS => self.addresses.get(key).copied().unwrap_or((0, 0)),
-                ASK_BUFFER => self.buffer(length),
+                REQUEST_ADDRESS => self.addresses.get(key).copied().unwrap_or((0, 0)),
+                REQUEST_BUFFER => self.buffer(length),
                 _ => {
-                    // The old record's buffer is free at once, which favours this side.
+                    // The old record's buffer is free at once, which favours this baseline.
                     if let Some((old, old_length)) = self.addresses.insert(key.into(), (address, length)) {
                         self.free.entry(old_length).or_default().push(old);
                     }

@@ -1,13 +1,13 @@
-//! Food distribution: profiles are updated, and now and then clustered to decide who gets what (FlexChain, section 6.1).
+//! Food distribution: profiles are updated, and clustered to decide the distribution (FlexChain, section 6.1).
 //!
-//! Five of a hundred transactions are `updateProfile`, which writes only; the others are `getFood`, which reads profiles,
+//! Five percent of the transactions are `updateProfile`, which only writes. The others are `getFood`, which reads profiles,
 //! clusters them and writes the result. Both choose ids uniformly. `k`, epochs, dimensions and threshold are the paper's
-//! (section 6.2); it does not say how many points one clustering reads.
+//! (section 6.2). The paper does not give the number of points that one clustering reads.
 
 use contract::contracts::kmeans::{COORDINATES_MAX, LOAD_PROFILES_MAX};
 use serde_json::{Map, Value};
 
-use super::{Call, Generator, Workload, pieces};
+use super::{CallGenerator, ContractCall, Workload, chunks};
 use crate::random::Random;
 
 /// Profiles that one call loads: small blocks of work, so that progress shows.
@@ -26,7 +26,7 @@ pub struct KMeans {
     pub epochs: u64,
     /// Coordinates of a profile.
     pub dimensions: u64,
-    /// How little the clusters must move for the clustering to end.
+    /// The movement of the clusters below which the clustering ends.
     pub threshold: f64,
     /// How many of a hundred transactions are updates.
     pub updates_percent: u64,
@@ -70,32 +70,32 @@ impl Workload for KMeans {
         ])
     }
 
-    fn load(&self) -> Vec<Call> {
+    fn load(&self) -> Vec<ContractCall> {
         let step = (COORDINATES_MAX / 8 / self.dimensions).clamp(1, LOAD_STEP.min(LOAD_PROFILES_MAX));
-        pieces(self.profiles, step)
+        chunks(self.profiles, step)
             .map(|(start, count)| {
-                Call::new("load", [start, count, self.dimensions, self.seed].map(|number| number.to_string()))
+                ContractCall::new("load", [start, count, self.dimensions, self.seed].map(|number| number.to_string()))
             })
             .collect()
     }
 
-    fn generator(&self, _client: usize, random: Random) -> Box<dyn Generator> {
-        Box::new(Client { random, parameters: self.clone() })
+    fn generator(&self, _client: usize, random: Random) -> Box<dyn CallGenerator> {
+        Box::new(KMeansClient { random, parameters: self.clone() })
     }
 }
 
-struct Client {
+struct KMeansClient {
     random: Random,
     parameters: KMeans,
 }
 
-impl Generator for Client {
-    fn next(&mut self) -> Call {
+impl CallGenerator for KMeansClient {
+    fn next(&mut self) -> ContractCall {
         let KMeans { profiles, points, clusters, epochs, dimensions, threshold, updates_percent, .. } = self.parameters;
         let id = self.random.below(profiles).to_string();
         if self.random.percent(updates_percent) {
             let coordinates: Vec<String> = (0..dimensions).map(|_| format!("{:.6}", self.random.unit())).collect();
-            return Call::new("updateProfile", [id, coordinates.join(",")]);
+            return ContractCall::new("updateProfile", [id, coordinates.join(",")]);
         }
         let seed = self.random.draw() >> 1;
         let arguments = [
@@ -108,7 +108,7 @@ impl Generator for Client {
             profiles.to_string(),
             seed.to_string(),
         ];
-        Call::new("getFood", arguments)
+        ContractCall::new("getFood", arguments)
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     fn calls_are_drawn_in_the_given_proportions_and_the_contract_takes_them() {
         let kmeans = KMeans { profiles: 60, points: 20, clusters: 4, dimensions: 5, ..KMeans::default() };
         let mut generator = kmeans.generator(0, Random::new(5));
-        let calls: Vec<Call> = (0..2_000).map(|_| generator.next()).collect();
+        let calls: Vec<ContractCall> = (0..2_000).map(|_| generator.next()).collect();
         let updates = calls.iter().filter(|call| call.function == "updateProfile").count();
         assert!((70..130).contains(&updates), "{updates} updates");
         assert_eq!(execute(&kmeans, calls.into_iter().take(100)), Vec::<String>::new());

@@ -1,11 +1,12 @@
-//! Workloads: what clients ask the network to do.
+//! Workloads: the calls that clients send to a network.
 //!
 //! 1. A [`Workload`] names its contract and the calls that load its data ([`Workload::load`]).
-//! 2. Each client has a [`Generator`] of its own, seeded with the run's seed and the client's number, so that a run can be
-//!    repeated whatever the network's speed.
-//! 3. A generator makes one [`Call`] after another; reads are transactions too, as in the papers.
+//! 2. Each client has its own [`CallGenerator`], seeded with the run's seed and the client's number. So in two runs with one
+//!    seed a client makes the same sequence of calls, however fast the network is.
+//! 3. A generator makes one [`ContractCall`] after another. Reads are sent as transactions too, as in FlexChain
+//!    (section 6.1).
 //!
-//! Left to others: sending the calls and counting what became of them ([`crate::driver`]), and what the functions do
+//! Left to others: sending the calls and counting their outcomes ([`crate::driver`]), and the functions themselves
 //! (`contract::contracts`).
 
 pub mod kmeans;
@@ -20,21 +21,21 @@ use crate::zipf::Zipf;
 
 /// One invocation of a contract's function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct ContractCall {
     /// The function's name.
     pub function: &'static str,
     /// Its arguments, as text.
     pub args: Vec<Bytes>,
 }
 
-impl Call {
+impl ContractCall {
     /// A call with these arguments.
-    pub fn new(function: &'static str, args: impl IntoIterator<Item = String>) -> Call {
-        Call { function, args: args.into_iter().map(Bytes::from).collect() }
+    pub fn new(function: &'static str, args: impl IntoIterator<Item = String>) -> ContractCall {
+        ContractCall { function, args: args.into_iter().map(Bytes::from).collect() }
     }
 }
 
-/// What to run against a network.
+/// A workload to run against a network.
 pub trait Workload: Send + Sync {
     /// The workload's name, which is also the figure's.
     fn name(&self) -> &'static str;
@@ -46,68 +47,68 @@ pub trait Workload: Send + Sync {
     fn parameters(&self) -> Map<String, Value>;
 
     /// The calls that load the data. They may run at the same time and in any order.
-    fn load(&self) -> Vec<Call>;
+    fn load(&self) -> Vec<ContractCall>;
 
-    /// The generator of client number `client`, which depends on nothing but the parameters, that number and `random`.
-    fn generator(&self, client: usize, random: Random) -> Box<dyn Generator>;
+    /// The generator of client number `client`, which depends only on the parameters, that number and `random`.
+    fn generator(&self, client: usize, random: Random) -> Box<dyn CallGenerator>;
 }
 
 /// One client's endless sequence of calls.
-pub trait Generator: Send {
+pub trait CallGenerator: Send {
     /// The next call.
-    fn next(&mut self) -> Call;
+    fn next(&mut self) -> ContractCall;
 }
 
 /// The generator of client `client` in a run with `seed`.
 pub fn client_random(seed: u64, client: usize) -> Random {
-    // Seeds of neighbours differ in all bits, or their sequences would be shifted copies of each other.
+    // Seeds of adjacent clients must differ in all bits, or their sequences would be shifted copies of each other.
     let mut mixer = Random::new(seed ^ (client as u64).wrapping_mul(0xd6e8_feb8_6659_fd93));
     Random::new(mixer.draw())
 }
 
 /// How a workload chooses among its items.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice {
+pub enum KeyChoice {
     /// Each item equally often.
     Uniform,
     /// By Zipf's law with this exponent, which lies between 0 and 1; item 0 most often.
     Zipf(f64),
 }
 
-impl Choice {
+impl KeyChoice {
     fn over(self, items: u64) -> Zipf {
-        Zipf::new(items, if let Choice::Zipf(theta) = self { theta } else { 0.0 })
+        Zipf::new(items, if let KeyChoice::Zipf(theta) = self { theta } else { 0.0 })
     }
 
     fn to_json(self) -> Value {
         match self {
-            Choice::Uniform => "uniform".into(),
-            Choice::Zipf(theta) => format!("zipf {theta}").into(),
+            KeyChoice::Uniform => "uniform".into(),
+            KeyChoice::Zipf(theta) => format!("zipf {theta}").into(),
         }
     }
 }
 
-/// Exponents that [`Choice::Zipf`] may have.
+/// Exponents that [`KeyChoice::Zipf`] may have.
 pub const ZIPF_EXPONENTS: std::ops::Range<f64> = 0.01..1.0;
 
-/// `0..total` in pieces of at most `step`, as (start, count).
-fn pieces(total: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
+/// `0..total` in chunks of at most `step`, as (start, count).
+fn chunks(total: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
     assert!(step > 0, "a piece holds something");
     (0..total.div_ceil(step)).map(move |piece| (piece * step, step.min(total - piece * step)))
 }
 
 #[cfg(test)]
 mod tests {
-    use contract::Registry;
+    use contract::ContractRegistry;
     use contract::model::ModelLedger;
 
     use super::*;
 
-    /// Loads a workload's data into the model of a ledger, runs calls there one after another, and returns what the
-    /// contract said about those that it refused.
-    pub(super) fn execute(workload: &dyn Workload, calls: impl Iterator<Item = Call>) -> Vec<String> {
-        let mut ledger = ModelLedger::new(Registry::native());
-        let mut run = |call: &Call| {
+    /// Loads a workload's data into the model of a ledger, runs calls there one after another, and returns the
+    /// contract's messages for the calls that it rejected.
+    pub(super) fn execute(workload: &dyn Workload, calls: impl Iterator<Item = ContractCall>) -> Vec<String> {
+        let mut ledger = ModelLedger::new(ContractRegistry::native());
+        let mut run = |call: &ContractCall| {
             let args: Vec<&str> = call.args.iter().map(|arg| std::str::from_utf8(arg).expect("text")).collect();
             ledger.call(workload.contract(), call.function, &args).err()
         };
@@ -118,10 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_everything_once() {
+    fn chunks_cover_everything_once() {
         for (total, step) in [(0, 5), (4, 5), (5, 5), (11, 5)] {
             let mut next = 0;
-            for (start, count) in pieces(total, step) {
+            for (start, count) in chunks(total, step) {
                 assert_eq!(start, next);
                 assert!((1..=step).contains(&count));
                 next += count;

@@ -1,19 +1,19 @@
-//! SmallBank: money moved between customers' savings and checking accounts.
+//! SmallBank: moves money between customers' savings and checking accounts.
 //!
-//! A transaction is one of the five that modify, equally often, with a probability of `writes_percent` in a hundred, and
-//! otherwise a customer's balance (FlexChain, section 6.1). Two customers of one transaction are different.
+//! With a probability of `writes_percent` in a hundred, a transaction is one of the five modifying kinds, all equally likely.
+//! Otherwise it reads a customer's balance (FlexChain, section 6.1). If a transaction has two customers, they are different.
 //!
-//! Customers whose money went elsewhere cannot pay: the contract refuses, no transaction results, and the driver counts
-//! the refusal. Deposits are much larger than payments, so that this stays rare.
+//! A customer without enough money cannot pay: the contract rejects the call, no transaction results, and the driver counts the
+//! rejection. Deposits are much larger than payments, so such rejections are rare.
 
 use contract::contracts::smallbank::{LOAD_BYTES_MAX, LOAD_CUSTOMERS_MAX};
 use serde_json::{Map, Value};
 
-use super::{Call, Choice, Generator, Workload, pieces};
+use super::{CallGenerator, ContractCall, KeyChoice, Workload, chunks};
 use crate::random::Random;
 use crate::zipf::Zipf;
 
-/// What a customer's two accounts hold at first.
+/// The initial balance of a customer's two accounts.
 const BALANCE: u64 = 1_000_000;
 const DEPOSIT_MAX: u64 = 100_000;
 const PAYMENT_MAX: u64 = 100;
@@ -28,14 +28,14 @@ pub struct SmallBank {
     /// How many of a hundred transactions modify.
     pub writes_percent: u64,
     /// How customers are chosen.
-    pub choice: Choice,
-    /// Bytes of each account's record; 8 is a balance and nothing else.
+    pub choice: KeyChoice,
+    /// Bytes of each account's record; 8 is a balance alone.
     pub record_bytes: u64,
 }
 
 impl Default for SmallBank {
     fn default() -> SmallBank {
-        SmallBank { accounts: 10_000, writes_percent: 95, choice: Choice::Uniform, record_bytes: 8 }
+        SmallBank { accounts: 10_000, writes_percent: 95, choice: KeyChoice::Uniform, record_bytes: 8 }
     }
 }
 
@@ -57,19 +57,19 @@ impl Workload for SmallBank {
         ])
     }
 
-    fn load(&self) -> Vec<Call> {
+    fn load(&self) -> Vec<ContractCall> {
         let step = (LOAD_BYTES_MAX / 8 / self.record_bytes).clamp(1, LOAD_STEP.min(LOAD_CUSTOMERS_MAX));
-        pieces(self.accounts, step)
+        chunks(self.accounts, step)
             .map(|(start, count)| {
                 let numbers = [start, count, BALANCE, BALANCE, self.record_bytes];
-                Call::new("load", numbers.map(|number| number.to_string()))
+                ContractCall::new("load", numbers.map(|number| number.to_string()))
             })
             .collect()
     }
 
-    fn generator(&self, _client: usize, random: Random) -> Box<dyn Generator> {
+    fn generator(&self, _client: usize, random: Random) -> Box<dyn CallGenerator> {
         assert!(self.accounts >= 2, "payments need two customers");
-        Box::new(Client {
+        Box::new(SmallBankClient {
             random,
             customers: self.choice.over(self.accounts),
             accounts: self.accounts,
@@ -78,14 +78,14 @@ impl Workload for SmallBank {
     }
 }
 
-struct Client {
+struct SmallBankClient {
     random: Random,
     customers: Zipf,
     accounts: u64,
     writes_percent: u64,
 }
 
-impl Client {
+impl SmallBankClient {
     fn amount(&mut self, max: u64) -> String {
         (1 + self.random.below(max)).to_string()
     }
@@ -105,20 +105,20 @@ impl Client {
     }
 }
 
-impl Generator for Client {
-    fn next(&mut self) -> Call {
+impl CallGenerator for SmallBankClient {
+    fn next(&mut self) -> ContractCall {
         if !self.random.percent(self.writes_percent) {
-            return Call::new("balance", [self.customer().to_string()]);
+            return ContractCall::new("balance", [self.customer().to_string()]);
         }
         match self.random.below(5) {
-            0 => Call::new("transact_savings", [self.amount(DEPOSIT_MAX), self.customer().to_string()]),
-            1 => Call::new("deposit_checking", [self.amount(DEPOSIT_MAX), self.customer().to_string()]),
+            0 => ContractCall::new("transact_savings", [self.amount(DEPOSIT_MAX), self.customer().to_string()]),
+            1 => ContractCall::new("deposit_checking", [self.amount(DEPOSIT_MAX), self.customer().to_string()]),
             2 => {
                 let [destination, source] = self.pair();
-                Call::new("send_payment", [self.amount(PAYMENT_MAX), destination, source])
+                ContractCall::new("send_payment", [self.amount(PAYMENT_MAX), destination, source])
             }
-            3 => Call::new("write_check", [self.amount(PAYMENT_MAX), self.customer().to_string()]),
-            _ => Call::new("amalgamate", self.pair()),
+            3 => ContractCall::new("write_check", [self.amount(PAYMENT_MAX), self.customer().to_string()]),
+            _ => ContractCall::new("amalgamate", self.pair()),
         }
     }
 }
@@ -135,7 +135,7 @@ mod tests {
         let bank = SmallBank { accounts: 100, ..SmallBank::default() };
         let mut generator = bank.generator(0, Random::new(5));
         let mut counts = BTreeMap::<&str, u32>::new();
-        let calls: Vec<Call> = (0..20_000).map(|_| generator.next()).collect();
+        let calls: Vec<ContractCall> = (0..20_000).map(|_| generator.next()).collect();
         calls.iter().for_each(|call| *counts.entry(call.function).or_default() += 1);
         assert_eq!(counts.len(), 6);
         for (function, count) in counts {

@@ -1,7 +1,7 @@
 //! YCSB: reads and writes of opaque records under keys.
 //!
-//! The mixes are YCSB's core workloads by letter (A to F), or any other proportions. D's "latest" is approximated by the
-//! choice of keys among the loaded records, because what is latest is not known before it commits.
+//! The mixes are YCSB's core workloads by letter (A to F), or any other proportions. The "latest" keys of workload D are
+//! approximated by keys among the loaded records, because the latest record is not known before it commits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use base::Bytes;
 use contract::contracts::ycsb::{LOAD_BYTES_MAX, SCAN_RECORDS_MAX, record_key};
 use serde_json::{Map, Value};
 
-use super::{Call, Choice, Generator, Workload, pieces};
+use super::{CallGenerator, ContractCall, KeyChoice, Workload, chunks};
 use crate::random::Random;
 use crate::zipf::Zipf;
 
@@ -20,15 +20,15 @@ const LOAD_STEP: u64 = 500;
 const LOAD_STEP_BYTES: u64 = 2 << 20;
 /// Key numbers that the inserts of one client can use in one run.
 const INSERTS_PER_CLIENT: u64 = 100_000;
-/// Clients whose inserts cannot meet.
+/// Clients whose inserts cannot collide.
 const INSERTING_CLIENTS: u64 = 10_000;
-/// Seeds whose inserts cannot meet, so that a running network can be measured again with another seed.
+/// Seeds whose inserts cannot collide, so that a running network can be measured again with another seed.
 const INSERTING_SEEDS: u64 = 900;
 const SCAN_RECORDS: u64 = 100;
 
 /// How often each operation occurs, in parts of a hundred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mix {
+pub struct YcsbMix {
     read: u64,
     update: u64,
     read_modify_write: u64,
@@ -42,11 +42,11 @@ pub struct Mix {
     "`{0}` is not a mix: a letter from a to f, or parts that add up to 100 such as read=50,update=40,scan=10 \
          (read, update, rmw, scan, insert)"
 )]
-pub struct NotAMix(String);
+pub struct MixParseError(String);
 
-impl Mix {
+impl YcsbMix {
     /// Half reads, half updates.
-    pub const A: Mix = Mix { read: 50, update: 50, read_modify_write: 0, scan: 0, insert: 0 };
+    pub const A: YcsbMix = YcsbMix { read: 50, update: 50, read_modify_write: 0, scan: 0, insert: 0 };
 
     fn parts(&mut self) -> [(&'static str, &mut u64); 5] {
         [
@@ -59,13 +59,13 @@ impl Mix {
     }
 }
 
-impl FromStr for Mix {
-    type Err = NotAMix;
+impl FromStr for YcsbMix {
+    type Err = MixParseError;
 
-    fn from_str(text: &str) -> Result<Mix, NotAMix> {
-        let mut mix = Mix { read: 0, update: 0, read_modify_write: 0, scan: 0, insert: 0 };
+    fn from_str(text: &str) -> Result<YcsbMix, MixParseError> {
+        let mut mix = YcsbMix { read: 0, update: 0, read_modify_write: 0, scan: 0, insert: 0 };
         match text.to_ascii_lowercase().as_str() {
-            "a" => return Ok(Mix::A),
+            "a" => return Ok(YcsbMix::A),
             "b" => (mix.read, mix.update) = (95, 5),
             "c" => mix.read = 100,
             "d" => (mix.read, mix.insert) = (95, 5),
@@ -74,7 +74,7 @@ impl FromStr for Mix {
             parts => {
                 let mut total = 0u64;
                 for part in parts.split(',') {
-                    let refused = || NotAMix(text.to_owned());
+                    let refused = || MixParseError(text.to_owned());
                     let (name, value) = part.split_once('=').ok_or_else(refused)?;
                     let value: u64 = value.trim().parse().ok().filter(|value| *value <= 100).ok_or_else(refused)?;
                     let mut known = mix.parts();
@@ -83,7 +83,7 @@ impl FromStr for Mix {
                     total += value;
                 }
                 if total != 100 {
-                    return Err(NotAMix(text.to_owned()));
+                    return Err(MixParseError(text.to_owned()));
                 }
             }
         }
@@ -91,7 +91,7 @@ impl FromStr for Mix {
     }
 }
 
-impl fmt::Display for Mix {
+impl fmt::Display for YcsbMix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut mix = *self;
         let parts = mix.parts();
@@ -109,16 +109,16 @@ pub struct Ycsb {
     /// Bytes of each value.
     pub value_bytes: usize,
     /// How often each operation occurs.
-    pub mix: Mix,
+    pub mix: YcsbMix,
     /// How keys are chosen.
-    pub choice: Choice,
+    pub choice: KeyChoice,
     /// Fixes the loaded values, and the keys of inserts.
     pub seed: u64,
 }
 
 impl Default for Ycsb {
     fn default() -> Ycsb {
-        Ycsb { records: 10_000, value_bytes: 1_024, mix: Mix::A, choice: Choice::Uniform, seed: 1 }
+        Ycsb { records: 10_000, value_bytes: 1_024, mix: YcsbMix::A, choice: KeyChoice::Uniform, seed: 1 }
     }
 }
 
@@ -140,21 +140,21 @@ impl Workload for Ycsb {
         ])
     }
 
-    fn load(&self) -> Vec<Call> {
+    fn load(&self) -> Vec<ContractCall> {
         let value_bytes = self.value_bytes as u64;
         let step = (LOAD_STEP_BYTES.min(LOAD_BYTES_MAX) / value_bytes).clamp(1, LOAD_STEP);
-        pieces(self.records, step)
+        chunks(self.records, step)
             .map(|(start, count)| {
-                Call::new("load", [start, count, value_bytes, self.seed].map(|number| number.to_string()))
+                ContractCall::new("load", [start, count, value_bytes, self.seed].map(|number| number.to_string()))
             })
             .collect()
     }
 
-    fn generator(&self, client: usize, random: Random) -> Box<dyn Generator> {
+    fn generator(&self, client: usize, random: Random) -> Box<dyn CallGenerator> {
         let seed_slot = Random::new(self.seed).below(INSERTING_SEEDS);
         let client_slot = client as u64 % INSERTING_CLIENTS;
         let insert_first = self.records + (seed_slot * INSERTING_CLIENTS + client_slot) * INSERTS_PER_CLIENT;
-        Box::new(Client {
+        Box::new(YcsbClient {
             random,
             keys: self.choice.over(self.records),
             mix: self.mix,
@@ -165,16 +165,16 @@ impl Workload for Ycsb {
     }
 }
 
-struct Client {
+struct YcsbClient {
     random: Random,
     keys: Zipf,
-    mix: Mix,
+    mix: YcsbMix,
     value_bytes: usize,
     insert_first: u64,
     inserts: u64,
 }
 
-impl Client {
+impl YcsbClient {
     fn key(&mut self) -> Bytes {
         record_key(self.keys.draw(&mut self.random)).into()
     }
@@ -192,8 +192,8 @@ impl Client {
     }
 }
 
-impl Generator for Client {
-    fn next(&mut self) -> Call {
+impl CallGenerator for YcsbClient {
+    fn next(&mut self) -> ContractCall {
         let mix = self.mix;
         let mut draw = self.random.below(100);
         let mut falls_in = |part: u64| {
@@ -202,18 +202,18 @@ impl Generator for Client {
             inside
         };
         if falls_in(mix.read) {
-            Call { function: "read", args: vec![self.key()] }
+            ContractCall { function: "read", args: vec![self.key()] }
         } else if falls_in(mix.update) {
-            Call { function: "update", args: vec![self.key(), self.value()] }
+            ContractCall { function: "update", args: vec![self.key(), self.value()] }
         } else if falls_in(mix.read_modify_write) {
-            Call { function: "readModifyWrite", args: vec![self.key(), self.value()] }
+            ContractCall { function: "readModifyWrite", args: vec![self.key(), self.value()] }
         } else if falls_in(mix.scan) {
             let count = 1 + self.random.below(SCAN_RECORDS.min(SCAN_RECORDS_MAX));
-            Call { function: "scan", args: vec![self.key(), count.to_string().into()] }
+            ContractCall { function: "scan", args: vec![self.key(), count.to_string().into()] }
         } else {
             let number = self.insert_first + self.inserts % INSERTS_PER_CLIENT;
             self.inserts += 1;
-            Call { function: "insert", args: vec![record_key(number).into(), self.value()] }
+            ContractCall { function: "insert", args: vec![record_key(number).into(), self.value()] }
         }
     }
 }
@@ -233,10 +233,10 @@ mod tests {
             ("f", "read=50,rmw=50"),
             ("rmw=10, read=90", "read=90,rmw=10"),
         ] {
-            assert_eq!(text.parse::<Mix>().map(|mix| mix.to_string()), Ok(printed.to_owned()));
+            assert_eq!(text.parse::<YcsbMix>().map(|mix| mix.to_string()), Ok(printed.to_owned()));
         }
         for text in ["", "g", "read=50", "read=50,update=51", "read=-1,update=101", "write=100", "read"] {
-            assert!(text.parse::<Mix>().is_err(), "{text}");
+            assert!(text.parse::<YcsbMix>().is_err(), "{text}");
         }
     }
 
@@ -245,7 +245,7 @@ mod tests {
         let mix = "read=40,update=30,rmw=10,scan=10,insert=10".parse().expect("a mix");
         let ycsb = Ycsb { records: 50, value_bytes: 100, mix, ..Ycsb::default() };
         let mut generator = ycsb.generator(3, Random::new(5));
-        let calls: Vec<Call> = (0..10_000).map(|_| generator.next()).collect();
+        let calls: Vec<ContractCall> = (0..10_000).map(|_| generator.next()).collect();
         let mut counts = BTreeMap::<&str, u64>::new();
         calls.iter().for_each(|call| *counts.entry(call.function).or_default() += 1);
         for (function, expected) in
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn inserts_of_different_clients_and_seeds_never_meet() {
-        let mix: Mix = "insert=100".parse().expect("a mix");
+        let mix: YcsbMix = "insert=100".parse().expect("a mix");
         let mut keys = std::collections::BTreeSet::new();
         for seed in [1, 2, 3] {
             for client in 0..50 {

@@ -1,16 +1,18 @@
 //! Receiving blocks from orderers.
 //!
-//! 1. Connect to an orderer and ask for blocks from the first one that the pipeline has not been given.
+//! 1. Connect to an orderer and ask for blocks from the first one that the pipeline lacks.
 //! 2. Verify each block as described in [`super`] and give it to the pipeline.
-//! 3. When the link ends, is silent for too long, or brings anything else than the next block, turn to the next orderer.
-//!    After every round without a block wait longer, up to [`BACKOFF_MAX`]. When all have refused, the channel says what they wait for.
-//!    Where there are others, an orderer that gives signs of life and no block for [`IDLE_MAX`] is left as well: it may be cut off from
-//!    those that order.
-//! 4. More than half of the orderers have sent a block of the next number, properly signed, that continues other blocks than this peer
-//!    has, and none has sent one that continues these: the orderers have lost blocks that this peer was shown. The channel ends, with
-//!    an error that says so: its state is not that of the channel, and nothing brings them together.
+//! 3. When the link ends, is silent for too long, or delivers anything but the next block, turn to the next orderer. After
+//!    each attempt that brought no block wait longer, up to [`BACKOFF_MAX`]. When all orderers in turn have rejected the
+//!    request, the channel reports what it waits for. If there are other orderers, the peer also leaves an orderer that
+//!    sends keepalives and no block for [`IDLE_MAX`], since this orderer may be cut off from the rest of its group; such an
+//!    attempt does not lengthen the wait.
+//! 4. End the channel with an error when both conditions hold: (a) more than half of the orderers have sent a properly signed
+//!    block with the next number whose previous hash is not this peer's; (b) no orderer has sent one whose previous hash is.
+//!    Then the orderers have lost blocks that this peer had received. The peer's state is not the channel's state, and
+//!    nothing can reconcile the two.
 //!
-//! Nothing that one orderer of several sends can do more than end its own connection.
+//! One orderer among several can at worst end its own connection.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +23,9 @@ use base::rt::net::{self, Parties};
 use base::rt::{self};
 use ledger::Block;
 
-use super::pipeline::{Ledger, Pipeline, Tip};
-use crate::fault::Stalled;
-use crate::order::protocol::{Reply, Request, SILENCE_MAX, TAKEN};
+use super::pipeline::{ChainTip, CommitContext, CommitPipeline};
+use crate::fault::StallGuard;
+use crate::order::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, SILENCE_MAX};
 use crate::{Error, events};
 
 /// The wait after the first failure.
@@ -31,44 +33,45 @@ pub const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The longest wait between two attempts.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// How long one of several orderers may give signs of life and no block.
+/// How long an orderer may send keepalives and no block, if there are other orderers.
 pub const IDLE_MAX: Duration = SILENCE_MAX;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum DeliveryEnd {
     #[error("it cannot be reached: {0}")]
     Unreachable(std::io::Error),
     #[error("the link ended")]
     Link,
     #[error("it was silent for {} s", SILENCE_MAX.as_secs())]
     Silent,
-    #[error("it has sent no block for {} s, and others may have some", IDLE_MAX.as_secs())]
+    #[error("it has sent no block for {} s; another orderer may have some", IDLE_MAX.as_secs())]
     Idle,
-    #[error("it refused: {0}")]
-    Refused(String),
-    #[error("it sent bytes that are no message")]
+    #[error("it rejected the request: {0}")]
+    Rejected(String),
+    #[error("it sent a malformed message")]
     Malformed,
     #[error("it sent a bad block: {0}")]
     BadBlock(#[from] ledger::Error),
-    #[error("it goes on with other blocks than there are here: {0}")]
+    #[error("its chain has forked from the blocks of this peer: {0}")]
     OtherChain(ledger::Error),
     /// The channel is stopping.
     #[error(transparent)]
     Stopped(Error),
 }
 
-/// Where orderers serve blocks; it may change while they are followed. Clones are the same.
+/// The addresses at which orderers serve blocks. They may change while a peer receives blocks. Clones share the
+/// addresses.
 #[derive(Clone, Debug, Default)]
 pub struct BlockSources(Arc<Mutex<Arc<[String]>>>);
 
 impl BlockSources {
-    /// Where they do now.
+    /// The current addresses.
     pub fn now(&self) -> Arc<[String]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on they do there. Whoever receives from one of the others goes on until that ends.
+    /// Replaces the addresses. A connection to an orderer that is no longer among them continues until it ends.
     pub fn set(&self, addresses: &[String]) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = addresses.into();
     }
@@ -81,13 +84,18 @@ impl From<Vec<String>> for BlockSources {
 }
 
 /// Receives blocks until the channel stops, then stops the pipeline.
-pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, sources: BlockSources) {
+pub async fn run_deliver(
+    context: Arc<CommitContext>,
+    pipeline: CommitPipeline,
+    mut tip: ChainTip,
+    sources: BlockSources,
+) {
     let mut wait = BACKOFF_MIN;
     let mut attempt = 0;
     let mut against: BTreeSet<String> = BTreeSet::new();
-    let mut refusals = 0;
+    let mut rejections = 0;
     let mut stalled = None;
-    while !ledger.stop().is_stopped() {
+    while !context.stop().is_cancelled() {
         let orderers = sources.now();
         if orderers.is_empty() {
             break;
@@ -95,118 +103,118 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, sourc
         let orderer = &orderers[attempt % orderers.len()];
         attempt += 1;
         let height_before = tip.height;
-        let connection = receive(&ledger, &pipeline, &mut tip, orderer, orderers.len() > 1, &mut stalled);
-        let ended = match ledger.stop().or_stopped(connection).await {
-            None | Some(Ended::Stopped(_)) => break,
+        let connection = receive(&context, &pipeline, &mut tip, orderer, orderers.len() > 1, &mut stalled);
+        let ended = match context.stop().run_until_cancelled(connection).await {
+            None | Some(DeliveryEnd::Stopped(_)) => break,
             Some(ended) => ended,
         };
-        let channel = ledger.rules.channel();
+        let channel = context.policies.channel();
         if tip.height > height_before {
             against.clear();
         }
-        refusals = if matches!(ended, Ended::Refused(_)) { refusals + 1 } else { 0 };
+        rejections = if matches!(ended, DeliveryEnd::Rejected(_)) { rejections + 1 } else { 0 };
         match &ended {
-            Ended::BadBlock(_) | Ended::OtherChain(_) | Ended::Malformed => {
-                events::BlocksRefused.add(1);
+            DeliveryEnd::BadBlock(_) | DeliveryEnd::OtherChain(_) | DeliveryEnd::Malformed => {
+                events::BlocksRejected.add(1);
                 tracing::warn!(%channel, orderer, %ended, "left an orderer");
             }
-            Ended::Refused(reason) => {
+            DeliveryEnd::Rejected(reason) => {
                 tracing::info!(%channel, orderer, %ended, "left an orderer");
-                if refusals >= orderers.len() {
+                if rejections >= orderers.len() {
                     let height = tip.height;
                     let reason = format!("no orderer sends what follows the {height} blocks of this peer: {reason}");
-                    stalled.get_or_insert_with(|| ledger.stall(reason));
+                    stalled.get_or_insert_with(|| context.stall(reason));
                 }
             }
             _ => tracing::debug!(%channel, orderer, %ended, "left an orderer"),
         }
-        if matches!(ended, Ended::OtherChain(_)) {
+        if matches!(ended, DeliveryEnd::OtherChain(_)) {
             against.insert(orderer.clone());
             let all: BTreeSet<&String> = orderers.iter().collect();
             if all.iter().filter(|one| against.contains(**one)).count() > all.len() / 2 {
-                ledger.fail(Error::OtherChain { channel: channel.clone(), block: tip.height });
+                context.fail(Error::OtherChain { channel: channel.clone(), block: tip.height });
                 break;
             }
         }
-        let was_well = tip.height > height_before || matches!(ended, Ended::Idle);
+        let was_well = tip.height > height_before || matches!(ended, DeliveryEnd::Idle);
         wait = if was_well { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
-        // Spread out, so that peers that lost the same orderer do not come back together.
+        // Spread the wait, so that peers that lost the same orderer do not all return at once.
         let spread = wait / 2 + Duration::from_nanos(rt::random_below((wait / 2).as_nanos() as u64 + 1));
-        if ledger.stop().or_stopped(rt::sleep(spread)).await.is_none() {
+        if context.stop().run_until_cancelled(rt::sleep(spread)).await.is_none() {
             break;
         }
     }
     if sources.now().is_empty() {
-        ledger.stop().stopped().await;
+        context.stop().cancelled().await;
     }
     pipeline.stop().await;
 }
 
 async fn receive<'a>(
-    ledger: &'a Ledger,
-    pipeline: &Pipeline,
-    tip: &mut Tip,
+    context: &'a CommitContext,
+    pipeline: &CommitPipeline,
+    tip: &mut ChainTip,
     orderer: &str,
     has_others: bool,
-    stalled: &mut Option<Stalled<'a>>,
-) -> Ended {
-    match receive_blocks(ledger, pipeline, tip, orderer, has_others, stalled).await {
+    stalled: &mut Option<StallGuard<'a>>,
+) -> DeliveryEnd {
+    match receive_blocks(context, pipeline, tip, orderer, has_others, stalled).await {
         Err(ended) => ended,
         Ok(never) => match never {},
     }
 }
 
 async fn receive_blocks(
-    ledger: &Ledger,
-    pipeline: &Pipeline,
-    tip: &mut Tip,
+    context: &CommitContext,
+    pipeline: &CommitPipeline,
+    tip: &mut ChainTip,
     orderer: &str,
     has_others: bool,
-    stalled: &mut Option<Stalled<'_>>,
-) -> Result<std::convert::Infallible, Ended> {
-    let orderers = ledger.rules.config().orderers().iter().map(|organization| organization.msp_id.to_string());
+    stalled: &mut Option<StallGuard<'_>>,
+) -> Result<std::convert::Infallible, DeliveryEnd> {
+    let orderers = context.policies.config().orderers().iter().map(|organization| organization.msp_id.to_string());
     let orderers = Parties::of(orderers);
-    let mut link = net::connect_to(orderer, &orderers).await.map_err(Ended::Unreachable)?;
+    let mut link = net::connect_to(orderer, &orderers).await.map_err(DeliveryEnd::Unreachable)?;
     events::DeliverConnections.add(1);
-    let request = Request { channel: ledger.rules.channel().to_string(), from: tip.height };
-    link.send(request.encode()).await.map_err(|_| Ended::Link)?;
+    let request = DeliverRequest { channel: context.policies.channel().to_string(), from: tip.height };
+    link.send(request.encode()).await.map_err(|_| DeliveryEnd::Link)?;
     let mut last = rt::now();
     loop {
-        let message = rt::timeout(SILENCE_MAX, link.receive()).await.map_err(|_| Ended::Silent)?;
-        let message = message.map_err(|_| Ended::Link)?;
-        match Reply::decode(message).map_err(|_| Ended::Malformed)? {
-            Reply::Alive => {
+        let message = rt::timeout(SILENCE_MAX, link.receive()).await.map_err(|_| DeliveryEnd::Silent)?;
+        let message = message.map_err(|_| DeliveryEnd::Link)?;
+        match DeliverResponse::decode(message).map_err(|_| DeliveryEnd::Malformed)? {
+            DeliverResponse::Keepalive => {
                 *stalled = None;
                 if has_others && last.elapsed() >= IDLE_MAX && !rt::fault_point("chain.deliver.mutant.stays") {
-                    return Err(Ended::Idle);
+                    return Err(DeliveryEnd::Idle);
                 }
             }
-            Reply::Refusal(reason) => return Err(Ended::Refused(reason)),
-            Reply::Block(bytes) => {
-                let block = verified(ledger, tip, &bytes)?;
+            DeliverResponse::Rejection(reason) => return Err(DeliveryEnd::Rejected(reason)),
+            DeliverResponse::Block(bytes) => {
+                let block = verify_block(context, tip, &bytes)?;
                 *stalled = None;
                 last = rt::now();
                 let hash = block.hash();
-                pipeline.offer(block).await.map_err(Ended::Stopped)?;
-                *tip = Tip { height: tip.height + 1, hash: Some(hash), ..*tip };
-                link.send(Bytes::from_static(TAKEN)).await.map_err(|_| Ended::Link)?;
+                pipeline.offer(block).await.map_err(DeliveryEnd::Stopped)?;
+                *tip = ChainTip { height: tip.height + 1, hash: Some(hash), ..*tip };
+                link.send(Bytes::from_static(BLOCK_ACKNOWLEDGED)).await.map_err(|_| DeliveryEnd::Link)?;
             }
         }
     }
 }
 
 /// Reads a block and checks everything about it that does not concern its transactions.
-fn verified(ledger: &Ledger, tip: &Tip, bytes: &Bytes) -> Result<Block, Ended> {
+fn verify_block(context: &CommitContext, tip: &ChainTip, bytes: &Bytes) -> Result<Block, DeliveryEnd> {
     let block = Block::parse(bytes)?;
     let other = match block.check_follows(tip.height, tip.hash.as_ref()) {
-        // Whether an orderer says that, its signature tells.
+        // The orderer's signature, checked below, proves that it sent this.
         Err(error @ ledger::Error::PreviousHash { .. }) => Some(error),
         follows => follows.map(|()| None)?,
     };
     block.check_data_hash()?;
-    block.verify_signatures(ledger.rules.config())?;
+    block.verify_signatures(context.policies.config())?;
     match other {
         None => Ok(block),
-        Some(error) => Err(Ended::OtherChain(error)),
+        Some(error) => Err(DeliveryEnd::OtherChain(error)),
     }
 }

@@ -1,31 +1,33 @@
 //! From a received block to a committed one.
 //!
-//! Each channel has one pipeline of three stages, so that the processors check signatures of later blocks while earlier
-//! ones wait for the disk:
+//! Each channel has one pipeline of four stages, so that the cores verify signatures of later blocks while earlier blocks
+//! wait for the disk:
 //!
-//! 1. **Receive** ([`deliver`]): a connection to an orderer asks for blocks from the first one missing. Each is parsed,
-//!    must follow the block before it (number and hash), must hash to what its header says, and must be signed as the
-//!    channel demands. Anything else ends the connection, and another orderer is asked.
-//! 2. **Examine**: the block's transactions are split into chunks, and each chunk's signatures are checked by a task of
-//!    its own ([`crate::validate::examine`]). Up to [`pipeline::EXAMINED_AHEAD_MAX`] blocks are examined ahead.
-//! 3. **Judge**: in the order of blocks: duplicates, conflicts against the state and the batches of earlier blocks that
-//!    are not applied yet, commit hash. The block is appended to the block store with filter and commit hash; nothing is
-//!    durable yet. Up to [`pipeline::JUDGED_AHEAD_MAX`] blocks wait here.
-//! 4. **Finish**: one group fsync for all blocks that wait, during which the state does what nobody sees of the first of them
-//!    ([`state::WorldState::apply_when`]); then, block by block: apply to the state, publish.
+//! 1. **Receive** ([`deliver`]): a connection to an orderer asks for blocks from the first one that is missing. The stage
+//!    parses each block and checks that it continues the chain (number and hash), that the hash of its data equals the data
+//!    hash in its header, and that it is signed as the channel's policy requires. If a check fails, the connection ends, and
+//!    the peer asks another orderer.
+//! 2. **Examine**: the block's transactions are split into chunks, and a separate task verifies the signatures and policies
+//!    of each chunk ([`crate::validate::verify`]). Up to [`pipeline::VERIFIED_AHEAD_MAX`] blocks are verified ahead.
+//! 3. **Judge**: in the order of blocks, the stage finds duplicates, checks conflicts against the state and the batches of
+//!    earlier blocks that are not applied yet, and computes the commit hash. It appends the block to the block store with
+//!    filter and commit hash; the block is not durable yet. Up to [`pipeline::VALIDATED_AHEAD_MAX`] blocks wait here.
+//! 4. **Finish**: one group fsync covers all blocks that wait. During the fsync the state already starts to apply the first
+//!    of these blocks, as far as readers cannot see the effect ([`state::WorldState::apply_when`]). Then each block in turn
+//!    is applied to the state and published.
 //!
-//! Publishing, in this order: the block joins the ring of recent ones ([`recent`]), the height moves, who waits for its
-//! transactions is told ([`waiters`]).
+//! A block is published in this order: the block joins the ring of recent blocks ([`recent`]), the height moves, and the
+//! callers that wait for its transactions are notified ([`waiters`]).
 //!
 //! Invariants:
-//! 1. A block counts as committed, and its writes are visible, only once it and its filter are durable here.
-//! 2. The state applies exactly the blocks `savepoint..height`, in order. After a crash the same function that applies a
-//!    new block applies the stored ones from the savepoint on, with the filter that was stored with them ([`replay`]).
-//! 3. The first error of any stage ends the pipeline of that channel: nothing is skipped. Everything stored before stays
-//!    readable; a restart goes on from what is durable.
+//! 1. A block counts as committed, and its writes are visible, only once the block and its filter are durable here.
+//! 2. The state applies exactly the blocks `savepoint..height`, in order. After a crash, the stored blocks from the
+//!    savepoint on are applied by the same function as new blocks, with the filter that was stored with them ([`replay`]).
+//! 3. The first error of any stage ends the pipeline of that channel: no block is skipped. All stored blocks stay readable,
+//!    and a restart continues from the durable ones.
 //! 4. No stage holds more blocks than its bound; a slow disk or state slows the connection to the orderer.
 //!
-//! The state's own savepoint is moved in the background, see [`pipeline`].
+//! A background task moves the state's own savepoint ([`pipeline`]).
 
 pub mod deliver;
 pub mod pipeline;

@@ -1,8 +1,8 @@
-//! The stages behind the connection to the orderer: examine, judge, finish. See [`super`] for the steps.
+//! The stages after the connection to the orderer: examine, judge, finish. See [`super`] for the steps.
 //!
-//! The world state's savepoint is moved by a task of its own, every [`Settings::persist_interval_blocks`]; a peer that
-//! restarts replays what came after it. If the savepoint falls [`Settings::replay_blocks_max`] behind, the last stage
-//! waits for it.
+//! A separate task moves the world state's savepoint every [`PipelineConfig::persist_interval_blocks`] blocks. A restarted
+//! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`] blocks or more, the last
+//! stage waits until the state is persisted.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -10,68 +10,74 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
-use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
+use base::rt::{self, AbortOnDrop, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use futures_util::future::{Either, select};
 use ledger::{Block, Hash};
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
-use super::recent::{CommittedBlock, Recent};
-use super::waiters::Waiters;
-use crate::access::Rules;
-use crate::fault::{Failure, Patience, Stalled, Stalls, hold_up, run_stage};
+use super::recent::{CommittedBlock, RecentBlocks};
+use super::waiters::TxWaiters;
+use crate::access::ChannelPolicies;
+use crate::fault::{Backoff, ChannelFailure, StallGuard, StallReasons, hold_up, run_stage};
 use crate::validate::Code;
-use crate::validate::block::{Verdict, judge};
-use crate::validate::borrow::{Borrowing, Chunk};
-use crate::validate::examine::{Examined, examine};
-use crate::validate::view::View;
+use crate::validate::block::{BlockVerdict, validate_block};
+use crate::validate::offload::{OffloadConfig, VerificationChunk};
+use crate::validate::verify::{VerifiedTransaction, verify_transactions};
+use crate::validate::view::BlockStateView;
 use crate::{Error, events};
 
-/// Blocks that wait to be judged while their transactions are examined.
-pub const EXAMINED_AHEAD_MAX: usize = 3;
-/// Blocks that wait to be durable and applied.
-pub const JUDGED_AHEAD_MAX: usize = 8;
-/// How long a channel that stops waits until what it has appended is durable.
+/// The largest number of blocks that wait for stage 3 while their transactions are verified.
+pub const VERIFIED_AHEAD_MAX: usize = 3;
+/// The largest number of blocks that wait to become durable and applied.
+pub const VALIDATED_AHEAD_MAX: usize = 8;
+/// How long a stopping channel waits until the blocks that it appended are durable.
 const STOP_TIME_MAX: Duration = Duration::from_secs(10);
-/// Transactions that one task examines: about a millisecond of signatures.
-pub const EXAMINE_CHUNK_TRANSACTIONS: usize = 16;
+/// The number of transactions that one task verifies: about a millisecond of signatures.
+pub const VERIFY_CHUNK_TRANSACTIONS: usize = 16;
 
-/// How a channel's pipeline behaves.
+/// The settings of a channel's pipeline.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Blocks after which the world state is persisted.
+pub struct PipelineConfig {
+    /// The number of blocks after which the world state is persisted.
     pub persist_interval_blocks: u64,
     /// Blocks that a restart may have to replay; at least the interval.
     pub replay_blocks_max: u64,
     /// Whether other compute nodes of the peer verify signatures too.
-    pub borrowing: Borrowing,
+    pub offload: OffloadConfig,
 }
 
-impl Default for Settings {
+impl Default for PipelineConfig {
     fn default() -> Self {
-        Settings { persist_interval_blocks: 32, replay_blocks_max: 64, borrowing: Borrowing::default() }
+        PipelineConfig { persist_interval_blocks: 32, replay_blocks_max: 64, offload: OffloadConfig::default() }
     }
 }
 
-/// What the stages of one channel and its readers share.
-pub struct Ledger {
-    pub rules: Arc<Rules>,
+/// The state that the stages of one channel share with its callers.
+pub struct CommitContext {
+    /// Decides whether a transaction of the channel is valid.
+    pub policies: Arc<ChannelPolicies>,
+    /// The blocks, which may include blocks that are not committed yet.
     pub store: Arc<dyn Blocks>,
+    /// The world state; a block is applied to it only once the block is durable.
     pub state: Arc<dyn WorldState>,
-    pub recent: Recent,
-    pub waiters: Waiters,
-    pub settings: Settings,
+    /// The newest committed blocks, decoded, for callers that follow the channel.
+    pub recent: RecentBlocks,
+    /// The callers that wait for a transaction's commit.
+    pub waiters: TxWaiters,
+    /// The settings with which the channel was opened.
+    pub settings: PipelineConfig,
     /// Number of committed blocks.
     height: WatchSender<u64>,
-    failure: Failure,
-    stalls: Stalls,
-    stop: Stop,
+    failure: ChannelFailure,
+    stalls: StallReasons,
+    stop: CancellationToken,
 }
 
-/// Where the chain of blocks stands.
+/// The head of the chain of blocks.
 #[derive(Clone, Copy, Debug)]
-pub struct Tip {
+pub struct ChainTip {
     /// Number of blocks.
     pub height: u64,
     /// Header hash of the last one.
@@ -80,27 +86,27 @@ pub struct Tip {
     pub commit_hash: Option<Hash>,
 }
 
-impl Ledger {
+impl CommitContext {
     /// A ledger whose state is at the height of its block store.
     pub fn new(
-        rules: Arc<Rules>,
+        policies: Arc<ChannelPolicies>,
         store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
-        settings: Settings,
-        stop: Stop,
-    ) -> Ledger {
+        settings: PipelineConfig,
+        stop: CancellationToken,
+    ) -> CommitContext {
         assert_eq!(store.height(), state.height(), "a ledger is opened after its replay");
         let (height, _) = watch(store.height());
-        Ledger {
-            rules,
+        CommitContext {
+            policies,
             store,
             state,
-            recent: Recent::default(),
-            waiters: Waiters::default(),
+            recent: RecentBlocks::default(),
+            waiters: TxWaiters::default(),
             settings,
             height,
-            failure: Failure::default(),
-            stalls: Stalls::default(),
+            failure: ChannelFailure::default(),
+            stalls: StallReasons::default(),
             stop,
         }
     }
@@ -110,13 +116,13 @@ impl Ledger {
         *self.height.borrow()
     }
 
-    /// Follows [`Ledger::height`].
+    /// Follows [`CommitContext::height`].
     pub fn committed(&self) -> WatchReceiver<u64> {
         self.height.subscribe()
     }
 
-    /// Ends when the channel is to stop.
-    pub fn stop(&self) -> &Stop {
+    /// Stopped when the channel is to stop.
+    pub fn stop(&self) -> &CancellationToken {
         &self.stop
     }
 
@@ -125,21 +131,21 @@ impl Ledger {
         self.failure.get()
     }
 
-    /// What a stage of the pipeline waits for, while one cannot go on.
+    /// Why a stage of the pipeline cannot continue at the moment; `None` if all can.
     pub fn stalled(&self) -> Option<String> {
         self.stalls.reason()
     }
 
-    /// Says what the channel waits for, as long as what is given lives.
-    pub(super) fn stall(&self, reason: String) -> Stalled<'_> {
-        self.stalls.begin(reason)
+    /// Reports why the channel waits, until the returned value is dropped.
+    pub(super) fn stall(&self, reason: String) -> StallGuard<'_> {
+        self.stalls.start(reason)
     }
 
     /// Ends the channel's pipeline for good.
     pub fn fail(&self, error: Error) {
-        tracing::error!(channel = %self.rules.channel(), %error, "the channel's pipeline has ended");
-        self.failure.note(error);
-        self.stop.stop();
+        tracing::error!(channel = %self.policies.channel(), %error, "the channel's pipeline has ended");
+        self.failure.record(error);
+        self.stop.cancel();
     }
 
     fn publish(&self, block: CommittedBlock, codes: &[Code]) {
@@ -178,15 +184,15 @@ fn count(codes: &[Code]) {
     }
 }
 
-/// A block whose transactions are being examined.
-struct Examining {
+/// A block whose transactions are being verified.
+struct VerifyingBlock {
     block: Block,
     received: Instant,
-    chunks: Vec<AbortOnDrop<Vec<Examined>>>,
+    chunks: Vec<AbortOnDrop<Vec<VerifiedTransaction>>>,
 }
 
-/// A block that was judged and appended.
-struct Judged {
+/// A block that was validated and appended.
+struct ValidatedBlock {
     block: CommittedBlock,
     codes: Vec<Code>,
     batch: Arc<UpdateBatch>,
@@ -195,72 +201,73 @@ struct Judged {
 }
 
 /// The running stages of one channel.
-pub struct Pipeline {
-    ledger: Arc<Ledger>,
-    examined: Sender<Examining>,
+pub struct CommitPipeline {
+    context: Arc<CommitContext>,
+    verifying: Sender<VerifyingBlock>,
     stages: Vec<Task<()>>,
 }
 
-impl Pipeline {
-    /// Starts the stages behind a ledger that stands at `tip`.
-    pub fn start(ledger: Arc<Ledger>, tip: Tip) -> Pipeline {
-        let (examined, to_judge) = bounded(EXAMINED_AHEAD_MAX);
-        let (judged, to_finish) = bounded(JUDGED_AHEAD_MAX);
+impl CommitPipeline {
+    /// Starts the stages of a ledger whose newest block is `tip`.
+    pub fn start(context: Arc<CommitContext>, tip: ChainTip) -> CommitPipeline {
+        let (examined, to_validate) = bounded(VERIFIED_AHEAD_MAX);
+        let (judged, to_finish) = bounded(VALIDATED_AHEAD_MAX);
         let stages = vec![
-            rt::spawn(run(ledger.clone(), judge_blocks(ledger.clone(), tip, to_judge, judged))),
-            rt::spawn(run(ledger.clone(), finish_blocks(ledger.clone(), to_finish))),
-            rt::spawn(run(ledger.clone(), persist_state(ledger.clone()))),
+            rt::spawn(run(context.clone(), validate_blocks(context.clone(), tip, to_validate, judged))),
+            rt::spawn(run(context.clone(), finish_blocks(context.clone(), to_finish))),
+            rt::spawn(run(context.clone(), persist_state(context.clone()))),
         ];
-        Pipeline { ledger, examined, stages }
+        CommitPipeline { context, verifying: examined, stages }
     }
 
-    /// Takes the next block, verified and in order. Waits while the stages are full.
+    /// Accepts the next block, verified and in order. Waits while the stages are full.
     ///
     /// # Errors
     /// [`Error::Stopped`].
     pub async fn offer(&self, block: Block) -> Result<(), Error> {
-        let chunks = examine_chunks(&block, &self.ledger);
-        let examining = Examining { block, received: rt::now(), chunks };
-        let sent = self.ledger.stop.or_stopped(self.examined.send(examining)).await;
+        let chunks = verify_chunks(&block, &self.context);
+        let verifying = VerifyingBlock { block, received: rt::now(), chunks };
+        let sent = self.context.stop.run_until_cancelled(self.verifying.send(verifying)).await;
         sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)
     }
 
-    /// Ends the stages and waits for them. Blocks that were judged are finished; others are received again later.
+    /// Ends the stages and waits for them. Validated blocks are finished; the others are received again later.
     pub async fn stop(self) {
-        self.ledger.stop.stop();
-        drop(self.examined);
+        self.context.stop.cancel();
+        drop(self.verifying);
         for stage in self.stages {
-            // A stage that was aborted has nothing left to do.
+            // A task that was aborted has nothing left to do.
             let _ = stage.await;
         }
-        self.ledger.waiters.close();
+        self.context.waiters.close();
     }
 }
 
-/// Runs a part of a channel; if it fails, the channel does.
-pub(crate) async fn run(ledger: Arc<Ledger>, stage: impl Future<Output = Result<(), Error>>) {
+/// Runs a part of a channel. If it fails, the channel fails.
+pub(crate) async fn run(context: Arc<CommitContext>, stage: impl Future<Output = Result<(), Error>>) {
     let failed = |error| {
-        ledger.fail(error);
-        ledger.waiters.close();
+        context.fail(error);
+        context.waiters.close();
     };
     run_stage(stage, failed).await;
 }
 
-fn examine_chunks(block: &Block, ledger: &Ledger) -> Vec<AbortOnDrop<Vec<Examined>>> {
-    let mut chunks = Vec::with_capacity(block.len().div_ceil(EXAMINE_CHUNK_TRANSACTIONS));
+fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<VerifiedTransaction>>> {
+    let mut chunks = Vec::with_capacity(block.len().div_ceil(VERIFY_CHUNK_TRANSACTIONS));
     let mut start = 0;
     while start < block.len() {
-        let end = (start + EXAMINE_CHUNK_TRANSACTIONS).min(block.len());
-        let (block, rules, borrowing) = (block.clone(), ledger.rules.clone(), ledger.settings.borrowing.clone());
-        let place = borrowing.place(&*ledger.state, (start..end).map(|index| block.envelope(index).len()));
+        let end = (start + VERIFY_CHUNK_TRANSACTIONS).min(block.len());
+        let (block, policies, offload) = (block.clone(), context.policies.clone(), context.settings.offload.clone());
+        let permit = offload.reserve(&*context.state, (start..end).map(|index| block.envelope(index).len()));
         let chunk = async move {
             let envelopes = (start..end).map(|index| block.envelope(index));
-            let Some(place) = place else {
-                return examine(envelopes, &rules);
+            let Some(permit) = permit else {
+                return verify_transactions(envelopes, &policies);
             };
             let (envelopes, block) = (envelopes.collect(), block.number().get());
-            let chunk = Chunk { rules: *rules.digest(), block, first: start as u32, envelopes };
-            borrowing.examine(place, &chunk, &rules).await
+            let chunk =
+                VerificationChunk { policies_digest: *policies.digest(), block, first: start as u32, envelopes };
+            offload.verify(permit, &chunk, &policies).await
         };
         chunks.push(rt::spawn(chunk).abort_on_drop());
         start = end;
@@ -269,42 +276,42 @@ fn examine_chunks(block: &Block, ledger: &Ledger) -> Vec<AbortOnDrop<Vec<Examine
 }
 
 /// Stage 3.
-async fn judge_blocks(
-    ledger: Arc<Ledger>,
-    mut tip: Tip,
-    mut to_judge: Receiver<Examining>,
-    judged: Sender<Judged>,
+async fn validate_blocks(
+    context: Arc<CommitContext>,
+    mut tip: ChainTip,
+    mut to_validate: Receiver<VerifyingBlock>,
+    judged: Sender<ValidatedBlock>,
 ) -> Result<(), Error> {
-    let mut pending = Pending::new();
-    while let Some(Some(examining)) = ledger.stop.or_stopped(to_judge.recv()).await {
-        let Examining { block, received, chunks } = examining;
+    let mut pending = PendingBatches::new();
+    while let Some(Some(verifying)) = context.stop.run_until_cancelled(to_validate.recv()).await {
+        let VerifyingBlock { block, received, chunks } = verifying;
         let number = block.number().get();
         assert_eq!(number, tip.height, "blocks were received in order");
         let mut examined = Vec::with_capacity(block.len());
         for chunk in chunks {
             examined.extend(chunk.await.map_err(|_| Error::Stopped)?);
         }
-        events::ExamineTime.record_since(received);
+        events::VerifyTime.record_since(received);
 
         let started = rt::now();
-        let Some(verdict) = judge_now(&ledger, &examined, &tip, &mut pending).await? else { return Ok(()) };
-        events::ResolveTime.record_since(started);
+        let Some(verdict) = validate_next(&context, &examined, &tip, &mut pending).await? else { return Ok(()) };
+        events::ConflictCheckTime.record_since(started);
 
-        let Verdict { codes, mut batch, commit_hash } = verdict;
+        let BlockVerdict { codes, mut batch, commit_hash } = verdict;
         let block = with_verdict(&block, &codes, &commit_hash);
         batch.set_block_hash(block.hash());
-        hold_up("chain.commit.judged").await;
+        hold_up("chain.commit.validated").await;
         let transactions = transactions(&examined, &codes);
-        let appended = append(ledger.store.as_ref(), &block, &transactions, ledger.stop(), &ledger.stalls).await;
+        let appended = append(context.store.as_ref(), &block, &transactions, context.stop(), &context.stalls).await;
         match appended {
             Err(Error::Stopped) => return Ok(()),
             other => other?,
         }
-        tip = Tip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
+        tip = ChainTip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
         let batch = Arc::new(batch);
         pending.push_back((number, batch.clone()));
-        let block = CommittedBlock::of_examined(block, examined, &codes);
-        let judged_block = Judged { block, codes, batch, received, appended: rt::now() };
+        let block = CommittedBlock::of_verified(block, examined, &codes);
+        let judged_block = ValidatedBlock { block, codes, batch, received, appended: rt::now() };
         if judged.send(judged_block).await.is_err() {
             return Err(Error::Stopped);
         }
@@ -312,27 +319,27 @@ async fn judge_blocks(
     Ok(())
 }
 
-/// Batches of blocks that the state has not applied yet, as far as stage 3 knows, oldest first.
-type Pending = VecDeque<(u64, Arc<UpdateBatch>)>;
+/// The batches of blocks that the state has not applied yet, as far as stage 3 knows; oldest first.
+type PendingBatches = VecDeque<(u64, Arc<UpdateBatch>)>;
 
-/// Judges the next block; nothing if the channel stopped meanwhile. The state may have moved on too far from the view that
-/// is being read: then it is judged again, from a newer one.
-async fn judge_now(
-    ledger: &Ledger,
-    examined: &[Examined],
-    tip: &Tip,
-    pending: &mut Pending,
-) -> Result<Option<Verdict>, Error> {
-    let mut patience = Patience::new();
+/// Validates the next block; `None` if the channel stopped meanwhile. If the state has moved on too far from the view
+/// that is being read, the block is validated again from a newer view.
+async fn validate_next(
+    context: &CommitContext,
+    examined: &[VerifiedTransaction],
+    tip: &ChainTip,
+    pending: &mut PendingBatches,
+) -> Result<Option<BlockVerdict>, Error> {
+    let mut backoff = Backoff::new();
     loop {
-        let snapshot = ledger.state.snapshot();
+        let snapshot = context.state.snapshot();
         let applied = snapshot.height();
         pending.retain(|(number, _)| *number >= applied);
-        let view = View::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
-        match judge(tip.height, examined, ledger.store.as_ref(), &view, tip.commit_hash.as_ref()).await {
+        let view = BlockStateView::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
+        match validate_block(tip.height, examined, context.store.as_ref(), &view, tip.commit_hash.as_ref()).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
-                tracing::warn!(channel = %ledger.rules.channel(), block = tip.height, %error, "judging a block again");
-                if ledger.stop.or_stopped(patience.wait()).await.is_none() {
+                tracing::warn!(channel = %context.policies.channel(), block = tip.height, %error, "judging a block again");
+                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(None);
                 }
             }
@@ -348,12 +355,13 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     block.with_metadata(metadata)
 }
 
-fn transactions(examined: &[Examined], codes: &[Code]) -> Vec<(TxId, u8)> {
-    let id = |examined: &Examined| examined.tx_id.clone().unwrap_or_else(|| TxId::from(""));
+fn transactions(examined: &[VerifiedTransaction], codes: &[Code]) -> Vec<(TxId, u8)> {
+    let id = |examined: &VerifiedTransaction| examined.tx_id.clone().unwrap_or_else(|| TxId::from(""));
     examined.iter().zip(codes).map(|(examined, code)| (id(examined), code.0)).collect()
 }
 
-/// Appends a block without making it durable. While the disk is full, or a store elsewhere has no room, it waits for space.
+/// Appends a block without making it durable. While the disk is full, or a remote store has no space, it waits for
+/// space.
 ///
 /// # Errors
 /// [`Error::Stopped`] if the stop came before the space; the block store's.
@@ -361,21 +369,21 @@ pub(crate) async fn append(
     store: &dyn Blocks,
     block: &Block,
     transactions: &[(TxId, u8)],
-    stop: &Stop,
-    stalls: &Stalls,
+    stop: &CancellationToken,
+    stalls: &StallReasons,
 ) -> Result<(), Error> {
-    let (mut patience, mut stalled) = (Patience::new(), None);
+    let (mut patience, mut stalled) = (Backoff::new(), None);
     loop {
-        // Looked at first: what can be appended is, also once the channel stops.
+        // The append is polled first: a block that can be appended is appended, even after the channel was stopped.
         let appending = pin!(append_block(store, block, transactions));
-        let Either::Left((appended, _)) = select(appending, pin!(stop.stopped())).await else {
+        let Either::Left((appended, _)) = select(appending, pin!(stop.cancelled())).await else {
             return Err(Error::Stopped);
         };
         match appended {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(block = block.number().get(), %error, "a block cannot be stored yet");
-                stalled.get_or_insert_with(|| stalls.begin(format!("a block cannot be stored yet: {error}")));
-                stop.or_stopped(patience.wait()).await.ok_or(Error::Stopped)?;
+                stalled.get_or_insert_with(|| stalls.start(format!("a block cannot be stored yet: {error}")));
+                stop.run_until_cancelled(patience.wait()).await.ok_or(Error::Stopped)?;
             }
             outcome => return outcome,
         }
@@ -389,7 +397,7 @@ pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions
         number: BlockNumber(block.number().get()),
         header_hash: block.hash(),
         previous_hash: block.header().previous_hash.unwrap_or(NO_PREVIOUS),
-        // A store of this process has no reigns: it goes on under the last that wrote it. One elsewhere puts its own in.
+        // A local store has no epochs and keeps the last one written. A remote store fills in its own.
         epoch: store.tip().epoch,
         parts: &parts,
         transactions,
@@ -397,26 +405,26 @@ pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions
     Ok(store.append(new).await?)
 }
 
-/// Makes durable what was appended. A store elsewhere may be away for long: a channel that stops waits for it no longer than
-/// [`STOP_TIME_MAX`].
-async fn sync(ledger: &Ledger) -> Result<u64, storage::Error> {
-    let mut syncing = pin!(ledger.store.sync());
-    if let Some(synced) = ledger.stop.or_stopped(syncing.as_mut()).await {
+/// Makes the appended blocks durable. A remote store may be away for long: a stopping channel waits for it no longer
+/// than [`STOP_TIME_MAX`].
+async fn sync(context: &CommitContext) -> Result<u64, storage::Error> {
+    let mut syncing = pin!(context.store.sync());
+    if let Some(synced) = context.stop.run_until_cancelled(syncing.as_mut()).await {
         return synced;
     }
     rt::timeout(STOP_TIME_MAX, syncing).await.unwrap_or_else(|_| {
         let text = format!("the last blocks were not durable within {} s of the stop", STOP_TIME_MAX.as_secs());
-        let node = ledger.rules.channel().as_str().into();
+        let node = context.policies.channel().as_str().into();
         Err(storage::Error::Remote { node, kind: ErrorKind::Ambiguous, text })
     })
 }
 
 /// Stage 4.
-async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> Result<(), Error> {
-    let mut waiting = Vec::with_capacity(JUDGED_AHEAD_MAX);
+async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<ValidatedBlock>) -> Result<(), Error> {
+    let mut waiting = Vec::with_capacity(VALIDATED_AHEAD_MAX);
     loop {
-        // Ends when the stage before has ended: what it appended is finished also when the channel stops.
-        if to_finish.recv_many(&mut waiting, JUDGED_AHEAD_MAX).await == 0 {
+        // Ends when the stage before has ended: the blocks that it appended are finished even if the channel stops.
+        if to_finish.recv_many(&mut waiting, VALIDATED_AHEAD_MAX).await == 0 {
             return Ok(());
         }
         let last = waiting.last().expect("at least one was received").block.number();
@@ -424,49 +432,49 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
         let durable_at = OnceLock::new();
         let durable = async {
             hold_up("chain.commit.appended").await;
-            let durable = sync(&ledger).await?;
+            let durable = sync(&context).await?;
             assert!(durable > last, "what was appended before a sync is durable after it");
             appended.iter().for_each(|appended| events::DurableTime.record_since(*appended));
             hold_up("chain.commit.durable").await;
             durable_at.get_or_init(rt::now);
             Ok(())
         };
-        // The first block's own, since they become durable together.
+        // Given to the first block only, since all these blocks become durable together.
         let mut durable: Option<Durable<'_>> = Some(Box::pin(durable));
         for judged in waiting.drain(..) {
-            let Judged { block, codes, batch, received, .. } = judged;
-            // The stage before may still look at the batch; the copy shares keys and values.
+            let ValidatedBlock { block, codes, batch, received, .. } = judged;
+            // The stage before may still use the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
-            if ledger.state.wants_persist() {
-                persist(&ledger).await?;
+            if context.state.wants_persist() {
+                persist(&context).await?;
             }
             let started = rt::now();
             match durable.take() {
-                Some(durable) => ledger.state.apply_when(block.number(), batch, durable).await?,
-                None => ledger.state.apply(block.number(), batch).await?,
+                Some(durable) => context.state.apply_when(block.number(), batch, durable).await?,
+                None => context.state.apply(block.number(), batch).await?,
             }
             hold_up("chain.commit.applied").await;
             events::ApplyTime.record_since(durable_at.get().map_or(started, |durable| started.max(*durable)));
-            ledger.publish(block, &codes);
+            context.publish(block, &codes);
             events::CommitTime.record_since(received);
         }
-        // A storage node makes rows of what is durable, which may be more than what is applied here.
-        if ledger.height().saturating_sub(ledger.state.savepoint()) >= ledger.settings.replay_blocks_max {
-            persist(&ledger).await?;
+        // A storage node materialises durable blocks, which may be more than were applied here.
+        if context.height().saturating_sub(context.state.savepoint()) >= context.settings.replay_blocks_max {
+            persist(&context).await?;
         }
     }
 }
 
-/// Persists the state. While the disk is full it waits for space; a stop ends the wait, since nothing is lost by it.
-async fn persist(ledger: &Ledger) -> Result<(), Error> {
-    let (mut patience, mut stalled) = (Patience::new(), None);
+/// Persists the state. While the disk is full it waits for space. A stop ends the wait, which loses nothing.
+async fn persist(context: &CommitContext) -> Result<(), Error> {
+    let (mut patience, mut stalled) = (Backoff::new(), None);
     loop {
-        match ledger.state.persist().await {
+        match context.state.persist().await {
             Err(error) if error.kind() == ErrorKind::Retry => {
-                tracing::warn!(channel = %ledger.rules.channel(), %error, "the state cannot be persisted yet");
+                tracing::warn!(channel = %context.policies.channel(), %error, "the state cannot be persisted yet");
                 stalled
-                    .get_or_insert_with(|| ledger.stalls.begin(format!("the state cannot be persisted yet: {error}")));
-                if ledger.stop.or_stopped(patience.wait()).await.is_none() {
+                    .get_or_insert_with(|| context.stalls.start(format!("the state cannot be persisted yet: {error}")));
+                if context.stop.run_until_cancelled(patience.wait()).await.is_none() {
                     return Ok(());
                 }
             }
@@ -476,12 +484,12 @@ async fn persist(ledger: &Ledger) -> Result<(), Error> {
 }
 
 /// Moves the savepoint of the state.
-async fn persist_state(ledger: Arc<Ledger>) -> Result<(), Error> {
-    let mut committed = ledger.committed();
+async fn persist_state(context: Arc<CommitContext>) -> Result<(), Error> {
+    let mut committed = context.committed();
     loop {
-        let due = ledger.state.savepoint() + ledger.settings.persist_interval_blocks;
-        match ledger.stop.or_stopped(committed.wait_for(|height| *height >= due)).await {
-            Some(Ok(_)) => persist(&ledger).await?,
+        let due = context.state.savepoint() + context.settings.persist_interval_blocks;
+        match context.stop.run_until_cancelled(committed.wait_for(|height| *height >= due)).await {
+            Some(Ok(_)) => persist(&context).await?,
             _ => return Ok(()),
         };
     }

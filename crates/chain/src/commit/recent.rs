@@ -1,24 +1,24 @@
-//! Committed blocks as services show them, and the ring of the newest ones.
+//! Committed blocks in the form that services show, and the ring of the newest committed blocks.
 //!
-//! A committed block is decoded once and shared by every event stream, however many clients listen.
+//! A committed block is decoded once and shared by all event streams, however many clients listen.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use base::{Bytes, TxId};
 use ledger::Block;
-use ledger::transaction::{Event, Outcome, Transaction};
+use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
 use crate::Error;
 use crate::validate::Code;
-use crate::validate::examine::{Examined, claimed};
+use crate::validate::verify::{VerifiedTransaction, claimed};
 
-/// Blocks that the ring holds at most.
+/// The largest number of blocks in the ring.
 pub const RECENT_BLOCKS_MAX: usize = 128;
-/// Encoded bytes of blocks that the ring holds at most; the newest block is always held.
+/// The largest number of encoded bytes in the ring; the newest block is always kept.
 pub const RECENT_BYTES_MAX: usize = 64 << 20;
 
-/// A committed block with what was decided about it.
+/// A committed block with the validation result of each transaction.
 #[derive(Debug)]
 pub struct CommittedBlock {
     block: Block,
@@ -35,19 +35,19 @@ pub struct CommittedTransaction {
     pub kind: i32,
     /// Whether it took effect.
     pub code: Code,
-    /// What its chaincode answered, as far as it can be read; also of invalid transactions.
-    pub outcome: Option<Outcome>,
+    /// The chaincode's answer, as far as it can be read; also of invalid transactions.
+    pub outcome: Option<ActionOutcome>,
 }
 
 impl CommittedTransaction {
     /// The event that its chaincode set, as far as it can be read; also of invalid transactions.
-    pub fn event(&self) -> Option<Event<'_>> {
+    pub fn event(&self) -> Option<ActionEvent<'_>> {
         self.outcome.as_ref()?.event()
     }
 }
 
 impl CommittedBlock {
-    pub(crate) fn of_examined(block: Block, examined: Vec<Examined>, codes: &[Code]) -> CommittedBlock {
+    pub(crate) fn of_verified(block: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
         let transactions = examined
             .into_iter()
             .zip(codes)
@@ -64,7 +64,7 @@ impl CommittedBlock {
     /// Decodes a block as this peer stored it.
     ///
     /// # Errors
-    /// If the filter has not one code for each transaction.
+    /// If the filter does not have one code for each transaction.
     pub fn of_stored(block: Block) -> Result<CommittedBlock, Error> {
         block.check_filter()?;
         let filter = block.metadata().filter().clone();
@@ -105,7 +105,7 @@ impl CommittedBlock {
         &self.transactions
     }
 
-    /// The encoded block. Put together at the first call and shared from then on.
+    /// The encoded block: assembled at the first call and shared from then on.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.get_or_init(|| self.block.to_bytes())
     }
@@ -113,17 +113,17 @@ impl CommittedBlock {
 
 /// The newest committed blocks.
 #[derive(Default)]
-pub struct Recent {
-    ring: Mutex<Ring>,
+pub struct RecentBlocks {
+    ring: Mutex<RecentBlockRing>,
 }
 
 #[derive(Default)]
-struct Ring {
+struct RecentBlockRing {
     blocks: VecDeque<Arc<CommittedBlock>>,
     bytes: usize,
 }
 
-impl Recent {
+impl RecentBlocks {
     /// Adds the block that follows the newest one.
     pub fn push(&self, block: Arc<CommittedBlock>) {
         let mut ring = self.lock();
@@ -133,8 +133,8 @@ impl Recent {
         ring.push(block);
     }
 
-    /// Adds a block of somebody else's ledger, which may be asked for in any order: one that follows the newest is added, a
-    /// later one begins the ring anew, an earlier one is passed over.
+    /// Adds a block of another node's ledger, in any order: a block that follows the newest is added, a later block
+    /// restarts the ring, and an earlier block is ignored.
     pub fn offer(&self, block: Arc<CommittedBlock>) {
         let mut ring = self.lock();
         let next = ring.blocks.back().map(|newest| newest.number() + 1);
@@ -142,7 +142,7 @@ impl Recent {
             return;
         }
         if next != Some(block.number()) {
-            *ring = Ring::default();
+            *ring = RecentBlockRing::default();
         }
         ring.push(block);
     }
@@ -155,12 +155,12 @@ impl Recent {
         ring.blocks.get(index).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Ring> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, RecentBlockRing> {
         self.ring.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Ring {
+impl RecentBlockRing {
     fn push(&mut self, block: Arc<CommittedBlock>) {
         self.bytes += block.block.encoded().len();
         self.blocks.push_back(block);

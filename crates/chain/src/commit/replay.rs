@@ -1,7 +1,7 @@
 //! Applying stored blocks again, from the state's savepoint on.
 //!
-//! A stored block carries its filter, so nothing is verified a second time: the writes of its valid transactions are
-//! applied as they were the first time.
+//! A stored block carries its filter, so nothing is verified a second time: the writes of the transactions that the filter
+//! marks as valid are applied again.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::validate::Code;
 /// Brings the state to the height of the block store.
 ///
 /// # Errors
-/// [`Error::Stored`] where the state is ahead of the blocks, or a block that this peer stored is not what it stores.
+/// [`Error::Stored`] if the state is ahead of the blocks, or if a block is missing or cannot be read.
 pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, Error> {
     let height = store.height();
     if state.height() > height {
@@ -32,7 +32,7 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
     for number in state.height()..height {
         let bytes = store.read(BlockNumber(number)).await?.ok_or_else(|| Error::Stored {
             block: number,
-            reason: "it is below the height of the store and not there".to_owned(),
+            reason: "it is missing, although the store's height is above it".to_owned(),
         })?;
         let batch = stored_updates(&Block::parse(&bytes)?)?;
         if state.wants_persist() {
@@ -45,19 +45,22 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
     Ok(replayed)
 }
 
-/// A write of a stored block: the last one of its key there.
+/// A write of a stored block: the last one to its key in that block.
 pub struct StoredWrite<'a> {
+    /// The contract's namespace.
     pub namespace: &'a str,
+    /// The key within the namespace.
     pub key: &'a str,
-    /// Shares the block's memory; nothing where the key is deleted.
+    /// Shares the block's memory; `None` if the key is deleted.
     pub value: Option<&'a [u8]>,
+    /// The block, and the position in it of the transaction that wrote the key.
     pub version: Version,
 }
 
-/// What the valid transactions of a stored block write, in the order of namespaces and keys.
+/// The writes of the valid transactions of a stored block, ordered by namespace and key.
 ///
 /// # Errors
-/// [`Error::Stored`] where a transaction that is marked valid cannot be read.
+/// [`Error::Stored`] if a transaction that is marked valid cannot be read.
 pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     block.check_filter()?;
     let number = block.number().get();
@@ -76,7 +79,7 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         })
         .map_err(|error| broken(error.to_string()))?;
     }
-    // Stable: of the writes of one key the last stays the last.
+    // A stable sort: the last of several writes to one key stays the last.
     writes.sort_by(|one, other| (one.namespace, one.key).cmp(&(other.namespace, other.key)));
     writes.dedup_by(|later, earlier| {
         let same = (later.namespace, later.key) == (earlier.namespace, earlier.key);
@@ -88,7 +91,7 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     Ok(writes)
 }
 
-/// The same, to be applied.
+/// The writes of [`stored_writes`] as a batch for the state.
 ///
 /// # Errors
 /// As [`stored_writes`].

@@ -15,23 +15,23 @@ use ledger::Block;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
 use state::{Snapshot, UpdateBatch, WorldState};
-use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
+use storage::blocks::{Blocks, ChainTip, NewBlock, StoredBlock, TransactionLocation};
 use storage::tables::ModelEngine;
 
 use super::pipeline::append_block;
 use super::recent::CommittedBlock;
 use super::replay::stored_updates;
 use crate::Error;
-use crate::access::Rules;
+use crate::access::ChannelPolicies;
 use crate::channel::Channel;
 use crate::endorse::{Endorse, EndorseError};
-use crate::order::protocol::{Reply, Request};
-use crate::order::{Broadcast, Cutting, Orderer};
+use crate::order::protocol::{DeliverRequest, DeliverResponse};
+use crate::order::{Broadcast, CuttingMode, Orderer};
 use crate::peer::Peer;
-use crate::stores::{ChannelStores, Stores};
+use crate::stores::{ChannelStores, PeerStores};
 use crate::support::{
-    CHANNEL, Client, Consortium, Terms_, directory, orderer, orderer_address, orderer_options, peer, peer_options,
-    submit,
+    CHANNEL, Client, Consortium, ConsortiumConfig, directory, orderer, orderer_address, orderer_options, peer,
+    peer_options, submit,
 };
 use crate::validate::Code;
 
@@ -62,7 +62,7 @@ async fn traffic(client: &Client, peer: &Arc<Peer>, orderer: &Orderer, round: us
     }
     for number in 0..12 {
         let (from, to) = (format!("c{round}-{number}"), format!("c{round}-{}", (number + 1) % 12));
-        // Run against one state, so that neighbours conflict.
+        // Run against one state, so that neighbouring transactions conflict.
         ids.push(submit(client, &[peer], orderer, "smallbank", "send_payment", &["1", &to, &from]).await);
     }
     ids
@@ -72,14 +72,14 @@ async fn traffic(client: &Client, peer: &Arc<Peer>, orderer: &Orderer, round: us
 fn peers_agree_whatever_they_did_between_blocks() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::Any));
         let root = root(&scratch).await;
         let client = consortium.client();
         let mut steady_orderer = orderer(&consortium, &root).await;
         let steady = peer(&consortium, &root, 0).await;
         let mut heights = vec![];
         for round in 0..3 {
-            // The second peer is there for a part of each round only: it catches up, and replays when it opens.
+            // The second peer runs for a part of each round only: it catches up, and replays when it opens.
             let visitor = peer(&consortium, &root, 1).await;
             let ids = traffic(&client, &steady, &steady_orderer, round).await;
             for id in &ids {
@@ -88,7 +88,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
             at_height(&channel(&visitor), channel(&steady).height().saturating_sub(1)).await;
             heights.push(channel(&visitor).height());
             visitor.stop().await.expect("the peer stops");
-            // The orderer restarts too; the steady peer comes back to it.
+            // The orderer restarts too; the steady peer reconnects to it.
             steady_orderer.stop().await;
             steady_orderer = orderer(&consortium, &root).await;
         }
@@ -107,7 +107,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
         let digest = steady_channel.state().digest().await.expect("reads");
         assert_eq!(visitor_channel.state().digest().await.expect("reads"), digest);
 
-        // A peer that has nothing replays everything from the orderer, and comes to the same.
+        // An empty peer receives all blocks from the orderer and reaches the same state.
         let tables = ModelEngine::open(directory(&root, "new tables").await).await.expect("the engine opens");
         let mut options = peer_options(&consortium, &root, 1, tables.clone()).await;
         let ledger = directory(&root, "new").await;
@@ -117,7 +117,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
         at_height(&channel(&newcomer), height).await;
         assert_eq!(channel(&newcomer).state().digest().await.expect("reads"), digest);
 
-        // Conflicts happened, so the filter matters; and every block's commit hash is there.
+        // Conflicts occurred, so the filter matters; and every block has a commit hash.
         let mut codes = std::collections::BTreeSet::new();
         for number in 1..height {
             let block = steady_channel.committed_block(number).await.expect("reads").expect("committed");
@@ -136,7 +136,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
 fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
         let first = peer(&consortium, &root, 0).await;
@@ -159,7 +159,7 @@ fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
 fn a_wait_ends_with_the_commit_however_it_is_timed() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
         let peer = peer(&consortium, &root, 0).await;
@@ -173,7 +173,7 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
                 rt::spawn(async move { channel.wait_committed(&id).await })
             })
             .collect();
-        // Given up before the commit.
+        // Dropped before the commit.
         let here = channel(&peer);
         let gone = rt::timeout(Duration::from_millis(1), here.wait_committed(&proposal.tx_id));
         assert!(gone.await.is_err());
@@ -183,7 +183,7 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
             let status = waiting.await.expect("not aborted").expect("the channel runs");
             assert_eq!((status.code, status.block), (Code::VALID, 1));
         }
-        // Sent again: it is ordered and marked, and its status stays.
+        // Sent again: the envelope is ordered and marked as a duplicate, and its first status stays.
         orderer.broadcast(CHANNEL, envelope).await.expect("taken");
         at_height(&channel(&peer), 3).await;
         let second = channel(&peer).committed_block(2).await.expect("reads").expect("committed");
@@ -207,11 +207,11 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
 fn repetitions_within_a_block_are_duplicates() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
-        // One block has all three.
+        // One block holds all three.
         let mut options = orderer_options(&consortium, &root).await;
-        options.settings.cutting = Cutting::Limits;
+        options.settings.cutting = CuttingMode::Limits;
         let orderer = Orderer::open(options).await.expect("the orderer opens");
         orderer.join(&consortium.genesis).await.expect("the orderer joins");
         orderer.serve(&orderer_address(&root)).await.expect("the address is free");
@@ -221,7 +221,7 @@ fn repetitions_within_a_block_are_duplicates() {
         let response = peer.process(proposal.bytes.clone()).await.expect("in order");
         let mut unendorsed = response.clone();
         unendorsed.endorsement = None;
-        // The first has no endorsement: it is invalid, so the second, with the same id, is no repetition.
+        // The first transaction has no endorsement and is invalid, so the second one with the same id is no duplicate.
         for responses in [[unendorsed], [response.clone()], [response]] {
             orderer.broadcast(CHANNEL, client.envelope(&proposal, &responses)).await.expect("taken");
         }
@@ -235,7 +235,7 @@ fn repetitions_within_a_block_are_duplicates() {
     });
 }
 
-/// An orderer that sends what it is told to, to one peer at a time.
+/// An orderer that sends the blocks that the test chooses, to one peer at a time.
 struct Hostile {
     listener: Listener,
 }
@@ -244,8 +244,8 @@ impl Hostile {
     async fn accept(&mut self, from: u64) -> Link {
         let mut link = self.listener.accept().await.expect("it listens");
         let request = link.receive().await.expect("the peer asks");
-        let expected = Request { channel: CHANNEL.to_owned(), from };
-        assert_eq!(Request::decode(&request), Ok(expected));
+        let expected = DeliverRequest { channel: CHANNEL.to_owned(), from };
+        assert_eq!(DeliverRequest::decode(&request), Ok(expected));
         link
     }
 }
@@ -253,7 +253,7 @@ impl Hostile {
 #[test]
 fn nothing_but_the_next_signed_block_is_taken() {
     let run = Simulation::new(1).run(|_| async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = Directory::open("root").await.expect("it is made");
         let listener = net::listen(&orderer_address(&root)).await.expect("the address is free");
         let mut hostile = Hostile { listener };
@@ -274,7 +274,7 @@ fn nothing_but_the_next_signed_block_is_taken() {
             ("garbage", Bytes::from_static(b"garbage")),
             ("nothing", Bytes::new()),
             ("a strange kind", Bytes::from_static(&[0, 9])),
-            ("a refusal", Reply::Refusal("no".to_owned()).encode()),
+            ("a refusal", DeliverResponse::Rejection("no".to_owned()).encode()),
             ("the genesis block again", consortium.genesis.to_bytes()),
             ("a block too far", signed(2, Some(good.hash()), &[]).to_bytes()),
             ("one with another past that nobody signed", Block::build(BlockNumber(1), Some([7; 32]), &[]).to_bytes()),
@@ -283,13 +283,13 @@ fn nothing_but_the_next_signed_block_is_taken() {
             ("one that a client signed", by_client.to_bytes()),
         ] {
             let mut link = hostile.accept(1).await;
-            link.send(Reply::Alive.encode()).await.expect("the link holds");
+            link.send(DeliverResponse::Keepalive.encode()).await.expect("the link holds");
             link.send(bytes).await.expect("the link holds");
             let ended = rt::timeout(Duration::from_secs(10), link.receive()).await;
             assert!(ended.is_ok_and(|ended| ended.is_err()), "{what} must end the link");
             assert_eq!(channel(&peer).height(), 1, "{what}");
         }
-        // The good one is taken, whatever came before; and its nonsense of a transaction is marked.
+        // The peer takes the good block after all the bad ones, and marks its malformed transaction as invalid.
         let link = hostile.accept(1).await;
         link.send(good.to_bytes()).await.expect("the link holds");
         at_height(&channel(&peer), 2).await;
@@ -303,12 +303,12 @@ fn nothing_but_the_next_signed_block_is_taken() {
     run.expect("the run succeeds");
 }
 
-/// A peer that had been shown a block which all orderers lost, in a volatile group without power, asked for ever for the one behind it,
-/// called itself healthy, and endorsed on what the channel did not have.
+/// Regression: all orderers of a volatile group lost power, and with it a block that a peer had received. The peer kept
+/// asking for the block after it, reported itself healthy, and endorsed on state that the channel did not have.
 #[test]
 fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
     let run = Simulation::new(1).run(|_| async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = Directory::open("root").await.expect("it is made");
         let metadata = OrdererMetadata { last_config: 0, consenter: Bytes::new() };
         let signed = |number, previous, envelopes: &[Bytes]| {
@@ -319,8 +319,8 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         let another = signed(1, consortium.genesis.hash(), &[]);
         let (next, other) = (signed(2, shown.hash(), &[]), signed(2, another.hash(), &[]));
         let orderers = ["o1", "o2", "o3"].map(str::to_owned);
-        // What each orderer says to whoever asks for a block, one word after the other.
-        let refusal = |height: u64| Reply::Refusal(format!("this orderer has {height} blocks")).encode();
+        // The reply of each orderer to a request for a block, one string after the other.
+        let refusal = |height: u64| DeliverResponse::Rejection(format!("this orderer has {height} blocks")).encode();
         let mut listeners = Vec::new();
         for address in &orderers {
             listeners.push(Hostile { listener: net::listen(address).await.expect("the address is free") });
@@ -332,7 +332,7 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         peer.join(&consortium.genesis).await.expect("it joins");
         listeners[0].accept(1).await.send(shown.to_bytes()).await.expect("the link holds");
         at_height(&channel(&peer), 2).await;
-        // All power is lost: no orderer has the block.
+        // All orderers lose power: no orderer has the block.
         for which in [1, 2, 0] {
             assert_eq!(channel(&peer).stalled(), None);
             let mut link = listeners[which].accept(2).await;
@@ -342,7 +342,7 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         rt::sleep(Duration::from_millis(1)).await;
         let reason = channel(&peer).stalled().expect("all have refused");
         assert!(reason.contains("this orderer has 1 blocks"), "{reason}");
-        // One of them goes on without it, another has it after all: the peer goes on.
+        // One orderer continues without the block, another has it after all: the peer continues.
         let mut link = listeners[1].accept(2).await;
         link.send(other.to_bytes()).await.expect("the link holds");
         assert!(link.receive().await.is_err(), "it is left");
@@ -350,7 +350,7 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         at_height(&channel(&peer), 3).await;
         assert_eq!(channel(&peer).stalled(), None);
         let (next, other) = (signed(3, next.hash(), &[]), signed(3, other.hash(), &[]));
-        // Two of three do, one of them twice before: that is most of them.
+        // Two of three orderers fork, one of them twice before: that is a majority.
         for which in [0, 1, 2, 0] {
             let mut link = listeners[which].accept(3).await;
             assert!(channel(&peer).failure().is_none());
@@ -383,24 +383,25 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
     let genesis = Block::parse(&golden("b0.block")).expect("Fabric wrote it");
     let config = Arc::new(ledger::ChannelConfig::from_block(&genesis).expect("Fabric wrote it"));
     let definitions = [("basic", "1.0")].map(|(name, version)| {
-        let definition = crate::access::Definition { version: version.to_owned(), ..Default::default() };
+        let definition = crate::access::ContractDefinition { version: version.to_owned(), ..Default::default() };
         (name.to_owned(), definition)
     });
-    let rules = Rules::new(config, definitions.into()).expect("the policies are in order");
+    let rules = ChannelPolicies::new(config, definitions.into()).expect("the policies are in order");
     let block8 = Block::parse(&golden("b8.block")).expect("Fabric wrote it");
     let block9 = Block::parse(&golden("b9.block")).expect("Fabric wrote it");
     for block in [&block8, &block9] {
         let committed = CommittedBlock::of_stored(block.clone()).expect("it has a filter");
         for (transaction, envelope) in committed.transactions().iter().zip(block.envelopes()) {
             assert_eq!(transaction.code, Code::VALID);
-            let examined = crate::validate::examine::examine_one(&envelope, &rules);
+            let examined = crate::validate::verify::verify_transaction(&envelope, &rules);
             let name = examined.outcome.as_ref().and_then(|outcome| outcome.chaincode()).expect("it names one");
-            // The chaincode's name in the golden ledger decides whether it is one of ours; its form is right anyhow.
+            // The chaincode's name in the golden ledger decides whether it is one of ours; the transaction is
+            // well-formed in any case.
             assert_eq!(examined.form, Code::VALID);
             assert!(matches!(examined.endorsement, Code::VALID | Code::INVALID_CHAINCODE), "{name:?}");
             assert_eq!(examined.tx_id, transaction.tx_id);
         }
-        // The commit hash is the one that Fabric's own peer computed, given the one before.
+        // The commit hash is the one that Fabric's own peer computed, given the previous one.
         let batch = stored_updates(block).expect("it reads");
         assert!(!batch.is_empty());
         let previous = block8.metadata().commit_hash().expect("well formed").expect("it has one");
@@ -416,7 +417,7 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
 fn the_savepoint_follows_the_height() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
         let tables = ModelEngine::open(directory(&root, "tables0").await).await.expect("the engine opens");
@@ -439,12 +440,13 @@ fn the_savepoint_follows_the_height() {
     });
 }
 
-/// A peer whose pipeline had failed went on to endorse on the state of that moment, and to answer queries from it.
+/// Regression: a peer whose pipeline had failed kept endorsing on the state of that moment, and kept answering queries
+/// from it.
 #[test]
 fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
         let client = consortium.client();
         let orderer = orderer(&consortium, &root).await;
@@ -453,7 +455,7 @@ fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
         let first = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
         channel(&peer).wait_committed(&first).await.expect("the channel runs");
 
-        // Somebody else writes to the store of the peer, which then refuses what the peer appends.
+        // Another writer appends to the peer's store, which then rejects what the peer appends.
         let tip = channel(&peer).store().tip();
         let strange = Block::build(BlockNumber(tip.height), Some(tip.header_hash), &[]);
         append_block(channel(&peer).store().as_ref(), &strange, &[]).await.expect("it follows");
@@ -475,19 +477,19 @@ fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
     });
 }
 
-/// On a full disk orderer and peer waited, and only their logs said so.
+/// Regression: on a full disk orderer and peer waited, and only their logs said so.
 #[test]
 fn a_channel_that_waits_for_its_disk_says_so() {
     let run = Simulation::new(1).run(|sim| async move {
         let node = sim.node("both");
         let disk = node.disk();
         let both = node.spawn(async move {
-            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
             let root = Directory::open("root").await.expect("it is made");
             let client = consortium.client();
             let orderer = orderer(&consortium, &root).await;
             let peer = peer(&consortium, &root, 0).await;
-            let chain = orderer.chain(CHANNEL).expect("joined");
+            let chain = orderer.channel(CHANNEL).expect("joined");
             assert_eq!((chain.stalled(), channel(&peer).stalled()), (None, None));
             disk.fill();
             let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
@@ -506,7 +508,7 @@ fn a_channel_that_waits_for_its_disk_says_so() {
     run.expect("the run succeeds");
 }
 
-/// A state whose store has made rows of more blocks than are applied here, as a storage node does by itself.
+/// A state whose store has materialised more blocks than are applied here, as a storage node does by itself.
 struct Ahead(Arc<dyn WorldState>);
 
 #[async_trait]
@@ -536,10 +538,10 @@ impl WorldState for Ahead {
     }
 }
 
-struct AheadStores(Arc<dyn Stores>);
+struct AheadStores(Arc<dyn PeerStores>);
 
 #[async_trait]
-impl Stores for AheadStores {
+impl PeerStores for AheadStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
         self.0.channels().await
     }
@@ -550,13 +552,13 @@ impl Stores for AheadStores {
     }
 }
 
-/// A storage node made rows of blocks that were durable and that its peer had not applied yet. The peer's last stage took how
-/// far its savepoint was behind for a number that cannot be negative, and the channel ended with a panic.
+/// Regression: a storage node materialised blocks that were durable and that its peer had not applied yet. The peer's
+/// last stage subtracted the savepoint from the smaller height, and the channel ended with a panic.
 #[test]
 fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
         let client = consortium.client();
         let orderer = orderer(&consortium, &root).await;
@@ -570,7 +572,7 @@ fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
             let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &args).await;
             channel(&peer).wait_committed(&id).await.expect("the channel runs");
         }
-        // The stage goes on behind the answer.
+        // The stage continues after the answer.
         let height = channel(&peer).height() + 1;
         let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["d", "d", "1", "1"]).await;
         channel(&peer).wait_committed(&id).await.expect("the channel runs");
@@ -581,7 +583,7 @@ fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
     });
 }
 
-/// Blocks at a store that may be away: it then takes as many as it has room for, and none becomes durable.
+/// A block store that may be away: it then accepts as many blocks as it has space for, and none becomes durable.
 struct Remote {
     inner: Arc<dyn Blocks>,
     is_away: Arc<AtomicBool>,
@@ -610,7 +612,7 @@ impl Blocks for Remote {
         self.inner.sync().await
     }
 
-    fn tip(&self) -> Tip {
+    fn tip(&self) -> ChainTip {
         self.inner.tip()
     }
 
@@ -642,7 +644,7 @@ impl Blocks for Remote {
         self.inner.number_by_hash(header_hash).await
     }
 
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, storage::Error> {
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, storage::Error> {
         self.inner.find_transactions(ids).await
     }
 
@@ -652,13 +654,13 @@ impl Blocks for Remote {
 }
 
 struct RemoteStores {
-    inner: Arc<dyn Stores>,
+    inner: Arc<dyn PeerStores>,
     is_away: Arc<AtomicBool>,
     has_room: bool,
 }
 
 #[async_trait]
-impl Stores for RemoteStores {
+impl PeerStores for RemoteStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
         self.inner.channels().await
     }
@@ -670,15 +672,15 @@ impl Stores for RemoteStores {
     }
 }
 
-/// Runs an orderer and a peer with a committed transaction over blocks at a store that is away from then on, sends another
-/// transaction, and does something with the peer.
+/// Runs an orderer and a peer with a committed transaction over a remote store. From then on the store is away. Sends
+/// another transaction, and then runs `what` on the peer.
 fn with_a_store_away<F>(has_room: bool, what: impl FnOnce(Arc<Peer>) -> F + Send + 'static)
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let run = Simulation::new(1).run(move |sim| async move {
         let both = sim.node("both").spawn(async move {
-            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
             let root = Directory::open("root").await.expect("it is made");
             let client = consortium.client();
             let orderer = orderer(&consortium, &root).await;
@@ -701,7 +703,7 @@ where
     run.expect("the run succeeds");
 }
 
-/// The storage node of a peer was away. The peer, told to stop, waited for it for good.
+/// Regression: the storage node of a peer was away, and the peer's stop waited for it for ever.
 #[test]
 fn a_peer_stops_while_its_storage_is_away() {
     with_a_store_away(true, |peer| async move {
@@ -714,7 +716,8 @@ fn a_peer_stops_while_its_storage_is_away() {
     });
 }
 
-/// A compute node was told to stop while it began as the primary: it forgot its peer, whose channel went on for good.
+/// Regression: a compute node was stopped while it started as the primary. It forgot its peer, whose channel kept
+/// running.
 #[test]
 fn the_channels_of_a_peer_that_is_dropped_end() {
     with_a_store_away(true, |peer| async move {

@@ -1,7 +1,7 @@
-//! Who waits for which transaction's commit.
+//! The callers that wait for a transaction's commit.
 //!
-//! A caller registers before it looks whether the transaction is committed already, so that no commit is missed: a
-//! commit first moves the height and then tells the waiters, and a caller that registered too late to be told finds the
+//! A caller first registers and then checks whether the transaction is committed already. A commit first moves the height
+//! and then notifies the waiters. So no commit is missed: a caller that registered too late to be notified finds the
 //! transaction below the height.
 
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ use crate::Error;
 use crate::events;
 use crate::validate::Code;
 
-/// Callers of one channel that may wait at once.
+/// The largest number of callers of one channel that may wait at the same time.
 pub const WAITERS_MAX: usize = 1 << 16;
 
-/// What became of a transaction.
+/// The outcome of a committed transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxStatus {
     /// Its validation code.
@@ -26,34 +26,34 @@ pub struct TxStatus {
     pub block: u64,
 }
 
-/// The callers that wait, by transaction.
+/// The waiting callers, by transaction.
 #[derive(Default)]
-pub struct Waiters {
-    inner: Mutex<Inner>,
+pub struct TxWaiters {
+    inner: Mutex<TxWaitersState>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct TxWaitersState {
     by_tx: Map<TxId, Vec<(u64, OneshotSender<TxStatus>)>>,
     count: usize,
     next: u64,
     closed: bool,
 }
 
-/// One caller's place. Dropping it gives the place up.
-pub struct Waiter<'a> {
-    waiters: &'a Waiters,
+/// One caller's registration. Dropping it removes the registration.
+pub struct TxWaiter<'a> {
+    waiters: &'a TxWaiters,
     tx_id: TxId,
     id: u64,
     answer: Option<OneshotReceiver<TxStatus>>,
 }
 
-impl Waiters {
-    /// Takes a place.
+impl TxWaiters {
+    /// Registers a caller.
     ///
     /// # Errors
     /// [`Error::TooManyWaiters`], [`Error::Stopped`].
-    pub fn register(&self, tx_id: TxId) -> Result<Waiter<'_>, Error> {
+    pub fn register(&self, tx_id: TxId) -> Result<TxWaiter<'_>, Error> {
         let (answer, answered) = oneshot();
         let mut inner = self.lock();
         if inner.closed {
@@ -67,20 +67,20 @@ impl Waiters {
         inner.count += 1;
         inner.by_tx.entry(tx_id.clone()).or_default().push((id, answer));
         events::CommitWaiters.add(1);
-        Ok(Waiter { waiters: self, tx_id, id, answer: Some(answered) })
+        Ok(TxWaiter { waiters: self, tx_id, id, answer: Some(answered) })
     }
 
-    /// Tells who waits for a transaction of this block.
+    /// Notifies the callers that wait for a transaction of this block.
     pub fn publish(&self, block: &CommittedBlock) {
         let transactions = block.transactions().iter();
-        self.tell(
+        self.notify(
             block.number(),
             transactions.filter_map(|transaction| Some((transaction.tx_id.as_ref()?, transaction.code))),
         );
     }
 
-    /// Tells who waits for one of these transactions, which are committed in block `number`.
-    pub fn tell<'a>(&self, number: u64, transactions: impl Iterator<Item = (&'a TxId, Code)>) {
+    /// Notifies the callers that wait for one of these transactions, which are committed in block `number`.
+    pub fn notify<'a>(&self, number: u64, transactions: impl Iterator<Item = (&'a TxId, Code)>) {
         let mut told = Vec::new();
         {
             let mut inner = self.lock();
@@ -97,7 +97,7 @@ impl Waiters {
         for (waiting, status) in told {
             events::CommitWaiters.add(-(waiting.len() as i64));
             for (_, answer) in waiting {
-                // A caller that has gone no longer wants to know.
+                // A caller that has gone does not want the answer.
                 let _ = answer.send(status);
             }
         }
@@ -109,7 +109,7 @@ impl Waiters {
         self.abandon();
     }
 
-    /// Ends every wait of now.
+    /// Ends every current wait.
     pub fn abandon(&self) {
         let by_tx = {
             let mut inner = self.lock();
@@ -133,12 +133,12 @@ impl Waiters {
         events::CommitWaiters.add(-(gone as i64));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, TxWaitersState> {
         self.inner.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Waiter<'_> {
+impl TxWaiter<'_> {
     /// Waits for the commit.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Waiter<'_> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for TxWaiter<'_> {
     fn drop(&mut self) {
         self.waiters.forget(&self.tx_id, self.id);
     }

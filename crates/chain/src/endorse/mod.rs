@@ -1,23 +1,24 @@
-//! Running proposals and signing what they came to.
+//! Runs proposals and signs their results.
 //!
 //! The steps of [`Endorser::process`], which are those of Fabric's endorser:
 //!
 //! 1. Read the proposal's headers ([`proposal`]) and find its channel.
-//! 2. Check its form, the clock it claims, its creator's membership, expiry and signature; nothing is awaited or kept until then.
-//! 3. Take a place of the [share](share) of the creator's organisation; without one the proposal is turned away
-//!    ([`EndorseError::Overloaded`]). Check that its transaction is not on the ledger and that the creator may propose, and read
-//!    the invocation.
-//! 4. Wait for a [turn](turns), which organisations get one after the other, for [`Settings::wait_max`] at most.
-//! 5. Run the contract against one snapshot of the state ([`simulate`]), for [`Settings::execution_max`] at most. Fabric's
-//!    system contracts answer from the ledger instead ([`system`]), without a turn.
-//! 6. Encode what was read and written, the response and the event, together with the proposal's hash, and sign that.
-//!    A response with a status of 400 or more is carried unsigned.
+//! 2. Check its timestamp, its format, and the membership, certificate expiry and signature of its creator. Up to here the
+//!    endorser neither waits nor keeps state, so an outsider costs only computation.
+//! 3. Take a permit from the quota of the creator's organisation ([`quota`]); if there is none, reject the proposal
+//!    ([`EndorseError::Overloaded`]). Check that its transaction is not on the ledger and that the creator may propose, and
+//!    read the invocation.
+//! 4. Wait for a [turn](turns), for [`EndorserConfig::wait_max`] at most. Organisations get turns in rotation.
+//! 5. Run the contract against one snapshot of the state ([`simulate`]), for [`EndorserConfig::execution_max`] at most.
+//!    Fabric's system contracts answer from the ledger instead ([`system`]), without a turn.
+//! 6. Encode the read-write set, the response, the event and the proposal's hash as one message, and sign it. A response
+//!    with a status of 400 or more is returned unsigned.
 //!
-//! Invariants: nothing is changed here or anywhere else by a proposal; of equal states and equal proposals the signed
-//! bytes are equal at all endorsers; every signature that is checked is checked by this peer, once a proposal.
+//! Invariants: a proposal changes no ledger and no state, here or at any other node. For equal states and equal proposals all
+//! endorsers sign equal bytes. The peer verifies the creator's signature itself, once per proposal.
 
 pub mod proposal;
-mod share;
+mod quota;
 pub mod simulate;
 pub mod system;
 mod turns;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::{self, WallTime};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
-use contract::{Registry, Response, StubError, Timestamp};
+use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
 use identity::{Identity, Signer};
 use ledger::Hash;
 use prost::Message;
@@ -40,7 +41,7 @@ use proto::protos::{
     Response as WireResponse,
 };
 use state::Snapshot;
-use storage::blocks::TransactionPlace;
+use storage::blocks::TransactionLocation;
 
 use crate::Error;
 use crate::channel::Channel;
@@ -48,15 +49,15 @@ use crate::events;
 use crate::history::KeyHistory;
 use crate::view::ChannelView;
 use proposal::{Invocation, Proposal, shown};
-use share::{Share, Shares};
-use simulate::{Context, Elsewhere, Simulation};
-use turns::Turns;
+use quota::{OrganizationQuotas, QuotaPermit};
+use simulate::{CrossChannelReads, Simulation, SimulationContext};
+use turns::ExecutionTurns;
 
 /// Runs proposals.
 #[async_trait]
 pub trait Endorse: Send + Sync {
-    /// Runs an encoded `SignedProposal` and signs what it came to. A contract's refusal comes back as a response of
-    /// status 400 or more, without an endorsement.
+    /// Runs an encoded `SignedProposal` and signs the result. If the contract rejects the proposal, the result is a
+    /// response of status 400 or more, without an endorsement.
     ///
     /// Dropping the future abandons the proposal.
     ///
@@ -64,28 +65,27 @@ pub trait Endorse: Send + Sync {
     /// See [`EndorseError`].
     async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError>;
 
-    /// Runs an encoded `SignedProposal` for its answer alone: what it read is not recorded for anybody, and nothing is
-    /// signed.
+    /// Runs an encoded `SignedProposal` for its answer only: the reads are not recorded, and nothing is signed.
     ///
     /// # Errors
     /// See [`EndorseError`].
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError>;
 }
 
-/// Why a proposal was not run to an answer.
+/// Why a proposal did not run to an answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndorseError {
-    /// The bytes are no proposal.
+    /// The bytes are not a proposal.
     #[error("{0}")]
     Malformed(String),
-    /// The proposal is not permitted: its form, creator, signature or rights.
+    /// The proposal is not permitted: its format, creator, signature or rights.
     #[error("error validating proposal: {0}")]
     Invalid(String),
     /// The creator's certificate has expired, or the proposal's time is too far from this peer's.
     #[error("{0}")]
     Expired(String),
-    /// The channel is not held here.
+    /// The channel does not exist at this peer.
     #[error("channel '{0}' not found")]
     UnknownChannel(String),
     /// The channel has no such contract, or this peer cannot run it.
@@ -99,8 +99,8 @@ pub enum EndorseError {
     /// The transaction is on the ledger already.
     #[error("duplicate transaction found [{0}]")]
     Duplicate(TxId),
-    /// Too many proposals are running and waiting, or it has waited for too long.
-    #[error("too many proposals are running and waiting; try again after a pause that grows")]
+    /// Too many proposals are running and waiting, or this one has waited too long.
+    #[error("too many proposals are running and waiting; back off and retry")]
     Overloaded,
     /// The contract took too long.
     #[error("the contract did not finish within {} ms", .0.as_millis())]
@@ -108,17 +108,17 @@ pub enum EndorseError {
     /// The state could not serve.
     #[error("error in simulation: {message}")]
     State {
-        /// What the caller is to do; never `Rejected`.
+        /// What the caller should do; never `Rejected`.
         kind: ErrorKind,
         /// The cause.
         message: String,
     },
-    /// The channel's pipeline has failed: what the peer knows of the channel grows old, so nothing is run on it.
+    /// The channel's pipeline has failed: the peer's state of the channel becomes stale, so no proposal runs on it.
     #[error("channel {channel} has stopped at this peer and waits for its operator: {cause}")]
     ChannelStopped {
         /// The channel.
         channel: String,
-        /// What ended it.
+        /// The error that ended it.
         cause: String,
     },
     /// The peer is stopping.
@@ -127,7 +127,7 @@ pub enum EndorseError {
 }
 
 impl EndorseError {
-    /// What the caller is to do.
+    /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             EndorseError::Overloaded | EndorseError::TimedOut(_) => ErrorKind::Retry,
@@ -138,14 +138,14 @@ impl EndorseError {
     }
 }
 
-/// How an endorser behaves.
+/// The settings of an endorser.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Proposals that may run and wait at once.
+pub struct EndorserConfig {
+    /// The largest number of proposals that run and wait at the same time.
     pub concurrency_max: usize,
-    /// Bytes of proposals that may run and wait at once, of all organisations.
+    /// The largest number of bytes of proposals that run and wait at the same time, of all organisations.
     pub bytes_max: usize,
-    /// Contracts that may run at once; other proposals wait, so that commits get their turn.
+    /// The largest number of contracts that run at the same time; other proposals wait, so that commits get their turn.
     pub running_max: usize,
     /// How long a proposal may wait for its turn.
     pub wait_max: Duration,
@@ -155,9 +155,9 @@ pub struct Settings {
     pub clock_window: Duration,
 }
 
-impl Default for Settings {
+impl Default for EndorserConfig {
     fn default() -> Self {
-        Settings {
+        EndorserConfig {
             concurrency_max: 4096,
             bytes_max: 256 << 20,
             running_max: 64,
@@ -169,7 +169,7 @@ impl Default for Settings {
 }
 
 /// Finds the channels of a peer.
-pub trait Channels: Send + Sync + 'static {
+pub trait EndorsingChannels: Send + Sync + 'static {
     /// One channel.
     fn channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>>;
     /// All channels, by name.
@@ -179,20 +179,20 @@ pub trait Channels: Send + Sync + 'static {
 /// A channel as an endorser sees it, at a compute node that commits or at one that follows it.
 #[async_trait]
 pub trait EndorsingChannel: ChannelView {
-    /// The newest state that may be shown: whoever was told of a commit before this was called finds it there.
+    /// The newest state that may be shown. It contains every commit of which a client was notified before this call.
     ///
     /// # Errors
-    /// `Retry` and `Fenced` where this compute node may not answer; another one of the peer may.
+    /// `Retry` and `Fenced` if this compute node may not answer; another one of the peer may.
     async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error>;
 
-    /// What its keys held.
+    /// The history of the channel's keys.
     fn history(&self) -> &Arc<KeyHistory>;
 
-    /// Where a transaction stands, committed or about to be.
+    /// The position of a transaction that is committed or about to be.
     ///
     /// # Errors
     /// The block store's.
-    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionPlace>, Error>;
+    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionLocation>, Error>;
 
     /// The number of the block with this header hash, committed or about to be.
     ///
@@ -211,7 +211,7 @@ impl EndorsingChannel for Channel {
         Channel::history(self)
     }
 
-    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionLocation>, Error> {
         Ok(self.store().find_transaction(tx_id).await?)
     }
 
@@ -223,27 +223,27 @@ impl EndorsingChannel for Channel {
 /// The endorser of one peer.
 pub struct Endorser {
     signer: Signer,
-    registry: Registry,
-    settings: Settings,
-    shares: Arc<Shares>,
-    turns: Arc<Turns>,
-    channels: Arc<dyn Channels>,
+    registry: ContractRegistry,
+    settings: EndorserConfig,
+    quotas: Arc<OrganizationQuotas>,
+    turns: Arc<ExecutionTurns>,
+    channels: Arc<dyn EndorsingChannels>,
 }
 
 /// A proposal that may run.
-struct Admitted {
+struct AdmittedProposal {
     timestamp: Timestamp,
     invocation: Invocation,
-    /// Nothing for a proposal without a channel.
+    /// `None` for a proposal without a channel.
     channel: Option<Arc<dyn EndorsingChannel>>,
     creator: Arc<Identity>,
-    _share: Share,
+    _quota_permit: QuotaPermit,
 }
 
-/// What a proposal came to.
-struct Executed {
-    response: Response,
-    event: Option<simulate::Event>,
+/// The result of a proposal.
+struct ExecutedProposal {
+    response: ContractResponse,
+    event: Option<simulate::ContractEvent>,
     /// The encoded read-write set.
     results: Bytes,
     version: String,
@@ -251,10 +251,15 @@ struct Executed {
 
 impl Endorser {
     /// An endorser over the channels of a peer.
-    pub fn new(signer: Signer, registry: Registry, settings: Settings, channels: Arc<dyn Channels>) -> Endorser {
-        let turns = Turns::new(settings.running_max);
-        let shares = Shares::new(settings.concurrency_max, settings.bytes_max);
-        Endorser { signer, registry, settings, shares, turns, channels }
+    pub fn new(
+        signer: Signer,
+        registry: ContractRegistry,
+        settings: EndorserConfig,
+        channels: Arc<dyn EndorsingChannels>,
+    ) -> Endorser {
+        let turns = ExecutionTurns::new(settings.running_max);
+        let shares = OrganizationQuotas::new(settings.concurrency_max, settings.bytes_max);
+        Endorser { signer, registry, settings, quotas: shares, turns, channels }
     }
 
     /// See [`Endorse::process`].
@@ -262,7 +267,7 @@ impl Endorser {
     /// # Errors
     /// See [`EndorseError`].
     pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
-        let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_rejection)?;
         let executed = self.execute(&admitted, true).await.inspect_err(count_failure)?;
         Ok(self.respond(&admitted, executed))
     }
@@ -272,13 +277,13 @@ impl Endorser {
     /// # Errors
     /// See [`EndorseError`].
     pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
-        let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_rejection)?;
         let executed = self.execute(&admitted, false).await.inspect_err(count_failure)?;
         Ok(wire(executed.response))
     }
 
     /// Steps 1 to 3.
-    async fn admit(&self, signed_proposal: &Bytes) -> Result<Admitted, EndorseError> {
+    async fn admit(&self, signed_proposal: &Bytes) -> Result<AdmittedProposal, EndorseError> {
         let proposal = Proposal::parse(signed_proposal)?;
         let name = proposal.header.channel();
         let channel = match name {
@@ -291,20 +296,20 @@ impl Endorser {
         self.check_clock(&proposal, rt::wall_now())?;
         proposal.check_form()?;
         let creator = self.check_creator(&proposal, channel.as_deref())?;
-        let organizations = channel.as_ref().map_or(1, |channel| channel.rules().members().msps().count());
-        let share = self.shares.take(creator.msp_id(), signed_proposal.len(), organizations).ok_or_else(overloaded)?;
+        let organizations = channel.as_ref().map_or(1, |channel| channel.policies().members().msps().count());
+        let permit = self.quotas.take(creator.msp_id(), signed_proposal.len(), organizations).ok_or_else(overloaded)?;
         if let Some(channel) = &channel {
             let tx_id = proposal.header.to_tx_id();
-            let found = channel.find_transaction(&tx_id).await.map_err(|error| unserved(&error))?;
+            let found = channel.find_transaction(&tx_id).await.map_err(|error| unavailable(&error))?;
             if found.is_some() {
                 return Err(EndorseError::Duplicate(tx_id));
             }
-            if !system::is_system(proposal.chaincode()) && !channel.rules().may_propose(&creator) {
+            if !system::is_system(proposal.chaincode()) && !channel.policies().may_propose(&creator) {
                 return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
             }
         }
         let timestamp = proposal.timestamp().unwrap_or_default();
-        Ok(Admitted { timestamp, invocation: proposal.invocation()?, channel, creator, _share: share })
+        Ok(AdmittedProposal { timestamp, invocation: proposal.invocation()?, channel, creator, _quota_permit: permit })
     }
 
     fn check_clock(&self, proposal: &Proposal, now: WallTime) -> Result<(), EndorseError> {
@@ -333,15 +338,15 @@ impl Endorser {
         };
         let (creator, served) = match channel {
             Some(channel) => {
-                let creator = channel.rules().identify(&serialized).map_err(|_| unknown())?;
-                let served = channel.rules().check_served(&creator, rt::wall_now());
+                let creator = channel.policies().identify(&serialized).map_err(|_| unknown())?;
+                let served = channel.policies().check_served(&creator, rt::wall_now());
                 (creator, served)
             }
             // Without a channel, members of this peer's own organisation may ask, as any of its channels knows them.
             None => {
                 let known = self.channels.all().into_iter().find_map(|channel| {
-                    let creator = channel.rules().identify(&serialized).ok()?;
-                    let served = channel.rules().check_served(&creator, rt::wall_now());
+                    let creator = channel.policies().identify(&serialized).ok()?;
+                    let served = channel.policies().check_served(&creator, rt::wall_now());
                     Some((creator, served))
                 });
                 known.filter(|(creator, _)| creator.msp_id() == self.signer.msp_id()).ok_or_else(unknown)?
@@ -358,14 +363,14 @@ impl Endorser {
     }
 
     /// Steps 4 and 5.
-    async fn execute(&self, admitted: &Admitted, record: bool) -> Result<Executed, EndorseError> {
+    async fn execute(&self, admitted: &AdmittedProposal, record: bool) -> Result<ExecutedProposal, EndorseError> {
         let invocation = &admitted.invocation;
         if system::is_system(&invocation.chaincode) {
             if let Some(channel) = &admitted.channel {
-                // What it shows of the ledger is as new as its state is.
-                channel.snapshot().await.map_err(|error| unserved(&error))?;
+                // The answer from the ledger is as new as this state.
+                channel.snapshot().await.map_err(|error| unavailable(&error))?;
             }
-            let query = system::Query {
+            let query = system::SystemQuery {
                 contract: &invocation.chaincode,
                 args: &invocation.args,
                 channel: admitted.channel.as_ref(),
@@ -374,28 +379,32 @@ impl Endorser {
                 own: self.signer.msp_id(),
             };
             let response = system::answer(&query).await;
-            return Ok(Executed { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
+            return Ok(ExecutedProposal { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
         }
         let unknown = || EndorseError::UnknownChaincode {
             name: shown(&invocation.chaincode),
-            channel: admitted.channel.as_ref().map(|channel| channel.rules().channel().to_string()).unwrap_or_default(),
+            channel: admitted
+                .channel
+                .as_ref()
+                .map(|channel| channel.policies().channel().to_string())
+                .unwrap_or_default(),
         };
         let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
         if let Some(error) = channel.failure() {
             return Err(EndorseError::ChannelStopped {
-                channel: channel.rules().channel().to_string(),
+                channel: channel.policies().channel().to_string(),
                 cause: error.to_string(),
             });
         }
-        let definition = channel.rules().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
+        let definition = channel.policies().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
         let turn = rt::timeout(self.settings.wait_max, self.turns.take(admitted.creator.msp_id())).await;
         let _turn = turn.map_err(|_| overloaded())?;
         let started = rt::now();
         let run = async {
             // Taken after the wait for the turn, so that the contract does not read an old state.
             let snapshot = channel.snapshot().await?;
-            let context = Context {
-                channel: channel.rules().channel().clone(),
+            let context = SimulationContext {
+                channel: channel.policies().channel().clone(),
                 tx_id: invocation.tx_id.clone(),
                 timestamp: admitted.timestamp,
                 creator: admitted.creator.serialized().clone(),
@@ -403,7 +412,7 @@ impl Endorser {
                 registry: self.registry.clone(),
                 snapshot,
                 history: channel.history().clone(),
-                elsewhere: Arc::new(OtherChannels(self.channels.clone())),
+                cross_channel: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
             let outcome = simulation.run(&invocation.chaincode, &invocation.args).await;
@@ -412,20 +421,25 @@ impl Endorser {
         let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
             return Err(EndorseError::TimedOut(self.settings.execution_max));
         };
-        let (simulation, outcome) = ran.map_err(|error: Error| unserved(&error))?;
+        let (simulation, outcome) = ran.map_err(|error: Error| unavailable(&error))?;
         let outcome = match outcome {
             Err(StubError::UnknownContract(_)) => return Err(unknown()),
             Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
-            Err(refused) => simulate::Outcome::failure(refused.to_string()),
+            Err(refused) => simulate::CallOutcome::failure(refused.to_string()),
             Ok(outcome) => outcome,
         };
         let results = if record { simulation.finish() } else { Bytes::new() };
         events::SimulationTime.record_since(started);
-        Ok(Executed { response: outcome.response, event: outcome.event, results, version: definition.version.clone() })
+        Ok(ExecutedProposal {
+            response: outcome.response,
+            event: outcome.event,
+            results,
+            version: definition.version.clone(),
+        })
     }
 
     /// Step 6.
-    fn respond(&self, admitted: &Admitted, executed: Executed) -> ProposalResponse {
+    fn respond(&self, admitted: &AdmittedProposal, executed: ExecutedProposal) -> ProposalResponse {
         let invocation = &admitted.invocation;
         let response = wire(executed.response);
         let event = executed.event.map(|event| ChaincodeEvent {
@@ -449,7 +463,7 @@ impl Endorser {
             extension: action.encode_to_vec().into(),
         };
         let payload: Bytes = payload.encode_to_vec().into();
-        let refused = response.status >= Response::ERROR_THRESHOLD;
+        let refused = response.status >= ContractResponse::ERROR_THRESHOLD;
         if refused || admitted.channel.is_none() {
             events::ProposalsFailed.add(u64::from(refused));
             return ProposalResponse { response: Some(response), payload, ..ProposalResponse::default() };
@@ -472,37 +486,37 @@ fn overloaded() -> EndorseError {
     EndorseError::Overloaded
 }
 
-/// One that was turned away for want of room has been counted as such.
-fn count_refusal(error: &EndorseError) {
+/// Counts a rejection, except for lack of capacity, which was counted already.
+fn count_rejection(error: &EndorseError) {
     if !matches!(error, EndorseError::Overloaded) {
-        events::ProposalsRefused.add(1);
+        events::ProposalsRejected.add(1);
     }
 }
 
-/// As [`count_refusal`].
+/// As [`count_rejection`].
 fn count_failure(error: &EndorseError) {
     if !matches!(error, EndorseError::Overloaded) {
         events::ProposalsFailed.add(1);
     }
 }
 
-fn unserved(error: &Error) -> EndorseError {
+fn unavailable(error: &Error) -> EndorseError {
     EndorseError::State { kind: error.kind(), message: error.to_string() }
 }
 
-fn wire(response: Response) -> WireResponse {
+fn wire(response: ContractResponse) -> WireResponse {
     WireResponse { status: response.status, message: response.message, payload: response.payload }
 }
 
-/// Reads of contracts on other channels.
-struct OtherChannels(Arc<dyn Channels>);
+/// Access of contracts to other channels, for reads.
+struct OtherChannels(Arc<dyn EndorsingChannels>);
 
 #[async_trait]
-impl Elsewhere for OtherChannels {
+impl CrossChannelReads for OtherChannels {
     async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
         let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
-        let creator = channel.rules().identify(creator).ok()?;
-        if !channel.rules().may_propose(&creator) {
+        let creator = channel.policies().identify(creator).ok()?;
+        if !channel.policies().may_propose(&creator) {
             return None;
         }
         Some((channel.snapshot().await.ok()?, channel.history().clone()))

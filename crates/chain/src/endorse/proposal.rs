@@ -1,17 +1,19 @@
 //! A signed proposal, read and checked in the order of Fabric's endorser.
 //!
-//! Anybody may send megabytes that claim to be a proposal. Until the creator's signature is checked nothing is copied of them:
+//! Anyone may send megabytes that claim to be a proposal. So all parts of a proposal are read in place until the creator's
+//! signature is checked:
 //!
-//! 1. [`Proposal::parse`] finds the headers, the name of the chaincode, the payload and the signature, all in place. A failure
-//!    here means that the bytes are no proposal at all.
-//! 2. [`Proposal::check_form`]: type, epoch, nonce, creator, transaction id, signature present.
-//! 3. The creator's identity, signature and rights, and whether the transaction exists already, are checked by
-//!    [`super::Endorser`], which has the channel.
-//! 4. [`Proposal::invocation`] reads the payload: it counts arguments and transient entries before it makes room for any.
+//! 1. [`Proposal::parse`] finds the headers, the name of the chaincode, the payload and the signature, all in place. A
+//!    failure here means that the bytes are no proposal at all.
+//! 2. [`Proposal::check_form`] checks type, epoch, nonce, creator and transaction id, and that a signature is present.
+//! 3. [`super::Endorser`], which has the channel, checks the creator's identity, signature and rights, and whether the
+//!    transaction exists already.
+//! 4. [`Proposal::invocation`] reads the payload: it counts arguments and transient entries before it allocates memory for
+//!    them.
 //!
-//! Invariants: steps 1 and 2 allocate nothing that grows with the message; step 4 allocates at most
-//! [`BOOKKEEPING_MAX`] times the message for arguments and transient entries, and copies the names of the latter. A text
-//! that repeats what the client sent cuts it short ([`shown`]).
+//! Invariants: steps 1 and 2 allocate nothing that grows with the message. Step 4 allocates at most [`BOOKKEEPING_MAX`] times
+//! the message for arguments and transient entries, and copies the names of the transient entries. Names from the client are
+//! truncated in error texts ([`shown`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
@@ -20,26 +22,27 @@ use std::sync::Arc;
 use base::{Bytes, TxId};
 use contract::Timestamp;
 use ledger::hash::{Hash, sha256_of};
-use ledger::transaction::Header;
+use ledger::transaction::TransactionHeader;
 use ledger::wire::{Fields, Span, WireError, bytes_field_len, put_bytes_header, set_once};
 use proto::common::HeaderType;
 
 use super::EndorseError;
 
-/// Arguments of one invocation.
+/// The largest number of arguments of one invocation.
 pub const ARGS_MAX: usize = 4096;
-/// Entries of one transient map.
+/// The largest number of entries of one transient map.
 pub const TRANSIENT_MAX: usize = 1024;
-/// Bytes that arguments and transient entries may take in memory beside their contents, as a multiple of the proposal's own.
+/// The bytes that arguments and transient entries may take in memory besides their contents, as a multiple of the
+/// proposal's own.
 pub const BOOKKEEPING_MAX: usize = 3;
-/// What an argument takes beside its contents.
+/// The memory of an argument besides its contents.
 const ARG_BYTES: usize = size_of::<Bytes>();
-/// What a transient entry takes beside its contents: its place in a node of the map that is half full.
+/// The memory of a transient entry besides its contents: its slot in a map node that is half full.
 const TRANSIENT_BYTES: usize = 2 * (size_of::<String>() + size_of::<Bytes>()) + 32;
-/// Bytes of a name that an error repeats.
+/// The largest number of bytes of a name that an error repeats.
 const SHOWN_BYTES_MAX: usize = 128;
 
-/// A proposal whose headers are read. Everything is a place in the bytes that were received.
+/// A proposal whose headers were read. All parts are slices of the received bytes.
 #[derive(Debug)]
 pub struct Proposal {
     /// What the creator signed.
@@ -47,20 +50,20 @@ pub struct Proposal {
     /// The creator's signature.
     pub signature: Bytes,
     /// The decoded headers.
-    pub header: Header,
+    pub header: TransactionHeader,
     payload: Span,
 }
 
-/// What a proposal asks for.
+/// The invocation that a proposal asks for.
 #[derive(Debug)]
 pub struct Invocation {
     /// The chaincode that is to run.
     pub chaincode: String,
     /// Its arguments, the function name first.
     pub args: Vec<Bytes>,
-    /// What only endorsers see.
+    /// The data that only endorsers see.
     pub transient: Arc<BTreeMap<String, Bytes>>,
-    /// What ties the transaction to this proposal.
+    /// The hash that ties the transaction to this proposal.
     pub hash: Hash,
     /// The transaction's id.
     pub tx_id: TxId,
@@ -78,7 +81,7 @@ impl Proposal {
         if header.is_empty() {
             return Err(EndorseError::Malformed("the proposal has no header".to_owned()));
         }
-        let header = Header::parse(&header.slice(&bytes))
+        let header = TransactionHeader::parse(&header.slice(&bytes))
             .map_err(|invalid| EndorseError::Malformed(invalid.reason.to_owned()))?;
         match header.chaincode() {
             Ok(Some(chaincode)) if !chaincode.name.is_empty() => {}
@@ -88,7 +91,7 @@ impl Proposal {
         Ok(Proposal { bytes, signature, header, payload })
     }
 
-    /// Checks what needs no identity.
+    /// Makes the checks that need no identity.
     ///
     /// # Errors
     /// [`EndorseError::Invalid`].
@@ -118,7 +121,7 @@ impl Proposal {
         }
     }
 
-    /// Reads what is to be run. For proposals whose signature was checked.
+    /// Reads the invocation, for proposals whose signature was checked.
     ///
     /// # Errors
     /// [`EndorseError::Malformed`], also for more arguments or transient entries than a proposal of this size may have.
@@ -129,7 +132,7 @@ impl Proposal {
             .and_then(|spec| spec.map_or(Ok(None), |spec| inner(bytes, spec, CHAINCODE_INPUT)))
             .map_err(malformed("chaincode invocation"))?
             .ok_or_else(|| EndorseError::Malformed("the chaincode invocation has no input".to_owned()))?;
-        // Counted before there is room for any: two bytes of a message are enough for one of them.
+        // Counted before memory is allocated for any: two bytes of a message are enough for one of them.
         let args = count(bytes, input, ARG).map_err(malformed("chaincode input"))?;
         let transient = count(bytes, self.payload, TRANSIENT).map_err(malformed("proposal payload"))?;
         let bookkeeping = args.saturating_mul(ARG_BYTES).saturating_add(transient.saturating_mul(TRANSIENT_BYTES));
@@ -175,14 +178,14 @@ const CHAINCODE_INPUT: u32 = 3;
 /// `ChaincodeInput.args`.
 const ARG: u32 = 1;
 
-/// The field of this number, which may stand once, of a message that is walked to its end.
+/// The field of this number, which may occur once, in a message that is read to its end.
 fn inner(source: &[u8], message: Span, number: u32) -> Result<Option<Span>, WireError> {
     let mut found = None;
     each(source, message, number, |span| set_once(&mut found, span))?;
     Ok(found)
 }
 
-/// How many fields of this number a message has.
+/// The number of fields of this number in a message.
 fn count(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> {
     let mut count = 0_usize;
     each(source, message, number, |_| {
@@ -192,7 +195,7 @@ fn count(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> 
     Ok(count)
 }
 
-/// Every field of this number, all of which must be bytes, of a message that is walked to its end.
+/// Every field of this number, all of which must be bytes, in a message that is read to its end.
 fn each(
     source: &[u8],
     message: Span,
@@ -208,7 +211,7 @@ fn each(
     Ok(())
 }
 
-/// A name that a client chose, cut short for people.
+/// A name that a client chose, truncated for people.
 pub fn shown(name: &str) -> String {
     match name.char_indices().map(|(at, _)| at).find(|at| *at >= SHOWN_BYTES_MAX) {
         Some(end) => format!("{}…", &name[..end]),
@@ -216,8 +219,9 @@ pub fn shown(name: &str) -> String {
     }
 }
 
-/// The fields 1 and 2 of a message, both bytes. A field 3 is not used, but must be bytes too, as a proposal's `extension` is: a
-/// protobuf library refuses the message otherwise, and whoever reads the proposal with one must not find less than is here.
+/// The fields 1 and 2 of a message, both bytes. A field 3 is not used, but it must be bytes too, as a proposal's
+/// `extension` is: a protobuf library rejects the message otherwise, and a reader of the proposal with such a library
+/// must not find less than is found here.
 fn pair(message: &[u8]) -> Result<(Span, Span), WireError> {
     let (mut first, mut second) = (None, None);
     let mut fields = Fields::new(message, Span::whole(message)?);
@@ -232,8 +236,8 @@ fn pair(message: &[u8]) -> Result<(Span, Span), WireError> {
     Ok((first.unwrap_or_default(), second.unwrap_or_default()))
 }
 
-/// The hash over both headers as received and the payload without its transient map, which is its input alone.
-fn proposal_hash(header: &Header, input: &[u8]) -> Hash {
+/// The hash over both headers as received and over the payload without its transient map, which leaves only its input.
+fn proposal_hash(header: &TransactionHeader, input: &[u8]) -> Hash {
     let mut field = Vec::new();
     if !input.is_empty() {
         field.reserve(bytes_field_len(1, input.len()).saturating_sub(input.len()));

@@ -1,16 +1,16 @@
-//! Running a contract against one snapshot, recording what it does.
+//! Runs a contract against one snapshot, and records its reads and writes.
 //!
-//! 1. A [`Simulation`] holds the snapshot of one transaction, the recorder of its reads and writes in every namespace,
-//!    and its open queries.
-//! 2. A [`Call`] is one contract at work in it: the stub the contract sees. Contracts it calls get calls of their own in
-//!    the same simulation, so that all namespaces end up in one read-write set.
-//! 3. Of a call that failed, what it read and wrote stays recorded, as in Fabric; the caller decides what to make of it.
+//! 1. A [`Simulation`] holds the snapshot of one transaction, the recorder of its reads and writes in every namespace, and
+//!    its open queries.
+//! 2. A [`ContractCall`] is one running contract in a simulation: the stub that the contract sees. Each contract that it
+//!    calls gets a separate call in the same simulation, so that all namespaces end up in one read-write set.
+//! 3. If a call fails, its reads and writes stay recorded, as in Fabric; the caller decides how to handle the failure.
 //!
-//! Bounds: [`ENTRIES_MAX`] reads, writes and results of ranges, [`BYTES_MAX`] recorded and [`SCANNED_BYTES_MAX`] scanned
-//! bytes, [`QUERIES_MAX`] open queries, [`CALLS_MAX`] calls, [`contract::CALL_DEPTH_MAX`] deep.
+//! Bounds: [`ENTRIES_MAX`] reads, writes and range results, [`BYTES_MAX`] recorded bytes, [`SCANNED_BYTES_MAX`] scanned
+//! bytes, [`QUERIES_MAX`] open queries, and [`CALLS_MAX`] calls, nested at most [`contract::CALL_DEPTH_MAX`] deep.
 //!
-//! A contract gives others their turn where it reads: that is where a time limit or its caller's end can stop it. One that
-//! computes for long without reading has to give turns itself, as `kmeans` does.
+//! A contract yields to other tasks only when it reads, so only there can a time limit or the cancellation of its caller
+//! stop it. A contract that computes for long without reading must yield explicitly, as `kmeans` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,104 +18,116 @@ use std::sync::Arc;
 use base::{Bytes, ChannelId, ErrorKind, TxId, rt};
 use contract::key::{self, KeyRange};
 use contract::{
-    CALL_DEPTH_MAX, Entry, HistoryPage, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub,
-    StubError, Timestamp,
+    CALL_DEPTH_MAX, ContractRegistry, ContractResponse, ContractStub, HistoryPage, KeyValue, PAGE_BYTES_SOFT_MAX,
+    PAGE_ENTRIES_MAX, QueryId, StatePage, StubError, Timestamp,
 };
 use state::{RangePage, Snapshot};
 
-use crate::history::{KeyHistory, Walk};
-use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, Recorder};
+use crate::history::{HistoryWalk, KeyHistory};
+use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, ReadWriteSetRecorder};
 
 /// Reads, writes and ranges that one transaction may record.
 pub const ENTRIES_MAX: usize = 1 << 20;
-/// Bytes of keys and values that one transaction may record. Orderers refuse envelopes far below this.
+/// Bytes of keys and values that one transaction may record. Orderers reject envelopes far below this.
 pub const BYTES_MAX: usize = 64 << 20;
 /// Bytes of keys and values that one transaction may scan in ranges.
 pub const SCANNED_BYTES_MAX: usize = 256 << 20;
 const _: () = assert!(state::RANGE_BYTES_SOFT_MAX <= PAGE_BYTES_SOFT_MAX, "a page of the state is one of a contract");
-/// Reads after which a contract gives others their turn. State in memory answers at once, so that a contract that reads on
-/// and on would otherwise hold its thread, and no time limit could end it.
+/// Reads after which a contract yields to other tasks. State in memory answers at once, so a contract that reads
+/// continuously would otherwise hold its thread, and no time limit could end it.
 const READS_PER_TURN: u32 = 32;
 /// Queries that one transaction may have open.
 pub const QUERIES_MAX: usize = 64;
-/// Contract calls that one transaction may make, in all.
+/// Contract calls that one transaction may make in total.
 pub const CALLS_MAX: u32 = 1024;
 
-/// What is fixed for one transaction.
+/// The context that is fixed for one transaction.
 #[derive(Clone)]
-pub struct Context {
+pub struct SimulationContext {
+    /// The channel of the proposal.
     pub channel: ChannelId,
+    /// The transaction's id.
     pub tx_id: TxId,
+    /// The time that the client put into the proposal's header.
     pub timestamp: Timestamp,
+    /// The client's serialised identity.
     pub creator: Bytes,
+    /// Private input of the client, by name; it enters no block.
     pub transient: Arc<BTreeMap<String, Bytes>>,
-    pub registry: Registry,
+    /// The contracts that this peer can run.
+    pub registry: ContractRegistry,
+    /// The state that all reads of the transaction see.
     pub snapshot: Arc<dyn Snapshot>,
+    /// The earlier values of keys.
     pub history: Arc<KeyHistory>,
     /// Other channels' states, for contracts that read there.
-    pub elsewhere: Arc<dyn Elsewhere>,
+    pub cross_channel: Arc<dyn CrossChannelReads>,
 }
 
-/// Where calls to contracts on other channels read.
+/// The snapshots that calls to contracts on other channels read.
 #[async_trait::async_trait]
-pub trait Elsewhere: Send + Sync {
+pub trait CrossChannelReads: Send + Sync {
     /// A snapshot of another channel and its history, if this peer holds it and `creator` may use it.
     async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)>;
 }
 
-/// A transaction in the making.
+/// A transaction that is being simulated.
 pub struct Simulation {
-    context: Context,
-    recorder: Recorder,
-    queries: BTreeMap<QueryId, Query>,
-    /// Open histories, each of a key of a namespace.
-    histories: BTreeMap<QueryId, Walk>,
+    context: SimulationContext,
+    recorder: ReadWriteSetRecorder,
+    queries: BTreeMap<QueryId, RangeQuery>,
+    /// Open histories, each of one key of a namespace.
+    histories: BTreeMap<QueryId, HistoryWalk>,
     queries_opened: u64,
     calls: u32,
-    /// Results of ranges, and reads and writes on other channels.
+    /// Number of results of ranges, and of reads and writes on other channels.
     scanned: usize,
-    /// Of results of ranges.
+    /// Bytes of results of ranges.
     scanned_bytes: usize,
     reads_this_turn: u32,
 }
 
-struct Query {
+struct RangeQuery {
     namespace: Arc<str>,
     range: KeyRange,
     /// Where the next page starts.
     next: String,
     recorder: RangeRecorder,
-    /// Ended or closed; kept for what it recorded.
+    /// Ended or closed; kept for its recorded results.
     over: bool,
 }
 
 /// The event that a contract set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ContractEvent {
+    /// The event's name, by which clients select events.
     pub name: String,
+    /// The event's content, whose meaning only the contract defines.
     pub payload: Bytes,
 }
 
-/// What one contract call came to.
+/// The result of one contract call.
 #[derive(Debug)]
-pub struct Outcome {
-    pub response: Response,
-    pub event: Option<Event>,
+pub struct CallOutcome {
+    /// The contract's answer: status, message and payload.
+    pub response: ContractResponse,
+    /// The last event that the contract set, if it set one.
+    pub event: Option<ContractEvent>,
 }
 
-impl Outcome {
-    /// An error of the contract's own.
-    pub fn failure(message: String) -> Outcome {
-        Outcome { response: Response::failure(Response::ERROR, message), event: None }
+impl CallOutcome {
+    /// An error that the contract itself returned.
+    pub fn failure(message: String) -> CallOutcome {
+        CallOutcome { response: ContractResponse::failure(ContractResponse::ERROR, message), event: None }
     }
 }
 
 impl Simulation {
     /// A transaction that has done nothing yet.
-    pub fn new(context: Context) -> Simulation {
+    pub fn new(context: SimulationContext) -> Simulation {
         Simulation {
             context,
-            recorder: Recorder::new(),
+            recorder: ReadWriteSetRecorder::new(),
             queries: BTreeMap::new(),
             histories: BTreeMap::new(),
             queries_opened: 0,
@@ -129,22 +141,23 @@ impl Simulation {
     /// Runs the contract `name`.
     ///
     /// # Errors
-    /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Whatever else a contract does
+    /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Every other failure of a contract
     /// comes back as its response.
-    pub async fn run(&mut self, name: &str, args: &[Bytes]) -> Result<Outcome, StubError> {
+    /// comes back as its response.
+    pub async fn run(&mut self, name: &str, args: &[Bytes]) -> Result<CallOutcome, StubError> {
         self.call(name, args, 0).await
     }
 
-    /// What was read and written, as an encoded `TxReadWriteSet`.
+    /// The read-write set, as an encoded `TxReadWriteSet`.
     pub fn finish(mut self) -> Bytes {
-        // In the order of opening, which is that of the handles.
+        // In the order of opening, which is the order of the handles.
         for query in std::mem::take(&mut self.queries).into_values() {
             self.recorder.range(&query.namespace, query.recorder);
         }
         self.recorder.encode()
     }
 
-    async fn call(&mut self, name: &str, args: &[Bytes], depth: usize) -> Result<Outcome, StubError> {
+    async fn call(&mut self, name: &str, args: &[Bytes], depth: usize) -> Result<CallOutcome, StubError> {
         let Some(contract) = self.context.registry.get(name).cloned() else {
             return Err(StubError::UnknownContract(name.to_owned()));
         };
@@ -152,7 +165,7 @@ impl Simulation {
         if self.calls > CALLS_MAX {
             return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
         }
-        let mut call = Call { simulation: self, namespace: name.into(), args, depth, event: None };
+        let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
             Err(error) => Err(error),
@@ -162,7 +175,7 @@ impl Simulation {
             Ok(response) => response,
             Err(error) => error.into_response()?,
         };
-        Ok(Outcome { response, event })
+        Ok(CallOutcome { response, event })
     }
 
     fn check_limits(&self) -> Result<(), StubError> {
@@ -215,7 +228,7 @@ fn check_length(key: &str) -> Result<(), StubError> {
 
 fn state_error(error: state::Error) -> StubError {
     let kind = match error.kind() {
-        // A contract's request cannot be what the state refuses: its keys were checked.
+        // The state cannot have rejected the contract's request as such: its keys were checked.
         ErrorKind::Rejected => ErrorKind::Retry,
         kind => kind,
     };
@@ -230,19 +243,19 @@ fn history_error(error: crate::Error) -> StubError {
     StubError::State { kind, message: error.to_string() }
 }
 
-/// One contract at work.
-struct Call<'a> {
+/// One running contract.
+struct ContractCall<'a> {
     simulation: &'a mut Simulation,
     namespace: Arc<str>,
     args: &'a [Bytes],
     depth: usize,
-    event: Option<Event>,
+    event: Option<ContractEvent>,
 }
 
 #[async_trait::async_trait]
-impl Stub for Call<'_> {
+impl ContractStub for ContractCall<'_> {
     async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
-        // First, because a contract may also go on after one refusal and another.
+        // First, because a contract may continue after every rejection.
         self.simulation.count_read().await;
         check_key(key)?;
         self.simulation.check_limits()?;
@@ -268,20 +281,20 @@ impl Stub for Call<'_> {
         check_length(range.start())?;
         check_length(range.end())?;
         let id = self.simulation.new_query()?;
-        let query = Query {
+        let query = RangeQuery {
             namespace: self.namespace.clone(),
             next: range.start().to_owned(),
             recorder: RangeRecorder::new(range.start(), range.end()),
             over: false,
             range,
         };
-        // Closed queries stay for what they recorded, so they count as entries.
+        // Closed queries stay for their recorded results, so they count as entries.
         self.simulation.recorder.note_query();
         self.simulation.queries.insert(id, query);
         Ok(id)
     }
 
-    async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<Page, StubError> {
+    async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<StatePage, StubError> {
         let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
         self.simulation.end_turn().await;
         self.simulation.check_limits()?;
@@ -299,12 +312,12 @@ impl Stub for Call<'_> {
             let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
             range.await.map_err(state_error)?
         };
-        let mut page = Page { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
+        let mut page = StatePage { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
         let mut bytes = 0;
         for entry in found.entries {
             bytes += entry.key.len() + entry.versioned.value.len();
             query.recorder.add(&entry.key, entry.versioned.version);
-            page.entries.push(Entry { key: String::from(&*entry.key), value: entry.versioned.value });
+            page.entries.push(KeyValue { key: String::from(&*entry.key), value: entry.versioned.value });
         }
         self.simulation.scanned += page.entries.len();
         self.simulation.scanned_bytes += bytes;
@@ -324,10 +337,10 @@ impl Stub for Call<'_> {
         self.simulation.count_read().await;
         check_key(key)?;
         let id = self.simulation.new_query()?;
-        // It leaves no trace in the read set; so that it has an end, it counts as an entry.
+        // It leaves no trace in the read set; it counts as an entry, so that it is bounded.
         self.simulation.scanned += 1;
         let height = self.simulation.context.snapshot.height();
-        self.simulation.histories.insert(id, Walk::new(&self.namespace, key, height));
+        self.simulation.histories.insert(id, HistoryWalk::new(&self.namespace, key, height));
         Ok(id)
     }
 
@@ -354,7 +367,12 @@ impl Stub for Call<'_> {
         }
     }
 
-    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {
+    async fn invoke_contract(
+        &mut self,
+        name: &str,
+        args: Vec<Bytes>,
+        channel: &str,
+    ) -> Result<ContractResponse, StubError> {
         self.simulation.count_read().await;
         if self.depth + 1 >= CALL_DEPTH_MAX {
             return Err(StubError::LimitExceeded { what: "the call depth", max: CALL_DEPTH_MAX as u64 });
@@ -363,10 +381,13 @@ impl Stub for Call<'_> {
         if channel.is_empty() || context.channel.as_str() == channel {
             return Ok(self.simulation.call(name, &args, self.depth + 1).await?.response);
         }
-        let Some((snapshot, history)) = context.elsewhere.view(channel, &context.creator).await else {
-            return Ok(Response::failure(Response::ERROR, format!("channel {channel} is not known here")));
+        let Some((snapshot, history)) = context.cross_channel.view(channel, &context.creator).await else {
+            return Ok(ContractResponse::failure(
+                ContractResponse::ERROR,
+                format!("channel {channel} is not known here"),
+            ));
         };
-        // What happens on another channel is read only: its reads and writes are nobody's.
+        // A call on another channel is read only: its reads and writes are dropped.
         let mut context = context.clone();
         context.channel = ChannelId::from(channel);
         (context.snapshot, context.history) = (snapshot, history);
@@ -383,7 +404,7 @@ impl Stub for Call<'_> {
         if name.is_empty() {
             return Err(StubError::InvalidEvent("an event must have a name".to_owned()));
         }
-        self.event = Some(Event { name: name.to_owned(), payload });
+        self.event = Some(ContractEvent { name: name.to_owned(), payload });
         Ok(())
     }
 

@@ -1,18 +1,18 @@
-//! Fabric's system contracts, as far as clients and explorers ask them.
+//! Fabric's system contracts, as far as clients and explorers use them.
 //!
 //! | contract | functions |
 //! |---|---|
 //! | `qscc` | `GetChainInfo`, `GetBlockByNumber`, `GetBlockByHash`, `GetBlockByTxID`, `GetTransactionByID` |
-//! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is refused |
+//! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is rejected |
 //! | `_lifecycle` | `QueryChaincodeDefinition`, `QueryChaincodeDefinitions` |
 //!
-//! They read the ledger, never the state, and record nothing. The policy of the resource `contract/function` says who may
-//! ask; `GetChannels` is open to this peer's own organisation.
+//! The system contracts read only the ledger, never the state, and record nothing. The policy of the resource
+//! `contract/function` decides who may call a function; `GetChannels` is open to this peer's own organisation.
 
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, MspId, TxId};
-use contract::Response;
+use contract::ContractResponse;
 use identity::Identity;
 use ledger::Block;
 use prost::Message;
@@ -23,8 +23,8 @@ use proto::lifecycle::{
 };
 use proto::protos::{ChannelInfo, ChannelQueryResponse, ProcessedTransaction};
 
-use super::{Channels, EndorsingChannel};
-use crate::access::Definition;
+use super::{EndorsingChannel, EndorsingChannels};
+use crate::access::ContractDefinition;
 
 const ENDORSEMENT_PLUGIN: &str = "escc";
 const VALIDATION_PLUGIN: &str = "vscc";
@@ -34,30 +34,33 @@ pub fn is_system(contract: &str) -> bool {
     matches!(contract, "qscc" | "cscc" | "_lifecycle" | "lscc")
 }
 
-/// What a client asks.
-pub struct Query<'a> {
+/// A client's query.
+pub struct SystemQuery<'a> {
+    /// The system contract: a name for which [`is_system`] is true.
     pub contract: &'a str,
     /// The function's name first.
     pub args: &'a [Bytes],
     /// The channel of the proposal.
     pub channel: Option<&'a Arc<dyn EndorsingChannel>>,
-    pub channels: &'a dyn Channels,
+    /// All channels of the peer, for queries that name another channel in their arguments.
+    pub channels: &'a dyn EndorsingChannels,
+    /// The client, whose signature was verified.
     pub creator: &'a Arc<Identity>,
     /// The peer's organisation.
     pub own: &'a MspId,
 }
 
 /// Answers, errors included.
-pub async fn answer(query: &Query<'_>) -> Response {
+pub async fn answer(query: &SystemQuery<'_>) -> ContractResponse {
     match try_answer(query).await {
-        Ok(payload) => Response::success(payload),
-        Err(message) => Response::failure(Response::ERROR, message),
+        Ok(payload) => ContractResponse::success(payload),
+        Err(message) => ContractResponse::failure(ContractResponse::ERROR, message),
     }
 }
 
-type Answer = Result<Bytes, String>;
+type SystemResult = Result<Bytes, String>;
 
-async fn try_answer(query: &Query<'_>) -> Answer {
+async fn try_answer(query: &SystemQuery<'_>) -> SystemResult {
     let function = text(query.args.first(), "the function name")?;
     match (query.contract, function) {
         ("cscc", "GetChannels") if query.creator.msp_id() == query.own => Ok(channels(query.channels)),
@@ -107,31 +110,31 @@ fn text<'a>(arg: Option<&'a Bytes>, what: &str) -> Result<&'a str, String> {
 }
 
 /// The channel that the second argument names, which need not be the proposal's.
-fn named_channel(query: &Query<'_>, function: &str) -> Result<Arc<dyn EndorsingChannel>, String> {
+fn named_channel(query: &SystemQuery<'_>, function: &str) -> Result<Arc<dyn EndorsingChannel>, String> {
     let name = text(query.args.get(1), "the channel")?;
     let channel = query.channels.channel(name).ok_or_else(|| format!("Invalid chain ID, {name}"))?;
     may_use(query, channel.as_ref(), function)?;
     Ok(channel)
 }
 
-fn may_use(query: &Query<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
+fn may_use(query: &SystemQuery<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
     let resource = format!("{}/{function}", query.contract);
-    let denied = || format!("access denied for [{function}][{}]", channel.rules().channel());
-    // The creator is a member of the proposal's channel; it must be one of the asked channel too.
-    let member = channel.rules().identify(query.creator.serialized()).map_err(|_| denied())?;
-    if channel.rules().may_use(&resource, &member) { Ok(()) } else { Err(denied()) }
+    let denied = || format!("access denied for [{function}][{}]", channel.policies().channel());
+    // The creator is a member of the proposal's channel; it must be a member of the queried channel too.
+    let member = channel.policies().identify(query.creator.serialized()).map_err(|_| denied())?;
+    if channel.policies().may_use(&resource, &member) { Ok(()) } else { Err(denied()) }
 }
 
-fn channels(channels: &dyn Channels) -> Bytes {
+fn channels(channels: &dyn EndorsingChannels) -> Bytes {
     let channels = channels
         .all()
         .iter()
-        .map(|channel| ChannelInfo { channel_id: channel.rules().channel().to_string() })
+        .map(|channel| ChannelInfo { channel_id: channel.policies().channel().to_string() })
         .collect();
     ChannelQueryResponse { channels }.encode_to_vec().into()
 }
 
-async fn read_block(channel: &dyn EndorsingChannel, number: u64) -> Answer {
+async fn read_block(channel: &dyn EndorsingChannel, number: u64) -> SystemResult {
     match channel.read_block(number).await {
         Ok(Some(bytes)) => Ok(bytes),
         Ok(None) => Err(format!("Failed to get block number {number}, error no such block number [{number}] in index")),
@@ -139,7 +142,7 @@ async fn read_block(channel: &dyn EndorsingChannel, number: u64) -> Answer {
     }
 }
 
-async fn chain_info(channel: &dyn EndorsingChannel) -> Answer {
+async fn chain_info(channel: &dyn EndorsingChannel) -> SystemResult {
     let height = channel.height();
     let newest = height.checked_sub(1).ok_or("the ledger is empty")?;
     let block = Block::parse(&read_block(channel, newest).await?).map_err(|error| error.to_string())?;
@@ -152,14 +155,14 @@ async fn chain_info(channel: &dyn EndorsingChannel) -> Answer {
     Ok(info.encode_to_vec().into())
 }
 
-async fn block_by_number(channel: &dyn EndorsingChannel, number: &str) -> Answer {
+async fn block_by_number(channel: &dyn EndorsingChannel, number: &str) -> SystemResult {
     let number: u64 = number.parse().map_err(|_| format!("Failed to parse block number with error {number:?}"))?;
-    // Fabric's way to ask for the newest.
+    // Fabric's way to ask for the newest block.
     let number = if number == u64::MAX { channel.height().saturating_sub(1) } else { number };
     read_block(channel, number).await
 }
 
-async fn block_by_hash(channel: &dyn EndorsingChannel, hash: Option<&Bytes>) -> Answer {
+async fn block_by_hash(channel: &dyn EndorsingChannel, hash: Option<&Bytes>) -> SystemResult {
     let hash = hash.ok_or("Block hash must not be nil.")?;
     let found = match <[u8; 32]>::try_from(&hash[..]) {
         Ok(hash) => channel.number_by_hash(&hash).await.map_err(|error| error.to_string())?,
@@ -177,12 +180,12 @@ async fn place(channel: &dyn EndorsingChannel, tx_id: &str) -> Result<(u64, usiz
     Ok((place.block.get(), place.index.get() as usize, place.code))
 }
 
-async fn block_by_tx_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Answer {
+async fn block_by_tx_id(channel: &dyn EndorsingChannel, tx_id: &str) -> SystemResult {
     let (block, ..) = place(channel, tx_id).await?;
     read_block(channel, block).await
 }
 
-async fn transaction_by_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Answer {
+async fn transaction_by_id(channel: &dyn EndorsingChannel, tx_id: &str) -> SystemResult {
     let (number, index, code) = place(channel, tx_id).await?;
     let block = Block::parse(&read_block(channel, number).await?).map_err(|error| error.to_string())?;
     let envelope = Envelope::decode(block.envelope(index)).map_err(|error| error.to_string())?;
@@ -190,20 +193,20 @@ async fn transaction_by_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Answe
     Ok(processed.encode_to_vec().into())
 }
 
-async fn channel_config(channel: &dyn EndorsingChannel) -> Answer {
+async fn channel_config(channel: &dyn EndorsingChannel) -> SystemResult {
     let block = Block::parse(&read_block(channel, 0).await?).map_err(|error| error.to_string())?;
     let transaction = ledger::Transaction::decode(&block.envelope(0)).map_err(|invalid| invalid.to_string())?;
     let envelope = ConfigEnvelope::decode(transaction.data()).map_err(|error| error.to_string())?;
     Ok(envelope.config.unwrap_or_default().encode_to_vec().into())
 }
 
-fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> Answer {
+fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> SystemResult {
     let args = QueryChaincodeDefinitionArgs::decode(args.cloned().unwrap_or_default())
         .map_err(|error| format!("failed to decode input arg: {error}"))?;
-    let known = channel.rules().definitions().get(&args.name);
-    let Definition { version, sequence, endorsement } =
+    let known = channel.policies().definitions().get(&args.name);
+    let ContractDefinition { version, sequence, endorsement } =
         known.ok_or_else(|| format!("namespace {} is not defined", args.name))?;
-    let organizations = channel.rules().config().application().iter();
+    let organizations = channel.policies().config().application().iter();
     let result = QueryChaincodeDefinitionResult {
         sequence: *sequence,
         version: version.clone(),
@@ -217,7 +220,7 @@ fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> Answer {
 }
 
 fn definitions(channel: &dyn EndorsingChannel) -> Bytes {
-    let definitions = channel.rules().definitions().iter().map(|(name, definition)| ChaincodeDefinition {
+    let definitions = channel.policies().definitions().iter().map(|(name, definition)| ChaincodeDefinition {
         name: name.clone(),
         sequence: definition.sequence,
         version: definition.version.clone(),

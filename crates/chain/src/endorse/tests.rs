@@ -1,4 +1,4 @@
-//! Tests of endorsing: what is refused and how, what is signed, and what calls between contracts record.
+//! Tests of endorsing: which proposals are rejected and how, what is signed, and what calls between contracts record.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use base::Bytes;
 use base::rt::disk::Directory;
 use base::rt::production;
 use base::rt::simulation::Simulation;
-use contract::{Contract, ContractError, Cursor, Registry, Response, Stub, key::KeyRange};
-use identity::deny::{Denial, Denied};
-use identity::issue::{Organization, Terms};
-use identity::{DenyList, KeyKind, Role};
+use contract::{Contract, ContractError, ContractRegistry, ContractResponse, ContractStub, RangeCursor, key::KeyRange};
+use identity::deny::{Denial, DeniedCertificate};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{DenyList, KeyKind, MemberRole};
 use ledger::Block;
 use ledger::config::EndorsementRule;
 use ledger::hash::sha256_of;
@@ -27,7 +27,8 @@ use crate::order::Broadcast;
 use crate::peer::Peer;
 use crate::rwset::{RangeReads, ReadWriteSet};
 use crate::support::{
-    CHANNEL, Client, Consortium, Shape, Signed, Terms_, directory, encode, orderer, peer, peer_options, submit,
+    CHANNEL, Client, Consortium, ConsortiumConfig, ProposalOverrides, SignedTestProposal, directory, encode, orderer,
+    peer, peer_options, submit,
 };
 
 struct Net {
@@ -41,7 +42,7 @@ struct Net {
 async fn net() -> Net {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let root = Directory::open(scratch.path()).await.expect("it exists");
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::Any));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::Any));
     let peer = peer(&consortium, &root, 0).await;
     Net { client: consortium.client(), consortium, root, peer, _scratch: scratch }
 }
@@ -51,41 +52,70 @@ fn proposals_are_refused_by_kind() {
     production::run(async {
         let net = net().await;
         let client = &net.client;
-        let shaped = |shape: Shape| client.shaped(shape, "basic", "GetAllAssets", &[]).bytes;
+        let shaped = |shape: ProposalOverrides| client.shaped(shape, "basic", "GetAllAssets", &[]).bytes;
         let good = client.proposal("basic", "GetAllAssets", &[]);
         let resigned = |sign: &dyn Fn(&Bytes) -> Bytes| {
             let mut signed = SignedProposal::decode(good.bytes.clone()).expect("just encoded");
             signed.signature = sign(&signed.proposal_bytes);
             encode(&signed)
         };
-        let stranger = Organization::found("Org1MSP", "org1.example.com", &Terms::seeded([1; 32])).expect("fine names");
-        let stranger = Client { signer: stranger.issue(Role::Client, "User1").expect("fine names") };
+        let stranger = IssuingOrganization::create("Org1MSP", "org1.example.com", &CertificateTerms::seeded([1; 32]))
+            .expect("fine names");
+        let stranger = Client { signer: stranger.issue(MemberRole::Client, "User1").expect("fine names") };
         let orderer = Client { signer: net.consortium.orderer.clone() };
-        // A search found this one: it was read here, and no protobuf library reads it.
+        // A fuzz search found this proposal: it was accepted here, and every protobuf library rejects it.
         let mut extended = SignedProposal::decode(good.bytes.clone()).expect("just encoded");
         extended.proposal_bytes = [&extended.proposal_bytes[..], &[0x18, 1]].concat().into();
         let extended = encode(&extended);
-        let nameless = client.shaped(Shape::default(), "", "GetAllAssets", &[]).bytes;
+        let nameless = client.shaped(ProposalOverrides::default(), "", "GetAllAssets", &[]).bytes;
         let table: Vec<(&str, Bytes, &str)> = vec![
             ("nothing", Bytes::new(), "Malformed"),
             ("garbage", Bytes::from_static(b"\x0a\xff\x01"), "Malformed"),
             ("no chaincode", nameless, "Malformed"),
             ("an extension that is a number", extended, "Malformed"),
-            ("another type", shaped(Shape { kind: 1, ..Shape::default() }), "Invalid"),
-            ("an epoch", shaped(Shape { epoch: 1, ..Shape::default() }), "Invalid"),
-            ("no nonce", shaped(Shape { nonce: vec![], ..Shape::default() }), "Invalid"),
-            ("a wrong id", shaped(Shape { tx_id: Some("ab".into()), ..Shape::default() }), "Invalid"),
-            ("no creator", shaped(Shape { creator: Some(Bytes::new()), ..Shape::default() }), "Invalid"),
-            ("a bad creator", shaped(Shape { creator: Some(b"x"[..].into()), ..Shape::default() }), "Invalid"),
+            ("another type", shaped(ProposalOverrides { kind: 1, ..ProposalOverrides::default() }), "Invalid"),
+            ("an epoch", shaped(ProposalOverrides { epoch: 1, ..ProposalOverrides::default() }), "Invalid"),
+            ("no nonce", shaped(ProposalOverrides { nonce: vec![], ..ProposalOverrides::default() }), "Invalid"),
+            (
+                "a wrong id",
+                shaped(ProposalOverrides { tx_id: Some("ab".into()), ..ProposalOverrides::default() }),
+                "Invalid",
+            ),
+            (
+                "no creator",
+                shaped(ProposalOverrides { creator: Some(Bytes::new()), ..ProposalOverrides::default() }),
+                "Invalid",
+            ),
+            (
+                "a bad creator",
+                shaped(ProposalOverrides { creator: Some(b"x"[..].into()), ..ProposalOverrides::default() }),
+                "Invalid",
+            ),
             ("a stranger", stranger.proposal("basic", "GetAllAssets", &[]).bytes, "Invalid"),
             ("one who may not write", orderer.proposal("basic", "GetAllAssets", &[]).bytes, "Invalid"),
             ("no signature", resigned(&|_| Bytes::new()), "Invalid"),
             ("a wrong signature", resigned(&|_| client.signer.sign(b"other")), "Invalid"),
-            ("an hour early", shaped(Shape { seconds_off: -3600, ..Shape::default() }), "Expired"),
-            ("an hour late", shaped(Shape { seconds_off: 3600, ..Shape::default() }), "Expired"),
-            ("another channel", shaped(Shape { channel: "elsewhere".into(), ..Shape::default() }), "UnknownChannel"),
+            (
+                "an hour early",
+                shaped(ProposalOverrides { seconds_off: -3600, ..ProposalOverrides::default() }),
+                "Expired",
+            ),
+            (
+                "an hour late",
+                shaped(ProposalOverrides { seconds_off: 3600, ..ProposalOverrides::default() }),
+                "Expired",
+            ),
+            (
+                "another channel",
+                shaped(ProposalOverrides { channel: "elsewhere".into(), ..ProposalOverrides::default() }),
+                "UnknownChannel",
+            ),
             ("another chaincode", client.proposal("nowhere", "f", &[]).bytes, "UnknownChaincode"),
-            ("no channel", shaped(Shape { channel: String::new(), ..Shape::default() }), "UnknownChaincode"),
+            (
+                "no channel",
+                shaped(ProposalOverrides { channel: String::new(), ..ProposalOverrides::default() }),
+                "UnknownChaincode",
+            ),
         ];
         for (what, bytes, expected) in table {
             let refused = net.peer.process(bytes.clone()).await.expect_err(what);
@@ -104,9 +134,9 @@ fn an_expired_creator_is_refused() {
     production::run(async {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let root = Directory::open(scratch.path()).await.expect("it exists");
-        let consortium = Consortium::found(Terms_ {
-            terms: Terms::valid(KeyKind::P256, 1_000_000_000, 1_100_000_000),
-            ..Terms_::seeded(1, EndorsementRule::Any)
+        let consortium = Consortium::create(ConsortiumConfig {
+            terms: CertificateTerms::valid(KeyKind::P256, 1_000_000_000, 1_100_000_000),
+            ..ConsortiumConfig::seeded(1, EndorsementRule::Any)
         });
         let peer = peer(&consortium, &root, 0).await;
         let proposal = consortium.client().proposal("basic", "GetAllAssets", &[]);
@@ -137,7 +167,7 @@ fn an_endorsement_covers_what_fabric_covers() {
         endorser.verify(&signed.concat(), &endorsement.signature).expect("it signed payload and identity");
 
         let (payload, action) = action(&response);
-        let Signed { header, payload: proposed, .. } = &proposal;
+        let SignedTestProposal { header, payload: proposed, .. } = &proposal;
         let hash = sha256_of(&[&header.channel_header, &header.signature_header, &encode(proposed)]);
         assert_eq!(payload.proposal_hash[..], hash);
         let id = action.chaincode_id.expect("it names the chaincode");
@@ -261,11 +291,11 @@ fn system_contracts_answer_from_the_ledger() {
         assert_eq!((definition.sequence, definition.version.as_str(), definition.approvals.len()), (1, "1.0", 2));
         let (_, payload, _) = ask("_lifecycle", "QueryChaincodeDefinitions", &[""]).await;
         let definitions = QueryChaincodeDefinitionsResult::decode(payload).expect("definitions");
-        assert_eq!(definitions.chaincode_definitions.len(), Registry::native().names().count());
+        assert_eq!(definitions.chaincode_definitions.len(), ContractRegistry::native().names().count());
 
         // Without a channel, for members of the peer's own organisation.
         let channels = async |client: &Client| {
-            let shape = Shape { channel: String::new(), ..Shape::default() };
+            let shape = ProposalOverrides { channel: String::new(), ..ProposalOverrides::default() };
             net.peer.process(client.shaped(shape, "cscc", "GetChannels", &[]).bytes).await
         };
         let response = channels(&net.client).await.expect("an answer");
@@ -274,7 +304,7 @@ fn system_contracts_answer_from_the_ledger() {
         assert_eq!(found.channels[0].channel_id, CHANNEL);
         let other = Client { signer: net.consortium.clients[1].clone() };
         channels(&other).await.expect_err("another organisation");
-        // With a channel named, any of its members once learnt which other channels the peer holds.
+        // Regression: with a channel named, any of its members could learn which other channels the peer had joined.
         let named = net.peer.process(other.proposal("cscc", "GetChannels", &[]).bytes).await.expect("an answer");
         let answer = named.response.expect("an answer");
         assert_eq!((answer.status, answer.payload.len()), (500, 0), "{}", answer.message);
@@ -284,33 +314,37 @@ fn system_contracts_answer_from_the_ledger() {
     });
 }
 
-/// A lost key could propose and order until its certificate ended: only the channel's configuration could take it back.
+/// Regression: a lost key could propose and order until its certificate ended. Only the channel's configuration could
+/// revoke it.
 #[test]
 fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() {
     production::run(async {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let root = Directory::open(scratch.path()).await.expect("it exists");
-        // Keys of its own: what is denied here, no other test may need.
-        let setup = Terms_ { terms: Terms::seeded([142; 32]), ..Terms_::seeded(1, EndorsementRule::Any) };
-        let consortium = Consortium::found(setup);
+        // Separate keys: no other test may need the identity that is denied here.
+        let setup = ConsortiumConfig {
+            terms: CertificateTerms::seeded([142; 32]),
+            ..ConsortiumConfig::seeded(1, EndorsementRule::Any)
+        };
+        let consortium = Consortium::create(setup);
         let peer = peer(&consortium, &root, 0).await;
         let client = consortium.client();
         let proposal = client.proposal("basic", "InitLedger", &[]);
         let responses = [peer.process(proposal.bytes.clone()).await.expect("a member")];
         let envelope = client.envelope(&proposal, &responses);
         let channel = peer.channel(CHANNEL).expect("it was joined");
-        let rules = channel.rules();
-        let order = || crate::order::filter::check(envelope.clone(), rules, u32::MAX, rt::wall_now());
+        let rules = channel.policies();
+        let order = || crate::order::filter::check_envelope(envelope.clone(), rules, u32::MAX, rt::wall_now());
         order().expect("a member may order");
 
-        let serial = Denied::Serial("Org1MSP".into(), client.signer.certificate().serial().to_vec());
+        let serial = DeniedCertificate::Serial("Org1MSP".into(), client.signer.certificate().serial().to_vec());
         DenyList::of_process().replace(vec![Denial { holder: serial, reason: "lost".to_owned(), until: None }]);
         let refused = peer.process(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
         assert!(matches!(&refused, EndorseError::Invalid(reason) if reason.contains("denied")), "{refused}");
         peer.evaluate(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
         let refused = order().expect_err("denied");
         assert_eq!(refused.status(), proto::common::Status::Forbidden);
-        let examined = crate::validate::examine::examine_one(&envelope, rules);
+        let examined = crate::validate::verify::verify_transaction(&envelope, rules);
         assert!(examined.form.is_valid() && examined.endorsement.is_valid(), "validation never looks at the list");
 
         DenyList::of_process().replace(Vec::new());
@@ -319,7 +353,7 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
     });
 }
 
-/// Calls and scans as its arguments say.
+/// A contract that calls and scans as its arguments say.
 struct Caller;
 
 #[contract::async_trait]
@@ -328,14 +362,22 @@ impl Contract for Caller {
         "caller"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         match function {
             "call" => {
                 tx.put_state("mine", Bytes::from_static(b"1"))?;
                 tx.set_event("outer", Bytes::new())?;
                 let name = String::from_utf8_lossy(&args[0]).into_owned();
                 let answer = tx.invoke_contract(&name, args[1..].to_vec(), "").await?;
-                Ok(Response { payload: answer.message.clone().into(), ..Response::success(Bytes::new()) })
+                Ok(ContractResponse {
+                    payload: answer.message.clone().into(),
+                    ..ContractResponse::success(Bytes::new())
+                })
             }
             "deep" => {
                 let answer = tx.invoke_contract("caller", vec!["deep".into()], "").await?;
@@ -345,32 +387,32 @@ impl Contract for Caller {
                 for number in 0..150 {
                     tx.put_state(&format!("k{number:03}"), Bytes::from_static(b"v"))?;
                 }
-                Ok(Response::empty())
+                Ok(ContractResponse::empty())
             }
             "scan" => {
                 let limit: usize = String::from_utf8_lossy(&args[0]).parse().expect("a number");
-                let mut cursor = Cursor::open(tx, KeyRange::simple("k", "l")?).await?;
+                let mut cursor = RangeCursor::open(tx, KeyRange::simple("k", "l")?).await?;
                 let mut seen = 0;
                 while seen < limit && cursor.next(tx).await?.is_some() {
                     seen += 1;
                 }
                 cursor.close(tx);
-                Ok(Response::success(seen.to_string()))
+                Ok(ContractResponse::success(seen.to_string()))
             }
             "long-key" => {
                 tx.put_state(&"k".repeat(20_000), Bytes::from_static(b"v"))?;
-                Ok(Response::empty())
+                Ok(ContractResponse::empty())
             }
             "own-writes" => {
                 tx.put_state("fresh", Bytes::from_static(b"v"))?;
                 let seen = tx.get_state("fresh").await?.is_some();
-                Ok(Response::success(seen.to_string()))
+                Ok(ContractResponse::success(seen.to_string()))
             }
             "spin" => loop {
                 tx.get_state("k").await?;
             },
             "scan-on" => loop {
-                let mut cursor = Cursor::open(tx, KeyRange::simple("k", "l")?).await?;
+                let mut cursor = RangeCursor::open(tx, KeyRange::simple("k", "l")?).await?;
                 while cursor.next(tx).await?.is_some() {}
             },
             "forever" => loop {
@@ -458,8 +500,8 @@ fn scans_are_recorded_as_far_as_they_went() {
     });
 }
 
-/// The state answers at once, so that such a contract never waited for anything: no time limit could end it, and whatever
-/// shared its thread stood still.
+/// Regression: the state answers at once, so such a contract never waited. No time limit could end it, and every task
+/// that shared its thread stood still.
 #[test]
 fn a_contract_that_only_reads_is_ended_in_time() {
     production::run(async {
@@ -485,7 +527,7 @@ fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() 
             let peer = peer.clone();
             async move { peer.process(forever).await }
         });
-        // It takes the only place before anybody else does.
+        // It takes the only turn before any other proposal does.
         for _ in 0..10 {
             base::rt::yield_now().await;
         }

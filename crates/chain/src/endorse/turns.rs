@@ -1,13 +1,14 @@
-//! Turns: how many contracts run at once, and which proposal runs next.
+//! Turns: how many contracts run at the same time, and which proposal runs next.
 //!
-//! 1. A proposal takes a turn at once if one is free; then nobody waits for one.
-//! 2. Otherwise it waits in the queue of its creator's organisation. A turn that is given back goes to the next organisation,
-//!    in a circle, that has a proposal waiting, and there to the proposal that has waited longest.
+//! 1. A proposal takes a turn at once if one is free; in that case no proposal is waiting for one.
+//! 2. Otherwise it waits in the queue of its creator's organisation. A turn that is given back goes to the next
+//!    organisation, in rotation, that has a proposal waiting, and there to the proposal that has waited longest.
 //! 3. A proposal whose future is dropped, at its deadline for example, leaves its queue.
 //!
-//! How many proposals wait, and with how many bytes, is bounded by [`super::share`].
+//! [`super::quota`] bounds the number and the bytes of waiting proposals.
 //!
-//! Invariant: between two turns of an organisation that has proposals waiting, each other organisation has at most one.
+//! Invariant: between two turns of an organisation that has proposals waiting, each other organisation gets at most one
+//! turn.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -20,70 +21,70 @@ use crate::events;
 
 /// The turns of one endorser.
 #[derive(Debug)]
-pub struct Turns {
-    state: Mutex<State>,
+pub struct ExecutionTurns {
+    state: Mutex<TurnsState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TurnsState {
     free: usize,
     /// By the order in which they came; no queue is empty.
-    waiting: BTreeMap<MspId, BTreeMap<u64, OneshotSender<Turn>>>,
+    waiting: BTreeMap<MspId, BTreeMap<u64, OneshotSender<ExecutionTurn>>>,
     next: u64,
-    /// Whose turn was the last that was given to one who waited.
+    /// The organisation of the last waiting proposal that got a turn.
     last: Option<MspId>,
 }
 
 /// The right to run, until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
-    turns: Arc<Turns>,
+pub struct ExecutionTurn {
+    turns: Arc<ExecutionTurns>,
 }
 
-/// A place in a queue, left when it is dropped.
-struct Waiting<'a> {
-    turns: &'a Turns,
+/// A position in a queue, left when it is dropped.
+struct QueuedTurn<'a> {
+    turns: &'a ExecutionTurns,
     organization: &'a MspId,
     number: u64,
 }
 
-impl Turns {
+impl ExecutionTurns {
     /// At most `running_max` contracts run at once.
-    pub fn new(running_max: usize) -> Arc<Turns> {
+    pub fn new(running_max: usize) -> Arc<ExecutionTurns> {
         let (waiting, last) = (BTreeMap::new(), None);
-        Arc::new(Turns { state: Mutex::new(State { free: running_max.max(1), waiting, next: 0, last }) })
+        Arc::new(ExecutionTurns { state: Mutex::new(TurnsState { free: running_max.max(1), waiting, next: 0, last }) })
     }
 
     /// Waits for a turn.
     ///
-    /// Dropping the future gives up its place.
-    pub async fn take(self: &Arc<Self>, organization: &MspId) -> Turn {
+    /// Dropping the future gives up its position.
+    pub async fn take(self: &Arc<Self>, organization: &MspId) -> ExecutionTurn {
         let (waiting, turn) = {
             let mut state = self.state();
             if state.free > 0 {
                 state.free -= 1;
-                return Turn { turns: Arc::clone(self) };
+                return ExecutionTurn { turns: Arc::clone(self) };
             }
             let (sender, receiver) = oneshot();
             let number = state.next;
             state.next += 1;
             state.waiting.entry(organization.clone()).or_default().insert(number, sender);
             events::ProposalsWaiting.add(1);
-            (Waiting { turns: self, organization, number }, receiver)
+            (QueuedTurn { turns: self, organization, number }, receiver)
         };
         let turn = turn.await.expect("a place is left by its own task alone");
         drop(waiting);
         turn
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TurnsState {
     /// Removes the proposal whose turn is next from its queue.
-    fn next_waiting(&mut self) -> Option<OneshotSender<Turn>> {
+    fn next_waiting(&mut self) -> Option<OneshotSender<ExecutionTurn>> {
         let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next =
             self.waiting.range::<MspId, _>((after, Bound::Unbounded)).next().or_else(|| self.waiting.iter().next());
@@ -98,21 +99,22 @@ impl State {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ExecutionTurn {
     fn drop(&mut self) {
         let mut state = self.turns.state();
         match state.next_waiting() {
             None => state.free += 1,
             Some(next) => {
                 drop(state);
-                // One that has just gone drops the turn, which then goes to the next; not deeper than there are such.
-                drop(next.send(Turn { turns: Arc::clone(&self.turns) }));
+                // A proposal that has just gone drops the turn, which then goes to the next one; the recursion is as
+                // deep as there are such proposals.
+                drop(next.send(ExecutionTurn { turns: Arc::clone(&self.turns) }));
             }
         }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueuedTurn<'_> {
     fn drop(&mut self) {
         events::ProposalsWaiting.add(-1);
         let mut state = self.turns.state();
@@ -122,7 +124,7 @@ impl Drop for Waiting<'_> {
             state.waiting.remove(self.organization);
         }
         drop(state);
-        // After the lock: nobody is to be woken by it, but it may hold a waker.
+        // After the lock is released: this wakes no task, but it may drop a waker.
         drop(left);
     }
 }
@@ -136,20 +138,20 @@ mod tests {
 
     use super::*;
 
-    /// Lets proposals of these organisations wait in this order behind one that runs; who ran, in order. One with a lower-case
-    /// name gives up before the first turn is given back.
+    /// Queues proposals of these organisations in this order behind one that runs, and returns the order in which they
+    /// ran. A proposal with a lower-case name gives up before the first turn is given back.
     fn order(waiting: &'static str) -> String {
         let run = Simulation::new(1).run(move |_| async move {
-            let turns = Turns::new(1);
+            let turns = ExecutionTurns::new(1);
             let ran = Arc::new(Mutex::new(String::new()));
             let first = turns.take(&MspId::from("first")).await;
             let mut tasks = Vec::new();
             for name in waiting.chars() {
                 let (turns, ran) = (turns.clone(), ran.clone());
                 let organization = MspId::from(name.to_uppercase().to_string().as_str());
-                let patience = Duration::from_secs(if name.is_lowercase() { 1 } else { 60 });
+                let timeout = Duration::from_secs(if name.is_lowercase() { 1 } else { 60 });
                 tasks.push(rt::spawn(async move {
-                    if let Ok(turn) = rt::timeout(patience, turns.take(&organization)).await {
+                    if let Ok(turn) = rt::timeout(timeout, turns.take(&organization)).await {
                         ran.lock().expect("nobody panics with it").push(name);
                         rt::yield_now().await;
                         drop(turn);

@@ -1,10 +1,12 @@
-//! What a peer and an orderer say to each other over a link.
+//! The block protocol between a peer and an orderer, over a link.
 //!
-//! 1. The peer sends one request: which channel, from which block on.
-//! 2. The orderer answers with a refusal and ends the link, or with blocks in order, each one message, without end. While
-//!    there is no block to send it sends a sign of life every [`KEEPALIVE`]; a peer that hears nothing for
-//!    [`SILENCE_MAX`] asks elsewhere, and so does one that hears nothing else for as long and knows of other orderers.
-//! 3. The peer says of each block that it has taken it. The orderer sends at most [`WINDOW_BLOCKS`] beyond those.
+//! 1. The peer sends one request: the channel, and the number of the first block.
+//! 2. The orderer answers with a rejection and ends the link, or sends blocks in order, one per message, without end. While
+//!    there is no block to send, it sends a keepalive every [`KEEPALIVE`]. A peer that receives nothing for [`SILENCE_MAX`]
+//!    turns to another orderer. A peer that knows other orderers also leaves an orderer that sends only keepalives for that
+//!    long.
+//! 3. The peer acknowledges each block that it has taken. The orderer sends at most [`WINDOW_BLOCKS`] unacknowledged
+//!    blocks.
 //!
 //! ```text
 //! request   version:u8 = 1 | channel length:u16 le | channel | from:u64 le
@@ -14,32 +16,33 @@
 //! alive     0 | 1
 //! ```
 //!
-//! All of these bytes may be hostile to the other side, and are read into errors. The page `docs/formats/block-links.md`
-//! says the same to other implementations.
+//! Either side may send hostile bytes; malformed bytes decode into an error. The page `docs/formats/block-links.md`
+//! describes the protocol for other implementations.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
 use base::Bytes;
 
-/// How often an idle orderer shows that it lives.
+/// How often an idle orderer sends a keepalive.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
-/// How long a peer listens to silence.
+/// How long a peer waits without receiving anything.
 pub const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// Blocks that are on their way to a peer that has not taken them yet.
+/// The largest number of blocks that were sent to a peer and that it has not acknowledged.
 pub const WINDOW_BLOCKS: usize = 8;
-/// What a peer says of a block that it has taken.
-pub const TAKEN: &[u8] = &[1];
-/// Bytes of a channel's name.
+/// A peer's acknowledgement of one block.
+pub const BLOCK_ACKNOWLEDGED: &[u8] = &[1];
+/// The largest length of a channel's name in bytes.
 pub const CHANNEL_BYTES_MAX: usize = 249;
-/// Bytes of a refusal that a peer looks at.
+/// The largest number of bytes of a rejection's reason that a peer reads.
 const REASON_BYTES_MAX: usize = 1024;
 
 const VERSION: u8 = 1;
 
-/// Which blocks a peer wants.
+/// The blocks that a peer asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct DeliverRequest {
+    /// The channel's name, at most [`CHANNEL_BYTES_MAX`] bytes.
     pub channel: String,
     /// The first block.
     pub from: u64,
@@ -47,21 +50,21 @@ pub struct Request {
 
 /// What an orderer sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// An encoded block, not looked at yet.
+pub enum DeliverResponse {
+    /// An encoded block, not checked yet.
     Block(Bytes),
-    /// Nothing more will come, and why.
-    Refusal(String),
-    /// Nothing new.
-    Alive,
+    /// The reason why no block will come.
+    Rejection(String),
+    /// A keepalive.
+    Keepalive,
 }
 
-/// Bytes that are no message of this protocol.
+/// Bytes that are not a message of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a message of the block protocol: {0}")]
 pub struct Malformed(&'static str);
 
-impl Request {
+impl DeliverRequest {
     /// The request's bytes.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
@@ -78,29 +81,29 @@ impl Request {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(bytes: &[u8]) -> Result<Request, Malformed> {
+    pub fn decode(bytes: &[u8]) -> Result<DeliverRequest, Malformed> {
         let (&[version, low, high], rest) = bytes.split_first_chunk().ok_or(Malformed("too short"))?;
         if version != VERSION {
-            return Err(Malformed("another version"));
+            return Err(Malformed("the version is not supported"));
         }
         let length = usize::from(u16::from_le_bytes([low, high]));
         if length > CHANNEL_BYTES_MAX || rest.len() != length + 8 {
-            return Err(Malformed("the length is not that of its channel and block number"));
+            return Err(Malformed("the length does not match the channel and the block number"));
         }
         let (channel, from) = rest.split_at(length);
         let channel = std::str::from_utf8(channel).map_err(|_| Malformed("the channel is not text"))?;
         let from = from.try_into().map_err(|_| Malformed("too short"))?;
-        Ok(Request { channel: channel.to_owned(), from: u64::from_le_bytes(from) })
+        Ok(DeliverRequest { channel: channel.to_owned(), from: u64::from_le_bytes(from) })
     }
 }
 
-impl Reply {
+impl DeliverResponse {
     /// The reply's bytes.
     pub fn encode(self) -> Bytes {
         match self {
-            Reply::Block(bytes) => bytes,
-            Reply::Alive => Bytes::from_static(&[0, 1]),
-            Reply::Refusal(reason) => [&[0, 0], reason.as_bytes()].concat().into(),
+            DeliverResponse::Block(bytes) => bytes,
+            DeliverResponse::Keepalive => Bytes::from_static(&[0, 1]),
+            DeliverResponse::Rejection(reason) => [&[0, 0], reason.as_bytes()].concat().into(),
         }
     }
 
@@ -108,16 +111,16 @@ impl Reply {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(bytes: Bytes) -> Result<Reply, Malformed> {
+    pub fn decode(bytes: Bytes) -> Result<DeliverResponse, Malformed> {
         match bytes.as_ref() {
             [] => Err(Malformed("empty")),
-            [0, 1] => Ok(Reply::Alive),
+            [0, 1] => Ok(DeliverResponse::Keepalive),
             [0, 0, reason @ ..] => {
                 let reason = &reason[..reason.len().min(REASON_BYTES_MAX)];
-                Ok(Reply::Refusal(String::from_utf8_lossy(reason).into_owned()))
+                Ok(DeliverResponse::Rejection(String::from_utf8_lossy(reason).into_owned()))
             }
             [0, ..] => Err(Malformed("an unknown kind")),
-            _ => Ok(Reply::Block(bytes)),
+            _ => Ok(DeliverResponse::Block(bytes)),
         }
     }
 }
@@ -129,23 +132,27 @@ mod tests {
 
     #[test]
     fn requests_have_the_documented_layout() {
-        let request = Request { channel: "ab".into(), from: 0x0102 };
+        let request = DeliverRequest { channel: "ab".into(), from: 0x0102 };
         assert_eq!(request.encode()[..], [1, 2, 0, b'a', b'b', 2, 1, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn replies_come_back() {
-        for reply in [Reply::Alive, Reply::Refusal("no".into()), Reply::Block(Bytes::from_static(&[10, 0]))] {
-            assert_eq!(Reply::decode(reply.clone().encode()), Ok(reply));
+        for reply in [
+            DeliverResponse::Keepalive,
+            DeliverResponse::Rejection("no".into()),
+            DeliverResponse::Block(Bytes::from_static(&[10, 0])),
+        ] {
+            assert_eq!(DeliverResponse::decode(reply.clone().encode()), Ok(reply));
         }
-        assert!(Reply::decode(Bytes::from_static(&[0, 7])).is_err());
-        assert!(Reply::decode(Bytes::new()).is_err());
+        assert!(DeliverResponse::decode(Bytes::from_static(&[0, 7])).is_err());
+        assert!(DeliverResponse::decode(Bytes::new()).is_err());
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_a_request_that_encodes_to_them_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
-            if let Ok(request) = Request::decode(&bytes) {
+            if let Ok(request) = DeliverRequest::decode(&bytes) {
                 prop_assert_eq!(&request.encode()[..], &bytes[..]);
             }
         }

@@ -1,6 +1,6 @@
-//! Answering peers that ask for blocks. See [`super::protocol`].
+//! Serves peers that ask for blocks. See [`super::protocol`].
 //!
-//! A link proves which organisation it is of; blocks of a channel go to the channel's organisations and to nobody else.
+//! A link proves the organisation of its caller. Only organisations of a channel receive the channel's blocks.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -9,102 +9,112 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt;
-use base::rt::net::{Door, Link, LinksRefused, Place};
-use consensus::ordered::Role;
+use base::rt::net::{Link, LinkAcceptor, LinkPermit, LinksRejected};
+use consensus::ordered::Leadership;
 
 use super::Orderer;
-use super::protocol::{KEEPALIVE, Reply, Request, TAKEN, WINDOW_BLOCKS};
+use super::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, KEEPALIVE, WINDOW_BLOCKS};
 use crate::events;
 
-/// How long a peer may take to say what it wants.
-const REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long a peer that takes no blocks keeps its link; longer by a second for each 64 KiB that are on their way to it.
-const TAKE_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Bytes that the slowest peer takes in a second.
+/// How long a peer may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a peer that acknowledges no blocks keeps its link. Each 64 KiB on their way to the peer add one second.
+const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The smallest number of bytes a second that a peer must take.
 const BYTES_A_SECOND_MIN: usize = 64 << 10;
-/// How long a peer that is ahead of an orderer that follows waits for it.
+/// How long an orderer that is not the leader lets a peer with more blocks wait while it catches up.
 const LAG_MAX: Duration = Duration::from_secs(2);
 
-pub(super) async fn accept(orderer: Arc<Orderer>, mut door: Door) {
-    while let Some(Ok((link, place))) = orderer.stopping().or_stopped(door.accept()).await {
-        drop(rt::spawn(connection(orderer.clone(), link, place)));
+pub(super) async fn accept(orderer: Arc<Orderer>, mut door: LinkAcceptor) {
+    while let Some(Ok((link, permit))) = orderer.stopping().run_until_cancelled(door.accept()).await {
+        drop(rt::spawn(connection(orderer.clone(), link, permit)));
     }
-    orderer.unserved().stop();
+    orderer.unserved().cancel();
 }
 
-async fn connection(orderer: Arc<Orderer>, link: Link, place: Place) {
-    // Whether the peer left, misbehaved, has newer links or this orderer stops: the link ends, and the peer asks again.
+async fn connection(orderer: Arc<Orderer>, link: Link, permit: LinkPermit) {
+    // The link ends if the peer left, misbehaved or has newer links, or if this orderer stops; the peer then asks
+    // again.
     let stop = orderer.stopping().clone();
-    stop.or_stopped(place.displaced().or_stopped(answer(orderer, link))).await;
+    stop.run_until_cancelled(permit.displaced().run_until_cancelled(serve_blocks(orderer, link))).await;
 }
 
-/// What comes of a step that the peer must do its part for, while so many bytes are on their way to it.
-async fn patiently<T>(step: impl Future<Output = T>, bytes: usize) -> Option<T> {
-    let limit = TAKE_WAIT_MAX + Duration::from_secs((bytes / BYTES_A_SECOND_MIN) as u64);
+/// The result of a step that needs the peer's part, while `bytes` are on their way to the peer; `None` after a
+/// time-out.
+async fn within_timeout<T>(step: impl Future<Output = T>, bytes: usize) -> Option<T> {
+    let limit = ACKNOWLEDGE_TIMEOUT + Duration::from_secs((bytes / BYTES_A_SECOND_MIN) as u64);
     rt::timeout(limit, step).await.ok()
 }
 
-pub(super) async fn answer(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
-    let request = rt::timeout(REQUEST_WAIT_MAX, link.receive()).await.ok()?.ok()?;
-    let request = match Request::decode(&request) {
+pub(super) async fn serve_blocks(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
+    let request = rt::timeout(REQUEST_TIMEOUT, link.receive()).await.ok()?.ok()?;
+    let request = match DeliverRequest::decode(&request) {
         Ok(request) => request,
-        Err(malformed) => return refuse(&link, malformed.to_string()).await,
+        Err(malformed) => return reject(&link, malformed.to_string()).await,
     };
-    let Some(chain) = orderer.chain(&request.channel) else {
-        return refuse(&link, format!("channel {} is not known here", request.channel)).await;
+    let Some(chain) = orderer.channel(&request.channel) else {
+        return reject(&link, format!("channel {} is not known here", request.channel)).await;
     };
     if let Some(organization) = link.peer()
         && !chain.has_member(organization)
     {
-        LinksRefused.add(1);
+        LinksRejected.add(1);
         tracing::warn!(channel = request.channel, organization, "refused blocks: it is no member of the channel");
-        return refuse(&link, format!("{organization} is no member of channel {}", request.channel)).await;
+        return reject(&link, format!("{organization} is no member of channel {}", request.channel)).await;
     }
-    let mut durable = chain.durable();
+    let mut durable = chain.deliverable();
     let mut next = request.from;
-    // Bytes of the blocks that the peer has not taken yet.
-    let mut untaken = VecDeque::with_capacity(WINDOW_BLOCKS);
-    if next > chain.height() && matches!(*chain.role().borrow(), Role::Following { .. }) {
-        // It may be a little behind the others of its group.
+    // Bytes of each block that the peer has not acknowledged yet.
+    let mut unacknowledged = VecDeque::with_capacity(WINDOW_BLOCKS);
+    if next > chain.height() && matches!(*chain.role().borrow(), Leadership::Following { .. }) {
+        // This orderer may be a little behind the others of its group.
         let caught_up = rt::timeout(LAG_MAX, durable.wait_for(|height| *height >= next));
-        let _ = chain.stopping().or_stopped(caught_up).await?;
+        let _ = chain.stopping().run_until_cancelled(caught_up).await?;
     }
     if next > chain.height() {
-        // A peer ahead of its orderer: the orderer lost blocks that it had shown, which must not go unseen.
-        return refuse(&link, format!("this orderer has {} blocks", chain.height())).await;
+        // The peer is ahead of its orderer: the orderer has lost blocks that it had shown, and this must not go
+        // unnoticed.
+        return reject(&link, format!("this orderer has {} blocks", chain.height())).await;
     }
     loop {
         while next < chain.height() {
-            // What the peer says is read only here: there is never more of it than blocks in the window.
-            if untaken.len() == WINDOW_BLOCKS {
-                if patiently(link.receive(), untaken.iter().sum()).await?.ok()?.as_ref() != TAKEN {
-                    return refuse(&link, "not a message of the block protocol".to_owned()).await;
+            // Messages of the peer are received only here: at most one waits for each block in the window.
+            if unacknowledged.len() == WINDOW_BLOCKS {
+                if within_timeout(link.receive(), unacknowledged.iter().sum()).await?.ok()?.as_ref()
+                    != BLOCK_ACKNOWLEDGED
+                {
+                    return reject(&link, "not a message of the block protocol".to_owned()).await;
                 }
-                untaken.pop_front();
+                unacknowledged.pop_front();
             }
             let block: Bytes = match chain.block(next) {
                 Ok(Some(block)) => block,
                 Ok(None) => break,
                 Err(error) => {
                     tracing::error!(channel = request.channel, block = next, %error, "reading the orderer's log");
-                    return refuse(&link, "the block cannot be read".to_owned()).await;
+                    return reject(&link, "the block cannot be read".to_owned()).await;
                 }
             };
-            untaken.push_back(block.len());
-            patiently(link.send(Reply::Block(block).encode()), untaken.iter().sum()).await?.ok()?;
+            unacknowledged.push_back(block.len());
+            within_timeout(link.send(DeliverResponse::Block(block).encode()), unacknowledged.iter().sum())
+                .await?
+                .ok()?;
             events::BlocksServed.add(1);
             next += 1;
         }
-        let more = chain.stopping().or_stopped(rt::timeout(KEEPALIVE, durable.wait_for(|height| *height > next)));
+        let more =
+            chain.stopping().run_until_cancelled(rt::timeout(KEEPALIVE, durable.wait_for(|height| *height > next)));
         match more.await {
             Some(Ok(Ok(_))) => {}
-            Some(Err(_)) => patiently(link.send(Reply::Alive.encode()), untaken.iter().sum()).await?.ok()?,
-            // The channel ends; what became durable on the way out is sent by whoever holds it next.
+            Some(Err(_)) => within_timeout(link.send(DeliverResponse::Keepalive.encode()), unacknowledged.iter().sum())
+                .await?
+                .ok()?,
+            // The channel ends. An orderer that opens it next sends the blocks that became durable during the stop.
             _ => return None,
         }
     }
 }
 
-async fn refuse(link: &Link, reason: String) -> Option<()> {
-    link.send(Reply::Refusal(reason).encode()).await.ok()
+async fn reject(link: &Link, reason: String) -> Option<()> {
+    link.send(DeliverResponse::Rejection(reason).encode()).await.ok()
 }

@@ -1,88 +1,88 @@
-//! A channel of a peer elsewhere.
+//! A channel of a remote peer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
-use base::rt::net::call::{CallError, Caller};
-use base::rt::{self, Instant, Stop};
+use base::rt::net::rpc::{RpcClient, RpcError};
+use base::rt::{self, CancellationToken, Instant};
 use base::{Bytes, ErrorKind, TxId};
 use ledger::Block;
 use prost::Message;
 
 use super::MOVING_MAX;
-use super::messages::{Ask, BlockAnswer, BlockAt, Notice, Request, StatusAnswer, StatusOf};
+use super::messages::{Ask, BlockAt, BlockResponse, CommitNotification, PeerRequest, StatusRequest, StatusResponse};
 use crate::Error;
-use crate::access::Rules;
-use crate::commit::recent::{CommittedBlock, Recent};
-use crate::commit::waiters::{TxStatus, Waiters};
+use crate::access::ChannelPolicies;
+use crate::commit::recent::{CommittedBlock, RecentBlocks};
+use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::validate::Code;
 use crate::view::ChannelView;
 
-/// How to ask the peer, as long as it can be asked.
-pub(super) struct Connection {
+/// The link to the peer, while there is one.
+pub(super) struct PeerConnection {
     pub(super) name: String,
     addresses: Vec<String>,
-    state: Mutex<State>,
-    /// Times that it came to be up.
+    state: Mutex<ConnectionState>,
+    /// How often the link has come up.
     ups: WatchSender<u64>,
 }
 
-enum State {
-    Up(Caller),
+enum ConnectionState {
+    Up(RpcClient),
     Down {
         reason: String,
-        /// When it was lost; nothing before it was up for the first time.
+        /// When the link was lost; `None` until it was up for the first time.
         since: Option<Instant>,
     },
 }
 
-impl Connection {
-    pub(super) fn new(name: String, addresses: Vec<String>) -> Connection {
-        let state = State::Down { reason: "it has not been reached yet".to_owned(), since: None };
-        Connection { name, addresses, state: Mutex::new(state), ups: watch(0).0 }
+impl PeerConnection {
+    pub(super) fn new(name: String, addresses: Vec<String>) -> PeerConnection {
+        let state = ConnectionState::Down { reason: "it has not been reached yet".to_owned(), since: None };
+        PeerConnection { name, addresses, state: Mutex::new(state), ups: watch(0).0 }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionState> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    pub(super) fn up(&self, caller: Caller) {
-        *self.lock() = State::Up(caller);
+    pub(super) fn up(&self, caller: RpcClient) {
+        *self.lock() = ConnectionState::Up(caller);
         self.ups.send_modify(|ups| *ups += 1);
     }
 
     pub(super) fn down(&self, reason: String) {
         let mut state = self.lock();
         let since = match &*state {
-            State::Up(_) => Some(rt::now()),
-            State::Down { since, .. } => *since,
+            ConnectionState::Up(_) => Some(rt::now()),
+            ConnectionState::Down { since, .. } => *since,
         };
-        *state = State::Down { reason, since };
+        *state = ConnectionState::Down { reason, since };
     }
 
     /// Ends the link, if there is one.
     pub(super) fn drop_link(&self) {
-        if let State::Up(caller) = &*self.lock() {
+        if let ConnectionState::Up(caller) = &*self.lock() {
             caller.end();
         }
     }
 
-    /// For how much longer a peer that is away may be on its way to another compute node.
+    /// How much longer a peer that cannot be reached may be in a failover to another compute node.
     fn moving(&self) -> Option<Duration> {
         match &*self.lock() {
             _ if self.addresses.len() < 2 => None,
-            State::Up(_) => Some(MOVING_MAX),
-            State::Down { since, .. } => since.and_then(|since| MOVING_MAX.checked_sub(since.elapsed())),
+            ConnectionState::Up(_) => Some(MOVING_MAX),
+            ConnectionState::Down { since, .. } => since.and_then(|since| MOVING_MAX.checked_sub(since.elapsed())),
         }
     }
 
-    /// Why the peer cannot be asked, if it cannot.
+    /// Why the peer cannot be asked; `None` if it can.
     pub(super) fn problem(&self) -> Option<Error> {
         match &*self.lock() {
-            State::Up(_) => None,
-            State::Down { reason, .. } => Some(self.unreachable(reason.clone())),
+            ConnectionState::Up(_) => None,
+            ConnectionState::Down { reason, .. } => Some(self.unreachable(reason.clone())),
         }
     }
 
@@ -90,14 +90,14 @@ impl Connection {
         Error::Unreachable { name: self.name.clone(), address: self.addresses.join(" or "), reason }
     }
 
-    /// Asks. Nothing that is asked changes the peer, so an answer that was lost may be asked for again; of a peer that moves
-    /// it is.
-    pub(super) async fn ask(&self, ask: Ask) -> Result<Bytes, Error> {
+    /// Sends a request. No request changes the peer, so a request whose answer was lost may be repeated; during a
+    /// failover of the peer it is.
+    pub(super) async fn request(&self, ask: Ask) -> Result<Bytes, Error> {
         let since = rt::now();
         let mut ups = self.ups.subscribe();
         loop {
             let seen = *ups.borrow_and_update();
-            let error = match self.ask_once(ask.clone()).await {
+            let error = match self.request_once(ask.clone()).await {
                 Err(error @ Error::Unreachable { .. }) => error,
                 outcome => return outcome,
             };
@@ -109,14 +109,14 @@ impl Connection {
         }
     }
 
-    async fn ask_once(&self, ask: Ask) -> Result<Bytes, Error> {
+    async fn request_once(&self, ask: Ask) -> Result<Bytes, Error> {
         let caller = match &*self.lock() {
-            State::Up(caller) => caller.clone(),
-            State::Down { reason, .. } => return Err(self.unreachable(reason.clone())),
+            ConnectionState::Up(caller) => caller.clone(),
+            ConnectionState::Down { reason, .. } => return Err(self.unreachable(reason.clone())),
         };
-        call(&caller, ask).await.map_err(|error| match error {
-            CallError::Refused(refusal) => {
-                Error::Refused { name: self.name.clone(), kind: refusal.kind, reason: refusal.text }
+        send_request(&caller, ask).await.map_err(|error| match error {
+            RpcError::Rejected(refusal) => {
+                Error::Rejected { name: self.name.clone(), kind: refusal.kind, reason: refusal.text }
             }
             other => self.unreachable(other.to_string()),
         })
@@ -124,41 +124,41 @@ impl Connection {
 
     pub(super) fn malformed(&self, what: &str, error: &dyn std::fmt::Display) -> Error {
         let reason = format!("{what} cannot be read: {error}");
-        Error::Refused { name: self.name.clone(), kind: ErrorKind::Corrupt, reason }
+        Error::Rejected { name: self.name.clone(), kind: ErrorKind::Corrupt, reason }
     }
 }
 
-/// One question over a link.
-pub(super) async fn call(caller: &Caller, ask: Ask) -> Result<Bytes, CallError> {
-    caller.call(Request { ask: Some(ask) }.encode_to_vec()).await
+/// One request over a link.
+pub(super) async fn send_request(caller: &RpcClient, ask: Ask) -> Result<Bytes, RpcError> {
+    caller.call(PeerRequest { ask: Some(ask) }.encode_to_vec()).await
 }
 
-/// A channel that a peer elsewhere has joined. Made by [`super::RemotePeer`].
+/// A channel that a remote peer has joined. [`super::RemotePeer`] creates it.
 pub struct RemoteChannel {
-    connection: Arc<Connection>,
-    rules: Arc<Rules>,
+    connection: Arc<PeerConnection>,
+    policies: Arc<ChannelPolicies>,
     height: WatchSender<u64>,
-    recent: Recent,
-    waiters: Waiters,
+    recent: RecentBlocks,
+    waiters: TxWaiters,
     failure: Mutex<Option<Arc<Error>>>,
-    failed: Stop,
+    failed: CancellationToken,
 }
 
 impl RemoteChannel {
-    pub(super) fn new(connection: Arc<Connection>, rules: Arc<Rules>) -> RemoteChannel {
+    pub(super) fn new(connection: Arc<PeerConnection>, policies: Arc<ChannelPolicies>) -> RemoteChannel {
         RemoteChannel {
             connection,
-            rules,
+            policies,
             height: watch(0).0,
-            recent: Recent::default(),
-            waiters: Waiters::default(),
+            recent: RecentBlocks::default(),
+            waiters: TxWaiters::default(),
             failure: Mutex::new(None),
-            failed: Stop::new(),
+            failed: CancellationToken::new(),
         }
     }
 
-    /// Following begins at this height: everything below it is committed.
-    pub(super) fn begin(&self, height: u64) {
+    /// Following starts at this height: everything below it is committed.
+    pub(super) fn raise_height(&self, height: u64) {
         self.height.send_if_modified(|known| {
             let is_higher = height > *known;
             *known = (*known).max(height);
@@ -166,12 +166,12 @@ impl RemoteChannel {
         });
     }
 
-    pub(super) fn noticed(&self, notice: Notice) {
+    pub(super) fn handle_notification(&self, notice: CommitNotification) {
         if let Some(reason) = notice.failure {
             let name = self.connection.name.clone();
-            let failure = Error::Refused { name, kind: ErrorKind::Closed, reason };
+            let failure = Error::Rejected { name, kind: ErrorKind::Closed, reason };
             *self.failure.lock().expect("no holder of this lock panics") = Some(Arc::new(failure));
-            self.failed.stop();
+            self.failed.cancel();
             self.waiters.close();
             return;
         }
@@ -184,11 +184,11 @@ impl RemoteChannel {
             .into_iter()
             .map(|transaction| (TxId::new(transaction.tx_id), Code(u8::try_from(transaction.code).unwrap_or(u8::MAX))))
             .collect();
-        self.begin(height);
-        self.waiters.tell(notice.number, transactions.iter().map(|(tx_id, code)| (tx_id, *code)));
+        self.raise_height(height);
+        self.waiters.notify(notice.number, transactions.iter().map(|(tx_id, code)| (tx_id, *code)));
     }
 
-    /// The link has ended: who waits asks again.
+    /// The link has ended: waiting callers ask again.
     pub(super) fn interrupted(&self) {
         self.waiters.abandon();
     }
@@ -196,8 +196,8 @@ impl RemoteChannel {
 
 #[async_trait]
 impl ChannelView for RemoteChannel {
-    fn rules(&self) -> &Arc<Rules> {
-        &self.rules
+    fn policies(&self) -> &Arc<ChannelPolicies> {
+        &self.policies
     }
 
     fn height(&self) -> u64 {
@@ -212,10 +212,10 @@ impl ChannelView for RemoteChannel {
         if number >= self.height() {
             return Ok(None);
         }
-        let ask = Ask::Block(BlockAt { channel: self.rules.channel().to_string(), number });
-        let answer = self.connection.ask(ask).await?;
+        let ask = Ask::Block(BlockAt { channel: self.policies.channel().to_string(), number });
+        let answer = self.connection.request(ask).await?;
         let answer =
-            BlockAnswer::decode(answer).map_err(|error| self.connection.malformed("a block's answer", &error))?;
+            BlockResponse::decode(answer).map_err(|error| self.connection.malformed("a block's answer", &error))?;
         Ok(answer.block)
     }
 
@@ -230,9 +230,9 @@ impl ChannelView for RemoteChannel {
     }
 
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
-        let ask = Ask::Status(StatusOf { channel: self.rules.channel().to_string(), tx_id: tx_id.to_string() });
-        let answer = self.connection.ask(ask).await?;
-        let answer = StatusAnswer::decode(answer).map_err(|error| self.connection.malformed("a status", &error))?;
+        let ask = Ask::Status(StatusRequest { channel: self.policies.channel().to_string(), tx_id: tx_id.to_string() });
+        let answer = self.connection.request(ask).await?;
+        let answer = StatusResponse::decode(answer).map_err(|error| self.connection.malformed("a status", &error))?;
         Ok(answer
             .status
             .map(|place| TxStatus { code: Code(u8::try_from(place.code).unwrap_or(u8::MAX)), block: place.block }))
@@ -240,14 +240,14 @@ impl ChannelView for RemoteChannel {
 
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
         loop {
-            // Registered before asking: see the head of `remote`.
+            // Registered before the request: see the head of `remote`.
             let waiter = self.waiters.register(tx_id.clone());
             if let Some(status) = self.tx_status(tx_id).await? {
                 return Ok(status);
             }
             match waiter?.wait().await {
-                // Asked again, which waits for the peer.
-                Err(Error::Stopped) if self.connection.moving().is_some() && !self.failed.is_stopped() => {}
+                // The next request waits for the peer.
+                Err(Error::Stopped) if self.connection.moving().is_some() && !self.failed.is_cancelled() => {}
                 Err(Error::Stopped) => return Err(self.connection.problem().unwrap_or(Error::Stopped)),
                 outcome => return outcome,
             }
@@ -261,7 +261,7 @@ impl ChannelView for RemoteChannel {
     }
 
     async fn stopped(&self) {
-        self.failed.stopped().await;
+        self.failed.cancelled().await;
     }
 }
 
@@ -272,24 +272,25 @@ mod tests {
     use ledger::config::EndorsementRule;
 
     use super::*;
-    use crate::access::Definitions;
-    use crate::support::{Consortium, Terms_};
+    use crate::access::ContractDefinitions;
+    use crate::support::{Consortium, ConsortiumConfig};
 
-    /// A peer noticed a block with the last number that there is: its successor's number ended the gateway's task.
+    /// Regression: a peer sent a notice of a block with the largest number that there is. Computing the number after it
+    /// ended the gateway's task.
     #[test]
     fn numbers_that_no_chain_has_end_nothing() {
         production::run(async {
-            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
             let config = Arc::new(ChannelConfig::from_block(&consortium.genesis).expect("a genesis block"));
-            let rules = Arc::new(Rules::new(config, Definitions::new()).expect("no policies"));
-            let connection = Arc::new(Connection::new("peer0".to_owned(), vec!["nowhere".to_owned()]));
+            let rules = Arc::new(ChannelPolicies::new(config, ContractDefinitions::new()).expect("no policies"));
+            let connection = Arc::new(PeerConnection::new("peer0".to_owned(), vec!["nowhere".to_owned()]));
             let channel = RemoteChannel::new(connection, rules);
-            channel.noticed(Notice { number: 6, ..Notice::default() });
+            channel.handle_notification(CommitNotification { number: 6, ..CommitNotification::default() });
             assert_eq!(channel.height(), 7);
-            channel.noticed(Notice { number: u64::MAX, ..Notice::default() });
+            channel.handle_notification(CommitNotification { number: u64::MAX, ..CommitNotification::default() });
             assert_eq!(channel.height(), 7);
-            channel.noticed(Notice { number: u64::MAX - 1, ..Notice::default() });
-            channel.noticed(Notice { number: u64::MAX - 1, ..Notice::default() });
+            channel.handle_notification(CommitNotification { number: u64::MAX - 1, ..CommitNotification::default() });
+            channel.handle_notification(CommitNotification { number: u64::MAX - 1, ..CommitNotification::default() });
             assert_eq!(channel.height(), u64::MAX);
         });
     }

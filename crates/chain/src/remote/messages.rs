@@ -1,42 +1,50 @@
-//! What travels over a peer's and an orderer's links: Protocol Buffers, in the bodies of `base::rt::net::call`.
+//! The messages on a peer's and an orderer's links: Protocol Buffers, in the bodies of `base::rt::net::rpc`.
 //!
-//! The page `docs/formats/peer-links.md` says the same to other implementations.
+//! The page `docs/formats/peer-links.md` describes the messages for other implementations.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
-use consensus::ordered::Processor;
-use ledger::wire::{Fields, Span, Value};
+use consensus::ordered::CpuNodeId;
+use ledger::wire::{FieldValue, Fields, Span};
 use prost::Message as _;
 use proto::common::Status;
 
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
 
-/// Fields that a message may have whatever its size.
+/// The number of fields that a message may have whatever its size.
 const FIELDS_FREE: usize = 256;
-/// Bytes of the others, on average. A committed transaction takes twice as many.
+/// The smallest average size of further fields in bytes. A committed transaction takes twice as many.
 const FIELD_BYTES_MIN: usize = 32;
 
 /// [`Answer::failure`].
-const ANSWER_FAILURE: u32 = 2;
+const RESPONSE_FAILURE: u32 = 2;
 
-/// Bytes of the other side of a link that are no message, or one of too many parts.
+/// Bytes from the other end of a link that are no message, or a message of too many fields.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum Malformed {
+    /// The bytes are not such a message.
     #[error(transparent)]
     Encoding(#[from] prost::DecodeError),
+    /// The message has more fields than its size justifies, so that decoding would multiply its memory.
     #[error("{count} fields in a message of {bytes} bytes, more than any that this software sends")]
-    Fields { count: usize, bytes: usize },
+    Fields {
+        /// The number of fields.
+        count: usize,
+        /// The size of the message.
+        bytes: usize,
+    },
+    /// The answer has more than one failure.
     #[error("an answer with several failures")]
     Failures,
 }
 
-/// Reads a message from the other side of a link, which may belong to another organisation.
+/// Reads a message from the other end of a link, which may belong to another organisation.
 ///
-/// Two bytes are enough for an entry of a repeated field, which takes some fifty in memory. So fields are counted first, and a
-/// message of nothing but tiny ones is refused.
+/// An entry of a repeated field may have only two bytes, but takes some fifty in memory. So fields are counted first,
+/// and a message with too many tiny ones is rejected.
 ///
 /// # Errors
 /// See [`Malformed`].
@@ -45,19 +53,19 @@ pub fn decode<M: prost::Message + Default>(bytes: Bytes) -> Result<M, Malformed>
     Ok(M::decode(bytes)?)
 }
 
-impl Answer {
-    /// As [`decode`], which counts the texts of the failure too. There is one failure at most: the library would merge several, and
-    /// their texts would be more than those of any one.
+impl ResultResponse {
+    /// As [`decode`], but also counts the texts of the failure. An answer has at most one failure: the library would
+    /// merge several, and together they would have more texts than any single one may have.
     ///
     /// # Errors
     /// See [`Malformed`].
-    pub fn read(bytes: Bytes) -> Result<Answer, Malformed> {
+    pub fn read(bytes: Bytes) -> Result<ResultResponse, Malformed> {
         check_fields(&bytes)?;
         if let Ok(span) = Span::whole(&bytes) {
             let mut fields = Fields::new(&bytes, span);
             let mut is_found = false;
             while let Ok(Some(field)) = fields.next() {
-                if let (ANSWER_FAILURE, Value::Bytes(failure)) = (field.number, field.value) {
+                if let (RESPONSE_FAILURE, FieldValue::Bytes(failure)) = (field.number, field.value) {
                     if std::mem::replace(&mut is_found, true) {
                         return Err(Malformed::Failures);
                     }
@@ -65,12 +73,12 @@ impl Answer {
                 }
             }
         }
-        Ok(Answer::decode(bytes)?)
+        Ok(ResultResponse::decode(bytes)?)
     }
 }
 
 fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
-    // What is wrong with bytes that cannot be walked, the library says.
+    // If the bytes cannot be walked, the library reports the error.
     let Ok(span) = Span::whole(bytes) else { return Ok(()) };
     let mut fields = Fields::new(bytes, span);
     let mut count = 0_usize;
@@ -83,33 +91,39 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
     }
 }
 
-/// What a caller asks.
+/// A request of a caller.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Request {
+pub struct PeerRequest {
+    /// The request; `None` if the caller sent none that is known here.
     #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub ask: Option<Ask>,
 }
 
-/// The questions.
+/// The requests.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Ask {
+    /// The first request of a link: which version and which channels the server has.
     #[prost(message, tag = "1")]
     Hello(Hello),
     /// An encoded `SignedProposal`, to be endorsed.
     #[prost(bytes = "bytes", tag = "2")]
     Process(Bytes),
-    /// An encoded `SignedProposal`, for its answer alone.
+    /// An encoded `SignedProposal`, to be run for its answer only.
     #[prost(bytes = "bytes", tag = "3")]
     Evaluate(Bytes),
+    /// The block of this number, answered with a [`BlockResponse`].
     #[prost(message, tag = "4")]
     Block(BlockAt),
+    /// The outcome of a transaction, answered with a [`StatusResponse`].
     #[prost(message, tag = "5")]
-    Status(StatusOf),
+    Status(StatusRequest),
+    /// A [`CommitNotification`] for each block committed from this number on.
     #[prost(message, tag = "6")]
     Follow(BlockAt),
+    /// An envelope to be ordered, answered with a [`ResultResponse`].
     #[prost(message, tag = "7")]
-    Broadcast(Envelope),
-    /// The commit hash of this block, or of the newest one where that is older.
+    Broadcast(BroadcastEnvelope),
+    /// The commit hash of this block, or of the newest one if that is older.
     #[prost(message, tag = "8")]
     Commit(BlockAt),
 }
@@ -117,6 +131,7 @@ pub enum Ask {
 /// The first message of a link.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Hello {
+    /// The caller's version of the protocol.
     #[prost(uint32, tag = "1")]
     pub version: u32,
 }
@@ -124,8 +139,10 @@ pub struct Hello {
 /// The answer to [`Hello`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Welcome {
+    /// The server's version of the protocol; a caller with another version ends the link.
     #[prost(uint32, tag = "1")]
     pub version: u32,
+    /// The server's channels, each with its height.
     #[prost(message, repeated, tag = "2")]
     pub channels: Vec<BlockAt>,
 }
@@ -133,140 +150,160 @@ pub struct Welcome {
 /// A block of a channel, or a channel's height.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BlockAt {
+    /// The channel's name.
     #[prost(string, tag = "1")]
     pub channel: String,
+    /// The block's number, or the channel's height in blocks.
     #[prost(uint64, tag = "2")]
     pub number: u64,
 }
 
 /// A transaction of a channel.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct StatusOf {
+pub struct StatusRequest {
+    /// The channel's name.
     #[prost(string, tag = "1")]
     pub channel: String,
+    /// The transaction's id.
     #[prost(string, tag = "2")]
     pub tx_id: String,
 }
 
 /// An envelope to be ordered.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Envelope {
+pub struct BroadcastEnvelope {
+    /// The channel's name.
     #[prost(string, tag = "1")]
     pub channel: String,
+    /// The encoded, signed envelope.
     #[prost(bytes = "bytes", tag = "2")]
     pub envelope: Bytes,
 }
 
-/// The answer to [`Ask::Process`], [`Ask::Evaluate`] and [`Ask::Broadcast`]: the encoded result, or why there is none.
+/// The answer to [`Ask::Process`], [`Ask::Evaluate`] and [`Ask::Broadcast`]: the encoded result, or the reason why
+/// there is none.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Answer {
+pub struct ResultResponse {
+    /// The encoded result; empty if there is a failure, or nothing to return.
     #[prost(bytes = "bytes", tag = "1")]
     pub result: Bytes,
+    /// Why there is no result.
     #[prost(message, optional, tag = "2")]
-    pub failure: Option<Failure>,
+    pub failure: Option<RemoteFailure>,
 }
 
 /// The answer to [`Ask::Block`].
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct BlockAnswer {
+pub struct BlockResponse {
+    /// The encoded block; `None` if it is not committed.
     #[prost(bytes = "bytes", optional, tag = "1")]
     pub block: Option<Bytes>,
 }
 
 /// The answer to [`Ask::Commit`].
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct CommitAnswer {
+pub struct CommitHashResponse {
     /// The block.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// Its commit hash; nothing where it has none, or is not one of the newest.
+    /// Its commit hash; `None` if it has none, or if the block is not among the newest.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub hash: Option<Bytes>,
 }
 
 /// The answer to [`Ask::Status`].
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct StatusAnswer {
+pub struct StatusResponse {
+    /// The outcome; `None` if the transaction is not committed.
     #[prost(message, optional, tag = "1")]
-    pub status: Option<Place>,
+    pub status: Option<TransactionStatus>,
 }
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub struct Place {
+pub struct TransactionStatus {
+    /// The validation code: a number of [`crate::validate::Code`].
     #[prost(uint32, tag = "1")]
     pub code: u32,
+    /// The number of the transaction's block.
     #[prost(uint64, tag = "2")]
     pub block: u64,
 }
 
-/// What a server says without being asked.
+/// A message that a server sends without a request.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Notice {
+pub struct CommitNotification {
+    /// The channel's name.
     #[prost(string, tag = "1")]
     pub channel: String,
     /// The committed block.
     #[prost(uint64, tag = "2")]
     pub number: u64,
+    /// The block's transactions that claim an id, in the order of the block.
     #[prost(message, repeated, tag = "3")]
-    pub transactions: Vec<Committed>,
-    /// Why the channel has stopped; no block is noticed then.
+    pub transactions: Vec<CommittedTx>,
+    /// Why the channel has stopped; the notice then announces no block.
     #[prost(string, optional, tag = "4")]
     pub failure: Option<String>,
 }
 
 /// A transaction of a committed block.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub struct Committed {
+pub struct CommittedTx {
+    /// The id that the transaction claims.
     #[prost(string, tag = "1")]
     pub tx_id: String,
+    /// The validation code: a number of [`crate::validate::Code`].
     #[prost(uint32, tag = "2")]
     pub code: u32,
 }
 
-/// Why something could not be done, such that the caller's side can raise the same error.
+/// Why a request failed, in a form from which the caller's end can restore the same error.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Failure {
-    /// Which error: see the numbers below.
+pub struct RemoteFailure {
+    /// The error's number: see the numbers below.
     #[prost(uint32, tag = "1")]
     pub error: u32,
+    /// The texts of the error, in the order of its fields.
     #[prost(string, repeated, tag = "2")]
     pub texts: Vec<String>,
+    /// The number that belongs to the error, such as milliseconds, a status or a kind; 0 if none does.
     #[prost(uint64, tag = "3")]
     pub number: u64,
 }
 
-impl Failure {
-    fn new(error: u32, texts: &[&str]) -> Failure {
-        Failure { error, texts: texts.iter().map(|text| (*text).to_owned()).collect(), number: 0 }
+impl RemoteFailure {
+    fn new(error: u32, texts: &[&str]) -> RemoteFailure {
+        RemoteFailure { error, texts: texts.iter().map(|text| (*text).to_owned()).collect(), number: 0 }
     }
 
     fn text(&self, index: usize) -> String {
         self.texts.get(index).cloned().unwrap_or_default()
     }
 
-    /// From an endorser's error.
-    pub fn of_endorse(error: &EndorseError) -> Failure {
+    /// Encodes an endorser's error.
+    pub fn of_endorse(error: &EndorseError) -> RemoteFailure {
         match error {
-            EndorseError::Malformed(reason) => Failure::new(1, &[reason]),
-            EndorseError::Invalid(reason) => Failure::new(2, &[reason]),
-            EndorseError::Expired(reason) => Failure::new(3, &[reason]),
-            EndorseError::UnknownChannel(name) => Failure::new(4, &[name]),
-            EndorseError::UnknownChaincode { name, channel } => Failure::new(5, &[name, channel]),
-            EndorseError::Duplicate(tx_id) => Failure::new(6, &[tx_id.as_str()]),
-            EndorseError::Overloaded => Failure::new(7, &[]),
-            EndorseError::TimedOut(limit) => {
-                Failure { number: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), ..Failure::new(8, &[]) }
-            }
+            EndorseError::Malformed(reason) => RemoteFailure::new(1, &[reason]),
+            EndorseError::Invalid(reason) => RemoteFailure::new(2, &[reason]),
+            EndorseError::Expired(reason) => RemoteFailure::new(3, &[reason]),
+            EndorseError::UnknownChannel(name) => RemoteFailure::new(4, &[name]),
+            EndorseError::UnknownChaincode { name, channel } => RemoteFailure::new(5, &[name, channel]),
+            EndorseError::Duplicate(tx_id) => RemoteFailure::new(6, &[tx_id.as_str()]),
+            EndorseError::Overloaded => RemoteFailure::new(7, &[]),
+            EndorseError::TimedOut(limit) => RemoteFailure {
+                number: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+                ..RemoteFailure::new(8, &[])
+            },
             EndorseError::State { kind, message } => {
-                Failure { number: kind_number(*kind), ..Failure::new(9, &[message]) }
+                RemoteFailure { number: kind_number(*kind), ..RemoteFailure::new(9, &[message]) }
             }
-            EndorseError::Stopped => Failure::new(10, &[]),
-            EndorseError::ChannelStopped { channel, cause } => Failure::new(11, &[channel, cause]),
+            EndorseError::Stopped => RemoteFailure::new(10, &[]),
+            EndorseError::ChannelStopped { channel, cause } => RemoteFailure::new(11, &[channel, cause]),
         }
     }
 
-    /// The endorser's error again.
+    /// Restores the endorser's error.
     pub fn into_endorse(self) -> EndorseError {
         match self.error {
             1 => EndorseError::Malformed(self.text(0)),
@@ -287,23 +324,23 @@ impl Failure {
         }
     }
 
-    /// From an orderer's error.
-    pub fn of_broadcast(error: &BroadcastError) -> Failure {
+    /// Encodes an orderer's error.
+    pub fn of_broadcast(error: &BroadcastError) -> RemoteFailure {
         match error {
             BroadcastError::Rejected { status, reason } => {
-                Failure { number: u64::from((*status as i32).unsigned_abs()), ..Failure::new(1, &[reason]) }
+                RemoteFailure { number: u64::from((*status as i32).unsigned_abs()), ..RemoteFailure::new(1, &[reason]) }
             }
-            BroadcastError::Overloaded => Failure::new(2, &[]),
-            BroadcastError::Stopped => Failure::new(3, &[]),
-            BroadcastError::Ambiguous => Failure::new(4, &[]),
+            BroadcastError::Overloaded => RemoteFailure::new(2, &[]),
+            BroadcastError::Stopped => RemoteFailure::new(3, &[]),
+            BroadcastError::Ambiguous => RemoteFailure::new(4, &[]),
             BroadcastError::NotLeading { leader } => {
-                // 0 is nobody: processors are counted from 1.
-                Failure { number: leader.map_or(0, |leader| leader.0), ..Failure::new(5, &[]) }
+                // 0 means unknown: CPU nodes are counted from 1.
+                RemoteFailure { number: leader.map_or(0, |leader| leader.0), ..RemoteFailure::new(5, &[]) }
             }
         }
     }
 
-    /// The orderer's error again. One that is not known leaves it unknown what happened.
+    /// Restores the orderer's error. After an unknown error the outcome of the broadcast is unknown.
     pub fn into_broadcast(self) -> BroadcastError {
         match self.error {
             1 => {
@@ -312,7 +349,7 @@ impl Failure {
             }
             2 => BroadcastError::Overloaded,
             3 => BroadcastError::Stopped,
-            5 => BroadcastError::NotLeading { leader: (self.number > 0).then_some(Processor(self.number)) },
+            5 => BroadcastError::NotLeading { leader: (self.number > 0).then_some(CpuNodeId(self.number)) },
             _ => BroadcastError::Ambiguous,
         }
     }
@@ -337,20 +374,20 @@ fn kind_of(number: u64) -> ErrorKind {
 
 #[cfg(test)]
 mod tests {
-    use consensus::ordered::Processor;
+    use consensus::ordered::CpuNodeId;
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
     fn messages_have_the_documented_bytes() {
-        let hello = Request { ask: Some(Ask::Hello(Hello { version: 1 })) };
+        let hello = PeerRequest { ask: Some(Ask::Hello(Hello { version: 1 })) };
         assert_eq!(hello.encode_to_vec(), [0x0a, 2, 0x08, 1]);
-        let status = StatusOf { channel: "ch".into(), tx_id: "ab".into() };
-        let request = Request { ask: Some(Ask::Status(status)) };
+        let status = StatusRequest { channel: "ch".into(), tx_id: "ab".into() };
+        let request = PeerRequest { ask: Some(Ask::Status(status)) };
         assert_eq!(request.encode_to_vec(), [0x2a, 8, 0x0a, 2, b'c', b'h', 0x12, 2, b'a', b'b']);
-        let transactions = vec![Committed { tx_id: "ab".into(), code: 11 }];
-        let notice = Notice { channel: "ch".into(), number: 7, transactions, failure: None };
+        let transactions = vec![CommittedTx { tx_id: "ab".into(), code: 11 }];
+        let notice = CommitNotification { channel: "ch".into(), number: 7, transactions, failure: None };
         let golden = [0x0a, 2, b'c', b'h', 0x10, 7, 0x1a, 6, 0x0a, 2, b'a', b'b', 0x10, 11];
         assert_eq!(notice.encode_to_vec(), golden);
     }
@@ -371,51 +408,54 @@ mod tests {
             EndorseError::ChannelStopped { channel: "i".into(), cause: "j".into() },
         ];
         for error in errors {
-            let again = Failure::of_endorse(&error).into_endorse();
+            let again = RemoteFailure::of_endorse(&error).into_endorse();
             assert_eq!((again.kind(), again.to_string()), (error.kind(), error.to_string()));
         }
         let rejected = BroadcastError::Rejected { status: Status::Forbidden, reason: "i".into() };
-        let elsewhere = BroadcastError::NotLeading { leader: Some(Processor(2)) };
+        let elsewhere = BroadcastError::NotLeading { leader: Some(CpuNodeId(2)) };
         let nobody = BroadcastError::NotLeading { leader: None };
         let others = [BroadcastError::Overloaded, BroadcastError::Stopped, BroadcastError::Ambiguous];
         for error in [rejected, elsewhere, nobody].into_iter().chain(others) {
-            let again = Failure::of_broadcast(&error).into_broadcast();
+            let again = RemoteFailure::of_broadcast(&error).into_broadcast();
             assert_eq!((again.status(), again.to_string()), (error.status(), error.to_string()));
         }
     }
 
-    /// A peer of another organisation answered with millions of empty texts, two bytes each on the wire and 24 in memory, and more
-    /// while the list grew.
+    /// Regression: a peer of another organisation answered with millions of empty texts, two bytes each on the wire and
+    /// 24 in memory, and more while the list grew.
     #[test]
     fn messages_of_nothing_but_tiny_fields_are_refused() {
         let tiny = |tag: u8, count: usize| [tag, 0].repeat(count);
         let framed = |failure: &[u8]| {
             let mut answer = Vec::new();
-            ledger::wire::put_bytes(&mut answer, ANSWER_FAILURE, failure);
+            ledger::wire::put_bytes(&mut answer, RESPONSE_FAILURE, failure);
             Bytes::from(answer)
         };
-        assert!(Answer::read(framed(&tiny(0x12, FIELDS_FREE))).is_ok());
-        assert!(matches!(Answer::read(framed(&tiny(0x12, 10_000))), Err(Malformed::Fields { count: 10_000, .. })));
-        assert!(matches!(decode::<Notice>(tiny(0x1a, 10_000).into()), Err(Malformed::Fields { .. })));
+        assert!(ResultResponse::read(framed(&tiny(0x12, FIELDS_FREE))).is_ok());
+        assert!(matches!(
+            ResultResponse::read(framed(&tiny(0x12, 10_000))),
+            Err(Malformed::Fields { count: 10_000, .. })
+        ));
+        assert!(matches!(decode::<CommitNotification>(tiny(0x1a, 10_000).into()), Err(Malformed::Fields { .. })));
         assert!(matches!(decode::<Welcome>(tiny(0x12, 10_000).into()), Err(Malformed::Fields { .. })));
-        let transactions = (0..10_000).map(|number| Committed { tx_id: format!("{number:064x}"), code: 0 });
-        let notice = Notice { transactions: transactions.collect(), ..Notice::default() };
+        let transactions = (0..10_000).map(|number| CommittedTx { tx_id: format!("{number:064x}"), code: 0 });
+        let notice = CommitNotification { transactions: transactions.collect(), ..CommitNotification::default() };
         assert_eq!(decode(notice.encode_to_vec().into()), Ok(notice));
-        // A search found that many failures of few texts each become one of many.
+        // A fuzz search found that many failures of few texts each are merged into one of many.
         let merged = framed(&tiny(0x12, 16)).repeat(256);
-        assert_eq!(Answer::read(merged.into()), Err(Malformed::Failures));
-        // What a contract answers may look like a message of tiny fields.
-        let answer = Answer { result: tiny(0x0a, 10_000).into(), failure: None };
-        assert_eq!(Answer::read(answer.encode_to_vec().into()), Ok(answer));
+        assert_eq!(ResultResponse::read(merged.into()), Err(Malformed::Failures));
+        // A contract's answer may look like a message of tiny fields.
+        let answer = ResultResponse { result: tiny(0x0a, 10_000).into(), failure: None };
+        assert_eq!(ResultResponse::read(answer.encode_to_vec().into()), Ok(answer));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
-            if let Ok(request) = Request::decode(&bytes[..]) {
-                prop_assert_eq!(Request::decode(&request.encode_to_vec()[..]), Ok(request));
+            if let Ok(request) = PeerRequest::decode(&bytes[..]) {
+                prop_assert_eq!(PeerRequest::decode(&request.encode_to_vec()[..]), Ok(request));
             }
-            let _ = Failure::decode(&bytes[..]).map(|failure| (failure.clone().into_endorse(), failure.into_broadcast()));
+            let _ = RemoteFailure::decode(&bytes[..]).map(|failure| (failure.clone().into_endorse(), failure.into_broadcast()));
         }
     }
 }

@@ -1,85 +1,85 @@
-//! Orderers elsewhere, as far as they take envelopes. Blocks come over links of their own ([`crate::order::protocol`]).
+//! Submits envelopes to remote orderers. Blocks come over separate links ([`crate::order::protocol`]).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::net::call::{self, CallError, Caller, Handler};
-use base::rt::net::{Parties, Parts};
+use base::rt::net::rpc::{self, RpcClient, RpcError, RpcHandler};
+use base::rt::net::{GatherList, Parties};
 use base::rt::sync::Mutex;
-use base::rt::{self, Stop, net};
+use base::rt::{self, CancellationToken, net};
 use base::{Bytes, ErrorKind};
 use prost::Message as _;
 use proto::common::Status;
 
-use super::channel::call as ask_over;
-use super::messages::{Answer, Ask, Envelope, Failure, Hello, Request, Welcome, decode};
+use super::channel::send_request as ask_over;
+use super::messages::{Ask, BroadcastEnvelope, Hello, PeerRequest, RemoteFailure, ResultResponse, Welcome, decode};
 use super::serve::{rejected, serve};
 use super::{HELLO_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::order::{Broadcast, BroadcastError};
 
-/// Takes envelopes of `parties` at `address` until `stop`.
+/// Accepts envelopes from `parties` at `address` until `stop`.
 ///
 /// # Errors
-/// If the address is taken.
+/// If the address is in use.
 pub async fn serve_orderer(
     orderer: Arc<dyn Broadcast>,
     address: &str,
     parties: &Parties,
-    stop: Stop,
+    stop: CancellationToken,
 ) -> Result<rt::Task<()>, Error> {
-    let handler = Arc::new(Server { orderer });
+    let handler = Arc::new(OrdererServer { orderer });
     serve(address, parties, stop, move || handler.clone()).await
 }
 
-struct Server {
+struct OrdererServer {
     orderer: Arc<dyn Broadcast>,
 }
 
-impl Handler for Server {
-    fn request(&self, request: Parts) -> call::Answer {
+impl RpcHandler for OrdererServer {
+    fn request(&self, request: GatherList) -> rpc::ResponseFuture {
         let orderer = self.orderer.clone();
         Box::pin(async move {
             let request =
-                decode::<Request>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+                decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             match request.ask {
                 Some(Ask::Hello(_)) => Ok(Welcome { version: VERSION, channels: Vec::new() }.encode_to_vec().into()),
-                Some(Ask::Broadcast(Envelope { channel, envelope })) => {
+                Some(Ask::Broadcast(BroadcastEnvelope { channel, envelope })) => {
                     let failure = orderer.broadcast(&channel, envelope).await.err();
-                    let failure = failure.as_ref().map(Failure::of_broadcast);
-                    Ok(Answer { result: Bytes::new(), failure }.encode_to_vec().into())
+                    let failure = failure.as_ref().map(RemoteFailure::of_broadcast);
+                    Ok(ResultResponse { result: Bytes::new(), failure }.encode_to_vec().into())
                 }
-                _ => Err(rejected("this is an orderer; it takes envelopes and nothing else".to_owned())),
+                _ => Err(rejected("this is an orderer; it accepts envelopes only".to_owned())),
             }
         })
     }
 }
 
-/// An orderer elsewhere. It is connected to when an envelope is there to be sent.
+/// A remote orderer. The first envelope to send opens the connection.
 pub struct RemoteOrderer {
     address: String,
     parties: Parties,
-    caller: Mutex<Option<Caller>>,
+    client: Mutex<Option<RpcClient>>,
 }
 
 impl RemoteOrderer {
-    /// An orderer at this address, of one of these parties: envelopes are given to nobody else.
+    /// An orderer at this address, which must prove to be one of these parties before it gets an envelope.
     pub fn new(address: String, parties: Parties) -> RemoteOrderer {
-        RemoteOrderer { address, parties, caller: Mutex::new(None) }
+        RemoteOrderer { address, parties, client: Mutex::new(None) }
     }
 
     /// The link that is open, or a new one.
-    async fn caller(&self) -> Result<Caller, BroadcastError> {
-        // Those who come meanwhile wait here for the one attempt.
-        let mut kept = self.caller.lock().await;
+    async fn client(&self) -> Result<RpcClient, BroadcastError> {
+        // Callers that come meanwhile wait here for the same attempt.
+        let mut kept = self.client.lock().await;
         if let Some(caller) = kept.as_ref().filter(|caller| !caller.has_ended()) {
             return Ok(caller.clone());
         }
         let connect = async {
             let link = net::connect_to(&self.address, &self.parties).await.map_err(|error| error.to_string())?;
-            let caller = Caller::new(link, REQUESTS_MAX, drop);
+            let caller = RpcClient::new(link, REQUESTS_MAX, drop);
             let welcome = ask_over(&caller, Ask::Hello(Hello { version: VERSION })).await;
             let welcome: Welcome = decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
             if welcome.version == VERSION {
@@ -102,43 +102,46 @@ impl RemoteOrderer {
 #[async_trait]
 impl Broadcast for RemoteOrderer {
     async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
-        let caller = self.caller().await?;
-        let ask = Ask::Broadcast(Envelope { channel: channel.to_owned(), envelope });
+        let caller = self.client().await?;
+        let ask = Ask::Broadcast(BroadcastEnvelope { channel: channel.to_owned(), envelope });
         let answer = ask_over(&caller, ask).await.map_err(|error| match error {
             // Never sent.
-            CallError::Closed => BroadcastError::Stopped,
-            CallError::Refused(refusal) if refusal.kind == ErrorKind::Rejected => {
+            RpcError::Closed => BroadcastError::Stopped,
+            RpcError::Rejected(refusal) if refusal.kind == ErrorKind::Rejected => {
                 BroadcastError::Rejected { status: Status::BadRequest, reason: refusal.text }
             }
             _ => BroadcastError::Ambiguous,
         })?;
-        match Answer::read(answer) {
-            Ok(Answer { failure: None, .. }) => Ok(()),
-            Ok(Answer { failure: Some(failure), .. }) => Err(failure.into_broadcast()),
+        match ResultResponse::read(answer) {
+            Ok(ResultResponse { failure: None, .. }) => Ok(()),
+            Ok(ResultResponse { failure: Some(failure), .. }) => Err(failure.into_broadcast()),
             Err(_) => Err(BroadcastError::Ambiguous),
         }
     }
 }
 
-/// How long an envelope is tried at the orderers of a group: longer than it takes them to elect another leader.
+/// How long an envelope is tried at the orderers of a group: longer than the election of a new leader takes.
 pub const SUBMIT_MAX: Duration = Duration::from_secs(15);
-/// How long one of several may take to answer before another is asked too: one that stands still answers nothing.
+/// How long one of several orderers may take to answer before another one is tried too: an orderer that hangs never
+/// answers.
 const ATTEMPT_MAX: Duration = Duration::from_secs(5);
-/// Before all of them are asked again.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// The pause before all orderers are tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// The orderers of a group, of which one leads.
+/// The orderers of a group, one of which is the leader.
 ///
-/// 1. An envelope goes to the one that took the last, or that another one has named; from one that does not lead, has stopped,
-///    cannot be reached, does not answer within [`ATTEMPT_MAX`] or cannot take any envelope now it goes on to the next.
-/// 2. When all were asked in vain, they are asked again, for [`SUBMIT_MAX`]: they may be electing another leader.
-/// 3. An orderer that ended while it had the envelope, or lost the lead, may have ordered it. It is sent again all the same: peers
-///    mark the second of two transactions with one id, and the first decides what becomes of it. Whatever is said of it later,
-///    nobody knows then.
+/// 1. An envelope goes to the orderer that accepted the last one, or to the one that another orderer named as the
+///    leader. It goes on to the next orderer if this one is not the leader, has stopped, cannot be reached, does not
+///    answer within [`ATTEMPT_MAX`], or reports that it cannot accept any envelope now.
+/// 2. If all orderers were tried in vain, they are tried again, for [`SUBMIT_MAX`] in total: they may be electing a new
+///    leader.
+/// 3. An orderer that ended or lost leadership while it had the envelope may have ordered it. The envelope is sent
+///    again nevertheless: peers mark the second of two transactions with one id, and the first decides the outcome.
+///    Whatever error a later orderer returns, the outcome is then unknown.
 ///
-/// So what was taken is ordered once at least, and counts once.
+/// So an accepted envelope is ordered at least once, and takes effect once.
 pub struct RemoteOrderers {
-    /// Number `n` of the group, counted from 1, is the one at `n - 1` as long as none was removed.
+    /// As long as no orderer was removed, number `n` of the group, counted from 1, is the one at index `n - 1`.
     orderers: std::sync::Mutex<Arc<[Arc<RemoteOrderer>]>>,
     parties: Parties,
     leader: AtomicUsize,
@@ -158,8 +161,8 @@ impl RemoteOrderers {
         self.orderers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on the group's orderers answer at these addresses, at least one. Those that stay keep their links; what is on its way to
-    /// others goes on.
+    /// Replaces the addresses at which the group's orderers answer; at least one. Orderers that stay keep their links.
+    /// Envelopes that are being sent to other orderers are not interrupted.
     pub fn set_addresses(&self, addresses: &[String]) {
         assert!(!addresses.is_empty(), "a group has an orderer");
         let before = self.now();
@@ -189,14 +192,14 @@ impl Broadcast for RemoteOrderers {
                 }
                 Ok(Err(error)) => error,
                 Err(rt::Elapsed) => {
-                    // Nor is it asked first by those that come next.
+                    // Later envelopes do not try it first either.
                     self.leader.store((at + 1) % count, Ordering::Relaxed);
                     BroadcastError::Ambiguous
                 }
             };
             is_ambiguous |= matches!(error, BroadcastError::Ambiguous);
             let is_final = match &error {
-                // Of this orderer, and not of the envelope: unless all of them say so.
+                // The reason lies with this orderer and not with the envelope, unless all orderers give it.
                 BroadcastError::Rejected { status: Status::ServiceUnavailable | Status::NotFound, .. } => {
                     closed += 1;
                     closed >= count
@@ -216,7 +219,7 @@ impl Broadcast for RemoteOrderers {
                 BroadcastError::NotLeading { leader: Some(leader) } => usize::try_from(leader.0).ok(),
                 _ => None,
             };
-            // One that was named is asked next, once a round: who names it may be wrong.
+            // A named leader is tried next, once a round: the orderer that names it may be wrong.
             at = match named.and_then(|named| named.checked_sub(1)) {
                 Some(named) if named < count && named != at && asked % count != 0 => named,
                 _ => (at + 1) % count,
@@ -225,7 +228,7 @@ impl Broadcast for RemoteOrderers {
                 return Err(if is_ambiguous { BroadcastError::Ambiguous } else { error });
             }
             if asked % count == 0 {
-                rt::sleep(ASK_AGAIN).await;
+                rt::sleep(RETRY_PAUSE).await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A peer elsewhere.
+//! A remote peer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -6,78 +6,80 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::net::Parties;
-use base::rt::net::call::Caller;
-use base::rt::{self, Stop, net};
+use base::rt::net::rpc::RpcClient;
+use base::rt::{self, CancellationToken, net};
 use base::{Bytes, ErrorKind};
 use ledger::{Block, ChannelConfig, Hash};
 use proto::protos::{ProposalResponse, Response};
 
-use super::channel::{Connection, RemoteChannel, call};
-use super::messages::{Answer, Ask, BlockAnswer, BlockAt, CommitAnswer, Hello, Notice, Welcome, decode};
+use super::channel::{PeerConnection, RemoteChannel, send_request};
+use super::messages::{
+    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, Hello, ResultResponse, Welcome, decode,
+};
 use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, REQUESTS_MAX, VERSION};
 use crate::Error;
-use crate::access::{Definitions, Rules};
+use crate::access::{ChannelPolicies, ContractDefinitions};
 use crate::endorse::{Endorse, EndorseError};
 use crate::view::{ChannelView, PeerView};
 
 /// How to reach a peer.
 #[derive(Clone, Debug)]
-pub struct RemotePeerOptions {
+pub struct RemotePeerConfig {
     /// Its name, for errors and logs.
     pub name: String,
-    /// Where it answers ([`super::serve_peer`]). Of several, one at a time shows the peer's channels: its primary, which may
-    /// change. With one address whatever answers there is the peer.
+    /// The addresses at which it answers ([`super::serve_peer`]). If there are several, one at a time shows the peer's
+    /// channels: its primary, which may change. If there is one, the node at that address is the peer.
     pub addresses: Vec<String>,
-    /// Whose peer it is. Whoever else answers at an address gets no proposals.
+    /// The organisation of the peer. A node of any other organisation at an address gets no proposals.
     pub parties: Parties,
     /// The contracts of the channels, the same as the peer's.
-    pub definitions: Definitions,
+    pub definitions: ContractDefinitions,
 }
 
-/// A peer elsewhere. It is connected to in the background, again and again, until it is dropped.
+/// A remote peer. A background task connects to it and reconnects, until the value is dropped.
 pub struct RemotePeer {
-    shared: Arc<Shared>,
+    shared: Arc<RemotePeerCore>,
     _task: rt::AbortOnDrop<()>,
 }
 
-struct Shared {
-    options: RemotePeerOptions,
-    connection: Arc<Connection>,
+struct RemotePeerCore {
+    options: RemotePeerConfig,
+    connection: Arc<PeerConnection>,
     channels: RwLock<BTreeMap<String, Arc<RemoteChannel>>>,
-    reached: Stop,
+    reached: CancellationToken,
 }
 
 impl RemotePeer {
-    /// Begins to connect.
-    pub fn new(options: RemotePeerOptions) -> RemotePeer {
-        let connection = Connection::new(options.name.clone(), options.addresses.clone());
+    /// Starts to connect.
+    pub fn new(options: RemotePeerConfig) -> RemotePeer {
+        let connection = PeerConnection::new(options.name.clone(), options.addresses.clone());
         let connection = Arc::new(connection);
         let channels = RwLock::default();
-        let shared = Arc::new(Shared { options, connection, channels, reached: Stop::new() });
+        let shared = Arc::new(RemotePeerCore { options, connection, channels, reached: CancellationToken::new() });
         let task = rt::spawn(shared.clone().stay_connected()).abort_on_drop();
         RemotePeer { shared, _task: task }
     }
 
-    /// Resolves when the peer was reached for the first time, and its channels are known.
+    /// Completes when the peer was reached for the first time, and its channels are known.
     pub async fn reached(&self) {
-        self.shared.reached.stopped().await;
+        self.shared.reached.cancelled().await;
     }
 
-    /// Why the peer cannot be asked, if it cannot.
+    /// Why the peer cannot be asked; `None` if it can.
     pub fn problem(&self) -> Option<Error> {
         self.shared.connection.problem()
     }
 
-    /// The commit hash of a block, or of the peer's newest one where that is older, with its number. Nothing where the peer does not
-    /// say: the block is not one of its newest, or the first.
+    /// The commit hash of a block with its number, or that of the peer's newest block if that is older. `None` if the
+    /// peer does not know: the block is not among its newest ones, or is the first block.
     ///
     /// # Errors
-    /// If the peer cannot be asked, or answers what was not asked.
+    /// If the peer cannot be asked, or answers about a later block.
     pub async fn commit_hash(&self, channel: &str, number: u64) -> Result<Option<(u64, Hash)>, Error> {
         let connection = &self.shared.connection;
-        let answer = connection.ask(Ask::Commit(BlockAt { channel: channel.to_owned(), number })).await?;
+        let answer = connection.request(Ask::Commit(BlockAt { channel: channel.to_owned(), number })).await?;
         let malformed = |error: &dyn std::fmt::Display| connection.malformed("a commit hash", error);
-        let answer: CommitAnswer = decode(answer).map_err(|error| malformed(&error))?;
+        let answer: CommitHashResponse = decode(answer).map_err(|error| malformed(&error))?;
         let Some(hash) = answer.hash else { return Ok(None) };
         let hash = Hash::try_from(&hash[..]).map_err(|error| malformed(&error))?;
         match answer.number <= number {
@@ -86,10 +88,10 @@ impl RemotePeer {
         }
     }
 
-    async fn run(&self, ask: Ask) -> Result<Bytes, EndorseError> {
+    async fn request_result(&self, ask: Ask) -> Result<Bytes, EndorseError> {
         let unserved = |error: &Error| EndorseError::State { kind: error.kind(), message: error.to_string() };
-        let answer = self.shared.connection.ask(ask).await.map_err(|error| unserved(&error))?;
-        let answer = Answer::read(answer);
+        let answer = self.shared.connection.request(ask).await.map_err(|error| unserved(&error))?;
+        let answer = ResultResponse::read(answer);
         let answer = answer.map_err(|error| unserved(&self.shared.connection.malformed("an answer", &error)))?;
         match answer.failure {
             None => Ok(answer.result),
@@ -108,18 +110,18 @@ impl PeerView for RemotePeer {
     }
 
     fn knows_channels(&self) -> bool {
-        self.shared.reached.is_stopped()
+        self.shared.reached.is_cancelled()
     }
 }
 
 #[async_trait]
 impl Endorse for RemotePeer {
     async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
-        read(self.run(Ask::Process(signed_proposal)).await?)
+        read(self.request_result(Ask::Process(signed_proposal)).await?)
     }
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
-        read(self.run(Ask::Evaluate(signed_proposal)).await?)
+        read(self.request_result(Ask::Evaluate(signed_proposal)).await?)
     }
 }
 
@@ -130,7 +132,7 @@ fn read<M: prost::Message + Default>(bytes: Bytes) -> Result<M, EndorseError> {
     })
 }
 
-impl Shared {
+impl RemotePeerCore {
     fn channel(&self, name: &str) -> Option<Arc<RemoteChannel>> {
         self.channels.read().expect("no holder of this lock panics").get(name).cloned()
     }
@@ -139,7 +141,7 @@ impl Shared {
         self.channels.read().expect("no holder of this lock panics").values().cloned().collect()
     }
 
-    /// Whether it may be found at another address later.
+    /// Whether the peer may be found at another address later.
     fn moves(&self) -> bool {
         self.options.addresses.len() > 1
     }
@@ -152,7 +154,7 @@ impl Shared {
             let reason = match self.connect(&addresses[attempt % addresses.len()]).await {
                 Ok(caller) => {
                     wait = BACKOFF_MIN;
-                    self.reached.stop();
+                    self.reached.cancel();
                     self.until_ended(&caller).await;
                     "the link ended".to_owned()
                 }
@@ -164,15 +166,16 @@ impl Shared {
             for channel in self.all() {
                 channel.interrupted();
             }
-            // Spread out, so that gateways that lost the same peer do not come back together.
+            // Spread the wait, so that gateways that lost the same peer do not all return at once.
             rt::sleep(wait / 2 + wait.mul_f64(rt::random_below(1000) as f64 / 2000.0)).await;
             let wait_max = if self.moves() { MOVE_BACKOFF_MAX } else { BACKOFF_MAX };
             wait = (wait * 2).min(wait_max);
         }
     }
 
-    /// Waits until the peer is to be connected to anew: the link has ended, or there is somebody else at its other end.
-    async fn until_ended(&self, caller: &Caller) {
+    /// Waits until a new connection is needed: the link has ended, or the node at its other end is no longer the
+    /// primary.
+    async fn until_ended(&self, caller: &RpcClient) {
         if !self.moves() {
             return caller.ended().await;
         }
@@ -180,7 +183,7 @@ impl Shared {
             if rt::timeout(PROBE_PERIOD, caller.ended()).await.is_ok() {
                 return;
             }
-            let hello = self.told::<Welcome>(caller, Ask::Hello(Hello { version: VERSION }), PROBE_MAX).await;
+            let hello = self.request::<Welcome>(caller, Ask::Hello(Hello { version: VERSION }), PROBE_MAX).await;
             let is_primary = hello.is_ok_and(|welcome| !welcome.channels.is_empty());
             if !is_primary {
                 return caller.end();
@@ -189,24 +192,24 @@ impl Shared {
     }
 
     /// Steps 1 to 4 of the protocol.
-    async fn connect(self: &Arc<Self>, address: &str) -> Result<Caller, String> {
+    async fn connect(self: &Arc<Self>, address: &str) -> Result<RpcClient, String> {
         let hello_max = if self.moves() { PROBE_MAX } else { HELLO_MAX };
         let link = rt::timeout(hello_max, net::connect_to(address, &self.options.parties)).await;
         let link = link.map_err(|_| "no link in time".to_owned())?.map_err(|error| error.to_string())?;
         let shared = Arc::downgrade(self);
-        let caller = Caller::new(link, REQUESTS_MAX, move |notice| {
-            // What is no notice of a known channel concerns nobody.
-            if let (Some(shared), Ok(notice)) = (shared.upgrade(), decode::<Notice>(notice))
+        let caller = RpcClient::new(link, REQUESTS_MAX, move |notice| {
+            // Anything but a notice of a known channel is ignored.
+            if let (Some(shared), Ok(notice)) = (shared.upgrade(), decode::<CommitNotification>(notice))
                 && let Some(channel) = shared.channel(&notice.channel)
             {
                 if notice.failure.is_some() && shared.moves() {
-                    // Somebody else is the primary, or will be.
+                    // Another node is the primary, or is about to be.
                     return shared.connection.drop_link();
                 }
-                channel.noticed(notice);
+                channel.handle_notification(notice);
             }
         });
-        let welcome: Welcome = self.told(&caller, Ask::Hello(Hello { version: VERSION }), hello_max).await?;
+        let welcome: Welcome = self.request(&caller, Ask::Hello(Hello { version: VERSION }), hello_max).await?;
         if welcome.version != VERSION {
             let theirs = welcome.version;
             return Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"));
@@ -220,29 +223,34 @@ impl Shared {
                 None => self.learn(&caller, &name).await?,
             };
             let from = BlockAt { channel: name, number: channel.height() };
-            let begun: BlockAt = self.told(&caller, Ask::Follow(from), HELLO_MAX).await?;
-            channel.begin(begun.number);
+            let begun: BlockAt = self.request(&caller, Ask::Follow(from), HELLO_MAX).await?;
+            channel.raise_height(begun.number);
         }
         self.connection.up(caller.clone());
         Ok(caller)
     }
 
-    async fn learn(&self, caller: &Caller, name: &str) -> Result<Arc<RemoteChannel>, String> {
+    async fn learn(&self, caller: &RpcClient, name: &str) -> Result<Arc<RemoteChannel>, String> {
         let ask = Ask::Block(BlockAt { channel: name.to_owned(), number: 0 });
-        let answer: BlockAnswer = self.told(caller, ask, HELLO_MAX).await?;
-        let rules = (|| {
+        let answer: BlockResponse = self.request(caller, ask, HELLO_MAX).await?;
+        let policies = (|| {
             let block = Block::parse(&answer.block.unwrap_or_default())?;
             let config = Arc::new(ChannelConfig::from_block(&block)?);
-            Ok::<_, Error>(Arc::new(Rules::new(config, self.options.definitions.clone())?))
+            Ok::<_, Error>(Arc::new(ChannelPolicies::new(config, self.options.definitions.clone())?))
         })();
-        let rules = rules.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
-        let channel = Arc::new(RemoteChannel::new(self.connection.clone(), rules));
+        let policies = policies.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
+        let channel = Arc::new(RemoteChannel::new(self.connection.clone(), policies));
         self.channels.write().expect("no holder of this lock panics").insert(name.to_owned(), channel.clone());
         Ok(channel)
     }
 
-    async fn told<M: prost::Message + Default>(&self, caller: &Caller, ask: Ask, time: Duration) -> Result<M, String> {
-        let answer = rt::timeout(time, call(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
+    async fn request<M: prost::Message + Default>(
+        &self,
+        caller: &RpcClient,
+        ask: Ask,
+        time: Duration,
+    ) -> Result<M, String> {
+        let answer = rt::timeout(time, send_request(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
         decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
     }
 }

@@ -1,60 +1,60 @@
-//! The answering side of a peer's links.
+//! The serving end of a peer's links.
 
 use std::pin::pin;
 use std::sync::Arc;
 
-use base::rt::net::call::{self, Handler, Notifier, Refusal};
-use base::rt::net::{Door, Parties, Parts};
-use base::rt::{self, Stop};
+use base::rt::net::rpc::{self, Notifier, Rejection, RpcHandler};
+use base::rt::net::{GatherList, LinkAcceptor, Parties};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind, TxId};
 use futures_util::future::{Either, select};
 use prost::Message as _;
 
 use super::messages::{
-    Answer, Ask, BlockAnswer, BlockAt, CommitAnswer, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome,
-    decode,
+    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, PeerRequest, RemoteFailure,
+    ResultResponse, StatusResponse, TransactionStatus, Welcome, decode,
 };
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::endorse::{Endorse, EndorseError};
 use crate::view::{ChannelView, PeerView};
 
-/// What the other side of a link may ask for.
+/// The requests that the other end of a link may send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scope {
-    /// Everything: a gateway of the same organisation.
+pub enum ServiceScope {
+    /// All requests: a gateway of the same organisation.
     Own,
-    /// To have proposals run, and to compare commit hashes: gateways of other organisations.
+    /// Running proposals and comparing commit hashes: gateways of other organisations.
     Others,
 }
 
-/// Answers `parties` at `address` until `stop`: the organisation's gateways, or other organisations.
+/// Serves `parties` at `address` until `stop`: the organisation's gateways, or other organisations.
 ///
 /// # Errors
-/// If the address is taken.
+/// If the address is in use.
 pub async fn serve_peer<P: PeerView + Endorse>(
     peer: Arc<P>,
-    scope: Scope,
+    scope: ServiceScope,
     address: &str,
     parties: &Parties,
-    stop: Stop,
+    stop: CancellationToken,
 ) -> Result<rt::Task<()>, Error> {
-    let handler = Arc::new(Server { peer, scope });
-    let handler = move || Arc::new(Connection { server: handler.clone(), notifier: std::sync::OnceLock::new() });
+    let handler = Arc::new(PeerServer { peer, scope });
+    let handler = move || Arc::new(ServedLink { server: handler.clone(), notifier: std::sync::OnceLock::new() });
     serve(address, parties, stop, handler).await
 }
 
-/// Accepts links and gives each a handler of its own.
-pub(super) async fn serve<H: Handler>(
+/// Accepts links and creates a handler for each.
+pub(super) async fn serve<H: RpcHandler>(
     address: &str,
     parties: &Parties,
-    stop: Stop,
+    stop: CancellationToken,
     handler: impl Fn() -> Arc<H> + Send + 'static,
 ) -> Result<rt::Task<()>, Error> {
-    let mut door = Door::open(address, parties, LINKS_MAX).await.map_err(|error| Error::io(address, &error))?;
+    let mut door = LinkAcceptor::open(address, parties, LINKS_MAX).await.map_err(|error| Error::io(address, &error))?;
     Ok(rt::spawn(async move {
-        while let Some(Ok(accepted)) = stop.or_stopped(door.accept()).await {
-            let serving = call::serve_in(accepted, handler(), REQUESTS_MAX, stop.clone());
+        while let Some(Ok(accepted)) = stop.run_until_cancelled(door.accept()).await {
+            let serving = rpc::serve_admitted(accepted, handler(), REQUESTS_MAX, stop.clone());
             drop(rt::spawn(async move {
                 let ended = serving.await;
                 tracing::debug!(?ended, "a link ended");
@@ -63,52 +63,52 @@ pub(super) async fn serve<H: Handler>(
     }))
 }
 
-struct Server<P> {
+struct PeerServer<P> {
     peer: Arc<P>,
-    scope: Scope,
+    scope: ServiceScope,
 }
 
-struct Connection<P> {
-    server: Arc<Server<P>>,
+struct ServedLink<P> {
+    server: Arc<PeerServer<P>>,
     notifier: std::sync::OnceLock<Notifier>,
 }
 
-impl<P: PeerView + Endorse> Handler for Connection<P> {
+impl<P: PeerView + Endorse> RpcHandler for ServedLink<P> {
     fn opened(&self, notifier: Notifier) {
-        // Told once.
+        // Set once.
         let _ = self.notifier.set(notifier);
     }
 
-    fn request(&self, request: Parts) -> call::Answer {
+    fn request(&self, request: GatherList) -> rpc::ResponseFuture {
         let server = self.server.clone();
         let notifier = self.notifier.get().cloned();
         Box::pin(async move {
             let request =
-                decode::<Request>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
-            let ask = request.ask.ok_or_else(|| rejected("a request that asks nothing".to_owned()))?;
+                decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+            let ask = request.ask.ok_or_else(|| rejected("the request is empty or unknown".to_owned()))?;
             server.answer(ask, notifier).await
         })
     }
 }
 
-pub(super) fn rejected(text: String) -> Refusal {
-    Refusal::new(ErrorKind::Rejected, text)
+pub(super) fn rejected(text: String) -> Rejection {
+    Rejection::new(ErrorKind::Rejected, text)
 }
 
-fn refused(error: &Error) -> Refusal {
-    Refusal::new(error.kind(), error.to_string())
+fn rejection(error: &Error) -> Rejection {
+    Rejection::new(error.kind(), error.to_string())
 }
 
-fn body(message: &impl prost::Message) -> Parts {
+fn body(message: &impl prost::Message) -> GatherList {
     message.encode_to_vec().into()
 }
 
-impl<P: PeerView + Endorse> Server<P> {
-    async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<Parts, Refusal> {
+impl<P: PeerView + Endorse> PeerServer<P> {
+    async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<GatherList, Rejection> {
         let endorsed = |outcome: Result<Vec<u8>, EndorseError>| {
             Ok(body(&match outcome {
-                Ok(result) => Answer { result: result.into(), failure: None },
-                Err(error) => Answer { result: Bytes::new(), failure: Some(Failure::of_endorse(&error)) },
+                Ok(result) => ResultResponse { result: result.into(), failure: None },
+                Err(error) => ResultResponse { result: Bytes::new(), failure: Some(RemoteFailure::of_endorse(&error)) },
             }))
         };
         match ask {
@@ -124,23 +124,23 @@ impl<P: PeerView + Endorse> Server<P> {
                 let channel = self.channel(&channel)?;
                 let height = channel.height();
                 let number = number.min(height.saturating_sub(1));
-                // One of the newest is in memory.
+                // The newest blocks are in memory.
                 let block = match number + FOLLOW_BLOCKS_MAX >= height {
-                    true => channel.committed_block(number).await.map_err(|error| refused(&error))?,
+                    true => channel.committed_block(number).await.map_err(|error| rejection(&error))?,
                     false => None,
                 };
                 let hash = block.map(|block| block.block().metadata().commit_hash()).transpose();
-                let hash = hash.map_err(|error| refused(&error.into()))?.flatten();
-                Ok(body(&CommitAnswer { number, hash: hash.map(|hash| Bytes::copy_from_slice(&hash)) }))
+                let hash = hash.map_err(|error| rejection(&error.into()))?.flatten();
+                Ok(body(&CommitHashResponse { number, hash: hash.map(|hash| Bytes::copy_from_slice(&hash)) }))
             }
-            _ if self.scope == Scope::Others => {
-                let scope = "other organisations may have proposals run here, compare commit hashes, and nothing else";
+            _ if self.scope == ServiceScope::Others => {
+                let scope = "other organisations may only run proposals and compare commit hashes here";
                 Err(rejected(scope.to_owned()))
             }
             Ask::Block(BlockAt { channel, number }) => {
-                let block = self.channel(&channel)?.read_block(number).await.map_err(|error| refused(&error))?;
+                let block = self.channel(&channel)?.read_block(number).await.map_err(|error| rejection(&error))?;
                 // The field's key and length, then the block's own bytes, which are not copied.
-                let Some(block) = block else { return Ok(body(&BlockAnswer { block: None })) };
+                let Some(block) = block else { return Ok(body(&BlockResponse { block: None })) };
                 let mut head = Vec::with_capacity(11);
                 prost::encoding::encode_key(1, prost::encoding::WireType::LengthDelimited, &mut head);
                 prost::encoding::encode_varint(block.len() as u64, &mut head);
@@ -148,16 +148,17 @@ impl<P: PeerView + Endorse> Server<P> {
             }
             Ask::Status(of) => {
                 let channel = self.channel(&of.channel)?;
-                let status = channel.tx_status(&TxId::new(of.tx_id)).await.map_err(|error| refused(&error))?;
-                let status = status.map(|status| Place { code: u32::from(status.code.0), block: status.block });
-                Ok(body(&StatusAnswer { status }))
+                let status = channel.tx_status(&TxId::new(of.tx_id)).await.map_err(|error| rejection(&error))?;
+                let status =
+                    status.map(|status| TransactionStatus { code: u32::from(status.code.0), block: status.block });
+                Ok(body(&StatusResponse { status }))
             }
             Ask::Follow(BlockAt { channel, number }) => {
                 let channel = self.channel(&channel)?;
                 let notifier = notifier.ok_or_else(|| rejected("the link is not open yet".to_owned()))?;
                 let height = channel.height();
                 let from = number.min(height).max(height.saturating_sub(FOLLOW_BLOCKS_MAX));
-                let name = channel.rules().channel().to_string();
+                let name = channel.policies().channel().to_string();
                 let begun = BlockAt { channel: name, number: from };
                 drop(rt::spawn(async move { notify(channel.as_ref(), from, &notifier).await }));
                 Ok(body(&begun))
@@ -167,23 +168,23 @@ impl<P: PeerView + Endorse> Server<P> {
 
     fn welcome(&self) -> Welcome {
         let channels = match self.scope {
-            Scope::Own => self.peer.channels(),
-            Scope::Others => Vec::new(),
+            ServiceScope::Own => self.peer.channels(),
+            ServiceScope::Others => Vec::new(),
         };
         let channels = channels
             .iter()
-            .map(|channel| BlockAt { channel: channel.rules().channel().to_string(), number: channel.height() });
+            .map(|channel| BlockAt { channel: channel.policies().channel().to_string(), number: channel.height() });
         Welcome { version: VERSION, channels: channels.collect() }
     }
 
-    fn channel(&self, name: &str) -> Result<Arc<dyn ChannelView>, Refusal> {
-        self.peer.channel(name).ok_or_else(|| refused(&Error::UnknownChannel(name.to_owned())))
+    fn channel(&self, name: &str) -> Result<Arc<dyn ChannelView>, Rejection> {
+        self.peer.channel(name).ok_or_else(|| rejection(&Error::UnknownChannel(name.to_owned())))
     }
 }
 
 /// Step 3 of the protocol, until the link or the channel ends.
 async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
-    let name = channel.rules().channel().to_string();
+    let name = channel.policies().channel().to_string();
     let mut committed = channel.committed();
     let mut next = from;
     let failure = loop {
@@ -204,16 +205,20 @@ async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
         };
         let transactions = block.transactions().iter().filter_map(|transaction| {
             let tx_id = transaction.tx_id.as_ref()?.to_string();
-            Some(Committed { tx_id, code: u32::from(transaction.code.0) })
+            Some(CommittedTx { tx_id, code: u32::from(transaction.code.0) })
         });
-        let notice =
-            Notice { channel: name.clone(), number: next, transactions: transactions.collect(), failure: None };
+        let notice = CommitNotification {
+            channel: name.clone(),
+            number: next,
+            transactions: transactions.collect(),
+            failure: None,
+        };
         if notifier.notify(notice.encode_to_vec()).await.is_err() {
             return;
         }
         next += 1;
     };
-    let notice = Notice { channel: name, number: next, transactions: Vec::new(), failure: Some(failure) };
-    // Nobody is left to tell when the link has ended.
+    let notice = CommitNotification { channel: name, number: next, transactions: Vec::new(), failure: Some(failure) };
+    // If the link has ended, nobody receives the notice.
     let _ = notifier.notify(notice.encode_to_vec()).await;
 }

@@ -1,49 +1,57 @@
-//! Reading a read-write set out of a block.
+//! Reads a read-write set of a block.
 //!
 //! The bytes come from clients and endorsers, and are not trusted.
 //!
-//! 1. [`ReadWriteSet::decode`] counts what the set holds.
-//! 2. It walks over all of the set and checks its form. It keeps the place of each namespace. It keeps reads and writes as
-//!    well where they take at most [`KEPT_PER_BYTE`] times the set's bytes, as those of contracts do. An entry of two bytes
-//!    would become 32 in memory, before any endorser's signature is looked at: of such a set nothing is kept.
-//! 3. What was not kept is read again, one by one, where somebody asks for it: ranges, which are scanned for far longer than
-//!    they are read, and the entries of sets of tiny ones.
+//! 1. [`ReadWriteSet::decode`] counts the set's entries.
+//! 2. It walks over the whole set and checks its format. It keeps the position of each namespace. It also keeps the reads
+//!    and writes if they take at most [`KEPT_PER_BYTE`] times the set's bytes; the sets that contracts produce stay below
+//!    this bound. Otherwise it keeps none of them: an entry of two bytes would become 32 in memory before any endorser's
+//!    signature is checked.
+//! 3. Entries that were not kept are read again, one by one, when a caller asks for them: the reads and writes of a set
+//!    above the bound, and all ranges, because repeating a scan takes far longer than reading its range again.
 //!
-//! [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound what a set may hold. Fabric has no such limits; they are part of validation
-//! here, the same for all peers.
+//! [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound the contents of a set. Fabric has no such limits; here they are part of
+//! validation, the same for all peers.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, Version};
-use ledger::wire::{Fields, Span, Value, WireError, set_once};
+use ledger::wire::{FieldValue, Fields, Span, WireError, set_once};
 
-use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, Summary};
+use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, MerkleSummary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};
 
-/// Why bytes are no read-write set.
+/// Why bytes are not a read-write set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// They are no such message.
+    /// The bytes are not such a message.
     #[error("read-write set: {0}")]
     Wire(#[from] WireError),
     /// Only key-value sets exist.
     #[error("read-write set: data model {0} does not exist")]
     DataModel(u64),
-    /// A summary that no scan gives.
+    /// A summary that no scan produces.
     #[error("read-write set: a range summary of degree {0} is not accepted")]
     Degree(u64),
-    /// It holds more than any transaction may.
+    /// The set holds more than any transaction may.
     #[error("read-write set: more than {max} {what}")]
-    TooMany { what: &'static str, max: usize },
+    TooMany {
+        /// The counted things, in the plural.
+        what: &'static str,
+        /// The largest number of them.
+        max: usize,
+    },
     /// A range holds both results and a summary.
     #[error("read-write set: a range holds both results and a summary")]
     RangeReads,
 }
 
-/// The version that a transaction saw of a key. Numbers are as wide as on the wire, where no ledger's are.
+/// The version of a key that a transaction saw. The numbers are as wide as on the wire, wider than those of any ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadVersion {
+    /// The block that wrote the version.
     pub block: u64,
+    /// The position of the writing transaction in that block.
     pub transaction: u64,
 }
 
@@ -55,46 +63,47 @@ impl PartialEq<Version> for ReadVersion {
 
 /// One key that was read.
 #[derive(Clone, Copy, Debug)]
-pub struct Read {
+pub struct KeyRead {
     key: Span,
-    /// Nothing where the key did not exist.
+    /// `None` if the key did not exist.
     pub version: Option<ReadVersion>,
 }
 
 /// One key that is to be written.
 #[derive(Clone, Copy, Debug)]
-pub struct Write {
+pub struct KeyWrite {
     key: Span,
     value: Span,
-    /// A write of no bytes is a delete too.
+    /// A write of an empty value is a delete too.
     pub is_delete: bool,
 }
 
 /// One range that was scanned.
 #[derive(Clone, Copy, Debug)]
-pub struct Range {
+pub struct ScannedRange {
     start: Span,
     end: Span,
-    /// Whether the scan reached the end of the range; else `end` is the last key it handed out, and part of it.
+    /// Whether the scan reached the end of the range; otherwise `end` is the last key that it returned, and part of the
+    /// range.
     pub exhausted: bool,
-    /// What it handed out.
+    /// The results that it returned.
     pub reads: RangeReads,
 }
 
-/// What a scan handed out.
+/// The results of a scan.
 #[derive(Clone, Copy, Debug)]
 pub enum RangeReads {
     /// Each key and version; see [`ReadWriteSet::results`].
     Results(RangeResults),
-    /// Too many for that; see [`ReadWriteSet::summary`].
+    /// Too many results for a list; see [`ReadWriteSet::summary`].
     Summary(RangeSummary),
 }
 
-/// The place of the results of a scan.
+/// The position of the results of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct RangeResults(Span);
 
-/// The place of the summary of a scan.
+/// The position of the summary of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct RangeSummary {
     place: Span,
@@ -105,14 +114,14 @@ pub struct RangeSummary {
     count: u32,
 }
 
-/// What a transaction did in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and [`ReadWriteSet::writes`]
-/// give the entries.
+/// The entries of a transaction in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and
+/// [`ReadWriteSet::writes`] return them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Namespace {
+pub struct NamespaceReadWriteSet {
     name: Span,
-    /// Its `KVRWSet`, whose form was checked.
+    /// Its `KVRWSet`, whose format was checked.
     entries: Span,
-    /// How many reads and writes of the set stand before those of this namespace.
+    /// The number of reads and writes of the set that precede those of this namespace.
     reads_before: u32,
     writes_before: u32,
     /// Keys that were read, scanned ranges aside.
@@ -127,57 +136,60 @@ pub struct Namespace {
     pub collections: u32,
 }
 
-const _: () = assert!(NAMESPACES_MAX * size_of::<Namespace>() <= 48 << 10, "a set takes little whatever is in it");
+const _: () =
+    assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 48 << 10, "a set takes little whatever is in it");
 
-impl Namespace {
+impl NamespaceReadWriteSet {
     /// Whether it changes anything.
     pub fn writes_anything(&self) -> bool {
         self.writes > 0 || self.needs_more_than_keys()
     }
 
-    /// Whether it does what Heddle's state does not hold.
+    /// Whether it contains anything that Heddle's state cannot hold.
     pub fn needs_more_than_keys(&self) -> bool {
         self.metadata_writes > 0 || self.collections > 0
     }
 }
 
-/// What a decoded set may take of memory, for each of its bytes.
+/// The memory that a decoded set may take, for each of its bytes.
 pub const KEPT_PER_BYTE: usize = 2;
 
 /// Reads and writes of all namespaces, in the order of their bytes.
 #[derive(Clone, Debug, Default)]
-struct Entries {
-    reads: Vec<Read>,
-    writes: Vec<Write>,
+struct DecodedEntries {
+    reads: Vec<KeyRead>,
+    writes: Vec<KeyWrite>,
 }
 
-/// A decoded read-write set. Its texts are places in the received bytes; ask it for them.
+/// A decoded read-write set. Its texts are slices of the received bytes; its methods return them.
 #[derive(Clone, Debug, Default)]
 pub struct ReadWriteSet {
     source: Bytes,
-    pub namespaces: Vec<Namespace>,
-    /// Nothing where they are read again.
-    kept: Option<Entries>,
-    /// Whether a key or a name is none that a state can hold.
+    /// The set of each namespace, in the order of the bytes.
+    pub namespaces: Vec<NamespaceReadWriteSet>,
+    /// `None` if they are read again.
+    kept: Option<DecodedEntries>,
+    /// Whether a state cannot hold one of the keys or names.
     has_unsound_keys: bool,
 }
 
-/// The form of an entry was checked when its set was decoded.
+/// The format of an entry was checked when its set was decoded.
 const CHECKED: &str = "the form was checked when the set was decoded";
 
 impl ReadWriteSet {
     /// Decodes a `TxReadWriteSet`.
     ///
     /// # Errors
-    /// See [`DecodeError`]. Fields that Fabric does not define are passed over.
+    /// See [`DecodeError`]. Fields that Fabric does not define are ignored.
     pub fn decode(source: Bytes) -> Result<ReadWriteSet, DecodeError> {
         let whole = Span::whole(&source)?;
-        let counts = Counts::of(&source, whole)?;
+        let counts = EntryCounts::of(&source, whole)?;
         let mut namespaces = Vec::with_capacity(counts.namespaces);
-        let kept = counts
-            .fit(source.len())
-            .then(|| Entries { reads: Vec::with_capacity(counts.reads), writes: Vec::with_capacity(counts.writes) });
-        let mut checker = Checker::new(&source, kept);
+        let kept = counts.fit(source.len()).then(|| DecodedEntries {
+            reads: Vec::with_capacity(counts.reads),
+            writes: Vec::with_capacity(counts.writes),
+        });
+        let mut checker = SetChecker::new(&source, kept);
         let mut fields = Fields::new(&source, whole);
         while let Some(field) = fields.next()? {
             match field.number {
@@ -186,99 +198,99 @@ impl ReadWriteSet {
                 _ => {}
             }
         }
-        let Checker { kept, has_unsound_keys, .. } = checker;
+        let SetChecker { kept, has_unsound_keys, .. } = checker;
         Ok(ReadWriteSet { source, namespaces, kept, has_unsound_keys })
     }
 
-    /// What was read in a namespace of this set, in the order of its bytes.
+    /// The reads in a namespace of this set, in the order of its bytes.
     #[inline]
-    pub fn reads(&self, namespace: &Namespace) -> impl Iterator<Item = Read> {
-        let (kept, again): (&[Read], u32) = match &self.kept {
+    pub fn reads(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = KeyRead> {
+        let (kept, again): (&[KeyRead], u32) = match &self.kept {
             Some(kept) => (part(&kept.reads, namespace.reads_before, namespace.reads), 0),
             None => (&[], namespace.reads),
         };
-        let places = self.places(namespace.entries, 1, again);
+        let places = self.spans(namespace.entries, 1, again);
         kept.iter().copied().chain(places.map(|place| read(&self.source, place).expect(CHECKED)))
     }
 
     /// The ranges that were scanned in a namespace of this set.
-    pub fn ranges(&self, namespace: &Namespace) -> impl Iterator<Item = Range> {
-        let places = self.places(namespace.entries, 2, namespace.ranges);
+    pub fn ranges(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = ScannedRange> {
+        let places = self.spans(namespace.entries, 2, namespace.ranges);
         places.map(|place| range(&self.source, place).expect(CHECKED))
     }
 
-    /// What is to be written in a namespace of this set.
+    /// The writes in a namespace of this set.
     #[inline]
-    pub fn writes(&self, namespace: &Namespace) -> impl Iterator<Item = Write> {
-        let (kept, again): (&[Write], u32) = match &self.kept {
+    pub fn writes(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = KeyWrite> {
+        let (kept, again): (&[KeyWrite], u32) = match &self.kept {
             Some(kept) => (part(&kept.writes, namespace.writes_before, namespace.writes), 0),
             None => (&[], namespace.writes),
         };
-        let places = self.places(namespace.entries, 3, again);
+        let places = self.spans(namespace.entries, 3, again);
         kept.iter().copied().chain(places.map(|place| write(&self.source, place).expect(CHECKED)))
     }
 
-    /// What a scan of this set handed out.
-    pub fn results(&self, results: &RangeResults) -> impl Iterator<Item = Read> {
-        places(&self.source, results.0, 1).map(|place| read(&self.source, place).expect(CHECKED))
+    /// The results of a scan of this set.
+    pub fn results(&self, results: &RangeResults) -> impl Iterator<Item = KeyRead> {
+        spans(&self.source, results.0, 1).map(|place| read(&self.source, place).expect(CHECKED))
     }
 
-    /// The summary of a scan of this set; nothing where it is one that no scan comes to, by its number of hashes or by
-    /// their length.
-    pub fn summary(&self, summary: &RangeSummary) -> Option<Summary> {
+    /// The summary of a scan of this set; `None` if no scan can produce it, because of its number of hashes or their
+    /// length.
+    pub fn summary(&self, summary: &RangeSummary) -> Option<MerkleSummary> {
         let RangeSummary { place, degree, level, count } = *summary;
-        if count > degree || places(&self.source, place, 3).any(|hash| hash.len() != HASH_BYTES) {
+        if count > degree || spans(&self.source, place, 3).any(|hash| hash.len() != HASH_BYTES) {
             return None;
         }
         let mut hashes = Vec::with_capacity(count as usize);
-        hashes.extend(places(&self.source, place, 3).map(|hash| hash.slice(&self.source)));
-        Some(Summary { degree, level, hashes })
+        hashes.extend(spans(&self.source, place, 3).map(|hash| hash.slice(&self.source)));
+        Some(MerkleSummary { degree, level, hashes })
     }
 
-    /// The places of the first `count` fields with this number, which are as many as there are.
+    /// The positions of the first `count` fields with this number; there are exactly `count` of them.
     #[inline]
-    fn places(&self, of: Span, number: u32, count: u32) -> impl Iterator<Item = Span> {
-        // Where there is none, nobody walks over the others.
-        places(&self.source, of, number).take(count as usize)
+    fn spans(&self, of: Span, number: u32, count: u32) -> impl Iterator<Item = Span> {
+        // If there is none, the other fields are not walked over.
+        spans(&self.source, of, number).take(count as usize)
     }
 
     /// The name of a namespace of this set.
     #[inline]
-    pub fn name(&self, namespace: &Namespace) -> &str {
+    pub fn name(&self, namespace: &NamespaceReadWriteSet) -> &str {
         self.text(namespace.name)
     }
 
     /// The key of a read of this set.
     #[inline]
-    pub fn read_key(&self, read: &Read) -> &str {
+    pub fn read_key(&self, read: &KeyRead) -> &str {
         self.text(read.key)
     }
 
     /// The key of a write of this set.
     #[inline]
-    pub fn write_key(&self, write: &Write) -> &str {
+    pub fn write_key(&self, write: &KeyWrite) -> &str {
         self.text(write.key)
     }
 
-    /// The new value, a part of the set's bytes; nothing for a delete.
+    /// The new value, a slice of the set's bytes; `None` for a delete.
     #[inline]
-    pub fn write_value(&self, write: &Write) -> Option<Bytes> {
+    pub fn write_value(&self, write: &KeyWrite) -> Option<Bytes> {
         (!write.is_delete).then(|| self.source.slice_ref(write.value.of(&self.source)))
     }
 
     /// The first key of a range of this set, and its end.
-    pub fn bounds(&self, range: &Range) -> (&str, &str) {
+    pub fn bounds(&self, range: &ScannedRange) -> (&str, &str) {
         (self.text(range.start), self.text(range.end))
     }
 
-    /// Whether every key is one that a state can hold: not empty and not longer than [`super::KEY_BYTES_MAX`], in a
-    /// namespace whose name is not longer than [`super::NAMESPACE_BYTES_MAX`]. Where nothing but reads are in a namespace,
-    /// nothing else looks at its name before the state does.
-    pub fn has_sound_keys(&self) -> bool {
+    /// Whether a state can hold every key: not empty and not longer than [`super::KEY_BYTES_MAX`], in a namespace whose
+    /// name is not longer than [`super::NAMESPACE_BYTES_MAX`]. If a namespace contains only reads, no other check sees
+    /// its name before the state does.
+    pub fn has_valid_keys(&self) -> bool {
         !self.has_unsound_keys
     }
 
-    /// The same set, of which nothing is kept.
+    /// The same set without kept entries.
     #[cfg(test)]
     pub(super) fn read_again(&self) -> Option<ReadWriteSet> {
         self.kept.is_some().then(|| ReadWriteSet { kept: None, ..self.clone() })
@@ -290,11 +302,12 @@ impl ReadWriteSet {
     }
 }
 
-/// Shows `visit` what a transaction that was found valid writes, in the order of its bytes: namespace, key, and the place of
-/// the value in `source`, nothing for a delete. `set` is the place of its `TxReadWriteSet`. Only writes are looked at.
+/// Calls `visit` with each write of a transaction that was found valid, in the order of its bytes: namespace, key, and
+/// the position of the value in `source`, `None` for a delete. `set` is the position of its `TxReadWriteSet`. Only
+/// writes are read.
 ///
 /// # Errors
-/// The bytes are no such message as far as they were looked at.
+/// The bytes are not such a message, as far as they were read.
 pub fn visit_writes<'a>(
     source: &'a [u8],
     set: Span,
@@ -333,28 +346,28 @@ fn part<T>(entries: &[T], before: u32, count: u32) -> &[T] {
     entries.get(start..end).expect("each entry that was counted was kept")
 }
 
-/// What a set holds, before its form is checked.
+/// The number of entries in a set, before its format is checked.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct EntryCounts {
     namespaces: usize,
     reads: usize,
     writes: usize,
 }
 
-impl Counts {
-    fn of(source: &[u8], set: Span) -> Result<Counts, DecodeError> {
-        let mut counts = Counts::default();
+impl EntryCounts {
+    fn of(source: &[u8], set: Span) -> Result<EntryCounts, DecodeError> {
+        let mut counts = EntryCounts::default();
         let mut fields = Fields::new(source, set);
         while let Some(field) = fields.next()? {
-            let (2, Value::Bytes(namespace)) = (field.number, field.value) else { continue };
+            let (2, FieldValue::Bytes(namespace)) = (field.number, field.value) else { continue };
             if counts.namespaces == NAMESPACES_MAX {
                 return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
             }
             counts.namespaces = counts.namespaces.saturating_add(1);
-            // The check of the form reports the same errors, with their reasons.
+            // The check of the format reports the same errors, with their reasons.
             let mut inner = Fields::new(source, namespace);
             while let Ok(Some(field)) = inner.next() {
-                if let (2, Value::Bytes(entries)) = (field.number, field.value) {
+                if let (2, FieldValue::Bytes(entries)) = (field.number, field.value) {
                     counts.add(source, entries);
                 }
             }
@@ -373,18 +386,18 @@ impl Counts {
         }
     }
 
-    /// Whether what is kept of a set of this many bytes, entries included, is in proportion to them.
+    /// Whether the kept entries of a set of this many bytes are in proportion to the bytes.
     fn fit(&self, set_bytes: usize) -> bool {
-        let namespaces = self.namespaces.saturating_mul(size_of::<Namespace>());
-        let reads = self.reads.saturating_mul(size_of::<Read>());
-        let writes = self.writes.saturating_mul(size_of::<Write>());
+        let namespaces = self.namespaces.saturating_mul(size_of::<NamespaceReadWriteSet>());
+        let reads = self.reads.saturating_mul(size_of::<KeyRead>());
+        let writes = self.writes.saturating_mul(size_of::<KeyWrite>());
         namespaces.saturating_add(reads).saturating_add(writes) <= set_bytes.saturating_mul(KEPT_PER_BYTE)
     }
 }
 
-/// The places of the fields with this number in a message whose form was checked.
+/// The positions of the fields with this number in a message whose format was checked.
 #[inline]
-fn places(source: &[u8], message: Span, number: u32) -> impl Iterator<Item = Span> {
+fn spans(source: &[u8], message: Span, number: u32) -> impl Iterator<Item = Span> {
     let mut fields = Fields::new(source, message);
     std::iter::from_fn(move || {
         loop {
@@ -396,22 +409,22 @@ fn places(source: &[u8], message: Span, number: u32) -> impl Iterator<Item = Spa
     })
 }
 
-/// Walks over a set and checks its form.
-struct Checker<'a> {
+/// Walks over a set and checks its format.
+struct SetChecker<'a> {
     source: &'a [u8],
-    /// How many entries may still follow.
+    /// The number of entries that may still follow.
     room: usize,
     /// How many reads and writes came before.
     reads: u32,
     writes: u32,
-    /// Where they are kept, with room for all.
-    kept: Option<Entries>,
+    /// Where they are kept, with capacity for all.
+    kept: Option<DecodedEntries>,
     has_unsound_keys: bool,
 }
 
-impl Checker<'_> {
-    fn new(source: &[u8], kept: Option<Entries>) -> Checker<'_> {
-        Checker { source, room: ENTRIES_MAX, reads: 0, writes: 0, kept, has_unsound_keys: false }
+impl SetChecker<'_> {
+    fn new(source: &[u8], kept: Option<DecodedEntries>) -> SetChecker<'_> {
+        SetChecker { source, room: ENTRIES_MAX, reads: 0, writes: 0, kept, has_unsound_keys: false }
     }
 
     fn take(&mut self) -> Result<(), DecodeError> {
@@ -420,19 +433,19 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// A key: it has to be text, and ought to be one that a state can hold.
+    /// A key: it must be text, and should be one that a state can hold.
     fn key(&mut self, key: Span) -> Result<(), WireError> {
         self.has_unsound_keys |= key.is_empty() || key.len() > super::KEY_BYTES_MAX;
         key.text(self.source).map(|_| ())
     }
 
-    /// A range may start or end at the empty key, which stands for no bound.
+    /// A range may start or end at the empty key, which means no bound.
     fn bound(&mut self, bound: Span) -> Result<(), WireError> {
         self.has_unsound_keys |= bound.len() > super::KEY_BYTES_MAX;
         bound.text(self.source).map(|_| ())
     }
 
-    fn namespace(&mut self, span: Span) -> Result<Namespace, DecodeError> {
+    fn namespace(&mut self, span: Span) -> Result<NamespaceReadWriteSet, DecodeError> {
         let (mut name, mut entries, mut collections) = (None, None, 0_u32);
         let mut fields = Fields::new(self.source, span);
         while let Some(field) = fields.next()? {
@@ -451,12 +464,18 @@ impl Checker<'_> {
         self.has_unsound_keys |= name.len() > super::NAMESPACE_BYTES_MAX;
         let entries = entries.unwrap_or_default();
         let (reads_before, writes_before) = (self.reads, self.writes);
-        let mut namespace =
-            Namespace { name, entries, reads_before, writes_before, collections, ..Namespace::default() };
+        let mut namespace = NamespaceReadWriteSet {
+            name,
+            entries,
+            reads_before,
+            writes_before,
+            collections,
+            ..NamespaceReadWriteSet::default()
+        };
         let mut fields = Fields::new(self.source, entries);
         while let Some(field) = fields.next()? {
             self.take()?;
-            // No count exceeds the room, which has fewer bits.
+            // No count exceeds the remaining number, which has fewer bits.
             let count = match field.number {
                 1 => {
                     let read = read(self.source, field.span()?)?;
@@ -501,7 +520,7 @@ impl Checker<'_> {
                 while let Some(field) = fields.next()? {
                     if field.number == 1 {
                         self.take()?;
-                        // A key that no state holds is no result of a scan, which the scan finds out.
+                        // A scan does not return a key that no state can hold; repeating the scan finds that out.
                         read(self.source, field.span()?)?.key.text(self.source)?;
                     }
                 }
@@ -516,7 +535,7 @@ impl Checker<'_> {
     }
 }
 
-fn read(source: &[u8], span: Span) -> Result<Read, DecodeError> {
+fn read(source: &[u8], span: Span) -> Result<KeyRead, DecodeError> {
     let (mut key, mut version_at) = (None, None);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
@@ -527,7 +546,7 @@ fn read(source: &[u8], span: Span) -> Result<Read, DecodeError> {
         }
     }
     let version = version_at.map(|span| version(source, span)).transpose()?;
-    Ok(Read { key: key.unwrap_or_default(), version })
+    Ok(KeyRead { key: key.unwrap_or_default(), version })
 }
 
 fn version(source: &[u8], span: Span) -> Result<ReadVersion, DecodeError> {
@@ -543,7 +562,7 @@ fn version(source: &[u8], span: Span) -> Result<ReadVersion, DecodeError> {
     Ok(ReadVersion { block: block.unwrap_or(0), transaction: transaction.unwrap_or(0) })
 }
 
-fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
+fn write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
     let (mut key, mut is_delete, mut value) = (None, None, None);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
@@ -555,10 +574,10 @@ fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
         }
     }
     let value = value.unwrap_or_default();
-    Ok(Write { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
+    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
 }
 
-fn range(source: &[u8], span: Span) -> Result<Range, DecodeError> {
+fn range(source: &[u8], span: Span) -> Result<ScannedRange, DecodeError> {
     let (mut start, mut end, mut exhausted, mut results, mut summary_at) = (None, None, None, None, None);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
@@ -576,7 +595,7 @@ fn range(source: &[u8], span: Span) -> Result<Range, DecodeError> {
         (None, Some(span)) => RangeReads::Summary(summary(source, span)?),
         (results, None) => RangeReads::Results(RangeResults(results.unwrap_or_default())),
     };
-    Ok(Range {
+    Ok(ScannedRange {
         start: start.unwrap_or_default(),
         end: end.unwrap_or_default(),
         exhausted: exhausted.unwrap_or(false),
@@ -601,7 +620,7 @@ fn summary(source: &[u8], place: Span) -> Result<RangeSummary, DecodeError> {
     let degree = degree.unwrap_or(0);
     let accepted = u32::try_from(degree).ok().filter(|degree| DEGREES_ACCEPTED.contains(degree));
     let degree = accepted.ok_or(DecodeError::Degree(degree))?;
-    // A level beyond 32 bits is no scan's; as the largest number it equals none either.
+    // No scan has a level beyond 32 bits; as the largest number it equals none either.
     let level = u32::try_from(level.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(RangeSummary { place, degree, level, count })
 }

@@ -1,4 +1,5 @@
-//! The encodings of the messages in `kvrwset` and `rwset`, fields by number and defaults left out, as Fabric writes them.
+//! The encodings of the messages in `kvrwset` and `rwset`: fields in order of number, without defaults, as Fabric writes
+//! them.
 
 use base::Version;
 use ledger::wire::{bytes_field_len, put_bytes, put_bytes_header, put_varint, varint_len};

@@ -3,15 +3,15 @@
 //! The rule, which is Fabric's with a degree of 50:
 //! 1. Results are taken in order. Once more than `degree` of them wait (51), they are hashed together: SHA-256 over their
 //!    encoding as a `QueryReads` message. The hash is a node of level 1.
-//! 2. Once more than `degree` nodes of a level wait, they are hashed together (their hashes one after the other) into one
-//!    node of the next level, and are gone.
-//! 3. At the end results that still wait form a last node of level 1, however few. Then from level 1 up to the highest
-//!    level seen: the nodes that wait become one node of the next level (a single one moves up as it is). If the highest
-//!    level then has more than `degree` nodes, they become one node above it.
+//! 2. Once more than `degree` nodes of a level wait, they are hashed together (their hashes in sequence) into one node
+//!    of the next level, which replaces them.
+//! 3. At the end, results that still wait form a last node of level 1, however few they are. Then, from level 1 up to the
+//!    level below the highest one, the nodes that wait become one node of the next level (a single one moves up as it is).
+//!    If the highest level then has more than `degree` nodes, they become one node above it.
 //! 4. The summary is the degree, the highest level and the hashes of that level. If rule 1 never applied, there is no
 //!    summary: the results themselves are recorded.
 //!
-//! Equal summaries mean equal results, up to collisions of SHA-256, which is what a phantom check needs.
+//! Equal summaries mean equal results, up to collisions of SHA-256. The check for phantoms relies on this.
 
 use base::{Bytes, Version};
 use ledger::hash::{Hash, sha256, sha256_of};
@@ -21,7 +21,8 @@ use super::encode::{pair, put_read};
 /// The degree that endorsers use.
 pub const DEGREE: u32 = 50;
 
-/// The degrees that are accepted in a block: Fabric refuses those below two, and waiting results must be bounded.
+/// The degrees that are accepted in a block: Fabric rejects degrees below two, and the number of waiting results must
+/// be bounded.
 pub const DEGREES_ACCEPTED: std::ops::RangeInclusive<u32> = 2..=4096;
 
 /// The length of a node's hash.
@@ -29,7 +30,7 @@ pub(super) const HASH_BYTES: usize = size_of::<Hash>();
 
 /// The summary of a long range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct MerkleSummary {
     /// Children a node has, less one.
     pub degree: u32,
     /// The level of `hashes`; results hash into level 1.
@@ -38,18 +39,18 @@ pub struct Summary {
     pub hashes: Vec<Bytes>,
 }
 
-/// What a scan comes to.
+/// The result of a scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SummarizerOutcome {
     /// At most `degree` results: their encoding as a `QueryReads` message, empty for none.
     Results(Bytes),
     /// More results than that.
-    Summary(Summary),
+    Summary(MerkleSummary),
 }
 
-/// Takes the results of a scan one by one.
+/// Accepts the results of a scan one by one.
 #[derive(Clone, Debug)]
-pub struct Summarizer {
+pub struct RangeSummarizer {
     degree: u32,
     /// Encoded results that wait for rule 1.
     waiting: Vec<u8>,
@@ -58,14 +59,14 @@ pub struct Summarizer {
     levels: Vec<Vec<Hash>>,
 }
 
-impl Summarizer {
+impl RangeSummarizer {
     /// A summarizer of one of the [`DEGREES_ACCEPTED`].
-    pub fn new(degree: u32) -> Summarizer {
+    pub fn new(degree: u32) -> RangeSummarizer {
         assert!(DEGREES_ACCEPTED.contains(&degree), "the degree was checked when it was decoded");
-        Summarizer { degree, waiting: Vec::new(), waiting_count: 0, levels: Vec::new() }
+        RangeSummarizer { degree, waiting: Vec::new(), waiting_count: 0, levels: Vec::new() }
     }
 
-    /// Takes the next result.
+    /// Adds the next result.
     pub fn add(&mut self, key: &str, version: Version) {
         put_read(&mut self.waiting, 1, key, Some(pair(version)));
         self.waiting_count += 1;
@@ -94,8 +95,8 @@ impl Summarizer {
         }
     }
 
-    /// Whether results so far can still end in `expected`: a difference shows without scanning to the end.
-    pub fn may_become(&self, expected: &Summary) -> bool {
+    /// Whether the results so far can still end in `expected`: a difference shows before the scan reaches its end.
+    pub fn may_become(&self, expected: &MerkleSummary) -> bool {
         let level = self.levels.len() as u32;
         if level < expected.level {
             return true;
@@ -107,9 +108,9 @@ impl Summarizer {
     }
 
     /// Ends the scan.
-    pub fn finish(mut self) -> Outcome {
+    pub fn finish(mut self) -> SummarizerOutcome {
         if self.levels.is_empty() {
-            return Outcome::Results(self.waiting.into());
+            return SummarizerOutcome::Results(self.waiting.into());
         }
         if self.waiting_count > 0 {
             self.hash_waiting();
@@ -133,7 +134,7 @@ impl Summarizer {
             level += 1;
         }
         let hashes = nodes.iter().map(|node| Bytes::copy_from_slice(node)).collect();
-        Outcome::Summary(Summary { degree: self.degree, level, hashes })
+        SummarizerOutcome::Summary(MerkleSummary { degree: self.degree, level, hashes })
     }
 }
 

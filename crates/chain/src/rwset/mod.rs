@@ -1,20 +1,22 @@
 //! Read-write sets: what a transaction read and wants to write, in Fabric's bytes.
 //!
-//! 1. While a contract runs, a [`Recorder`] notes reads with the version each key had, writes, and scanned ranges.
-//! 2. [`Recorder::encode`] gives Fabric's `TxReadWriteSet`: namespaces sorted, within each the reads, ranges and writes,
-//!    keys sorted, each key once. Endorsers that saw the same versions produce the same bytes.
-//! 3. A validating peer reads those bytes with [`ReadWriteSet::decode`], which keeps places in them and copies nothing.
+//! 1. While a contract runs, a [`ReadWriteSetRecorder`] records writes, scanned ranges, and reads with the version that
+//!    each key had.
+//! 2. [`ReadWriteSetRecorder::encode`] returns Fabric's `TxReadWriteSet`: the namespaces sorted; in each namespace the
+//!    reads, ranges and writes, keys sorted, each key once. Endorsers that saw the same versions produce the same bytes.
+//! 3. A validating peer reads those bytes with [`ReadWriteSet::decode`], which keeps positions in them and copies nothing.
 //!
 //! Rules, all Fabric's:
-//! * A key that did not exist is read without a version. A write of no bytes is a delete.
-//! * A transaction never reads its own writes, so a key is read at one version however often it is read.
-//! * A scanned range keeps its first key, the end that was asked for if the scan reached it, else the last key that was
-//!   handed out, and every key and version that was handed out; of equal ranges the first stays.
+//! * A read of a key that did not exist has no version. A write of an empty value is a delete.
+//! * A transaction never reads its own writes, so all its reads of one key see the same version.
+//! * A scanned range is recorded with its first key, its end, and every key and version that was returned. The end is the
+//!   requested one if the scan reached it, otherwise the last key that was returned. Of several equal ranges the first is
+//!   kept.
 //! * More than [`merkle::DEGREE`] results of one range are kept as a summary: a tree over groups of 51, see [`merkle`].
 //!
-//! Invariant: for what [`Recorder::encode`] gave, decoding and encoding again gives the same bytes. Bytes from outside
-//! that Fabric would encode differently decode as well (and an error where they are no such message); hashes are always
-//! over received bytes.
+//! Invariant: decoding and re-encoding the output of [`ReadWriteSetRecorder::encode`] gives the same bytes. Received bytes
+//! need not be in Fabric's encoding to be decoded, and bytes that are no such message are an error. Hashes are always over
+//! received bytes.
 //!
 //! Conflicts are found in [`crate::validate`].
 
@@ -25,7 +27,7 @@ pub const KEY_BYTES_MAX: usize = 16_384;
 pub const NAMESPACE_BYTES_MAX: usize = storage::tables::NAMESPACE_BYTES_MAX;
 /// Namespaces that one read-write set may hold.
 pub const NAMESPACES_MAX: usize = 1024;
-/// Reads, writes, ranges and what ranges handed out, that one read-write set may hold in all. Endorsers stop well below:
+/// The largest number of reads, writes, ranges and results of ranges in one read-write set. Endorsers stop well below:
 /// see [`crate::endorse::simulate::ENTRIES_MAX`].
 pub const ENTRIES_MAX: usize = 1 << 21;
 
@@ -39,7 +41,7 @@ mod record;
 mod tests;
 
 pub use decode::{
-    DecodeError, Namespace, Range, RangeReads, RangeResults, RangeSummary, Read, ReadVersion, ReadWriteSet, Write,
-    visit_writes,
+    DecodeError, KeyRead, KeyWrite, NamespaceReadWriteSet, RangeReads, RangeResults, RangeSummary, ReadVersion,
+    ReadWriteSet, ScannedRange, visit_writes,
 };
-pub use record::{RangeRecorder, Recorder};
+pub use record::{RangeRecorder, ReadWriteSetRecorder};

@@ -1,4 +1,4 @@
-//! Noting what a transaction does, and its canonical encoding.
+//! Records the reads and writes of a transaction, and encodes them canonically.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use ledger::wire::{bytes_field_len, put_bytes, put_bytes_header};
 use super::encode::{
     number_field_len, pair, put_number, put_read, put_text, put_write, read_len, text_field_len, write_len,
 };
-use super::merkle::{DEGREE, Outcome, Summarizer, Summary};
+use super::merkle::{DEGREE, MerkleSummary, RangeSummarizer, SummarizerOutcome};
 
-/// What one transaction reads and writes, in every namespace it touches.
+/// The reads and writes of one transaction, in every namespace that it touches.
 #[derive(Debug, Default)]
-pub struct Recorder {
-    namespaces: BTreeMap<Arc<str>, Recorded>,
+pub struct ReadWriteSetRecorder {
+    namespaces: BTreeMap<Arc<str>, RecordedNamespace>,
     entries: usize,
     bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Recorded {
+struct RecordedNamespace {
     reads: Vec<(Box<str>, Option<Version>)>,
     writes: Vec<(Box<str>, Bytes)>,
     ranges: Vec<RecordedRange>,
@@ -31,28 +31,28 @@ struct RecordedRange {
     start: String,
     end: String,
     exhausted: bool,
-    outcome: Outcome,
+    outcome: SummarizerOutcome,
 }
 
-impl Recorder {
-    /// A recorder of nothing.
-    pub fn new() -> Recorder {
-        Recorder::default()
+impl ReadWriteSetRecorder {
+    /// An empty recorder.
+    pub fn new() -> ReadWriteSetRecorder {
+        ReadWriteSetRecorder::default()
     }
 
-    /// Notes that `key` was read, and its version if it existed.
+    /// Records that `key` was read, and its version if it existed.
     pub fn read(&mut self, namespace: &Arc<str>, key: &str, version: Option<Version>) {
         self.count(key.len());
         self.namespace(namespace).reads.push((key.into(), version));
     }
 
-    /// Notes a write; the last one of a key counts. No bytes delete.
+    /// Records a write; the last write of a key counts. An empty value deletes the key.
     pub fn write(&mut self, namespace: &Arc<str>, key: &str, value: Bytes) {
         self.count(key.len() + value.len());
         self.namespace(namespace).writes.push((key.into(), value));
     }
 
-    /// Notes a scan that is over. One of which nothing was handed out and that did not end is nothing.
+    /// Records a finished scan. A scan that returned nothing and did not reach its end is not recorded.
     pub fn range(&mut self, namespace: &Arc<str>, range: RangeRecorder) {
         let Some(range) = range.finish() else { return };
         self.count(range.start.len() + range.end.len());
@@ -65,17 +65,17 @@ impl Recorder {
         }
     }
 
-    /// Counts a scan that is not over, so that limits see it.
+    /// Counts an unfinished scan, so that limits apply to it.
     pub fn note_query(&mut self) {
         self.count(0);
     }
 
-    /// Reads, writes and ranges noted so far, repetitions included.
+    /// The number of recorded reads, writes and ranges, repetitions included.
     pub fn entries(&self) -> usize {
         self.entries
     }
 
-    /// Bytes of keys and values noted so far, repetitions included.
+    /// The number of recorded bytes of keys and values, repetitions included.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -85,9 +85,9 @@ impl Recorder {
         self.bytes += bytes;
     }
 
-    fn namespace(&mut self, name: &Arc<str>) -> &mut Recorded {
+    fn namespace(&mut self, name: &Arc<str>) -> &mut RecordedNamespace {
         if !self.namespaces.contains_key(name) {
-            self.namespaces.insert(name.clone(), Recorded::default());
+            self.namespaces.insert(name.clone(), RecordedNamespace::default());
         }
         self.namespaces.get_mut(name).expect("the namespace was just ensured")
     }
@@ -112,12 +112,12 @@ impl Recorder {
     }
 }
 
-impl Recorded {
-    /// Sorts by key; of repeated reads one stays, of repeated writes the last.
+impl RecordedNamespace {
+    /// Sorts by key; keeps one of repeated reads, and the last of repeated writes.
     fn normalise(&mut self) {
         self.reads.sort_by(|a, b| a.0.cmp(&b.0));
         self.reads.dedup_by(|later, earlier| later.0 == earlier.0);
-        // Stable, so that the writes of one key stay in the order they were made.
+        // A stable sort, so that the writes of one key stay in their order.
         self.writes.sort_by(|a, b| a.0.cmp(&b.0));
         self.writes.dedup_by(|later, earlier| {
             let same = later.0 == earlier.0;
@@ -153,8 +153,8 @@ impl Recorded {
 impl RecordedRange {
     fn encoded_len(&self) -> usize {
         let results = match &self.outcome {
-            Outcome::Results(results) => text_field_len(4, results.len()),
-            Outcome::Summary(summary) => bytes_field_len(5, summary_len(summary)),
+            SummarizerOutcome::Results(results) => text_field_len(4, results.len()),
+            SummarizerOutcome::Summary(summary) => bytes_field_len(5, summary_len(summary)),
         };
         text_field_len(1, self.start.len())
             + text_field_len(2, self.end.len())
@@ -167,9 +167,9 @@ impl RecordedRange {
         put_text(bytes, 2, &self.end);
         put_number(bytes, 3, u64::from(self.exhausted));
         match &self.outcome {
-            Outcome::Results(results) if results.is_empty() => {}
-            Outcome::Results(results) => put_bytes(bytes, 4, results),
-            Outcome::Summary(summary) => {
+            SummarizerOutcome::Results(results) if results.is_empty() => {}
+            SummarizerOutcome::Results(results) => put_bytes(bytes, 4, results),
+            SummarizerOutcome::Summary(summary) => {
                 put_bytes_header(bytes, 5, summary_len(summary));
                 put_number(bytes, 1, u64::from(summary.degree));
                 put_number(bytes, 2, u64::from(summary.level));
@@ -181,35 +181,35 @@ impl RecordedRange {
     }
 }
 
-fn summary_len(summary: &Summary) -> usize {
+fn summary_len(summary: &MerkleSummary) -> usize {
     number_field_len(u64::from(summary.degree))
         + number_field_len(u64::from(summary.level))
         + summary.hashes.iter().map(|hash| bytes_field_len(3, hash.len())).sum::<usize>()
 }
 
-/// Notes one scan while its results are handed out.
+/// Records one scan while its results are returned.
 #[derive(Clone, Debug)]
 pub struct RangeRecorder {
     start: String,
     requested_end: String,
     last: Option<String>,
     exhausted: bool,
-    summarizer: Summarizer,
+    summarizer: RangeSummarizer,
 }
 
 impl RangeRecorder {
-    /// A scan from `start` to `end`, exclusive; an empty `end` is none.
+    /// A scan from `start` to `end`, exclusive; an empty `end` means no upper bound.
     pub fn new(start: &str, end: &str) -> RangeRecorder {
         RangeRecorder {
             start: start.to_owned(),
             requested_end: end.to_owned(),
             last: None,
             exhausted: false,
-            summarizer: Summarizer::new(DEGREE),
+            summarizer: RangeSummarizer::new(DEGREE),
         }
     }
 
-    /// Notes a result that is handed out. Results come in the order of keys.
+    /// Records a result that is returned. Results come in the order of keys.
     pub fn add(&mut self, key: &str, version: Version) {
         self.summarizer.add(key, version);
         let last = self.last.get_or_insert_with(String::new);
@@ -217,7 +217,7 @@ impl RangeRecorder {
         last.push_str(key);
     }
 
-    /// Notes that the scan came to the end of its range.
+    /// Records that the scan reached the end of its range.
     pub fn exhaust(&mut self) {
         self.exhausted = true;
     }

@@ -11,7 +11,7 @@ use prost::Message;
 use proto::kvrwset::{KvRead, KvWrite, KvrwSet, QueryReads, RangeQueryInfo, range_query_info::ReadsInfo};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 
-use super::merkle::{DEGREE, Outcome, Summarizer, Summary};
+use super::merkle::{DEGREE, MerkleSummary, RangeSummarizer, SummarizerOutcome};
 use super::*;
 
 fn wire_version(version: Version) -> proto::kvrwset::Version {
@@ -38,9 +38,9 @@ fn golden_sets(name: &str) -> Vec<Bytes> {
     sets
 }
 
-/// Records what a decoded set says and encodes it.
+/// Records the entries of a decoded set and encodes them.
 fn encode_again(set: &ReadWriteSet) -> Bytes {
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     for namespace in &set.namespaces {
         let name: Arc<str> = set.name(namespace).into();
         for read in set.reads(namespace) {
@@ -85,7 +85,7 @@ fn sets_that_fabric_wrote_encode_to_the_same_bytes() {
 #[test]
 fn reads_and_writes_are_sorted_each_key_once_the_last_write_counts() {
     let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     recorder.write(&b, "z", Bytes::from_static(b"1"));
     recorder.read(&a, "y", None);
     recorder.read(&a, "x", Some(Version::new(3, 0)));
@@ -125,7 +125,7 @@ fn reads_and_writes_are_sorted_each_key_once_the_last_write_counts() {
 
 #[test]
 fn a_range_keeps_the_end_it_reached() {
-    // (results handed out, whether the scan ended) -> (end key, exhausted)
+    // (number of results returned, whether the scan ended) -> (end key, exhausted)
     for (results, ended, expected) in [
         (vec!["b", "c"], true, Some(("z", true))),
         (vec!["b", "c"], false, Some(("c", false))),
@@ -139,7 +139,7 @@ fn a_range_keeps_the_end_it_reached() {
         if ended {
             range.exhaust();
         }
-        let mut recorder = Recorder::new();
+        let mut recorder = ReadWriteSetRecorder::new();
         recorder.range(&"n".into(), range);
         let set = TxReadWriteSet::decode(recorder.encode()).expect("just encoded");
         let found: Vec<RangeQueryInfo> = set
@@ -161,7 +161,7 @@ fn a_range_keeps_the_end_it_reached() {
     }
 }
 
-/// The rule of summaries as one reads it: whole levels at a time, without the incremental bookkeeping.
+/// The rule of summaries in its plain form: whole levels at a time, without the incremental bookkeeping.
 fn summary_by_levels(results: &[(String, Version)], degree: usize) -> Option<(u32, Vec<Hash>)> {
     if results.len() <= degree {
         return None;
@@ -192,8 +192,8 @@ fn results(count: usize) -> Vec<(String, Version)> {
     (0..count).map(|i| (format!("key{i:06}"), Version::new(i as u64 / 7, i as u32 % 7))).collect()
 }
 
-fn summarize(results: &[(String, Version)], degree: u32) -> Outcome {
-    let mut summarizer = Summarizer::new(degree);
+fn summarize(results: &[(String, Version)], degree: u32) -> SummarizerOutcome {
+    let mut summarizer = RangeSummarizer::new(degree);
     for (key, version) in results {
         summarizer.add(key, *version);
     }
@@ -205,10 +205,10 @@ fn long_ranges_are_summarised_by_groups_of_51() {
     for count in [0, 1, 50, 51, 52, 102, 103, 2550, 2600, 2601, 2602, 2652, 2653, 5000, 5202, 5203] {
         let results = results(count);
         match (summarize(&results, DEGREE), summary_by_levels(&results, DEGREE as usize)) {
-            (Outcome::Results(_), None) => assert!(count <= 50),
-            (Outcome::Summary(summary), Some((level, hashes))) => {
+            (SummarizerOutcome::Results(_), None) => assert!(count <= 50),
+            (SummarizerOutcome::Summary(summary), Some((level, hashes))) => {
                 let hashes: Vec<Bytes> = hashes.iter().map(|hash| Bytes::copy_from_slice(hash)).collect();
-                assert_eq!(summary, Summary { degree: DEGREE, level, hashes }, "{count} results");
+                assert_eq!(summary, MerkleSummary { degree: DEGREE, level, hashes }, "{count} results");
             }
             (outcome, expected) => panic!("{count} results: {outcome:?} where {expected:?} was expected"),
         }
@@ -223,21 +223,21 @@ fn a_summary_survives_its_encoding_and_knows_its_prefixes() {
         range.add(key, *version);
     }
     range.exhaust();
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     recorder.range(&"n".into(), range);
     let set = ReadWriteSet::decode(recorder.encode()).expect("just encoded");
     let range = set.ranges(&set.namespaces[0]).next().expect("one range was recorded");
     let RangeReads::Summary(summary) = &range.reads else { panic!("3000 results are many") };
     let summary = &set.summary(summary).expect("a scan made it");
-    assert_eq!(Outcome::Summary(summary.clone()), summarize(&results, DEGREE));
+    assert_eq!(SummarizerOutcome::Summary(summary.clone()), summarize(&results, DEGREE));
 
-    let mut same = Summarizer::new(DEGREE);
+    let mut same = RangeSummarizer::new(DEGREE);
     for (key, version) in &results {
         same.add(key, *version);
         assert!(same.may_become(summary));
     }
     // One changed version shows as soon as its group is combined at the summary's level, long before the end.
-    let mut other = Summarizer::new(DEGREE);
+    let mut other = RangeSummarizer::new(DEGREE);
     let seen = results.iter().enumerate().take_while(|(i, (key, version))| {
         let version = if *i == 5 { Version::new(version.block, version.tx + 1) } else { *version };
         other.add(key, version);
@@ -270,8 +270,8 @@ fn what_is_no_set_is_refused_by_name() {
     assert!(ReadWriteSet::decode(Bytes::new()).expect("nothing was read or written").namespaces.is_empty());
 }
 
-/// A client made up a read-write set of 150,000 empty namespaces, two bytes each. Peers decoded all of them into 44 times
-/// the memory and compared each with all others, for minutes on end, before they asked who had endorsed it.
+/// Regression: a client made up a read-write set of 150,000 empty namespaces, two bytes each. Peers decoded all of them
+/// into 44 times the memory and compared each with all others, for minutes, before they checked any endorsement.
 #[test]
 fn more_namespaces_or_entries_than_any_transaction_has_are_refused() {
     let namespaces = |count: usize| ReadWriteSet::decode([0x12, 0].repeat(count).into());
@@ -300,7 +300,7 @@ proptest! {
         let _ = ReadWriteSet::decode(bytes.into());
     }
 
-    /// Bytes near real ones reach deeper than random ones.
+    /// Bytes that are close to real ones reach deeper code than random ones.
     #[test]
     fn damaged_sets_decode_or_are_refused(at in any::<prop::sample::Index>(), value in any::<u8>()) {
         let mut bytes = golden_sets("b8.block").remove(0).to_vec();
@@ -322,8 +322,8 @@ proptest! {
         writes in proptest::collection::btree_map("[a-c]{0,3}", proptest::collection::vec(any::<u8>(), 0..200), 0..8),
     ) {
         let name: Arc<str> = "n".into();
-        let mut recorder = Recorder::new();
-        // In an order that is not the sorted one.
+        let mut recorder = ReadWriteSetRecorder::new();
+        // In an order other than the sorted one.
         for (key, version) in reads.iter().rev() {
             recorder.read(&name, key, version.map(|(block, tx)| Version::new(block, tx)));
         }
@@ -364,7 +364,7 @@ proptest! {
     }
 }
 
-/// The state copies what it keeps, so that a value of ten bytes does not keep its block.
+/// The state copies the values that it keeps, so that a value of ten bytes does not keep its whole block in memory.
 #[test]
 fn a_value_is_a_part_of_the_bytes_of_its_set() {
     for source in golden_sets("b8.block") {

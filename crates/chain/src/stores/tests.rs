@@ -1,16 +1,16 @@
-//! Tests of opening.
+//! Tests of opening a channel's stores.
 
 use base::rt;
 use base::rt::net::Parties;
 use base::rt::simulation::Simulation;
 use state::{Snapshot, UpdateBatch};
 use storage::DataDirectory;
-use storage::node::{NodeOptions, StorageNode};
+use storage::node::{StorageNode, StorageNodeConfig};
 use storage::tables::ModelEngine;
 
 use super::*;
 use crate::commit::pipeline::append_block;
-use crate::support::{Consortium, Terms_};
+use crate::support::{Consortium, ConsortiumConfig};
 
 const ADDRESS: &str = "storage";
 const CHANNEL: &str = "alpha";
@@ -18,14 +18,14 @@ const CHANNEL: &str = "alpha";
 async fn serve() {
     let data = DataDirectory::open("/data").await.expect("the disk works");
     let tables = data.subdirectory("tables").await.expect("the disk works");
-    let node = StorageNode::open(NodeOptions {
+    let node = StorageNode::open(StorageNodeConfig {
         name: ADDRESS.to_owned(),
         data,
         sync: GroupSync::new(),
         tables: ModelEngine::open(tables).await.expect("the disk works"),
-        materializer: Arc::new(BlockRows),
+        materializer: Arc::new(BlockMaterializer),
         token: Bytes::new(),
-        blocks: BlockOptions::default(),
+        blocks: BlockStoreConfig::default(),
     })
     .await
     .expect("the options are good");
@@ -34,31 +34,31 @@ async fn serve() {
     drop(node);
 }
 
-fn remote(epoch: u64) -> RemoteOptions {
+fn remote(epoch: u64) -> RemoteStoreConfig {
     let (address, channel) = (ADDRESS.to_owned(), CHANNEL.to_owned());
-    RemoteOptions { address, token: Bytes::new(), channel, epoch: Epoch(epoch) }
+    RemoteStoreConfig { address, token: Bytes::new(), channel, epoch: Epoch(epoch) }
 }
 
-/// Opens a state after somebody else has become the primary, and has appended a block and had it made into rows.
+/// Opens a state after another node has become the primary, has appended a block and had it materialised.
 struct Late(Block);
 
 #[async_trait]
-impl States for Late {
+impl WorldStateFactory for Late {
     async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error> {
         let blocks = RemoteBlocks::open(remote(2)).await?;
         append_block(&blocks, &self.0, &[]).await?;
         blocks.sync().await?;
         RemoteStateStore::open(remote(2)).await?.materialize(1).await?;
         rt::sleep(std::time::Duration::from_millis(10)).await;
-        Ok(Arc::new(Height(rows.savepoint().height)))
+        Ok(Arc::new(FixedHeight(rows.savepoint().height)))
     }
 }
 
-/// A state of which nothing but its height is asked.
-struct Height(u64);
+/// A state of which the test reads only the height.
+struct FixedHeight(u64);
 
 #[async_trait]
-impl WorldState for Height {
+impl WorldState for FixedHeight {
     fn height(&self) -> u64 {
         self.0
     }
@@ -84,15 +84,16 @@ impl WorldState for Height {
     }
 }
 
-/// A compute node took long to open its memory, and was replaced meanwhile. Its rows then reached beyond the blocks that it
-/// had found, which it took for damaged data ("the state is beyond the last stored block") and told its operator.
+/// Regression: a compute node took long to open its memory and was replaced meanwhile. Its rows then reached beyond the
+/// blocks that it had found. It took this for damaged data ("the state is beyond the last stored block") and reported
+/// it to its operator.
 #[test]
 fn who_is_replaced_while_it_opens_is_fenced_and_finds_no_damage() {
     let run = Simulation::new(3).run(|sim| async move {
         drop(sim.node("storage").spawn(serve()));
         rt::sleep(std::time::Duration::from_millis(20)).await;
         let opening = sim.node("compute").spawn(async {
-            let consortium = Consortium::found(Terms_::seeded(1, ledger::config::EndorsementRule::Any));
+            let consortium = Consortium::create(ConsortiumConfig::seeded(1, ledger::config::EndorsementRule::Any));
             let mut metadata = consortium.genesis.metadata().clone();
             metadata.set_filter(vec![0; consortium.genesis.len()].into());
             let late = Late(consortium.genesis.with_metadata(metadata));
@@ -106,30 +107,30 @@ fn who_is_replaced_while_it_opens_is_fenced_and_finds_no_damage() {
     run.expect("the run succeeds");
 }
 
-/// What became of a storage node while its compute node was away.
-struct Loss {
-    /// The folder that was replaced by an earlier copy, of a time when there were no blocks.
+/// What happened to a storage node while its compute node was away.
+struct LossyStores {
+    /// The folder was replaced by an earlier copy, of a time when there were no blocks.
     folder: &'static str,
-    /// Epochs that others have begun since.
+    /// Epochs that other nodes have started since.
     unseen: u64,
-    /// Blocks of another chain that another one has appended since.
+    /// Blocks of another chain that another node has appended since.
     others: u64,
     says: &'static str,
 }
 
-/// A storage node's directory was put back from an earlier copy, or only its file of the epoch was, and the compute node was started
-/// afterwards: it had nothing to compare with, endorsed on the old rows, and took the place of a primary under an epoch that had been
-/// given before.
+/// Regression: a storage node's directory, or only its epoch file, was replaced by an earlier copy, and the compute
+/// node was started afterwards. It had nothing to compare with. It endorsed on the old rows, and became primary under
+/// an epoch that had been used before.
 #[test]
 fn a_storage_node_that_has_less_than_was_noted_is_refused_each_time_and_not_changed() {
     let fewer_epochs = "has begun epoch 1 of channel alpha, and 3 before";
     let lacks = "lacks block 0 of channel alpha, which was durable there";
-    for Loss { folder, unseen, others, says } in [
-        Loss { folder: "/data", unseen: 0, others: 0, says: fewer_epochs },
-        Loss { folder: "/data/epochs", unseen: 0, others: 0, says: fewer_epochs },
-        Loss { folder: "/data/blocks", unseen: 0, others: 0, says: lacks },
-        Loss { folder: "/data", unseen: 5, others: 0, says: lacks },
-        Loss { folder: "/data", unseen: 5, others: 2, says: lacks },
+    for LossyStores { folder, unseen, others, says } in [
+        LossyStores { folder: "/data", unseen: 0, others: 0, says: fewer_epochs },
+        LossyStores { folder: "/data/epochs", unseen: 0, others: 0, says: fewer_epochs },
+        LossyStores { folder: "/data/blocks", unseen: 0, others: 0, says: lacks },
+        LossyStores { folder: "/data", unseen: 5, others: 0, says: lacks },
+        LossyStores { folder: "/data", unseen: 5, others: 2, says: lacks },
     ] {
         let run = Simulation::new(4).run(|sim| async move {
             let node = sim.node("storage");
@@ -142,17 +143,17 @@ fn a_storage_node_that_has_less_than_was_noted_is_refused_each_time_and_not_chan
                     let copy = node.disk().copy(folder);
                     let stores = open_noting().await.expect("it has all that was there");
                     append_chain(&*stores.blocks, 1, 1).await;
-                    // Until it is noted. There are no rows of it.
-                    rt::sleep(3 * NOTE_PERIOD).await;
+                    // Until the height is noted. It has no rows.
+                    rt::sleep(3 * WATERMARK_PERIOD).await;
                     drop(stores);
-                    // A primary that has appended nothing: the file alone has its epoch.
+                    // A primary that has appended nothing: only the file holds its epoch.
                     drop(open_noting().await.expect("it has all that was there"));
                     copy
                 }
             });
             let copy = copy.await.expect("nobody crashes it");
             node.crash();
-            node.disk().put_back(&copy);
+            node.disk().restore(&copy);
             node.restart();
             drop(node.spawn(serve()));
             rt::sleep(Duration::from_millis(20)).await;
@@ -187,9 +188,9 @@ async fn newest() -> Epoch {
     storage::node::newest_epoch(ADDRESS, &Bytes::new(), CHANNEL).await.expect("it answers")
 }
 
-/// Appends `count` blocks and makes them durable. The number of organisations in the first block tells chains apart.
+/// Appends `count` blocks and makes them durable. The number of organisations in the first block distinguishes chains.
 async fn append_chain(blocks: &dyn Blocks, organizations: usize, count: u64) {
-    let consortium = Consortium::found(Terms_::seeded(organizations, ledger::config::EndorsementRule::Any));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(organizations, ledger::config::EndorsementRule::Any));
     let mut block = consortium.genesis;
     for number in 1..=count {
         let mut metadata = block.metadata().clone();
@@ -201,21 +202,21 @@ async fn append_chain(blocks: &dyn Blocks, organizations: usize, count: u64) {
     blocks.sync().await.expect("the disk works");
 }
 
-/// Begins an epoch and opens the stores under it, with the note of this node.
+/// Starts an epoch and opens the stores under it, with the note of this node.
 async fn open_noting() -> Result<ChannelStores, Error> {
     let notes = Directory::open("/notes").await.expect("the disk works");
     let watermark = Arc::new(WatermarkFile::open(notes, CHANNEL)?);
     let epoch = begin_epoch(remote(0), None, Some(watermark.as_ref())).await?;
-    let RemoteOptions { address, token, .. } = remote(0);
+    let RemoteStoreConfig { address, token, .. } = remote(0);
     NodeStores { address, token, epoch, states: Arc::new(Heights), watermark: Some(watermark) }.open(CHANNEL).await
 }
 
-/// States of which nothing but their height is asked.
+/// States of which the test reads only the height.
 struct Heights;
 
 #[async_trait]
-impl States for Heights {
+impl WorldStateFactory for Heights {
     async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error> {
-        Ok(Arc::new(Height(rows.savepoint().height)))
+        Ok(Arc::new(FixedHeight(rows.savepoint().height)))
     }
 }

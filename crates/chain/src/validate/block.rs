@@ -1,4 +1,4 @@
-//! A block's verdict, put together in the order of the chain.
+//! Validates one block against the chain before it: duplicate transaction ids, conflicts, and the commit hash.
 
 use base::{Map, Set, TxId};
 use ledger::CommitHasher;
@@ -7,38 +7,38 @@ use state::UpdateBatch;
 use storage::blocks::Blocks;
 
 use super::code::Code;
-use super::conflicts::resolve;
-use super::examine::Examined;
-use super::view::View;
+use super::conflicts::check_conflicts;
+use super::verify::VerifiedTransaction;
+use super::view::BlockStateView;
 use crate::rwset::ReadWriteSet;
 
-/// What a block comes to.
+/// The result of validating a block.
 #[derive(Debug)]
-pub struct Verdict {
-    /// One code a transaction: the block's transactions filter.
+pub struct BlockVerdict {
+    /// One code per transaction: the block's validity filter.
     pub codes: Vec<Code>,
-    /// What the valid transactions write.
+    /// The writes of the valid transactions.
     pub batch: UpdateBatch,
-    /// The hash over filter and writes of this block and all before it.
+    /// The hash over filter and writes of this block and of all earlier ones.
     pub commit_hash: Hash,
 }
 
-/// Judges a block whose transactions were examined.
+/// Validates a block whose transactions' signatures and policies were checked.
 ///
-/// `committed` tells which transaction ids are in an earlier block; `view` is the state before this block.
+/// `committed` says which transaction ids are in an earlier block; `view` is the state before this block.
 ///
 /// # Errors
-/// The state's or the block store's; then nothing is decided.
-pub async fn judge(
+/// The state's or the block store's; in that case there is no verdict.
+pub async fn validate_block(
     number: u64,
-    examined: &[Examined],
+    transactions: &[VerifiedTransaction],
     committed: &dyn Blocks,
-    view: &View,
+    view: &BlockStateView,
     previous_commit_hash: Option<&Hash>,
-) -> Result<Verdict, crate::Error> {
-    let mut codes = Vec::with_capacity(examined.len());
-    let repeated = committed_before(examined, committed).await?;
-    for (transaction, repeated) in examined.iter().zip(repeated) {
+) -> Result<BlockVerdict, crate::Error> {
+    let mut codes = Vec::with_capacity(transactions.len());
+    let repeated = committed_before(transactions, committed).await?;
+    for (transaction, repeated) in transactions.iter().zip(repeated) {
         codes.push(if transaction.form != Code::VALID {
             transaction.form
         } else if repeated {
@@ -47,39 +47,43 @@ pub async fn judge(
             transaction.endorsement
         });
     }
-    mark_repeated(examined, &mut codes);
-    let candidates: Vec<(u32, &ReadWriteSet)> = examined
+    mark_duplicates(transactions, &mut codes);
+    let candidates: Vec<(u32, &ReadWriteSet)> = transactions
         .iter()
         .zip(&codes)
         .enumerate()
         .filter(|(_, (_, code))| code.is_valid())
         .map(|(position, (transaction, _))| (position as u32, &transaction.set))
         .collect();
-    let resolved = resolve(number, &candidates, view).await?;
-    for ((position, _), code) in candidates.iter().zip(&resolved.codes) {
+    let conflicts = check_conflicts(number, &candidates, view).await?;
+    for ((position, _), code) in candidates.iter().zip(&conflicts.codes) {
         codes[*position as usize] = *code;
     }
-    let commit_hash = commit_hash(&codes, &resolved.batch, previous_commit_hash);
-    Ok(Verdict { codes, batch: resolved.batch, commit_hash })
+    let commit_hash = commit_hash(&codes, &conflicts.batch, previous_commit_hash);
+    Ok(BlockVerdict { codes, batch: conflicts.batch, commit_hash })
 }
 
-/// Of each transaction that is in form, whether its id is in an earlier block: one question for all of them, because the
-/// store may be elsewhere.
-async fn committed_before(examined: &[Examined], store: &dyn Blocks) -> Result<Vec<bool>, storage::Error> {
-    let asked = |transaction: &Examined| transaction.tx_id.clone().filter(|_| transaction.form == Code::VALID);
-    let ids: Vec<TxId> = examined.iter().filter_map(asked).collect();
+/// For each transaction that passed steps 1 to 6, whether its id is in an earlier block. One request asks for all of
+/// them, because the store may be remote.
+async fn committed_before(
+    transactions: &[VerifiedTransaction],
+    store: &dyn Blocks,
+) -> Result<Vec<bool>, storage::Error> {
+    let asked =
+        |transaction: &VerifiedTransaction| transaction.tx_id.clone().filter(|_| transaction.form == Code::VALID);
+    let ids: Vec<TxId> = transactions.iter().filter_map(asked).collect();
     if ids.is_empty() {
-        return Ok(vec![false; examined.len()]);
+        return Ok(vec![false; transactions.len()]);
     }
     let mut places = store.find_transactions(&ids).await?.into_iter();
     let found = |transaction| asked(transaction).is_some() && places.next().flatten().is_some();
-    Ok(examined.iter().map(found).collect())
+    Ok(transactions.iter().map(found).collect())
 }
 
-/// Of transactions with one id that are valid so far, all but the first are duplicates.
-fn mark_repeated(examined: &[Examined], codes: &mut [Code]) {
-    let mut seen: Set<&TxId> = Set::with_capacity_and_hasher(examined.len(), Default::default());
-    for (transaction, code) in examined.iter().zip(codes) {
+/// Of several transactions with one id that are valid so far, all but the first are duplicates.
+fn mark_duplicates(transactions: &[VerifiedTransaction], codes: &mut [Code]) {
+    let mut seen: Set<&TxId> = Set::with_capacity_and_hasher(transactions.len(), Default::default());
+    for (transaction, code) in transactions.iter().zip(codes) {
         if let (true, Some(tx_id)) = (code.is_valid(), &transaction.tx_id)
             && !seen.insert(tx_id)
         {
@@ -88,7 +92,7 @@ fn mark_repeated(examined: &[Examined], codes: &mut [Code]) {
     }
 }
 
-/// The commit hash of a block, from its filter, its writes and the commit hash before it.
+/// The commit hash of a block, from its filter, its writes and the previous commit hash.
 pub fn commit_hash(codes: &[Code], batch: &UpdateBatch, previous: Option<&Hash>) -> Hash {
     let filter: Vec<u8> = codes.iter().map(|code| code.0).collect();
     let mut hasher = CommitHasher::new(&filter);
@@ -98,7 +102,7 @@ pub fn commit_hash(codes: &[Code], batch: &UpdateBatch, previous: Option<&Hash>)
     hasher.finish(previous)
 }
 
-/// How often each code stands in a block.
+/// How often each code occurs in a block.
 pub fn tally(codes: &[Code]) -> Map<Code, u64> {
     let mut counts = Map::default();
     for code in codes {

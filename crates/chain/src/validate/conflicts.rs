@@ -1,17 +1,18 @@
-//! The second stage of validation: which transactions read something that has changed since.
+//! The conflict check: finds the transactions that read a version which is no longer current.
 //!
-//! A function of the state before the block and of the read-write sets, in the order of the block:
-//! 1. Versions of all keys that the block's candidates read are fetched at once.
-//! 2. Of each candidate in turn, namespace by namespace: if a read key was written by an earlier valid transaction of the
-//!    block, or has another version than was read (or exists where it did not, or the other way round), the transaction
-//!    is invalid: [`Code::MVCC_READ_CONFLICT`].
-//! 3. Then each scanned range is scanned again, over the state and the block's earlier valid writes; if it gives other
-//!    keys or versions: [`Code::PHANTOM_READ_CONFLICT`]. A scan that had stopped early is repeated up to and with the last
-//!    key that it handed out.
+//! The result is a function of the state before the block and of the read-write sets, in the order of the block. The
+//! *candidates* are the transactions of the block that passed all earlier checks.
+//! 1. The versions of all keys that the candidates read are fetched at once.
+//! 2. For each candidate in turn, namespace by namespace: the transaction is invalid with [`Code::MVCC_READ_CONFLICT`] if
+//!    an earlier valid transaction of the block wrote a key that it read, or if the state now has another version of such a
+//!    key. A key that appeared or disappeared since the read counts as changed.
+//! 3. Then each range that the candidate scanned is scanned again, over the state and the block's earlier valid writes. If
+//!    the keys or versions differ, the transaction is invalid with [`Code::PHANTOM_READ_CONFLICT`]. A scan that had stopped
+//!    early is repeated up to and including the last key that it returned.
 //! 4. The writes of a valid transaction join the block's batch with the version (block, position).
 //!
-//! Rule 2 makes any write by an earlier transaction of the same block a conflict for a reader, also one that deletes what
-//! never existed: both of Fabric's.
+//! By rule 2 every write of an earlier valid transaction of the block conflicts with a later read of the same key. This
+//! includes a write that deletes a key that never existed. Fabric behaves the same way in both cases.
 
 use std::sync::Arc;
 
@@ -19,24 +20,29 @@ use base::Version;
 use state::UpdateBatch;
 
 use super::code::Code;
-use super::view::{View, after};
-use crate::rwset::merkle::{Outcome, Summarizer, Summary};
-use crate::rwset::{Namespace, Range, RangeReads, ReadWriteSet};
+use super::view::{BlockStateView, after};
+use crate::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
+use crate::rwset::{NamespaceReadWriteSet, RangeReads, ReadWriteSet, ScannedRange};
 
-/// What the block's valid transactions come to.
+/// The result of the conflict checks of a block.
 #[derive(Debug, Default)]
-pub struct Resolved {
-    /// One for each candidate, in order.
+pub struct ConflictOutcome {
+    /// One code for each candidate, in order.
     pub codes: Vec<Code>,
     /// The last valid write to each key.
     pub batch: UpdateBatch,
 }
 
-/// Decides which of `candidates` are valid. Each is a position in the block and what the transaction there did.
+/// Decides which of `candidates` are valid. Each candidate is a position in the block and the read-write set of the
+/// transaction there.
 ///
 /// # Errors
-/// The state's; then nothing is decided.
-pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &View) -> Result<Resolved, state::Error> {
+/// The state's; in that case there is no result.
+pub async fn check_conflicts(
+    block: u64,
+    candidates: &[(u32, &ReadWriteSet)],
+    view: &BlockStateView,
+) -> Result<ConflictOutcome, state::Error> {
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
     let namespaces =
         || candidates.iter().flat_map(|(_, set)| set.namespaces.iter().map(move |namespace| (set, namespace)));
@@ -52,12 +58,12 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
     let versions = if keys.is_empty() { Vec::new() } else { view.versions(&keys).await? };
     let mut current = keys.iter().zip(seen).zip(versions);
 
-    let mut resolved = Resolved { codes: Vec::with_capacity(candidates.len()), batch: UpdateBatch::default() };
-    let mut names = Names::default();
+    let mut outcome = ConflictOutcome { codes: Vec::with_capacity(candidates.len()), batch: UpdateBatch::default() };
+    let mut names = NamespaceNames::default();
     for (position, set) in candidates {
         let mut code = Code::VALID;
         for namespace in &set.namespaces {
-            // Every read takes its version, also when the verdict is known: the lists run in step.
+            // Every read consumes its version, even if the transaction is invalid already: the lists run in step.
             for _ in 0..namespace.reads {
                 let (((name, key), seen), version) = current.next().expect("there is a version for each read");
                 let unchanged = code == Code::VALID
@@ -66,37 +72,37 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
                         (Some(seen), Some(version)) => seen == version,
                         _ => false,
                     }
-                    && resolved.batch.get(name, key).is_none();
+                    && outcome.batch.get(name, key).is_none();
                 if code == Code::VALID && !unchanged {
                     code = Code::MVCC_READ_CONFLICT;
                 }
             }
             for range in set.ranges(namespace) {
-                if code == Code::VALID && !same_results(set, namespace, &range, view, &resolved.batch).await? {
+                if code == Code::VALID && !same_results(set, namespace, &range, view, &outcome.batch).await? {
                     code = Code::PHANTOM_READ_CONFLICT;
                 }
             }
         }
-        resolved.codes.push(code);
+        outcome.codes.push(code);
         if code == Code::VALID {
             let version = Version::new(block, *position);
             for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
                 let name = names.shared(set.name(namespace));
                 for write in set.writes(namespace) {
                     let value = set.write_value(&write);
-                    resolved.batch.put(&name, set.write_key(&write).into(), value, version);
+                    outcome.batch.put(&name, set.write_key(&write).into(), value, version);
                 }
             }
         }
     }
-    Ok(resolved)
+    Ok(outcome)
 }
 
-/// Namespaces of one block, which are few, as shared strings.
+/// The namespaces of one block, which are few, as shared strings.
 #[derive(Default)]
-struct Names(Vec<Arc<str>>);
+struct NamespaceNames(Vec<Arc<str>>);
 
-impl Names {
+impl NamespaceNames {
     fn shared(&mut self, name: &str) -> Arc<str> {
         if let Some(known) = self.0.iter().find(|known| known.as_ref() == name) {
             return known.clone();
@@ -107,12 +113,12 @@ impl Names {
     }
 }
 
-/// Whether a scan gives now what it gave when the contract ran.
+/// Whether a scan returns the same now as when the contract ran.
 async fn same_results(
     set: &ReadWriteSet,
-    namespace: &Namespace,
-    range: &Range,
-    view: &View,
+    namespace: &NamespaceReadWriteSet,
+    range: &ScannedRange,
+    view: &BlockStateView,
     batch: &UpdateBatch,
 ) -> Result<bool, state::Error> {
     let (start, end) = set.bounds(range);
@@ -141,13 +147,13 @@ async fn same_results(
     }
 }
 
-async fn same_summary(expected: &Summary, scan: &mut super::view::Scan) -> Result<bool, state::Error> {
-    let mut summarizer = Summarizer::new(expected.degree);
+async fn same_summary(expected: &MerkleSummary, scan: &mut super::view::StateScan) -> Result<bool, state::Error> {
+    let mut summarizer = RangeSummarizer::new(expected.degree);
     while let Some((key, version)) = scan.next().await? {
         summarizer.add(&key, version);
         if !summarizer.may_become(expected) {
             return Ok(false);
         }
     }
-    Ok(matches!(summarizer.finish(), Outcome::Summary(summary) if summary == *expected))
+    Ok(matches!(summarizer.finish(), SummarizerOutcome::Summary(summary) if summary == *expected))
 }

@@ -1,38 +1,39 @@
-//! Which transactions of a block are valid.
+//! Decides which transactions of a block are valid.
 //!
-//! 1. [`examine`]: everything that depends on the transaction and the channel's configuration alone: its form, its
-//!    creator's signature, its endorsements. Any transactions of any blocks can be examined at once, in any order.
-//! 2. [`block::Judge`]: transaction ids that were there before, in the order of blocks.
-//! 3. [`conflicts`]: what a transaction read against what earlier transactions wrote, in the order of the block, giving the
-//!    batch that the state applies.
+//! 1. [`verify`] checks everything that depends only on the transaction and on the channel's configuration: the format, the
+//!    creator's signature, and the endorsements. Transactions of any blocks can be checked concurrently, in any order.
+//! 2. [`block::validate_block`] finds transaction ids that occurred before, in the order of blocks.
+//! 3. [`conflicts`] compares the versions that a transaction read with the state and with the writes of earlier
+//!    transactions, in the order of the block. The result includes the batch that the state applies.
 //!
-//! The code that a transaction gets is the first that applies, in this order, which is Fabric's:
+//! A transaction gets the code of the first check that it fails. The order of the checks is Fabric's:
 //!
 //! | step | check | code |
 //! |---|---|---|
 //! | 1 | envelope, payload, headers, type, epoch, nonce, creator | 255, 2, 3 |
-//! | 2 | the creator is a member, and signed | 4 |
-//! | 3 | the type is one for a block; a configuration is refused | 7, 6 |
+//! | 2 | the creator is a member, and the creator's signature is valid | 4 |
+//! | 3 | the type may occur in a block; a configuration is rejected | 7, 6 |
 //! | 4 | the transaction id | 8 |
 //! | 5 | one action, endorsed for this proposal | 5 |
 //! | 6 | the channel | 14 |
 //! | 7 | no committed block has the transaction id | 9 |
 //! | 8 | header extension, result, read-write set, chaincode, event | 19, 21, 22, 255, 25 |
-//! | 9 | namespaces: none twice, none of the system's written; keys the state can hold; namespaces known | 23, 24, 25 |
+//! | 9 | no namespace twice, no write to a system namespace; keys the state can hold; known namespaces | 23, 24, 25 |
 //! | 10 | the endorsement policy of the chaincode and of each namespace it writes to | 10 |
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |
 //!
-//! Signatures may be verified by other compute nodes of the same peer: [`borrow`].
+//! Other compute nodes of the same peer may verify signatures for the primary: [`offload`].
 //!
-//! Invariant: a verdict depends on the chain up to the transaction and on nothing else, so that all peers agree. No
-//! signature is verified twice, and none on another organisation's word.
+//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node verifies each
+//! signature of a block once; only if a follower lied about a chunk does the primary repeat that whole chunk. A compute
+//! node never relies on the verdict of another organisation.
 
 pub mod block;
-pub mod borrow;
 pub mod code;
 pub mod conflicts;
-pub mod examine;
+pub mod offload;
+pub mod verify;
 pub mod view;
 
 #[cfg(test)]

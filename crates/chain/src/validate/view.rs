@@ -1,7 +1,7 @@
-//! The state as a block finds it: a snapshot, and the batches of earlier blocks that are not applied yet.
+//! The state before a block: a snapshot, and the batches of earlier blocks that are not applied yet.
 //!
-//! Blocks are checked for conflicts while their predecessors wait for the disk, so the newest writes may be in batches
-//! that no snapshot shows yet. A view puts them on top: newer batches over older ones over the snapshot.
+//! Blocks are checked for conflicts while their predecessors wait for the disk, so the newest writes may be in batches that
+//! no snapshot shows yet. A view looks for a key first in the batches, newest first, and then in the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use std::sync::Arc;
 use base::{Version, rt};
 use state::{Snapshot, UpdateBatch};
 
-/// Entries of the snapshot that a scan holds at once.
+/// The largest number of the snapshot's entries that a scan holds at the same time.
 const SCAN_PAGE_ENTRIES: usize = 512;
 
 /// The state before one block.
 #[derive(Clone)]
-pub struct View {
+pub struct BlockStateView {
     snapshot: Arc<dyn Snapshot>,
-    /// Of the blocks from the snapshot's height on, oldest first.
+    /// The batches of the blocks from the snapshot's height on, oldest first.
     pending: Vec<Arc<UpdateBatch>>,
 }
 
-impl View {
+impl BlockStateView {
     /// The state of `snapshot` after the blocks that follow it, oldest first.
-    pub fn new(snapshot: Arc<dyn Snapshot>, pending: Vec<Arc<UpdateBatch>>) -> View {
-        View { snapshot, pending }
+    pub fn new(snapshot: Arc<dyn Snapshot>, pending: Vec<Arc<UpdateBatch>>) -> BlockStateView {
+        BlockStateView { snapshot, pending }
     }
 
-    /// The versions of many keys, in the order asked.
+    /// The versions of many keys, in the order of `keys`.
     ///
     /// # Errors
     /// The state's.
@@ -43,17 +43,17 @@ impl View {
         Ok(versions)
     }
 
-    /// Starts a scan of `start..end` (an empty `end` is none), with `newest` on top of this view.
-    pub fn scan(&self, namespace: &str, start: &str, end: &str, newest: &UpdateBatch) -> Scan {
+    /// Starts a scan of `start..end`, with `newest` layered over this view. An empty `end` means no upper bound.
+    pub fn scan(&self, namespace: &str, start: &str, end: &str, newest: &UpdateBatch) -> StateScan {
         let mut overlay = BTreeMap::new();
-        // A range from outside may end before it starts: nothing is in it.
+        // A client's range may end before it starts: it is empty.
         let is_empty = !end.is_empty() && end <= start;
         for batch in self.pending.iter().map(Arc::as_ref).chain([newest]) {
             for (key, update) in batch.range(namespace, start, end) {
                 overlay.insert(key.clone(), update.value.is_some().then_some(update.version));
             }
         }
-        Scan {
+        StateScan {
             snapshot: self.snapshot.clone(),
             namespace: namespace.to_owned(),
             next: (!is_empty).then(|| start.to_owned()),
@@ -66,20 +66,20 @@ impl View {
 }
 
 /// The live keys of a range and their versions, in order.
-pub struct Scan {
+pub struct StateScan {
     snapshot: Arc<dyn Snapshot>,
     namespace: String,
-    /// Where the next page starts; nothing after the last page.
+    /// Where the next page starts; `None` after the last page.
     next: Option<String>,
     end: String,
     page: std::vec::IntoIter<(Arc<str>, Version)>,
-    /// The snapshot's next entry, if it was looked at.
+    /// The snapshot's next entry, if it was read already.
     head: Option<(Arc<str>, Version)>,
-    /// Keys that later batches have written; nothing where deleted.
+    /// The keys that newer batches have written; `None` for a deletion.
     overlay: BTreeMap<Arc<str>, Option<Version>>,
 }
 
-impl Scan {
+impl StateScan {
     /// The next live key.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Scan {
                 return Ok(Some(entry));
             }
             let Some(start) = self.next.take() else { return Ok(None) };
-            // A long range is many pages: others get their turn between them.
+            // A long range has many pages: yield to other tasks between them.
             rt::yield_now().await;
             let page = self.snapshot.range_versions(&self.namespace, &start, &self.end, SCAN_PAGE_ENTRIES).await?;
             if page.more {

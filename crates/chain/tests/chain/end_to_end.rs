@@ -12,7 +12,7 @@ fn a_transaction_travels_from_proposal_to_every_peers_state() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
         let root = Directory::open(scratch.path()).await.expect("it exists");
-        let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
         let orderer = orderer(&consortium, &root).await;
         let peers = [peer(&consortium, &root, 0).await, peer(&consortium, &root, 1).await];
         let client = consortium.client();

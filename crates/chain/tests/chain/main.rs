@@ -1,5 +1,6 @@
-//! Channels from outside, in one program: [`end_to_end`] on real disks, and worlds under simulated faults: [`simulation`] of a whole
-//! channel, [`ordering`] by a group on passive memory nodes, [`storage_node`] with the state in pooled memory.
+//! Tests of channels through the public interface, in one program: [`end_to_end`] on real disks, and worlds under
+//! simulated faults: [`simulation`] of a whole channel, [`ordering`] by a group on passive memory nodes,
+//! [`storage_node`] with the state in pooled memory.
 
 mod end_to_end;
 mod ordering;

@@ -1,32 +1,36 @@
-//! A channel whose orderers are a group on passive memory nodes: three orderers, three memory nodes, two peers and clients, under
-//! crashes, pauses, cuts, and lost power of all orderers and memory nodes at once.
+//! A channel whose orderers are a group on passive memory nodes: three orderers, three memory nodes, two peers and
+//! clients, under crashes, pauses, partitions, and power loss of all orderers and memory nodes at once.
 //!
-//! Orderers acknowledge what is in a safe block. At the end everything is healed, and then, besides what `simulation.rs` checks:
+//! Orderers acknowledge an envelope once its block is committed. At the end all faults are repaired. Then, besides
+//! the checks of `simulation.rs`:
 //! 1. every envelope that was ever acknowledged is in the chain, with one verdict that all peers share;
-//! 2. whoever was told of a commit was told the same as the peers say then, however often the envelope was ordered;
-//! 3. all orderers come to show the same blocks.
+//! 2. every commit that a client was notified of has the same verdict at the peers, however often the envelope was
+//!    ordered;
+//! 3. all orderers show the same blocks in the end.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::*;
-use crate::world::{Remote, ask_verdict, run_client_of, tell_verdicts};
+use crate::world::{RemoteNetwork, ask_verdict, run_client_of, serve_verdicts};
 use async_trait::async_trait;
 use base::TxId;
 use base::rt::disk::Directory;
 use base::rt::net::Parties;
-use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
-use base::rt::{self, Stop};
-use chain::order::{Acknowledge, Engines, Orderer, OrdererOptions};
+use base::rt::simulation::{FaultKind, FaultPlan, FaultPlanLimits, Sim, Simulation};
+use base::rt::{self, CancellationToken};
+use chain::order::{AcknowledgeMode, Orderer, OrdererSetup, OrderingEngines};
 use chain::peer::Peer;
-use chain::remote::{RemoteOrderers, Scope, serve_orderer, serve_peer};
-use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
-use consensus::ordered::{Journal, OrderedLog, Processor};
-use consensus::{Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Timing};
+use chain::remote::{RemoteOrderers, ServiceScope, serve_orderer, serve_peer};
+use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
+use consensus::ordered::{CpuNodeId, LogStore, OrderedLog};
+use consensus::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+};
 use ledger::config::EndorsementRule;
-use rma::sim::SimFabric;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::sim::SimProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 use storage::GroupSync;
 use storage::tables::ModelEngine;
 
@@ -36,35 +40,40 @@ const PEERS: usize = 2;
 const CLIENTS: usize = 2;
 const GROUP: GroupId = GroupId(1);
 const TOKEN: Token = Token::new([5; TOKEN_BYTES]);
-const LAYOUT: Layout = Layout { log_bytes: 1 << 20, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+const LAYOUT: GroupLayout =
+    GroupLayout { log_bytes: 1 << 20, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 };
 
 fn named(what: &str, count: usize) -> Vec<String> {
     (0..count).map(|index| format!("{what}{index}")).collect()
 }
 
-async fn run_memory(fabric: SimFabric, index: usize) {
-    let options = HostOptions { node: NodeId(index as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+async fn run_memory(provider: SimProvider, index: usize) {
+    let options = HostConfig { node: NodeId(index as u32), tokens: Arc::new(|_| Some(TOKEN)) };
     let host = loop {
-        match fabric.host(&format!("memory{index}"), options.clone()).await {
+        match provider.host(&format!("memory{index}"), options.clone()).await {
             Ok(host) => break host,
             Err(_) => rt::sleep(Duration::from_millis(5)).await,
         }
     };
     let groups = vec![GroupMemory { id: GROUP, layout: LAYOUT }];
-    let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
-    let _node = MemoryNode::start(options).await.expect("there is memory");
+    let options = LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() };
+    let _node = LogMemoryNode::start(options).await.expect("there is memory");
     std::future::pending::<()>().await;
 }
 
 struct SimEngines {
-    fabric: SimFabric,
+    provider: SimProvider,
     index: usize,
 }
 
 #[async_trait]
-impl Engines for SimEngines {
-    async fn open(&self, _channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
-        let timing = Timing {
+impl OrderingEngines for SimEngines {
+    async fn open(
+        &self,
+        _channel: &str,
+        log_store: Arc<dyn LogStore>,
+    ) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+        let timing = SiftTimeouts {
             heartbeat: Duration::from_millis(10),
             lease: Duration::from_millis(40),
             election_timeout: Duration::from_millis(50),
@@ -72,32 +81,32 @@ impl Engines for SimEngines {
             answer_max: Duration::from_millis(200),
             grace: Duration::from_millis(5),
             reconnect: Duration::from_millis(50),
-            copy_bytes_per_second: Timing::UNLIMITED,
+            copy_bytes_per_second: SiftTimeouts::UNLIMITED,
         };
-        let place = |address: String| Place { address, name: "orderer".into(), token: TOKEN };
+        let place = |address: String| MemoryNodeAddress { address, name: "orderer".into(), token: TOKEN };
         let nodes = named("memory", MEMORY).into_iter().map(place).collect();
-        let group = Group { id: GROUP, layout: LAYOUT, nodes, fabric: Arc::new(self.fabric.clone()), timing };
-        let neighbour = |(number, address)| Neighbour { processor: Processor(number), address };
-        let options = SiftOptions {
+        let group = SiftGroup { id: GROUP, layout: LAYOUT, nodes, provider: Arc::new(self.provider.clone()), timing };
+        let neighbour = |(number, address)| CpuNode { id: CpuNodeId(number), address };
+        let options = SiftConfig {
             group,
-            me: Processor(self.index as u64 + 1),
-            processors: (1..).zip(named("keeper", ORDERERS)).map(neighbour).collect(),
-            journal,
+            me: CpuNodeId(self.index as u64 + 1),
+            cpu_nodes: (1..).zip(named("keeper", ORDERERS)).map(neighbour).collect(),
+            log_store,
             volatile: false,
-            disk_max: Duration::from_millis(500),
+            disk_timeout: Duration::from_millis(500),
         };
-        Ok(Arc::new(Sift::open(options).await?))
+        Ok(Arc::new(SiftLog::open(options).await?))
     }
 }
 
-async fn open_orderer(consortium: &Consortium, fabric: &SimFabric, index: usize) -> Option<Arc<Orderer>> {
-    let options = OrdererOptions {
+async fn open_orderer(consortium: &Consortium, provider: &SimProvider, index: usize) -> Option<Arc<Orderer>> {
+    let options = OrdererSetup {
         watermarks: None,
         signer: consortium.orderer.clone(),
         directory: Directory::open("orderer").await.ok()?,
         sync: GroupSync::new(),
-        engines: Arc::new(SimEngines { fabric: fabric.clone(), index }),
-        settings: chain::order::Settings { acknowledge: Acknowledge::Durable, ..Default::default() },
+        engines: Arc::new(SimEngines { provider: provider.clone(), index }),
+        settings: chain::order::BroadcastConfig { acknowledge: AcknowledgeMode::Durable, ..Default::default() },
     };
     let orderer = Orderer::open(options).await.ok()?;
     orderer.join(&consortium.genesis).await.ok()?;
@@ -107,16 +116,17 @@ async fn open_orderer(consortium: &Consortium, fabric: &SimFabric, index: usize)
 
 async fn run_orderer(
     consortium: Arc<Consortium>,
-    fabric: SimFabric,
+    provider: SimProvider,
     index: usize,
     heights: Arc<Mutex<[u64; ORDERERS]>>,
 ) {
     loop {
-        if let Some(orderer) = open_orderer(&consortium, &fabric, index).await {
+        if let Some(orderer) = open_orderer(&consortium, &provider, index).await {
             let serving =
-                serve_orderer(orderer.clone(), &format!("submit{index}"), &Parties::anyone(), Stop::new()).await;
+                serve_orderer(orderer.clone(), &format!("submit{index}"), &Parties::anyone(), CancellationToken::new())
+                    .await;
             let _serving = serving.expect("nobody else listens there");
-            let chain = orderer.chain(CHANNEL).expect("joined");
+            let chain = orderer.channel(CHANNEL).expect("joined");
             loop {
                 heights.lock().expect("no holder panics")[index] = chain.height();
                 if let Some(failure) = chain.failure() {
@@ -132,10 +142,16 @@ async fn run_orderer(
 async fn run_peer(consortium: Arc<Consortium>, index: usize) {
     loop {
         if let Some(peer) = open_peer(&consortium, index).await {
-            let serving =
-                serve_peer(peer.clone(), Scope::Own, &format!("peer{index}"), &Parties::anyone(), Stop::new()).await;
+            let serving = serve_peer(
+                peer.clone(),
+                ServiceScope::Own,
+                &format!("peer{index}"),
+                &Parties::anyone(),
+                CancellationToken::new(),
+            )
+            .await;
             let _serving = serving.expect("nobody else listens there");
-            return tell_verdicts(&format!("verdict{index}"), &peer).await;
+            return serve_verdicts(&format!("verdict{index}"), &peer).await;
         }
         rt::sleep(Duration::from_millis(200)).await;
     }
@@ -152,17 +168,17 @@ async fn open_peer(consortium: &Consortium, index: usize) -> Option<Arc<Peer>> {
 }
 
 async fn world(sim: Sim, faults: bool) -> (usize, u64) {
-    let setup = Terms_ { batch: batch(4), ..Terms_::seeded(PEERS, EndorsementRule::Any) };
-    let consortium = Arc::new(Consortium::found(setup));
-    let fabric = SimFabric::new(&sim);
+    let setup = ConsortiumConfig { batch: batch(4), ..ConsortiumConfig::seeded(PEERS, EndorsementRule::Any) };
+    let consortium = Arc::new(Consortium::create(setup));
+    let provider = SimProvider::new(&sim);
     let heights: Arc<Mutex<[u64; ORDERERS]>> = Arc::default();
     for index in 0..MEMORY {
-        let fabric = fabric.clone();
-        sim.node(&format!("memory{index}")).start(move || run_memory(fabric.clone(), index));
+        let provider = provider.clone();
+        sim.node(&format!("memory{index}")).start(move || run_memory(provider.clone(), index));
     }
     for index in 0..ORDERERS {
-        let (consortium, fabric, heights) = (consortium.clone(), fabric.clone(), heights.clone());
-        let boot = move || run_orderer(consortium.clone(), fabric.clone(), index, heights.clone());
+        let (consortium, provider, heights) = (consortium.clone(), provider.clone(), heights.clone());
+        let boot = move || run_orderer(consortium.clone(), provider.clone(), index, heights.clone());
         sim.node(&format!("orderer{index}")).start(boot);
     }
     for index in 0..PEERS {
@@ -173,7 +189,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     let client = |creates: bool| {
         let (consortium, sim, acknowledged) = (consortium.clone(), sim.clone(), acknowledged.clone());
         async move {
-            let remote = Remote::of(
+            let remote = RemoteNetwork::of(
                 named("peer", PEERS),
                 Box::new(RemoteOrderers::new(named("submit", ORDERERS), Parties::anyone())),
             );
@@ -187,7 +203,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     assert!(!created.await.expect("clients run to their end").is_empty());
     let clients: Vec<_> = (0..CLIENTS).map(|index| sim.node(&format!("client{index}")).spawn(client(false))).collect();
     if faults {
-        let orderers = Bounds {
+        let orderers = FaultPlanLimits {
             nodes: named("orderer", ORDERERS),
             kinds: vec![FaultKind::Crash, FaultKind::Crash, FaultKind::Pause, FaultKind::Cut, FaultKind::Break],
             faults: 10,
@@ -195,18 +211,18 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
             lasting: Duration::from_millis(10)..Duration::from_secs(1),
             down_max: 2,
         };
-        let others = Bounds {
+        let others = FaultPlanLimits {
             nodes: [named("memory", MEMORY), named("orderer", ORDERERS), named("peer", PEERS)].concat(),
             kinds: vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Break],
             faults: 8,
             ..orderers.clone()
         };
-        let (one, other) = (Plan::random(sim.seed(), &orderers), Plan::random(sim.seed() ^ 1 << 40, &others));
+        let (one, other) = (FaultPlan::random(sim.seed(), &orderers), FaultPlan::random(sim.seed() ^ 1 << 40, &others));
         let also = sim.clone();
         let running = rt::spawn(async move { also.run_plan(&one).await });
         sim.run_plan(&other).await;
         running.await.expect("the driver does not crash");
-        // All that orders loses power, with whatever it has in memory.
+        // All orderers and memory nodes lose power, with everything in their memory.
         let names = [named("memory", MEMORY), named("orderer", ORDERERS)].concat();
         names.iter().for_each(|name| sim.node(name).crash());
         rt::sleep(Duration::from_millis(100)).await;
@@ -221,7 +237,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
         sim.node(&name).resume();
         sim.node(&name).restart();
     }
-    // Until all peers and orderers say the same.
+    // Until all peers and orderers give the same answer.
     let (mut verdicts, mut height) = (Vec::new(), 0);
     for _ in 0..200 {
         rt::sleep(Duration::from_millis(200)).await;
@@ -237,7 +253,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     }
     assert!(verdicts.iter().all(|verdict| *verdict == verdicts[0] && !verdict.is_empty()), "{verdicts:#?}");
     assert_eq!(*heights.lock().expect("no holder panics"), [height; ORDERERS], "the orderers' heights");
-    let remote = Remote::new(named("peer", PEERS));
+    let remote = RemoteNetwork::new(named("peer", PEERS));
     for peer in &remote.peers {
         peer.reached().await;
     }

@@ -1,23 +1,24 @@
-//! A whole channel in simulated worlds: three peers, an orderer and clients, under crashes, pauses, cuts and full disks.
+//! A whole channel in simulated worlds: three peers, an orderer and clients, under crashes, pauses, partitions and full
+//! disks.
 //!
-//! Nodes share nothing but links and what is on their disks. At the end everything is healed, and then:
+//! Nodes communicate only over links, and only their disks survive a crash. At the end all faults are repaired, and then:
 //! 1. all peers hold the same blocks and equal states;
-//! 2. what any peer ever reported as committed still is, with the same code, in the same block;
-//! 3. a sequential interpreter that reads nothing but the blocks comes to the same codes and the same state.
+//! 2. every commit that any peer ever reported is still there, with the same code, in the same block;
+//! 3. a sequential interpreter that reads only the blocks reaches the same codes and the same state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::*;
-use crate::world::{Remote, TRANSACTIONS, ask_verdict, run_client, run_orderer, tell_verdicts};
+use crate::world::{RemoteNetwork, TRANSACTIONS, ask_verdict, run_client, run_orderer, serve_verdicts};
 use base::TxId;
 use base::rt::disk::Directory;
 use base::rt::net::Parties;
-use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::simulation::{FaultKind, FaultPlan, FaultPlanLimits, Sim, Simulation};
+use base::rt::{self, CancellationToken};
 use chain::peer::Peer;
-use chain::remote::{Scope, serve_peer};
+use chain::remote::{ServiceScope, serve_peer};
 use ledger::config::EndorsementRule;
 use storage::tables::ModelEngine;
 
@@ -32,9 +33,11 @@ async fn run_peer(consortium: Arc<Consortium>, index: usize) {
     loop {
         if let Some(peer) = open_peer(&consortium, index).await {
             let address = format!("peer{index}");
-            let serving = serve_peer(peer.clone(), Scope::Own, &address, &Parties::anyone(), Stop::new()).await;
+            let serving =
+                serve_peer(peer.clone(), ServiceScope::Own, &address, &Parties::anyone(), CancellationToken::new())
+                    .await;
             let _serving = serving.expect("nobody else listens there");
-            return tell_verdicts(&format!("verdict{index}"), &peer).await;
+            return serve_verdicts(&format!("verdict{index}"), &peer).await;
         }
         rt::sleep(Duration::from_millis(200)).await;
     }
@@ -53,8 +56,8 @@ async fn open_peer(consortium: &Consortium, index: usize) -> Option<Arc<Peer>> {
 }
 
 async fn world(sim: Sim, faults: bool) -> (usize, u64) {
-    let setup = Terms_ { batch: batch(4), ..Terms_::seeded(PEERS, EndorsementRule::Any) };
-    let consortium = Arc::new(Consortium::found(setup));
+    let setup = ConsortiumConfig { batch: batch(4), ..ConsortiumConfig::seeded(PEERS, EndorsementRule::Any) };
+    let consortium = Arc::new(Consortium::create(setup));
     let names: Vec<String> = (0..PEERS).map(|index| format!("peer{index}")).chain(["orderer".to_owned()]).collect();
     for (index, name) in names.iter().enumerate() {
         let consortium = consortium.clone();
@@ -73,7 +76,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
         .collect();
     if faults {
         for point in [
-            "chain.commit.judged",
+            "chain.commit.validated",
             "chain.commit.appended",
             "chain.commit.durable",
             "chain.commit.applied",
@@ -82,7 +85,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
         ] {
             sim.inject(point, 0.1);
         }
-        let bounds = Bounds {
+        let bounds = FaultPlanLimits {
             nodes: names.clone(),
             kinds: vec![
                 FaultKind::Crash,
@@ -94,9 +97,9 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
             ],
             faults: 12,
             within: Duration::from_millis(100)..Duration::from_secs(12),
-            ..Bounds::default()
+            ..FaultPlanLimits::default()
         };
-        sim.run_plan(&Plan::random(sim.seed(), &bounds)).await;
+        sim.run_plan(&FaultPlan::random(sim.seed(), &bounds)).await;
     }
     let mut reports = Vec::new();
     for client in clients {
@@ -109,7 +112,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
         node.resume();
         node.restart();
     }
-    // Until all peers say the same.
+    // Until all peers give the same answer.
     let mut verdicts = Vec::new();
     for _ in 0..200 {
         rt::sleep(Duration::from_millis(500)).await;
@@ -124,7 +127,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     }
     assert!(verdicts.iter().all(|verdict| *verdict == verdicts[0] && !verdict.is_empty()), "{verdicts:#?}");
     let height: u64 = verdicts[0].split(' ').next().and_then(|height| height.parse().ok()).expect("a height");
-    let remote = Remote::new(peers());
+    let remote = RemoteNetwork::new(peers());
     for peer in &remote.peers {
         peer.reached().await;
     }

@@ -1,96 +1,109 @@
 //! Coordinators: they serve the replicated memory while they hold a majority (Sift, sections 3.3 and 3.4.2).
 //!
-//! 1. A logged write locks its blocks, and is appended to the log of every live node with one verb each, in one piece with
-//!    its index, the checksum of the entry before and its own. It is committed when a majority has it, and everything
-//!    before it. Several writes can be one entry: they are committed together, and nothing that conflicts comes between.
-//! 2. Committed entries are applied in the background: their bytes are posted to every live node's memory, and their
-//!    blocks unlocked. Whoever needs a locked block, or room in the log, does so at once. When enough is applied, each node
-//!    gets a header that says how far; what a majority's headers cover is room again.
-//! 3. A read waits until its blocks are not locked and goes to one live node, behind the applied writes that were posted to
-//!    it: verbs of one endpoint take effect in order. It is answered if the lease still stands then.
-//! 4. Heartbeat: every [`crate::Timing::heartbeat`] each node gets node and timestamp into its administrative words, and a
-//!    read under our capability of its replicated region (the probe). The lease stands for [`crate::Timing::lease`] from
-//!    the moment at which the probes of a majority were posted. Without it the coordinator ends.
-//! 5. A node whose verb fails is lost: it has no part in commits any more. In the background it is connected to again, and
-//!    fenced under our own term, which ends what was still under way to it. If it still has
-//!    its memory, and the log of a live node still leads on from what its header covers, then only the regions that those entries
-//!    write are copied to it, those that were written since, and the direct area; otherwise everything. It goes region by
-//!    region, those first that are written least. While a region is copied its blocks are not written; they are read all the
-//!    time. From the beginning the node gets every new entry, and from its copying on the applied writes of a region.
-//!    When all is copied, and at least [`crate::Timing::attempt_max`] has passed, F+1 *other* nodes are probed and asked for
-//!    their terms. Then the node's term is raised to the greatest of those, its header written, its vote given back, and it
-//!    counts again.
+//! 1. A logged write locks its blocks. The coordinator appends it to the log of every live node as one entry: with its index,
+//!    the checksum of the previous entry and its own checksum, in one verb per node. The write is committed when a majority has
+//!    it and everything before it. Several writes can form one entry: they are committed together, and no conflicting access
+//!    comes between them.
+//! 2. Committed entries are applied in the background: the coordinator posts their bytes to every live node's memory and
+//!    unlocks their blocks. A caller that needs a locked block, or free log space, applies the committed entries at once. When
+//!    enough entries are applied, the coordinator writes a header to each node, with the position up to which the node's memory
+//!    has all writes. Log space that the headers of a majority cover is free again.
+//! 3. A read waits until its blocks are unlocked. It goes to one live node and takes effect there after the applied writes that
+//!    were posted before, since verbs of one endpoint take effect in order. The coordinator answers the read if the lease still
+//!    stands when the bytes have arrived.
+//! 4. Heartbeat: every [`crate::SiftTimeouts::heartbeat`] the coordinator writes its node number and a timestamp into each
+//!    node's administrative words, and reads the node's replicated region under the coordinator's own capability (the probe).
+//!    The lease stands for [`crate::SiftTimeouts::lease`] from the moment at which the probes of a majority were posted. When
+//!    the lease has run out, the coordinator ends.
+//! 5. A node whose verb fails is lost: it has no part in commits any more. In the background the coordinator reconnects to the
+//!    node and fences it under its own term; the fence ends all verbs that were still in flight to the node. Everything is
+//!    copied to the node, with one exception. If the node still has its memory, and the log of a live node still leads on from
+//!    the position that the node's header covers, the coordinator copies only the regions that the entries after that position
+//!    write, the regions written since, and the unlogged region. Copying goes region by region, the least written regions
+//!    first. While a region is copied, its blocks can be read, but are not written. The node gets every new entry from the
+//!    start, and the applied writes of a region once that region is copied. When everything is copied, and at least
+//!    [`crate::SiftTimeouts::attempt_max`] has passed, the coordinator probes F+1 *other* nodes and reads their terms. Then it
+//!    writes the node's header, raises the node's term to the greatest of these terms, gives the node its vote back, and counts
+//!    the node again.
 //!
-//! Why at most one coordinator serves. A probe that succeeded had taken effect before that node was fenced by anybody
-//! newer. A newer coordinator has F+1 nodes fenced at its moment *t*; one of them is among the F+1 whose probes our lease
-//! stands on, so that they were posted before *t*. Our lease ends within its length from then, on a clock that is slow by
-//! the bounded drift at most; the newer one serves later than that, on a clock that is fast by it at most.
+//! Why at most one coordinator serves. A probe that succeeded took effect before any newer coordinator fenced that node. A
+//! newer coordinator has F+1 nodes fenced at its moment *t* ([`crate::takeover`]). One of them is among the F+1 nodes whose
+//! probes the older coordinator's lease is based on, so these probes were posted before *t*. The lease ends one lease length
+//! after that, by the older coordinator's clock, which may be slow by the drift bound. The newer coordinator waits longer than
+//! that from *t* on before it serves, even if its clock is fast by the drift bound.
 //!
-//! Why a node that was admitted counts. It holds what any live node holds: applied writes by the copy, or by themselves after
-//! it; the others as entries. Writes that were appended before it came lock their blocks, so that no region is copied
-//! before they are applied. Records have no blocks; those that the log still needs are written to the node first, many at once.
+//! Why a re-admitted node counts. It holds what any live node holds. It has each applied write, either from the copy or, if the
+//! write was applied after the copy, from the coordinator directly; it has the other writes as entries. A write that was
+//! appended before the node joined locks its blocks, so its region is copied only after the write is applied. Records have no
+//! blocks. Therefore the coordinator first writes to the node all records that the log still needs, many at once.
 //!
-//! Why a node may keep what it has: its memory holds what its header covers, and of later writes only committed ones. The
-//! entries behind it, linked by their checksums, are in the log of a live node up to the one that was applied when the node
-//! joined; writes that are applied from that moment on are noted until its regions are chosen. Blocks that none of them writes
-//! are as they were.
+//! Why a lost node may keep its memory. The memory holds all writes that the node's header covers, and of later writes only
+//! committed ones. The entries from the header's position up to the last entry that was applied when the node joined are in the
+//! log of a live node, linked by their checksums. Writes that are applied after the node joined are recorded until the regions
+//! to copy are chosen. Blocks that no such entry or write changes are the same at the node as at a live node.
 //!
-//! Ambiguous completions: a node whose verb is ambiguous is lost, as with any other failure, and its verb is never counted;
-//! the fence of step 5, or that of the next coordinator, ends the doubt. A write whose coordinator ends before a majority
-//! has it is [`Error::Ambiguous`] to its caller: the next takeover finds it, or not.
+//! Ambiguous completions: a node whose verb is ambiguous is lost, as after any other failure, and the verb never counts as
+//! acknowledged. After the fence of step 5, or the fence of the next coordinator, the verb can no longer take effect. If the
+//! coordinator ends before a majority has a write, its caller gets [`Error::Ambiguous`]: the next takeover may or may not find
+//! the write.
 //!
-//! # Coded groups
+//! # Erasure-coded groups
 //!
-//! With [`crate::Layout::data_shares`] above one, each node holds one share of every block of the logged memory, of which any F+1
-//! make the block (Sift, section 5.1). Log and direct area are plain, so elections, fences, commits and records are as above.
-//! What differs:
-//! 1. Append: an entry has whole blocks. Writes of parts are made into whole blocks first ([`images`]).
-//! 2. Apply: each live node is posted its own share of the block, in one verb.
-//! 3. Read: the data shares that the range lies in, where their nodes are live and quick; otherwise the shares of the F+1
-//!    nodes that are least behind, and what is missing is computed.
-//! 4. Room: a place of the log is used again when the headers of *all* live nodes cover it, and all of them have answered a
-//!    heartbeat that was posted after the last loss of a node.
-//! 5. A node that comes back gets its own share of every block, made anew from F+1 others, region by region. It is admitted
-//!    when every live node's header covers what was appended before it came.
+//! With [`crate::GroupLayout::data_shards`] above one, each node holds one shard of every block of the logged memory, and
+//! any F+1 shards give the block back (Sift, section 5.1). The log and the unlogged region are stored in full, so
+//! elections, fences, commits and records work as above. The differences:
+//! 1. Append: an entry has whole blocks. Partial writes are turned into whole blocks first ([`block_images`]).
+//! 2. Apply: the coordinator posts to each live node that node's own shard of the block, in one verb.
+//! 3. Read: the coordinator reads the data shards that contain the range, if their nodes are live and quick. Otherwise it reads
+//!    the shards of the F+1 nodes that are least behind, and computes the missing data.
+//! 4. Log space: a position of the log is reused once the headers of *all* live nodes cover it, and all of them have
+//!    answered a heartbeat that was posted after the last loss of a node.
+//! 5. A node that comes back gets its own shard of every block, computed from F+1 others, region by region. It is re-admitted
+//!    when every live node's header covers the entries that were appended before it joined.
 //!
-//! Why F+1 shares are always of one version. *While a coordinator serves*: a block that is not locked has had the same writes
-//! posted to every live node, in the same order, and the reads of its shares are posted in one go behind them; verbs of one
-//! endpoint take effect in order. A node of which one verb fails is not read any more. *When a coordinator has died*, shares
-//! may be of any version since the one that a node's header covers. So shares are not compared at all: the next one brings
-//! every node that it adopts up to the end of the log from *that node's* header, and the log has every version in between as
-//! a whole block, from which any share can be made (steps 4 and 5 at the head of [`crate::takeover`]). Blocks that no such
-//! entry writes are of the version that the header covers. Numbers or checksums beside the shares would tell versions apart, but
-//! could not bring one back of which too few shares are left; with the images they are not needed.
+//! Why F+1 shards are always of one version. *While a coordinator serves*: for an unlocked block, the same writes have been
+//! posted to every live node, in the same order. The reads of its shards are posted together after these writes, and verbs of
+//! one endpoint take effect in order. A node whose verb fails is not read any more. *When a coordinator has died*, a node's
+//! shard may be of any version from the one that the node's header covers onwards. So a takeover does not compare shards at
+//! all. The next coordinator brings every node that it adopts from *that node's* header up to the end of the log. The log has
+//! every version in between as a whole block, from which any shard can be computed (steps 4 and 5 at the head of
+//! [`crate::takeover`]). A block that no such entry writes is of the version that the header covers. Numbers or checksums
+//! beside the shards would distinguish versions, but could not restore a version of which too few shards are left; with whole
+//! blocks in the log they are not needed.
 //!
-//! Why there are F+1 such nodes. Of the nodes that are live, all but F at most are left, so it is enough that each can be brought
-//! up: every entry behind its header is in the log of each live node, by rule 4 and the second half of rule 5. A node that
-//! was dropped does not count, as if it had lost its memory, until it is admitted again: what it needs may be overwritten. That
-//! is the price of coding. A group that is not coded survives the loss of any F memories, whoever was cut off; of a coded one,
-//! the nodes that were cut off for so long that they were dropped are among the F. The heartbeats of rule 4 keep the two from
-//! falling together: nothing is overwritten on the word of nodes that were gone already when the other was dropped.
+//! Why F+1 nodes can be brought up to date. At most F nodes are lost, so it is enough that every remaining live node can be
+//! brought up to date. By rule 4 and the second sentence of rule 5, every entry after such a node's header position is in the
+//! log of each live node. A dropped node does not count until it is re-admitted, as if it had lost its memory, because the log
+//! entries that it needs may be overwritten. That is the price of erasure coding. A group without erasure coding survives the
+//! loss of any F memories, whichever nodes were partitioned; an erasure-coded group counts a node that was dropped after a
+//! partition as one of its F failures. When a node is dropped, other nodes may already be gone without the coordinator's
+//! knowledge. The heartbeats of rule 4 prevent the headers of such nodes from freeing log space.
 //!
 //! # Persistent memory nodes
 //!
-//! 1. Whatever is posted to a persistent node is also sent to it in messages, in the same order, everything that has come together
-//!    since the last at a time; it answers when its disk has it ([`crate::disk`]).
-//! 2. Such a node has acknowledged a verb when the verb has completed *and* its disk has the write. Commits, headers and room in
-//!    the log follow from what is acknowledged, as at any node.
-//! 3. When too much waits for a disk ([`UNKEPT_BYTES_MAX`]), nothing more is appended until it has caught up or is lost.
+//! 1. The coordinator sends all writes that it posts to a persistent node also in messages, in the same order; each message
+//!    contains the writes since the previous message. The node answers when the writes are on its disk ([`crate::disk`]).
+//! 2. A persistent node has acknowledged a verb when the verb has completed *and* the write is on its disk. Commits, headers
+//!    and free log space follow from acknowledgements, as for any node.
+//! 3. When too many bytes wait for a disk ([`UNPERSISTED_BYTES_MAX`]), the coordinator appends nothing more until that disk
+//!    has caught up or its node is lost.
 //!
-//! So with F+1 persistent nodes nothing that was committed is gone when all nodes lose their power at once: F others are then
-//! blank, as many as a group survives, and those that are not blank have all that they have acknowledged. An entry that F
-//! volatile nodes and one persistent one have is committed; of the F+1 that come back all are needed, that one among them. With
-//! fewer persistent nodes the group is lost, and says so; those that it has speed nothing up and are waited for by nobody.
+//! So a group with F+1 persistent nodes loses no committed entry when all nodes lose power at once. The other F nodes are then
+//! blank, which is as many as a group survives, and the persistent nodes have everything that they acknowledged. Every
+//! committed entry is at one persistent node at least, since a majority without a persistent node would need F+1 volatile
+//! nodes. The next takeover needs all F+1 nodes that come back, so it reads that persistent node too. With fewer persistent
+//! nodes, the group is lost when all nodes lose power, and reports the loss. In such a group persistence brings no advantage,
+//! and no commit has to wait for a persistent node, since a majority of volatile nodes can commit.
 //!
 //! Invariants:
-//! * Nothing is applied that is not committed.
-//! * Live nodes are posted the same verbs in the same order.
-//! * Entries that are not covered by a majority's headers are never overwritten.
-//! * Bounded: verbs to one node that have not completed ([`LAG_MAX`], beyond which it is lost), waiting callers
+//! * Only committed entries are applied.
+//! * The coordinator posts the same verbs in the same order to all live nodes.
+//! * Only entries that the headers of a majority cover are overwritten.
+//! * Bounded: outstanding verbs to one node ([`PENDING_VERBS_MAX`], beyond which it is lost), waiting callers
 //!   ([`WAITING_MAX`]), and, by the log, entries.
 
-mod images;
-mod keeper;
+mod background;
+mod block_images;
 mod state;
 
 use std::fmt;
@@ -101,97 +114,97 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::rt::sync::Notify;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut};
 use rma::Completion;
 
-use crate::entry::{self, Entry, Kind, Write};
+use crate::entry::{self, EntryKind, LogEntry, MemoryWrite};
 use crate::guard::guarded;
-use crate::layout::{Cursor, Layout};
-use crate::link::Held;
+use crate::layout::{GroupLayout, LogCursor};
+use crate::link::FencedNode;
 use crate::quorum::gather;
-use crate::scan::Placed;
-use crate::{Error, Group, GroupId, Term};
-pub(crate) use state::is_whole;
-use state::{Fetch, Holding, Posting, Published, State, Step, Writes};
+use crate::scan::LocatedEntry;
+use crate::{Error, GroupId, SiftGroup, Term};
+pub(crate) use state::covers_whole_blocks;
+use state::{AppendedEntry, CoordinatorState, EntryWrites, Holding, PublishedProgress, ShardRead, StepOutcome};
 
-/// Verbs to one node that have not completed.
-pub const LAG_MAX: usize = 2048;
-/// Callers that wait for a lock or for room.
+/// Outstanding verbs to one node.
+pub const PENDING_VERBS_MAX: usize = 2048;
+/// Callers that wait for a lock or for free log space.
 pub const WAITING_MAX: usize = 1 << 16;
 /// Bytes that wait for the disk of one persistent node.
-pub const UNKEPT_BYTES_MAX: u64 = 16 << 20;
-/// How many heartbeats a read waits for one node before it asks another.
-const READ_PATIENCE: u32 = 4;
+pub const UNPERSISTED_BYTES_MAX: u64 = 16 << 20;
+/// Heartbeat periods that a read waits for one node before it asks another.
+const READ_TIMEOUT_HEARTBEATS: u32 = 4;
 
-/// What a takeover hands over.
-pub(crate) struct Inheritance {
-    /// The term under which the group was made.
-    pub made: Term,
+/// What a takeover hands over to the coordinator.
+pub(crate) struct RecoveredState {
+    /// The generation of the group: the term under which it was formatted.
+    pub format_term: Term,
     /// The last entry.
-    pub end: Cursor,
-    /// The log is needed behind this.
-    pub kept: Cursor,
-    /// What the log held that was not applied everywhere, with the entries behind `kept`.
-    pub entries: Vec<Placed>,
+    pub end: LogCursor,
+    /// The log is needed after this position.
+    pub log_start: LogCursor,
+    /// The log entries that were not applied everywhere, with the entries after `log_start`.
+    pub entries: Vec<LocatedEntry>,
     /// The nodes that are up to date.
-    pub inherited: Vec<Inherited>,
+    pub nodes: Vec<RecoveredNode>,
 }
 
 /// A node that is up to date, and the number of its last header.
-pub(crate) struct Inherited {
-    pub held: Held,
+pub(crate) struct RecoveredNode {
+    pub node: FencedNode,
     pub sequence: u64,
 }
 
-/// A group's coordinator. Clones are the same one; it ends when the last is dropped, as if it had crashed.
+/// A group's coordinator. Clones share one coordinator; it ends when the last clone is dropped, as if it had crashed.
 #[derive(Clone)]
 pub struct Coordinator {
-    shared: Arc<Shared>,
-    _alive: Arc<Alive>,
+    shared: Arc<CoordinatorCore>,
+    _alive: Arc<StopOnDrop>,
 }
 
-struct Alive(Arc<Shared>);
+struct StopOnDrop(Arc<CoordinatorCore>);
 
-impl Drop for Alive {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.end(Error::Closed);
     }
 }
 
-pub(crate) struct Shared {
-    group: Arc<Group>,
+pub(crate) struct CoordinatorCore {
+    group: Arc<SiftGroup>,
     node: u64,
     term: Term,
-    holder: u64,
-    /// Under which the group was made: no copy of another making is any here.
-    made: Term,
-    state: Mutex<State>,
-    published: Arc<Published>,
-    /// One a node: its phase has changed.
+    nonce: u64,
+    /// The generation of the group: copies of another generation do not count here.
+    format_term: Term,
+    state: Mutex<CoordinatorState>,
+    published: Arc<PublishedProgress>,
+    /// One per node: its phase has changed.
     changed: Vec<Notify>,
-    stop: Stop,
-    recovered: Vec<Entry>,
-    /// The direct area is as it is to be: nodes may be copied from any live one.
-    is_whole: AtomicBool,
+    stop: CancellationToken,
+    recovered: Vec<LogEntry>,
+    /// The unlogged region is repaired: nodes may be copied from any live node.
+    is_unlogged_recovered: AtomicBool,
 }
 
-/// A direct write that is on its way; later ones are greater.
+/// A posted write or record; later ones compare greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Posted(u64);
+pub struct WriteHandle(u64);
 
-/// How a coordinator is.
+/// The state of a coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Status {
+pub struct CoordinatorStatus {
     /// Its term.
     pub term: Term,
-    /// Memory nodes that hold all, and have their vote.
+    /// Memory nodes that are complete and have their vote.
     pub live: usize,
-    /// Memory nodes that are being copied to, or whose vote is being seen to.
+    /// Memory nodes that are being copied to, or that are about to get their vote.
     pub joining: usize,
     /// Memory nodes that are lost.
     pub lost: usize,
-    /// How many more may be lost before nothing can be committed.
+    /// How many more may be lost before the group can commit nothing.
     pub spare: usize,
     /// The last entry that was committed.
     pub committed: u64,
@@ -203,57 +216,58 @@ pub struct Status {
     pub copied_bytes: u64,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // A panic while it is held fails the process' tests; what is left is not used for anything but its end.
+fn lock(state: &Mutex<CoordinatorState>) -> MutexGuard<'_, CoordinatorState> {
+    // A panic under this lock fails the process's tests; the state is then used only to end the coordinator.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Coordinator {
-    /// Step 6 of a takeover: gets a lease and begins to serve.
-    pub(crate) async fn begin(
-        group: Arc<Group>,
+    /// Step 6 of a takeover: gets a lease and starts to serve.
+    pub(crate) async fn start(
+        group: Arc<SiftGroup>,
         node: u64,
         term: Term,
-        holder: u64,
-        inheritance: Inheritance,
+        nonce: u64,
+        recovered_state: RecoveredState,
     ) -> Result<Coordinator, Error> {
         let posted_at = rt::now();
-        let probes = inheritance.inherited.iter().map(|inherited| async {
-            let probe = inherited.held.read(0, rma::WORD_BYTES);
-            inherited.held.link.endpoint.flush();
-            probe.await.ok().map(|_| inherited.held.link.slot)
+        let probes = recovered_state.nodes.iter().map(|inherited| async {
+            let probe = inherited.node.read(0, rma::WORD_BYTES);
+            inherited.node.link.endpoint.flush();
+            probe.await.ok().map(|_| inherited.node.link.slot)
         });
         let timing = &group.timing;
         let probed = gather(probes, group.majority(), timing.grace, timing.lease / 2).await;
         if probed.len() < group.majority() {
             return Err(Error::LeaseLost(term));
         }
-        let recovered = inheritance.entries.iter().map(|placed| placed.entry.clone()).collect();
-        let (slots, made) = (group.nodes.len(), inheritance.made);
-        let is_whole = AtomicBool::new(group.layout.direct_bytes == 0);
-        let state = State::new(&group, term, inheritance, &probed, posted_at);
-        let shared = Arc::new(Shared {
+        let recovered = recovered_state.entries.iter().map(|placed| placed.entry.clone()).collect();
+        let (slots, made) = (group.nodes.len(), recovered_state.format_term);
+        let is_unlogged_recovered = AtomicBool::new(group.layout.unlogged_bytes == 0);
+        let state = CoordinatorState::new(&group, term, recovered_state, &probed, posted_at);
+        let shared = Arc::new(CoordinatorCore {
             group,
             node,
             term,
-            holder,
-            made,
+            nonce,
+            format_term: made,
             published: Arc::clone(&state.published),
             state: Mutex::new(state),
             changed: (0..slots).map(|_| Notify::new()).collect(),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
             recovered,
-            is_whole,
+            is_unlogged_recovered,
         });
-        let coordinator = Coordinator { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
+        let coordinator =
+            Coordinator { _alive: Arc::new(StopOnDrop(Arc::clone(&shared))), shared: Arc::clone(&shared) };
         let ends = || {
             let shared = Arc::clone(&shared);
             move || shared.end(Error::Panicked("a task of a coordinator"))
         };
-        rt::spawn(guarded(keeper::drive(Arc::clone(&shared)), ends()));
+        rt::spawn(guarded(background::drive(Arc::clone(&shared)), ends()));
         for slot in 0..slots {
-            rt::spawn(guarded(keeper::keep(Arc::clone(&shared), slot), ends()));
-            rt::spawn(guarded(keeper::see_to_disk(Arc::clone(&shared), slot), ends()));
+            rt::spawn(guarded(background::maintain_node(Arc::clone(&shared), slot), ends()));
+            rt::spawn(guarded(background::run_persister(Arc::clone(&shared), slot), ends()));
         }
         Ok(coordinator)
     }
@@ -269,18 +283,18 @@ impl Coordinator {
     }
 
     /// The sizes of its group.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &GroupLayout {
         &self.shared.group.layout
     }
 
-    /// What the takeover found in the log: the entries that no majority's headers covered, in order. A log of records
-    /// begins where it was trimmed.
-    pub fn recovered(&self) -> &[Entry] {
+    /// The entries that the takeover found in the log and that no majority's headers covered, in order. A log of
+    /// records begins where it was trimmed.
+    pub fn recovered(&self) -> &[LogEntry] {
         &self.shared.recovered
     }
 
-    /// How it is.
-    pub fn status(&self) -> Status {
+    /// The coordinator's state.
+    pub fn status(&self) -> CoordinatorStatus {
         lock(&self.shared.state).status()
     }
 
@@ -291,11 +305,11 @@ impl Coordinator {
 
     /// Completes when the coordinator has ended, with the reason.
     pub async fn ended(&self) -> Error {
-        self.shared.stop.stopped().await;
+        self.shared.stop.cancelled().await;
         lock(&self.shared.state).ended().unwrap_or(Error::Closed)
     }
 
-    /// Ends it. What is under way is ambiguous to its callers.
+    /// Ends it. Requests in flight become ambiguous to their callers.
     pub fn step_down(&self) {
         self.shared.end(Error::Closed);
     }
@@ -303,116 +317,118 @@ impl Coordinator {
     /// Reads `length` bytes at an address. Linearizable for logged memory. Dropping the future is safe.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a range that is not there, or longer than [`rma::TRANSFER_BYTES_MAX`]; [`Error::Fenced`],
-    /// [`Error::LeaseLost`], [`Error::Closed`] when it does not serve any more.
+    /// [`Error::Invalid`] for a range outside the memory, or longer than [`rma::TRANSFER_BYTES_MAX`];
+    /// [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it no longer serves.
     pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
-        match self.shared.group.layout.is_coded() {
-            true => self.shared.read_coded(address, length).await,
+        match self.shared.group.layout.is_erasure_coded() {
+            true => self.shared.read_erasure_coded(address, length).await,
             false => self.shared.read(address, length).await,
         }
     }
 
-    /// Writes bytes at an address of the logged memory. Committed on return; gives the entry's index. When the future is
-    /// dropped the write may still be committed.
+    /// Writes bytes at an address of the logged memory. Committed on return; returns the entry's index. If the future
+    /// is dropped, the write may still be committed.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; [`Error::Busy`] when too many wait; [`Error::Ambiguous`]; and as [`Coordinator::read`], in which
-    /// case nothing was written.
+    /// [`Error::Invalid`]; [`Error::Busy`] when too many callers wait; [`Error::Ambiguous`]; and the errors of
+    /// [`Coordinator::read`], after which nothing was written.
     pub async fn write(&self, address: u64, bytes: Bytes) -> Result<u64, Error> {
-        self.append(Writes::One(Write { address, bytes }), Kind::Writes).await
+        self.append(EntryWrites::One(MemoryWrite { address, bytes }), EntryKind::Writes).await
     }
 
-    /// Writes several pieces at once: all are committed or none, and no conflicting write or read comes between them.
+    /// Writes several ranges at once: either all are committed or none, and no conflicting write or read comes between
+    /// them.
     ///
     /// # Errors
     /// As [`Coordinator::write`].
-    pub async fn transact(&self, writes: Vec<Write>) -> Result<u64, Error> {
-        self.append(Writes::Many(writes), Kind::Writes).await
+    pub async fn transact(&self, writes: Vec<MemoryWrite>) -> Result<u64, Error> {
+        self.append(EntryWrites::Many(writes), EntryKind::Writes).await
     }
 
-    /// Appends a record, which stays in the log until it is trimmed. Committed on return; gives its index.
+    /// Appends a record, which stays in the log until it is trimmed. Committed on return; returns its index.
     ///
     /// # Errors
-    /// As [`Coordinator::write`]. With the log full of records this waits for [`Coordinator::trim`].
+    /// As [`Coordinator::write`]. While the log is full of records, this waits for [`Coordinator::trim`].
     pub async fn append_record(&self, bytes: Bytes) -> Result<u64, Error> {
-        self.append(Writes::One(Write { address: 0, bytes }), Kind::Record).await
+        self.append(EntryWrites::One(MemoryWrite { address: 0, bytes }), EntryKind::Record).await
     }
 
-    /// As [`Coordinator::append_record`], but returns when the record has its place and is on its way, with its index; records are
-    /// committed in the order of their places, and [`Coordinator::confirm`] waits for that. The mark is kept with the record, as
-    /// the address of its only write. When the future is dropped before it completes, nothing was posted.
+    /// As [`Coordinator::append_record`], but returns the index as soon as the record has its position in the log and
+    /// is posted. Records are committed in the order of their positions, and [`Coordinator::confirm`] waits for that.
+    /// The `tag` is kept with the record, as the address of its only write. If the future is dropped before it
+    /// completes, nothing was posted.
     ///
     /// # Errors
-    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Invalid`]; [`Error::Busy`].
-    pub async fn post_record(&self, mark: u64, bytes: Bytes) -> Result<(Posted, u64), Error> {
-        let Posting { ticket, index, .. } =
-            self.post(Writes::One(Write { address: mark, bytes }), Kind::Record).await?;
-        Ok((Posted(ticket), index))
+    /// As [`Coordinator::read`], after which nothing was written; [`Error::Invalid`]; [`Error::Busy`].
+    pub async fn post_record(&self, tag: u64, bytes: Bytes) -> Result<(WriteHandle, u64), Error> {
+        let AppendedEntry { sequence, index, .. } =
+            self.post(EntryWrites::One(MemoryWrite { address: tag, bytes }), EntryKind::Record).await?;
+        Ok((WriteHandle(sequence), index))
     }
 
-    /// As [`Coordinator::transact`], but returns when the writes are on their way. What is posted is committed in that order, and
-    /// [`Coordinator::confirm`] waits for it; reads wait by themselves. When the future is dropped before it completes, nothing was
-    /// posted.
+    /// As [`Coordinator::transact`], but returns when the writes are posted. Posted writes are committed in that order,
+    /// and [`Coordinator::confirm`] waits for it; reads wait by themselves. If the future is dropped before it
+    /// completes, nothing was posted.
     ///
     /// # Errors
-    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Invalid`]; [`Error::Busy`].
-    pub async fn post_transaction(&self, writes: Vec<Write>) -> Result<Posted, Error> {
-        Ok(Posted(self.post(Writes::Many(writes), Kind::Writes).await?.ticket))
+    /// As [`Coordinator::read`], after which nothing was written; [`Error::Invalid`]; [`Error::Busy`].
+    pub async fn post_transaction(&self, writes: Vec<MemoryWrite>) -> Result<WriteHandle, Error> {
+        Ok(WriteHandle(self.post(EntryWrites::Many(writes), EntryKind::Writes).await?.sequence))
     }
 
-    /// Gives up the records up to and with an index.
+    /// Trims the records up to and including an index.
     pub fn trim(&self, index: u64) {
         lock(&self.shared.state).trim(index);
-        self.shared.tell_changed();
+        self.shared.notify_changed();
     }
 
-    /// From now on no room is made in the group's log, as if memory nodes were slow to be told how far they are: it fills up, whoever
-    /// appends waits, and what a store has not applied fills up the store's own log. For measurements of what the next takeover
-    /// finds; nothing undoes it.
-    pub fn make_no_room(&self) {
-        lock(&self.shared.state).makes_room = false;
+    /// Stops freeing log space from now on, as if memory nodes received their headers late: the log fills up, appends
+    /// wait, and entries that a store has not applied fill up the store's own log. For measurements of what the next
+    /// takeover finds; nothing undoes it.
+    pub fn stop_reclaiming(&self) {
+        lock(&self.shared.state).reclaims_log = false;
     }
 
-    /// Says that the direct area is as it is to be. What an earlier coordinator left there may be on some nodes and not on
-    /// others: whoever uses the area reads it with [`Coordinator::read_each`], writes back what counts, and then calls this.
-    /// Until then no memory node is taken back, since it would be copied from a node that may lack a part. Groups without a
-    /// direct area need not.
-    pub fn direct_is_whole(&self) {
-        self.shared.is_whole.store(true, Ordering::Release);
+    /// Declares the unlogged region repaired. Writes that an earlier coordinator left there may be on some nodes and
+    /// not on others. So a user of the region reads it with [`Coordinator::read_each`], writes back the bytes that
+    /// count, and then calls this. Until then no memory node is re-admitted, since it might be copied from a node that
+    /// lacks some of the bytes. Groups without an unlogged region need not call it.
+    pub fn set_unlogged_recovered(&self) {
+        self.shared.is_unlogged_recovered.store(true, Ordering::Release);
         self.shared.changed.iter().for_each(Notify::notify_one);
     }
 
-    /// Writes bytes into the direct area, without the log: a majority has them on return. See
-    /// [`Coordinator::direct_is_whole`] for what becomes of them when the coordinator ends.
+    /// Writes bytes into the unlogged region: a majority has them on return. [`Coordinator::set_unlogged_recovered`] says what
+    /// happens to them when the coordinator ends.
     ///
     /// # Errors
     /// As [`Coordinator::write`].
-    pub async fn write_direct(&self, address: u64, bytes: Bytes) -> Result<(), Error> {
-        let posted = self.post_direct(address, bytes).await?;
+    pub async fn write_unlogged(&self, address: u64, bytes: Bytes) -> Result<(), Error> {
+        let posted = self.post_unlogged(address, bytes).await?;
         self.confirm(posted).await
     }
 
-    /// As [`Coordinator::write_direct`], but returns when the write is on its way. Direct writes take effect in the order in
-    /// which they were posted: one that is confirmed has those before it at the same majority. When the future is dropped
-    /// before it completes, nothing was posted.
+    /// As [`Coordinator::write_unlogged`], but returns when the write is posted. Unlogged writes take effect in the order
+    /// in which they were posted: when one is confirmed, the same majority has all those before it. If the future is
+    /// dropped before it completes, nothing was posted.
     ///
     /// # Errors
-    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Busy`].
-    pub async fn post_direct(&self, address: u64, bytes: Bytes) -> Result<Posted, Error> {
-        let ticket = self.shared.step(|state| state.write_direct(address, &bytes)).await?;
-        self.shared.tell_changed();
-        Ok(Posted(ticket))
+    /// As [`Coordinator::read`], after which nothing was written; [`Error::Busy`].
+    pub async fn post_unlogged(&self, address: u64, bytes: Bytes) -> Result<WriteHandle, Error> {
+        let sequence = self.shared.step(|state| state.write_unlogged(address, &bytes)).await?;
+        self.shared.notify_changed();
+        Ok(WriteHandle(sequence))
     }
 
-    /// Waits until a majority has what was posted. Dropping the future is safe.
+    /// Waits until a majority has a posted write. Dropping the future is safe.
     ///
     /// # Errors
     /// [`Error::Ambiguous`].
-    pub async fn confirm(&self, posted: Posted) -> Result<(), Error> {
-        self.committed(posted.0).await
+    pub async fn confirm(&self, posted: WriteHandle) -> Result<(), Error> {
+        self.wait_committed(posted.0).await
     }
 
-    /// Whether it may answer now, as [`Coordinator::is_serving`], or why not.
+    /// As [`Coordinator::is_serving`]; if it may not answer, returns the reason.
     ///
     /// # Errors
     /// [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`].
@@ -423,7 +439,8 @@ impl Coordinator {
         lock(&self.shared.state).check_lease()
     }
 
-    /// Reads the same bytes from every live node that answers soon, a majority at least: what direct writes have left.
+    /// Reads the same bytes from every live node that answers soon, a majority at least: for bytes of the unlogged
+    /// region.
     ///
     /// # Errors
     /// As [`Coordinator::read`]; [`Error::NoMajority`].
@@ -440,46 +457,46 @@ impl Coordinator {
         Ok(copies)
     }
 
-    async fn append(&self, writes: Writes, kind: Kind) -> Result<u64, Error> {
-        let Posting { ticket, index, committed } = self.post(writes, kind).await?;
+    async fn append(&self, writes: EntryWrites, kind: EntryKind) -> Result<u64, Error> {
+        let AppendedEntry { sequence, index, committed } = self.post(writes, kind).await?;
         if !committed {
-            self.committed(ticket).await?;
+            self.wait_committed(sequence).await?;
         }
         Ok(index)
     }
 
-    async fn post(&self, writes: Writes, kind: Kind) -> Result<Posting, Error> {
+    async fn post(&self, writes: EntryWrites, kind: EntryKind) -> Result<AppendedEntry, Error> {
         let layout = &self.shared.group.layout;
         entry::check(writes.as_slice(), layout.entry_bytes_max())?;
         let mut held = None;
         let mut writes = writes;
-        if kind == Kind::Writes && layout.is_coded() {
-            held = images::of(&self.shared, writes.as_slice()).await?;
+        if kind == EntryKind::Writes && layout.is_erasure_coded() {
+            held = block_images::full_blocks(&self.shared, writes.as_slice()).await?;
         }
         if let Some(held) = &mut held {
-            writes = Writes::Many(std::mem::take(&mut held.images));
+            writes = EntryWrites::Many(std::mem::take(&mut held.images));
         }
         let mut unheld = Holding(false);
-        let holds = held.as_mut().map_or(&mut unheld, |held| &mut held.holding);
+        let holds = held.as_mut().map_or(&mut unheld, |held| &mut held.locks);
         let posting = self.shared.step(|state| state.append(&writes, kind, holds)).await?;
-        self.shared.tell_changed();
+        self.shared.notify_changed();
         Ok(posting)
     }
 
-    /// Whether a majority has what was posted.
-    pub(crate) fn is_confirmed(&self, posted: Posted) -> bool {
+    /// Whether a majority has a posted write.
+    pub(crate) fn is_confirmed(&self, posted: WriteHandle) -> bool {
         self.shared.published.is_committed(posted.0)
     }
 
-    /// Waits until a majority has everything up to a ticket.
-    async fn committed(&self, ticket: u64) -> Result<(), Error> {
-        if self.shared.published.is_committed(ticket) {
+    /// Waits until a majority has every posted verb up to a sequence number.
+    async fn wait_committed(&self, sequence: u64) -> Result<(), Error> {
+        if self.shared.published.is_committed(sequence) {
             return Ok(());
         }
         poll_fn(|cx: &mut Context<'_>| {
             let mut state = lock(&self.shared.state);
-            let woken = state.take_in(ticket, cx);
-            let outcome = state.poll_committed(ticket, cx);
+            let woken = state.poll_completions(sequence, cx);
+            let outcome = state.poll_committed(sequence, cx);
             drop(state);
             woken.wake();
             outcome
@@ -487,19 +504,19 @@ impl Coordinator {
         .await
     }
 
-    /// Waits until everything that was committed is applied, and said to be in the headers of every live node; for tests.
+    /// Waits until every committed entry is applied and covered by the header of every live node; for tests.
     ///
     /// # Errors
     /// As [`Coordinator::read`].
-    pub async fn settle(&self) -> Result<(), Error> {
+    pub async fn wait_applied(&self) -> Result<(), Error> {
         loop {
             let settled = {
                 let mut state = lock(&self.shared.state);
                 state.apply_all();
                 state.check_lease()?;
-                state.is_settled()
+                state.is_fully_applied()
             };
-            self.shared.tell_changed();
+            self.shared.notify_changed();
             if settled {
                 return Ok(());
             }
@@ -508,10 +525,10 @@ impl Coordinator {
     }
 }
 
-impl Shared {
+impl CoordinatorCore {
     fn end(&self, error: Error) {
         lock(&self.state).end(error);
-        self.stop.stop();
+        self.stop.cancel();
     }
 
     async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
@@ -519,7 +536,7 @@ impl Shared {
             let (held, read) = self.step(|state| state.read(address, length)).await?;
             let outcome = match read.now() {
                 Ok(outcome) => outcome,
-                Err(read) => match rt::timeout(self.read_patience(), read).await {
+                Err(read) => match rt::timeout(self.read_timeout(), read).await {
                     Ok(outcome) => outcome,
                     Err(rt::Elapsed) => {
                         lock(&self.state).note_slow(&held);
@@ -536,88 +553,92 @@ impl Shared {
                 Err(error) => state.lose(&held, &error),
             }
             drop(state);
-            self.tell_changed();
+            self.notify_changed();
         }
     }
 
-    /// Reads the direct area as it is, and blocks from their shares.
-    async fn read_coded(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
-        let direct = self.group.layout.direct_bytes.saturating_sub(address).min(length as u64) as usize;
+    /// Reads the unlogged region directly, and the logged memory from shards.
+    async fn read_erasure_coded(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
+        let direct = self.group.layout.unlogged_bytes.saturating_sub(address).min(length as u64) as usize;
         if length == 0 {
             return lock(&self.state).check_lease().map(|()| BytesMut::new());
         }
         let mut bytes = if direct > 0 { self.read(address, direct).await? } else { BytesMut::new() };
         if direct < length {
-            bytes.extend_from_slice(&self.fetch(address + direct as u64, length - direct, false).await?);
+            bytes.extend_from_slice(&self.read_shards(address + direct as u64, length - direct, false).await?);
         }
         Ok(bytes)
     }
 
-    /// Reads bytes of a coded group's memory, whose blocks the caller may hold.
-    async fn fetch(&self, address: u64, length: usize, is_held: bool) -> Result<BytesMut, Error> {
+    /// Reads bytes of an erasure-coded group's memory, whose blocks the caller may hold.
+    async fn read_shards(&self, address: u64, length: usize, is_held: bool) -> Result<BytesMut, Error> {
         loop {
-            let fetch = self.step(|state| state.fetch(address, length, is_held)).await?;
-            if let Some(bytes) = self.gathered(fetch, self.read_patience()).await {
+            let fetch = self.step(|state| state.read_shards(address, length, is_held)).await?;
+            if let Some(bytes) = self.gather_shards(fetch, self.read_timeout()).await {
                 lock(&self.state).check_lease()?;
                 return Ok(bytes);
             }
         }
     }
 
-    /// What shares come to; `None` when a node that was read from failed.
-    async fn gathered(&self, mut fetch: Fetch, patience: Duration) -> Option<BytesMut> {
+    /// The bytes that a fetch's shards decode to; `None` when a node that was read from failed or was slow.
+    async fn gather_shards(&self, mut fetch: ShardRead, timeout: Duration) -> Option<BytesMut> {
         let mut given = Vec::with_capacity(fetch.reads.len());
         for (held, read) in std::mem::take(&mut fetch.reads) {
-            given.push((held.link.slot, self.answer(&held, read, patience).await?));
+            given.push((held.link.slot, self.finish_read(&held, read, timeout).await?));
         }
         Some(fetch.decode(&given))
     }
 
-    /// A node's answer; `None` when it failed, and is lost, or took too long.
-    async fn answer(&self, held: &Held, read: Completion<BytesMut>, patience: Duration) -> Option<BytesMut> {
-        match rt::timeout(patience, read).await {
+    /// A node's answer; `None` when the node failed, and is now lost, or took too long.
+    async fn finish_read(&self, held: &FencedNode, read: Completion<BytesMut>, timeout: Duration) -> Option<BytesMut> {
+        match rt::timeout(timeout, read).await {
             Ok(Ok(bytes)) => return Some(bytes),
             Ok(Err(error)) => lock(&self.state).lose(held, &error),
             Err(rt::Elapsed) => lock(&self.state).note_slow(held),
         }
-        self.tell_changed();
+        self.notify_changed();
         None
     }
 
-    fn read_patience(&self) -> Duration {
-        self.group.timing.heartbeat * READ_PATIENCE
+    fn read_timeout(&self) -> Duration {
+        self.group.timing.heartbeat * READ_TIMEOUT_HEARTBEATS
     }
 
-    /// Does something with the state as soon as it can be done.
-    async fn step<T>(&self, mut step: impl FnMut(&mut State) -> Result<Step<T>, Error>) -> Result<T, Error> {
+    /// Runs a step on the state as soon as the step can be done.
+    async fn step<T>(
+        &self,
+        mut step: impl FnMut(&mut CoordinatorState) -> Result<StepOutcome<T>, Error>,
+    ) -> Result<T, Error> {
         poll_fn(|cx| {
             let mut state = lock(&self.state);
             match step(&mut state)? {
-                Step::Done(done) => return Poll::Ready(Ok(done)),
-                Step::Blocked => {}
+                StepOutcome::Done(done) => return Poll::Ready(Ok(done)),
+                StepOutcome::Blocked => {}
             }
-            // What stands in the way may be no more than verbs that have completed, or entries to be applied.
+            // The step may be blocked only by verbs that have completed, or by entries that are ready to be applied.
             let woken = state.advance(cx);
             let outcome = step(&mut state).and_then(|outcome| match outcome {
-                Step::Done(done) => Ok(Poll::Ready(done)),
-                Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
+                StepOutcome::Done(done) => Ok(Poll::Ready(done)),
+                StepOutcome::Blocked => state.wait(cx).map(|()| Poll::Pending),
             });
             drop(state);
-            // Also when this attempt has failed: nobody else wakes those that it has taken.
+            // Also when this attempt has failed: these callers have been taken from the queue, so no other task wakes
+            // them.
             woken.wake();
             outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
         })
         .await
     }
 
-    /// Wakes the keepers of nodes whose phase has changed, and everybody when the coordinator has ended.
-    fn tell_changed(&self) {
+    /// Wakes the background tasks of nodes whose phase has changed, and every task when the coordinator has ended.
+    fn notify_changed(&self) {
         if !self.published.take_changed() {
             return;
         }
         self.changed.iter().for_each(Notify::notify_one);
         if lock(&self.state).has_ended() {
-            self.stop.stop();
+            self.stop.cancel();
         }
     }
 }

@@ -1,22 +1,23 @@
-//! What a coordinator knows, and every change of it: a state machine without time, tasks or awaits of its own.
+//! The state of a coordinator, and every change of it: a state machine without time, tasks or awaits of its own.
 //!
-//! A *ticket* numbers what is posted to all nodes alike. A node has acknowledged a ticket when the verb of that ticket and
-//! all verbs posted to it before have completed; a ticket is committed when a majority of live nodes has acknowledged it.
+//! A *ticket* is the sequence number of a verb that is posted to all nodes alike. A node has acknowledged a ticket when
+//! the verb of that ticket and all verbs posted to the node before it have completed and, at a persistent node, are on
+//! its disk. A ticket is committed when the live nodes that have acknowledged it are a majority of all nodes.
 //!
-//! | part | what it has |
+//! | module | contents |
 //! |---|---|
-//! | [`member`] | a memory node and the verbs under way to it |
-//! | [`leases`] | leases, nodes that are lost, the end |
-//! | [`writing`] | appending, locks, direct writes |
+//! | [`member`] | a memory node and the outstanding verbs to it |
+//! | [`leases`] | leases, lost nodes, the end of the coordinator |
+//! | [`writing`] | appending, locks, unlogged writes |
 //! | [`reading`] | reads |
-//! | [`progress`] | completions, commits, applying, headers, room in the log |
-//! | [`joining`] | a node that comes back |
-//! | [`keeping`] | what a persistent node's disk has |
+//! | [`progress`] | completions, commits, applying, headers, freeing log space |
+//! | [`joining`] | re-admission of a node |
+//! | [`persistence`] | verbs that are on the disk of a persistent node |
 
 mod joining;
-mod keeping;
 mod leases;
 mod member;
+mod persistence;
 mod progress;
 mod reading;
 mod writing;
@@ -29,72 +30,73 @@ use std::task::{Context, Waker};
 use base::rt::{self, Instant};
 use base::{Bytes, BytesMut};
 
-use super::{Inheritance, LAG_MAX, Status, WAITING_MAX};
-use crate::entry::{Kind, Write};
-use crate::layout::{Cursor, Layout};
-use crate::scan::placed_bytes;
-use crate::shares::Shares;
-use crate::{Error, Group, Term};
-pub(super) use joining::{Copied, Copying, region_bytes};
-use keeping::Journal;
-pub(super) use keeping::Unkept;
-pub(super) use member::{Member, Phase};
-pub(super) use reading::Fetch;
+use super::{CoordinatorStatus, PENDING_VERBS_MAX, RecoveredState, WAITING_MAX};
+use crate::entry::{EntryKind, MemoryWrite};
+use crate::layout::{GroupLayout, LogCursor};
+use crate::scan::located_bytes;
+use crate::shards::Shards;
+use crate::{Error, SiftGroup, Term};
+pub(super) use joining::{CopiedRegion, RegionCopy, region_bytes};
+pub(super) use member::{MemberState, NodePhase};
+use persistence::PersistTracker;
+pub(super) use persistence::UnpersistedWrites;
+pub(super) use reading::ShardRead;
 pub(super) use writing::Holding;
-pub(crate) use writing::is_whole;
+pub(crate) use writing::covers_whole_blocks;
 
-/// Committed entries that wait to be applied before somebody who appends does it.
+/// Committed entries that may wait before an appending caller applies them.
 const APPLY_BATCH: usize = 32;
-/// The same where verbs do not complete while they are posted, so that each is taken in later.
+/// The same limit where verbs do not complete while they are posted, so that each completion is processed later.
 const APPLY_BATCH_ASYNCHRONOUS: usize = 4;
-/// Bytes of committed entries that wait to be applied before somebody who appends does it: few, since everybody else waits meanwhile.
+/// Bytes of committed entries that may wait before an appending caller applies them: few, since all other callers wait
+/// meanwhile.
 const APPLY_BATCH_BYTES: u64 = 16 << 10;
-/// Bytes of entries' heads that are allocated at once.
+/// Bytes that are allocated at once for the heads of entries.
 const HEADS_BYTES: usize = 64 << 10;
 
 /// One write or several.
-pub(super) enum Writes {
-    One(Write),
-    Many(Vec<Write>),
+pub(super) enum EntryWrites {
+    One(MemoryWrite),
+    Many(Vec<MemoryWrite>),
 }
 
-impl Writes {
-    pub(super) fn as_slice(&self) -> &[Write] {
+impl EntryWrites {
+    pub(super) fn as_slice(&self) -> &[MemoryWrite] {
         match self {
-            Writes::One(write) => std::slice::from_ref(write),
-            Writes::Many(writes) => writes,
+            EntryWrites::One(write) => std::slice::from_ref(write),
+            EntryWrites::Many(writes) => writes,
         }
     }
 
-    fn share(&self) -> Writes {
+    fn clone_shared(&self) -> EntryWrites {
         match self {
-            Writes::One(write) => Writes::One(write.clone()),
-            Writes::Many(writes) => Writes::Many(writes.clone()),
+            EntryWrites::One(write) => EntryWrites::One(write.clone()),
+            EntryWrites::Many(writes) => EntryWrites::Many(writes.clone()),
         }
     }
 }
 
-/// What may be known of the state without its lock: as it was at some moment, which is all that whoever has the lock knows once he
-/// has let it go.
+/// The part of the state that can be read without its lock. A value is as it was at some moment, which is all that the
+/// holder of the lock knows too after releasing it.
 #[derive(Default)]
-pub(super) struct Published {
-    /// The lease stands until then; 0 once the coordinator has ended.
+pub(super) struct PublishedProgress {
+    /// The end of the lease; 0 once the coordinator has ended.
     lease_until_ns: AtomicU64,
     /// A majority has everything up to this ticket. It only grows.
     committed: AtomicU64,
-    /// Keepers, or all, have something to look at.
+    /// The state has changed for a node's background task, or for all.
     changed: AtomicBool,
 }
 
-impl Published {
+impl PublishedProgress {
     /// Whether the lease stands.
     pub(super) fn is_leased(&self) -> bool {
         let until = self.lease_until_ns.load(Ordering::SeqCst);
         rt::now().nanos() < until
     }
 
-    pub(super) fn is_committed(&self, ticket: u64) -> bool {
-        self.committed.load(Ordering::Acquire) >= ticket
+    pub(super) fn is_committed(&self, sequence: u64) -> bool {
+        self.committed.load(Ordering::Acquire) >= sequence
     }
 
     /// Whether something has changed since the last call.
@@ -103,126 +105,126 @@ impl Published {
     }
 }
 
-/// What came of an attempt.
-pub(super) enum Step<T> {
+/// The outcome of an attempt.
+pub(super) enum StepOutcome<T> {
     Done(T),
-    /// Something is in the way: a lock, a copy, a full log.
+    /// Blocked by a lock, a copy or a full log.
     Blocked,
 }
 
 /// An entry that was posted.
-pub(super) struct Posting {
-    pub ticket: u64,
+pub(super) struct AppendedEntry {
+    pub sequence: u64,
     pub index: u64,
     pub committed: bool,
 }
 
-/// An entry that is not applied.
-struct Unapplied {
-    ticket: u64,
-    after: Cursor,
-    /// Of the log.
+/// An entry that is not applied yet.
+struct UnappliedEntry {
+    sequence: u64,
+    after: LogCursor,
+    /// Bytes of the log.
     bytes: u64,
-    kind: Kind,
-    writes: Writes,
+    kind: EntryKind,
+    writes: EntryWrites,
 }
 
-/// An entry whose place is in use.
-struct Kept {
-    after: Cursor,
-    /// Bytes of the log, with what was skipped before it.
+/// An entry whose log space is still in use.
+struct RetainedEntry {
+    after: LogCursor,
+    /// Bytes of the log, including the bytes skipped before the entry.
     bytes: u64,
-    /// What it is made of, once a record stands in the log that is not trimmed.
+    /// Its offset and bytes, kept while the log has a record that is not trimmed.
     raw: Option<(u64, Vec<Bytes>)>,
 }
 
-/// Those to be woken when the lock is free.
+/// Tasks to wake after the lock is released.
 #[must_use]
 #[derive(Default)]
-pub(super) struct Woken(Vec<Waker>);
+pub(super) struct WakeList(Vec<Waker>);
 
-impl Woken {
+impl WakeList {
     pub(super) fn wake(self) {
         self.0.into_iter().for_each(Waker::wake);
     }
 }
 
 /// See the module's description.
-pub(super) struct State {
-    layout: Layout,
-    /// How blocks are divided, in a coded group.
-    shares: Option<Shares>,
+pub(super) struct CoordinatorState {
+    layout: GroupLayout,
+    /// How blocks are divided into shards, in an erasure-coded group.
+    shards: Option<Shards>,
     majority: usize,
     term: Term,
     lease: std::time::Duration,
     nodes: u32,
     /// The last entry of the takeover.
     adopted: u64,
-    pub members: Vec<Member>,
+    pub members: Vec<MemberState>,
     pub ticket: u64,
     committed: u64,
     committed_index: u64,
     /// The last entry.
-    last: Cursor,
-    pub applied: Cursor,
-    unapplied: VecDeque<Unapplied>,
-    /// Bytes of the log that those take.
+    last: LogCursor,
+    pub applied: LogCursor,
+    unapplied: VecDeque<UnappliedEntry>,
+    /// Bytes of the log that the unapplied entries take.
     unapplied_bytes: u64,
-    /// Entries behind what a majority's headers cover, oldest first.
-    kept: VecDeque<Kept>,
-    /// Before the first of those.
-    kept_from: Cursor,
+    /// Entries that the headers of a majority do not cover, oldest first.
+    retained: VecDeque<RetainedEntry>,
+    /// The position before the first of them.
+    retained_from: LogCursor,
     used_bytes: u64,
-    /// Nodes are told how far they are, so that there is room again.
-    pub makes_room: bool,
+    /// Headers are posted, so that log space becomes free again.
+    pub reclaims_log: bool,
     apply_batch: usize,
-    /// Records that were not trimmed.
+    /// The indexes of records that were not trimmed.
     records: VecDeque<u64>,
-    /// One bit a block: a write that is not applied.
+    /// One bit per block: set while a write to the block is not applied.
     locked: Vec<u64>,
-    /// Writes to each region.
-    heat: Vec<u32>,
-    heads: BytesMut,
+    /// The number of writes to each region.
+    write_counts: Vec<u32>,
+    head_buffer: BytesMut,
     blocked: Vec<Waker>,
     waiting: Vec<(u64, Waker)>,
-    /// Bytes of memory that were copied to nodes that came back.
+    /// Bytes of memory that were copied to re-admitted nodes.
     copied_bytes: u64,
-    /// Who is to be woken when something is to be kept by a node's disk.
-    unkept: Vec<Option<Waker>>,
-    /// When a node was lost, or this coordinator began without it.
+    /// Tasks to wake when there are writes for a node's disk.
+    persisters: Vec<Option<Waker>>,
+    /// When a node was last lost, or this coordinator started without it.
     lost_at: Instant,
     ended: Option<Error>,
-    pub published: Arc<Published>,
+    pub published: Arc<PublishedProgress>,
     next_read: usize,
 }
 
-impl State {
+impl CoordinatorState {
     pub(super) fn new(
-        group: &Group,
+        group: &SiftGroup,
         term: Term,
-        inheritance: Inheritance,
+        inheritance: RecoveredState,
         probed: &[usize],
         posted_at: Instant,
-    ) -> State {
+    ) -> CoordinatorState {
         let layout = group.layout;
-        let Inheritance { end, kept, entries, inherited, made: _ } = inheritance;
-        let synchronous = inherited.iter().all(|node| node.held.link.endpoint.profile().synchronous);
-        let mut members: Vec<Member> = group.nodes.iter().map(|_| Member::lost()).collect();
+        let RecoveredState { end, log_start: kept, entries, nodes: inherited, format_term: _ } = inheritance;
+        let synchronous = inherited.iter().all(|node| node.node.link.endpoint.profile().synchronous);
+        let mut members: Vec<MemberState> = group.nodes.iter().map(|_| MemberState::lost()).collect();
         for node in inherited {
-            let slot = node.held.link.slot;
-            members[slot] = Member {
-                phase: Phase::Live,
-                journal: Journal::of(&node.held),
-                held: Some(node.held),
+            let slot = node.node.link.slot;
+            members[slot] = MemberState {
+                phase: NodePhase::Live,
+                persist_tracker: PersistTracker::new(&node.node),
+                node: Some(node.node),
                 sequence: node.sequence,
                 applied: kept.index,
                 lease_at: probed.contains(&slot).then_some(posted_at),
-                ..Member::lost()
+                ..MemberState::lost()
             };
         }
-        let mut state = State {
+        let mut state = CoordinatorState {
             layout,
-            shares: Shares::of(&layout),
+            shards: Shards::new(&layout),
             majority: group.majority(),
             term,
             lease: group.timing.lease,
@@ -236,19 +238,19 @@ impl State {
             applied: end,
             unapplied: VecDeque::new(),
             unapplied_bytes: 0,
-            kept: VecDeque::new(),
-            kept_from: kept,
+            retained: VecDeque::new(),
+            retained_from: kept,
             used_bytes: 0,
-            makes_room: true,
+            reclaims_log: true,
             apply_batch: if synchronous { APPLY_BATCH } else { APPLY_BATCH_ASYNCHRONOUS },
             records: VecDeque::new(),
             locked: vec![0; layout.blocks().div_ceil(64)],
-            heat: vec![0; layout.address_bytes().div_ceil(region_bytes(&layout)) as usize],
-            heads: BytesMut::new(),
+            write_counts: vec![0; layout.address_bytes().div_ceil(region_bytes(&layout)) as usize],
+            head_buffer: BytesMut::new(),
             blocked: Vec::new(),
             waiting: Vec::new(),
             copied_bytes: 0,
-            unkept: vec![None; group.nodes.len()],
+            persisters: vec![None; group.nodes.len()],
             lost_at: posted_at,
             ended: None,
             published: Arc::default(),
@@ -256,13 +258,13 @@ impl State {
         };
         let mut position = kept.position;
         for placed in entries.into_iter().filter(|placed| placed.entry.index > kept.index) {
-            if placed.entry.kind == Kind::Record {
+            if placed.entry.kind == EntryKind::Record {
                 state.records.push_back(placed.entry.index);
             }
-            let bytes = placed_bytes(position, &placed, &layout);
+            let bytes = located_bytes(position, &placed, &layout);
             position = placed.after.position;
             state.used_bytes += bytes;
-            state.kept.push_back(Kept {
+            state.retained.push_back(RetainedEntry {
                 after: placed.after,
                 bytes,
                 raw: Some((placed.offset, vec![placed.entry.raw])),
@@ -273,10 +275,10 @@ impl State {
         state
     }
 
-    pub(super) fn status(&self) -> Status {
-        let live = self.live().filter(|member| member.votes).count();
-        let lost = self.members.iter().filter(|member| member.phase == Phase::Lost).count();
-        Status {
+    pub(super) fn status(&self) -> CoordinatorStatus {
+        let live = self.live().filter(|member| member.has_vote).count();
+        let lost = self.members.iter().filter(|member| member.phase == NodePhase::Lost).count();
+        CoordinatorStatus {
             term: self.term,
             live,
             joining: self.members.len() - live - lost,
@@ -289,13 +291,13 @@ impl State {
         }
     }
 
-    fn live(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.phase == Phase::Live)
+    fn live(&self) -> impl Iterator<Item = &MemberState> {
+        self.members.iter().filter(|member| member.phase == NodePhase::Live)
     }
 
     fn flush(&mut self) {
-        self.members.iter().for_each(Member::flush);
-        self.tell_unkept();
+        self.members.iter().for_each(MemberState::flush);
+        self.wake_persisters();
     }
 
     fn wake_blocked(&mut self) {

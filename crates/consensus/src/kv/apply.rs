@@ -1,19 +1,23 @@
-//! The background: entries of the log become records in chains (step 4 at the head of [`super`]), and the index is loaded.
+//! The applier: a background task that turns entries of the log into records in chains (step 4 at the head of [`super`]). The
+//! module also loads the index.
 //!
-//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW_MAX`] at most. Fewer
-//!    than [`WINDOW`] wait for others, up to [`PAUSE`], unless somebody waits for room or watches: a window costs as much as several
-//!    entries. Wait until a majority has them; tell watchers. Of each key the newest entry of the window is applied.
-//! 2. Read the chains that those belong to, all at once; those of late are known ([`Chains`]).
-//! 3. Count the stripes of the window's buckets up. Put the changes of one entry after the other into a transaction, until the next
-//!    would not fit: records, pointers, and the lines of the bitmap that tell of blocks taken or given back. Post it, and begin
-//!    another, whose blocks are of other lines: it would wait for the one before to be committed where both write a line. A record
-//!    that keeps its blocks is one write. A new one goes to the front of its chain.
-//! 4. The last transaction of the window moves the cursor behind it. They are committed in the order in which they were posted, so
-//!    that a new coordinator finds the first few of them, whole. When the last is committed, count the stripes up again; the
-//!    log has room.
+//! 1. Take a *window*: the oldest unapplied entries, at most [`WINDOW_MAX`]; if the store also persists to tables, only
+//!    entries that are already persisted. Applying a window has a fixed cost, about that of several entries. So a window with
+//!    fewer than [`WINDOW`] entries waits up to [`PAUSE`] for more. It does not wait while a caller waits for space or a
+//!    watcher is registered. Wait until a majority has the entries, and notify the watchers. Of each key, only the newest
+//!    entry of the window is applied.
+//! 2. Read the chains of these keys, all at once; recently used chains are cached ([`ChainCache`]).
+//! 3. Increment the counters of the stripes of the window's buckets. Add the changes of one entry after another to a
+//!    transaction until the next entry does not fit. The changes are records, pointers, and the lines of the bitmap in which
+//!    blocks are allocated or freed. Post the transaction and start the next one. It allocates from other lines of the bitmap:
+//!    if two transactions wrote the same line, the later one would wait until the earlier one is committed. A record that keeps
+//!    its blocks is one write. A new record goes to the front of its chain.
+//! 4. The last transaction of the window moves the cursor behind the window. Transactions are committed in the order in which
+//!    they were posted, so a new coordinator finds a prefix of them, each complete. When the last one is committed, increment
+//!    the counters of the stripes again; the log space of the window is then free.
 //!
-//! Only this task changes chains and bitmap. Invariant: what the bitmap says is taken is exactly what chains hold, after each
-//! transaction.
+//! Only this task changes chains and bitmap. Invariant: after each transaction, the bitmap marks exactly the blocks of the
+//! records in chains.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::IntoValues;
@@ -27,32 +31,32 @@ use futures_util::future::{select, try_join_all};
 
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{
-    LINE_BLOCKS, LINE_BYTES, RECORD_HEAD_BYTES, Record, encode_cursor, pointed, pointer, record_writes,
+    KvRecord, LINE_BLOCKS, LINE_BYTES, RECORD_HEAD_BYTES, decode_pointer, encode_cursor, encode_pointer, record_writes,
 };
-use super::watch::Event;
-use super::{Pending, STRIPES, Shared, UNKNOWN, lock, table};
+use super::watch::ChangeEvent;
+use super::{KvCore, PendingEntry, STRIPES, UNKNOWN, lock, table};
 use crate::layout::word;
-use crate::{Error, Posted, WRITES_MAX, Write};
+use crate::{Error, MemoryWrite, WRITES_MAX, WriteHandle};
 
-/// Entries that are worth being applied together, and that are at most.
+/// Entries that are worth applying together, and the most that are.
 pub(super) const WINDOW: usize = 64;
 const WINDOW_MAX: usize = 256;
-/// How long fewer wait for others.
+/// How long fewer entries wait for others.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Chains that are remembered, and records of one.
+/// The most chains that are remembered, and the most records of one.
 const CHAINS_MAX: usize = 1 << 16;
 const CHAIN_RECORDS_MAX: usize = 8;
 /// Buckets that are loaded at once.
 const LOAD_BUCKETS: u64 = 1024;
 
 /// Applies until the coordinator ends.
-pub(super) async fn apply(shared: Arc<Shared>, bitmap: Vec<u64>) {
-    let blocks = Blocks::new(bitmap, shared.sizes.blocks);
-    let mut applier = Applier { shared: &shared, blocks, chains: Chains::default() };
+pub(super) async fn apply(shared: Arc<KvCore>, bitmap: Vec<u64>) {
+    let blocks = BlockAllocator::new(bitmap, shared.geometry.blocks);
+    let mut applier = Applier { shared: &shared, blocks, chains: ChainCache::default() };
     let outcome = {
         let (work, ends) = (pin!(applier.run()), pin!(shared.coordinator.ended()));
         let first = async { select(work, ends).await.factor_first().0 };
-        shared.stop.or_stopped(first).await
+        shared.stop.run_until_cancelled(first).await
     };
     if let Some(error) = outcome {
         let error = match error {
@@ -67,16 +71,16 @@ pub(super) async fn apply(shared: Arc<Shared>, bitmap: Vec<u64>) {
 }
 
 /// Loads the index.
-pub(super) async fn load(shared: Arc<Shared>) {
-    let buckets = shared.sizes.buckets;
+pub(super) async fn load(shared: Arc<KvCore>) {
+    let buckets = shared.geometry.buckets;
     for from in (0..buckets).step_by(LOAD_BUCKETS as usize) {
         let count = LOAD_BUCKETS.min(buckets - from);
-        let read = shared.coordinator.read(shared.sizes.bucket_at(from), count as usize * 8);
-        let Some(Ok(bytes)) = shared.stop.or_stopped(read).await else { return };
+        let read = shared.coordinator.read(shared.geometry.bucket_at(from), count as usize * 8);
+        let Some(Ok(bytes)) = shared.stop.run_until_cancelled(read).await else { return };
         {
             let mut state = lock(&shared.state);
             for at in 0..count {
-                // What is known already is newer than what was read, or the same.
+                // A value that is known already is newer than the one that was read, or the same.
                 let bucket = (from + at) as usize;
                 if state.index[bucket] == UNKNOWN {
                     state.index[bucket] = word(&bytes, at as usize * 8);
@@ -89,21 +93,21 @@ pub(super) async fn load(shared: Arc<Shared>) {
     tracing::debug!(buckets, "the index of a key-value store is loaded");
 }
 
-/// Which blocks are taken.
-struct Blocks {
+/// Which blocks are allocated.
+struct BlockAllocator {
     words: Vec<u64>,
-    /// Where to look next.
+    /// Where the next search starts.
     hand: usize,
     free: u64,
 }
 
-impl Blocks {
-    fn new(words: Vec<u64>, blocks: u64) -> Blocks {
+impl BlockAllocator {
+    fn new(words: Vec<u64>, blocks: u64) -> BlockAllocator {
         let taken: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
-        Blocks { words, hand: 0, free: blocks - taken.min(blocks) }
+        BlockAllocator { words, hand: 0, free: blocks - taken.min(blocks) }
     }
 
-    fn take(&mut self) -> Result<u32, Error> {
+    fn allocate(&mut self) -> Result<u32, Error> {
         for _ in 0..=self.words.len() {
             let word = &mut self.words[self.hand];
             if *word != u64::MAX {
@@ -117,17 +121,17 @@ impl Blocks {
         Err(Error::Corrupt("a put was acknowledged for which there is no room"))
     }
 
-    /// Looks in the next line from now on.
+    /// Starts the next search in the next line.
     fn leave_line(&mut self) {
         let line_words = (LINE_BLOCKS / 64) as usize;
         self.hand = (self.hand / line_words + 1) * line_words % self.words.len();
     }
 
-    /// A chain, which memory nodes hold, gives a block back that it should have.
-    fn give_back(&mut self, block: u32) -> Result<(), Error> {
+    /// Frees a block of a chain. The chain was read from memory nodes, so it may wrongly name a block that is free.
+    fn release(&mut self, block: u32) -> Result<(), Error> {
         let (word, bit) = (block as usize / 64, 1 << (block % 64));
         if self.words[word] & bit == 0 {
-            return Err(Error::Corrupt("a chain of a key-value store that holds a free block"));
+            return Err(Error::Corrupt("a chain of a key-value store holds a free block"));
         }
         self.words[word] &= !bit;
         self.free += 1;
@@ -141,21 +145,21 @@ impl Blocks {
     }
 }
 
-/// A transaction that is put together.
+/// A transaction that is being put together.
 #[derive(Default)]
-struct Transaction {
-    writes: Vec<Write>,
+struct ApplyTransaction {
+    writes: Vec<MemoryWrite>,
     bytes: u64,
     lines: BTreeSet<u64>,
 }
 
-/// The pointer of a bucket with such a chain.
-fn first_of(chain: &[Record]) -> u64 {
-    chain.first().map_or(0, |record| pointer(record.blocks[0]))
+/// The pointer to the first record of a chain.
+fn first_of(chain: &[KvRecord]) -> u64 {
+    chain.first().map_or(0, |record| encode_pointer(record.blocks[0]))
 }
 
-impl Transaction {
-    fn write(&mut self, write: Write) {
+impl ApplyTransaction {
+    fn write(&mut self, write: MemoryWrite) {
         self.bytes += 16 + write.bytes.len() as u64;
         self.writes.push(write);
     }
@@ -166,43 +170,43 @@ impl Transaction {
     }
 }
 
-/// Chains as this task has left them, without values; nobody else changes any. Those that were used least lately are forgotten, a
-/// few at a time: many at once would stand in everybody's way for tens of milliseconds.
+/// Chains as this task has left them, without values; no other task changes any. The least recently used ones are forgotten, a
+/// few at a time: to drop many at once would delay everything else for tens of milliseconds.
 #[derive(Default)]
-struct Chains {
-    recent: Map<u64, Vec<Record>>,
-    older: Map<u64, Vec<Record>>,
-    forgotten: IntoValues<u64, Vec<Record>>,
+struct ChainCache {
+    recent: Map<u64, Vec<KvRecord>>,
+    older: Map<u64, Vec<KvRecord>>,
+    evicted: IntoValues<u64, Vec<KvRecord>>,
 }
 
-impl Chains {
-    fn take(&mut self, bucket: u64) -> Option<Vec<Record>> {
+impl ChainCache {
+    fn take(&mut self, bucket: u64) -> Option<Vec<KvRecord>> {
         self.recent.remove(&bucket).or_else(|| self.older.remove(&bucket))
     }
 
-    fn put(&mut self, bucket: u64, chain: Vec<Record>) {
-        // They have all gone before as many have come again.
-        drop(self.forgotten.next());
+    fn put(&mut self, bucket: u64, chain: Vec<KvRecord>) {
+        // All forgotten chains are dropped before as many new ones have come.
+        drop(self.evicted.next());
         if chain.len() > CHAIN_RECORDS_MAX {
             return;
         }
         if self.recent.len() >= CHAINS_MAX / 2 {
             let next = Map::with_capacity_and_hasher(CHAINS_MAX / 2, Default::default());
             let older = std::mem::replace(&mut self.older, std::mem::replace(&mut self.recent, next));
-            self.forgotten = older.into_values();
+            self.evicted = older.into_values();
         }
         self.recent.insert(bucket, chain);
     }
 }
 
 struct Applier<'a> {
-    shared: &'a Shared,
-    blocks: Blocks,
-    chains: Chains,
+    shared: &'a KvCore,
+    blocks: BlockAllocator,
+    chains: ChainCache,
 }
 
 impl Applier<'_> {
-    /// Window after window; gives what ends it.
+    /// Applies window after window; returns the error that ends it.
     async fn run(&mut self) -> Error {
         loop {
             if let Err(error) = self.window().await {
@@ -217,16 +221,17 @@ impl Applier<'_> {
         let window = self.gather().await;
         let last = window.last().expect("a window has an entry");
         shared.confirm(last.posted).await?;
-        self.tell(&window);
+        self.publish(&window);
         crash_point("consensus.kv.applying").await;
 
         let newest: Map<&Bytes, u64> = window.iter().map(|entry| (&entry.key, entry.after.index)).collect();
-        let applied: Vec<&Pending> = window.iter().filter(|entry| newest[&entry.key] == entry.after.index).collect();
+        let applied: Vec<&PendingEntry> =
+            window.iter().filter(|entry| newest[&entry.key] == entry.after.index).collect();
         let mut buckets: Vec<u64> = applied.iter().map(|entry| shared.bucket(&entry.key)).collect();
         buckets.sort_unstable();
         buckets.dedup();
-        // What is not put back, because something fails, is read again.
-        let mut chains: Map<u64, Vec<Record>> = Map::default();
+        // Chains that are not put back, because something fails, are read again.
+        let mut chains: Map<u64, Vec<KvRecord>> = Map::default();
         let known = |bucket: &u64| match self.chains.take(*bucket) {
             Some(chain) => chains.insert(*bucket, chain).is_some(),
             None => true,
@@ -242,8 +247,8 @@ impl Applier<'_> {
 
         let stripes: BTreeSet<usize> = chains.keys().map(|bucket| *bucket as usize % STRIPES).collect();
         self.count_up(&stripes);
-        let mut transaction = Transaction::default();
-        let cursor = Write { address: shared.sizes.cursor_at(), bytes: encode_cursor(last.after) };
+        let mut transaction = ApplyTransaction::default();
+        let cursor = MemoryWrite { address: shared.geometry.cursor_at(), bytes: encode_cursor(last.after) };
         if mutant(Mutant::CursorFirst) {
             shared.coordinator.transact(vec![cursor.clone()]).await?;
         }
@@ -251,10 +256,10 @@ impl Applier<'_> {
             let bucket = shared.bucket(&entry.key);
             let chain = chains.get_mut(&bucket).expect("its chain was read");
             let (writes, bytes) = self.needs(chain, entry);
-            self.make_room(&mut transaction, writes, bytes).await?;
+            self.ensure_capacity(&mut transaction, writes, bytes).await?;
             self.change(&mut transaction, bucket, chain, entry)?;
         }
-        self.make_room(&mut transaction, 1, 80).await?;
+        self.ensure_capacity(&mut transaction, 1, 80).await?;
         transaction.write(cursor);
         let posted = self.post(&mut transaction).await?;
         shared.confirm(posted).await?;
@@ -274,13 +279,13 @@ impl Applier<'_> {
         }
         crash_point("consensus.kv.applied").await;
         self.finish(&window);
-        shared.room.notify_one();
+        shared.space_freed.notify_one();
         rt::yield_now().await;
         Ok(())
     }
 
-    /// The next entries, once there are some and they wait no longer.
-    async fn gather(&self) -> Vec<Pending> {
+    /// The next entries, once there are some that need not wait for others.
+    async fn gather(&self) -> Vec<PendingEntry> {
         let shared = self.shared;
         let mut since = None;
         loop {
@@ -288,10 +293,10 @@ impl Applier<'_> {
                 let has_watchers = lock(&shared.feed).has_watchers();
                 let state = lock(&shared.state);
                 let is_kept =
-                    |entry: &&Pending| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
+                    |entry: &&PendingEntry| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
                 let window = state.pending.iter().take(WINDOW_MAX).take_while(is_kept);
                 let count = window.clone().count();
-                let waits = count < WINDOW && !state.is_short && !has_watchers;
+                let waits = count < WINDOW && !state.is_space_wanted && !has_watchers;
                 if count > 0 && !(waits && since.is_none_or(|since: rt::Instant| since.elapsed() < PAUSE)) {
                     return window.cloned().collect();
                 }
@@ -308,17 +313,17 @@ impl Applier<'_> {
         }
     }
 
-    /// Tells watchers, except what the takeover has told them.
-    fn tell(&self, window: &[Pending]) {
+    /// Notifies watchers of all entries but those that the takeover has published.
+    fn publish(&self, window: &[PendingEntry]) {
         let mut feed = lock(&self.shared.feed);
-        for entry in window.iter().filter(|entry| entry.posted > Posted::default()) {
+        for entry in window.iter().filter(|entry| entry.posted > WriteHandle::default()) {
             let (key, value, version) = (entry.key.clone(), entry.value.clone(), entry.after.index);
-            feed.tell(Event { key, value, version });
+            feed.publish(ChangeEvent { key, value, version });
         }
     }
 
-    /// What of the window is soft is over.
-    fn finish(&self, window: &[Pending]) {
+    /// Removes the entries of a window from the pending ones and frees what they reserved.
+    fn finish(&self, window: &[PendingEntry]) {
         let mut state = lock(&self.shared.state);
         for entry in window {
             let gone = state.pending.pop_front().expect("only this task takes entries away");
@@ -328,64 +333,64 @@ impl Applier<'_> {
             state.applied = entry.after.index;
         }
         state.free = self.blocks.free;
-        state.is_short = false;
+        state.is_space_wanted = false;
         let applied = state.applied;
         state.cache.evict(applied);
     }
 
-    fn blocks_of(&self, entry: &Pending) -> usize {
-        entry.value.as_ref().map_or(0, |value| self.shared.sizes.record_blocks(entry.key.len(), value.len()))
+    fn blocks_of(&self, entry: &PendingEntry) -> usize {
+        entry.value.as_ref().map_or(0, |value| self.shared.geometry.record_blocks(entry.key.len(), value.len()))
     }
 
-    /// Writes that an entry makes at most, and bytes of a transaction.
-    fn needs(&self, chain: &[Record], entry: &Pending) -> (usize, u64) {
+    /// The most writes that an entry makes, and the most bytes of a transaction that they take.
+    fn needs(&self, chain: &[KvRecord], entry: &PendingEntry) -> (usize, u64) {
         let has = chain.iter().find(|record| record.key == entry.key).map(|record| record.blocks.len());
         let wants = self.blocks_of(entry);
         let writes = match (&entry.value, has) {
             (None, None) => 0,
-            // Lines, and what points to it.
+            // Lines of the bitmap, and the pointer to the record.
             (None, Some(has)) => has + 1,
-            // Blocks, and lines for those that come or go.
+            // Blocks, and lines of the bitmap for those that are allocated or freed.
             (Some(_), Some(has)) => wants + wants.abs_diff(has),
             (Some(_), None) => 2 * wants + 1,
         };
         let value_bytes = entry.value.as_ref().map_or(0, Bytes::len);
-        // A record is made up to a whole line.
+        // A record is padded to a whole line.
         let bytes = (RECORD_HEAD_BYTES + entry.key.len() + value_bytes) as u64 + LINE_BYTES;
         (writes, bytes + 80 * writes as u64)
     }
 
-    async fn chain(&self, bucket: u64) -> Result<Vec<Record>, Error> {
-        let mut chain: Vec<Record> = Vec::new();
+    async fn chain(&self, bucket: u64) -> Result<Vec<KvRecord>, Error> {
+        let mut chain: Vec<KvRecord> = Vec::new();
         let mut at = table::first(self.shared, bucket).await?;
-        while let Some(block) = pointed(at, &self.shared.sizes)? {
+        while let Some(block) = decode_pointer(at, &self.shared.geometry)? {
             let record = table::record_head(self.shared, block).await?;
             at = record.next;
-            // What was read is not to be kept for a key.
-            chain.push(Record { key: Bytes::copy_from_slice(&record.key), ..record });
-            if chain.len() as u64 > self.shared.sizes.blocks {
-                return Err(Error::Corrupt("a chain of a key-value store that has no end"));
+            // A copy, so that the key does not keep the bytes that were read.
+            chain.push(KvRecord { key: Bytes::copy_from_slice(&record.key), ..record });
+            if chain.len() as u64 > self.shared.geometry.blocks {
+                return Err(Error::Corrupt("a chain of a key-value store has no end"));
             }
         }
         Ok(chain)
     }
 
-    /// Adds what an entry changes.
+    /// Adds the changes of an entry to a transaction.
     fn change(
         &mut self,
-        transaction: &mut Transaction,
+        transaction: &mut ApplyTransaction,
         bucket: u64,
-        chain: &mut Vec<Record>,
-        entry: &Pending,
+        chain: &mut Vec<KvRecord>,
+        entry: &PendingEntry,
     ) -> Result<(), Error> {
-        let sizes = &self.shared.sizes;
+        let sizes = &self.shared.geometry;
         let place = chain.iter().position(|record| record.key == entry.key);
         match (&entry.value, place) {
             (None, None) => return Ok(()),
             (None, Some(place)) => {
                 let gone = chain.remove(place);
                 for block in gone.blocks {
-                    self.give_back(transaction, block)?;
+                    self.release_block(transaction, block)?;
                 }
                 if place == 0 {
                     self.point(transaction, bucket, gone.next);
@@ -393,7 +398,7 @@ impl Applier<'_> {
                     let before = &mut chain[place - 1];
                     before.next = gone.next;
                     let address = sizes.block_at(u64::from(before.blocks[0]));
-                    transaction.write(Write { address, bytes: Bytes::copy_from_slice(&gone.next.to_le_bytes()) });
+                    transaction.write(MemoryWrite { address, bytes: Bytes::copy_from_slice(&gone.next.to_le_bytes()) });
                 }
             }
             (Some(_), Some(place)) if chain[place].version >= entry.after.index => return Ok(()),
@@ -402,10 +407,10 @@ impl Applier<'_> {
                 let record = &mut chain[place];
                 while record.blocks.len() > needed {
                     let block = record.blocks.pop().expect("a record has a block");
-                    self.give_back(transaction, block)?;
+                    self.release_block(transaction, block)?;
                 }
                 while record.blocks.len() < needed {
-                    record.blocks.push(self.take(transaction)?);
+                    record.blocks.push(self.allocate_block(transaction)?);
                 }
                 (record.version, record.value_bytes) = (entry.after.index, value.len());
                 record_writes(record.next, record.version, &entry.key, value, &record.blocks, sizes)
@@ -415,60 +420,65 @@ impl Applier<'_> {
             (Some(value), None) => {
                 let mut blocks = Vec::with_capacity(1);
                 for _ in 0..self.blocks_of(entry) {
-                    blocks.push(self.take(transaction)?);
+                    blocks.push(self.allocate_block(transaction)?);
                 }
                 let next = first_of(chain);
                 let version = entry.after.index;
                 record_writes(next, version, &entry.key, value, &blocks, sizes)
                     .into_iter()
                     .for_each(|write| transaction.write(write));
-                self.point(transaction, bucket, pointer(blocks[0]));
+                self.point(transaction, bucket, encode_pointer(blocks[0]));
                 let key = entry.key.clone();
-                let record = Record { next, version, key, value_bytes: value.len(), blocks, value: Bytes::new() };
+                let record = KvRecord { next, version, key, value_bytes: value.len(), blocks, value: Bytes::new() };
                 chain.insert(0, record);
             }
         }
         Ok(())
     }
 
-    fn point(&self, transaction: &mut Transaction, bucket: u64, to: u64) {
+    fn point(&self, transaction: &mut ApplyTransaction, bucket: u64, to: u64) {
         let bytes = Bytes::copy_from_slice(&to.to_le_bytes());
-        transaction.write(Write { address: self.shared.sizes.bucket_at(bucket), bytes });
+        transaction.write(MemoryWrite { address: self.shared.geometry.bucket_at(bucket), bytes });
     }
 
-    fn take(&mut self, transaction: &mut Transaction) -> Result<u32, Error> {
-        let block = self.blocks.take()?;
+    fn allocate_block(&mut self, transaction: &mut ApplyTransaction) -> Result<u32, Error> {
+        let block = self.blocks.allocate()?;
         transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
         Ok(block)
     }
 
-    fn give_back(&mut self, transaction: &mut Transaction, block: u32) -> Result<(), Error> {
-        self.blocks.give_back(block)?;
+    fn release_block(&mut self, transaction: &mut ApplyTransaction, block: u32) -> Result<(), Error> {
+        self.blocks.release(block)?;
         transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
         Ok(())
     }
 
-    /// Posts what there is when so much more would not fit.
-    async fn make_room(&mut self, transaction: &mut Transaction, writes: usize, bytes: u64) -> Result<(), Error> {
+    /// Posts the transaction if `writes` and `bytes` more would not fit.
+    async fn ensure_capacity(
+        &mut self,
+        transaction: &mut ApplyTransaction,
+        writes: usize,
+        bytes: u64,
+    ) -> Result<(), Error> {
         let bytes_max = self.shared.coordinator.layout().entry_bytes_max();
         if !transaction.fits(writes, bytes, bytes_max) {
             self.post(transaction).await?;
-            // With verbs that complete at once nothing here waits.
+            // Where verbs complete at once, this task would never yield.
             rt::yield_now().await;
         }
         Ok(())
     }
 
-    async fn post(&mut self, transaction: &mut Transaction) -> Result<Posted, Error> {
-        let Transaction { mut writes, lines, .. } = std::mem::take(transaction);
+    async fn post(&mut self, transaction: &mut ApplyTransaction) -> Result<WriteHandle, Error> {
+        let ApplyTransaction { mut writes, lines, .. } = std::mem::take(transaction);
         if !lines.is_empty() {
             self.blocks.leave_line();
         }
         for line in lines {
-            writes.push(Write { address: self.shared.sizes.line_at(line), bytes: self.blocks.line(line) });
+            writes.push(MemoryWrite { address: self.shared.geometry.line_at(line), bytes: self.blocks.line(line) });
         }
         if writes.is_empty() {
-            return Ok(Posted::default());
+            return Ok(WriteHandle::default());
         }
         let posted = self.shared.coordinator.post_transaction(writes).await?;
         crash_point("consensus.kv.posted").await;
@@ -487,12 +497,12 @@ mod tests {
 
     #[test]
     fn chains_of_late_are_remembered_and_others_go_one_at_a_time() {
-        let (mut chains, most) = (Chains::default(), CHAINS_MAX as u64);
+        let (mut chains, most) = (ChainCache::default(), CHAINS_MAX as u64);
         for bucket in 0..3 * most {
-            let forgotten = chains.forgotten.len();
+            let forgotten = chains.evicted.len();
             chains.put(bucket, Vec::new());
             assert!(chains.recent.len() + chains.older.len() <= CHAINS_MAX);
-            let gone = forgotten.saturating_sub(chains.forgotten.len());
+            let gone = forgotten.saturating_sub(chains.evicted.len());
             assert!(gone <= 1, "{gone} at once");
         }
         assert!(

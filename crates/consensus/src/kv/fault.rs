@@ -1,25 +1,26 @@
-//! What simulations do to the store: crash it between two steps, and plant mistakes that the checkers must catch.
+//! Faults that simulations inject into the store: crashes between two steps, and planted mistakes that the checkers
+//! must catch.
 
 use std::cell::Cell;
 
 pub(super) use crate::fault::crash_point;
 
-/// A planted mistake. None is ever planted but by a test of the tests.
+/// A planted mistake. Only a test of the checkers plants one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// None.
     None,
-    /// A get is answered from the cache before a majority has what it tells.
+    /// A get is answered from the cache before a majority has the entry.
     AnswerUncommitted,
     /// A new coordinator serves without having written the log back.
     ServeUnwritten,
-    /// A new coordinator applies no more than what its cursor says, and forgets the log.
+    /// A new coordinator ignores the log behind its cursor.
     ForgetLog,
-    /// The cache evicts what is not applied.
+    /// The cache evicts unapplied keys.
     EvictPending,
-    /// A get believes in a chain that changed while it was walked.
+    /// A get trusts a chain that changed while it was walked.
     WalkUnguarded,
-    /// A change takes no room for its blocks, as if its key had some already.
+    /// A put reserves no blocks, as if its key had some already.
     AdmitUnreserved,
     /// The cursor passes entries before they are applied.
     CursorFirst,
@@ -27,15 +28,15 @@ pub enum Mutant {
     StaleChain,
     /// A coordinator posts entries without a seal of its own.
     NoSeal,
-    /// A change counts as in the tables before these are synced.
+    /// A change counts as in the tables before they are synced.
     TellUnpersisted,
-    /// Entries are applied, and their places used again, before the tables have them.
+    /// Entries are applied, and their log space is reused, before the tables have them.
     ApplyUnpersisted,
-    /// A coordinator whose tables were changed while it wrote its epoch into them gives up.
+    /// A coordinator gives up if its tables change while it writes its epoch into them.
     FenceOnce,
-    /// A new coordinator serves while the lease of an earlier one may stand.
+    /// A new coordinator serves while the lease of an earlier one may still stand.
     OpenAtOnce,
-    /// The tables' epoch is the coordinator's term, whatever they have seen.
+    /// The tables' epoch is the coordinator's term, whatever epochs they have seen.
     EpochOfTerm,
 }
 

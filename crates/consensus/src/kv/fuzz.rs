@@ -1,24 +1,25 @@
-//! Harnesses of what a key-value store finds in its group's memory; see [`base::fuzz`].
+//! Fuzz harnesses for the data that a key-value store reads from its group's memory; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut};
 
 use super::layout::{
-    PART_BYTES, Seal, decode_beginning, decode_cursor, decode_record, encode_cursor, pointed, record_writes,
+    HEAD_BLOCK_BYTES, LogSeal, decode_cursor, decode_pointer, decode_record, decode_record_head, encode_cursor,
+    record_writes,
 };
-use super::{Sizes, log};
+use super::{StoreGeometry, log};
 use crate::Term;
 use crate::fuzz::sealed;
-use crate::layout::{Cursor, word};
+use crate::layout::{LogCursor, word};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "consensus-kv-entries", shape: Shape::Bytes, run: entries, seeds: entry_seeds },
-    Target { name: "consensus-kv-records", shape: Shape::Bytes, run: records, seeds: record_seeds },
-    Target { name: "consensus-kv-parts", shape: Shape::Bytes, run: parts, seeds: part_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "consensus-kv-entries", shape: InputShape::Bytes, run: entries, seeds: entry_seeds },
+    FuzzTarget { name: "consensus-kv-records", shape: InputShape::Bytes, run: records, seeds: record_seeds },
+    FuzzTarget { name: "consensus-kv-parts", shape: InputShape::Bytes, run: parts, seeds: part_seeds },
 ];
 
-const SIZES: Sizes = Sizes { log_bytes: 8192, buckets: 8, blocks: 512, block_bytes: 128 };
+const SIZES: StoreGeometry = StoreGeometry { log_bytes: 8192, buckets: 8, blocks: 512, block_bytes: 128 };
 
 fn entry_seeds() -> Vec<Vec<u8>> {
     let value = Bytes::from_static(b"value");
@@ -62,25 +63,25 @@ fn records(input: &[u8]) {
         assert!(record.blocks.iter().all(|block| u64::from(*block) < SIZES.blocks));
         assert!(record.value.len() <= record.value_bytes && SIZES.check_key(&record.key).is_ok());
     }
-    let _ = authenticated(input, || decode_beginning(3, &bytes, &SIZES));
+    let _ = authenticated(input, || decode_record_head(3, &bytes, &SIZES));
 }
 
 fn part_seeds() -> Vec<Vec<u8>> {
-    let cursor = encode_cursor(Cursor { index: 3, position: 128, chain: 5 });
-    let seal = Seal { term: Term(4), index: 9, chain: 7 }.encode();
+    let cursor = encode_cursor(LogCursor { index: 3, position: 128, chain: 5 });
+    let seal = LogSeal { term: Term(4), index: 9, chain: 7 }.encode();
     vec![SIZES.encode(5).to_vec(), cursor.to_vec(), seal.to_vec()]
 }
 
 /// The fixed parts of a store: superblock, cursor, seal, pointers.
 fn parts(input: &[u8]) {
-    let _ = SIZES.made_with(input);
-    let Some(part) = input.first_chunk::<PART_BYTES>() else { return };
+    let _ = SIZES.decode_seed(input);
+    let Some(part) = input.first_chunk::<HEAD_BLOCK_BYTES>() else { return };
     if let Ok(cursor) = decode_cursor(part, &SIZES) {
         assert_eq!(decode_cursor(&encode_cursor(cursor), &SIZES), Ok(cursor));
     }
-    let seal = Seal::decode(part);
-    assert_eq!(Seal::decode(&seal.encode()), seal);
-    if let Ok(Some(block)) = pointed(word(part, 0), &SIZES) {
+    let seal = LogSeal::decode(part);
+    assert_eq!(LogSeal::decode(&seal.encode()), seal);
+    if let Ok(Some(block)) = decode_pointer(word(part, 0), &SIZES) {
         assert!(u64::from(block) < SIZES.blocks);
     }
 }

@@ -1,39 +1,40 @@
-//! What of a store lies where: `docs/formats/kv.md`.
+//! The layout of a store in its group's memory: `docs/formats/kv.md`.
 //!
 //! ```text
-//!  direct area     | log                                                                      |
+//!  unlogged region | log                                                                      |
 //!  logged memory   | superblock 64 | cursor 64 | seal 64 | 0 … 256 | index | bitmap | blocks |
 //! ```
 //!
-//! A *record* is a key with its value, in one to [`RECORD_BLOCKS_MAX`] blocks: so few that whatever happens to it fits into one
-//! transaction. Blocks are numbered from 0; what points to one holds its number plus one, and 0 points to none.
+//! A *record* is a key with its value, in one to [`RECORD_BLOCKS_MAX`] blocks. With this maximum, every change of a record fits
+//! into one transaction. Blocks are numbered from 0. A pointer to a block is the block's number plus one; the pointer 0 is
+//! null.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, BytesMut};
 use twox_hash::XxHash3_64;
 
 use super::log;
-use crate::layout::{Cursor, NUMBER_MAX, half, word};
-use crate::{Error, Term, WRITES_MAX, Write};
+use crate::layout::{LogCursor, NUMBER_MAX, half, word};
+use crate::{Error, MemoryWrite, Term, WRITES_MAX};
 
-/// The version of everything that a store holds.
+/// The format version of a store.
 pub(super) const VERSION: u32 = 2;
-/// At the beginning of the superblock.
+/// The first word of the superblock.
 const MAGIC: u64 = u64::from_le_bytes(*b"heddlekv");
 /// Bytes of superblock, cursor or seal.
-pub(super) const PART_BYTES: usize = 64;
+pub(super) const HEAD_BLOCK_BYTES: usize = 64;
 const CURSOR_AT: u64 = 64;
 const SEAL_AT: u64 = 128;
 const BASE_AT: u64 = 192;
 const INDEX_AT: u64 = 256;
-/// Bytes of the bitmap that are written at once, and how many blocks they tell of.
+/// Bytes of the bitmap that are written at once, and the number of blocks that they cover.
 pub(super) const LINE_BYTES: u64 = 64;
 pub(super) const LINE_BLOCKS: u64 = LINE_BYTES * 8;
 /// Bytes before a record's key.
 pub(super) const RECORD_HEAD_BYTES: usize = 48;
-/// The longest key, where a block is long enough for it.
+/// The longest key, if a block is long enough for it.
 pub const KEY_BYTES_MAX: usize = 1024;
-/// Blocks of one record. Together with as many lines of the bitmap and a pointer they are one transaction.
+/// The most blocks of a record. With as many lines of the bitmap and a pointer they fit into one transaction.
 pub const RECORD_BLOCKS_MAX: usize = 7;
 const _: () = assert!(2 * RECORD_BLOCKS_MAX < WRITES_MAX, "a record is written by one transaction");
 /// The smallest and the largest block.
@@ -41,33 +42,33 @@ const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 128..=1 << 20;
 /// The most blocks, and the most buckets.
 const COUNT_MAX: u64 = 1 << 31;
 
-/// The sizes of a store, which stay as they are.
+/// The sizes of a store, which never change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sizes {
+pub struct StoreGeometry {
     /// Bytes of its log: a multiple of 4096.
     pub log_bytes: u64,
-    /// Buckets of the index: a power of two. As many as keys are expected.
+    /// Buckets of the index: a power of two, about the number of keys that are expected.
     pub buckets: u64,
     /// Blocks for records: a multiple of 512.
     pub blocks: u64,
-    /// Bytes of a block: a multiple of 64. A record of one block is the best.
+    /// Bytes of a block: a multiple of 64. Records of one block perform best.
     pub block_bytes: u64,
 }
 
-impl Default for Sizes {
+impl Default for StoreGeometry {
     /// For about a million keys with values of up to a kilobyte.
-    fn default() -> Sizes {
-        Sizes { log_bytes: 16 << 20, buckets: 1 << 20, blocks: 1 << 20, block_bytes: 1152 }
+    fn default() -> StoreGeometry {
+        StoreGeometry { log_bytes: 16 << 20, buckets: 1 << 20, blocks: 1 << 20, block_bytes: 1152 }
     }
 }
 
-impl Sizes {
-    /// Whether they make sense.
+impl StoreGeometry {
+    /// Checks that the sizes make sense.
     ///
     /// # Errors
     /// [`Error::Invalid`].
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn check_sizes(&self) -> Result<(), Error> {
+    pub fn check_geometry(&self) -> Result<(), Error> {
         let invalid = |what: String| Err(Error::Invalid(what));
         if !BLOCK_BYTES.contains(&self.block_bytes) || !self.block_bytes.is_multiple_of(64) {
             return invalid(format!(
@@ -91,27 +92,28 @@ impl Sizes {
         Ok(())
     }
 
-    /// The layout of a group that holds such a store, whose own log has some size. Whoever makes it a coded one
-    /// ([`crate::Layout::data_shares`]) gives the log 8 KiB more: it then has whole blocks where the store writes parts of them.
+    /// The layout of a group that holds such a store; `log_bytes` are those of the group's own log. For an erasure-coded group
+    /// ([`crate::GroupLayout::data_shards`]) make that log 8 KiB longer: it then has whole blocks where the store writes parts
+    /// of them.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also where the group's log is too short for the store's transactions.
+    /// [`Error::Invalid`], also if the group's log is too short for the store's transactions.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn group_layout(&self, log_bytes: u64) -> Result<crate::Layout, Error> {
-        self.check_sizes()?;
+    pub fn group_layout(&self, log_bytes: u64) -> Result<crate::GroupLayout, Error> {
+        self.check_geometry()?;
         let memory_bytes = self.block_at(0) - self.log_bytes + self.blocks * self.block_bytes;
-        let layout = crate::Layout {
+        let layout = crate::GroupLayout {
             log_bytes,
-            direct_bytes: self.log_bytes,
+            unlogged_bytes: self.log_bytes,
             memory_bytes,
             block_bytes: LINE_BYTES,
-            data_shares: 1,
+            data_shards: 1,
         };
         layout.check()?;
         let least = 4 * self.transaction_bytes_max();
         if log_bytes < least {
             return Err(Error::Invalid(format!(
-                "a group's log of {log_bytes} bytes: with blocks of {} bytes a store needs {least}",
+                "a group's log of {log_bytes} bytes is too short: with blocks of {} bytes a store needs {least}",
                 self.block_bytes
             )));
         }
@@ -121,7 +123,10 @@ impl Sizes {
     /// Bytes of the largest change of one record, as an entry of the group's log.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn transaction_bytes_max(&self) -> u64 {
-        40 + 16 * WRITES_MAX as u64 + RECORD_BLOCKS_MAX as u64 * (self.block_bytes + LINE_BYTES) + 8 + PART_BYTES as u64
+        40 + 16 * WRITES_MAX as u64
+            + RECORD_BLOCKS_MAX as u64 * (self.block_bytes + LINE_BYTES)
+            + 8
+            + HEAD_BLOCK_BYTES as u64
     }
 
     /// Bytes of the longest key.
@@ -144,7 +149,7 @@ impl Sizes {
 
     pub(super) fn check_key(&self, key: &[u8]) -> Result<(), Error> {
         match key.len() {
-            0 => Err(Error::Invalid("a key of no bytes: name one".to_owned())),
+            0 => Err(Error::Invalid("an empty key: a key has at least one byte".to_owned())),
             bytes if bytes > self.key_bytes_max() => Err(Error::Invalid(format!(
                 "a key of {bytes} bytes: this store takes at most {}",
                 self.key_bytes_max()
@@ -169,14 +174,14 @@ impl Sizes {
         (RECORD_HEAD_BYTES + key_bytes + value_bytes).div_ceil(self.block_bytes as usize)
     }
 
-    /// The bucket of a key: a part of the format. The seed is the store's own, so that nobody outside can choose keys that
+    /// The bucket of a key: a part of the format. Each store has a seed of its own, so that nobody outside can choose keys that
     /// share a bucket.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn bucket(&self, seed: u64, key: &[u8]) -> u64 {
         XxHash3_64::oneshot_with_seed(seed, key) & (self.buckets - 1)
     }
 
-    /// Addresses. The logged memory begins behind the direct area, which is the log.
+    /// Addresses. The logged memory starts behind the unlogged region, which is the log.
     pub(super) fn super_at(&self) -> u64 {
         self.log_bytes
     }
@@ -191,7 +196,7 @@ impl Sizes {
         self.log_bytes + SEAL_AT
     }
 
-    /// Where the base of the tables' epochs is.
+    /// The address of the base of the tables' epochs.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn base_at(&self) -> u64 {
         self.log_bytes + BASE_AT
@@ -221,37 +226,39 @@ impl Sizes {
         words(&[MAGIC, u64::from(VERSION), self.log_bytes, self.buckets, self.blocks, self.block_bytes, seed])
     }
 
-    /// The seed of a store with these sizes, from its superblock; nothing where there is no store.
-    pub(super) fn made_with(&self, bytes: &[u8]) -> Result<Option<u64>, Error> {
+    /// The seed of a store with these sizes, from its superblock; `None` where there is no store.
+    pub(super) fn decode_seed(&self, bytes: &[u8]) -> Result<Option<u64>, Error> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        if bytes.len() != PART_BYTES || word(bytes, 0) != MAGIC {
-            return Err(Error::Corrupt("the group holds something else than a key-value store"));
+        if bytes.len() != HEAD_BLOCK_BYTES || word(bytes, 0) != MAGIC {
+            return Err(Error::Corrupt("the memory of the group holds other data than a key-value store"));
         }
         if word(bytes, 8) != u64::from(VERSION) {
             return Err(Error::Corrupt("a key-value store of another format version"));
         }
         let [log_bytes, buckets, blocks, block_bytes] = [16, 24, 32, 40].map(|at| word(bytes, at));
-        let made = Sizes { log_bytes, buckets, blocks, block_bytes };
+        let made = StoreGeometry { log_bytes, buckets, blocks, block_bytes };
         match made == *self {
             true => Ok(Some(word(bytes, 48))),
-            false => Err(Error::Invalid(format!("the store was made with {made:?}, not with {self:?}"))),
+            false => Err(Error::Invalid(format!(
+                "the store was created with {made:?}, not with {self:?}: use the sizes with which it was created"
+            ))),
         }
     }
 }
 
-/// Words, and zeros behind them.
+/// Words, padded with zeros.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn words(words: &[u64]) -> Bytes {
-    let mut bytes = BytesMut::zeroed(PART_BYTES);
+    let mut bytes = BytesMut::zeroed(HEAD_BLOCK_BYTES);
     for (place, word) in words.iter().enumerate() {
         bytes[place * 8..][..8].copy_from_slice(&word.to_le_bytes());
     }
     bytes.freeze()
 }
 
-pub(super) fn encode_cursor(cursor: Cursor) -> Bytes {
+pub(super) fn encode_cursor(cursor: LogCursor) -> Bytes {
     words(&[cursor.index, cursor.position, cursor.chain])
 }
 
@@ -259,55 +266,55 @@ pub(super) fn encode_base(base: u64) -> Bytes {
     words(&[base])
 }
 
-pub(super) fn decode_cursor(bytes: &[u8], sizes: &Sizes) -> Result<Cursor, Error> {
-    let cursor = Cursor { index: word(bytes, 0), position: word(bytes, 8), chain: word(bytes, 16) };
+pub(super) fn decode_cursor(bytes: &[u8], sizes: &StoreGeometry) -> Result<LogCursor, Error> {
+    let cursor = LogCursor { index: word(bytes, 0), position: word(bytes, 8), chain: word(bytes, 16) };
     if cursor.position > sizes.log_bytes || !cursor.position.is_multiple_of(64) {
-        return Err(Error::Corrupt("a cursor that points beyond the key-value log"));
+        return Err(Error::Corrupt("the cursor of a key-value store points beyond its log"));
     }
     if cursor.index >= NUMBER_MAX {
-        return Err(Error::Corrupt("a cursor at the end of all numbers"));
+        return Err(Error::Corrupt("the cursor of a key-value store has an index that is too large"));
     }
     Ok(cursor)
 }
 
-/// Where the log ended that a coordinator took over.
+/// Where the log ended when the coordinator of this term took it over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Seal {
+pub(super) struct LogSeal {
     pub term: Term,
     pub index: u64,
     pub chain: u64,
 }
 
-impl Seal {
+impl LogSeal {
     pub(super) fn encode(&self) -> Bytes {
         words(&[self.term.0, self.index, self.chain])
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Seal {
-        Seal { term: Term(word(bytes, 0)), index: word(bytes, 8), chain: word(bytes, 16) }
+    pub(super) fn decode(bytes: &[u8]) -> LogSeal {
+        LogSeal { term: Term(word(bytes, 0)), index: word(bytes, 8), chain: word(bytes, 16) }
     }
 }
 
 /// A pointer to a block.
-pub(super) fn pointer(block: u32) -> u64 {
+pub(super) fn encode_pointer(block: u32) -> u64 {
     u64::from(block) + 1
 }
 
-/// What a pointer points to.
-pub(super) fn pointed(pointer: u64, sizes: &Sizes) -> Result<Option<u32>, Error> {
+/// The block to which a pointer points.
+pub(super) fn decode_pointer(pointer: u64, sizes: &StoreGeometry) -> Result<Option<u32>, Error> {
     match pointer.checked_sub(1) {
         None => Ok(None),
         Some(block) if block < sizes.blocks => Ok(Some(block as u32)),
-        Some(_) => Err(Error::Corrupt("a pointer beyond the blocks of a key-value store")),
+        Some(_) => Err(Error::Corrupt("a pointer leads beyond the blocks of a key-value store")),
     }
 }
 
-/// Bytes of a record's first block that tell of all but its value, where keys are not longer than most.
+/// Bytes of a record's first block that contain everything but its value, unless the key is longer than most.
 pub(super) const RECORD_PEEK_BYTES: usize = 128;
 
 /// A record's first block, read back.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Record {
+pub(super) struct KvRecord {
     /// A pointer to the next record of the chain.
     pub next: u64,
     pub version: u64,
@@ -319,8 +326,8 @@ pub(super) struct Record {
     pub value: Bytes,
 }
 
-/// The writes that make a record stand in its blocks; blocks that follow one another are written at once, and whole lines of
-/// [`LINE_BYTES`], so that a coded group need not read what they do not cover.
+/// The writes that store a record in its blocks. Blocks that follow one another are written at once, and in whole lines of
+/// [`LINE_BYTES`], so that an erasure-coded group need not read the bytes that they do not cover.
 ///
 /// ```text
 /// next u64 | version u64 | key bytes u16 | blocks u16 | value bytes u32 | 6 × block u32 | key | value …
@@ -332,8 +339,8 @@ pub(super) fn record_writes(
     key: &[u8],
     value: &[u8],
     blocks: &[u32],
-    sizes: &Sizes,
-) -> Vec<Write> {
+    sizes: &StoreGeometry,
+) -> Vec<MemoryWrite> {
     assert!(blocks.len() == sizes.record_blocks(key.len(), value.len()), "a record has the blocks that it needs");
     assert!((1..=RECORD_BLOCKS_MAX).contains(&blocks.len()), "callers check keys and values");
     let length = RECORD_HEAD_BYTES + key.len() + value.len();
@@ -358,31 +365,32 @@ pub(super) fn record_writes(
             until += 1;
         }
         let length = rest.len().min((until - run) * sizes.block_bytes as usize);
-        writes.push(Write { address: sizes.block_at(u64::from(blocks[run])), bytes: rest.split_to(length) });
+        writes.push(MemoryWrite { address: sizes.block_at(u64::from(blocks[run])), bytes: rest.split_to(length) });
         run = until;
     }
     writes
 }
 
-/// The record whose first block this is.
+/// Decodes the record whose first block this is.
 ///
 /// # Errors
 /// [`Error::Corrupt`].
-pub(super) fn decode_record(block: u32, bytes: &Bytes, sizes: &Sizes) -> Result<Record, Error> {
-    let record = decode_beginning(block, bytes, sizes)?;
+pub(super) fn decode_record(block: u32, bytes: &Bytes, sizes: &StoreGeometry) -> Result<KvRecord, Error> {
+    let record = decode_record_head(block, bytes, sizes)?;
     if bytes.len() as u64 != sizes.block_bytes {
         return Err(NO_RECORD);
     }
     record.ok_or(NO_RECORD)
 }
 
-const NO_RECORD: Error = Error::Corrupt("a block of a key-value store that no record begins with");
+const NO_RECORD: Error = Error::Corrupt("a block of a key-value store is not the first block of a record");
 
-/// The record whose first block begins with these bytes, with what of its value is among them; none where its key is not.
+/// Decodes the record whose first block starts with these bytes, with the part of its value that is among them; `None` where
+/// its key is not.
 ///
 /// # Errors
 /// [`Error::Corrupt`].
-pub(super) fn decode_beginning(block: u32, bytes: &Bytes, sizes: &Sizes) -> Result<Option<Record>, Error> {
+pub(super) fn decode_record_head(block: u32, bytes: &Bytes, sizes: &StoreGeometry) -> Result<Option<KvRecord>, Error> {
     let corrupt = NO_RECORD;
     if bytes.len() < RECORD_HEAD_BYTES {
         return Err(corrupt);
@@ -405,7 +413,7 @@ pub(super) fn decode_beginning(block: u32, bytes: &Bytes, sizes: &Sizes) -> Resu
     let value_at = RECORD_HEAD_BYTES.saturating_add(key_bytes);
     let Some(behind) = bytes.get(value_at..) else { return Ok(None) };
     let here = behind.get(..value_bytes).unwrap_or(behind);
-    Ok(Some(Record {
+    Ok(Some(KvRecord {
         next: word(bytes, 0),
         version: word(bytes, 8),
         key: bytes.slice(RECORD_HEAD_BYTES..value_at),
@@ -421,7 +429,7 @@ mod tests {
 
     use super::*;
 
-    const SIZES: Sizes = Sizes { log_bytes: 8192, buckets: 8, blocks: 512, block_bytes: 128 };
+    const SIZES: StoreGeometry = StoreGeometry { log_bytes: 8192, buckets: 8, blocks: 512, block_bytes: 128 };
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -435,22 +443,25 @@ mod tests {
         assert_eq!(SIZES.block_at(0), 8192 + 256 + 64 + 64);
         let layout = SIZES.group_layout(16384).expect("good sizes");
         assert_eq!(layout.address_bytes(), SIZES.block_at(512));
-        assert!(Sizes::default().group_layout(4 << 20).is_ok());
+        assert!(StoreGeometry::default().group_layout(4 << 20).is_ok());
         assert_eq!((SIZES.key_bytes_max(), SIZES.value_bytes_max()), (80, 768));
-        assert_eq!((Sizes::default().key_bytes_max(), Sizes::default().value_bytes_max()), (1024, 6992));
+        assert_eq!(
+            (StoreGeometry::default().key_bytes_max(), StoreGeometry::default().value_bytes_max()),
+            (1024, 6992)
+        );
     }
 
     #[test]
     fn sizes_that_make_no_sense_are_refused() {
         for bad in [
-            Sizes { block_bytes: 100, ..SIZES },
-            Sizes { block_bytes: 64, ..SIZES },
-            Sizes { buckets: 12, ..SIZES },
-            Sizes { blocks: 100, ..SIZES },
-            Sizes { log_bytes: 4095, ..SIZES },
-            Sizes { log_bytes: 0, ..SIZES },
+            StoreGeometry { block_bytes: 100, ..SIZES },
+            StoreGeometry { block_bytes: 64, ..SIZES },
+            StoreGeometry { buckets: 12, ..SIZES },
+            StoreGeometry { blocks: 100, ..SIZES },
+            StoreGeometry { log_bytes: 4095, ..SIZES },
+            StoreGeometry { log_bytes: 0, ..SIZES },
         ] {
-            assert!(matches!(bad.check_sizes(), Err(Error::Invalid(_))), "{bad:?}");
+            assert!(matches!(bad.check_geometry(), Err(Error::Invalid(_))), "{bad:?}");
         }
         assert!(matches!(SIZES.group_layout(4096), Err(Error::Invalid(_))));
     }
@@ -462,22 +473,22 @@ mod tests {
             hex(&bytes[..56]),
             "686564646c656b76020000000000000000200000000000000800000000000000000200000000000080000000000000000500000000000000"
         );
-        assert_eq!(SIZES.made_with(&bytes), Ok(Some(5)));
-        assert_eq!(SIZES.made_with(&[0; 64]), Ok(None));
-        assert!(matches!(Sizes { blocks: 1024, ..SIZES }.made_with(&bytes), Err(Error::Invalid(_))));
-        let cursor = Cursor { index: 3, position: 128, chain: 5 };
+        assert_eq!(SIZES.decode_seed(&bytes), Ok(Some(5)));
+        assert_eq!(SIZES.decode_seed(&[0; 64]), Ok(None));
+        assert!(matches!(StoreGeometry { blocks: 1024, ..SIZES }.decode_seed(&bytes), Err(Error::Invalid(_))));
+        let cursor = LogCursor { index: 3, position: 128, chain: 5 };
         assert_eq!(hex(&encode_cursor(cursor)[..24]), "030000000000000080000000000000000500000000000000");
         assert_eq!(decode_cursor(&encode_cursor(cursor), &SIZES), Ok(cursor));
-        assert!(decode_cursor(&encode_cursor(Cursor { position: 1 << 20, ..cursor }), &SIZES).is_err());
-        assert!(decode_cursor(&encode_cursor(Cursor { index: u64::MAX, ..cursor }), &SIZES).is_err());
-        let seal = Seal { term: Term(4), index: 9, chain: 7 };
+        assert!(decode_cursor(&encode_cursor(LogCursor { position: 1 << 20, ..cursor }), &SIZES).is_err());
+        assert!(decode_cursor(&encode_cursor(LogCursor { index: u64::MAX, ..cursor }), &SIZES).is_err());
+        let seal = LogSeal { term: Term(4), index: 9, chain: 7 };
         assert_eq!(hex(&seal.encode()[..24]), "040000000000000009000000000000000700000000000000");
-        assert_eq!(Seal::decode(&seal.encode()), seal);
+        assert_eq!(LogSeal::decode(&seal.encode()), seal);
     }
 
     #[test]
     fn keys_that_share_a_bucket_with_one_seed_do_not_with_another() {
-        let sizes = Sizes { buckets: 1 << 20, ..SIZES };
+        let sizes = StoreGeometry { buckets: 1 << 20, ..SIZES };
         assert_eq!((sizes.bucket(0, b"name"), sizes.bucket(5, b"name")), (686_037, 299_328), "a part of the format");
         let keys: Vec<[u8; 8]> = (0..1_u64 << 22).map(u64::to_le_bytes).collect();
         let first = sizes.bucket(1, &keys[0]);
@@ -497,7 +508,7 @@ mod tests {
         );
         assert_eq!(writes[0].bytes.len(), 128);
         let rest = [&[7; 23][..], &[0; 41]].concat();
-        assert_eq!(writes[1], Write { address: SIZES.block_at(9), bytes: rest.into() });
+        assert_eq!(writes[1], MemoryWrite { address: SIZES.block_at(9), bytes: rest.into() });
         assert_eq!(record_writes(0, 1, b"key", &[7; 100], &[5, 6], &SIZES).len(), 1, "blocks in a row");
     }
 
@@ -520,7 +531,7 @@ mod tests {
             prop_assert_eq!((record.next, record.version, &record.key[..]), (next, version, &key[..]));
             prop_assert_eq!(&record.blocks, &blocks);
             let peeked = block(blocks[0]).slice(..64);
-            match decode_beginning(blocks[0], &peeked, &SIZES).expect("it was just written") {
+            match decode_record_head(blocks[0], &peeked, &SIZES).expect("it was just written") {
                 Some(peeked) => prop_assert_eq!((&peeked.key, &peeked.blocks), (&record.key, &record.blocks)),
                 None => prop_assert!(key.len() > 16),
             }

@@ -4,7 +4,7 @@
 //!  0  checksum   over the rest of the head, key and value
 //!  8  index      1, 2, 3 …
 //!  16 term       of the coordinator that posted it
-//!  24 previous   checksum of the entry before; of the first, the store's seed
+//!  24 previous   checksum of the preceding entry; in the first entry, the store's seed
 //!  32 value u32  bytes of the value
 //!  36 key u16    bytes of the key
 //!  38 kind u8    1 put, 2 delete
@@ -12,10 +12,10 @@
 //!  40 key, value
 //! ```
 //!
-//! An entry lies in one piece, at a multiple of 64 bytes, and is filled up with zeros to the next: so that what is written are whole
-//! lines, and entries that follow one another are adjacent writes. Where the rest of the log is too short for it, it lies at the
-//! log's beginning. A torn entry does not have its checksum; one that is left of an earlier round, or of a history that was
-//! given up, does not continue the chain.
+//! An entry is contiguous, starts at a multiple of 64 bytes, and is padded with zeros to the next multiple: so each write
+//! covers whole cache lines, and consecutive entries are adjacent writes. The log is a ring: an entry that does not fit before
+//! the end is written at the beginning. A torn entry fails its checksum; an entry left over from an earlier round or from a
+//! discarded history fails the check of `previous`.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;
@@ -28,24 +28,24 @@ use crate::layout::{half, word};
 
 /// Bytes before the key.
 pub(super) const HEAD_BYTES: usize = 40;
-/// An entry begins at a multiple of this, and is filled up to one.
+/// An entry starts at a multiple of this, and is padded to one.
 const UNIT_BYTES: u64 = 64;
-/// Memory for entries that is taken at once.
+/// Memory for entries that is allocated at once.
 const MEMORY_BYTES: usize = 64 << 10;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
 /// An entry, read back.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Entry {
+pub(super) struct KvEntry {
     pub index: u64,
     pub term: Term,
     pub previous: u64,
     pub checksum: u64,
     pub key: Bytes,
-    /// None: a delete.
+    /// `None` for a delete.
     pub value: Option<Bytes>,
-    /// All of its bytes.
+    /// All bytes of the entry.
     pub raw: Bytes,
 }
 
@@ -59,13 +59,13 @@ pub(super) fn entry_bytes(key: &[u8], value: Option<&Bytes>) -> u64 {
     (HEAD_BYTES + key.len() + value.map_or(0, Bytes::len)) as u64
 }
 
-/// Where an entry goes that follows a position, and how many bytes are skipped before it.
+/// Where the entry behind a position goes, and how many bytes are skipped before it.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-pub(super) fn place(position: u64, length: u64, log_bytes: u64) -> (u64, u64) {
+pub(super) fn offset_of(position: u64, length: u64, log_bytes: u64) -> (u64, u64) {
     if position + length <= log_bytes { (position, 0) } else { (0, log_bytes - position) }
 }
 
-/// An entry's bytes with what fills them up, out of memory that is used again once they have gone, and its checksum.
+/// The bytes of an entry with its padding, in memory that is reused once they are dropped, and the entry's checksum.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn encode(
     index: u64,
@@ -96,8 +96,8 @@ pub(super) fn encode(
     (bytes.split().freeze(), checksum)
 }
 
-/// The entry that begins with these bytes, if they are one.
-pub(super) fn decode(bytes: &Bytes) -> Option<Entry> {
+/// The entry with which these bytes start, if there is one.
+pub(super) fn decode(bytes: &Bytes) -> Option<KvEntry> {
     if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != VERSION {
         return None;
     }
@@ -112,7 +112,7 @@ pub(super) fn decode(bytes: &Bytes) -> Option<Entry> {
         DELETE if value_bytes == 0 => None,
         _ => return None,
     };
-    Some(Entry {
+    Some(KvEntry {
         index: word(bytes, 8),
         term: Term(word(bytes, 16)),
         previous: word(bytes, 24),
@@ -157,10 +157,10 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_behind_goes_to_the_beginning() {
-        assert_eq!(place(0, 128, 4096), (0, 0));
-        assert_eq!(place(3968, 128, 4096), (3968, 0));
-        assert_eq!(place(4032, 128, 4096), (0, 64));
-        assert_eq!(place(4096, 64, 4096), (0, 0));
+        assert_eq!(offset_of(0, 128, 4096), (0, 0));
+        assert_eq!(offset_of(3968, 128, 4096), (3968, 0));
+        assert_eq!(offset_of(4032, 128, 4096), (0, 64));
+        assert_eq!(offset_of(4096, 64, 4096), (0, 0));
     }
 
     proptest! {
@@ -176,7 +176,7 @@ mod tests {
             prop_assert_eq!(bytes.len() as u64, padded(length));
             let raw = bytes.slice(..length as usize);
             let entry = decode(&[&bytes[..], &tail].concat().into()).expect("it was just encoded");
-            let expected = Entry {
+            let expected = KvEntry {
                 index, term: Term(5), previous, checksum, key: key.into(), value, raw,
             };
             prop_assert_eq!(entry, expected);

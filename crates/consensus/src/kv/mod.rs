@@ -1,55 +1,61 @@
 //! A replicated key-value store on the replicated memory (Sift, section 4).
 //!
 //! ```text
-//!  direct area     | log of puts and deletes, circular                            one verb a node and entry
+//!  unlogged region | log of puts and deletes, circular                            one verb a node and entry
 //!  logged memory   | cursor, seal | index | bitmap | blocks, in chains            transactions of the coordinator
-//!  coordinator     | cache with all that is not applied | index | bitmap          soft
+//!  coordinator     | cache with all unapplied entries | index | bitmap            soft state
 //! ```
 //!
-//! 1. A put or delete becomes an entry behind the last one: index, term, checksum of the entry before, its own checksum.
-//!    Entries are posted in the order of their indexes; that is the order in which operations take effect. From then on
-//!    the cache has what the entry says. The caller is answered when a majority has the entry.
-//! 2. A get is answered from the cache, once a majority has what stands there; else from index and chain in remote memory. It
-//!    is answered only while the coordinator's lease stands.
-//! 3. A compare-and-set looks at what the newest entry left, with no other between the look and its own entry. One that
-//!    fails is answered as a get.
-//! 4. Entries are applied in the background ([`apply`]): index, chain, bitmap and blocks change in one transaction an entry,
-//!    many entries in one where they fit. Then the cursor is moved, in a transaction too, and what is before it is room.
-//!    A put waits for room; that is the back-pressure.
-//! 5. Whoever watches gets every entry that a majority has, in order, also those that others have overtaken since ([`watch`]).
-//! 6. A new coordinator ([`recover`]) reads cursor and seal, and the log behind the cursor from a majority. It writes back
-//!    what some node may lack and writes its own seal, which needs not wait until an earlier lease has run out. Then it serves: what
-//!    the log holds from the cache, all else from index and chains in remote memory. The index is loaded meanwhile, and the log
-//!    applied.
+//! 1. A put or delete becomes an entry at the end of the log, with its index, term, the checksum of the previous entry and its
+//!    own checksum. Entries are posted in the order of their indexes; that is the order in which operations take effect. Once
+//!    the entry is posted, the cache has the new value. The caller is acknowledged when a majority has the entry.
+//! 2. A get is answered from the cache, once a majority has the cached entry. If the cache does not have the key, the get is
+//!    answered from index and chain in remote memory. A get is answered only while the coordinator's lease stands.
+//! 3. A compare-and-set is compared with the newest entry of its key; no other entry comes between the comparison and its own
+//!    entry. A compare-and-set that fails is answered like a get.
+//! 4. Entries are applied in the background ([`apply`]): each transaction applies as many whole entries as fit, with all their
+//!    changes of index, chain, bitmap and blocks. The last transaction of a run of entries also moves the cursor, and then the
+//!    log before the cursor is free. A put waits for free space in the log; this wait is the back-pressure.
+//! 5. A watcher gets every entry that a majority has, in order, including those that later entries have overwritten
+//!    ([`watch`]).
+//! 6. A new coordinator ([`recover`]) reads cursor and seal, and the log behind the cursor from a majority. It writes back the
+//!    entries that some node may lack and writes its own seal; for this it need not wait until an earlier lease has ended. Then
+//!    it serves: keys of the log from the cache, all others from index and chains in remote memory. While it serves, it loads
+//!    the index and applies the log.
 //!
-//! Why nothing acknowledged is lost. The *seal* says where the log ended that the coordinator of its term took over. No
-//! coordinator posts an entry before its seal is committed. So entries behind the seal that count are of the seal's term, and
-//! one coordinator's; those up to it were at a majority before it was committed. A new coordinator reads a majority, which
-//! has one node at least with all that was acknowledged. Where two entries continue the chain, the greater term's counts: the
-//! other's coordinator posted it before the seal of the greater term, whose takeover did not find it. Places are used again
-//! only when the cursor has passed them, which is committed in logged memory, and what it has passed is in logged memory too.
+//! Why nothing acknowledged is lost. The *seal* says where the log ended when the coordinator of the seal's term took it over.
+//! A coordinator posts entries only once its seal is committed. So the valid entries behind the seal are of the seal's term,
+//! and of one coordinator; a majority had the entries up to the seal before the seal was committed. A new coordinator reads a
+//! majority, in which at least one node has every acknowledged entry. Where two entries continue the chain, the entry of the
+//! greater term counts. The entry of the smaller term was posted before the seal of the greater term, and the takeover that
+//! wrote this seal did not find it. The space of entries is reused only when the cursor has passed them. The cursor is moved by
+//! the last of the transactions that apply the entries which it passes, so these entries are then in logged memory.
 //!
-//! Why it may be applied twice. Takeover keeps of each key the newest entry alone. Applying one is a matter of that key, and
-//! one that is applied already has its version in the chain. Room: a put is admitted only when the free blocks suffice for all
-//! that is not applied, without those that deletes and shorter values would give back. Where the cache knows what the key has, a
-//! put needs no more blocks than that has too few. The sum of what a key's entries need more than the one before is at least what
-//! applying takes, whichever of them are left out and whatever of them is applied already.
+//! Why an entry may be applied twice. A takeover keeps only the newest entry of each key. Applying an entry changes the record
+//! of its key alone, and an applied entry is recognised by its version in the chain.
 //!
-//! Why a get that walks a chain is right. Before a transaction changes a chain, the count of its stripe of buckets becomes
-//! odd, and even again behind it. A walk counts only if that count was even, and is the same at its end, and the cache still
-//! knows nothing of the key: so that no entry for it came between, or was applied between.
+//! Why the blocks suffice. A put is admitted only when the free blocks suffice for all unapplied entries, not counting the
+//! blocks that deletes and shorter values would free. If the cache knows the key's value, a put reserves only the blocks by
+//! which the new value exceeds it. For each key, add up the blocks by which each entry exceeds the previous entry. Applying the
+//! key's entries allocates at most this sum, whichever of them are left out and whichever are already applied.
+//!
+//! Why a get that walks a chain is right. Buckets are divided into *stripes*, each with a counter. The counter of a chain's
+//! stripe becomes odd before a transaction changes the chain, and even again after the transaction. A walk is valid only if the
+//! counter was even at its start and is the same at its end, and if the cache still does not have the key. So no entry of the
+//! key was posted or applied during the walk.
 //!
 //! Invariants:
-//! * No answer tells of an entry that no majority has.
-//! * What is not applied is in the cache, whatever its budget.
+//! * An answer shows only entries that a majority has.
+//! * Every unapplied entry is in the cache, whatever the cache's budget.
 //! * Live nodes hold the same log behind the cursor.
-//! * A store that cannot go on ends its coordinator with it, so that another one can take it over.
-//! * Bounded: the log, and by it all that is not applied; the cache beyond that ([`Options::cache_bytes`]); callers
-//!   ([`WAITING_MAX`]) and entries on their way ([`IN_FLIGHT_MAX`]); watchers and what they have not taken.
+//! * A store that fails ends its coordinator with it, so that another coordinator can take the store over.
+//! * Bounded: the log, and with it the unapplied entries; the rest of the cache ([`KvConfig::cache_bytes`]); waiting callers
+//!   ([`WAITING_MAX`]); entries in flight ([`IN_FLIGHT_MAX`]); watchers, and the changes that wait for them.
 //!
-//! A store may be kept in tables of the storage engine ([`persist`]).
+//! A store may also be kept in tables of the storage engine ([`persist`]).
 //!
-//! The log lies in the direct area, where every node holds all of it: it is never coded.
+//! The store's log is in the unlogged region of the replicated memory, which every node holds in full: it is never
+//! erasure-coded.
 
 mod apply;
 mod cache;
@@ -69,18 +75,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 
 use crate::guard::guarded;
-use crate::layout::Cursor;
-use crate::{Coordinator, Error, Posted, Unopened};
-use cache::{Cache, Slot};
+use crate::layout::LogCursor;
+use crate::{Coordinator, Error, RecoveredCoordinator, WriteHandle};
+use cache::{CacheSlot, KvCache};
 use fault::{Mutant, mutant};
-pub use layout::{KEY_BYTES_MAX, RECORD_BLOCKS_MAX, Sizes};
-pub use persist::Persistent;
-pub use watch::{Event, Watch};
+pub use layout::{KEY_BYTES_MAX, RECORD_BLOCKS_MAX, StoreGeometry};
+pub use persist::PersistentTables;
+pub use watch::{ChangeEvent, KeyWatch};
 
 /// Callers that wait.
 pub const WAITING_MAX: usize = 1 << 16;
@@ -88,34 +94,34 @@ pub const WAITING_MAX: usize = 1 << 16;
 pub const IN_FLIGHT_MAX: usize = 1024;
 /// Stripes of buckets.
 const STRIPES: usize = 4096;
-/// In the cached index: not known yet.
+/// In the cached index: the bucket is not loaded yet.
 const UNKNOWN: u64 = u64::MAX;
 
-/// How a store is to be served.
+/// How a store is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Bytes of the cache, beside what is not applied.
+pub struct KvConfig {
+    /// Bytes of the cache, in addition to the unapplied entries.
     pub cache_bytes: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { cache_bytes: 256 << 20 }
+impl Default for KvConfig {
+    fn default() -> KvConfig {
+        KvConfig { cache_bytes: 256 << 20 }
     }
 }
 
 /// A value and its version: the index of the entry that wrote it. Versions of all keys grow together.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Versioned {
+pub struct VersionedValue {
     /// The value.
     pub value: Bytes,
     /// Its version.
     pub version: u64,
 }
 
-/// What a compare-and-set asks for.
+/// The condition of a compare-and-set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Expected {
+pub enum Precondition {
     /// The key has no value.
     Absent,
     /// It has this version.
@@ -126,135 +132,135 @@ pub enum Expected {
     Present,
 }
 
-impl Expected {
-    pub(crate) fn holds(&self, found: Option<&Versioned>) -> bool {
+impl Precondition {
+    pub(crate) fn holds(&self, found: Option<&VersionedValue>) -> bool {
         match (self, found) {
-            (Expected::Absent, None) | (Expected::Present, Some(_)) => true,
-            (Expected::Version(version), Some(found)) => found.version == *version,
-            (Expected::Value(value), Some(found)) => found.value == *value,
+            (Precondition::Absent, None) | (Precondition::Present, Some(_)) => true,
+            (Precondition::Version(version), Some(found)) => found.version == *version,
+            (Precondition::Value(value), Some(found)) => found.value == *value,
             _ => false,
         }
     }
 }
 
-/// What came of a compare-and-set.
+/// The outcome of a compare-and-set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Swap {
-    /// It was done, as this version.
+pub enum SwapOutcome {
+    /// The key was changed; this is the new version.
     Done(u64),
-    /// It was not: this is what the key has.
-    Found(Option<Versioned>),
+    /// The condition did not hold; this is the current value.
+    Mismatch(Option<VersionedValue>),
 }
 
-/// How a store is.
+/// The state of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Status {
+pub struct KvStatus {
     /// The last entry.
     pub last: u64,
     /// The last entry that is applied.
     pub applied: u64,
     /// Bytes of the log in use.
     pub log_used_bytes: u64,
-    /// Blocks that are free.
+    /// Free blocks.
     pub blocks_free: u64,
     /// Bytes of the cache.
     pub cache_bytes: usize,
-    /// Buckets of the index that are known here.
+    /// Buckets of the index that are loaded here.
     pub buckets_known: u64,
     /// Entries that the takeover found in the log.
     pub recovered: usize,
-    /// The last entry that the tables have, of a store that is kept in tables.
+    /// The last entry in the tables, if the store is kept in tables.
     pub persisted: Option<u64>,
 }
 
-/// A store that is served by its coordinator. Clones are the same one; it ends with its coordinator, or when the last clone
-/// is dropped.
+/// A store that is served by its coordinator. All clones are the same store; it ends with its coordinator, or when the last
+/// clone is dropped.
 #[derive(Clone)]
-pub struct Store {
-    shared: Arc<Shared>,
-    _alive: Arc<Alive>,
+pub struct KvStore {
+    shared: Arc<KvCore>,
+    _alive: Arc<StopOnDrop>,
 }
 
-struct Alive(Arc<Shared>);
+struct StopOnDrop(Arc<KvCore>);
 
-impl Drop for Alive {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.end(Error::Closed);
     }
 }
 
-struct Shared {
+struct KvCore {
     coordinator: Coordinator,
-    sizes: Sizes,
-    /// Of the index.
+    geometry: StoreGeometry,
+    /// The seed of the index.
     seed: u64,
-    /// Held by whoever makes an entry, for which it has the memory.
+    /// Held by the caller that appends an entry; contains the memory for the entry's bytes.
     log: rt::sync::Mutex<BytesMut>,
-    state: Mutex<State>,
-    feed: Mutex<watch::Feed>,
+    state: Mutex<KvState>,
+    feed: Mutex<watch::ChangeFeed>,
     /// There may be something to apply.
     work: Notify,
-    /// There may be room.
-    room: Notify,
-    /// A transaction is over.
+    /// Log space or blocks may have become free.
+    space_freed: Notify,
+    /// A window of entries was applied.
     applied: Notify,
     /// There may be something to write to the tables.
     unpersisted: Notify,
-    /// The tables have more.
+    /// The tables have more entries.
     persisted: Notify,
-    /// There are tables.
+    /// The store is kept in tables.
     is_persistent: bool,
-    /// Nothing is told that the tables have not.
+    /// Callers see only entries that the tables have.
     is_synchronous: bool,
     in_flight: Semaphore,
     waiting: AtomicUsize,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 /// An entry that is not applied.
 #[derive(Clone)]
-struct Pending {
-    /// Behind it.
-    after: Cursor,
-    /// Bytes of the log, with what was skipped before it.
+struct PendingEntry {
+    /// The log position behind it.
+    after: LogCursor,
+    /// Bytes of the log that it takes, including those skipped before it.
     bytes: u64,
-    /// Blocks that applying it may take, beside those that its key has by then.
+    /// Blocks that applying it may take, beyond those that its key has by then.
     blocks: u64,
-    posted: Posted,
+    posted: WriteHandle,
     key: Bytes,
     value: Option<Bytes>,
 }
 
-/// Where an entry goes.
-struct Room {
+/// Space for an entry.
+struct LogReservation {
     offset: u64,
-    /// Of the log that it takes, with what is skipped.
+    /// Bytes of the log that it takes, including those skipped.
     bytes: u64,
     /// Blocks that it may take.
     blocks: u64,
-    /// The entry before.
-    last: Cursor,
+    /// The end of the entry before.
+    last: LogCursor,
 }
 
-struct State {
-    /// Behind the last entry.
-    last: Cursor,
+struct KvState {
+    /// The log position behind the last entry.
+    last: LogCursor,
     used_bytes: u64,
-    pending: VecDeque<Pending>,
-    /// Blocks that those need at most.
+    pending: VecDeque<PendingEntry>,
+    /// The most blocks that the pending entries need.
     reserved: u64,
     free: u64,
     /// Everything up to this entry is applied.
     applied: u64,
-    /// Everything up to this entry is in the tables; of a store without tables, as if it were.
+    /// Everything up to this entry is in the tables; `u64::MAX` for a store without tables.
     persisted: u64,
-    cache: Cache,
+    cache: KvCache,
     index: Vec<u64>,
     known: u64,
     stripes: Vec<u32>,
     recovered: usize,
-    /// Somebody waits for room.
-    is_short: bool,
+    /// A caller waits for space.
+    is_space_wanted: bool,
     ended: Option<Error>,
 }
 
@@ -262,75 +268,84 @@ fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl KvState {
     fn stripe(&self, bucket: u64) -> u32 {
         self.stripes[bucket as usize % STRIPES]
     }
 
-    /// Whether an entry fits; then its offset, and the bytes it takes with what is skipped.
-    fn place(&self, length: u64, blocks: u64, sizes: &Sizes) -> Option<(u64, u64)> {
-        let (offset, skipped) = log::place(self.last.position, length, sizes.log_bytes);
+    /// Whether an entry fits; if so, its offset, and the bytes that it takes including those skipped.
+    fn find_offset(&self, length: u64, blocks: u64, sizes: &StoreGeometry) -> Option<(u64, u64)> {
+        let (offset, skipped) = log::offset_of(self.last.position, length, sizes.log_bytes);
         let has_blocks = blocks == 0 || self.reserved + blocks <= self.free;
         let fits = self.used_bytes + skipped + length <= sizes.log_bytes && has_blocks;
         fits.then_some((offset, skipped + length))
     }
 }
 
-impl Store {
-    /// Takes the store over that a group holds; makes a new one in a group that was never used. The sizes are those with
-    /// which it was made. On return it serves.
+impl KvStore {
+    /// Takes over the store that a group holds; creates a new one in a group that was never used. The sizes must be those with
+    /// which the store was created. On return the store serves.
     ///
     /// # Errors
     /// [`Error::Invalid`] for other sizes; [`Error::Corrupt`]; as [`Coordinator::read`].
-    pub async fn take_over(coordinator: Coordinator, sizes: Sizes, options: Options) -> Result<Store, Error> {
-        Store::take_over_unopened(coordinator.into(), sizes, options).await
+    pub async fn take_over(
+        coordinator: Coordinator,
+        sizes: StoreGeometry,
+        options: KvConfig,
+    ) -> Result<KvStore, Error> {
+        KvStore::take_over_recovered(coordinator.into(), sizes, options).await
     }
 
-    /// As [`Store::take_over`], of a coordinator that may not answer anybody yet: the log is read and written back while it waits.
+    /// As [`KvStore::take_over`], with a coordinator that may not answer clients yet: the log is read and written back while it
+    /// waits.
     ///
     /// # Errors
-    /// As [`Store::take_over`].
-    pub async fn take_over_unopened(unopened: Unopened, sizes: Sizes, options: Options) -> Result<Store, Error> {
-        Store::begin(unopened, sizes, options, None).await
+    /// As [`KvStore::take_over`].
+    pub async fn take_over_recovered(
+        recovered: RecoveredCoordinator,
+        sizes: StoreGeometry,
+        options: KvConfig,
+    ) -> Result<KvStore, Error> {
+        KvStore::start(recovered, sizes, options, None).await
     }
 
-    /// As [`Store::take_over`], of a store that is kept in tables ([`persist`]). In a group that was never used it becomes what
-    /// the tables have.
+    /// As [`KvStore::take_over`], for a store that is kept in tables ([`persist`]). In a group that was never used, the store
+    /// is restored from the tables.
     ///
     /// # Errors
-    /// And [`Error::Disk`]; [`Error::Invalid`] for tables of another store.
+    /// As [`KvStore::take_over`]; [`Error::Disk`]; [`Error::Invalid`] for tables of another store.
     pub async fn take_over_persistent(
         coordinator: Coordinator,
-        sizes: Sizes,
-        options: Options,
-        persistent: Persistent,
-    ) -> Result<Store, Error> {
-        Store::begin(coordinator.into(), sizes, options, Some(persistent)).await
+        sizes: StoreGeometry,
+        options: KvConfig,
+        persistent: PersistentTables,
+    ) -> Result<KvStore, Error> {
+        KvStore::start(coordinator.into(), sizes, options, Some(persistent)).await
     }
 
-    async fn begin(
-        unopened: Unopened,
-        sizes: Sizes,
-        options: Options,
-        persistent: Option<Persistent>,
-    ) -> Result<Store, Error> {
-        // In a box, so that the compiler sees at once that it may be sent.
-        let recovered = recover::recover(unopened.coordinator(), &sizes, persistent.as_ref()).boxed().await?;
-        let (seed, kept) = (recovered.seed, recovered.kept);
+    async fn start(
+        standby: RecoveredCoordinator,
+        sizes: StoreGeometry,
+        options: KvConfig,
+        persistent: Option<PersistentTables>,
+    ) -> Result<KvStore, Error> {
+        // Boxed, so that the compiler sees at once that the future is `Send`.
+        let recovered = recover::recover(standby.coordinator(), &sizes, persistent.as_ref()).boxed().await?;
+        let (seed, kept) = (recovered.seed, recovered.savepoint);
         let (state, feed, bitmap) = recovered.into_state(&sizes, options);
         let coordinator = match mutant(Mutant::OpenAtOnce) {
-            true => unopened.into_coordinator_at_once(),
-            false => unopened.open().await?,
+            true => standby.into_coordinator_unchecked(),
+            false => standby.open().await?,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KvCore {
             coordinator,
-            sizes,
+            geometry: sizes,
             seed,
             log: rt::sync::Mutex::default(),
             state: Mutex::new(state),
             feed: Mutex::new(feed),
             work: Notify::new(),
-            room: Notify::new(),
+            space_freed: Notify::new(),
             applied: Notify::new(),
             unpersisted: Notify::new(),
             persisted: Notify::new(),
@@ -338,9 +353,9 @@ impl Store {
             is_synchronous: persistent.as_ref().is_some_and(|persistent| persistent.is_synchronous),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
             waiting: AtomicUsize::new(0),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         });
-        let store = Store { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
+        let store = KvStore { _alive: Arc::new(StopOnDrop(Arc::clone(&shared))), shared: Arc::clone(&shared) };
         let ends = || {
             let shared = Arc::clone(&shared);
             move || shared.fail(Error::Panicked("a task of a key-value store"))
@@ -356,70 +371,76 @@ impl Store {
     /// The value of a key. Linearizable. Dropping the future is safe.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a key that none has; else as [`Coordinator::read`].
-    pub async fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
-        match self.shared.at_once(key) {
+    /// [`Error::Invalid`] for a key that is empty or too long; else as [`Coordinator::read`].
+    pub async fn get(&self, key: &[u8]) -> Result<Option<VersionedValue>, Error> {
+        match self.shared.get_confirmed(key) {
             Some(answer) => answer,
             None => {
-                self.shared.sizes.check_key(key)?;
-                // In a box, lest every get make room for it.
+                self.shared.geometry.check_key(key)?;
+                // Boxed, so that not every get has to hold this larger future.
                 self.shared.get(key).boxed().await
             }
         }
     }
 
-    /// Gives a key a value. A majority has it on return; gives its version. When the future is dropped it may still be done.
+    /// Sets the value of a key and returns its version. On return a majority has the entry. If the future is dropped, the put
+    /// may still take effect.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is too long; [`Error::NoRoom`]; [`Error::Busy`]; [`Error::Ambiguous`]; and as
-    /// [`Coordinator::read`], in which case nothing was done.
+    /// [`Error::Invalid`] for a key or value that is too long; [`Error::StoreFull`]; [`Error::Busy`]; [`Error::Ambiguous`]; and
+    /// as [`Coordinator::read`], in which case the put had no effect.
     pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, Error> {
-        self.shared.sizes.check(&key, Some(&value))?;
+        self.shared.geometry.check(&key, Some(&value))?;
         match self.shared.change(key, None, Some(value)).await? {
-            Swap::Done(version) => Ok(version),
-            Swap::Found(_) => unreachable!("nothing was expected"),
+            SwapOutcome::Done(version) => Ok(version),
+            SwapOutcome::Mismatch(_) => unreachable!("nothing was expected"),
         }
     }
 
-    /// Takes a key's value away; gives the version under which that was done, or nothing where it had none.
+    /// Deletes a key; returns the version of the deletion, or `None` where the key had no value.
     ///
     /// # Errors
-    /// As [`Store::put`].
+    /// As [`KvStore::put`].
     pub async fn delete(&self, key: Bytes) -> Result<Option<u64>, Error> {
-        self.shared.sizes.check(&key, None)?;
-        match self.shared.change(key, Some(Expected::Present), None).await? {
-            Swap::Done(version) => Ok(Some(version)),
-            Swap::Found(_) => Ok(None),
+        self.shared.geometry.check(&key, None)?;
+        match self.shared.change(key, Some(Precondition::Present), None).await? {
+            SwapOutcome::Done(version) => Ok(Some(version)),
+            SwapOutcome::Mismatch(_) => Ok(None),
         }
     }
 
-    /// Gives a key a value, or takes it away, if it has what is expected.
+    /// Sets or deletes the value of a key, if the condition holds.
     ///
     /// # Errors
-    /// As [`Store::put`].
-    pub async fn compare_and_set(&self, key: Bytes, expected: Expected, new: Option<Bytes>) -> Result<Swap, Error> {
-        self.shared.sizes.check(&key, new.as_ref())?;
+    /// As [`KvStore::put`].
+    pub async fn compare_and_set(
+        &self,
+        key: Bytes,
+        expected: Precondition,
+        new: Option<Bytes>,
+    ) -> Result<SwapOutcome, Error> {
+        self.shared.geometry.check(&key, new.as_ref())?;
         self.shared.change(key, Some(expected), new).await
     }
 
-    /// Every change of the keys that begin with a prefix, from a version on; without one, from now on: then one
-    /// whose caller was answered just before may be told too.
+    /// Every change of the keys that start with a prefix, from a version on. Without a version the watch starts now, and may
+    /// include a change whose caller was acknowledged just before.
     ///
     /// # Errors
-    /// [`Error::Forgotten`] when changes from that version on are not all remembered; [`Error::Busy`]; as
+    /// [`Error::Compacted`] when the changes from that version on are no longer all remembered; [`Error::Busy`]; as
     /// [`Coordinator::read`].
-    pub fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
+    pub fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<KeyWatch, Error> {
         self.shared.coordinator.check_serving()?;
         let mut feed = lock(&self.shared.feed);
-        // Whoever ends the store closes the feed after that.
+        // A store that ends after this check closes the feed, and this watcher with it.
         self.shared.check_open()?;
         feed.watch(prefix, from)
     }
 
-    /// How it is.
-    pub fn status(&self) -> Status {
+    /// The state of the store.
+    pub fn status(&self) -> KvStatus {
         let state = lock(&self.shared.state);
-        Status {
+        KvStatus {
             last: state.last.index,
             applied: state.applied,
             log_used_bytes: state.used_bytes,
@@ -431,48 +452,48 @@ impl Store {
         }
     }
 
-    /// Its coordinator.
+    /// The coordinator of the store.
     pub fn coordinator(&self) -> &Coordinator {
         &self.shared.coordinator
     }
 
-    /// Completes when it has ended, with the reason.
+    /// Completes when the store has ended, with the reason.
     pub async fn ended(&self) -> Error {
-        self.shared.stop.stopped().await;
+        self.shared.stop.cancelled().await;
         lock(&self.shared.state).ended.clone().unwrap_or(Error::Closed)
     }
 }
 
-impl fmt::Debug for Store {
+impl fmt::Debug for KvStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Store({:?})", self.shared.coordinator)
     }
 }
 
-/// What the cache says of a key.
-struct Cached {
-    found: Option<Versioned>,
+/// What the cache has for a key.
+struct CachedValue {
+    found: Option<VersionedValue>,
     version: u64,
-    posted: Posted,
+    posted: WriteHandle,
 }
 
-impl Cached {
-    fn of(slot: &Slot) -> Cached {
-        let found = slot.value.clone().map(|value| Versioned { value, version: slot.version });
-        Cached { found, version: slot.version, posted: slot.posted }
+impl CachedValue {
+    fn of(slot: &CacheSlot) -> CachedValue {
+        let found = slot.value.clone().map(|value| VersionedValue { value, version: slot.version });
+        CachedValue { found, version: slot.version, posted: slot.posted }
     }
 }
 
-/// Counts a caller that waits.
-struct Waiting<'a>(&'a AtomicUsize);
+/// Counts a waiting caller.
+struct WaiterGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Shared {
+impl KvCore {
     fn end(&self, error: Error) {
         let mut state = lock(&self.state);
         if state.ended.is_none() {
@@ -481,38 +502,38 @@ impl Shared {
         }
         drop(state);
         lock(&self.feed).close();
-        self.stop.stop();
+        self.stop.cancel();
         self.applied.notify_waiters();
         self.persisted.notify_waiters();
     }
 
-    /// Ends it and its coordinator: as long as that one goes on, nobody else can take the store over.
+    /// Ends the store and its coordinator: while that coordinator runs, no other one can take the store over.
     fn fail(&self, error: Error) {
         self.end(error);
         self.coordinator.step_down();
     }
 
     fn bucket(&self, key: &[u8]) -> u64 {
-        self.sizes.bucket(self.seed, key)
+        self.geometry.bucket(self.seed, key)
     }
 
     fn check_open(&self) -> Result<(), Error> {
         lock(&self.state).ended.clone().map_or(Ok(()), Err)
     }
 
-    fn cached(&self, key: &[u8]) -> Option<Cached> {
-        lock(&self.state).cache.get(key).map(Cached::of)
+    fn cached(&self, key: &[u8]) -> Option<CachedValue> {
+        lock(&self.state).cache.get(key).map(CachedValue::of)
     }
 
-    /// Waits until a majority has what was posted.
-    async fn confirm(&self, posted: Posted) -> Result<(), Error> {
+    /// Waits until a majority has a posted entry.
+    async fn confirm(&self, posted: WriteHandle) -> Result<(), Error> {
         match self.coordinator.is_confirmed(posted) {
             true => Ok(()),
             false => self.coordinator.confirm(posted).await,
         }
     }
 
-    /// Waits until the tables have an entry, where callers are told of nothing else.
+    /// Waits until the tables have an entry, if callers may see only such entries.
     async fn wait_persisted(&self, index: u64) -> Result<(), Error> {
         if !self.is_synchronous {
             return Ok(());
@@ -530,10 +551,10 @@ impl Shared {
         }
     }
 
-    /// Answers what the cache says, once it is true.
-    async fn answer(&self, cached: Cached) -> Result<Option<Versioned>, Error> {
+    /// Answers with the cached value, once a majority has its entry.
+    async fn confirm_cached(&self, cached: CachedValue) -> Result<Option<VersionedValue>, Error> {
         if !mutant(Mutant::AnswerUncommitted) && self.confirm(cached.posted).await.is_err() {
-            // Nothing of this caller's is in doubt.
+            // The caller changes nothing, so that the outcome is not ambiguous.
             self.coordinator.check_serving()?;
             return Err(Error::Closed);
         }
@@ -542,30 +563,30 @@ impl Shared {
         Ok(cached.found)
     }
 
-    /// What the cache says, where a majority has that already: nothing is waited for.
+    /// The cached value, if a majority has its entry already; does not wait.
     #[inline]
-    fn at_once(&self, key: &[u8]) -> Option<Result<Option<Versioned>, Error>> {
+    fn get_confirmed(&self, key: &[u8]) -> Option<Result<Option<VersionedValue>, Error>> {
         let found = {
             let mut state = lock(&self.state);
             let slot = state.cache.get(key)?;
             if self.is_synchronous || !self.coordinator.is_confirmed(slot.posted) {
                 return None;
             }
-            slot.value.clone().map(|value| Versioned { value, version: slot.version })
+            slot.value.clone().map(|value| VersionedValue { value, version: slot.version })
         };
         Some(self.coordinator.check_serving().map(|()| found))
     }
 
-    async fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
+    async fn get(&self, key: &[u8]) -> Result<Option<VersionedValue>, Error> {
         if let Some(cached) = self.cached(key) {
-            return self.answer(cached).await;
+            return self.confirm_cached(cached).await;
         }
         let cached = self.load(key).await?;
-        self.answer(cached).await
+        self.confirm_cached(cached).await
     }
 
-    /// What a key has that the cache did not know: from index and chain. It is in the cache then.
-    async fn load(&self, key: &[u8]) -> Result<Cached, Error> {
+    /// Loads a key that the cache lacks from index and chain into the cache.
+    async fn load(&self, key: &[u8]) -> Result<CachedValue, Error> {
         let bucket = self.bucket(key);
         loop {
             let applied = self.applied.notified();
@@ -578,7 +599,7 @@ impl Shared {
             let found = table::find(self, key, bucket).await;
             let mut state = lock(&self.state);
             if let Some(slot) = state.cache.get(key) {
-                return Ok(Cached::of(slot));
+                return Ok(CachedValue::of(slot));
             }
             if state.stripe(bucket) != before && !mutant(Mutant::WalkUnguarded) {
                 continue;
@@ -589,57 +610,63 @@ impl Shared {
                 None => (None, 0),
             };
             let applied = state.applied;
-            state.cache.put(key, Slot::new(value, version, Posted::default()), applied);
-            return Ok(Cached { found, version, posted: Posted::default() });
+            state.cache.put(key, CacheSlot::new(value, version, WriteHandle::default()), applied);
+            return Ok(CachedValue { found, version, posted: WriteHandle::default() });
         }
     }
 
-    /// Makes an entry, if the key has what is expected, and waits until a majority has it.
-    async fn change(&self, key: Bytes, expected: Option<Expected>, value: Option<Bytes>) -> Result<Swap, Error> {
+    /// Appends an entry, if the condition holds for the key, and waits until a majority has it.
+    async fn change(
+        &self,
+        key: Bytes,
+        expected: Option<Precondition>,
+        value: Option<Bytes>,
+    ) -> Result<SwapOutcome, Error> {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::Busy);
         }
-        let _waiting = Waiting(&self.waiting);
+        let _waiting = WaiterGuard(&self.waiting);
         let _permit = self.in_flight.acquire().await;
         let length = log::padded(log::entry_bytes(&key, value.as_ref()));
         let needed = self.blocks_of(&key, value.as_ref());
-        if let Some(Expected::Version(_) | Expected::Value(_) | Expected::Present | Expected::Absent) = &expected
+        if let Some(Precondition::Version(_) | Precondition::Value(_) | Precondition::Present | Precondition::Absent) =
+            &expected
             && self.cached(&key).is_none()
         {
-            // So that others do not wait for it behind this one.
+            // Loaded before the lock is taken, so that other callers do not wait for the load.
             self.load(&key).boxed().await?;
         }
         let mut log = self.log.lock().await;
         if let Some(expected) = &expected {
-            // Nobody else makes an entry now, so that what is loaded stays true.
+            // No other caller can append an entry now, so that the loaded value stays current.
             let cached = match self.cached(&key) {
                 Some(cached) => cached,
                 None => self.load(&key).boxed().await?,
             };
             if !expected.holds(cached.found.as_ref()) {
                 drop(log);
-                return self.answer(cached).await.map(Swap::Found);
+                return self.confirm_cached(cached).await.map(SwapOutcome::Mismatch);
             }
         }
-        let Room { offset, bytes, blocks, last } = match self.room(&key, length, needed, None)? {
+        let LogReservation { offset, bytes, blocks, last } = match self.try_reserve(&key, length, needed, None)? {
             Some(found) => found,
-            None => self.wait_for_room(&key, length, needed).boxed().await?,
+            None => self.reserve(&key, length, needed).boxed().await?,
         };
         let index = last.index + 1;
         let (raw, chain) = log::encode(index, self.coordinator.term(), last.chain, &key, value.as_ref(), &mut log);
-        let posted = self.coordinator.post_direct(offset, raw).await?;
-        // From here to the end of the lock nothing waits: what is posted is known.
+        let posted = self.coordinator.post_unlogged(offset, raw).await?;
+        // From here to the end of the lock nothing awaits: every posted entry is registered.
         let is_applying_due = {
             let mut state = lock(&self.state);
-            let after = Cursor { index, position: offset + length, chain };
+            let after = LogCursor { index, position: offset + length, chain };
             state.last = after;
             state.used_bytes += bytes;
             state.reserved += blocks;
             let applied = state.applied;
-            state.cache.put(&key, Slot::new(value.clone(), index, posted), applied);
-            state.pending.push_back(Pending { after, bytes, blocks, posted, key, value });
-            // The first has somebody wait for more, and enough are not waited for.
+            state.cache.put(&key, CacheSlot::new(value.clone(), index, posted), applied);
+            state.pending.push_back(PendingEntry { after, bytes, blocks, posted, key, value });
+            // The first pending entry makes the applier wait for more; a full window ends that wait.
             state.pending.len() == 1 || state.pending.len() == apply::WINDOW
         };
         drop(log);
@@ -651,46 +678,52 @@ impl Shared {
         }
         self.confirm(posted).await?;
         self.wait_persisted(index).await.map_err(|_| Error::Ambiguous)?;
-        Ok(Swap::Done(index))
+        Ok(SwapOutcome::Done(index))
     }
 
     /// Blocks of a record.
     fn blocks_of(&self, key: &[u8], value: Option<&Bytes>) -> u64 {
-        value.map_or(0, |value| self.sizes.record_blocks(key.len(), value.len()) as u64)
+        value.map_or(0, |value| self.geometry.record_blocks(key.len(), value.len()) as u64)
     }
 
-    /// Where an entry goes, if it fits; else others are applied at once. `has` are the blocks that the newest entry gives its key;
-    /// without them the cache is asked.
-    fn room(&self, key: &[u8], length: u64, needed: u64, has: Option<u64>) -> Result<Option<Room>, Error> {
+    /// Space for an entry, if it fits; otherwise the applier is woken to free space at once. `has` is the number of blocks that
+    /// the newest entry gives the key; without it the cache is asked.
+    fn try_reserve(
+        &self,
+        key: &[u8],
+        length: u64,
+        needed: u64,
+        has: Option<u64>,
+    ) -> Result<Option<LogReservation>, Error> {
         let mut state = lock(&self.state);
         state.ended.clone().map_or(Ok(()), Err)?;
         let has = has.or_else(|| state.cache.get(key).map(|slot| self.blocks_of(key, slot.value.as_ref())));
         let blocks = if mutant(Mutant::AdmitUnreserved) { 0 } else { needed.saturating_sub(has.unwrap_or_default()) };
-        if let Some((offset, bytes)) = state.place(length, blocks, &self.sizes) {
-            return Ok(Some(Room { offset, bytes, blocks, last: state.last }));
+        if let Some((offset, bytes)) = state.find_offset(length, blocks, &self.geometry) {
+            return Ok(Some(LogReservation { offset, bytes, blocks, last: state.last }));
         }
         if state.pending.is_empty() && has.is_some() && blocks > state.free {
-            return Err(Error::NoRoom);
+            return Err(Error::StoreFull);
         }
-        state.is_short = true;
+        state.is_space_wanted = true;
         drop(state);
         self.work.notify_one();
         Ok(None)
     }
 
-    /// Waits until an entry fits; gives what [`Shared::room`] does.
-    async fn wait_for_room(&self, key: &[u8], length: u64, needed: u64) -> Result<Room, Error> {
+    /// Waits until an entry fits; returns the same as [`KvCore::room`].
+    async fn reserve(&self, key: &[u8], length: u64, needed: u64) -> Result<LogReservation, Error> {
         let cached = match self.cached(key) {
             Some(cached) => cached,
             None => self.load(key).await?,
         };
-        // Nobody else makes an entry now, so that this stays true.
+        // No other caller can append an entry now, so that this stays current.
         let has = self.blocks_of(key, cached.found.as_ref().map(|found| &found.value));
         loop {
-            if let Some(found) = self.room(key, length, needed, Some(has))? {
+            if let Some(found) = self.try_reserve(key, length, needed, Some(has))? {
                 return Ok(found);
             }
-            if self.stop.or_stopped(self.room.notified()).await.is_none() {
+            if self.stop.run_until_cancelled(self.space_freed.notified()).await.is_none() {
                 self.check_open()?;
             }
         }

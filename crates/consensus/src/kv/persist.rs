@@ -1,27 +1,30 @@
-//! What a coordinator keeps in tables of the storage engine (Sift, section 3.5).
+//! Keeps a copy of a store in tables of the storage engine (Sift, section 3.5).
 //!
-//! 1. Whoever takes over looks whether the tables are those of this group and this store, and touches them only then. It writes
-//!    an *epoch* of its own into them. From then on no earlier coordinator changes them, however long it was paused; one that was in the
-//!    midst of a batch may still have come in between, and then it looks again.
-//!    An epoch is a *base* and the coordinator's term. Terms begin anew when a group is formatted anew, and tables do not: so the base
-//!    stands in the group's logged memory, and is raised to what the tables have seen by whoever finds them ahead, before it writes into
-//!    them. Only whoever coordinates can do that, so that epochs grow from each coordinator to the next.
-//! 2. Entries of the store's log that a majority has are written to the tables, in order, many at a time, and synced: a row a key,
-//!    whose version is the entry's index, and a savepoint that says up to which entry. An entry is applied only after that,
-//!    so that what the tables lack is in the log, and the log's length bounds it.
-//! 3. With [`Persistent::is_synchronous`] a change is answered when the tables have it, and nothing is told before; else a
-//!    majority of memories is enough, and a loss of all of them takes with it what the tables lacked: always the last entries,
-//!    never one in between.
-//! 4. After the loss of all memories the group is formatted anew, and the first to take it over finds no store in it, and rows
-//!    in the tables: it writes them as records, chains and bitmap, and last the superblock with a cursor that says up
-//!    to which entry. Whoever is interrupted does it again, the same way: the seed of the index is kept in the tables too.
+//! 1. A coordinator that takes over checks that the tables belong to this group and this store, and then writes an *epoch* of
+//!    its own into them. From then on no earlier coordinator can change the tables, however long it was paused. If an earlier
+//!    coordinator finishes a batch between the check and the write, the new coordinator repeats both. An epoch is the sum of a
+//!    *base* and the coordinator's term. The base is needed since terms start again when a group is reformatted, while the
+//!    epoch in the tables stays; it is stored in the group's logged memory. A coordinator that finds its epoch or a higher one
+//!    in the tables first raises the base to that epoch. Only the current coordinator can write the base, so epochs grow from
+//!    each coordinator to the next.
+//! 2. Entries of the store's log that a majority has are written to the tables, in order, in batches, and each batch is synced.
+//!    A batch has one row per key, whose version is the entry's index, and a savepoint with the index of the last entry. An
+//!    entry is applied only once it is in the tables. So the log has every entry that the tables lack, and the log's length
+//!    bounds their number.
+//! 3. With [`PersistentTables::is_synchronous`] a change is acknowledged, and visible to callers, only once the tables have it.
+//!    Without it, a majority of the memories is enough; then the loss of all memories loses the entries that the tables lacked,
+//!    which are always the last entries of the log.
+//! 4. After the loss of all memories the group is reformatted. The first coordinator that takes it over finds no store in the
+//!    group, and rows in the tables. It writes the rows as records, chains and bitmap, and last the superblock, with a cursor
+//!    at the last entry that the tables have. If this coordinator is interrupted, the next one repeats the whole restoration;
+//!    the tables also contain the seed of the index, so it places every key in the same bucket.
 //!
 //! Invariants:
-//! * The tables are what the store was after some entry, and never ahead of a majority.
-//! * The cursor of the store never passes what is durable in the tables.
+//! * The tables contain the state of the store after some entry that a majority has.
+//! * The cursor of the store never passes the last entry that is durable in the tables.
 //!
-//! The tables must be the same whichever processor coordinates: storage that all of them reach. A coordinator with others is
-//! refused ([`Error::Invalid`]).
+//! Every CPU node that may coordinate must use the same tables, on storage that all of them can reach. A coordinator with other
+//! tables is rejected ([`Error::Invalid`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -29,36 +32,38 @@ use std::sync::Arc;
 use base::rt::Task;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 use futures_util::future::select;
-use storage::tables::{Pruned, RowBatch, Savepoint, Tables};
+use storage::tables::{PruneOutcome, RowBatch, Savepoint, Tables};
 
 use super::fault::{Mutant, crash_point, mutant};
-use super::layout::{LINE_BLOCKS, LINE_BYTES, PART_BYTES, Sizes, encode_base, encode_cursor, pointer, record_writes};
-use super::{Pending, Shared, lock};
-use crate::layout::{Cursor, word};
-use crate::{Coordinator, Error, GroupId, Term, WRITES_MAX, Write};
+use super::layout::{
+    HEAD_BLOCK_BYTES, LINE_BLOCKS, LINE_BYTES, StoreGeometry, encode_base, encode_cursor, encode_pointer, record_writes,
+};
+use super::{KvCore, PendingEntry, lock};
+use crate::layout::{LogCursor, word};
+use crate::{Coordinator, Error, GroupId, MemoryWrite, Term, WRITES_MAX};
 
-/// Entries, and about so many bytes of them, that are written at once.
+/// The most entries of one batch, and about the most bytes of them.
 const BATCH_ENTRIES: usize = 4096;
 const BATCH_BYTES: usize = 4 << 20;
-/// Entries between two looks for versions that nobody reads any more, and rows of one look: of every four rows at most one is such a
-/// version in the long run.
+/// Entries between two passes that prune versions which nobody reads any more, and rows of one pass: in the long run at most
+/// one of every four rows is such a version.
 const PRUNE_EVERY: usize = 4 << 10;
 const PRUNE_ROWS: usize = 16 << 10;
 /// Rows that are restored at once.
 const PAGE_ROWS: usize = 1024;
 /// Bytes of index or bitmap that are written at once.
-const PIECE_BYTES: usize = 2048;
+const CHUNK_BYTES: usize = 2048;
 const NAMESPACE: &str = "kv";
 const WRITING: &str = "writing the tables of a key-value store";
-/// How often the tables may have changed before an epoch is written into them.
+/// How often the tables may change while a coordinator tries to write its epoch into them.
 const ATTEMPTS_MAX: usize = 100;
 
-/// Where a store is kept, and when a change counts.
+/// The tables of a store, and when a change counts as done.
 #[derive(Clone)]
-pub struct Persistent {
-    /// Tables of its own.
+pub struct PersistentTables {
+    /// Tables that belong to this store alone.
     pub tables: Arc<dyn Tables>,
-    /// Nothing is told that the tables have not.
+    /// Callers see only changes that the tables have.
     pub is_synchronous: bool,
 }
 
@@ -69,38 +74,38 @@ fn failed(doing: &'static str, term: Term) -> impl Fn(storage::Error) -> Error {
     }
 }
 
-/// What the tables have, whose they are, and who writes them.
+/// What the tables contain: the last entry, their owner, and the epoch of their writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Kept {
-    /// The last entry; 0 for none.
+pub(super) struct KvSavepoint {
+    /// The index of the last entry; 0 for none.
     pub index: u64,
     pub seed: u64,
     group: GroupId,
     epoch: Epoch,
 }
 
-impl Kept {
-    /// What tables have, if they are those of a group and of the store that its memory holds, if it holds one.
-    fn of(tables: &Savepoint, group: GroupId, made_with: Option<u64>) -> Result<Kept, Error> {
+impl KvSavepoint {
+    /// The content of tables, if they belong to a group and to the store that the group's memory holds, if it holds one.
+    fn from_tables(tables: &Savepoint, group: GroupId, memory_seed: Option<u64>) -> Result<KvSavepoint, Error> {
         let epoch = tables.epoch;
         let Some(index) = tables.height.checked_sub(1) else {
-            return Ok(Kept { index: 0, seed: made_with.unwrap_or_else(rt::random_u64), group, epoch });
+            return Ok(KvSavepoint { index: 0, seed: memory_seed.unwrap_or_else(rt::random_u64), group, epoch });
         };
         let (seed, owner) = (word(&tables.block_hash, 0), word(&tables.block_hash, 8));
         if owner != group.0 {
             return Err(Error::Invalid(format!(
-                "these tables are those of group {owner}, and not of group {}: give each group tables of its own",
+                "these tables belong to group {owner}, not to group {}: give each group tables of its own",
                 group.0
             )));
         }
-        match made_with {
-            // No entry came into them before another coordinator made the store.
-            Some(seed) if index == 0 => Ok(Kept { index, seed, group, epoch }),
+        match memory_seed {
+            // The tables got no entry before another coordinator created the store, so that the store's seed counts.
+            Some(seed) if index == 0 => Ok(KvSavepoint { index, seed, group, epoch }),
             Some(other) if other != seed => Err(Error::Invalid(
-                "these tables are not those of the store that the memory nodes hold: give it tables of its own"
+                "these tables belong to another store than the one in the memory nodes: give each store tables of its own"
                     .to_owned(),
             )),
-            _ => Ok(Kept { index, seed, group, epoch }),
+            _ => Ok(KvSavepoint { index, seed, group, epoch }),
         }
     }
 
@@ -112,20 +117,20 @@ impl Kept {
     }
 }
 
-impl Persistent {
-    /// Step 1: on return no earlier coordinator changes the tables any more, and this is what they have. `made_with` is the seed of
-    /// the store that memory holds, if it holds one.
+impl PersistentTables {
+    /// Step 1: on return no earlier coordinator can change the tables, and the result is what they contain. `memory_seed` is
+    /// the seed of the store that the memory holds, if it holds one.
     pub(super) async fn fence(
         &self,
         coordinator: &Coordinator,
-        sizes: &Sizes,
-        made_with: Option<u64>,
-    ) -> Result<Kept, Error> {
+        sizes: &StoreGeometry,
+        memory_seed: Option<u64>,
+    ) -> Result<KvSavepoint, Error> {
         let (group, term) = (coordinator.group(), coordinator.term());
-        let mut base = word(&coordinator.read(sizes.base_at(), PART_BYTES).await?, 0);
+        let mut base = word(&coordinator.read(sizes.base_at(), HEAD_BLOCK_BYTES).await?, 0);
         for _ in 0..ATTEMPTS_MAX {
             let before = self.tables.savepoint();
-            let mut kept = Kept::of(&before, group, made_with)?;
+            let mut kept = KvSavepoint::from_tables(&before, group, memory_seed)?;
             if base.saturating_add(term.0) <= before.epoch.0 && !mutant(Mutant::EpochOfTerm) {
                 base = before.epoch.0;
                 coordinator.write(sizes.base_at(), encode_base(base)).await?;
@@ -134,7 +139,7 @@ impl Persistent {
             kept.epoch = Epoch(base.saturating_add(term.0));
             match self.write(RowBatch::new(kept.savepoint())).await {
                 Ok(()) => return Ok(kept),
-                // Somebody came in between.
+                // Another coordinator wrote in between.
                 Err(storage::Error::Invalid(_) | storage::Error::Fenced { .. }) if !mutant(Mutant::FenceOnce) => {}
                 Err(error) => return Err(failed(WRITING, term)(error)),
             }
@@ -152,9 +157,14 @@ impl Persistent {
     }
 
     /// Step 4.
-    pub(super) async fn restore(&self, coordinator: &Coordinator, sizes: &Sizes, kept: Kept) -> Result<(), Error> {
+    pub(super) async fn restore(
+        &self,
+        coordinator: &Coordinator,
+        sizes: &StoreGeometry,
+        kept: KvSavepoint,
+    ) -> Result<(), Error> {
         tracing::info!(to = kept.index, "a key-value store is restored from its tables");
-        let mut writer = Writer { coordinator, writes: Vec::new(), bytes: 0 };
+        let mut writer = RestoreWriter { coordinator, writes: Vec::new(), bytes: 0 };
         let mut index = vec![0_u64; sizes.buckets as usize];
         let (mut taken, mut start) = (0_u64, Some(Bytes::new()));
         while let Some(from) = start {
@@ -166,7 +176,7 @@ impl Persistent {
                 let count = sizes.record_blocks(row.key.len(), row.value.len()) as u64;
                 if taken + count > sizes.blocks {
                     return Err(Error::Invalid(format!(
-                        "the tables hold more than {} blocks have room for",
+                        "the tables hold more than fits into the store's {} blocks: format the group for more blocks",
                         sizes.blocks
                     )));
                 }
@@ -176,43 +186,43 @@ impl Persistent {
                 for write in record_writes(*head, row.version.block, &row.key, &row.value, &blocks, sizes) {
                     writer.add(write).await?;
                 }
-                *head = pointer(blocks[0]);
+                *head = encode_pointer(blocks[0]);
             }
             crash_point("consensus.kv.restoring").await;
             start = page.next;
         }
-        for (piece, pointers) in index.chunks(PIECE_BYTES / 8).enumerate() {
+        for (piece, pointers) in index.chunks(CHUNK_BYTES / 8).enumerate() {
             if pointers.iter().any(|pointer| *pointer != 0) {
                 let bytes = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
-                writer.add(Write { address: sizes.bucket_at((piece * PIECE_BYTES / 8) as u64), bytes }).await?;
+                writer.add(MemoryWrite { address: sizes.bucket_at((piece * CHUNK_BYTES / 8) as u64), bytes }).await?;
             }
         }
         let lines = taken.div_ceil(LINE_BLOCKS);
         let mut bitmap = vec![0_u8; (lines * LINE_BYTES) as usize];
         (0..taken as usize).for_each(|block| bitmap[block / 8] |= 1 << (block % 8));
-        for (piece, bytes) in bitmap.chunks(PIECE_BYTES).enumerate() {
-            let address = sizes.line_at(0) + (piece * PIECE_BYTES) as u64;
-            writer.add(Write { address, bytes: Bytes::copy_from_slice(bytes) }).await?;
+        for (piece, bytes) in bitmap.chunks(CHUNK_BYTES).enumerate() {
+            let address = sizes.line_at(0) + (piece * CHUNK_BYTES) as u64;
+            writer.add(MemoryWrite { address, bytes: Bytes::copy_from_slice(bytes) }).await?;
         }
         writer.commit().await?;
-        let cursor = Cursor { index: kept.index, position: 0, chain: kept.seed };
+        let cursor = LogCursor { index: kept.index, position: 0, chain: kept.seed };
         let last = [
-            Write { address: sizes.super_at(), bytes: sizes.encode(kept.seed) },
-            Write { address: sizes.cursor_at(), bytes: encode_cursor(cursor) },
+            MemoryWrite { address: sizes.super_at(), bytes: sizes.encode(kept.seed) },
+            MemoryWrite { address: sizes.cursor_at(), bytes: encode_cursor(cursor) },
         ];
         coordinator.transact(last.to_vec()).await.map(drop)
     }
 }
 
-/// Writes many things, several in one transaction.
-struct Writer<'a> {
+/// Collects writes into transactions.
+struct RestoreWriter<'a> {
     coordinator: &'a Coordinator,
-    writes: Vec<Write>,
+    writes: Vec<MemoryWrite>,
     bytes: u64,
 }
 
-impl Writer<'_> {
-    async fn add(&mut self, write: Write) -> Result<(), Error> {
+impl RestoreWriter<'_> {
+    async fn add(&mut self, write: MemoryWrite) -> Result<(), Error> {
         let bytes = 16 + write.bytes.len() as u64;
         let bytes_max = self.coordinator.layout().entry_bytes_max();
         if self.writes.len() == WRITES_MAX || 40 + self.bytes + bytes > bytes_max {
@@ -233,11 +243,11 @@ impl Writer<'_> {
 }
 
 /// Step 2, until the coordinator ends.
-pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent, kept: Kept) {
+pub(super) async fn persist(shared: Arc<KvCore>, persistent: PersistentTables, kept: KvSavepoint) {
     let outcome = {
         let (work, ends) = (pin!(run(&shared, &persistent, kept)), pin!(shared.coordinator.ended()));
         let first = async { select(work, ends).await.factor_first().0 };
-        shared.stop.or_stopped(first).await
+        shared.stop.run_until_cancelled(first).await
     };
     if let Some(error) = outcome {
         let error = match error {
@@ -251,18 +261,18 @@ pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent, kept: K
     }
 }
 
-async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error {
-    let (mut unpruned, mut pruning) = (0, None::<Task<Result<Pruned, storage::Error>>>);
+async fn run(shared: &KvCore, persistent: &PersistentTables, mut kept: KvSavepoint) -> Error {
+    let (mut unpruned, mut pruning) = (0, None::<Task<Result<PruneOutcome, storage::Error>>>);
     loop {
-        let batch: Vec<Pending> = {
+        let batch: Vec<PendingEntry> = {
             let state = lock(&shared.state);
             let first = state.pending.partition_point(|entry| entry.after.index <= state.persisted);
             let mut bytes = 0;
-            let fits = |entry: &&Pending| {
+            let fits = |entry: &&PendingEntry| {
                 bytes += entry.key.len() + entry.value.as_ref().map_or(0, Bytes::len);
                 bytes <= BATCH_BYTES
             };
-            let mut batch: Vec<Pending> =
+            let mut batch: Vec<PendingEntry> =
                 state.pending.range(first..).take(BATCH_ENTRIES).take_while(fits).cloned().collect();
             if batch.is_empty() {
                 batch.extend(state.pending.get(first).cloned());
@@ -283,7 +293,7 @@ async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error 
         shared.persisted.notify_waiters();
         shared.work.notify_one();
         if unpruned >= PRUNE_EVERY && pruning.as_ref().is_none_or(Task::is_finished) {
-            // Beside the batches that follow: a look takes as long as many of them.
+            // In parallel with the batches that follow: one pass takes as long as many of them.
             if let Some(pruned) = pruning.take()
                 && let Ok(Err(error)) = pruned.await
             {
@@ -296,7 +306,12 @@ async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error 
     }
 }
 
-async fn write(shared: &Shared, persistent: &Persistent, kept: &Kept, entries: Vec<Pending>) -> Result<(), Error> {
+async fn write(
+    shared: &KvCore,
+    persistent: &PersistentTables,
+    kept: &KvSavepoint,
+    entries: Vec<PendingEntry>,
+) -> Result<(), Error> {
     let (last, term) = (entries.last().expect("there is one"), shared.coordinator.term());
     shared.confirm(last.posted).await?;
     crash_point("consensus.kv.persisting").await;

@@ -1,11 +1,12 @@
-//! Watching: every entry that a majority has is told to those whose prefix its key begins with, in the order of versions.
+//! Watching: a watcher gets every entry that a majority has and whose key starts with the watcher's prefix, in the order of
+//! versions.
 //!
-//! 1. The feed remembers the newest [`REMEMBERED_MAX`] changes, of at most [`REMEMBERED_BYTES_MAX`]. A takeover begins with those
-//!    that its log holds, so that whoever watched before goes on from the version behind the last one told, unless it has been
-//!    gone for too long: [`Error::Forgotten`].
-//! 2. A watcher that does not take what it is told ends when [`BEHIND_MAX`] changes wait for it.
+//! 1. The feed retains the newest changes: at most [`RETAINED_MAX`], with at most [`RETAINED_BYTES_MAX`] bytes. After a
+//!    takeover the feed starts with the changes in the log. So a watcher can resume at the version behind the last change that
+//!    it got; if the feed no longer has that version, the watcher gets [`Error::Compacted`].
+//! 2. A watcher ends when more than [`BACKLOG_MAX`] changes wait for it.
 //!
-//! Invariant: a watcher is told every change of its keys from its first version on, once and in order, until it ends.
+//! Invariant: a watcher gets every change of its keys from its first version on, once and in order, until it ends.
 
 use std::collections::VecDeque;
 
@@ -15,26 +16,26 @@ use base::rt::channel::{Receiver, Sender, bounded};
 use crate::Error;
 
 /// Changes that are remembered.
-pub const REMEMBERED_MAX: usize = 1 << 14;
-/// Bytes of those.
-pub const REMEMBERED_BYTES_MAX: usize = 16 << 20;
+pub const RETAINED_MAX: usize = 1 << 14;
+/// Bytes of the remembered changes.
+pub const RETAINED_BYTES_MAX: usize = 16 << 20;
 /// Changes that may wait for one watcher.
-pub const BEHIND_MAX: usize = 1024;
+pub const BACKLOG_MAX: usize = 1024;
 /// Watchers at a time.
 pub const WATCHERS_MAX: usize = 1024;
 
 /// A change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event {
-    /// Of which key.
+pub struct ChangeEvent {
+    /// The key that was changed.
     pub key: Bytes,
-    /// Its value; none where it was deleted.
+    /// Its value; `None` where it was deleted.
     pub value: Option<Bytes>,
     /// The version of the change.
     pub version: u64,
 }
 
-impl Event {
+impl ChangeEvent {
     fn bytes(&self) -> usize {
         self.key.len() + self.value.as_ref().map_or(0, Bytes::len)
     }
@@ -42,17 +43,17 @@ impl Event {
 
 /// A stream of changes. Dropping it ends it.
 #[derive(Debug)]
-pub struct Watch {
-    remembered: VecDeque<Event>,
-    receiver: Receiver<Event>,
+pub struct KeyWatch {
+    retained: VecDeque<ChangeEvent>,
+    receiver: Receiver<ChangeEvent>,
     next: u64,
 }
 
-impl Watch {
-    /// The next change; none when the store has ended, or this watcher was too slow: then watch again, from
-    /// [`Watch::next_version`] on. Dropping the future is safe.
-    pub async fn next(&mut self) -> Option<Event> {
-        let event = match self.remembered.pop_front() {
+impl KeyWatch {
+    /// The next change; `None` when the store has ended, or this watcher was too slow: then watch again, from
+    /// [`KeyWatch::next_version`] on. Dropping the future is safe.
+    pub async fn next(&mut self) -> Option<ChangeEvent> {
+        let event = match self.retained.pop_front() {
             Some(event) => event,
             None => self.receiver.recv().await?,
         };
@@ -60,7 +61,7 @@ impl Watch {
         Some(event)
     }
 
-    /// The version behind the last change that was told.
+    /// The version behind the last change that this watcher got.
     pub fn next_version(&self) -> u64 {
         self.next
     }
@@ -69,59 +70,65 @@ impl Watch {
 struct Watcher {
     prefix: Bytes,
     from: u64,
-    sender: Sender<Event>,
+    sender: Sender<ChangeEvent>,
 }
 
-/// Who watches, and what they may still ask for.
-pub(super) struct Feed {
-    remembered: VecDeque<Event>,
+/// The watchers, and the changes that they may still ask for.
+pub(super) struct ChangeFeed {
+    remembered: VecDeque<ChangeEvent>,
     bytes: usize,
-    /// Versions up to this are not remembered.
-    forgotten: u64,
-    /// Of the newest change that was told.
-    told: u64,
+    /// Versions up to this one are no longer remembered.
+    compacted: u64,
+    /// The version of the newest change that was published.
+    published: u64,
     watchers: Vec<Watcher>,
 }
 
-impl Feed {
-    pub(super) fn new(forgotten: u64) -> Feed {
-        Feed { remembered: VecDeque::new(), bytes: 0, forgotten, told: forgotten, watchers: Vec::new() }
+impl ChangeFeed {
+    pub(super) fn new(forgotten: u64) -> ChangeFeed {
+        ChangeFeed {
+            remembered: VecDeque::new(),
+            bytes: 0,
+            compacted: forgotten,
+            published: forgotten,
+            watchers: Vec::new(),
+        }
     }
 
-    /// A change that a majority has; versions grow.
-    pub(super) fn tell(&mut self, event: Event) {
-        self.told = event.version;
+    /// Publishes a change that a majority has; versions grow.
+    pub(super) fn publish(&mut self, event: ChangeEvent) {
+        self.published = event.version;
         self.watchers.retain(|watcher| {
             let concerns = event.version >= watcher.from && event.key.starts_with(&watcher.prefix);
             !concerns || watcher.sender.try_send(event.clone()).is_ok()
         });
         self.bytes += event.bytes();
         self.remembered.push_back(event);
-        while self.remembered.len() > REMEMBERED_MAX || self.bytes > REMEMBERED_BYTES_MAX {
+        while self.remembered.len() > RETAINED_MAX || self.bytes > RETAINED_BYTES_MAX {
             let Some(gone) = self.remembered.pop_front() else { break };
             self.bytes -= gone.bytes();
-            self.forgotten = gone.version;
+            self.compacted = gone.version;
         }
     }
 
-    /// From a version on, or from the first that was told to nobody yet.
-    pub(super) fn watch(&mut self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
-        let from = from.unwrap_or(self.told + 1);
-        if from <= self.forgotten {
-            return Err(Error::Forgotten { asked: from, oldest: self.forgotten + 1 });
+    /// Watches from a version on, or from the first one that is not published yet.
+    pub(super) fn watch(&mut self, prefix: Bytes, from: Option<u64>) -> Result<KeyWatch, Error> {
+        let from = from.unwrap_or(self.published + 1);
+        if from <= self.compacted {
+            return Err(Error::Compacted { asked: from, oldest: self.compacted + 1 });
         }
         self.watchers.retain(|watcher| !watcher.sender.is_closed());
         if self.watchers.len() >= WATCHERS_MAX {
             return Err(Error::Busy);
         }
-        let wanted = |event: &&Event| event.version >= from && event.key.starts_with(&prefix);
+        let wanted = |event: &&ChangeEvent| event.version >= from && event.key.starts_with(&prefix);
         let remembered = self.remembered.iter().filter(wanted).cloned().collect();
-        let (sender, receiver) = bounded(BEHIND_MAX);
+        let (sender, receiver) = bounded(BACKLOG_MAX);
         self.watchers.push(Watcher { prefix, from, sender });
-        Ok(Watch { remembered, receiver, next: from })
+        Ok(KeyWatch { retained: remembered, receiver, next: from })
     }
 
-    /// Whether somebody watches.
+    /// Whether there are watchers.
     pub(super) fn has_watchers(&self) -> bool {
         !self.watchers.is_empty()
     }
@@ -136,21 +143,21 @@ impl Feed {
 mod tests {
     use super::*;
 
-    fn event(version: u64) -> Event {
+    fn event(version: u64) -> ChangeEvent {
         let key = if version.is_multiple_of(2) { "even" } else { "odd" };
-        Event { key: Bytes::from_static(key.as_bytes()), value: Some(Bytes::from(vec![1; 10])), version }
+        ChangeEvent { key: Bytes::from_static(key.as_bytes()), value: Some(Bytes::from(vec![1; 10])), version }
     }
 
     #[test]
     fn a_watcher_is_told_what_it_asked_for_once_and_in_order() {
         base::rt::production::run(async {
-            let mut feed = Feed::new(4);
-            (5..9).for_each(|version| feed.tell(event(version)));
+            let mut feed = ChangeFeed::new(4);
+            (5..9).for_each(|version| feed.publish(event(version)));
             let asked = feed.watch(Bytes::new(), Some(4)).map(|_| ());
-            assert_eq!(asked, Err(Error::Forgotten { asked: 4, oldest: 5 }));
+            assert_eq!(asked, Err(Error::Compacted { asked: 4, oldest: 5 }));
             let mut odd = feed.watch(Bytes::from_static(b"od"), Some(6)).expect("it is remembered");
             let mut later = feed.watch(Bytes::new(), Some(11)).expect("it is to come");
-            (9..13).for_each(|version| feed.tell(event(version)));
+            (9..13).for_each(|version| feed.publish(event(version)));
             for version in [7, 9, 11] {
                 assert_eq!(odd.next().await, Some(event(version)));
             }
@@ -165,20 +172,20 @@ mod tests {
     #[test]
     fn a_slow_watcher_ends_and_the_others_do_not() {
         base::rt::production::run(async {
-            let mut feed = Feed::new(0);
+            let mut feed = ChangeFeed::new(0);
             let mut slow = feed.watch(Bytes::new(), Some(1)).expect("there is room");
-            for version in 1..=2 * REMEMBERED_MAX as u64 {
-                feed.tell(event(version));
+            for version in 1..=2 * RETAINED_MAX as u64 {
+                feed.publish(event(version));
             }
-            assert!(feed.remembered.len() <= REMEMBERED_MAX);
+            assert!(feed.remembered.len() <= RETAINED_MAX);
             let mut told = 0;
             while slow.next().await.is_some() {
                 told += 1;
             }
-            assert_eq!(told, BEHIND_MAX as u64);
+            assert_eq!(told, BACKLOG_MAX as u64);
             let again = feed.watch(Bytes::new(), Some(slow.next_version())).map(|_| ());
-            let oldest = REMEMBERED_MAX as u64 + 1;
-            assert_eq!(again, Err(Error::Forgotten { asked: told + 1, oldest }));
+            let oldest = RETAINED_MAX as u64 + 1;
+            assert_eq!(again, Err(Error::Compacted { asked: told + 1, oldest }));
         });
     }
 }

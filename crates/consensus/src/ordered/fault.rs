@@ -1,37 +1,38 @@
-//! What simulations do to engines: crash a processor between two steps, and plant mistakes that the checkers must catch.
+//! Faults that simulations inject into engines: crashes of a CPU node between two steps, and planted mistakes that the
+//! checkers must catch.
 
 use std::cell::Cell;
 
 pub(super) use crate::fault::crash_point;
 
-/// A planted mistake. None is ever planted but by a test of the tests.
+/// A planted mistake. Only a test of the checkers plants one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// None.
     None,
-    /// An entry is shown as soon as one disk has it.
+    /// An entry is delivered as soon as one disk has it.
     OneDisk,
-    /// A disk's keeper answers before its disk has what it was given.
+    /// An acceptor acknowledges entries before its disk has them.
     AnswerUnsynced,
-    /// A new leader goes on from its own disk, whatever others have.
+    /// A new leader continues from its own disk, whatever others have.
     OwnDisk,
-    /// A new leader forgets what the group's log has beyond the disks.
+    /// A new leader ignores the entries that the group's log has beyond the disks.
     ForgetLog,
     /// The last record of the group's log is trimmed like the others.
     TrimLast,
-    /// A new leader goes on from the longest journal, whoever adopted it.
+    /// A new leader continues from the longest log store, whichever term adopted it.
     LongestJournal,
-    /// A keeper does not note which reign has adopted its journal.
+    /// An acceptor does not record which term has adopted its log store.
     ForgetAdoption,
-    /// The solo engine shows what its disk does not have.
+    /// The solo engine delivers entries that its disk does not have.
     ShowUnsynced,
-    /// The log on Raft says that entries are safe before they are in the journal.
+    /// The log on Raft reports entries as deliverable before they are in the log store.
     SafeUnwritten,
-    /// The log on Raft lets the engine's log go before its journal has that on disk.
+    /// The log on Raft trims the engine's log before its log store has those entries on disk.
     SnapshotAhead,
-    /// The log on Raft goes on at its journal's end when it begins to lead, whatever has been agreed on.
+    /// The log on Raft continues at the end of its log store when it starts to lead, whatever has been committed.
     LeadAtOnce,
-    /// A processor gets a vote in the log on Raft whatever it lacks.
+    /// A CPU node gets a vote in the log on Raft, whatever entries it lacks.
     VoteBlank,
 }
 

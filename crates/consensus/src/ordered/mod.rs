@@ -1,41 +1,46 @@
-//! A replicated ordered log as one of its processors sees it, and the promise that every engine behind it keeps.
+//! A replicated ordered log as one of its CPU nodes sees it, and the guarantees that every engine behind it gives.
 //!
 //! ```text
-//!  whoever orders   ── append(term, position, entry) ─▶  OrderedLog  ── entries, in order ─▶  Journal (own disk)
-//!                   ◀─ role, safe ──────────────────────     │
-//!                                                         other processors, memory nodes, logs: the engine's matter
+//!  caller           ── append(term, position, entry) ─▶  OrderedLog  ── entries, in order ─▶  log store (own disk)
+//!                   ◀─ leadership, deliverable ─────────     │
+//!                                                         other CPU nodes, memory nodes, logs: the engine's matter
 //! ```
 //!
-//! Entries are bytes without a meaning here. They have *positions*, counted from 0 without a gap; the entries that a
-//! journal holds before its engine starts (the first of them is the same everywhere) are the log's beginning. Positions are
-//! the caller's numbers, not an engine's: an engine that keeps entries of its own among them hides those.
+//! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds before its
+//! engine starts are the beginning of the log; the first entry is the same at every CPU node. Positions count only the caller's
+//! entries: an engine hides entries of its own.
 //!
-//! 1. Every processor opens its engine with its [`Journal`], which only the engine appends to from then on.
-//! 2. [`OrderedLog::role`] says who leads. Whoever leads in a term is told so once everything that was agreed on before is in its
-//!    own journal, with the position at which it goes on.
-//! 3. The leader appends: the next position, under the term in which it leads. Appending is pipelined: it completes when the entry
-//!    has its place, before anything is agreed on. Entries under one term take their places in the order of their positions.
-//! 4. The engine brings entries that are agreed on into the journal of *every* processor, in order, and then moves
-//!    [`OrderedLog::safe`] there: the number of entries that may be shown to the world.
-//! 5. Whoever loses the lead learns it from `role`. What it appended and what is not safe then may become safe or not; nothing
-//!    is said about it but by what stands at its position once that is safe.
+//! 1. Every CPU node opens its engine with its log store ([`LogStore`]). From then on only the engine appends to it.
+//! 2. [`OrderedLog::leadership`] says which node is the leader. An engine reports its own node as leader of a term, together
+//!    with the next position, once every entry that was committed before is in the node's own log store.
+//! 3. The leader appends an entry at the next position, under its term. Appends are pipelined: an append completes when the
+//!    entry has its position in the log, before the entry is committed. Entries under one term are placed in the order of their
+//!    positions.
+//! 4. The engine appends committed entries to the log store of *every* CPU node, in order, and then advances
+//!    [`OrderedLog::deliverable`]: the number of *deliverable* entries, which may be shown to clients.
+//! 5. A leader learns from `leadership` that it has lost its leadership. An entry that it has appended and that is not
+//!    deliverable by then may or may not become deliverable. To find out, the caller reads the entry at that position once the
+//!    position is deliverable.
 //!
-//! What every engine promises:
-//! 1. **One entry a position.** Where two processors, or one before and after a crash, find a position below `safe`, they read
-//!    the same bytes there.
-//! 2. **Safe is safe.** An entry below `safe` at any processor, ever, survives whatever the engine is made for: the loss of
-//!    F processors or their disks' unsynced bytes, and, unless the engine was opened as volatile, that all of them end at once.
-//! 3. **Readable.** What is below `safe` can be read from this processor's journal. After a crash, `safe` may begin below where it
-//!    was, and grows again.
-//! 4. **One leader a term**, terms only grow, and an entry appended under a term is refused once a greater one has begun to
-//!    lead. Two processors may both believe that they lead for a while; only one gets entries to be safe.
-//! 5. **Nothing is made up.** What becomes safe was appended by a leader, under that position.
-//! 6. **Progress.** While enough processors and whatever else the engine needs are up and reach one another, somebody leads, and
-//!    what the leader appends becomes safe, everywhere that is reached.
-//! 7. **Bounds.** What is appended and not safe is bounded; [`OrderedLog::append`] waits for room.
+//! Every engine guarantees:
+//! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of them reads
+//!    the same bytes before and after a crash.
+//! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure that the
+//!    engine is built for: the loss of F CPU nodes or of their disks' unsynced bytes and, unless the engine was opened as
+//!    volatile, a simultaneous end of all CPU nodes.
+//! 3. **Readable.** Every entry below `deliverable` can be read from this CPU node's log store. After a crash, `deliverable`
+//!    may start below its former value; it grows again.
+//! 4. **One leader per term.** Terms only grow, and an append under a term is rejected once the leader of a greater term has
+//!    started to lead. For a while two CPU nodes may both believe that they lead; then only the entries of one of them become
+//!    deliverable.
+//! 5. **No invented entries.** Every entry that becomes deliverable was appended by a leader, at that position.
+//! 6. **Progress.** While enough CPU nodes, and any memory nodes that the engine needs, are up and reach one another, some CPU
+//!    node leads, and the entries that it appends become deliverable at every CPU node that can be reached.
+//! 7. **Bounds.** The number of entries that are appended and not yet deliverable is bounded; [`OrderedLog::append`] waits for
+//!    space.
 //!
-//! What callers promise: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; the journal is
-//! the engine's until [`OrderedLog::stop`] has returned.
+//! Callers guarantee: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; only the engine
+//! changes the log store until [`OrderedLog::stop`] has returned.
 
 pub mod fault;
 pub mod sift;
@@ -49,129 +54,132 @@ use base::rt::channel::WatchReceiver;
 
 use crate::{Error, Term};
 
-/// The number of a processor among those of a log.
+/// The number of a CPU node among those of a log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Processor(pub u64);
+pub struct CpuNodeId(pub u64);
 
-impl fmt::Display for Processor {
+impl fmt::Display for CpuNodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
 }
 
-/// What a processor is at the moment.
+/// The current role of a CPU node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// It leads; it has everything before `next` in its journal, and may append from there on.
+pub enum Leadership {
+    /// It is the leader: its log store has every entry before `next`, and it may append from there on.
     Leading {
-        /// Under which term it appends.
+        /// The term under which it appends.
         term: Term,
         /// The position of the first entry that it may append.
         next: u64,
     },
-    /// It does not.
+    /// It is not the leader.
     Following {
-        /// Who leads, as far as it knows.
-        leader: Option<Processor>,
+        /// The leader, as far as this node knows.
+        leader: Option<CpuNodeId>,
     },
 }
 
-impl Role {
-    /// The term in which it leads.
+impl Leadership {
+    /// The term in which this node is the leader.
     pub fn term(&self) -> Option<Term> {
         match self {
-            Role::Leading { term, .. } => Some(*term),
-            Role::Following { .. } => None,
+            Leadership::Leading { term, .. } => Some(*term),
+            Leadership::Following { .. } => None,
         }
     }
 }
 
-/// One processor's part in a replicated ordered log. See [the module](self) for what it promises.
+/// One CPU node's part in a replicated ordered log. See [the module](self) for its guarantees.
 #[async_trait]
 pub trait OrderedLog: Send + Sync {
-    /// What this processor is. Follows every change; a receiver may miss those that were over quickly.
-    fn role(&self) -> WatchReceiver<Role>;
+    /// The current role of this node. Follows every change; a receiver may miss short-lived ones.
+    fn leadership(&self) -> WatchReceiver<Leadership>;
 
-    /// How many entries may be shown: all below this are safe, and in this processor's journal. Never falls while the engine
-    /// runs.
-    fn safe(&self) -> WatchReceiver<u64>;
+    /// The number of deliverable entries: all entries below it are committed, and in this node's log store. Never falls while
+    /// the engine runs.
+    fn deliverable(&self) -> WatchReceiver<u64>;
 
-    /// Gives an entry the next position under a term. On return it has its place, and is agreed on when `safe` has passed it; it
-    /// may never be. Waits for room. When the future is dropped, or anything but `Ok` comes back, the term is over for this caller:
-    /// the entry may have its place or not, and the next one may only be appended after `role` has told of another term.
+    /// Appends an entry at the next position, under a term. On return the entry has its position in the log; it is committed
+    /// once `deliverable` has passed the position, which may never happen. Waits for space. If the future is dropped or returns
+    /// anything but `Ok`, the term is over for this caller: the entry may or may not have its position, and the caller may
+    /// append again only after `leadership` has reported another term.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when this processor does not lead in that term any more; [`Error::Invalid`] for a position that is not
-    /// the next one, or an entry that is too long; [`Error::Closed`] when the engine has ended.
+    /// [`Error::Fenced`] when this node no longer leads in that term; [`Error::Invalid`] for a position that is not the next
+    /// one, or an entry that is too long; [`Error::Closed`] when the engine has ended.
     async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error>;
 
     /// Bytes of the longest entry.
     fn entry_bytes_max(&self) -> usize;
 
-    /// Completes when the engine has ended, with the reason; [`Error::Closed`] when it was stopped. An engine that cannot reach the
-    /// others does not end, it waits; one whose journal fails does.
+    /// Completes when the engine has ended, with the reason; [`Error::Closed`] when it was stopped. An engine that cannot reach
+    /// the other nodes does not end: it waits. An engine whose log store fails does.
     async fn ended(&self) -> Error;
 
-    /// Ends this processor's part. What is appended and not safe is left to the others. On return the journal is the caller's.
+    /// Stops this node's engine. The entries that are appended and not deliverable are left to the other nodes. On return the
+    /// log store belongs to the caller again.
     async fn stop(&self);
 }
 
-/// The entries that one processor has on its own disk.
+/// The entries that one CPU node has on its own disk.
 ///
-/// An engine appends in order from one task, and reads from any. Its failures end the engine, but not what an entry is refused for that
-/// another processor gave.
+/// An engine appends in order from one task, and reads from any task. An I/O error of the log store ends the engine. The
+/// rejection of an entry that another node sent does not.
 #[async_trait]
-pub trait Journal: Send + Sync {
-    /// How many entries there are, durable or not; at least one.
+pub trait LogStore: Send + Sync {
+    /// The number of entries, durable or not; at least one.
     fn height(&self) -> u64;
 
-    /// How many entries are durable.
+    /// The number of durable entries.
     fn durable(&self) -> u64;
 
-    /// The entry at a position; nothing at and above the height.
+    /// The entry at a position; `None` at and above the height.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when it is not what was appended; [`Error::Journal`].
+    /// [`Error::Corrupt`] when the stored bytes are not the ones that were appended; [`Error::LogStore`].
     fn read(&self, position: u64) -> Result<Option<Bytes>, Error>;
 
-    /// Appends the entry at a position, which is the height. Readable on return, durable after [`Journal::sync`]. A full disk is
-    /// waited for.
+    /// Appends an entry at a position, which must equal the height. The entry is readable on return, and durable after
+    /// [`LogStore::sync`]. Waits while the disk is full.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bytes that cannot follow the entry before, which leave the journal as it was; [`Error::Journal`];
-    /// [`Error::Closed`] when it was told to stop while it waited.
+    /// [`Error::Invalid`] for bytes that cannot follow the entry before, in which case the log store is unchanged;
+    /// [`Error::LogStore`]; [`Error::Closed`] when it was stopped while it waited.
     async fn append(&self, position: u64, entry: Bytes) -> Result<(), Error>;
 
-    /// Makes all that was appended before durable, and gives how many entries are. Dropping the future is safe.
+    /// Makes all entries that were appended before durable, and returns the number of durable entries. Dropping the future is
+    /// safe.
     ///
     /// # Errors
-    /// [`Error::Journal`].
+    /// [`Error::LogStore`].
     async fn sync(&self) -> Result<u64, Error>;
 
-    /// Gives up the entries from a position on, 1 at least. Durable on return; a crash on the way leaves any number of them, from the
-    /// beginning on. Only entries that are not safe are ever given up.
+    /// Truncates the log to `height` entries, 1 at least. Durable on return; a crash during the call leaves any number of the
+    /// truncated entries, from the first of them on. Deliverable entries are never truncated.
     ///
     /// # Errors
-    /// [`Error::Journal`].
-    async fn cut(&self, height: u64) -> Result<(), Error>;
+    /// [`Error::LogStore`].
+    async fn truncate(&self, height: u64) -> Result<(), Error>;
 
-    /// The engine's own note beside the entries, a few words; empty when there is none.
+    /// The engine's hard state, kept beside the entries: a few integers. Empty when there is none.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Journal`].
-    fn note(&self) -> Result<Bytes, Error>;
+    /// [`Error::Corrupt`], [`Error::LogStore`].
+    fn hard_state(&self) -> Result<Bytes, Error>;
 
-    /// Replaces the note. Durable on return; a crash on the way leaves the old one or the new one.
+    /// Replaces the hard state. Durable on return; a crash during the call leaves the old one or the new one.
     ///
     /// # Errors
-    /// [`Error::Journal`].
-    async fn set_note(&self, note: Bytes) -> Result<(), Error>;
+    /// [`Error::LogStore`].
+    async fn set_hard_state(&self, note: Bytes) -> Result<(), Error>;
 }
 
-/// Whether an entry may be appended.
+/// Checks whether an entry may be appended.
 pub(crate) fn check(entry: &Bytes, bytes_max: usize) -> Result<(), Error> {
     match entry.len() {
-        0 => Err(Error::Invalid("an entry of no bytes".to_owned())),
+        0 => Err(Error::Invalid("an entry has no bytes: append at least one".to_owned())),
         length if length > bytes_max => {
             Err(Error::Invalid(format!("an entry of {length} bytes: this log takes at most {bytes_max}")))
         }

@@ -1,10 +1,11 @@
-//! The engine of one processor: its journal is the log.
+//! The engine of a single CPU node: its log store is the log.
 //!
-//! 1. It leads from the beginning, in a term above that of every earlier start, which its note keeps.
-//! 2. An entry that is appended goes into the journal at once; a second task makes all that came meanwhile durable with one sync,
-//!    and moves `safe`.
+//! 1. The node leads from the start, in a term above that of every earlier start; its hard state keeps the term.
+//! 2. An appended entry is written to the log store at once. A separate task syncs the log store. One sync covers all entries
+//!    that were written since the previous one; then the task advances `deliverable`, the number of entries that clients may
+//!    see.
 //!
-//! It survives crashes and lost power with the disk that it has; with the disk everything is gone.
+//! The log survives crashes and power failures as long as the disk survives; if the disk is lost, the log is lost.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,109 +14,109 @@ use async_trait::async_trait;
 use base::Bytes;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{self, Stop, Task};
+use base::rt::{self, CancellationToken, Task};
 
 use super::fault::{Mutant, crash_point, mutant};
-use super::{Journal, OrderedLog, Role};
+use super::{Leadership, LogStore, OrderedLog};
 use crate::{Error, Term};
 
 /// Entries that are appended and not durable.
-pub const UNSAFE_MAX: usize = 8;
+pub const IN_FLIGHT_MAX: usize = 8;
 
 /// See [the module](self).
-pub struct Solo {
-    shared: Arc<Shared>,
+pub struct SoloLog {
+    shared: Arc<SoloCore>,
     task: Mutex<Option<Task<()>>>,
 }
 
-struct Shared {
-    journal: Arc<dyn Journal>,
+struct SoloCore {
+    log_store: Arc<dyn LogStore>,
     entry_bytes_max: usize,
     term: Term,
-    role: WatchSender<Role>,
-    safe: WatchSender<u64>,
-    room: Semaphore,
+    leadership: WatchSender<Leadership>,
+    deliverable: WatchSender<u64>,
+    in_flight: Semaphore,
     work: Notify,
     ended: Mutex<Option<Error>>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
-impl Solo {
-    /// Opens the log that a journal holds; on return this processor leads.
+impl SoloLog {
+    /// Opens the log that a log store holds; on return this CPU node leads.
     ///
     /// # Errors
-    /// The journal's.
-    pub async fn open(journal: Arc<dyn Journal>, entry_bytes_max: usize) -> Result<Solo, Error> {
-        let height = journal.sync().await?;
-        let note = journal.note()?;
+    /// Those of the log store.
+    pub async fn open(log_store: Arc<dyn LogStore>, entry_bytes_max: usize) -> Result<SoloLog, Error> {
+        let height = log_store.sync().await?;
+        let note = log_store.hard_state()?;
         let before = match note.len() {
             0 => 0,
             8 => u64::from_le_bytes(note[..].try_into().expect("eight bytes")),
-            _ => return Err(Error::Corrupt("the note of a solo log is a term, of eight bytes")),
+            _ => return Err(Error::Corrupt("the hard state of a solo log is not a term of eight bytes")),
         };
         let term = Term(before.checked_add(1).ok_or(Error::Corrupt("a term at the end of all terms"))?);
-        journal.set_note(Bytes::copy_from_slice(&term.0.to_le_bytes())).await?;
-        let shared = Arc::new(Shared {
-            journal,
+        log_store.set_hard_state(Bytes::copy_from_slice(&term.0.to_le_bytes())).await?;
+        let shared = Arc::new(SoloCore {
+            log_store,
             entry_bytes_max,
             term,
-            role: watch(Role::Leading { term, next: height }).0,
-            safe: watch(height).0,
-            room: Semaphore::new(UNSAFE_MAX),
+            leadership: watch(Leadership::Leading { term, next: height }).0,
+            deliverable: watch(height).0,
+            in_flight: Semaphore::new(IN_FLIGHT_MAX),
             work: Notify::new(),
             ended: Mutex::default(),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         });
         let task = rt::spawn(run(Arc::clone(&shared)));
-        Ok(Solo { shared, task: Mutex::new(Some(task)) })
+        Ok(SoloLog { shared, task: Mutex::new(Some(task)) })
     }
 }
 
-async fn run(shared: Arc<Shared>) {
-    while let Some(()) = shared.stop.or_stopped(shared.work.notified()).await {
+async fn run(shared: Arc<SoloCore>) {
+    while let Some(()) = shared.stop.run_until_cancelled(shared.work.notified()).await {
         if let Err(error) = shared.sync().await {
             return shared.end(error);
         }
     }
-    // Those that have their place are made durable on the way out: nobody else would.
+    // Entries that have their position are made durable before the task ends: nobody else would do it.
     if let Err(error) = shared.sync().await {
         shared.end(error);
     }
 }
 
-impl Shared {
+impl SoloCore {
     async fn sync(&self) -> Result<(), Error> {
         crash_point("consensus.solo.appended").await;
         let durable = match mutant(Mutant::ShowUnsynced) {
-            true => self.journal.height(),
-            false => self.journal.sync().await?,
+            true => self.log_store.height(),
+            false => self.log_store.sync().await?,
         };
         crash_point("consensus.solo.durable").await;
         let mut shown = 0;
-        self.safe.send_if_modified(|safe| {
+        self.deliverable.send_if_modified(|safe| {
             shown = durable.saturating_sub(*safe);
             *safe = durable.max(*safe);
             shown > 0
         });
-        self.room.add_permits(shown as usize);
+        self.in_flight.add_permits(shown as usize);
         Ok(())
     }
 
     fn end(&self, error: Error) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        self.role.send(Role::Following { leader: None });
-        self.stop.stop();
+        self.leadership.send(Leadership::Following { leader: None });
+        self.stop.cancel();
     }
 }
 
 #[async_trait]
-impl OrderedLog for Solo {
-    fn role(&self) -> WatchReceiver<Role> {
-        self.shared.role.subscribe()
+impl OrderedLog for SoloLog {
+    fn leadership(&self) -> WatchReceiver<Leadership> {
+        self.shared.leadership.subscribe()
     }
 
-    fn safe(&self) -> WatchReceiver<u64> {
-        self.shared.safe.subscribe()
+    fn deliverable(&self) -> WatchReceiver<u64> {
+        self.shared.deliverable.subscribe()
     }
 
     async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error> {
@@ -124,12 +125,12 @@ impl OrderedLog for Solo {
             return Err(Error::Fenced(term));
         }
         super::check(&entry, shared.entry_bytes_max)?;
-        let room = shared.stop.or_stopped(shared.room.acquire()).await.ok_or(Error::Closed)?;
-        let height = shared.journal.height();
+        let room = shared.stop.run_until_cancelled(shared.in_flight.acquire()).await.ok_or(Error::Closed)?;
+        let height = shared.log_store.height();
         if position != height {
             return Err(Error::Invalid(format!("position {position}: the next one is {height}")));
         }
-        if let Err(error) = shared.journal.append(position, entry).await {
+        if let Err(error) = shared.log_store.append(position, entry).await {
             shared.end(error.clone());
             return Err(error);
         }
@@ -143,22 +144,22 @@ impl OrderedLog for Solo {
     }
 
     async fn ended(&self) -> Error {
-        self.shared.stop.stopped().await;
+        self.shared.stop.cancelled().await;
         self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Error::Closed)
     }
 
     async fn stop(&self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
-            // It is aborted only together with the runtime.
+            // A task is aborted only together with the runtime.
             let _ = task.await;
         }
-        self.shared.role.send(Role::Following { leader: None });
+        self.shared.leadership.send(Leadership::Following { leader: None });
     }
 }
 
-impl fmt::Debug for Solo {
+impl fmt::Debug for SoloLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Solo({})", self.shared.term)
     }

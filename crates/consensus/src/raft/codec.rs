@@ -1,5 +1,6 @@
-//! What is sent between nodes and written to disk, in bytes: `docs/formats/raft.md`. The crate's own protobuf is not used on
-//! either way, so that entries are neither copied nor parsed twice, and what a peer sends is checked by our decoder alone.
+//! The encoding of messages between nodes and of records on disk: `docs/formats/raft.md`. Neither uses the `raft` crate's own
+//! protobuf encoding. So entries are neither copied nor parsed twice, and this decoder alone checks the bytes that a peer
+//! sends.
 //!
 //! ```text
 //! entry     index u64 | term u64 | data u32 | kind u8 | 0 u8 u8 u8 | data
@@ -9,12 +10,12 @@
 //! snapshot  index u64 | term u64 | voters u32 | learners u32 | data u64 | voters, learners: u64 each | data
 //! ```
 //!
-//! Invariant: whatever the bytes, they decode into a message that some node could have sent in some state, or into an error. Whether
-//! it could be meant for this node as it is now, is [`super::engine`]'s matter.
+//! Invariant: any bytes decode into a message that some node could have sent in some state, or into an error. [`super::engine`]
+//! then checks whether the message can be meant for this node in its current state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{Buf as _, BufMut as _};
-use base::untrusted::Allowance;
+use base::untrusted::AllocationBudget;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{
     ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot, SnapshotMetadata,
@@ -29,14 +30,14 @@ pub(super) const ENTRY_HEAD_BYTES: usize = 24;
 pub(super) const ENTRIES_MAX: usize = 1 << 20;
 /// Members of a configuration.
 pub(super) const MEMBERS_MAX: usize = 64;
-/// Indexes and terms are below this: far beyond any log, and so far from the end of all numbers that the crate can count on.
+/// Indexes and terms are below this: far beyond any log, and so far below the largest number that the crate can count on.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// Bytes that are taken off from the front, or an error where there are too few.
+/// Reads from the front of some bytes; an error where there are too few.
 pub(super) struct Reader(pub Bytes);
 
 const SHORT: Error = Error::Corrupt("bytes of the Raft log or of a message end too soon");
-pub(super) const TOO_SMALL: Error = Error::Corrupt("a Raft message is of entries that are too many for their size");
+pub(super) const TOO_SMALL: Error = Error::Corrupt("a Raft message has more entries than its size allows");
 
 impl Reader {
     pub fn u8(&mut self) -> Result<u8, Error> {
@@ -79,7 +80,7 @@ impl Reader {
         Err(Error::Corrupt("a number of a Raft message has more than 64 bits"))
     }
 
-    /// A count that is not beyond its bound.
+    /// A count that is within its bound.
     pub fn count(&mut self, max: usize) -> Result<usize, Error> {
         let count = self.u32()? as usize;
         if count > max {
@@ -112,15 +113,15 @@ pub(super) fn entry(from: &mut Reader) -> Result<Entry, Error> {
         0 => EntryType::EntryNormal,
         1 => EntryType::EntryConfChange,
         2 => EntryType::EntryConfChangeV2,
-        _ => return Err(Error::Corrupt("an entry of the Raft log is of no kind that is known")),
+        _ => return Err(Error::Corrupt("an entry of the Raft log is of an unknown kind")),
     };
     let data = from.bytes(length)?;
     Ok(Entry { entry_type, term, index, data, ..Entry::default() })
 }
 
-/// A change of members, from the data of its entry: the one place where bytes of a peer are in the crate's own encoding,
-/// protobuf. The library that the crate writes it with is not asked to read it, since it follows groups within groups until
-/// the stack ends; here a field that such a change does not have is refused.
+/// Decodes a change of members from the data of its entry: the only bytes of a peer that are in the crate's own encoding,
+/// protobuf. The crate's protobuf library does not read them, since it follows groups within groups until the stack overflows;
+/// this decoder rejects a field that such a change does not have.
 pub(super) fn change(data: &Bytes) -> Result<ConfChange, Error> {
     const NONE: Error = Error::Corrupt("a change of members of a Raft group cannot be read");
     let mut from = Reader(data.clone());
@@ -176,7 +177,7 @@ pub(super) fn snapshot(from: &mut Reader) -> Result<Snapshot, Error> {
     Ok(snapshot)
 }
 
-/// Messages that nodes send one another. The rest of the crate's kinds never leaves a node.
+/// The kinds of messages that nodes send one another. The crate's other kinds never leave a node.
 const KINDS: [MessageType; 10] = [
     MessageType::MsgAppend,
     MessageType::MsgAppendResponse,
@@ -190,7 +191,7 @@ const KINDS: [MessageType; 10] = [
     MessageType::MsgUnreachable,
 ];
 
-/// Whether a message is of a kind that travels.
+/// Whether a message is of a kind that is sent.
 pub(super) fn travels(message: &Message) -> bool {
     message.msg_type != MessageType::MsgUnreachable && KINDS.contains(&message.msg_type)
 }
@@ -225,24 +226,24 @@ pub(super) fn put_message(into: &mut BytesMut, message: &Message) {
     }
 }
 
-/// Bytes that a message takes, about.
+/// About the number of bytes that a message takes.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn message_bytes(message: &Message) -> usize {
     let entries: usize = message.entries.iter().map(|entry| ENTRY_HEAD_BYTES + entry.data.len()).sum();
     96 + message.context.len() + entries + message.get_snapshot().data.len()
 }
 
-/// Reads a message, within what is allowed for all that came with it.
-pub(super) fn message(from: &mut Reader, allowance: &mut Allowance) -> Result<Message, Error> {
+/// Reads a message, within the allowance of all that arrived with it.
+pub(super) fn message(from: &mut Reader, allowance: &mut AllocationBudget) -> Result<Message, Error> {
     let kind = from.u8()?;
     let msg_type = KINDS.into_iter().find(|known| *known as u8 == kind);
     let mut message = Message {
-        msg_type: msg_type.ok_or(Error::Corrupt("a Raft message is of no kind that is known"))?,
+        msg_type: msg_type.ok_or(Error::Corrupt("a Raft message is of an unknown kind"))?,
         reject: from.u8()? != 0,
         ..Message::default()
     };
     if !travels(&message) || from.u16()? != 0 {
-        return Err(Error::Corrupt("a Raft message is of no kind that travels"));
+        return Err(Error::Corrupt("a Raft message is of a kind that nodes do not send"));
     }
     let entries = from.count(ENTRIES_MAX)?;
     message.to = from.u64()?;
@@ -259,11 +260,11 @@ pub(super) fn message(from: &mut Reader, allowance: &mut Allowance) -> Result<Me
     let has_snapshot = from.u32()? != 0;
     message.context = from.bytes(context)?;
     let (mut index, mut term) = (message.index, message.log_term);
-    // Few bytes of an entry in a message, many in the crate's own form.
+    // An entry has few bytes in a message, and many in the crate's own representation.
     message.entries = Vec::with_capacity(allowance.take(entries, size_of::<Entry>()).ok_or(TOO_SMALL)?).into();
     for _ in 0..entries {
         let entry = entry(from)?;
-        // The crate takes entries for what they say they are.
+        // The crate trusts the indexes and terms of entries.
         index = index.wrapping_add(1);
         if entry.index != index || entry.term < term || entry.term == 0 || entry.term > message.term {
             return Err(Error::Corrupt("the entries of a Raft message do not follow one another"));
@@ -280,43 +281,43 @@ pub(super) fn message(from: &mut Reader, allowance: &mut Allowance) -> Result<Me
     }
 }
 
-/// Refuses what no node ever sends, and what the crate asserts of messages.
+/// Rejects messages that no node ever sends, and those that would violate the crate's assertions.
 fn check(message: &Message) -> Result<(), Error> {
     let kind = message.msg_type;
     let point = message.get_snapshot().get_metadata();
     let numbers =
         [message.term, message.log_term, message.index, message.commit, message.commit_term, message.reject_hint];
     let problem = if message.from == 0 || message.from == message.to {
-        "a Raft message is of nobody, or of its receiver"
+        "a Raft message has no sender, or its receiver as sender"
     } else if message.term == 0 {
         // The crate takes it for a message of its own node.
         "a Raft message has no term"
     } else if numbers.into_iter().chain([point.index]).any(|number| number >= NUMBER_MAX)
         || message.entries.last().is_some_and(|last| last.index >= NUMBER_MAX)
     {
-        "a Raft message is of an index or a term at the end of all numbers"
+        "a Raft message has an index or a term that is too large"
     } else if message.priority != 0 || message.request_snapshot != 0 {
-        "a Raft message asks for what no node of a group asks for"
+        "a Raft message has a priority or a snapshot request, which no node sends"
     } else if !message.entries.is_empty() && kind != MessageType::MsgAppend {
         "a Raft message of another kind has entries"
     } else if message.has_snapshot() != (kind == MessageType::MsgSnapshot) {
         "a Raft message of another kind has a snapshot, or one of that kind has none"
     } else if kind == MessageType::MsgAppend && message.log_term == 0 && message.index != 0 {
-        // The crate reads term 0 as that of every index which its log does not have.
-        "a Raft message has entries behind one of no term"
+        // The crate reads term 0 as the term of every index that its log does not have.
+        "a Raft message has entries that follow one without a term"
     } else if kind == MessageType::MsgAppend && message.log_term > message.term {
-        "a Raft message has entries behind one of a later term"
+        "a Raft message has entries that follow one of a later term"
     } else if kind == MessageType::MsgAppendResponse && message.reject && message.reject_hint > message.index {
-        "a Raft message refuses entries, and hints at later ones"
+        "a Raft message rejects entries, and hints at later ones"
     } else if kind == MessageType::MsgSnapshot && !is_point(point, message.term) {
-        "a snapshot of a Raft log is of no point of it, or its members are none"
+        "a snapshot of a Raft log has an impossible index, term or set of members"
     } else {
         return Ok(());
     };
     Err(Error::Corrupt(problem))
 }
 
-/// Whether a snapshot is of a point that a log may have, and its members can be a group's.
+/// Whether a snapshot has an index and a term that a log may have, and members that a group may have.
 fn is_point(point: &SnapshotMetadata, term_max: u64) -> bool {
     let state = point.get_conf_state();
     let mut ids: Vec<u64> = state.voters.iter().chain(&state.learners).copied().collect();
@@ -369,7 +370,7 @@ mod tests {
     }
 
     fn whole(bytes: Bytes) -> Result<Message, Error> {
-        let mut allowance = Allowance::authenticated(bytes.len());
+        let mut allowance = AllocationBudget::authenticated(bytes.len());
         message(&mut Reader(bytes), &mut allowance)
     }
 
@@ -379,9 +380,8 @@ mod tests {
         bytes.freeze()
     }
 
-    /// A leader that was broken into appends a change of members which is nothing but the beginnings of groups, each within the
-    /// one before. Read by protobuf 2.28, it ends the stack, and with it the process of every orderer that commits it, at each
-    /// start anew.
+    /// A compromised leader appends a change of members that is nothing but starts of groups, each within the one before. Read
+    /// by protobuf 2.28, it overflows the stack, and ends the process of every orderer that commits it, at each start again.
     #[test]
     fn a_change_of_members_that_nests_groups_is_refused() {
         assert!(change(&vec![0x0b; 4 << 20].into()).is_err());
@@ -406,14 +406,14 @@ mod tests {
     fn a_message_comes_back_as_it_was() {
         for example in [example(), example_of_a_snapshot()] {
             let mut reader = Reader(encoded(&example));
-            let mut allowance = Allowance::authenticated(reader.0.len());
+            let mut allowance = AllocationBudget::authenticated(reader.0.len());
             assert_eq!(message(&mut reader, &mut allowance).expect("it is whole"), example);
             reader.end().expect("nothing is left");
         }
     }
 
-    /// A follower whose log ended before it took an append at an index it did not have, behind a term of 0, for one that
-    /// follows its log, and ended with a panic of the crate.
+    /// A follower took an append at an index behind the end of its log, after an entry of term 0, for one that follows its log,
+    /// and ended with a panic of the crate.
     #[test]
     fn what_no_node_sends_is_refused() {
         let append = |change: &dyn Fn(&mut Message)| {
@@ -472,7 +472,7 @@ mod tests {
                 for mask in [0x01, 0x80, 0xff] {
                     let mut changed = BytesMut::from(&whole[..]);
                     changed[at] ^= mask;
-                    // Any outcome but a panic, and never more than there is.
+                    // Any outcome but a panic, and never more entries than there are bytes for.
                     let _ = self::whole(changed.freeze());
                 }
             }

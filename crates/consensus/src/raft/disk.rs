@@ -1,30 +1,35 @@
 //! The durable log and the snapshots of one node: `docs/formats/raft.md`.
 //!
 //! ```text
-//! log-<number>         records, one behind the other, at multiples of 8
-//! snapshot-<index>     the newest snapshot; there under this name only when it is whole and durable
+//! log-<number>         a segment: records, one behind the other, at multiples of 8
+//! snapshot-<index>     the newest snapshot; it has this name only once it is complete and durable
 //!
-//! record   0 checksum of the head | 8 checksum of the body | 16 sequence | 24 durable | 32 body u32 | 36 kind u8, version u8, 0 u16 |
-//!          40 body
+//! record   0 checksum of the head | 8 checksum of the body | 16 sequence | 24 durable | 32 body u32 |
+//!          36 kind u8, version u8, 0 u16 | 40 body
 //!          body of a batch:   term | vote | commit | entries u32 | 0 u32 | entries
 //!          body of a restart: term | vote | commit | index | term of the snapshot's point
 //!          body of a begin:   term | vote | commit | group | node
 //! snapshot 0 checksum | 8 magic | 16 group | 24 key | 32 the snapshot as in messages
 //! ```
 //!
-//! 1. What the crate wants to be stored at one time becomes one record, and is written at once to the page cache. A sync
-//!    makes all records before it durable; while one runs, others are written for the next (group fsync).
-//! 2. A segment that is long enough is followed by another, which begins with what is not in entries: term and vote.
-//! 3. Segments whose entries a snapshot has are removed, oldest first.
-//! 4. After a crash records are read in order. They end at the first that is not whole: a torn tail. Each record says up to
-//!    which one all were durable when it was written. If the whole head of a record behind the tear tells of a durable one that is
-//!    torn, this is no tear but damage, and the node refuses to start. What is behind a tear is cut off.
-//! 5. Behind a tear may lie any bytes of entries, which clients chose. So checksums of records are made with a *key*: a number that is
-//!    drawn for the directory, stands in all its snapshots, and is told to nobody. Bytes that somebody chose without it are no record.
+//! 1. Everything that the `raft` crate asks to store at one time becomes one record, which is written to the page cache at
+//!    once. A sync makes all records durable that were written before it started; a record that is written while a sync runs
+//!    waits for the next sync (group fsync).
+//! 2. When a segment has reached its length, the next one is started. It begins with the state that is not in entries: term and
+//!    vote.
+//! 3. Segments whose entries a snapshot covers are removed, oldest first.
+//! 4. After a crash the records are read in order, up to the first incomplete one. Normally that is a torn tail, and everything
+//!    from there on is truncated. But every record head also states up to which record the log was durable when the head was
+//!    written. If an intact head behind the incomplete record states that this record was durable, the log is damaged, and the
+//!    node refuses to start.
+//! 5. The bytes behind an incomplete record may be payload that a client chose, so they could imitate a record. Therefore the
+//!    checksums of records depend on a *key*: a random number of the directory, which is stored in all its snapshots and is
+//!    never sent to anyone. Bytes that were chosen without knowledge of the key fail the checksum.
 //!
-//! Invariants: what a later record calls durable is read back, or an error; a record never takes effect in part.
+//! Invariants: if a later record head states that a record was durable, that record is read back, or opening fails; a record
+//! takes effect as a whole or not at all.
 //!
-//! Left to others: damage of the last records, of which no later one says that they were durable. It looks like a torn tail.
+//! Left to others: damage of the last records, of which no later head states that they were durable. It looks like a torn tail.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;
@@ -35,7 +40,7 @@ use storage::DataDirectory;
 use twox_hash::XxHash3_64;
 
 use super::codec::{self, ENTRIES_MAX, Reader};
-use super::entries::Entries;
+use super::entries::RaftEntries;
 use super::fault::{Mutant, mutant};
 use crate::Error;
 
@@ -45,23 +50,23 @@ const KIND_BATCH: u8 = 1;
 const KIND_RESTART: u8 = 2;
 const KIND_BEGIN: u8 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"HdlRftS2");
-/// Where a snapshot's own bytes begin.
+/// The offset of the snapshot's own bytes.
 const SNAPSHOT_HEAD_BYTES: usize = 32;
 /// Bytes after which a segment is followed by another.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// A part of the log.
-struct Segment {
+/// A file of the log.
+struct LogSegment {
     number: u64,
     file: File,
     bytes: u64,
-    /// The greatest index in it or before it.
+    /// The greatest index in this segment or an earlier one.
     last: u64,
 }
 
-/// Where a node's snapshots go. Whoever has one has the directory.
+/// The snapshots of a node. A clone keeps the directory locked.
 #[derive(Clone)]
-pub(super) struct Snapshots {
+pub(super) struct SnapshotStore {
     owned: DataDirectory,
     group: u64,
     key: u64,
@@ -69,44 +74,44 @@ pub(super) struct Snapshots {
 
 /// See the module.
 pub(super) struct DiskLog {
-    snapshots: Snapshots,
+    snapshots: SnapshotStore,
     node: u64,
     segment_bytes: u64,
-    segments: Vec<Segment>,
+    segments: Vec<LogSegment>,
     sequence: u64,
     /// Records up to this one are durable.
     durable: u64,
-    /// Files with something to be synced, and whether names are.
+    /// Files that must be synced, and whether the directory's names must be.
     dirty: Vec<File>,
     names: bool,
 }
 
-/// What is to be made durable, and up to which record that makes everything so.
-pub(super) struct Syncing {
+/// The files to sync, and the last record that is durable afterwards.
+pub(super) struct LogSync {
     files: Vec<File>,
     directory: Option<Directory>,
     sequence: u64,
 }
 
-impl Syncing {
-    /// Makes it durable; gives the last record that is.
+impl LogSync {
+    /// Syncs the files; returns the last record that is durable.
     pub async fn run(self) -> Result<u64, Error> {
         for file in &self.files {
-            file.sync().await.map_err(journal("syncing the Raft log"))?;
+            file.sync().await.map_err(log_error("syncing the Raft log"))?;
         }
         if let Some(directory) = &self.directory {
-            directory.sync().await.map_err(journal("syncing the Raft log's directory"))?;
+            directory.sync().await.map_err(log_error("syncing the Raft log's directory"))?;
         }
         Ok(self.sequence)
     }
 }
 
-fn journal(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
-    move |error| Error::Journal(format!("{doing}: {error}"))
+fn log_error(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::LogStore(format!("{doing}: {error}"))
 }
 
-/// What a record says of itself.
-struct Head {
+/// The head of a record.
+struct RecordHead {
     body_checksum: u64,
     sequence: u64,
     durable: u64,
@@ -115,10 +120,10 @@ struct Head {
 }
 
 /// A record that was read.
-struct Record {
-    head: Head,
+struct LogRecord {
+    head: RecordHead,
     body: Bytes,
-    /// With what fills it up.
+    /// Bytes with padding.
     bytes: u64,
 }
 
@@ -139,34 +144,34 @@ fn checksum(key: u64, bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(if mutant(Mutant::Unkeyed) { 0 } else { key }, bytes)
 }
 
-/// The whole head at an offset, if there is one.
-fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Head> {
+/// The complete head at an offset, if there is one.
+fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<RecordHead> {
     let mut head = Reader(bytes.get(offset..)?.get(..HEAD_BYTES).map(|head| bytes.slice_ref(head))?);
     let sum = head.u64().ok()?;
     let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &head.0) == sum;
     let (body_checksum, sequence, durable) = (head.u64().ok()?, head.u64().ok()?, head.u64().ok()?);
     let body = head.u32().ok()? as usize;
     let (kind, version) = (head.u8().ok()?, head.u8().ok()?);
-    (is_whole && version == VERSION).then_some(Head { body_checksum, sequence, durable, body, kind })
+    (is_whole && version == VERSION).then_some(RecordHead { body_checksum, sequence, durable, body, kind })
 }
 
-/// The whole record at an offset, if there is one.
-fn record_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Record> {
+/// The complete record at an offset, if there is one.
+fn record_at(bytes: &Bytes, offset: usize, key: u64) -> Option<LogRecord> {
     let head = head_at(bytes, offset, key)?;
     let until = HEAD_BYTES.checked_add(head.body)?;
     let length = until.checked_next_multiple_of(8)?;
     let record = bytes.get(offset..offset.checked_add(length)?).map(|record| bytes.slice_ref(record))?;
     let body = record.slice(HEAD_BYTES..until);
     let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &body) == head.body_checksum;
-    is_whole.then_some(Record { head, body, bytes: length as u64 })
+    is_whole.then_some(LogRecord { head, body, bytes: length as u64 })
 }
 
-impl Snapshots {
+impl SnapshotStore {
     fn directory(&self) -> &Directory {
         self.owned.directory()
     }
 
-    /// Writes a snapshot under its name; durable on return. Those before it stay until [`DiskLog::remove_old`].
+    /// Writes a snapshot under its name; durable on return. Earlier snapshots stay until [`DiskLog::remove_old`].
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub async fn save(&self, snapshot: &Snapshot) -> Result<(), Error> {
         let index = snapshot.get_metadata().index;
@@ -179,7 +184,7 @@ impl Snapshots {
         let checksum = XxHash3_64::oneshot(&bytes[8..]);
         bytes[..8].copy_from_slice(&checksum.to_le_bytes());
         let (made, name) = (format!("making-{index:016x}"), snapshot_name(index));
-        let failed = journal("writing a snapshot");
+        let failed = log_error("writing a snapshot");
         let file = self.directory().open_file(&made, true).map_err(&failed)?;
         file.truncate(0).map_err(&failed)?;
         file.write_at(0, &bytes).map_err(&failed)?;
@@ -193,12 +198,12 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Reads one, and from now on has its key.
+    /// Reads a snapshot, and uses its key from now on.
     fn read(&mut self, index: u64) -> Result<Snapshot, Error> {
         let damaged = Error::Corrupt("a snapshot of the Raft log is damaged");
-        let file = self.directory().open_file(&snapshot_name(index), false).map_err(journal("opening a snapshot"))?;
-        let length = file.len().map_err(journal("reading a snapshot"))? as usize;
-        let bytes = file.read_exact_at(0, length).map_err(journal("reading a snapshot"))?;
+        let file = self.directory().open_file(&snapshot_name(index), false).map_err(log_error("opening a snapshot"))?;
+        let length = file.len().map_err(log_error("reading a snapshot"))? as usize;
+        let bytes = file.read_exact_at(0, length).map_err(log_error("reading a snapshot"))?;
         let mut reader = Reader(bytes.clone());
         let checksum = reader.u64()?;
         if XxHash3_64::oneshot(&bytes[8..]) != checksum || reader.u64()? != MAGIC {
@@ -217,17 +222,17 @@ impl Snapshots {
 }
 
 impl DiskLog {
-    /// Opens what a directory has, and gives the log that it holds with the newest snapshot; nothing where it is blank.
-    /// What is behind a tear is gone, durably, on return.
+    /// Opens a directory, and returns the log that it holds with the newest snapshot; `None` where it is blank. On return
+    /// the torn tail is durably removed.
     pub async fn open(
         owned: DataDirectory,
         group: u64,
         node: u64,
         segment_bytes: Option<u64>,
-    ) -> Result<(DiskLog, Option<(Entries, Snapshot)>), Error> {
+    ) -> Result<(DiskLog, Option<(RaftEntries, Snapshot)>), Error> {
         let segment_bytes = segment_bytes.unwrap_or(SEGMENT_BYTES);
         let mut log = DiskLog {
-            snapshots: Snapshots { owned, group, key: rt::random_u64() },
+            snapshots: SnapshotStore { owned, group, key: rt::random_u64() },
             node,
             segment_bytes,
             segments: Vec::new(),
@@ -236,7 +241,7 @@ impl DiskLog {
             dirty: Vec::new(),
             names: false,
         };
-        let names = log.directory().list().map_err(journal("listing the Raft log"))?;
+        let names = log.directory().list().map_err(log_error("listing the Raft log"))?;
         let newest = names.iter().filter_map(|name| number_of(name, "snapshot-")).max();
         let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name, "log-")).collect();
         numbers.sort_unstable();
@@ -255,20 +260,26 @@ impl DiskLog {
         Ok((log, Some((entries, snapshot))))
     }
 
-    /// Reads all records, and cuts off what is torn.
-    async fn replay(&mut self, numbers: &[u64], index: u64, term: u64, members: ConfState) -> Result<Entries, Error> {
-        let damaged = Error::Corrupt("the Raft log is damaged: a record is not whole that was durable");
-        // The log begins where its oldest segment does; the snapshot is put in its place at the end.
-        let mut entries: Option<Entries> = None;
+    /// Reads all records, and truncates torn ones.
+    async fn replay(
+        &mut self,
+        numbers: &[u64],
+        index: u64,
+        term: u64,
+        members: ConfState,
+    ) -> Result<RaftEntries, Error> {
+        let damaged = Error::Corrupt("the Raft log is damaged: a record that was durable is not complete");
+        // The log starts where its oldest segment does; the snapshot's point is set at the end.
+        let mut entries: Option<RaftEntries> = None;
         let mut hard = HardState::default();
         let mut torn = None;
-        // Records that a later one calls durable, and what each segment has behind them.
+        // The last record that a later one calls durable, and each segment's complete records.
         let (mut durable, mut read) = (0, Vec::new());
         for (at, number) in numbers.iter().enumerate() {
             let file =
-                self.directory().open_file(&log_name(*number), false).map_err(journal("opening the Raft log"))?;
-            let length = file.len().map_err(journal("reading the Raft log"))? as usize;
-            let bytes = file.read_exact_at(0, length).map_err(journal("reading the Raft log"))?;
+                self.directory().open_file(&log_name(*number), false).map_err(log_error("opening the Raft log"))?;
+            let length = file.len().map_err(log_error("reading the Raft log"))? as usize;
+            let bytes = file.read_exact_at(0, length).map_err(log_error("reading the Raft log"))?;
             let mut offset = 0;
             if torn.is_none() {
                 while let Some(record) = record_at(&bytes, offset, self.snapshots.key) {
@@ -280,52 +291,54 @@ impl DiskLog {
                     durable = record.head.durable;
                     offset = offset.saturating_add(record.bytes as usize);
                 }
-                let last = entries.as_ref().map_or(0, Entries::last);
+                let last = entries.as_ref().map_or(0, RaftEntries::last);
                 if offset > 0 || at == 0 {
-                    self.segments.push(Segment { number: *number, file: file.clone(), bytes: offset as u64, last });
+                    self.segments.push(LogSegment { number: *number, file: file.clone(), bytes: offset as u64, last });
                     read.push((file.clone(), bytes.slice(..offset), self.sequence));
                 }
             }
             if offset > 0 && offset >= length {
                 continue;
             }
-            // A tear is right only if nothing behind it tells that what is torn was durable.
+            // It is a torn tail only if no later head states that a torn record was durable.
             torn.get_or_insert(self.sequence);
             let mut behind = (offset..length).step_by(8).filter_map(|at| head_at(&bytes, at, self.snapshots.key));
             if !mutant(Mutant::KeepTorn) && behind.any(|head| head.durable > self.sequence) {
                 return Err(damaged);
             }
             if offset == 0 && at > 0 {
-                self.directory().remove(&log_name(*number)).map_err(journal("removing a torn segment"))?;
+                self.directory().remove(&log_name(*number)).map_err(log_error("removing a torn segment"))?;
                 self.names = true;
             } else {
-                file.truncate(offset as u64).map_err(journal("cutting a torn record off"))?;
-                file.sync().await.map_err(journal("cutting a torn record off"))?;
+                file.truncate(offset as u64).map_err(log_error("cutting a torn record off"))?;
+                file.sync().await.map_err(log_error("cutting a torn record off"))?;
             }
         }
-        // The names too: a segment that came back without one would be missed later.
-        self.directory().sync().await.map_err(journal("syncing the Raft log's directory"))?;
+        // The names too: a segment that exists without a durable name would be missed later.
+        self.directory().sync().await.map_err(log_error("syncing the Raft log's directory"))?;
         for (file, bytes, sequence) in read {
-            // What was read may be in memory alone, and after a sync that failed it may stay there whatever is synced.
+            // The bytes that were read may be in memory alone, and after a failed sync they may stay there, whatever is synced.
             if sequence > durable {
-                file.write_at(0, &bytes).map_err(journal("writing the Raft log again"))?;
-                file.sync().await.map_err(journal("syncing the Raft log"))?;
+                file.write_at(0, &bytes).map_err(log_error("writing the Raft log again"))?;
+                file.sync().await.map_err(log_error("syncing the Raft log"))?;
             }
         }
         self.names = false;
         self.durable = self.sequence;
-        let mut entries = entries.unwrap_or_else(|| Entries::at(index, term, ConfState::default()));
+        let mut entries = entries.unwrap_or_else(|| RaftEntries::at(index, term, ConfState::default()));
         entries.members = members;
         if entries.base().0 > index {
-            return Err(Error::Corrupt("the Raft log begins behind its snapshot"));
+            return Err(Error::Corrupt(
+                "the Raft log starts behind its snapshot: the entries between them are missing",
+            ));
         }
-        let begins_anew = entries.restart(index, term);
-        // A commit that was stored may be of entries that were not.
+        let restarts = entries.restart(index, term);
+        // A stored commit index may be that of entries that were not stored.
         hard.commit = hard.commit.clamp(index, entries.last());
         hard.term = hard.term.max(term);
         entries.hard = hard;
-        if begins_anew && !self.segments.is_empty() {
-            // The node ended between a snapshot that it was sent and the record of it.
+        if restarts && !self.segments.is_empty() {
+            // The node ended between the snapshot that it installed and the record of it.
             self.restart(&entries.hard, index, term)?;
             let durable = self.syncing_all().run().await?;
             self.synced(durable);
@@ -333,7 +346,7 @@ impl DiskLog {
         Ok(entries)
     }
 
-    fn take(&self, record: &Record, entries: &mut Option<Entries>, hard: &mut HardState) -> Result<(), Error> {
+    fn take(&self, record: &LogRecord, entries: &mut Option<RaftEntries>, hard: &mut HardState) -> Result<(), Error> {
         let mut body = Reader(record.body.clone());
         (hard.term, hard.vote, hard.commit) = (body.u64()?, body.u64()?, body.u64()?);
         match record.head.kind {
@@ -348,32 +361,32 @@ impl DiskLog {
                     Some(entries) => {
                         entries.restart(index, term);
                     }
-                    None => *entries = Some(Entries::at(index, term, ConfState::default())),
+                    None => *entries = Some(RaftEntries::at(index, term, ConfState::default())),
                 }
             }
             KIND_BATCH => {
                 let count = body.count(ENTRIES_MAX)?;
                 body.u32()?;
-                // The count is only claimed.
+                // The count is only a claim.
                 let mut read = Vec::with_capacity(count.min(body.0.len() / codec::ENTRY_HEAD_BYTES));
                 for _ in 0..count {
                     read.push(codec::entry(&mut body)?);
                 }
                 let Some(first) = read.first() else { return Ok(()) };
-                // The term of the entry before the oldest is that of the snapshot, or of nobody's interest.
+                // The term of the entry before the oldest is that of the snapshot, or is never needed.
                 let before =
                     first.index.checked_sub(1).ok_or(Error::Corrupt("an entry of the Raft log has number 0"))?;
-                let entries = entries.get_or_insert_with(|| Entries::at(before, 0, ConfState::default()));
+                let entries = entries.get_or_insert_with(|| RaftEntries::at(before, 0, ConfState::default()));
                 if !entries.append(&read) {
                     return Err(Error::Corrupt("entries of the Raft log do not follow one another"));
                 }
             }
-            _ => return Err(Error::Corrupt("a record of the Raft log is of no kind that is known")),
+            _ => return Err(Error::Corrupt("a record of the Raft log is of an unknown kind")),
         }
         Ok(())
     }
 
-    pub fn snapshots(&self) -> &Snapshots {
+    pub fn snapshots(&self) -> &SnapshotStore {
         &self.snapshots
     }
 
@@ -381,10 +394,10 @@ impl DiskLog {
         self.snapshots.directory()
     }
 
-    /// Removes what a durable snapshot has made useless.
+    /// Removes the files that a durable snapshot has made obsolete.
     pub async fn remove_old(&mut self, index: u64) -> Result<(), Error> {
-        let failed = journal("removing old parts of the Raft log");
-        // The last one is written on. One after the other, so that a crash leaves no hole.
+        let failed = log_error("removing old parts of the Raft log");
+        // The last segment is still written. They are removed one after the other, so that a crash leaves no hole.
         while self.segments.len() > 1 && self.segments[0].last <= index {
             let gone = self.segments.remove(0);
             self.directory().remove(&log_name(gone.number)).map_err(&failed)?;
@@ -399,10 +412,10 @@ impl DiskLog {
         Ok(())
     }
 
-    /// Writes what the crate wants to be stored. Durable after the next [`DiskLog::syncing`].
+    /// Writes the state and the entries that the crate asks to store. Durable after the next [`DiskLog::syncing`].
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn append(&mut self, hard: &HardState, entries: &[Entry]) -> Result<(), Error> {
-        self.make_room(hard)?;
+        self.ensure_segment(hard)?;
         let length: usize = entries.iter().map(|entry| codec::ENTRY_HEAD_BYTES + entry.data.len()).sum();
         let mut record = self.begin_record(KIND_BATCH, hard, 8 + length);
         record.put_u32_le(entries.len() as u32);
@@ -412,9 +425,9 @@ impl DiskLog {
         self.write(record, last)
     }
 
-    /// Writes that the log begins anew behind a snapshot's point.
+    /// Records that the log restarts behind a snapshot's point.
     pub fn restart(&mut self, hard: &HardState, index: u64, term: u64) -> Result<(), Error> {
-        self.make_room(hard)?;
+        self.ensure_segment(hard)?;
         let mut record = self.begin_record(KIND_RESTART, hard, 16);
         record.put_u64_le(index);
         record.put_u64_le(term);
@@ -424,7 +437,7 @@ impl DiskLog {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn begin_record(&self, kind: u8, hard: &HardState, bytes: usize) -> BytesMut {
         let mut record = BytesMut::with_capacity(HEAD_BYTES + 24 + bytes + 8);
-        // Checksums, which are known when it is whole.
+        // The checksums are filled in when the record is complete.
         record.put_slice(&[0; 16]);
         record.put_u64_le(self.sequence + 1);
         record.put_u64_le(self.durable);
@@ -436,17 +449,17 @@ impl DiskLog {
         record
     }
 
-    /// A segment to write to.
+    /// Ensures that there is a segment with space.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    fn make_room(&mut self, hard: &HardState) -> Result<(), Error> {
+    fn ensure_segment(&mut self, hard: &HardState) -> Result<(), Error> {
         if self.segments.last().is_some_and(|segment| segment.bytes < self.segment_bytes) {
             return Ok(());
         }
         let number = self.segments.last().map_or(1, |segment| segment.number + 1);
         let last = self.segments.last().map_or(0, |segment| segment.last);
-        let file = self.directory().open_file(&log_name(number), true).map_err(journal("making a segment"))?;
-        file.truncate(0).map_err(journal("making a segment"))?;
-        self.segments.push(Segment { number, file, bytes: 0, last });
+        let file = self.directory().open_file(&log_name(number), true).map_err(log_error("making a segment"))?;
+        file.truncate(0).map_err(log_error("making a segment"))?;
+        self.segments.push(LogSegment { number, file, bytes: 0, last });
         self.names = true;
         let mut record = self.begin_record(KIND_BEGIN, hard, 16);
         record.put_u64_le(self.snapshots.group);
@@ -464,7 +477,7 @@ impl DiskLog {
         record[..8].copy_from_slice(&of_head.to_le_bytes());
         record.resize(record.len().next_multiple_of(8), 0);
         let segment = self.segments.last_mut().expect("there is room");
-        segment.file.write_at(segment.bytes, &record).map_err(journal("writing the Raft log"))?;
+        segment.file.write_at(segment.bytes, &record).map_err(log_error("writing the Raft log"))?;
         if segment.bytes == 0 || self.dirty.is_empty() {
             self.dirty.push(segment.file.clone());
         }
@@ -474,21 +487,21 @@ impl DiskLog {
         Ok(())
     }
 
-    /// What is to be made durable now.
-    pub fn syncing(&mut self) -> Syncing {
+    /// The files that must be synced now.
+    pub fn syncing(&mut self) -> LogSync {
         let directory = std::mem::take(&mut self.names).then(|| self.directory().clone());
-        Syncing { files: std::mem::take(&mut self.dirty), directory, sequence: self.sequence }
+        LogSync { files: std::mem::take(&mut self.dirty), directory, sequence: self.sequence }
     }
 
-    /// As [`DiskLog::syncing`], whatever other syncs are under way.
-    pub fn syncing_all(&mut self) -> Syncing {
+    /// As [`DiskLog::syncing`], regardless of syncs in flight.
+    pub fn syncing_all(&mut self) -> LogSync {
         self.dirty.clear();
         self.names = false;
         let files = self.segments.iter().map(|segment| segment.file.clone()).collect();
-        Syncing { files, directory: Some(self.directory().clone()), sequence: self.sequence }
+        LogSync { files, directory: Some(self.directory().clone()), sequence: self.sequence }
     }
 
-    /// A sync has returned.
+    /// Records that a sync has returned.
     pub fn synced(&mut self, sequence: u64) {
         self.durable = self.durable.max(sequence);
     }
@@ -502,22 +515,22 @@ mod tests {
     use base::rt::simulation::{Sim, Simulation};
 
     use super::*;
-    use crate::owned::own;
+    use crate::directory_lock::lock_directory;
     use crate::raft::engine::first_snapshot;
     use crate::raft::fault::plant;
 
-    type Opened = Result<(DiskLog, Option<(Entries, Snapshot)>), Error>;
+    type Opened = Result<(DiskLog, Option<(RaftEntries, Snapshot)>), Error>;
 
     async fn opened() -> Opened {
         let directory = Directory::open("/raft").await.expect("a directory can be made");
-        DiskLog::open(own(directory).await.expect("nobody else has it"), 7, 1, None).await
+        DiskLog::open(lock_directory(directory).await.expect("nobody else has it"), 7, 1, None).await
     }
 
     fn entry(index: u64, data: impl Into<Bytes>) -> Entry {
         Entry { index, term: 1, data: data.into(), ..Entry::default() }
     }
 
-    /// A log with two entries, the second of which has this data; gives where its record begins.
+    /// A log with two entries, the second of which has this data; returns where its record starts.
     async fn two_entries(data: Vec<u8>) -> u64 {
         let (mut log, _) = opened().await.expect("nothing is there");
         log.snapshots().save(&first_snapshot(&[], &[])).await.expect("the disk works");
@@ -537,7 +550,7 @@ mod tests {
         directory.open_file(&log_name(1), false).expect("it is there").write_at(at, bytes).expect("the disk works");
     }
 
-    /// A client proposes what it takes for records; the record that holds them is torn.
+    /// A client proposes bytes that look like records; the record that holds them is torn.
     async fn forge(sim: Sim) -> u64 {
         let forging = sim.node("n1").spawn(async move {
             let mut head = BytesMut::new();

@@ -1,7 +1,8 @@
-//! The log in memory, as the crate reads it: entries behind the newest snapshot's point, and that point.
+//! The log in memory, as the `raft` crate reads it: a base (index and term of the last entry that is no longer in memory) and
+//! the entries after the base.
 //!
-//! Invariants: entries have no gap; what is before [`Entries::base`] is in a snapshot or in the machine; a snapshot that is
-//! given out is never older than the base.
+//! Invariants: the indexes of the entries have no gap; the entries up to [`RaftEntries::base`] are in a snapshot or in the
+//! machine; a snapshot that is handed out is at least as new as the base.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use super::codec::ENTRY_HEAD_BYTES;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Entries {
+pub(super) struct RaftEntries {
     pub hard: HardState,
     pub members: ConfState,
     /// Index and term of the entry before the first.
@@ -21,9 +22,9 @@ pub(super) struct Entries {
     entries: VecDeque<Entry>,
     /// Bytes of the entries.
     bytes: usize,
-    /// To be sent to whoever needs more than the entries; dropped when it has been.
+    /// For members that need more than the entries; dropped when it has been sent.
     pub snapshot: Option<Snapshot>,
-    /// Somebody needs one.
+    /// A member needs a snapshot.
     pub wanted: AtomicBool,
 }
 
@@ -31,10 +32,10 @@ fn bytes_of(entry: &Entry) -> usize {
     ENTRY_HEAD_BYTES + entry.data.len()
 }
 
-impl Entries {
-    /// With nothing but a snapshot's point.
-    pub fn at(index: u64, term: u64, members: ConfState) -> Entries {
-        Entries { base: (index, term), members, ..Entries::default() }
+impl RaftEntries {
+    /// A log with nothing but a snapshot's point.
+    pub fn at(index: u64, term: u64, members: ConfState) -> RaftEntries {
+        RaftEntries { base: (index, term), members, ..RaftEntries::default() }
     }
 
     pub fn first(&self) -> u64 {
@@ -57,8 +58,8 @@ impl Entries {
         self.entries.get(at as usize).map(|entry| entry.term)
     }
 
-    /// Takes entries over that follow one another; they replace what stands at their indexes and behind. Gives false, and
-    /// does nothing, where there would be a gap. Those that the base has passed are skipped.
+    /// Appends consecutive entries; they replace the entries at their indexes and behind. Returns false, and does nothing,
+    /// where there would be a gap. Entries up to the base are skipped.
     pub fn append(&mut self, entries: &[Entry]) -> bool {
         let Some(start) = entries.iter().position(|entry| entry.index >= self.first()) else { return true };
         let entries = &entries[start..];
@@ -74,7 +75,7 @@ impl Entries {
         true
     }
 
-    /// Forgets entries up to an index that a snapshot or the machine has.
+    /// Drops the entries up to an index, which a snapshot or the machine has.
     pub fn compact(&mut self, index: u64) {
         assert!(index <= self.last(), "what is compacted is in the log");
         while self.base.0 < index {
@@ -84,8 +85,8 @@ impl Entries {
         }
     }
 
-    /// Begins anew behind a snapshot's point, unless the log has that point: then what is behind it stays. A base whose term
-    /// is 0 is one of which nobody knows it yet. Gives whether it has begun anew.
+    /// Restarts the log behind a snapshot's point, unless the log has that point: then the entries behind it stay. A base with
+    /// term 0 is one whose term is not known yet. Returns whether the log was restarted.
     pub fn restart(&mut self, index: u64, term: u64) -> bool {
         if self.base == (index, 0) {
             self.base.1 = term;
@@ -101,7 +102,7 @@ impl Entries {
         true
     }
 
-    /// The entries that fit into so many bytes, from the front, without those behind an index.
+    /// Up to which index to drop entries from the front, until the rest has at most `bytes_max` bytes; never beyond `until`.
     pub fn surplus(&self, bytes_max: usize, until: u64) -> u64 {
         let (mut bytes, mut index) = (self.bytes, self.base.0);
         for entry in &self.entries {
@@ -115,7 +116,7 @@ impl Entries {
     }
 }
 
-impl Storage for Entries {
+impl Storage for RaftEntries {
     fn initial_state(&self) -> Result<RaftState> {
         Ok(RaftState::new(self.hard.clone(), self.members.clone()))
     }
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn appending_replaces_what_is_behind_and_leaves_no_gap() {
-        let mut log = Entries::at(10, 2, ConfState::default());
+        let mut log = RaftEntries::at(10, 2, ConfState::default());
         assert!(log.append(&run(11, 20, 3)));
         assert!(!log.append(&run(22, 23, 3)));
         assert!(log.append(&run(15, 16, 4)));
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn compacting_keeps_the_term_of_the_last_that_went() {
-        let mut log = Entries::at(0, 0, ConfState::default());
+        let mut log = RaftEntries::at(0, 0, ConfState::default());
         assert!(log.append(&run(1, 9, 5)));
         log.compact(4);
         assert_eq!((log.base(), log.term_of(4), log.term_of(3)), ((4, 5), Some(5), None));

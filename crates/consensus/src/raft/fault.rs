@@ -1,15 +1,16 @@
-//! What simulations do to the engine: crash it between two steps, and plant mistakes that the checkers must catch.
+//! Faults that simulations inject into the engine: crashes between two steps, and planted mistakes that the checkers
+//! must catch.
 
 use std::cell::Cell;
 
 pub(super) use crate::fault::crash_point;
 
-/// A planted mistake. None is ever planted but by a test of the tests.
+/// A planted mistake. Only a test of the checkers plants one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// None.
     None,
-    /// Entries are confirmed to the leader before they are durable.
+    /// A follower confirms entries to the leader before they are durable.
     ConfirmUnsynced,
     /// Term and vote are stored with the next entries, and not before the vote is sent.
     ForgetVote,
@@ -17,21 +18,21 @@ pub enum Mutant {
     AnswerUncommitted,
     /// A read is answered without a look at the lease.
     ReadWithoutLease,
-    /// A record that is torn counts as whole.
+    /// A torn record counts as complete.
     KeepTorn,
     /// A snapshot gets its name before it is durable.
     SnapshotUnsynced,
-    /// A snapshot's entries go, and what it holds is not put into the machine.
+    /// A snapshot replaces the entries, and is not restored into the machine.
     SkipRestore,
-    /// A snapshot that came from another node is on disk before it is read.
+    /// A snapshot from another node is written to disk before it is decoded.
     InstallUnread,
     /// Checksums of records are made without a key.
     Unkeyed,
     /// A node that stops leaves the task that makes its snapshot behind.
     LeaveSnapshot,
-    /// A message goes to the crate, whatever it says.
+    /// A message reaches the crate, whatever it contains.
     TakeAnything,
-    /// A node whose log was lost is taken for the one that it was.
+    /// A node whose log was lost is accepted as the node that it was.
     BlankVotes,
     /// A change of members is answered when the leader has its entry, before a majority has.
     AnswerChange,

@@ -1,6 +1,6 @@
-//! Harnesses of Raft's messages and log; see [`base::fuzz`].
+//! Fuzz harnesses for the messages and the log of the Raft engine; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry, Message, MessageType, Snapshot};
 
@@ -8,10 +8,10 @@ use super::codec::{self, Reader};
 use super::links;
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "consensus-raft-messages", shape: Shape::Bytes, run: messages, seeds: message_seeds },
-    Target { name: "consensus-raft-snapshots", shape: Shape::Bytes, run: snapshots, seeds: snapshot_seeds },
-    Target { name: "consensus-raft-changes", shape: Shape::Protobuf, run: changes, seeds: change_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "consensus-raft-messages", shape: InputShape::Bytes, run: messages, seeds: message_seeds },
+    FuzzTarget { name: "consensus-raft-snapshots", shape: InputShape::Bytes, run: snapshots, seeds: snapshot_seeds },
+    FuzzTarget { name: "consensus-raft-changes", shape: InputShape::Protobuf, run: changes, seeds: change_seeds },
     super::disk::fuzz::TARGET,
 ];
 
@@ -35,7 +35,7 @@ fn message_seeds() -> Vec<Vec<u8>> {
     vec![links::frame(&[append, answer]).to_vec(), links::frame(&[vote]).to_vec(), links::frame(&[whole]).to_vec()]
 }
 
-/// What decodes, encodes to what decodes to the same.
+/// A message that decodes encodes to bytes that decode to the same message.
 fn messages(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     if let Ok(found) = authenticated(input, || links::messages(bytes)) {
@@ -66,7 +66,7 @@ fn change_seeds() -> Vec<Vec<u8>> {
     vec![protobuf::Message::write_to_bytes(&change).expect("it is small")]
 }
 
-/// What is read, the crate's library reads with the same content.
+/// A change that our decoder reads, the crate's library reads with the same content.
 fn changes(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     if let Ok(change) = authenticated(input, || codec::change(&bytes)) {

@@ -1,20 +1,22 @@
-//! Which log each member has: what a node promised counts only for as long as it has the log in which it noted the promise.
+//! Detects members that have lost their log: a node's votes and confirmations count only as long as it has the log in which it
+//! recorded them.
 //!
-//! A node whose directory was emptied, or replaced by a blank one, would vote again and confirm entries again as if it had never
-//! done so, and what a majority had with its help would be lost. So:
+//! Suppose that a node's directory was emptied or replaced by a blank one. The node would vote a second time in a term, and
+//! would no longer have entries that it had confirmed, so committed entries could be lost. Therefore:
 //!
-//! 1. A node draws an *incarnation*, a random number, when it finds its directory blank, and has it on disk before it says anything.
-//!    It is part of the hello of each link.
-//! 2. Who is greeted notes the incarnation of the greeting member, on disk, before it takes anything from the link: no vote and no
-//!    confirmation counts before its sender's incarnation is noted.
-//! 3. A greeting under a noted number with another incarnation is answered with a refusal, and nothing of its link is taken. Who is
-//!    refused ends with [`Error::Disowned`]: it is to be removed, and another one added under another number.
+//! 1. A node that finds its directory blank draws an *incarnation*, a random number, and writes it to disk before it sends
+//!    anything. The hello of each link contains the sender's incarnation.
+//! 2. The receiver of a hello records the sender's incarnation on disk before it accepts anything from the link. So every vote
+//!    and confirmation that counts is from a sender whose incarnation is recorded.
+//! 3. If the incarnation in a hello differs from the one that is recorded for the sender's number, the receiver answers with a
+//!    rejection and accepts nothing from the link. The rejected node ends with [`Error::Disowned`]. It must be removed, and a
+//!    new node added under another number.
 //!
-//! A log of an earlier release has no incarnation yet: it draws one when it is opened. A node without a directory has the incarnation
-//! 0, which is not noted.
+//! For a log of an earlier release, which has no incarnation, the node draws one when it opens the log. A node without a
+//! directory has the incarnation 0, which is not recorded.
 //!
-//! Left to others: a member that has never heard of the one whose log was lost takes it for new; and an older copy of a log has the
-//! incarnation of the newer one.
+//! Two cases are not detected, and are left to others: a member that had never heard of a node takes it for new after the loss
+//! of its log; and an older copy of a log has the same incarnation as the newer log.
 //!
 //! ```text
 //! incarnations  checksum u64 | magic u64 | own u64 | count u32 | 0 u32 | number u64, incarnation u64 of each member
@@ -36,64 +38,66 @@ use super::fault::{Mutant, mutant};
 use crate::Error;
 
 const FILE: &str = "incarnations";
-const MAKING: &str = "making-incarnations";
+const TEMPORARY_FILE: &str = "making-incarnations";
 const MAGIC: u64 = u64::from_le_bytes(*b"HdlRftI1");
 const HEAD_BYTES: usize = 32;
-/// Members that are remembered, those included that were removed; a link of one more is not taken.
-const NOTED_MAX: usize = 4096;
+/// Members that are remembered, including removed ones; a link of one more is rejected.
+const KNOWN_MAX: usize = 4096;
 const DAMAGED: Error = Error::Corrupt("the incarnations of a Raft group's members are damaged");
 
-/// What one node knows of them.
+/// The incarnations that one node knows.
 pub(super) struct Incarnations {
     own: u64,
-    kept: Option<DataDirectory>,
-    noted: Mutex<BTreeMap<u64, u64>>,
+    directory: Option<DataDirectory>,
+    known: Mutex<BTreeMap<u64, u64>>,
 }
 
-fn journal(error: std::io::Error) -> Error {
-    Error::Journal(format!("keeping the incarnations of a Raft group's members: {error}"))
+fn log_error(error: std::io::Error) -> Error {
+    Error::LogStore(format!("keeping the incarnations of a Raft group's members: {error}"))
 }
 
 impl Incarnations {
-    /// Of a node without a directory.
+    /// For a node without a directory.
     pub fn volatile() -> Incarnations {
-        Incarnations { own: 0, kept: None, noted: Mutex::default() }
+        Incarnations { own: 0, directory: None, known: Mutex::default() }
     }
 
-    /// Those of a directory. Where the log is blank, or of an earlier release, this node draws its own, which is durable on return.
+    /// The incarnations of a directory. Where the log is blank, or of an earlier release, this node draws its own, which is
+    /// durable on return.
     pub async fn open(kept: DataDirectory, is_blank: bool) -> Result<Incarnations, Error> {
-        let names = kept.directory().list().map_err(journal)?;
+        let names = kept.directory().list().map_err(log_error)?;
         let found = match !is_blank && names.iter().any(|name| name == FILE) {
             true => Some(read(kept.directory())?),
             false => None,
         };
         let is_new = found.is_none();
         let (own, noted) = found.unwrap_or_else(|| (rt::random_u64().max(1), BTreeMap::new()));
-        let incarnations = Incarnations { own, kept: Some(kept), noted: Mutex::new(noted) };
+        let incarnations = Incarnations { own, directory: Some(kept), known: Mutex::new(noted) };
         if is_new {
             incarnations.write(&BTreeMap::new()).await?;
         }
         Ok(incarnations)
     }
 
-    /// This node's own.
+    /// The incarnation of this node.
     pub fn own(&self) -> u64 {
         self.own
     }
 
-    /// Whether a member is the one that was heard of under its number, or the first; the first is noted durably on return.
+    /// Whether a member has the incarnation that is recorded under its number, or none is recorded: then it is recorded,
+    /// durably on return.
     ///
     /// # Errors
-    /// [`Error::Journal`]; [`Error::Busy`] with too many members.
+    /// [`Error::LogStore`]; [`Error::Busy`] with too many members.
     pub async fn is_known(&self, member: u64, incarnation: u64) -> Result<bool, Error> {
-        let mut noted = self.noted.lock().await;
+        let mut noted = self.known.lock().await;
         if let Some(known) = noted.get(&member) {
             return Ok(*known == incarnation || mutant(Mutant::BlankVotes));
         }
         if incarnation == 0 {
             return Ok(true);
         }
-        if noted.len() >= NOTED_MAX {
+        if noted.len() >= KNOWN_MAX {
             return Err(Error::Busy);
         }
         let mut more = noted.clone();
@@ -105,7 +109,7 @@ impl Incarnations {
 
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn write(&self, noted: &BTreeMap<u64, u64>) -> Result<(), Error> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(kept) = &self.directory else { return Ok(()) };
         let mut bytes = BytesMut::with_capacity(HEAD_BYTES + 16 * noted.len());
         for word in [0, MAGIC, self.own] {
             bytes.put_u64_le(word);
@@ -118,22 +122,22 @@ impl Incarnations {
         }
         let checksum = XxHash3_64::oneshot(&bytes[8..]);
         bytes[..8].copy_from_slice(&checksum.to_le_bytes());
-        let file = kept.directory().open_file(MAKING, true).map_err(journal)?;
-        file.truncate(0).map_err(journal)?;
-        file.write_at(0, &bytes).map_err(journal)?;
-        file.sync().await.map_err(journal)?;
-        kept.directory().rename(MAKING, FILE).map_err(journal)?;
-        kept.directory().sync().await.map_err(journal)
+        let file = kept.directory().open_file(TEMPORARY_FILE, true).map_err(log_error)?;
+        file.truncate(0).map_err(log_error)?;
+        file.write_at(0, &bytes).map_err(log_error)?;
+        file.sync().await.map_err(log_error)?;
+        kept.directory().rename(TEMPORARY_FILE, FILE).map_err(log_error)?;
+        kept.directory().sync().await.map_err(log_error)
     }
 }
 
 fn read(directory: &Directory) -> Result<(u64, BTreeMap<u64, u64>), Error> {
-    let file = directory.open_file(FILE, false).map_err(journal)?;
-    let length = file.len().map_err(journal)? as usize;
-    if !(HEAD_BYTES..=HEAD_BYTES + 16 * NOTED_MAX).contains(&length) {
+    let file = directory.open_file(FILE, false).map_err(log_error)?;
+    let length = file.len().map_err(log_error)? as usize;
+    if !(HEAD_BYTES..=HEAD_BYTES + 16 * KNOWN_MAX).contains(&length) {
         return Err(DAMAGED);
     }
-    decode(file.read_exact_at(0, length).map_err(journal)?)
+    decode(file.read_exact_at(0, length).map_err(log_error)?)
 }
 
 fn decode(bytes: Bytes) -> Result<(u64, BTreeMap<u64, u64>), Error> {
@@ -145,7 +149,7 @@ fn decode(bytes: Bytes) -> Result<(u64, BTreeMap<u64, u64>), Error> {
     let own = reader.u64()?;
     let (count, _) = (reader.u32()? as usize, reader.u32()?);
     let mut noted = BTreeMap::new();
-    for _ in 0..count.min(NOTED_MAX) {
+    for _ in 0..count.min(KNOWN_MAX) {
         noted.insert(reader.u64()?, reader.u64()?);
     }
     reader.end()?;
@@ -161,8 +165,11 @@ mod tests {
     #[test]
     fn incarnations_are_kept_and_a_blank_directory_has_another() {
         let scenario = |_| async {
-            let own =
-                async || crate::owned::own(Directory::open("/raft").await.expect("a directory")).await.expect("free");
+            let own = async || {
+                crate::directory_lock::lock_directory(Directory::open("/raft").await.expect("a directory"))
+                    .await
+                    .expect("free")
+            };
             let first = Incarnations::open(own().await, true).await.expect("it is blank");
             let number = first.own();
             assert!(number != 0);
@@ -187,7 +194,7 @@ mod tests {
     fn damaged_incarnations_are_refused() {
         let scenario = |_| async {
             let directory = Directory::open("/raft").await.expect("a directory");
-            let own = crate::owned::own(directory.clone()).await.expect("it is free");
+            let own = crate::directory_lock::lock_directory(directory.clone()).await.expect("it is free");
             let known = Incarnations::open(own, true).await.expect("it is blank");
             assert_eq!(known.is_known(2, 7).await, Ok(true));
             drop(known);

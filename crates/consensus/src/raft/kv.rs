@@ -1,5 +1,5 @@
-//! A key-value store on the Raft engine: the machine, and what its callers see. It does what [`crate::kv`] does on replicated
-//! memory, watching apart, and is the baseline beside which that is measured.
+//! A key-value store on the Raft engine: its state machine and its interface for callers. The store has the operations of
+//! [`crate::kv`] except for watching, and is the baseline against which [`crate::kv`] is measured.
 //!
 //! ```text
 //! command  kind u8 (1 set, 2 delete) | expected u8 (0 anything, 1 nothing, 2 a version, 3 a value, 4 some value) | key u16 |
@@ -7,9 +7,10 @@
 //! machine  entries: version u64 | key u32 | value u32 | key | value
 //! ```
 //!
-//! 1. What changes something is an entry; its index is the version. Whether a compare-and-set succeeds is decided where it is
-//!    applied, by what all entries before have left.
-//! 2. A get looks into the leader's map and then at its lease; without one it waits for a barrier and looks again.
+//! 1. Every change is an entry; the entry's index is the version. A compare-and-set is decided when its entry is applied,
+//!    against the state that all earlier entries have produced.
+//! 2. A get reads the leader's map and then checks the leader's lease. Without a lease it waits for a barrier and reads the map
+//!    again.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -19,41 +20,41 @@ use base::rt::net::BoxFuture;
 use base::{Bytes, BytesMut, Map};
 
 use super::codec::Reader;
-use super::{Applied, Machine, Options, Raft};
+use super::{AppliedEntry, Raft, RaftConfig, StateMachine};
 use crate::Error;
-use crate::kv::{Expected, Swap, Versioned};
+use crate::kv::{Precondition, SwapOutcome, VersionedValue};
 
 const KIND_SET: u8 = 1;
 const KIND_DELETE: u8 = 2;
-/// Bytes of a key.
+/// The most bytes of a key.
 pub const KEY_BYTES_MAX: usize = 4096;
-/// Bytes of a value.
+/// The most bytes of a value.
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
 
-/// What keys have.
-type Table = Map<Bytes, Versioned>;
+/// The values of keys.
+type Table = Map<Bytes, VersionedValue>;
 
-/// The machine. Clones are the same one.
+/// The state machine. Clones are the same one.
 #[derive(Clone, Default)]
-pub struct Keys {
+pub struct KvStateMachine {
     table: Arc<RwLock<Table>>,
 }
 
-/// A store, as one node of its group sees it. Clones are the same one.
+/// A store, as one node of its group sees it. Clones are the same store.
 #[derive(Clone)]
-pub struct Store {
-    raft: Raft<Option<Swap>>,
+pub struct RaftKvStore {
+    raft: Raft<Option<SwapOutcome>>,
     table: Arc<RwLock<Table>>,
 }
 
-fn command(key: &[u8], expected: Option<&Expected>, value: Option<&Bytes>) -> Bytes {
+fn command(key: &[u8], expected: Option<&Precondition>, value: Option<&Bytes>) -> Bytes {
     let nothing = Bytes::new();
     let (code, version, held) = match expected {
         None => (0, 0, &nothing),
-        Some(Expected::Absent) => (1, 0, &nothing),
-        Some(Expected::Version(version)) => (2, *version, &nothing),
-        Some(Expected::Value(value)) => (3, 0, value),
-        Some(Expected::Present) => (4, 0, &nothing),
+        Some(Precondition::Absent) => (1, 0, &nothing),
+        Some(Precondition::Version(version)) => (2, *version, &nothing),
+        Some(Precondition::Value(value)) => (3, 0, value),
+        Some(Precondition::Present) => (4, 0, &nothing),
     };
     let mut bytes = BytesMut::with_capacity(16 + key.len() + held.len() + value.map_or(0, Bytes::len));
     bytes.put_u8(if value.is_some() { KIND_SET } else { KIND_DELETE });
@@ -67,59 +68,59 @@ fn command(key: &[u8], expected: Option<&Expected>, value: Option<&Bytes>) -> By
     bytes.freeze()
 }
 
-/// Does what a command says; gives what it found where it did nothing.
-fn execute(table: &mut Table, version: u64, data: Bytes) -> Result<Option<Swap>, Error> {
+/// Executes a command; returns the value that it found if its condition did not hold.
+fn execute(table: &mut Table, version: u64, data: Bytes) -> Result<Option<SwapOutcome>, Error> {
     let mut reader = Reader(data);
     let (kind, code, key, held) = (reader.u8()?, reader.u8()?, reader.u16()? as usize, reader.u32()? as usize);
     let expected_version = reader.u64()?;
     let (key, held) = (reader.bytes(key)?, reader.bytes(held)?);
     let expected = match code {
         0 => None,
-        1 => Some(Expected::Absent),
-        2 => Some(Expected::Version(expected_version)),
-        3 => Some(Expected::Value(held)),
-        4 => Some(Expected::Present),
-        _ => return Err(Error::Corrupt("a command of a key-value store expects what cannot be")),
+        1 => Some(Precondition::Absent),
+        2 => Some(Precondition::Version(expected_version)),
+        3 => Some(Precondition::Value(held)),
+        4 => Some(Precondition::Present),
+        _ => return Err(Error::Corrupt("a command of a key-value store has an unknown condition")),
     };
     let found = table.get_mut(&key);
     if let Some(expected) = expected
         && !expected.holds(found.as_deref())
     {
-        return Ok(Some(Swap::Found(found.cloned())));
+        return Ok(Some(SwapOutcome::Mismatch(found.cloned())));
     }
     match (kind, found) {
-        // Copied, lest a small value keep a large message.
-        (KIND_SET, Some(found)) => *found = Versioned { value: Bytes::copy_from_slice(&reader.0), version },
+        // Copied, so that a small value does not keep a large message.
+        (KIND_SET, Some(found)) => *found = VersionedValue { value: Bytes::copy_from_slice(&reader.0), version },
         (KIND_SET, None) => {
-            let value = Versioned { value: Bytes::copy_from_slice(&reader.0), version };
+            let value = VersionedValue { value: Bytes::copy_from_slice(&reader.0), version };
             table.insert(Bytes::copy_from_slice(&key), value);
         }
         (KIND_DELETE, _) => drop(table.remove(&key)),
-        _ => return Err(Error::Corrupt("a command of a key-value store is of no kind that is known")),
+        _ => return Err(Error::Corrupt("a command of a key-value store is of an unknown kind")),
     }
     Ok(None)
 }
 
-impl Machine for Keys {
-    type Output = Option<Swap>;
+impl StateMachine for KvStateMachine {
+    type Output = Option<SwapOutcome>;
 
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<Option<Swap>> {
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<Option<SwapOutcome>> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let execute = |entry: Applied| match execute(&mut table, entry.index, entry.data) {
+        let execute = |entry: AppliedEntry| match execute(&mut table, entry.index, entry.data) {
             Ok(outcome) => outcome,
             Err(error) => {
-                // The same at every node: it changes nothing.
-                tracing::error!(%error, index = entry.index, "an entry is no command");
-                Some(Swap::Found(None))
+                // It is the same at every node, and changes nothing.
+                tracing::error!(%error, index = entry.index, "an entry does not decode as a command");
+                Some(SwapOutcome::Mismatch(None))
             }
         };
         entries.into_iter().map(execute).collect()
     }
 
     fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
-        // Handles now, bytes later.
+        // Only handles are copied now; the bytes follow later.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let mut pairs: Vec<(Bytes, Versioned)> =
+        let mut pairs: Vec<(Bytes, VersionedValue)> =
             table.iter().map(|(key, found)| (key.clone(), found.clone())).collect();
         drop(table);
         Box::pin(base::rt::blocking(move || {
@@ -144,37 +145,41 @@ impl Machine for Keys {
             let (key, value) = (reader.u32()? as usize, reader.u32()? as usize);
             let key = Bytes::copy_from_slice(&reader.bytes(key)?);
             let value = Bytes::copy_from_slice(&reader.bytes(value)?);
-            restored.insert(key, Versioned { value, version });
+            restored.insert(key, VersionedValue { value, version });
         }
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = restored;
         Ok(())
     }
 }
 
-impl Store {
+impl RaftKvStore {
     /// Starts a node of a store's group.
     ///
     /// # Errors
     /// As [`Raft::start`].
-    pub async fn start(options: Options) -> Result<Store, Error> {
-        Store::start_with(options, |keys| keys).await
+    pub async fn start(options: RaftConfig) -> Result<RaftKvStore, Error> {
+        RaftKvStore::start_with(options, |keys| keys).await
     }
 
-    /// As [`Store::start`], with a machine that gives every entry and snapshot to the one it is made of, and may look at them.
+    /// As [`RaftKvStore::start`], with a wrapper around the machine that passes on every entry and snapshot, and may look at
+    /// them.
     ///
     /// # Errors
     /// As [`Raft::start`].
-    pub async fn start_with<M>(options: Options, wrap: impl FnOnce(Keys) -> M) -> Result<Store, Error>
+    pub async fn start_with<M>(
+        options: RaftConfig,
+        wrap: impl FnOnce(KvStateMachine) -> M,
+    ) -> Result<RaftKvStore, Error>
     where
-        M: Machine<Output = Option<Swap>>,
+        M: StateMachine<Output = Option<SwapOutcome>>,
     {
-        let keys = Keys::default();
+        let keys = KvStateMachine::default();
         let table = Arc::clone(&keys.table);
-        Ok(Store { raft: Raft::start(options, wrap(keys)).await?, table })
+        Ok(RaftKvStore { raft: Raft::start(options, wrap(keys)).await?, table })
     }
 
     /// The engine below.
-    pub fn raft(&self) -> &Raft<Option<Swap>> {
+    pub fn raft(&self) -> &Raft<Option<SwapOutcome>> {
         &self.raft
     }
 
@@ -186,7 +191,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Raft::barrier`].
-    pub async fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
+    pub async fn get(&self, key: &[u8]) -> Result<Option<VersionedValue>, Error> {
         let found = self.table().get(key).cloned();
         if self.raft.may_read() {
             return Ok(found);
@@ -195,48 +200,61 @@ impl Store {
         Ok(self.table().get(key).cloned())
     }
 
-    /// Gives a key a value; a majority has it on return. Gives its version. When the future is dropped it may still be done.
+    /// Sets the value of a key and returns its version; a majority has it on return. If the future is dropped, the put may
+    /// still take effect.
     ///
     /// # Errors
     /// As [`Raft::propose`].
     pub async fn put(&self, key: &[u8], value: &Bytes) -> Result<u64, Error> {
         match self.change(key, None, Some(value)).await? {
-            Swap::Done(version) => Ok(version),
-            Swap::Found(_) => Err(Error::Corrupt("a put expects nothing")),
+            SwapOutcome::Done(version) => Ok(version),
+            SwapOutcome::Mismatch(_) => {
+                Err(Error::Corrupt("a put without a condition was answered as one whose condition failed"))
+            }
         }
     }
 
-    /// Takes a key's value away; gives the version under which that was done, or nothing where it had none.
+    /// Deletes a key; returns the version of the deletion, or `None` where the key had no value.
     ///
     /// # Errors
     /// As [`Raft::propose`].
     pub async fn delete(&self, key: &[u8]) -> Result<Option<u64>, Error> {
-        match self.change(key, Some(&Expected::Present), None).await? {
-            Swap::Done(version) => Ok(Some(version)),
-            Swap::Found(_) => Ok(None),
+        match self.change(key, Some(&Precondition::Present), None).await? {
+            SwapOutcome::Done(version) => Ok(Some(version)),
+            SwapOutcome::Mismatch(_) => Ok(None),
         }
     }
 
-    /// Gives a key a value, or takes it away, if it has what is expected.
+    /// Sets or deletes the value of a key, if the condition holds.
     ///
     /// # Errors
     /// As [`Raft::propose`].
-    pub async fn compare_and_set(&self, key: &[u8], expected: Expected, new: Option<Bytes>) -> Result<Swap, Error> {
+    pub async fn compare_and_set(
+        &self,
+        key: &[u8],
+        expected: Precondition,
+        new: Option<Bytes>,
+    ) -> Result<SwapOutcome, Error> {
         self.change(key, Some(&expected), new.as_ref()).await
     }
 
-    async fn change(&self, key: &[u8], expected: Option<&Expected>, value: Option<&Bytes>) -> Result<Swap, Error> {
+    async fn change(
+        &self,
+        key: &[u8],
+        expected: Option<&Precondition>,
+        value: Option<&Bytes>,
+    ) -> Result<SwapOutcome, Error> {
         let value_bytes = value.map_or(0, Bytes::len);
         if key.is_empty() || key.len() > KEY_BYTES_MAX || value_bytes > VALUE_BYTES_MAX {
             let reason = format!("a key has 1 to {KEY_BYTES_MAX} bytes, a value at most {VALUE_BYTES_MAX}");
             return Err(Error::Invalid(reason));
         }
         let done = self.raft.propose(command(key, expected, value)).await?;
-        Ok(done.output.unwrap_or(Swap::Done(done.index)))
+        Ok(done.output.unwrap_or(SwapOutcome::Done(done.index)))
     }
 }
 
-impl fmt::Debug for Store {
+impl fmt::Debug for RaftKvStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Store({:?})", self.raft)
     }

@@ -1,27 +1,26 @@
 //! Messages between nodes, over links of [`base::rt::net`].
 //!
-//! 1. Each node listens, and keeps one link to every other member over which it only sends. The first message is a hello; each
-//!    further one is a frame of Raft messages. A link that ends is made again after a while.
-//!    The hello says where the sender listens, so that a node which is added can answer before it knows the members, and
-//!    its incarnation. One whose log was lost is refused with one message, and the link's end ([`super::incarnations`]).
-//! 2. The engine sends without waiting: what a link has no room for is dropped, and the crate is told that the other side
-//!    cannot be reached. Raft is made for lost messages.
-//! 3. A snapshot travels over a link of its own, in parts, and waits for room.
-//!
-//! 4. A link of kind 3 asks for what the machine keeps elsewhere: one message with a position, which is answered by the entries
-//!    from there on, as many as there are, and the link's end.
+//! 1. Each node listens, and opens one link to every other member, over which it only sends. The first message on a link is a
+//!    hello; each further message is a frame of Raft messages. When a link ends, the node opens it again after a pause. The
+//!    hello carries the sender's address and incarnation. With the address, a newly added node can answer before it knows the
+//!    members. A sender whose log was lost gets a rejection as the only answer, and the link ends ([`super::incarnations`]).
+//! 2. The engine sends without waiting: if a link has no space for a message, the message is dropped, and the `raft` crate is
+//!    informed that the receiver is unreachable. Raft tolerates lost messages.
+//! 3. A snapshot is sent in parts over a separate link; its sender waits for space.
+//! 4. A link of kind 3 (see below) requests entries of an ordered log, which a member keeps in its log store, outside the
+//!    engine. The request names a position; the reply is every deliverable entry from there on, and then the link ends.
 //!
 //! ```text
 //! hello  magic u64 | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) | address u32 |
 //!        incarnation u64 | address of the sender
-//! refusal  magic u64
+//! rejection  magic u64
 //! frame  messages u32 | messages
-//! part   bytes of one message that has a snapshot; the sender drops the link behind the last
+//! part   bytes of one message that has a snapshot; the sender drops the link after the last part
 //! ```
 //!
-//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), links that are accepted ([`LINKS_MAX`]), how long one may say
-//! nothing before its hello ([`HELLO_MAX`]) or within a snapshot ([`PART_MAX`]), frames ([`FRAME_MESSAGES_MAX`]), a snapshot
-//! ([`super::Options::snapshot_bytes_max`]).
+//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), accepted links ([`LINKS_MAX`]), the time until the hello
+//! of a link ([`HELLO_TIMEOUT`]) and until the next part of a snapshot ([`CHUNK_TIMEOUT`]), messages of a frame
+//! ([`FRAME_MESSAGES_MAX`]), bytes of a snapshot ([`super::RaftConfig::snapshot_bytes_max`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
@@ -29,19 +28,19 @@ use std::time::Duration;
 
 use base::bytes::BufMut as _;
 use base::rt::channel::Sender;
-use base::rt::net::{self, Door, Link, LinkReceiver, LinkSender, Listener, Parties};
-use base::rt::{self, Stop};
-use base::untrusted::Allowance;
+use base::rt::net::{self, Link, LinkAcceptor, LinkReceiver, LinkSender, Listener, Parties};
+use base::rt::{self, CancellationToken};
+use base::untrusted::AllocationBudget;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
 
 use super::codec::{self, Reader};
-use super::engine::{Event, check_snapshot};
+use super::engine::{EngineEvent, check_snapshot};
 use super::incarnations::Incarnations;
 use crate::Error;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft2");
-const REFUSAL: u64 = u64::from_le_bytes(*b"HdlRaftN");
+const REJECTION: u64 = u64::from_le_bytes(*b"HdlRaftN");
 const HELLO_BYTES: usize = 48;
 /// Bytes of an address.
 const ADDRESS_BYTES_MAX: usize = 4096;
@@ -50,39 +49,39 @@ const KIND_SNAPSHOT: u32 = 2;
 const KIND_ENTRIES: u32 = 3;
 /// Messages of one frame.
 pub(super) const FRAME_MESSAGES_MAX: usize = 1 << 14;
-/// Links that are accepted at a time. A member beyond its share of them loses its oldest.
+/// Links that are accepted at a time. A member beyond its share of them loses its oldest link.
 const LINKS_MAX: usize = 256;
 /// Bytes of one part of a snapshot.
-const PART_BYTES: usize = 1 << 20;
-/// How long a node may take to say who it is.
-const HELLO_MAX: Duration = Duration::from_secs(5);
-/// How long a part of what has many may be on its way, or wait for room.
-const PART_MAX: Duration = Duration::from_secs(10);
+const CHUNK_BYTES: usize = 1 << 20;
+/// How long a node may take to send its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one part of a longer transfer may be in flight, or wait for space.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Gives the entry at a position, for whoever lacks it.
-pub(super) type Serve = Arc<dyn Fn(u64) -> Option<Bytes> + Send + Sync>;
+/// Returns the entry at a position, for members that lack it.
+pub(super) type ServeEntry = Arc<dyn Fn(u64) -> Option<Bytes> + Send + Sync>;
 
-/// Who is at both ends.
+/// The two ends of a link.
 #[derive(Clone)]
-pub(super) struct Ends {
+pub(super) struct LinkEndpoints {
     pub group: u64,
     pub from: u64,
-    /// Which log the sender has.
+    /// The incarnation of the sender's log.
     pub incarnation: u64,
-    /// Where the sender listens.
+    /// The address at which the sender listens.
     pub address: String,
     pub to: u64,
 }
 
-/// Who greets.
-struct Greeting {
+/// The content of a hello.
+struct MemberHello {
     from: u64,
     incarnation: u64,
     address: String,
     kind: u32,
 }
 
-pub(super) fn hello(ends: &Ends, kind: u32) -> Bytes {
+pub(super) fn hello(ends: &LinkEndpoints, kind: u32) -> Bytes {
     let mut bytes = BytesMut::with_capacity(HELLO_BYTES);
     for word in [MAGIC, ends.group, ends.from, ends.to] {
         bytes.put_u64_le(word);
@@ -94,11 +93,11 @@ pub(super) fn hello(ends: &Ends, kind: u32) -> Bytes {
     bytes.freeze()
 }
 
-/// Who sends, from where, and what comes; an error when it is not for this node.
-fn understand(bytes: Bytes, group: u64, node: u64) -> Result<Greeting, Error> {
+/// Decodes a hello; an error when it is not for this node.
+fn decode_hello(bytes: Bytes, group: u64, node: u64) -> Result<MemberHello, Error> {
     let mut reader = Reader(bytes);
     if reader.u64()? != MAGIC {
-        return Err(Error::Corrupt("the other side of a link does not speak Raft"));
+        return Err(Error::Corrupt("the other end of a link does not speak this Raft protocol"));
     }
     let (its_group, from, to) = (reader.u64()?, reader.u64()?, reader.u64()?);
     let kind = reader.u32()?;
@@ -106,7 +105,7 @@ fn understand(bytes: Bytes, group: u64, node: u64) -> Result<Greeting, Error> {
         return Err(Error::Corrupt("a link is for another group or node"));
     }
     if from == 0 || from == node {
-        return Err(Error::Corrupt("a link is from nobody, or from this node itself"));
+        return Err(Error::Corrupt("a link names no sender, or this node as its sender"));
     }
     let length = reader.u32()? as usize;
     if length > ADDRESS_BYTES_MAX {
@@ -114,35 +113,35 @@ fn understand(bytes: Bytes, group: u64, node: u64) -> Result<Greeting, Error> {
     }
     let incarnation = reader.u64()?;
     let address = String::from_utf8(reader.bytes(length)?.to_vec());
-    let address = address.map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))?;
-    Ok(Greeting { from, incarnation, address, kind })
+    let address = address.map_err(|_| Error::Corrupt("the address of a member of a Raft group is not UTF-8"))?;
+    Ok(MemberHello { from, incarnation, address, kind })
 }
 
-/// Makes a link to another member, again and again, and hands its sending half to the engine.
+/// Opens a link to another member, again and again, and hands its sending half to the engine.
 pub(super) async fn connect<O: Send + 'static>(
     address: String,
-    ends: Ends,
-    events: Sender<Event<O>>,
+    ends: LinkEndpoints,
+    events: Sender<EngineEvent<O>>,
     pause: Duration,
-    stop: Stop,
+    stop: CancellationToken,
 ) {
     let attempts = async {
         loop {
             if let Ok(link) = net::connect(&address).await {
                 let (sender, mut receiver) = link.split();
                 if sender.send(hello(&ends, KIND_MESSAGES)).await.is_ok() {
-                    if events.send(Event::Linked(ends.to, sender)).await.is_err() {
+                    if events.send(EngineEvent::Linked(ends.to, sender)).await.is_err() {
                         return;
                     }
-                    // Nothing ever comes but a refusal and the end.
+                    // Nothing ever arrives but a rejection and the end of the link.
                     while let Ok(said) = receiver.receive().await {
-                        if said.as_ref() == REFUSAL.to_le_bytes()
-                            && events.send(Event::Disowned(ends.to)).await.is_err()
+                        if said.as_ref() == REJECTION.to_le_bytes()
+                            && events.send(EngineEvent::Disowned(ends.to)).await.is_err()
                         {
                             return;
                         }
                     }
-                    if events.send(Event::Unlinked(ends.to)).await.is_err() {
+                    if events.send(EngineEvent::Unlinked(ends.to)).await.is_err() {
                         return;
                     }
                 }
@@ -150,13 +149,13 @@ pub(super) async fn connect<O: Send + 'static>(
             rt::sleep(pause).await;
         }
     };
-    stop.or_stopped(attempts).await;
+    stop.run_until_cancelled(attempts).await;
 }
 
-/// Sends without waiting; false when it could not be sent.
+/// Sends without waiting; returns false if the message could not be sent.
 pub(super) fn try_send(link: &LinkSender, frame: Bytes) -> bool {
     use futures_util::FutureExt as _;
-    // Dropped before it completes, it has sent nothing.
+    // A future that is dropped before it completes has sent nothing.
     matches!(link.send(frame).now_or_never(), Some(Ok(())))
 }
 
@@ -171,9 +170,9 @@ pub(super) fn frame(messages: &[Message]) -> Bytes {
     frame.freeze()
 }
 
-/// As a member that makes a link for messages.
+/// Sends the hello of a member that opens a link for messages.
 #[cfg(test)]
-pub(super) async fn greet(sender: &LinkSender, ends: &Ends) -> bool {
+pub(super) async fn greet(sender: &LinkSender, ends: &LinkEndpoints) -> bool {
     sender.send(hello(ends, KIND_MESSAGES)).await.is_ok()
 }
 
@@ -183,7 +182,7 @@ pub(super) fn decode(frame: Bytes) -> Result<Vec<Message>, Error> {
 }
 
 pub(super) fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
-    let mut allowance = Allowance::authenticated(frame.len());
+    let mut allowance = AllocationBudget::authenticated(frame.len());
     let mut reader = Reader(frame);
     let count = reader.count(FRAME_MESSAGES_MAX)?;
     let mut messages = Vec::with_capacity(allowance.take(count, size_of::<Message>()).ok_or(codec::TOO_SMALL)?);
@@ -194,75 +193,77 @@ pub(super) fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
     Ok(messages)
 }
 
-/// Sends a message that has a snapshot; gives whether all of it was taken.
-pub(super) async fn send_snapshot(address: &str, ends: Ends, message: Message) -> bool {
+/// Sends a message that has a snapshot; returns whether all of it was received.
+pub(super) async fn send_snapshot(address: &str, ends: LinkEndpoints, message: Message) -> bool {
     let mut bytes = BytesMut::with_capacity(codec::message_bytes(&message));
     codec::put_message(&mut bytes, &message);
     let mut bytes = bytes.freeze();
-    let Ok(Ok(link)) = rt::timeout(PART_MAX, net::connect(address)).await else { return false };
+    let Ok(Ok(link)) = rt::timeout(CHUNK_TIMEOUT, net::connect(address)).await else { return false };
     let (sender, mut receiver) = link.split();
     if sender.send(hello(&ends, KIND_SNAPSHOT)).await.is_err() {
         return false;
     }
     while !bytes.is_empty() {
-        let part = bytes.split_to(bytes.len().min(PART_BYTES));
-        if !matches!(rt::timeout(PART_MAX, sender.send(part)).await, Ok(Ok(()))) {
+        let part = bytes.split_to(bytes.len().min(CHUNK_BYTES));
+        if !matches!(rt::timeout(CHUNK_TIMEOUT, sender.send(part)).await, Ok(Ok(()))) {
             return false;
         }
     }
     drop(sender);
-    // The other side drops its end when it has everything, and not before.
-    rt::timeout(PART_MAX, async { while receiver.receive().await.is_ok() {} }).await.is_ok()
+    // The other node drops its end only when it has received everything.
+    rt::timeout(CHUNK_TIMEOUT, async { while receiver.receive().await.is_ok() {} }).await.is_ok()
 }
 
-/// What whoever makes a link to a node meets there.
-pub(super) struct Hall<O> {
+/// The context of the links that a node accepts.
+pub(super) struct AcceptContext<O> {
     pub group: u64,
     pub node: u64,
     pub snapshot_bytes_max: usize,
-    pub serve: Option<Serve>,
+    pub serve: Option<ServeEntry>,
     pub incarnations: Arc<Incarnations>,
-    pub events: Sender<Event<O>>,
+    pub events: Sender<EngineEvent<O>>,
 }
 
 /// Accepts links, and hands what arrives to the engine.
-pub(super) async fn accept<O: Send + 'static>(listener: Listener, hall: Hall<O>, stop: Stop) {
-    // Whoever bears the group's token is a member: the transport lets in nobody else.
-    let mut door = Door::new(listener, &Parties::anyone(), LINKS_MAX);
+pub(super) async fn accept<O: Send + 'static>(listener: Listener, hall: AcceptContext<O>, stop: CancellationToken) {
+    // The transport admits only holders of the group's token, which are members.
+    let mut door = LinkAcceptor::new(listener, &Parties::anyone(), LINKS_MAX);
     let hall = Arc::new(hall);
-    while let Some(Ok((link, place))) = stop.or_stopped(door.accept()).await {
+    while let Some(Ok((link, place))) = stop.run_until_cancelled(door.accept()).await {
         let (hall, stop) = (Arc::clone(&hall), stop.clone());
         rt::spawn(async move {
             let receiving = receive(link, &hall);
-            if let Some(Some(Err(error))) = stop.or_stopped(place.displaced().or_stopped(receiving)).await {
+            if let Some(Some(Err(error))) =
+                stop.run_until_cancelled(place.displaced().run_until_cancelled(receiving)).await
+            {
                 tracing::warn!(%error, node = hall.node, "a link of a Raft group ends");
             }
         });
     }
 }
 
-async fn receive<O: Send + 'static>(link: Link, hall: &Hall<O>) -> Result<(), Error> {
-    let Hall { group, node, snapshot_bytes_max, serve, incarnations, events } = hall;
+async fn receive<O: Send + 'static>(link: Link, hall: &AcceptContext<O>) -> Result<(), Error> {
+    let AcceptContext { group, node, snapshot_bytes_max, serve, incarnations, events } = hall;
     let (sender, mut receiver) = link.split();
-    // Whoever says nothing takes a link from others.
-    let Ok(Ok(first)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
-    let Greeting { from, incarnation, address, kind } = understand(first, *group, *node)?;
-    let wrong = Error::Corrupt("a Raft message tells of another sender or receiver");
+    // A silent link takes capacity from others.
+    let Ok(Ok(first)) = rt::timeout(HELLO_TIMEOUT, receiver.receive()).await else { return Ok(()) };
+    let MemberHello { from, incarnation, address, kind } = decode_hello(first, *group, *node)?;
+    let wrong = Error::Corrupt("a Raft message names another sender or receiver than its link");
     if kind == KIND_ENTRIES {
-        let Ok(Ok(asked)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
+        let Ok(Ok(asked)) = rt::timeout(HELLO_TIMEOUT, receiver.receive()).await else { return Ok(()) };
         let first = Reader(asked).u64()?;
         let entries = serve.iter().flat_map(|serve| (first..u64::MAX).map_while(|position| serve(position)));
         for entry in entries {
-            if !matches!(rt::timeout(PART_MAX, sender.send(entry)).await, Ok(Ok(()))) {
+            if !matches!(rt::timeout(CHUNK_TIMEOUT, sender.send(entry)).await, Ok(Ok(()))) {
                 break;
             }
         }
         return Ok(());
     }
-    // Asking for entries promises nothing.
+    // A request for entries promises nothing.
     if !incarnations.is_known(from, incarnation).await? {
-        let _ = rt::timeout(PART_MAX, sender.send(Bytes::copy_from_slice(&REFUSAL.to_le_bytes()))).await;
-        tracing::error!(from, node, "a member of the Raft group has lost its log, and nothing that it says is taken");
+        let _ = rt::timeout(CHUNK_TIMEOUT, sender.send(Bytes::copy_from_slice(&REJECTION.to_le_bytes()))).await;
+        tracing::error!(from, node, "a member of the Raft group has lost its log, and its messages are ignored");
         return Ok(());
     }
     if kind == KIND_SNAPSHOT {
@@ -271,12 +272,12 @@ async fn receive<O: Send + 'static>(link: Link, hall: &Hall<O>) -> Result<(), Er
             return Err(wrong);
         }
         check_snapshot(message.get_snapshot())?;
-        // The engine has it before the sender learns so.
-        let _ = events.send(Event::Received(vec![message])).await;
+        // The engine has the message before the sender learns of it.
+        let _ = events.send(EngineEvent::Received(vec![message])).await;
         drop(sender);
         return Ok(());
     }
-    if events.send(Event::Met(from, address)).await.is_err() {
+    if events.send(EngineEvent::AddressLearned(from, address)).await.is_err() {
         return Ok(());
     }
     while let Ok(frame) = receiver.receive().await {
@@ -284,7 +285,7 @@ async fn receive<O: Send + 'static>(link: Link, hall: &Hall<O>) -> Result<(), Er
         if messages.iter().any(|message| (message.from, message.to) != (from, *node)) {
             return Err(wrong);
         }
-        if events.send(Event::Received(messages)).await.is_err() {
+        if events.send(EngineEvent::Received(messages)).await.is_err() {
             break;
         }
     }
@@ -294,42 +295,42 @@ async fn receive<O: Send + 'static>(link: Link, hall: &Hall<O>) -> Result<(), Er
 async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Result<Message, Error> {
     let mut bytes = BytesMut::new();
     loop {
-        let part = match rt::timeout(PART_MAX, receiver.receive()).await {
+        let part = match rt::timeout(CHUNK_TIMEOUT, receiver.receive()).await {
             Ok(Ok(part)) => part,
             Ok(Err(_)) => break,
-            Err(_) => return Err(Error::Corrupt("a snapshot that does not go on")),
+            Err(_) => return Err(Error::Corrupt("a snapshot has stopped arriving")),
         };
         if bytes.len().saturating_add(part.len()) > bytes_max {
-            return Err(Error::Corrupt("a snapshot is longer than this node takes"));
+            return Err(Error::Corrupt("a snapshot is longer than this node's limit"));
         }
         bytes.extend_from_slice(&part);
     }
-    let mut allowance = Allowance::authenticated(bytes.len());
+    let mut allowance = AllocationBudget::authenticated(bytes.len());
     let mut reader = Reader(bytes.freeze());
     let message = codec::message(&mut reader, &mut allowance)?;
     reader.end()?;
     Ok(message)
 }
 
-/// Entries that another member has, as they come.
-pub(super) struct Fetching {
+/// Entries of another member, as they arrive.
+pub(super) struct EntryStream {
     receiver: LinkReceiver,
     _sender: LinkSender,
 }
 
-impl Fetching {
-    /// The next one; nothing when there is no more, or it takes too long.
+impl EntryStream {
+    /// The next entry; `None` when there are no more, or it takes too long.
     pub async fn next(&mut self) -> Option<Bytes> {
-        rt::timeout(PART_MAX, self.receiver.receive()).await.ok()?.ok()
+        rt::timeout(CHUNK_TIMEOUT, self.receiver.receive()).await.ok()?.ok()
     }
 }
 
 /// Asks another member for entries from a position on.
-pub(super) async fn fetch(address: &str, (group, from): (u64, u64), to: u64, position: u64) -> Option<Fetching> {
-    let link = rt::timeout(PART_MAX, net::connect(address)).await.ok()?.ok()?;
+pub(super) async fn fetch(address: &str, (group, from): (u64, u64), to: u64, position: u64) -> Option<EntryStream> {
+    let link = rt::timeout(CHUNK_TIMEOUT, net::connect(address)).await.ok()?.ok()?;
     let (sender, receiver) = link.split();
-    let ends = Ends { group, from, incarnation: 0, address: String::new(), to };
+    let ends = LinkEndpoints { group, from, incarnation: 0, address: String::new(), to };
     sender.send(hello(&ends, KIND_ENTRIES)).await.ok()?;
     sender.send(Bytes::copy_from_slice(&position.to_le_bytes())).await.ok()?;
-    Some(Fetching { receiver, _sender: sender })
+    Some(EntryStream { receiver, _sender: sender })
 }

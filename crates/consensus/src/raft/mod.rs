@@ -1,6 +1,7 @@
-//! Raft: the second engine, for where no memory pool exists, and the baseline beside which the first is measured. The algorithm
-//! is the `raft` crate's (Ongaro and Ousterhout, In search of an understandable consensus algorithm, 2014, with pre-vote,
-//! check-quorum and learners as in Ongaro's thesis); time, disks, links, reads and the machine that entries change are here.
+//! Raft: the consensus engine for networks without a memory pool, and the baseline against which Sift is measured. The `raft`
+//! crate, below *the crate*, implements the algorithm (Ongaro and Ousterhout, In search of an understandable consensus
+//! algorithm, 2014, with pre-vote, check-quorum and learners as in Ongaro's thesis). This module adds time, disks, links, reads
+//! and the state machine.
 //!
 //! ```text
 //!  callers ── propose, barrier, change ──▶ engine (one task a node) ── frames ──▶ other nodes' engines
@@ -8,52 +9,65 @@
 //!                         Machine ◀─ apply ──┘   └────┴── records, group fsync: log-…, snapshot-…
 //! ```
 //!
-//! 1. One task ([`engine`]) takes what has come (proposals, messages, ticks, syncs that returned) as much at once as there is, gives
-//!    it to the crate, and does what the crate then wants. Many proposals become one step of the crate, one record on disk, one
-//!    message to each member.
-//! 2. A leader sends entries while it makes them durable itself; it counts itself only once they are (thesis, 10.2.1).
-//!    Whoever follows confirms entries, and votes, once term, vote and entries are durable. Syncs follow one another; what is
-//!    written during one is made durable by the next ([`disk`]).
-//! 3. An entry that a majority has as durable is committed. It is applied to the [`Machine`], then its proposer is answered.
-//! 4. Whoever loses the lead answers all that wait with [`Error::Ambiguous`].
-//! 5. A read needs no entry: it is made of the machine of a leader whose *lease* stands ([`Raft::may_read`], asked after the read), or
-//!    behind a [`Raft::barrier`].
-//! 6. When the log on disk is long, the machine's snapshot replaces it. A member that lacks entries which are forgotten gets a
-//!    snapshot over a link of its own ([`links`]).
-//! 7. Members are added, first as learners, and removed, one at a time ([`RaftLog::admit`], [`Raft::remove`]). Who is a member, and
-//!    where, is in log and snapshots; where a node was told that another has moved ([`Options::addresses`]), that counts.
+//! 1. One task ([`engine`]) takes all events that have arrived (proposals, messages, ticks, completed syncs) at once, gives
+//!    them to the crate, and does what the crate then asks for. So many proposals share one step of the crate, one record on
+//!    disk, and one message to each member.
+//! 2. A leader sends entries while it writes them to its own disk; it counts itself into the majority only once they are
+//!    durable there (thesis, 10.2.1). A follower confirms entries, and votes, once term, vote and entries are durable. Only one
+//!    sync runs at a time; records that are written during a sync are made durable by the next one ([`disk`]).
+//! 3. An entry that a majority has made durable is committed. It is then applied to the [`StateMachine`], and its proposer gets
+//!    the result.
+//! 4. A leader that loses its leadership answers all waiting callers with [`Error::Ambiguous`].
+//! 5. A read needs no entry. Either it reads the machine of a leader and then checks that the leader's *lease* stands
+//!    ([`Raft::may_read`]), or it passes a [`Raft::barrier`] and then reads the machine.
+//! 6. When the log on disk is long, a snapshot of the machine replaces it. If a member lacks entries that the leader has
+//!    dropped, the leader sends it a snapshot, over a separate link ([`links`]).
+//! 7. Members change one at a time: a new member starts as a learner and then gets a vote ([`RaftLog::admit`]), or a member is
+//!    removed ([`Raft::remove`]). The log and the snapshots contain the members and their addresses; [`RaftConfig::addresses`]
+//!    overrides these addresses.
 //!
-//! The lease. A leader sends heartbeats at its time t, and a majority of voters answers them. Each of these gives no vote, and
-//! does not stand for election itself, for an election time-out of its own clock from when it heard; a tick that was just about to
-//! come may make that one tick less. A node that has just started gives no vote for as long, since it may have promised before it
-//! ended. An election needs one of them. So until t + (election - 1) ticks, less what clocks may drift apart
-//! ([`Timing::drift_ppm_max`], of both), no other leader is elected and nothing is committed but by this one, whose machine has
-//! everything that it has answered. A lease stands only once the leader has applied what was committed when that round of heartbeats
-//! was answered, which includes all of earlier terms, since the crate takes no such round before an entry of its own term is
-//! committed. It ends with every change of members and before any message is sent that follows the loss of the lead. Ticks are
-//! never closer together than [`Timing::tick`], however late one was. Votes that would ignore a lease are not given: a leader that
-//! hands over ([`Raft::hand_over`]) leads no more, does not stand for a while, and the others elect as if it had crashed.
+//! The lease. A leader sends a round of heartbeats at time t by its clock, and a majority of voters answers them. While the
+//! lease from that round stands, no other leader is elected. Only this leader then commits entries, and its machine has every
+//! entry whose proposer it has answered, so a read of the machine is current.
 //!
-//! Chance. The crate draws election time-outs from a generator of its own. It is given a range of one value, and each node holds
-//! its ticks back before it stands, by a number from `base::rt`: so a simulation's seed decides.
+//! Why no other leader is elected. From the moment at which a voter receives the heartbeat, it abstains (neither votes nor
+//! stands for election) for one election time-out by its own clock. The time-out is counted in ticks, and the first tick may be
+//! due at once, so only (election - 1) full ticks are certain. Ticks are never closer together than [`RaftTimeouts::tick`],
+//! even after a late tick. A node that has just started abstains for a full election time-out, since it may have answered a
+//! heartbeat before it ended. An election needs the vote of at least one voter of that majority. Hence no other leader is
+//! elected before t + (election - 1) ticks, less the drift of both clocks ([`RaftTimeouts::drift_ppm_max`]). Nodes also ignore
+//! requests for a vote that would override a lease. Therefore a leader that hands over ([`Raft::transfer_leadership`]) steps
+//! down and does not stand for election for a while, and the others elect a leader as if it had crashed.
+//!
+//! When the lease stands: from the moment at which the leader has applied all entries that were committed when the round
+//! started. These include all entries of earlier terms, since the crate starts a round only after an entry of the leader's own
+//! term is committed. The lease ends with every change of members. When a leader loses its leadership, the lease ends before
+//! the node sends any message that follows from the loss.
+//!
+//! Randomness. The crate draws election time-outs from a random generator of its own. This module gives it a range of a single
+//! value instead, and delays each node's candidacy by a random number of ticks from `base::rt`. So in a simulation the seed
+//! determines the elections too.
 //!
 //! Invariants (the simulation in `tests/consensus/raft_simulation` checks them under faults):
 //! * A term has at most one leader.
-//! * What is applied at an index is the same at every node and in every life of it, and was proposed.
-//! * What was answered is never lost: while a majority of disks outlives what happens, or, without disks, a majority of nodes.
+//! * Every node, also after each of its restarts, applies the same entry at an index; that entry was proposed.
+//! * An entry whose proposer got its result is never lost while a majority of the disks survives (without directories: a
+//!   majority of the nodes).
 //! * Reads are linearizable.
-//! * A log that is damaged before its last records ends its node; it is not taken for a short one ([`disk`]).
-//! * A node whose log was lost has no vote, and confirms nothing, at members that have heard of it before ([`incarnations`]).
-//! * A directory has one node at a time, of all processes.
-//! * Bounded: proposals that wait ([`WAITING_MAX`]), reads and changes that wait ([`ASKING_MAX`]), entries that are not committed
-//!   ([`Options::uncommitted_bytes_max`]), frames on their way, and entries in memory: [`Options::log_bytes`], four times that while a
-//!   member lags, and at a node with a directory also those that its last snapshot has not: [`Options::snapshot_after_bytes`], and what
-//!   is applied while the next one is made.
+//! * Damage before the last records of a log ends the node; it is told apart from a torn tail ([`disk`]).
+//! * After a node has lost its log, members that have heard of it before accept neither its votes nor its confirmations
+//!   ([`incarnations`]).
+//! * At most one node, of all processes, uses a directory at a time.
+//! * Bounded: waiting proposals ([`WAITING_MAX`]), waiting reads and changes ([`REQUESTS_MAX`]), uncommitted entries
+//!   ([`RaftConfig::uncommitted_bytes_max`]), frames in flight, and entries in memory. The applied entries in memory are
+//!   [`RaftConfig::log_bytes`], up to four times as much while a member lags. A node with a directory also keeps the entries
+//!   since its last snapshot: [`RaftConfig::snapshot_after_bytes`], and the entries that are applied while the next snapshot is
+//!   made.
 //!
-//! [`RaftLog`] is an ordered log on it ([`crate::ordered`]), with each processor's entries in a journal of its own.
+//! [`RaftLog`] is an ordered log on this engine ([`crate::ordered`]); each CPU node has the entries in a log store of its own.
 //!
-//! Without a directory nothing is durable: the group lives as long as a majority of its nodes does. A node that ended has then lost
-//! what it voted for, and must not come back under its number; it is removed, and added under another.
+//! Without a directory nothing is durable: the group lasts as long as a majority of its nodes. A node that ends has then lost
+//! the record of its votes. It must not start again under its number: it is removed, and added under another number.
 
 mod codec;
 mod disk;
@@ -81,148 +95,149 @@ use base::rt::channel::{OneshotReceiver, Sender, WatchReceiver, WatchSender, bou
 use base::rt::disk::Directory;
 use base::rt::net::{self, BoxFuture};
 use base::rt::sync::Semaphore;
-use base::rt::{self, Instant, Stop};
+use base::rt::{self, CancellationToken, Instant};
 use raft::eraftpb::Snapshot;
 
+use crate::directory_lock::lock_directory;
 use crate::guard::guarded;
-use crate::owned::own;
 use crate::{Error, Term};
 use disk::DiskLog;
-use engine::{Asker, Engine, Event};
-use entries::Entries;
+use engine::{EngineEvent, RaftEngine, RequestWaiter};
+use entries::RaftEntries;
 use incarnations::Incarnations;
-pub use ordered::{Admission, RaftLog};
+pub use ordered::{AdmissionProgress, RaftLog};
 
-/// Proposals that are not answered.
+/// Proposals that are not answered yet.
 pub const WAITING_MAX: usize = 4096;
-/// Reads behind a barrier, and changes of members, that are not answered.
-pub const ASKING_MAX: usize = 1024;
-/// For how many times of an election a node that hands over lets others go first.
-const HAND_OVER_ELECTIONS: u32 = 4;
-/// What else is on its way to the engine: messages, links, syncs.
+/// Reads behind a barrier, and changes of members, that are not answered yet.
+pub const REQUESTS_MAX: usize = 1024;
+/// For how many election time-outs a node that hands over lets others go first.
+const TRANSFER_ELECTIONS: u32 = 4;
+/// Other events that are queued for the engine: messages, links, syncs.
 const EVENTS_MAX: usize = 4096;
 /// Bytes of one proposal.
 pub const PROPOSAL_BYTES_MAX: usize = 64 << 20;
 
-/// What entries change. Every node of a group has one, and all become the same.
-pub trait Machine: Send + 'static {
-    /// What comes of an entry, for whoever proposed it.
+/// The state machine that the entries change. Every node of a group has one, and all of them reach the same state.
+pub trait StateMachine: Send + 'static {
+    /// The result of an entry, for its proposer.
     type Output: Default + Send + 'static;
 
-    /// Takes over entries, in order; gives an output for each. Only entries and what came before may decide what it does.
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<Self::Output>;
+    /// Applies entries, in order; returns an output for each. Its behaviour may depend only on these entries and the earlier
+    /// ones.
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<Self::Output>;
 
-    /// All of it as it is now, to be finished later and elsewhere.
+    /// A snapshot of the current state, which the future may complete later and on another thread.
     fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>>;
 
-    /// Becomes what a snapshot says, which has everything up to an index.
+    /// Replaces the state by a snapshot, which has everything up to an index.
     ///
     /// # Errors
     /// [`Error::Corrupt`]; ends the node.
     fn restore(&mut self, index: u64, snapshot: Bytes) -> Result<(), Error>;
 
-    /// Whether this node may begin with the group's first snapshot: it has no log, and is one of those that found the group.
+    /// Whether this node may start with the group's first snapshot: it has no log, and is one of the founders of the group.
     ///
     /// # Errors
-    /// What shows that it is not the first time; ends the node.
-    fn may_found(&self) -> Result<(), Error> {
+    /// Evidence that this is not its first start; ends the node.
+    fn check_bootstrap(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether it takes more. While it does not, a node that follows takes no entries from its leader; a leader proposes what it
-    /// will, and must wait by itself.
-    fn has_room(&self) -> bool {
+    /// Whether it has capacity for more entries. While it has not, a follower accepts no entries from its leader. A leader
+    /// proposes regardless, and must wait by itself.
+    fn has_capacity(&self) -> bool {
         true
     }
 }
 
-/// An entry that is committed.
+/// A committed entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Applied {
-    /// Its index. Those of other entries than proposals are skipped.
+pub struct AppliedEntry {
+    /// Its index. Indexes of entries that are no proposals are skipped.
     pub index: u64,
-    /// The term of whoever appended it.
+    /// The term of the leader that appended it.
     pub term: Term,
-    /// What was proposed; never empty.
+    /// The proposed bytes; never empty.
     pub data: Bytes,
 }
 
-/// What came of a proposal.
+/// The outcome of a proposal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Proposed<O> {
+pub struct ProposalOutcome<O> {
     /// The entry's index.
     pub index: u64,
     /// The entry's term.
     pub term: Term,
-    /// What the machine gave.
+    /// The machine's output.
     pub output: O,
 }
 
 /// A node of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Member {
-    /// Its number, never 0, and never that of another node before it.
+pub struct RaftMember {
+    /// Its number, never 0, and never the number of an earlier node.
     pub id: u64,
     /// Where it listens: an address of [`base::rt::net`].
     pub address: String,
     /// It gets entries and has no vote.
-    pub learns: bool,
+    pub is_learner: bool,
 }
 
-/// A member, and how it is as the leader sees it.
+/// A member, and its state as the leader sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Standing {
-    /// Who.
-    pub member: Member,
-    /// Entries of the leader's log that it is not known to have. Only the leader knows.
+pub struct MemberHealth {
+    /// The member.
+    pub member: RaftMember,
+    /// Entries of the leader's log that the member is not known to have. Only the leader knows.
     pub behind: Option<u64>,
-    /// When the leader heard of it last, in this reign; itself, now.
+    /// When the leader last heard from it, in this term; for the leader itself, now.
     pub heard: Option<Instant>,
 }
 
 /// What a node knows of its group.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Report {
-    /// What it is itself.
-    pub role: Role,
-    /// The members, as far as it has applied changes, by their numbers.
-    pub members: Vec<Standing>,
+pub struct MembershipReport {
+    /// The node's own role.
+    pub status: RaftStatus,
+    /// The members, by number, after the changes that the node has applied.
+    pub members: Vec<MemberHealth>,
 }
 
 /// A change of the members.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Change {
-    Learn(Member),
-    Vote(Member),
+enum MembershipChange {
+    Learn(RaftMember),
+    Vote(RaftMember),
     Remove(u64),
 }
 
 /// Times of a group; the same at all its nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Timing {
-    /// What all others are counted in.
+pub struct RaftTimeouts {
+    /// The unit of all others.
     pub tick: Duration,
     /// Ticks between a leader's heartbeats.
     pub heartbeat_ticks: u32,
-    /// Ticks without a heartbeat after which a node stands for election, and up to as many again by chance.
+    /// Ticks without a heartbeat after which a node stands for election, plus up to as many again at random.
     pub election_ticks: u32,
-    /// How fast or slow a clock may go, in millionths.
+    /// How much too fast or too slow a clock may run, in millionths.
     pub drift_ppm_max: u32,
 }
 
-impl Default for Timing {
-    fn default() -> Timing {
-        Timing { tick: Duration::from_millis(10), heartbeat_ticks: 3, election_ticks: 20, drift_ppm_max: 10_000 }
+impl Default for RaftTimeouts {
+    fn default() -> RaftTimeouts {
+        RaftTimeouts { tick: Duration::from_millis(10), heartbeat_ticks: 3, election_ticks: 20, drift_ppm_max: 10_000 }
     }
 }
 
-impl Timing {
-    /// Of machines with much else to do, as orderers have: another member leads within a second or so.
-    pub fn of_busy_machines() -> Timing {
-        Timing { tick: Duration::from_millis(25), ..Timing::default() }
+impl RaftTimeouts {
+    /// For busy machines, such as those of orderers: another member leads within a second or so.
+    pub fn of_busy_machines() -> RaftTimeouts {
+        RaftTimeouts { tick: Duration::from_millis(25), ..RaftTimeouts::default() }
     }
 
-    /// For how long nobody else is elected after heartbeats were sent that a majority answered. See the module.
+    /// How long after sending heartbeats that a majority answered no other leader is elected. See the module.
     fn lease(&self) -> Duration {
         let promised = self.tick * (self.election_ticks - 1);
         promised - promised.mul_f64(f64::from(self.drift_ppm_max) * 2.0 / 1e6)
@@ -236,56 +251,56 @@ impl Timing {
             && self.drift_ppm_max < 100_000;
         is_good.then_some(()).ok_or_else(|| {
             Error::Invalid(
-                "an election's time-out is more than two heartbeats, and clocks drift by less than a tenth".into(),
+                "the Raft timing is invalid: an election time-out must exceed two heartbeats, and clock drift must be below a tenth".into(),
             )
         })
     }
 }
 
-/// What a node is to be.
+/// The configuration of a node.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RaftConfig {
     /// The group.
     pub group: u64,
     /// This node's number in it.
     pub node: u64,
-    /// Where this node listens. Others connect to what the group's members say.
+    /// The address at which this node listens. Other nodes connect to the address that the group's member list has.
     pub listen: String,
-    /// Where it keeps its log; without one nothing is durable.
+    /// The directory of its log; without one nothing is durable.
     pub directory: Option<PathBuf>,
-    /// The members that found the group, this node included and the same at each of them; used where the directory is blank.
-    /// Empty for a node that is added to a group that exists.
-    pub founders: Vec<Member>,
-    /// Where members listen, by their numbers, if that is not where the group's log says: they have moved since it was written.
+    /// The founding members of the group, this node included and the same at each of them; used if the directory is blank.
+    /// Empty for a node that is added to an existing group.
+    pub founders: Vec<RaftMember>,
+    /// Addresses of members, by number, that override those in the group's log, for members that have moved since.
     pub addresses: BTreeMap<u64, String>,
     /// Times.
-    pub timing: Timing,
-    /// Those who follow may learn of a commit with the next entry, and not at once: fewer messages.
+    pub timing: RaftTimeouts,
+    /// Followers may learn of a commit with the next entry instead of at once, which saves messages.
     pub is_commit_lazy: bool,
-    /// Bytes of entries that are not committed.
+    /// The most bytes of uncommitted entries.
     pub uncommitted_bytes_max: usize,
     /// Bytes of applied entries that are kept in memory for members that lag.
     pub log_bytes: usize,
     /// Bytes of entries after which the log on disk is replaced by a snapshot.
     pub snapshot_after_bytes: usize,
-    /// Bytes of the log's segments on disk; as it is best, without a value.
+    /// Bytes of the log's segments on disk; `None` for the default.
     pub segment_bytes: Option<u64>,
-    /// Bytes of a snapshot that this node takes.
+    /// The most bytes of a snapshot that this node accepts.
     pub snapshot_bytes_max: usize,
 }
 
-impl Options {
-    /// For a node that founds a group or goes on in it, with the sizes and times that suit most.
-    pub fn new(group: u64, node: u64, founders: Vec<Member>) -> Options {
+impl RaftConfig {
+    /// For a node that founds a group or resumes in it, with sizes and times that suit most groups.
+    pub fn new(group: u64, node: u64, founders: Vec<RaftMember>) -> RaftConfig {
         let listen = founders.iter().find(|member| member.id == node).map(|member| member.address.clone());
-        Options {
+        RaftConfig {
             group,
             node,
             listen: listen.unwrap_or_default(),
             directory: None,
             founders,
             addresses: BTreeMap::new(),
-            timing: Timing::default(),
+            timing: RaftTimeouts::default(),
             is_commit_lazy: false,
             uncommitted_bytes_max: 64 << 20,
             log_bytes: 32 << 20,
@@ -298,81 +313,81 @@ impl Options {
     fn check(&self) -> Result<(), Error> {
         self.timing.check()?;
         if self.group == 0 || self.node == 0 || self.founders.iter().any(|member| member.id == 0) {
-            return Err(Error::Invalid("groups and nodes are counted from 1".into()));
+            return Err(Error::Invalid("the numbers of Raft groups and nodes start at 1".into()));
         }
         if self.founders.len() > codec::MEMBERS_MAX {
             return Err(Error::Invalid(format!("a Raft group has at most {} members", codec::MEMBERS_MAX)));
         }
         let ids: std::collections::BTreeSet<u64> = self.founders.iter().map(|member| member.id).collect();
         if ids.len() < self.founders.len() {
-            return Err(Error::Invalid("two founders of a Raft group have one number".into()));
+            return Err(Error::Invalid("two founders of a Raft group have the same number".into()));
         }
-        if !self.founders.is_empty() && self.founders.iter().all(|member| member.learns) {
-            return Err(Error::Invalid("somebody in a Raft group has a vote".into()));
+        if !self.founders.is_empty() && self.founders.iter().all(|member| member.is_learner) {
+            return Err(Error::Invalid("a Raft group needs at least one founder with a vote".into()));
         }
         Ok(())
     }
 }
 
-/// What a node is at the moment.
+/// The current role of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Role {
+pub struct RaftStatus {
     /// The newest term that it knows.
     pub term: Term,
-    /// Who leads in it, as far as it knows.
+    /// The leader of that term, as far as it knows.
     pub leader: Option<u64>,
-    /// Whether that is this node.
+    /// Whether this node is the leader.
     pub is_leading: bool,
 }
 
-/// What callers and the task share.
-struct Shared<O> {
+/// State that callers and the task share.
+struct RaftCore<O> {
     node: u64,
-    /// Which log it has.
+    /// The incarnation of its log.
     incarnation: u64,
-    events: Sender<Event<O>>,
+    events: Sender<EngineEvent<O>>,
     permits: Semaphore,
-    asking: Semaphore,
-    /// Until when, by this node's clock, nobody else is elected; 0 without a lease.
+    requests: Semaphore,
+    /// Until when, by this node's clock, no other leader is elected; 0 without a lease.
     lease_until: AtomicU64,
     applied: AtomicU64,
-    /// Up to this term it is to lead no more.
+    /// It does not lead in terms up to this one any more.
     resigned: AtomicU64,
-    /// Until when, by this node's clock, it does not stand for election while nobody leads.
+    /// Until when, by this node's clock, it does not stand for election while there is no leader.
     abstains_until: AtomicU64,
-    role: WatchSender<Role>,
-    members: Mutex<Vec<Member>>,
+    role: WatchSender<RaftStatus>,
+    members: Mutex<Vec<RaftMember>>,
     ended: Mutex<Option<Error>>,
     /// The task has ended.
-    over: Stop,
+    stop: CancellationToken,
 }
 
-impl<O> Shared<O> {
-    /// The task has ended: nothing of it touches its directory any more.
-    fn end(&self, error: Error, stop: &Stop) {
+impl<O> RaftCore<O> {
+    /// Called when the task has ended and no longer touches its directory.
+    fn end(&self, error: Error, stop: &CancellationToken) {
         if error != Error::Closed {
             tracing::error!(%error, node = self.node, "a Raft node ends");
         }
         self.lease_until.store(0, Ordering::SeqCst);
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         let term = self.role.borrow().term;
-        self.role.send(Role { term, leader: None, is_leading: false });
-        stop.stop();
-        self.over.stop();
+        self.role.send(RaftStatus { term, leader: None, is_leading: false });
+        stop.cancel();
+        self.stop.cancel();
     }
 }
 
-/// A node of a group. Clones are the same one; it ends when it is stopped, or the last clone is dropped.
+/// A node of a group. Clones are the same node; it ends when it is stopped, or the last clone is dropped.
 pub struct Raft<O> {
-    shared: Arc<Shared<O>>,
-    alive: Arc<Alive>,
+    shared: Arc<RaftCore<O>>,
+    alive: Arc<StopOnDrop>,
 }
 
-struct Alive(Stop);
+struct StopOnDrop(CancellationToken);
 
-impl Drop for Alive {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.cancel();
     }
 }
 
@@ -383,38 +398,38 @@ impl<O> Clone for Raft<O> {
 }
 
 impl<O: Default + Send + 'static> Raft<O> {
-    /// Starts a node: with what its directory has, or as a founder, or as one that waits to be added. The machine is as a founder's
-    /// is at first.
+    /// Starts a node: with the content of its directory, or as a founder, or as a node that waits to be added. The machine must
+    /// be in a founder's initial state.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for options that make no sense or a directory of another node; [`Error::Locked`] for one in which another
-    /// node runs; [`Error::Corrupt`] for a damaged log; [`Error::Journal`].
-    pub async fn start<M: Machine<Output = O>>(options: Options, machine: M) -> Result<Raft<O>, Error> {
+    /// [`Error::Invalid`] for inconsistent options or a directory of another node; [`Error::Locked`] for a directory in which
+    /// another node runs; [`Error::Corrupt`] for a damaged log; [`Error::LogStore`].
+    pub async fn start<M: StateMachine<Output = O>>(options: RaftConfig, machine: M) -> Result<Raft<O>, Error> {
         Raft::start_serving(options, machine, None).await
     }
 
-    /// As [`Raft::start`], with entries for members that lack them.
-    async fn start_serving<M: Machine<Output = O>>(
-        options: Options,
+    /// As [`Raft::start`], and serves entries to members that lack them.
+    async fn start_serving<M: StateMachine<Output = O>>(
+        options: RaftConfig,
         mut machine: M,
-        serve: Option<links::Serve>,
+        serve: Option<links::ServeEntry>,
     ) -> Result<Raft<O>, Error> {
         options.check()?;
         let (disk, incarnations, state) = stored(&options, &mut machine).await?;
         let incarnations = Arc::new(incarnations);
         let listener = net::listen(&options.listen)
             .await
-            .map_err(|error| Error::Invalid(format!("listening at {}: {error}", options.listen)))?;
-        // Callers of all kinds have permits, so that they leave room in the queue for what members send.
-        let (events, receiver) = bounded(EVENTS_MAX + WAITING_MAX + ASKING_MAX);
-        let stop = Stop::new();
-        let role = Role { term: Term(state.0.hard.term), ..Role::default() };
-        let shared = Arc::new(Shared {
+            .map_err(|error| Error::Invalid(format!("cannot listen at {}: {error}", options.listen)))?;
+        // All callers hold permits, so that they leave space in the queue for the messages of members.
+        let (events, receiver) = bounded(EVENTS_MAX + WAITING_MAX + REQUESTS_MAX);
+        let stop = CancellationToken::new();
+        let role = RaftStatus { term: Term(state.0.hard.term), ..RaftStatus::default() };
+        let shared = Arc::new(RaftCore {
             node: options.node,
             incarnation: incarnations.own(),
             events: events.clone(),
             permits: Semaphore::new(WAITING_MAX),
-            asking: Semaphore::new(ASKING_MAX),
+            requests: Semaphore::new(REQUESTS_MAX),
             lease_until: AtomicU64::new(0),
             applied: AtomicU64::new(state.0.base().0),
             resigned: AtomicU64::new(0),
@@ -422,35 +437,37 @@ impl<O: Default + Send + 'static> Raft<O> {
             role: watch(role).0,
             members: Mutex::default(),
             ended: Mutex::default(),
-            over: Stop::new(),
+            stop: CancellationToken::new(),
         });
-        let Options { group, node, snapshot_bytes_max, .. } = options;
-        let engine = Engine::new(options, Arc::clone(&shared), state, disk, machine, events.clone(), stop.clone())?;
-        let hall = links::Hall { group, node, snapshot_bytes_max, serve, incarnations, events };
+        let RaftConfig { group, node, snapshot_bytes_max, .. } = options;
+        let engine = RaftEngine::new(options, Arc::clone(&shared), state, disk, machine, events.clone(), stop.clone())?;
+        let hall = links::AcceptContext { group, node, snapshot_bytes_max, serve, incarnations, events };
         rt::spawn(links::accept(listener, hall, stop.clone()));
         let (ending, stopping) = (Arc::clone(&shared), stop.clone());
         rt::spawn(guarded(engine.run(receiver), move || ending.end(Error::Panicked("a Raft node"), &stopping)));
-        Ok(Raft { shared, alive: Arc::new(Alive(stop)) })
+        Ok(Raft { shared, alive: Arc::new(StopOnDrop(stop)) })
     }
 
-    /// Proposes an entry; completes when it is applied here, or will not be. When the future is dropped it may still be.
+    /// Proposes an entry; completes when it is applied here, or will not be. If the future is dropped, the entry may still be
+    /// applied.
     ///
     /// # Errors
     /// [`Error::NotLeading`] and [`Error::Busy`], in which case nothing was done; [`Error::Ambiguous`]; [`Error::Invalid`] for
-    /// an empty or too long one; [`Error::Closed`].
-    pub async fn propose(&self, data: Bytes) -> Result<Proposed<O>, Error> {
+    /// an empty or too long entry; [`Error::Closed`].
+    pub async fn propose(&self, data: Bytes) -> Result<ProposalOutcome<O>, Error> {
         self.propose_if(None, data).await?.await.map_err(|_| Error::Ambiguous)?
     }
 
-    /// As [`Raft::propose`], but only under a term; completes when the engine has it. What is given completes as that does.
+    /// As [`Raft::propose`], but only under a term; completes when the engine has the proposal. The returned receiver completes
+    /// as [`Raft::propose`] does.
     ///
     /// # Errors
-    /// As there; [`Error::Fenced`] where this node does not lead in that term.
-    pub async fn propose_under(
+    /// As [`Raft::propose`]; [`Error::Fenced`] if this node does not lead in that term.
+    pub async fn propose_in_term(
         &self,
         term: Term,
         data: Bytes,
-    ) -> Result<OneshotReceiver<Result<Proposed<O>, Error>>, Error> {
+    ) -> Result<OneshotReceiver<Result<ProposalOutcome<O>, Error>>, Error> {
         self.propose_if(Some(term), data).await
     }
 
@@ -458,36 +475,44 @@ impl<O: Default + Send + 'static> Raft<O> {
         &self,
         term: Option<Term>,
         data: Bytes,
-    ) -> Result<OneshotReceiver<Result<Proposed<O>, Error>>, Error> {
+    ) -> Result<OneshotReceiver<Result<ProposalOutcome<O>, Error>>, Error> {
         if data.is_empty() || data.len() > PROPOSAL_BYTES_MAX {
             return Err(Error::Invalid(format!("a proposal has 1 to {PROPOSAL_BYTES_MAX} bytes")));
         }
         let permit = self.shared.permits.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Propose { data, term, answer, permit }).await.map_err(|_| Error::Closed)?;
+        self.shared
+            .events
+            .send(EngineEvent::Propose { data, term, answer, permit })
+            .await
+            .map_err(|_| Error::Closed)?;
         Ok(answered)
     }
 
-    /// Leads no more in a term, if it does; there is another election after a while. Returns at once.
+    /// Steps down if this node leads in the term or an earlier one; another election follows after a while. Returns at once.
     fn resign(&self, term: Term) {
         self.shared.resigned.fetch_max(term.0, Ordering::AcqRel);
     }
 
-    /// Whether what was read of this node's machine before is what a linearizable read gives. It costs a look at the clock.
+    /// Whether a read of this node's machine, made before this call, is linearizable. It costs a look at the clock.
     pub fn may_read(&self) -> bool {
         fault::mutant(fault::Mutant::ReadWithoutLease) && self.shared.role.borrow().is_leading
             || rt::now().nanos() < self.shared.lease_until.load(Ordering::SeqCst)
     }
 
-    /// Completes when this node has been proved to lead after the call, and has applied all that was committed before it: what
-    /// is read of its machine afterwards is linearizable.
+    /// Completes when this node has been proved to lead after the call, and has applied everything that was committed before
+    /// it: reads of its machine afterwards are linearizable.
     ///
     /// # Errors
     /// [`Error::NotLeading`]; [`Error::Busy`] when it has just been elected; [`Error::Closed`].
     pub async fn barrier(&self) -> Result<(), Error> {
-        let permit = self.shared.asking.acquire().await;
+        let permit = self.shared.requests.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Barrier(Asker { answer, permit })).await.map_err(|_| Error::Closed)?;
+        self.shared
+            .events
+            .send(EngineEvent::Barrier(RequestWaiter { answer, permit }))
+            .await
+            .map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Closed)?
     }
 
@@ -496,41 +521,46 @@ impl<O: Default + Send + 'static> Raft<O> {
     /// # Errors
     /// [`Error::NotLeading`]; [`Error::Busy`] while another change is under way; [`Error::Invalid`]; [`Error::Ambiguous`].
     pub async fn add_learner(&self, id: u64, address: &str) -> Result<(), Error> {
-        self.change(Change::Learn(Member { id, address: address.to_owned(), learns: true })).await
+        self.change(MembershipChange::Learn(RaftMember { id, address: address.to_owned(), is_learner: true })).await
     }
 
-    /// Gives a node a vote: best one that has learned everything before.
+    /// Gives a node a vote; it should have caught up as a learner before.
     ///
     /// # Errors
     /// As [`Raft::add_learner`].
     pub async fn add_voter(&self, id: u64, address: &str) -> Result<(), Error> {
-        self.change(Change::Vote(Member { id, address: address.to_owned(), learns: false })).await
+        self.change(MembershipChange::Vote(RaftMember { id, address: address.to_owned(), is_learner: false })).await
     }
 
-    /// Removes a node other than the leader itself; it ends with [`Error::Removed`] if it learns of it, and leads never again in any
-    /// case. Its number is not used again. Nothing happens where it is no member.
+    /// Removes a node other than the leader itself. The node ends with [`Error::Removed`] if it learns of its removal, and
+    /// never leads again in any case. Its number is not used again. Does nothing if the node is no member.
     ///
     /// # Errors
-    /// As [`Raft::add_learner`]; [`Error::WouldStall`] when those with a vote that would be left are not heard of by a majority of
-    /// them.
+    /// As [`Raft::add_learner`]; [`Error::WouldStall`] when the leader hears from no majority of the voters that would be left.
     pub async fn remove(&self, id: u64) -> Result<(), Error> {
-        self.change(Change::Remove(id)).await
+        self.change(MembershipChange::Remove(id)).await
     }
 
-    async fn change(&self, change: Change) -> Result<(), Error> {
-        if let Change::Learn(Member { id: 0, .. }) | Change::Vote(Member { id: 0, .. }) = &change {
-            return Err(Error::Invalid("nodes are counted from 1".into()));
+    async fn change(&self, change: MembershipChange) -> Result<(), Error> {
+        if let MembershipChange::Learn(RaftMember { id: 0, .. }) | MembershipChange::Vote(RaftMember { id: 0, .. }) =
+            &change
+        {
+            return Err(Error::Invalid("the numbers of Raft nodes start at 1".into()));
         }
-        let permit = self.shared.asking.acquire().await;
+        let permit = self.shared.requests.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Change(change, Asker { answer, permit })).await.map_err(|_| Error::Closed)?;
+        self.shared
+            .events
+            .send(EngineEvent::Change(change, RequestWaiter { answer, permit }))
+            .await
+            .map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Ambiguous)?
     }
 
-    /// Leads no more, if it does, and lets others stand for election first. Returns at once; another node leads after about as
-    /// long as if this one had crashed, or this one again where no other can.
-    pub fn hand_over(&self, timing: &Timing) {
-        let abstains = timing.tick * timing.election_ticks * HAND_OVER_ELECTIONS;
+    /// Steps down, if this node leads, and lets others stand for election first. Returns at once. Another node leads after
+    /// about as long as after a crash of this one, or this node again if no other can.
+    pub fn transfer_leadership(&self, timing: &RaftTimeouts) {
+        let abstains = timing.tick * timing.election_ticks * TRANSFER_ELECTIONS;
         self.shared.abstains_until.store((rt::now() + abstains).nanos(), Ordering::Release);
         self.resign(self.shared.role.borrow().term);
     }
@@ -539,15 +569,15 @@ impl<O: Default + Send + 'static> Raft<O> {
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub async fn report(&self) -> Result<Report, Error> {
-        let permit = self.shared.asking.acquire().await;
+    pub async fn membership(&self) -> Result<MembershipReport, Error> {
+        let permit = self.shared.requests.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Report(answer, permit)).await.map_err(|_| Error::Closed)?;
+        self.shared.events.send(EngineEvent::Report(answer, permit)).await.map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Closed)
     }
 
-    /// What this node is. A receiver may miss what was over quickly.
-    pub fn role(&self) -> WatchReceiver<Role> {
+    /// The role of this node. A receiver may miss short-lived ones.
+    pub fn status(&self) -> WatchReceiver<RaftStatus> {
         self.shared.role.subscribe()
     }
 
@@ -556,8 +586,8 @@ impl<O: Default + Send + 'static> Raft<O> {
         self.shared.applied.load(Ordering::Acquire)
     }
 
-    /// The members, as far as this node has applied changes.
-    pub fn members(&self) -> Vec<Member> {
+    /// The members, after the changes that this node has applied.
+    pub fn members(&self) -> Vec<RaftMember> {
         self.shared.members.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -568,27 +598,28 @@ impl<O: Default + Send + 'static> Raft<O> {
 
     /// Completes when the node has ended, with the reason.
     pub async fn ended(&self) -> Error {
-        self.shared.over.stopped().await;
+        self.shared.stop.cancelled().await;
         self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Error::Closed)
     }
 
-    /// Ends it. On return nothing of it touches its directory any more, but a sync that is under way, and another may have it.
+    /// Stops the node. On return it no longer touches its directory, except for a sync that is in flight, and another node may
+    /// use it.
     pub async fn stop(&self) {
-        self.alive.0.stop();
-        self.shared.over.stopped().await;
+        self.alive.0.cancel();
+        self.shared.stop.cancelled().await;
     }
 }
 
-/// What a node has: its log, whom it knows, and the snapshot to begin with.
-async fn stored<M: Machine>(
-    options: &Options,
+/// The stored state of a node: its log, the members that it knows, and the snapshot to start with.
+async fn stored<M: StateMachine>(
+    options: &RaftConfig,
     machine: &mut M,
-) -> Result<(Option<DiskLog>, Incarnations, (Entries, Snapshot)), Error> {
+) -> Result<(Option<DiskLog>, Incarnations, (RaftEntries, Snapshot)), Error> {
     let (mut disk, mut incarnations) = (None, Incarnations::volatile());
     if let Some(path) = &options.directory {
-        let journal = |error: &dyn fmt::Display| Error::Journal(format!("{}: {error}", path.display()));
+        let journal = |error: &dyn fmt::Display| Error::LogStore(format!("{}: {error}", path.display()));
         let directory = Directory::open(path).await.map_err(|error| journal(&error))?;
-        let owned = own(directory).await.map_err(|error| match error {
+        let owned = lock_directory(directory).await.map_err(|error| match error {
             Error::Disk { .. } => journal(&error),
             error => error,
         })?;
@@ -598,18 +629,18 @@ async fn stored<M: Machine>(
             return Ok((Some(opened), Incarnations::open(kept, false).await?, found));
         }
         if options.founders.iter().any(|founder| founder.id == options.node) {
-            machine.may_found()?;
+            machine.check_bootstrap()?;
         }
         incarnations = Incarnations::open(kept, true).await?;
         disk = Some(opened);
     }
     let snapshot = engine::first_snapshot(&options.founders, &machine.snapshot().await?);
     if let Some(disk) = &disk {
-        // From here on the directory is not blank: what this node votes for is remembered.
+        // From here on the directory is not blank: the node remembers its votes.
         disk.snapshots().save(&snapshot).await?;
     }
     let metadata = snapshot.get_metadata();
-    let mut entries = Entries::at(metadata.index, metadata.term, metadata.get_conf_state().clone());
+    let mut entries = RaftEntries::at(metadata.index, metadata.term, metadata.get_conf_state().clone());
     (entries.hard.term, entries.hard.commit) = (metadata.term, metadata.index);
     Ok((disk, incarnations, (entries, snapshot)))
 }

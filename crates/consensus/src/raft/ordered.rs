@@ -1,31 +1,34 @@
-//! The ordered log on the Raft engine: what [`crate::ordered`] promises, with each processor's entries in its own journal.
+//! The ordered log on the Raft engine, with the guarantees of [`crate::ordered`]. Each CPU node has the entries in its own log
+//! store.
 //!
 //! ```text
-//!  append ─▶ proposal (position | entry) ─▶ Raft ─▶ machine: is it the next position? ─▶ writer ─▶ Journal ─▶ safe
-//!                                                                     gap? ─▶ entries of other processors' journals
+//!  append ─▶ proposal (position | entry) ─▶ Raft ─▶ machine: is it the next position? ─▶ writer ─▶ log store ─▶ deliverable
+//!                                                                     gap? ─▶ entries from other log stores
 //! ```
 //!
-//! 1. An entry is proposed with its position. The machine, the same at all nodes, counts positions: an entry counts if its
-//!    position is the next one, and is nothing otherwise. So one that an earlier leader proposed, and that comes late, takes
-//!    nobody's place.
-//! 2. What counts goes to the writer, which appends it to the journal, and moves `safe`: it is committed, so a majority of the nodes
-//!    has it in durable logs, and can be read here. The journal itself is synced when a snapshot is made, and not before: after a
-//!    crash what it lacks is read again from the engine's log. An entry that the journal has already then must be the same there.
-//! 3. The engine's snapshot is the count alone, and is made once the journal has all that is counted on disk. A node that takes
-//!    one over lacks entries; it gets them from the journals of other members, over a link that begins with the hello of kind 3
-//!    ([`super::links`]), before it goes on. One that gives what cannot follow is passed over for the next.
-//! 4. Whoever leads is told so behind a barrier, when its journal has all that is counted: nothing that is agreed on is missing, and
-//!    nobody but it proposes in its term. It goes on at the count.
-//! 5. A position that was taken for an entry which is then not proposed, or not taken by the engine, or does not count, would be a
-//!    hole, behind which nothing ever counts. So the node then resigns ([`Raft::resign`]): whoever leads next, in another term,
-//!    begins at the count again.
+//! 1. An entry is proposed with its position. The machine, which is the same at all nodes, has a count of positions: an entry
+//!    *counts* if its position is the next one, and has no effect otherwise. So a late entry that an earlier leader proposed
+//!    cannot take the position of another entry.
+//! 2. The writer appends each entry that counts to the log store, and advances `deliverable`. The entry may be shown then: it
+//!    is committed, so a majority of the nodes has it in durable logs, and this node can read it. The log store is synced only
+//!    when a snapshot is made; after a crash, entries that the log store lacks are taken again from the engine's log. If the
+//!    log store already has an entry at such a position, it must be the same entry.
+//! 3. The engine's snapshot contains only the count, and is made once the log store has all counted entries on disk. A node
+//!    that installs a snapshot lacks entries. Before it continues, it fetches them from the log stores of other members, over a
+//!    link of kind 3 ([`super::links`]). If a member sends an entry that cannot follow, the node asks the next member.
+//! 4. A new leader passes a barrier, waits until its log store has all counted entries, and only then reports that it leads.
+//!    Its log store then has every committed entry, and only this node proposes in its term. The first entry that it proposes
+//!    has the count as its position.
+//! 5. A leader may assign a position to an entry that is then not proposed, or is rejected by the engine, or does not count.
+//!    That position would be a hole, behind which no entry ever counts. So the leader then resigns ([`Raft::resign`]), and the
+//!    next leader, in another term, starts at the count again.
 //!
-//! Why an entry below `safe` stays: it was committed, so a majority of logs has it, or what they have of it is in journals, durable,
-//! since a snapshot that lets the log go waits for that.
+//! Why an entry below `deliverable` stays. It was committed, so each node of a majority has it in its Raft log. A snapshot that
+//! trims the Raft log is made only when the node's log store has the entry durably.
 //!
-//! Invariants: a journal holds committed entries alone and is never cut; entries that a leader has appended and that are not safe
-//! are bounded, here ([`Bounds`]); so are those that a node which follows has counted and not written: with too many it takes none from
-//! its leader ([`Machine::has_room`]).
+//! Invariants: a log store holds only committed entries, and is never truncated. Bounded ([`AppendLimits`]): the entries that a
+//! leader has appended and that are not deliverable; the entries that a follower has counted and not yet written. A follower
+//! with too many unwritten entries accepts no entries from its leader ([`StateMachine::has_capacity`]).
 
 #[cfg(test)]
 mod tests;
@@ -39,100 +42,100 @@ use async_trait::async_trait;
 use base::bytes::BufMut as _;
 use base::rt::channel::{OneshotReceiver, Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::net::BoxFuture;
-use base::rt::sync::{Notify, Permit, Semaphore};
-use base::rt::{self, Stop, Task};
+use base::rt::sync::{Notify, Semaphore, SemaphorePermit};
+use base::rt::{self, CancellationToken, Task};
 use base::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
 
 use super::codec::Reader;
-use super::{Applied, Machine, Options, Proposed, Raft, links};
+use super::{AppliedEntry, ProposalOutcome, Raft, RaftConfig, StateMachine, links};
 use crate::guard::guarded;
 use crate::ordered::fault::{Mutant, mutant};
-use crate::ordered::{self, Journal, OrderedLog, Processor, Role};
+use crate::ordered::{self, CpuNodeId, Leadership, LogStore, OrderedLog};
 use crate::{Error, Term};
 
 /// Bytes of one entry.
 const ENTRY_BYTES_MAX: usize = 32 << 20;
-/// Entries that are written before `safe` moves.
+/// Entries that are written before `deliverable` advances.
 const BATCH_MAX: usize = 256;
-/// With more entries than these to go, a processor is not given a vote.
-const BEHIND_MAX: u64 = 64;
-/// How long to wait before something is tried again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// A CPU node that lacks more entries than these is not given a vote.
+const LEARNER_LAG_MAX: u64 = 64;
+/// The pause before a retry.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// How much there may be that is not safe.
+/// Bounds on the entries that are not deliverable.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
-    /// Bytes of entries that a leader has appended and that are not safe; and of those that are counted and not written, beyond
-    /// which a node that follows takes no more.
+struct AppendLimits {
+    /// Bytes of entries that a leader has appended and that are not deliverable; also the bytes of counted and unwritten
+    /// entries beyond which a follower accepts no more.
     bytes: usize,
-    /// Entries that a leader has appended and that are not safe.
+    /// Entries that a leader has appended and that are not deliverable.
     entries: usize,
 }
 
-const BOUNDS: Bounds = Bounds { bytes: 48 << 20, entries: 1024 };
+const APPEND_LIMITS: AppendLimits = AppendLimits { bytes: 48 << 20, entries: 1024 };
 
-const _: () = assert!(BOUNDS.bytes >= ENTRY_BYTES_MAX && BOUNDS.entries <= super::WAITING_MAX);
+const _: () = assert!(APPEND_LIMITS.bytes >= ENTRY_BYTES_MAX && APPEND_LIMITS.entries <= super::WAITING_MAX);
 
-/// What the writer is to do.
-enum Work {
+/// A work item of the writer.
+enum DeliveryWork {
     Entry(u64, Bytes),
-    /// Entries up to this position are in journals of others.
+    /// Entries up to this position are in the log stores of other members.
     Gap(u64),
 }
 
-/// What the machine counts, and hands to the writer.
+/// The machine's count, and the work that it gives to the writer.
 #[derive(Default)]
-struct Counted {
+struct DeliveryQueue {
     next: u64,
-    work: VecDeque<Work>,
-    /// Bytes of its entries.
+    work: VecDeque<DeliveryWork>,
+    /// Bytes of the entries in `work`.
     bytes: usize,
-    /// Bytes of those that the writer has taken and not written yet.
+    /// Bytes of the entries that the writer has taken and not written yet.
     writing: usize,
 }
 
-/// Where a leader is.
-struct Appending {
+/// The state of a leader's appends.
+struct AppendWindow {
     term: Term,
     next: u64,
-    /// What is appended and not safe, and the room that it takes.
-    unsafe_entries: VecDeque<(u64, [Permit; 2])>,
+    /// The entries that are appended and not deliverable, with their permits.
+    in_flight: VecDeque<(u64, [SemaphorePermit; 2])>,
 }
 
-struct Shared {
-    bounds: Bounds,
-    counted: Mutex<Counted>,
+struct RaftLogCore {
+    limits: AppendLimits,
+    delivery: Mutex<DeliveryQueue>,
     more: Notify,
-    journal: Arc<dyn Journal>,
-    safe: WatchSender<u64>,
-    role: WatchSender<Role>,
-    appending: Mutex<Option<Appending>>,
+    log_store: Arc<dyn LogStore>,
+    deliverable: WatchSender<u64>,
+    leadership: WatchSender<Leadership>,
+    window: Mutex<Option<AppendWindow>>,
     failed: Mutex<Option<Error>>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The machine: counts.
-struct Count(Arc<Shared>);
+/// The machine: counts positions.
+struct LogMachine(Arc<RaftLogCore>);
 
-impl Machine for Count {
-    /// Whether it counted.
+impl StateMachine for LogMachine {
+    /// Whether the entry counted.
     type Output = bool;
 
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<bool> {
-        let mut counted = lock(&self.0.counted);
-        let apply = |entry: Applied| {
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<bool> {
+        let mut counted = lock(&self.0.delivery);
+        let apply = |entry: AppliedEntry| {
             let mut reader = Reader(entry.data);
             let counts = reader.u64().is_ok_and(|position| position == counted.next);
             if counts {
                 let position = counted.next;
                 counted.next += 1;
                 counted.bytes += reader.0.len();
-                counted.work.push_back(Work::Entry(position, reader.0));
+                counted.work.push_back(DeliveryWork::Entry(position, reader.0));
             }
             counts
         };
@@ -140,15 +143,15 @@ impl Machine for Count {
         let next = counted.next;
         drop(counted);
         if mutant(Mutant::SafeUnwritten) {
-            self.0.show(next);
+            self.0.advance_deliverable(next);
         }
         self.0.more.notify_one();
         outputs
     }
 
     fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
-        let next = lock(&self.0.counted).next;
-        let (mut safe, journal) = (self.0.safe.subscribe(), Arc::clone(&self.0.journal));
+        let next = lock(&self.0.delivery).next;
+        let (mut safe, journal) = (self.0.deliverable.subscribe(), Arc::clone(&self.0.log_store));
         Box::pin(async move {
             if !mutant(Mutant::SnapshotAhead) {
                 safe.wait_for(|safe| *safe >= next).await.map_err(|_| Error::Closed)?;
@@ -160,21 +163,21 @@ impl Machine for Count {
     }
 
     fn restore(&mut self, _index: u64, snapshot: Bytes) -> Result<(), Error> {
-        let mut counted = lock(&self.0.counted);
+        let mut counted = lock(&self.0.delivery);
         counted.next = Reader(snapshot).u64()?;
         counted.work.clear();
         counted.bytes = 0;
         let next = counted.next;
-        counted.work.push_back(Work::Gap(next));
+        counted.work.push_back(DeliveryWork::Gap(next));
         drop(counted);
         self.0.more.notify_one();
         Ok(())
     }
 
-    /// A founder's log begins with its first start, when the journal has the entry that all begin with and no more. Where it has
-    /// more, the log was lost, and with it what this node has voted for and confirmed.
-    fn may_found(&self) -> Result<(), Error> {
-        match lock(&self.0.counted).next {
+    /// A founder's log starts with its first start, when the log store has the first entry, which is the same everywhere, and
+    /// no more. If the log store has more, the log was lost, and with it the votes and confirmations of this node.
+    fn check_bootstrap(&self) -> Result<(), Error> {
+        match lock(&self.0.delivery).next {
             0 | 1 => Ok(()),
             next => Err(Error::Invalid(format!(
                 "the orderer has {next} blocks and no log of the group: its log was lost, and with it what it has promised to the \
@@ -183,20 +186,20 @@ impl Machine for Count {
         }
     }
 
-    fn has_room(&self) -> bool {
-        let counted = lock(&self.0.counted);
-        counted.bytes + counted.writing < self.0.bounds.bytes
+    fn has_capacity(&self) -> bool {
+        let counted = lock(&self.0.delivery);
+        counted.bytes + counted.writing < self.0.limits.bytes
     }
 }
 
-/// A proposal of a term that is not answered.
-type InFlight = (Term, OneshotReceiver<Result<Proposed<bool>, Error>>);
+/// A proposal that is not answered yet, with its term.
+type InFlight = (Term, OneshotReceiver<Result<ProposalOutcome<bool>, Error>>);
 
-/// One processor's part. See the module.
+/// One CPU node's part in the log. See the module.
 pub struct RaftLog {
     raft: Raft<bool>,
     group: u64,
-    shared: Arc<Shared>,
+    shared: Arc<RaftLogCore>,
     bytes: Semaphore,
     entries: Semaphore,
     answers: Sender<InFlight>,
@@ -204,47 +207,58 @@ pub struct RaftLog {
 }
 
 impl RaftLog {
-    /// Opens it. The journal has the same entries at all founders of the group; the nodes' numbers are the processors'.
+    /// Opens the log. The log store has the same entries at all founders of the group; the nodes' numbers are those of the CPU
+    /// nodes.
     ///
     /// # Errors
-    /// As [`Raft::start`]; [`Error::Journal`].
-    pub async fn open(options: Options, journal: Arc<dyn Journal>) -> Result<RaftLog, Error> {
-        RaftLog::open_within(BOUNDS, options, journal).await
+    /// As [`Raft::start`]; [`Error::LogStore`].
+    pub async fn open(options: RaftConfig, log_store: Arc<dyn LogStore>) -> Result<RaftLog, Error> {
+        RaftLog::open_within(APPEND_LIMITS, options, log_store).await
     }
 
-    async fn open_within(bounds: Bounds, mut options: Options, journal: Arc<dyn Journal>) -> Result<RaftLog, Error> {
-        options.uncommitted_bytes_max = options.uncommitted_bytes_max.max(2 * bounds.bytes);
-        let durable = journal.sync().await?;
-        let shared = Arc::new(Shared {
-            bounds,
-            counted: Mutex::new(Counted { next: durable, ..Counted::default() }),
+    async fn open_within(
+        limits: AppendLimits,
+        mut options: RaftConfig,
+        log_store: Arc<dyn LogStore>,
+    ) -> Result<RaftLog, Error> {
+        options.uncommitted_bytes_max = options.uncommitted_bytes_max.max(2 * limits.bytes);
+        let durable = log_store.sync().await?;
+        let shared = Arc::new(RaftLogCore {
+            limits,
+            delivery: Mutex::new(DeliveryQueue { next: durable, ..DeliveryQueue::default() }),
             more: Notify::new(),
-            journal: Arc::clone(&journal),
-            safe: watch(durable).0,
-            role: watch(Role::Following { leader: None }).0,
-            appending: Mutex::default(),
+            log_store: Arc::clone(&log_store),
+            deliverable: watch(durable).0,
+            leadership: watch(Leadership::Following { leader: None }).0,
+            window: Mutex::default(),
             failed: Mutex::default(),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         });
         let served = Arc::clone(&shared);
-        // What is safe here is safe everywhere.
-        let serve: links::Serve = Arc::new(move |position| {
-            let is_safe = position < *served.safe.borrow();
-            if is_safe { served.journal.read(position).ok().flatten() } else { None }
+        // An entry that is deliverable here is deliverable everywhere.
+        let serve: links::ServeEntry = Arc::new(move |position| {
+            let is_safe = position < *served.deliverable.borrow();
+            if is_safe { served.log_store.read(position).ok().flatten() } else { None }
         });
         let (group, node) = (options.group, options.node);
-        let raft = Raft::start_serving(options, Count(Arc::clone(&shared)), Some(serve)).await?;
-        let (answers, waiting) = bounded(bounds.entries);
+        let raft = Raft::start_serving(options, LogMachine(Arc::clone(&shared)), Some(serve)).await?;
+        let (answers, waiting) = bounded(limits.entries);
         let ends = |what| {
             let shared = Arc::clone(&shared);
             move || shared.fail(Error::Panicked(what))
         };
         let tasks = vec![
-            rt::spawn(guarded(write(raft.clone(), Arc::clone(&shared), (group, node)), ends("its writer"))),
-            rt::spawn(guarded(follow_role(raft.clone(), Arc::clone(&shared)), ends("what tells its role"))),
-            rt::spawn(guarded(take_answers(raft.clone(), Arc::clone(&shared), waiting), ends("what takes answers"))),
+            rt::spawn(guarded(write_entries(raft.clone(), Arc::clone(&shared), (group, node)), ends("the writer"))),
+            rt::spawn(guarded(
+                follow_leadership(raft.clone(), Arc::clone(&shared)),
+                ends("the task that reports the role"),
+            )),
+            rt::spawn(guarded(
+                await_proposals(raft.clone(), Arc::clone(&shared), waiting),
+                ends("the task that takes answers"),
+            )),
         ];
-        let (bytes, entries) = (Semaphore::new(bounds.bytes), Semaphore::new(bounds.entries));
+        let (bytes, entries) = (Semaphore::new(limits.bytes), Semaphore::new(limits.entries));
         Ok(RaftLog { raft, group, shared, bytes, entries, answers, tasks: Mutex::new(tasks) })
     }
 
@@ -253,41 +267,41 @@ impl RaftLog {
         &self.raft
     }
 
-    /// Goes one step towards making a processor a member with a vote: adds it as one that learns, looks whether it has what it needs, or
-    /// gives it its vote. To be called again and again, of whichever processor leads, until it says [`Admission::Votes`]. What is done
-    /// stays done when the leader changes in between.
+    /// Takes one step towards making a CPU node a member with a vote: adds it as a learner, checks whether it has the entries
+    /// that it needs, or gives it its vote. Call this again and again, at whichever CPU node leads, until it returns
+    /// [`AdmissionProgress::Voter`]. A step stays done when the leader changes in between.
     ///
     /// # Errors
     /// As [`Raft::add_learner`].
-    pub async fn admit(&self, id: u64, address: &str) -> Result<Admission, Error> {
-        // Another one may lead by now, and have other members.
+    pub async fn admit(&self, id: u64, address: &str) -> Result<AdmissionProgress, Error> {
+        // Another node may lead by now, with other members.
         self.raft.barrier().await?;
-        let report = self.raft.report().await?;
+        let report = self.raft.membership().await?;
         let Some(standing) = report.members.iter().find(|standing| standing.member.id == id) else {
             self.raft.add_learner(id, address).await?;
-            return Ok(Admission::Learns { behind: None });
+            return Ok(AdmissionProgress::Learner { behind: None });
         };
         if standing.member.address != address {
             let at = &standing.member.address;
-            return Err(Error::Invalid(format!("node {id} is a member at {at}, and not at {address}")));
+            return Err(Error::Invalid(format!("node {id} is already a member at {at}, not at {address}")));
         }
-        if !standing.member.learns {
-            return Ok(Admission::Votes);
+        if !standing.member.is_learner {
+            return Ok(AdmissionProgress::Voter);
         }
-        let is_near = standing.behind.is_some_and(|behind| behind <= BEHIND_MAX) && standing.heard.is_some();
-        // Of what it took over with a snapshot, the engine knows that it has been told the count; the entries themselves it gets from
-        // journals, and until it has them a majority of journals may be without it.
+        let is_near = standing.behind.is_some_and(|behind| behind <= LEARNER_LAG_MAX) && standing.heard.is_some();
+        // Of a member that installed a snapshot, the engine knows only that it has the count. The member fetches the entries
+        // themselves from log stores, and until it has them a majority of log stores may lack them.
         let place = (self.group, self.raft.node());
         if mutant(Mutant::VoteBlank) || is_near && self.has(address, place, id).await {
             self.raft.add_voter(id, address).await?;
-            return Ok(Admission::Votes);
+            return Ok(AdmissionProgress::Voter);
         }
-        Ok(Admission::Learns { behind: standing.behind })
+        Ok(AdmissionProgress::Learner { behind: standing.behind })
     }
 
-    /// Whether a processor has, in its journal, what is safe here.
+    /// Whether a CPU node has, in its log store, the entries that are deliverable here.
     async fn has(&self, address: &str, place: (u64, u64), id: u64) -> bool {
-        let Some(last) = self.shared.safe.borrow().checked_sub(1) else { return true };
+        let Some(last) = self.shared.deliverable.borrow().checked_sub(1) else { return true };
         match links::fetch(address, place, id, last).await {
             Some(mut entries) => entries.next().await.is_some(),
             None => false,
@@ -295,52 +309,52 @@ impl RaftLog {
     }
 }
 
-/// How far a processor is that is to be a member.
+/// How far the admission of a CPU node is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Admission {
-    /// It has no vote yet: it gets what it lacks.
-    Learns {
+pub enum AdmissionProgress {
+    /// It has no vote yet: it is catching up.
+    Learner {
         /// Entries that it is not known to have.
         behind: Option<u64>,
     },
     /// It is a member with a vote.
-    Votes,
+    Voter,
 }
 
-/// Step 5 at the head of this module: looks for entries that got no place.
-async fn take_answers(raft: Raft<bool>, shared: Arc<Shared>, mut waiting: Receiver<InFlight>) {
+/// Step 5 at the head of this module: looks for entries that got no position.
+async fn await_proposals(raft: Raft<bool>, shared: Arc<RaftLogCore>, mut waiting: Receiver<InFlight>) {
     let stop = shared.stop.clone();
     let taking = async {
         while let Some((term, answer)) = waiting.recv().await {
-            let counts = matches!(answer.await, Ok(Ok(Proposed { output: true, .. })));
+            let counts = matches!(answer.await, Ok(Ok(ProposalOutcome { output: true, .. })));
             if !counts {
-                shared.give_up(&raft, term);
+                shared.end_term(&raft, term);
             }
         }
     };
-    stop.or_stopped(taking).await;
+    stop.run_until_cancelled(taking).await;
 }
 
-/// An entry whose position is taken. Unless it is proposed, the term is over.
-struct Unproposed<'a>(Option<(&'a RaftLog, Term)>);
+/// An entry whose position is taken. If it is dropped before the entry is proposed, the term is over.
+struct ProposalGuard<'a>(Option<(&'a RaftLog, Term)>);
 
-impl Drop for Unproposed<'_> {
+impl Drop for ProposalGuard<'_> {
     fn drop(&mut self) {
         if let Some((log, term)) = self.0 {
-            log.shared.give_up(&log.raft, term);
+            log.shared.end_term(&log.raft, term);
         }
     }
 }
 
-impl Shared {
+impl RaftLogCore {
     fn fail(&self, error: Error) {
         lock(&self.failed).get_or_insert(error);
-        self.stop.stop();
+        self.stop.cancel();
     }
 
-    /// Nothing more is appended in a term.
-    fn give_up(&self, raft: &Raft<bool>, term: Term) {
-        let mut appending = lock(&self.appending);
+    /// Ends appending in a term.
+    fn end_term(&self, raft: &Raft<bool>, term: Term) {
+        let mut appending = lock(&self.window);
         if appending.as_ref().is_some_and(|appending| appending.term == term) {
             *appending = None;
         }
@@ -348,34 +362,34 @@ impl Shared {
         raft.resign(term);
     }
 
-    /// Moves `safe`, and gives the room back of what is.
-    fn show(&self, height: u64) {
-        self.safe.send_if_modified(|safe| {
+    /// Advances `deliverable`, and releases the permits of the entries below it.
+    fn advance_deliverable(&self, height: u64) {
+        self.deliverable.send_if_modified(|safe| {
             let is_more = height > *safe;
             *safe = height.max(*safe);
             is_more
         });
-        if let Some(appending) = &mut *lock(&self.appending) {
-            while appending.unsafe_entries.front().is_some_and(|(position, _)| *position < height) {
-                appending.unsafe_entries.pop_front();
+        if let Some(appending) = &mut *lock(&self.window) {
+            while appending.in_flight.front().is_some_and(|(position, _)| *position < height) {
+                appending.in_flight.pop_front();
             }
         }
     }
 }
 
-/// Brings what is counted into the journal.
-async fn write(raft: Raft<bool>, shared: Arc<Shared>, place: (u64, u64)) {
+/// Writes counted entries to the log store.
+async fn write_entries(raft: Raft<bool>, shared: Arc<RaftLogCore>, place: (u64, u64)) {
     let stop = shared.stop.clone();
     let writing = async {
         loop {
             let more = shared.more.notified();
             let mut batch = Vec::new();
             {
-                let mut counted = lock(&shared.counted);
+                let mut counted = lock(&shared.delivery);
                 while batch.len() < BATCH_MAX
                     && let Some(work) = counted.work.pop_front()
                 {
-                    if let Work::Entry(_, entry) = &work {
+                    if let DeliveryWork::Entry(_, entry) = &work {
                         counted.bytes -= entry.len();
                         counted.writing += entry.len();
                     }
@@ -388,64 +402,74 @@ async fn write(raft: Raft<bool>, shared: Arc<Shared>, place: (u64, u64)) {
             }
             for work in batch {
                 match work {
-                    Work::Entry(position, entry) => append(&shared.journal, position, entry).await?,
-                    Work::Gap(until) => fetch(&raft, &shared.journal, place, until).await?,
+                    DeliveryWork::Entry(position, entry) => append(&shared.log_store, position, entry).await?,
+                    DeliveryWork::Gap(until) => fetch(&raft, &shared.log_store, place, until).await?,
                 }
             }
-            lock(&shared.counted).writing = 0;
-            shared.show(shared.journal.height());
+            lock(&shared.delivery).writing = 0;
+            shared.advance_deliverable(shared.log_store.height());
         }
     };
-    let outcome: Option<Result<(), Error>> = stop.or_stopped(writing).await;
+    let outcome: Option<Result<(), Error>> = stop.run_until_cancelled(writing).await;
     if let Some(Err(error)) = outcome {
         shared.fail(error);
     }
 }
 
-async fn append(journal: &Arc<dyn Journal>, position: u64, entry: Bytes) -> Result<(), Error> {
-    if position >= journal.height() {
-        return journal.append(position, entry).await;
+async fn append(log_store: &Arc<dyn LogStore>, position: u64, entry: Bytes) -> Result<(), Error> {
+    if position >= log_store.height() {
+        return log_store.append(position, entry).await;
     }
-    match journal.read(position)? {
+    match log_store.read(position)? {
         Some(had) if had == entry => Ok(()),
-        _ => Err(Error::Corrupt("a processor's journal has another entry than was agreed on")),
+        _ => Err(Error::Corrupt("the log store of this node has another entry than the committed one")),
     }
 }
 
-/// Gets entries from other members until the journal has all below a position.
-async fn fetch(raft: &Raft<bool>, journal: &Arc<dyn Journal>, place: (u64, u64), until: u64) -> Result<(), Error> {
-    while journal.height() < until {
+/// Fetches entries from other members until the log store has all below a position.
+async fn fetch(
+    raft: &Raft<bool>,
+    log_store: &Arc<dyn LogStore>,
+    group_and_node: (u64, u64),
+    until: u64,
+) -> Result<(), Error> {
+    while log_store.height() < until {
         for member in raft.members().into_iter().filter(|member| member.id != raft.node()) {
-            let mut from = match links::fetch(&member.address, place, member.id, journal.height()).await {
+            let mut from = match links::fetch(&member.address, group_and_node, member.id, log_store.height()).await {
                 Some(from) => from,
                 None => continue,
             };
-            while journal.height() < until
+            while log_store.height() < until
                 && let Some(entry) = from.next().await
             {
-                match journal.append(journal.height(), entry).await {
-                    // It is the other's that is wrong.
+                match log_store.append(log_store.height(), entry).await {
+                    // The other member's fault.
                     Err(Error::Invalid(reason)) => {
-                        tracing::warn!(node = raft.node(), from = member.id, reason, "another's entry cannot follow");
+                        tracing::warn!(
+                            node = raft.node(),
+                            from = member.id,
+                            reason,
+                            "an entry from another node does not extend this log"
+                        );
                         break;
                     }
                     appended => appended?,
                 }
             }
         }
-        if journal.height() < until {
-            rt::sleep(PAUSE).await;
+        if log_store.height() < until {
+            rt::sleep(RETRY_PAUSE).await;
         }
     }
-    // No log has these entries that this processor could read again after a crash: whoever asks for them is told that they are here
-    // only once they stay.
-    journal.sync().await?;
+    // No log has these entries that this CPU node could read again after a crash: they are durable before it reports that it
+    // has them.
+    log_store.sync().await?;
     Ok(())
 }
 
-/// Tells what this processor is, and that it leads only once it may append.
-async fn follow_role(raft: Raft<bool>, shared: Arc<Shared>) {
-    let mut role = raft.role();
+/// Reports the role of this CPU node, and that it leads only once it may append.
+async fn follow_leadership(raft: Raft<bool>, shared: Arc<RaftLogCore>) {
+    let mut role = raft.status();
     let stop = shared.stop.clone();
     let following = async {
         loop {
@@ -453,60 +477,60 @@ async fn follow_role(raft: Raft<bool>, shared: Arc<Shared>) {
             if now.is_leading {
                 let ready = async {
                     if mutant(Mutant::LeadAtOnce) {
-                        return shared.journal.height();
+                        return shared.log_store.height();
                     }
                     while raft.barrier().await.is_err() {
-                        rt::sleep(PAUSE).await;
+                        rt::sleep(RETRY_PAUSE).await;
                     }
-                    let next = lock(&shared.counted).next;
-                    let _ = shared.safe.subscribe().wait_for(|safe| *safe >= next).await;
+                    let next = lock(&shared.delivery).next;
+                    let _ = shared.deliverable.subscribe().wait_for(|safe| *safe >= next).await;
                     next
                 };
                 let mut ready = std::pin::pin!(ready);
                 let mut changed = std::pin::pin!(role.changed());
                 if let Either::Left((next, _)) = select(&mut ready, &mut changed).await {
                     let term = now.term;
-                    *lock(&shared.appending) = Some(Appending { term, next, unsafe_entries: VecDeque::new() });
-                    shared.role.send(Role::Leading { term, next });
+                    *lock(&shared.window) = Some(AppendWindow { term, next, in_flight: VecDeque::new() });
+                    shared.leadership.send(Leadership::Leading { term, next });
                     if changed.await.is_err() {
                         return;
                     }
                 }
-                *lock(&shared.appending) = None;
+                *lock(&shared.window) = None;
                 continue;
             }
-            shared.role.send(Role::Following { leader: now.leader.map(Processor) });
+            shared.leadership.send(Leadership::Following { leader: now.leader.map(CpuNodeId) });
             if role.changed().await.is_err() {
                 return;
             }
         }
     };
-    stop.or_stopped(following).await;
-    *lock(&shared.appending) = None;
-    shared.role.send(Role::Following { leader: None });
+    stop.run_until_cancelled(following).await;
+    *lock(&shared.window) = None;
+    shared.leadership.send(Leadership::Following { leader: None });
 }
 
 #[async_trait]
 impl OrderedLog for RaftLog {
-    fn role(&self) -> WatchReceiver<Role> {
-        self.shared.role.subscribe()
+    fn leadership(&self) -> WatchReceiver<Leadership> {
+        self.shared.leadership.subscribe()
     }
 
-    fn safe(&self) -> WatchReceiver<u64> {
-        self.shared.safe.subscribe()
+    fn deliverable(&self) -> WatchReceiver<u64> {
+        self.shared.deliverable.subscribe()
     }
 
     async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error> {
-        ordered::check(&entry, ENTRY_BYTES_MAX.min(self.shared.bounds.bytes))?;
-        let is_leading = |appending: &Option<Appending>| appending.as_ref().is_some_and(|now| now.term == term);
-        if !is_leading(&lock(&self.shared.appending)) {
-            return Err(if self.shared.stop.is_stopped() { Error::Closed } else { Error::Fenced(term) });
+        ordered::check(&entry, ENTRY_BYTES_MAX.min(self.shared.limits.bytes))?;
+        let is_leading = |appending: &Option<AppendWindow>| appending.as_ref().is_some_and(|now| now.term == term);
+        if !is_leading(&lock(&self.shared.window)) {
+            return Err(if self.shared.stop.is_cancelled() { Error::Closed } else { Error::Fenced(term) });
         }
         let bytes = u32::try_from(entry.len()).expect("it was just checked");
         let room = async { [self.entries.acquire().await, self.bytes.acquire_many(bytes).await] };
-        let room = self.shared.stop.or_stopped(room).await.ok_or(Error::Closed)?;
+        let room = self.shared.stop.run_until_cancelled(room).await.ok_or(Error::Closed)?;
         {
-            let mut appending = lock(&self.shared.appending);
+            let mut appending = lock(&self.shared.window);
             let Some(appending) = appending.as_mut().filter(|appending| appending.term == term) else {
                 return Err(Error::Fenced(term));
             };
@@ -515,25 +539,25 @@ impl OrderedLog for RaftLog {
                 return Err(Error::Invalid(format!("position {position}: the next one is {next}")));
             }
             appending.next += 1;
-            appending.unsafe_entries.push_back((position, room));
+            appending.in_flight.push_back((position, room));
         }
-        let mut unproposed = Unproposed(Some((self, term)));
+        let mut unproposed = ProposalGuard(Some((self, term)));
         let mut data = BytesMut::with_capacity(8 + entry.len());
         data.put_u64_le(position);
         data.put_slice(&entry);
-        let answer = self.raft.propose_under(term, data.freeze()).await?;
+        let answer = self.raft.propose_in_term(term, data.freeze()).await?;
         self.answers.send((term, answer)).await.map_err(|_| Error::Closed)?;
         unproposed.0 = None;
         Ok(())
     }
 
     fn entry_bytes_max(&self) -> usize {
-        ENTRY_BYTES_MAX.min(self.shared.bounds.bytes)
+        ENTRY_BYTES_MAX.min(self.shared.limits.bytes)
     }
 
     async fn ended(&self) -> Error {
         let failed = async {
-            self.shared.stop.stopped().await;
+            self.shared.stop.cancelled().await;
             lock(&self.shared.failed).clone().unwrap_or(Error::Closed)
         };
         let (mut ended, mut failed) = (std::pin::pin!(self.raft.ended()), std::pin::pin!(failed));
@@ -541,11 +565,11 @@ impl OrderedLog for RaftLog {
     }
 
     async fn stop(&self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         self.raft.stop().await;
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         for task in tasks {
-            // It is aborted only together with the runtime.
+            // A task is aborted only together with the runtime.
             let _ = task.await;
         }
     }
@@ -553,7 +577,7 @@ impl OrderedLog for RaftLog {
 
 impl Drop for RaftLog {
     fn drop(&mut self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Courses of events that seeds seldom take.
+//! Sequences of events that the seeds of a simulation seldom produce.
 
 use std::path::PathBuf;
 
@@ -7,28 +7,28 @@ use raft::eraftpb::{Message, MessageType};
 
 use super::engine::first_snapshot;
 use super::fault::{Mutant, plant};
-use super::kv::Store;
-use super::links::{Ends, send_snapshot};
+use super::kv::RaftKvStore;
+use super::links::{LinkEndpoints, send_snapshot};
 use super::*;
 
 const GROUP: u64 = 7;
 const DIRECTORY: &str = "/raft";
-/// Until a node that has ended does not listen any more.
+/// The time until a node that has ended no longer listens.
 const PAUSE: Duration = Duration::from_millis(20);
 
-fn founders() -> Vec<Member> {
-    (1..=3).map(|id| Member { id, address: format!("n{id}"), learns: false }).collect()
+fn founders() -> Vec<RaftMember> {
+    (1..=3).map(|id| RaftMember { id, address: format!("n{id}"), is_learner: false }).collect()
 }
 
-fn ends() -> Ends {
-    Ends { group: GROUP, from: 1, incarnation: 0, address: "n1".into(), to: 2 }
+fn ends() -> LinkEndpoints {
+    LinkEndpoints { group: GROUP, from: 1, incarnation: 0, address: "n1".into(), to: 2 }
 }
 
-fn options() -> Options {
-    Options { directory: Some(PathBuf::from(DIRECTORY)), ..Options::new(GROUP, 2, founders()) }
+fn options() -> RaftConfig {
+    RaftConfig { directory: Some(PathBuf::from(DIRECTORY)), ..RaftConfig::new(GROUP, 2, founders()) }
 }
 
-/// Runs something with a mistake planted, which it must find, and without.
+/// Runs a scenario with a planted mistake, which it must find, and without.
 fn must_find<F: Future<Output = u64> + Send + 'static>(mutant: Mutant, run: impl Fn(Sim) -> F, says: &str) {
     plant(mutant);
     let outcome = Simulation::new(1).run(&run);
@@ -39,7 +39,7 @@ fn must_find<F: Future<Output = u64> + Send + 'static>(mutant: Mutant, run: impl
 }
 
 /// A snapshot as a leader sends it.
-fn snapshot_of(machine: &[u8], members: &[Member]) -> Message {
+fn snapshot_of(machine: &[u8], members: &[RaftMember]) -> Message {
     let mut snapshot = first_snapshot(members, machine);
     let metadata = snapshot.mut_metadata();
     (metadata.index, metadata.term) = (10, 5);
@@ -51,19 +51,19 @@ fn snapshot_of(machine: &[u8], members: &[Member]) -> Message {
 /// A node is sent snapshots that it cannot read.
 async fn unreadable(sim: Sim) -> u64 {
     let taking = sim.node("n2").spawn(async move {
-        let store = Store::start(options()).await.expect("the directory is blank");
+        let store = RaftKvStore::start(options()).await.expect("the directory is blank");
         let send = |message| send_snapshot("n2", ends(), message);
-        // Of members whom nobody counts.
+        // Its members are not those that its metadata names.
         let mut strange = snapshot_of(&[], &founders());
         strange.mut_snapshot().mut_metadata().mut_conf_state().voters.push(4);
         send(strange).await;
         let goes_on = rt::timeout(Duration::from_millis(100), store.raft().ended()).await.is_err();
         assert!(goes_on, "a node outlives what it does not take");
-        // Of a machine that nobody can read.
+        // No machine can decode it.
         send(snapshot_of(b"no machine", &founders())).await;
         assert!(matches!(store.raft().ended().await, Error::Corrupt(_)));
         rt::sleep(PAUSE).await;
-        let again = Store::start(options()).await;
+        let again = RaftKvStore::start(options()).await;
         let again = again.unwrap_or_else(|error| panic!("report: it is on disk: {error}"));
         assert_eq!(again.raft().applied(), 1, "it is what it was");
     });
@@ -79,15 +79,15 @@ fn a_snapshot_that_cannot_be_read_never_comes_to_disk() {
 /// A machine whose snapshots take for ever.
 struct Slow(WatchSender<bool>);
 
-impl Machine for Slow {
+impl StateMachine for Slow {
     type Output = ();
 
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<()> {
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<()> {
         entries.iter().map(|_| ()).collect()
     }
 
     fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
-        // The one with which the directory begins is made at once.
+        // The first snapshot of the directory is made at once.
         let is_later = *self.0.borrow();
         self.0.send(true);
         Box::pin(async move {
@@ -103,11 +103,11 @@ impl Machine for Slow {
     }
 }
 
-/// A node is stopped while it makes a snapshot, and another one takes its directory.
+/// A node is stopped while it makes a snapshot, and another one opens its directory.
 async fn stopped(sim: Sim) -> u64 {
     let running = sim.node("n2").spawn(async move {
-        let alone = || Options {
-            founders: vec![Member { id: 2, address: "n2".to_owned(), learns: false }],
+        let alone = || RaftConfig {
+            founders: vec![RaftMember { id: 2, address: "n2".to_owned(), is_learner: false }],
             snapshot_after_bytes: 1,
             ..options()
         };
@@ -115,7 +115,7 @@ async fn stopped(sim: Sim) -> u64 {
         while node.propose(Bytes::from_static(b"entry")).await.is_err() {
             rt::sleep(Duration::from_millis(10)).await;
         }
-        let elsewhere = Options { listen: "elsewhere".to_owned(), ..alone() };
+        let elsewhere = RaftConfig { listen: "elsewhere".to_owned(), ..alone() };
         let locked = Raft::start(elsewhere, Slow(watch(false).0)).await;
         assert!(matches!(&locked, Err(Error::Locked(path)) if path == DIRECTORY), "{locked:?}");
         rt::sleep(Duration::from_millis(50)).await;
@@ -134,10 +134,10 @@ fn a_directory_has_one_node_at_a_time_and_is_free_when_that_has_stopped() {
     must_find(Mutant::LeaveSnapshot, stopped, "report: /raft is in use");
 }
 
-/// More links than a node accepts say nothing; another one comes later.
+/// More links than a node accepts are silent; another one comes later.
 async fn silent(sim: Sim) -> u64 {
     let talking = sim.node("n2").spawn(async move {
-        let options = Options { directory: None, ..options() };
+        let options = RaftConfig { directory: None, ..options() };
         let _node = Raft::start(options, Slow(watch(false).0)).await.expect("nothing is there");
         let mut links = Vec::new();
         for _ in 0..300 {
@@ -162,10 +162,10 @@ fn links_that_say_nothing_make_room() {
 /// A machine that panics at its first entry.
 struct Panics;
 
-impl Machine for Panics {
+impl StateMachine for Panics {
     type Output = ();
 
-    fn apply(&mut self, _: Vec<Applied>) -> Vec<()> {
+    fn apply(&mut self, _: Vec<AppliedEntry>) -> Vec<()> {
         panic!("it was impossible")
     }
 
@@ -178,11 +178,11 @@ impl Machine for Panics {
     }
 }
 
-fn alone(listen: &str) -> Options {
-    Options::new(GROUP, 2, vec![Member { id: 2, address: listen.to_owned(), learns: false }])
+fn alone(listen: &str) -> RaftConfig {
+    RaftConfig::new(GROUP, 2, vec![RaftMember { id: 2, address: listen.to_owned(), is_learner: false }])
 }
 
-/// The node's task was gone, and whoever stopped it, or waited for its end, waited for ever.
+/// The node's task was gone, and callers that stopped it, or waited for its end, waited for ever.
 #[test]
 fn a_panic_of_the_machine_ends_the_node() {
     rt::production::run(async {
@@ -192,17 +192,18 @@ fn a_panic_of_the_machine_ends_the_node() {
                 rt::sleep(Duration::from_millis(10)).await;
             }
         };
-        rt::timeout(Duration::from_secs(20), proposing).await.expect("whoever proposed is told");
+        rt::timeout(Duration::from_secs(20), proposing).await.expect("the proposer is notified");
         let ended = rt::timeout(Duration::from_secs(20), node.ended()).await;
         assert_eq!(ended.expect("it has ended"), Error::Panicked("a Raft node"));
         rt::timeout(Duration::from_secs(20), node.stop()).await.expect("it stops");
     });
 }
 
-/// However many proposals came at once, all became one record: the crate bounds what is not committed only from the second on.
+/// All proposals that came at once became one record, however many: the crate bounds the uncommitted entries only from the
+/// second on.
 async fn crowded(sim: Sim) -> u64 {
     let proposing = sim.node("n2").spawn(async move {
-        let options = Options { uncommitted_bytes_max: 2 << 20, ..alone("n2") };
+        let options = RaftConfig { uncommitted_bytes_max: 2 << 20, ..alone("n2") };
         let node = Raft::start(options, Slow(watch(false).0)).await.expect("nothing is there");
         while node.propose(Bytes::from_static(b"entry")).await.is_err() {
             rt::sleep(Duration::from_millis(10)).await;

@@ -1,21 +1,21 @@
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 use super::*;
 use crate::layout::{FORMAT_VERSION, HEADER_BYTES};
-use crate::scan::tests::{LAYOUT, Tape};
-use crate::{GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby};
+use crate::scan::tests::{LAYOUT, LogImage};
+use crate::{GroupId, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, Standby};
 
-/// Bytes of a record of a sixteenth of the log, with its head.
+/// Bytes of a record that, with its head, takes a sixteenth of the log.
 const SIXTEENTH: usize = 256 - 56;
 
-fn indices(entries: &[Placed]) -> Vec<u64> {
+fn indices(entries: &[LocatedEntry]) -> Vec<u64> {
     entries.iter().map(|placed| placed.entry.index).collect()
 }
 
-/// A log of so many entries of a sixteenth each, with the cursor behind each of them.
-fn tape(entries: u64) -> (Tape, Vec<Cursor>) {
-    let mut tape = Tape::new();
+/// A log of `entries` entries of a sixteenth each, with the cursor after each of them.
+fn tape(entries: u64) -> (LogImage, Vec<LogCursor>) {
+    let mut tape = LogImage::new();
     let mut cursors = vec![tape.at];
     for _ in 0..entries {
         tape.append(2, SIXTEENTH);
@@ -24,9 +24,9 @@ fn tape(entries: u64) -> (Tape, Vec<Cursor>) {
     (tape, cursors)
 }
 
-/// A node had missed most of a round of the log. Its old entries led on to the newer ones of the others, and all of them
-/// were written into its log: the newest took the places of the oldest, which its own header still needed. Then the
-/// takeover crashed, and the next found the newest term at that node alone: the log ended where its hole began.
+/// A node had missed most of a round of the log. Its old entries led on to the newer entries of the other nodes, and
+/// all of those were written into its log: the newest overwrote the oldest, which its own header still needed. Then the
+/// takeover crashed, and the next one found the newest term at that node alone: the log ended where its hole began.
 #[test]
 fn a_copy_that_lacks_more_than_its_log_holds_is_not_mended_in_place() {
     let (old, _) = tape(12);
@@ -43,8 +43,8 @@ fn a_copy_that_lacks_more_than_its_log_holds_is_not_mended_in_place() {
     }
 }
 
-/// A record had been trimmed, which the node that was adopted last did not know. Where headers of the others were moved
-/// back before it, a node that came back after it lacked what lies between.
+/// A record had been trimmed, and the node that was adopted last did not know it. When headers of the other nodes were
+/// moved back before that record, a node that came back after it lacked the entries in between.
 #[test]
 fn the_log_is_needed_behind_what_any_node_has_applied() {
     let (whole, cursors) = tape(12);
@@ -52,7 +52,7 @@ fn the_log_is_needed_behind_what_any_node_has_applied() {
     let ahead = whole.log_applied(2, 0, cursors[10]);
     let reconciled = reconcile(&[led, ahead], &LAYOUT).expect("the logs are good");
     assert_eq!((reconciled.base, reconciled.source), (cursors[10], 1));
-    assert_eq!(reconciled.kept, cursors[10], "records begin behind it");
+    assert_eq!(reconciled.log_start, cursors[10], "records begin behind it");
     assert_eq!(indices(&reconciled.tail), [11, 12]);
     let missing: Vec<Vec<u64>> = reconciled.missing.iter().flatten().map(|missing| indices(missing)).collect();
     assert_eq!(missing, [(5..=12).collect::<Vec<u64>>(), vec![11, 12]]);
@@ -66,39 +66,43 @@ fn a_log_that_lacks_what_was_applied_is_refused() {
     let ahead = whole.log_applied(2, 0, cursors[10]);
     let refused = reconcile(&[led.clone(), ahead], &LAYOUT).map(|reconciled| reconciled.end);
     assert_eq!(refused, Err(Error::Corrupt("a copy has applied what the newest logs do not hold")));
-    // The same number, of another entry.
-    let other = Cursor { chain: 1, ..cursors[6] };
+    // The same index, but another entry.
+    let other = LogCursor { chain: 1, ..cursors[6] };
     let refused = reconcile(&[led, short.log_applied(2, 0, other)], &LAYOUT).map(|reconciled| reconciled.end);
     assert_eq!(refused, Err(Error::Corrupt("a copy has applied what the newest logs do not hold")));
 }
 
 /// A group of three on shared memory.
-async fn group() -> (Group, Vec<Arc<MemoryNode>>) {
-    let (fabric, token) = (Arc::new(Shm::default()) as Arc<dyn Fabric>, Token::new([3; TOKEN_BYTES]));
-    let place = |slot| Place { address: format!("local:takeover-{slot}"), name: "p".to_owned(), token: token.clone() };
+async fn group() -> (SiftGroup, Vec<Arc<LogMemoryNode>>) {
+    let (provider, token) = (Arc::new(ShmProvider::default()) as Arc<dyn Provider>, Token::new([3; TOKEN_BYTES]));
+    let place = |slot| MemoryNodeAddress {
+        address: format!("local:takeover-{slot}"),
+        name: "p".to_owned(),
+        token: token.clone(),
+    };
     // No test depends on how fast this machine is.
-    let timing = Timing { attempt_max: Duration::from_millis(500), ..Timing::of_busy_machines() };
-    let group = Group { id: GroupId(7), layout: LAYOUT, nodes: (0..3).map(place).collect(), fabric, timing };
+    let timing = SiftTimeouts { attempt_max: Duration::from_millis(500), ..SiftTimeouts::of_busy_machines() };
+    let group = SiftGroup { id: GroupId(7), layout: LAYOUT, nodes: (0..3).map(place).collect(), provider, timing };
     let mut nodes = Vec::new();
     for place in &group.nodes {
         let token = token.clone();
-        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
-        let host = group.fabric.host(&place.address, options).await.expect("the address is free");
+        let options = HostConfig { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
+        let host = group.provider.host(&place.address, options).await.expect("the address is free");
         let groups = vec![GroupMemory { id: group.id, layout: LAYOUT }];
-        let options = MemoryNodeOptions { host, groups, stop: rt::Stop::new() };
-        nodes.push(MemoryNode::start(options).await.expect("there is memory"));
+        let options = LogMemoryNodeConfig { host, groups, stop: rt::CancellationToken::new() };
+        nodes.push(LogMemoryNode::start(options).await.expect("there is memory"));
     }
     crate::format(&group).await.expect("the nodes are blank");
     (group, nodes)
 }
 
-/// Puts a header of a later format, which has its checksum, in the place of both that a node has.
-async fn spoil(group: &Group, slot: usize, term: Term) {
-    let link = Link::connect(group, slot).await.expect("it is up");
+/// Overwrites both headers of a node with a header of a later format whose checksum is right.
+async fn spoil(group: &SiftGroup, slot: usize, term: Term) {
+    let link = MemoryNodeLink::connect(group, slot).await.expect("it is up");
     let region = link.fence(group, term, 9).await.expect("nobody is newer");
-    let held = Held { link, region, reign: Reign { term, holder: 9 } };
-    let (applied, nodes) = (Cursor::default(), 3);
-    let mut bytes = Header { sequence: 9, term, adopted: 0, applied, nodes }.encode();
+    let held = FencedNode { link, region, token: FenceToken { term, nonce: 9 } };
+    let (applied, nodes) = (LogCursor::default(), 3);
+    let mut bytes = CopyHeader { sequence: 9, term, adopted: 0, applied, nodes }.encode();
     bytes[56..60].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
     let checksum = twox_hash::XxHash3_64::oneshot(&bytes[8..]);
     bytes[..8].copy_from_slice(&checksum.to_le_bytes());
@@ -108,7 +112,7 @@ async fn spoil(group: &Group, slot: usize, term: Term) {
     }
 }
 
-/// One node's header ended every takeover, and whoever stood by for good, though the two others were whole.
+/// One node's header ended every takeover, and every standby for good, although the two other nodes were intact.
 #[test]
 fn a_majority_of_sound_copies_is_enough() {
     rt::production::Runtime::new(2).expect("threads").block_on(async {

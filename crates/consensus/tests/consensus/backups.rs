@@ -1,12 +1,13 @@
-//! Backups that groups share, under faults: five groups on three memory nodes, of which three have a processor of their own, and
-//! two pools with one and two processors.
+//! Backups that groups share, under faults: five groups on three memory nodes, and two pools with one and two CPU
+//! nodes. Three of the groups also have a CPU node of their own.
 //!
-//! 1. A seed decides the faults: processors and pools crash, also at the named points of a takeover; everybody is paused, cut off
-//!    and drifts; connections break; verbs are lost and delayed.
-//! 2. Whoever coordinates a group counts a word of it up. What it reads must be what was acknowledged last, or begun since:
-//!    anything else tells of two that coordinate at once, or of a takeover that lost something. No pool coordinates more groups
-//!    than it has processors.
-//! 3. All is healed, and both pools get more processors. Soon every group is coordinated, nobody waits, and every processor that does not coordinate is free.
+//! 1. A seed decides the faults: CPU nodes and pools crash, also at the named points of a takeover; all nodes are
+//!    paused, are cut off and have drifting clocks; connections break; verbs are lost and delayed.
+//! 2. A group's coordinator increments a word of the group. The value that it reads must be the last acknowledged
+//!    value, or a value whose write was started after that acknowledgement: any other value reveals two coordinators at
+//!    once, or a takeover that lost a write. No pool coordinates more groups than it has CPU nodes.
+//! 3. All faults are healed, and both pools get more CPU nodes. Soon every group has a coordinator, no group waits, and
+//!    every CPU node that does not coordinate is free.
 //!
 //! Planted mistakes must be caught.
 
@@ -15,36 +16,37 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::simulation::{FaultKind, FaultPlan, FaultPlanLimits, Sim, Simulation};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind};
-use consensus::backups::{GroupState, Serve};
+use consensus::backups::{GroupState, ServeGroup};
 use consensus::fault::{Mutant, plant};
 use consensus::{
-    BackupPool, Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, PoolOptions,
-    PoolStatus, Standby, Timing, Watched,
+    BackupPool, BackupPoolConfig, BackupPoolStatus, Coordinator, Error, GroupId, GroupLayout, GroupMemory,
+    LogMemoryNode, LogMemoryNodeConfig, SiftGroup, SiftTimeouts, Standby, WatchedGroup,
 };
 use futures_util::FutureExt as _;
-use rma::sim::SimFabric;
-use rma::{Fabric as _, HostOptions, NodeId};
+use rma::sim::SimProvider;
+use rma::{HostConfig, NodeId, Provider as _};
 
 use crate::support::campaign::{Campaign, endure, plans_of, tests_of};
-use crate::support::{CALM_MAX, FAULT_POINTS, MEMORY_NODES, TOKEN, places, timing};
+use crate::support::{CALM_MAX, FAULT_POINTS, MEMORY_NODES, TOKEN, addresses, timing};
 
 const GROUPS: u64 = 5;
-/// Those of the first groups.
+/// The CPU nodes of the first groups.
 const OWN: [&str; 3] = ["own1", "own2", "own3"];
-/// Pools, and how many processors each has.
+/// Pools, and the number of CPU nodes of each.
 const POOLS: [(&str, usize); 2] = [("pool1", 1), ("pool2", 2)];
-const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 4096, block_bytes: 64, data_shares: 1 };
+const LAYOUT: GroupLayout =
+    GroupLayout { log_bytes: 4096, unlogged_bytes: 0, memory_bytes: 4096, block_bytes: 64, data_shards: 1 };
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(2500);
-/// Before a processor that has crashed starts again.
+/// Time before a crashed CPU node starts again.
 const REVIVE: Duration = Duration::from_millis(700);
 
 const CRASH_POINTS: &[&str] = &["consensus.elect.won", "consensus.takeover.fenced", "consensus.takeover.replayed"];
 
-/// What must hold of one group.
+/// The checks of one group.
 #[derive(Default)]
 struct Truth {
     begun: AtomicU64,
@@ -55,16 +57,16 @@ struct Truth {
 #[derive(Clone)]
 struct World {
     sim: Sim,
-    fabric: SimFabric,
+    provider: SimProvider,
     groups: Arc<Vec<Truth>>,
     serving: Arc<Vec<AtomicUsize>>,
     pools: Arc<Mutex<BTreeMap<usize, Arc<BackupPool>>>>,
-    /// Processors that each pool was given later.
+    /// CPU nodes that each pool got later.
     provisioned: Arc<AtomicUsize>,
     failed: Arc<Mutex<Option<String>>>,
 }
 
-/// One coordinator less at a pool, however it ended.
+/// On drop, counts one coordinator less at a pool, however it ended.
 struct Leaves(Arc<Vec<AtomicUsize>>, usize);
 
 impl Drop for Leaves {
@@ -77,7 +79,7 @@ impl World {
     fn new(sim: &Sim) -> World {
         World {
             sim: sim.clone(),
-            fabric: SimFabric::new(sim),
+            provider: SimProvider::new(sim),
             groups: Arc::new((0..GROUPS).map(|_| Truth::default()).collect()),
             serving: Arc::new(POOLS.iter().map(|_| AtomicUsize::new(0)).collect()),
             pools: Arc::default(),
@@ -86,23 +88,25 @@ impl World {
         }
     }
 
-    fn group(&self, which: usize) -> Group {
-        let (id, nodes) = (GroupId(1 + which as u64), places(3, "backup"));
-        // As seldom as in production, beside heartbeats.
-        let timing = Timing { reconnect: Duration::from_millis(200), ..timing() };
-        Group { id, layout: LAYOUT, nodes, fabric: Arc::new(self.fabric.clone()), timing }
+    fn group(&self, which: usize) -> SiftGroup {
+        let (id, nodes) = (GroupId(1 + which as u64), addresses(3, "backup"));
+        // As rare as in production, compared with heartbeats.
+        let timing = SiftTimeouts { reconnect: Duration::from_millis(200), ..timing() };
+        SiftGroup { id, layout: LAYOUT, nodes, provider: Arc::new(self.provider.clone()), timing }
     }
 
     async fn start(&self) {
         for (which, address) in MEMORY_NODES[..3].iter().enumerate() {
-            let fabric = self.fabric.clone();
+            let provider = self.provider.clone();
             self.sim.node(address).start(move || {
-                let fabric = fabric.clone();
+                let provider = provider.clone();
                 async move {
-                    let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-                    let host = fabric.host(address, options).await.expect("nobody else is there");
+                    let options = HostConfig { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                    let host = provider.host(address, options).await.expect("nobody else is there");
                     let groups = (1..=GROUPS).map(|id| GroupMemory { id: GroupId(id), layout: LAYOUT }).collect();
-                    let node = MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await;
+                    let node =
+                        LogMemoryNode::start(LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() })
+                            .await;
                     let _node = node.expect("there is memory");
                     std::future::pending::<()>().await;
                 }
@@ -140,7 +144,7 @@ impl World {
             let world = world.clone();
             async move {
                 let watched = (0..GROUPS as usize).map(|which| world.watched(pool, which)).collect();
-                let options = PoolOptions { number: 100 + pool as u64, processors };
+                let options = BackupPoolConfig { number: 100 + pool as u64, cpu_nodes: processors };
                 let started = Arc::new(BackupPool::start(watched, options).expect("good groups"));
                 world.pools.lock().unwrap_or_else(PoisonError::into_inner).insert(pool, started);
                 std::future::pending::<()>().await;
@@ -148,9 +152,9 @@ impl World {
         });
     }
 
-    fn watched(&self, pool: usize, which: usize) -> Watched {
+    fn watched(&self, pool: usize, which: usize) -> WatchedGroup {
         let world = self.clone();
-        let serve: Serve = Arc::new(move |coordinator| {
+        let serve: ServeGroup = Arc::new(move |coordinator| {
             let world = world.clone();
             async move {
                 let before = world.serving[pool].fetch_add(1, Ordering::Relaxed);
@@ -164,7 +168,7 @@ impl World {
             }
             .boxed()
         });
-        Watched { group: self.group(which), serve }
+        WatchedGroup { group: self.group(which), serve }
     }
 
     fn fail(&self, reason: String) {
@@ -178,7 +182,7 @@ impl World {
         }
     }
 
-    /// Counts the first word of a group up until its coordinator ends.
+    /// Increments the first word of a group until its coordinator ends.
     async fn count_up(&self, which: usize, coordinator: &Coordinator) -> Error {
         self.groups[which].takeovers.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -213,12 +217,12 @@ impl World {
         self.groups.iter().map(|truth| truth.acked.load(Ordering::Relaxed)).collect()
     }
 
-    /// Every group is coordinated, and every processor that is not needed is free.
+    /// Every group has a coordinator, and every CPU node that is not needed is free.
     async fn comes_to_rest(&self) {
-        // Those that crashed last begin anew first.
+        // Let the nodes that crashed last restart first.
         rt::sleep(Duration::from_millis(50)).await;
         let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // They may coordinate groups that have a processor of their own, and have none left for those that have not.
+        // A pool may coordinate groups that have a CPU node of their own, and have none left for groups that have not.
         self.provisioned.store(GROUPS as usize, Ordering::Relaxed);
         pools.values().for_each(|pool| pool.provision(GROUPS as usize).expect("it is not many"));
         let (start, before) = (rt::now(), self.acked());
@@ -229,7 +233,7 @@ impl World {
             rt::sleep(Duration::from_millis(50)).await;
         }
         loop {
-            let all: Vec<PoolStatus> = pools.values().map(|pool| pool.status()).collect();
+            let all: Vec<BackupPoolStatus> = pools.values().map(|pool| pool.status()).collect();
             if all.iter().all(|status| status.waiting() == 0 && status.free + coordinated(status) == status.processors)
             {
                 break;
@@ -240,14 +244,14 @@ impl World {
     }
 }
 
-fn coordinated(status: &PoolStatus) -> usize {
+fn coordinated(status: &BackupPoolStatus) -> usize {
     status.groups.iter().filter(|(_, state)| matches!(state, GroupState::Coordinated { .. })).count()
 }
 
-/// Faults of everybody, and crashes of whoever coordinates.
-fn plans(seed: u64) -> [Plan; 2] {
+/// Faults of all nodes, and crashes of coordinators.
+fn plans(seed: u64) -> [FaultPlan; 2] {
     let processors: Vec<&str> = everybody().collect();
-    let bounds = Bounds {
+    let bounds = FaultPlanLimits {
         nodes: MEMORY_NODES[..3].iter().chain(&processors).map(|name| (*name).to_owned()).collect(),
         kinds: vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift],
         faults: 10,
@@ -304,8 +308,8 @@ fn seeds_0_to_99() {
 
 tests_of!(campaign());
 
-/// Waits until a pool is so; fails after a while.
-async fn until(pool: &BackupPool, what: &str, is_so: impl Fn(&PoolStatus) -> bool) {
+/// Waits until a pool's status fulfils a condition; fails after a while.
+async fn until(pool: &BackupPool, what: &str, is_so: impl Fn(&BackupPoolStatus) -> bool) {
     let start = rt::now();
     while !is_so(&pool.status()) {
         assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", pool.status());
@@ -321,24 +325,24 @@ fn groups_wait_for_all_to_see_until_processors_are_provisioned() {
         let (watching, other) = (world.clone(), sim.clone());
         let watching = sim.node("pool").spawn(async move {
             let (world, sim) = (watching, other);
-            let serve = |which: usize| -> Serve {
+            let serve = |which: usize| -> ServeGroup {
                 let world = world.clone();
                 Arc::new(move |coordinator| {
                     let world = world.clone();
                     async move { world.count_up(which, &coordinator).await }.boxed()
                 })
             };
-            let watched = (0..3).map(|which| Watched { group: world.group(which), serve: serve(which) }).collect();
-            let pool = BackupPool::start(watched, PoolOptions { number: 1, processors: 1 }).expect("good groups");
+            let watched = (0..3).map(|which| WatchedGroup { group: world.group(which), serve: serve(which) }).collect();
+            let pool = BackupPool::start(watched, BackupPoolConfig { number: 1, cpu_nodes: 1 }).expect("good groups");
             until(&pool, "one of three", |status| coordinated(status) == 1 && status.waiting() == 2).await;
             pool.provision(1).expect("it is not many");
             until(&pool, "two of three", |status| coordinated(status) == 2 && status.waiting() == 1).await;
-            // Somebody else takes over the group that waits.
+            // Another CPU node takes over the waiting group.
             let waits = |(_, state): &(GroupId, GroupState)| matches!(state, GroupState::Waiting { .. });
             let which = pool.status().groups.iter().position(waits).expect("one waits");
             world.start_own(which);
             until(&pool, "none waits", |status| status.waiting() == 0 && coordinated(status) == 2).await;
-            // One that is not coordinated any more is waited for again, with a processor at once if there is one.
+            // A group that lost its coordinator waits again, and gets a CPU node at once if one is free.
             pool.provision(1).expect("it is not many");
             sim.node(OWN[which]).crash();
             until(&pool, "three of three", |status| coordinated(status) == 3 && status.free == 0).await;
@@ -362,17 +366,18 @@ fn a_group_is_watched_by_about_one_read_a_heartbeat() {
             rt::sleep(Duration::from_millis(500)).await;
             let watching = world.clone();
             let _watching = sim.node("pool").spawn(async move {
-                let watched: Vec<Watched> = (0..OWN.len()).map(|which| watching.watched(0, which)).collect();
+                let watched: Vec<WatchedGroup> = (0..OWN.len()).map(|which| watching.watched(0, which)).collect();
                 let watched = if watches { watched } else { Vec::new() };
-                let _pool = BackupPool::start(watched, PoolOptions { number: 1, processors: 1 }).expect("good groups");
+                let _pool =
+                    BackupPool::start(watched, BackupPoolConfig { number: 1, cpu_nodes: 1 }).expect("good groups");
                 std::future::pending::<()>().await;
             });
             let taken: Vec<u64> = world.groups.iter().map(|truth| truth.takeovers.load(Ordering::Relaxed)).collect();
             rt::sleep(Duration::from_secs(2)).await;
             let now: Vec<u64> = world.groups.iter().map(|truth| truth.takeovers.load(Ordering::Relaxed)).collect();
             assert_eq!(taken, now, "nobody is deposed who is alive");
-            // Those of clients, one an operation, are not of interest.
-            world.fabric.counts().reads - world.acked().iter().sum::<u64>()
+            // The events of clients, one per operation, are not of interest.
+            world.provider.counts().reads - world.acked().iter().sum::<u64>()
         };
         Simulation::new(3).run(run).expect("nothing fails").value
     };

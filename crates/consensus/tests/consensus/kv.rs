@@ -1,50 +1,59 @@
-//! The key-value store over shared memory within one process.
+//! Tests of the key-value store over shared memory within one process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::Bytes;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use consensus::kv::fault::{Mutant, plant};
-use consensus::kv::{Event, Expected, Options, Sizes, Store, Swap, Versioned};
+use consensus::kv::{ChangeEvent, KvConfig, KvStore, Precondition, StoreGeometry, SwapOutcome, VersionedValue};
 use consensus::{
-    Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
+    Coordinator, Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress,
+    SiftGroup, SiftTimeouts, Standby,
 };
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
 const GROUP: GroupId = GroupId(7);
-/// Few buckets, so that chains are long; a log that is gone around often.
-const SIZES: Sizes = Sizes { log_bytes: 8192, buckets: 8, blocks: 1024, block_bytes: 128 };
-/// Nothing but what must be is in the cache.
-const SMALL: Options = Options { cache_bytes: 2000 };
+/// Few buckets, so that chains are long; a small log, so that it wraps around often.
+const SIZES: StoreGeometry = StoreGeometry { log_bytes: 8192, buckets: 8, blocks: 1024, block_bytes: 128 };
+/// The cache holds only what it must.
+const SMALL: KvConfig = KvConfig { cache_bytes: 2000 };
 
 struct World {
-    group: Group,
-    _nodes: Vec<Arc<MemoryNode>>,
+    group: SiftGroup,
+    _nodes: Vec<Arc<LogMemoryNode>>,
 }
 
 impl World {
-    async fn start(name: &str, sizes: Sizes) -> World {
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
-        let layout: Layout = sizes.group_layout(64 << 10).expect("good sizes");
-        let place = |slot| Place { address: format!("local:kv-{name}-{slot}"), name: "kv".to_owned(), token: TOKEN };
-        let timing = Timing {
+    async fn start(name: &str, sizes: StoreGeometry) -> World {
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
+        let layout: GroupLayout = sizes.group_layout(64 << 10).expect("good sizes");
+        let place = |slot| MemoryNodeAddress {
+            address: format!("local:kv-{name}-{slot}"),
+            name: "kv".to_owned(),
+            token: TOKEN,
+        };
+        let timing = SiftTimeouts {
             // No test depends on how fast this machine is.
             lease: Duration::from_millis(1000),
             election_timeout: Duration::from_millis(20),
             attempt_max: Duration::from_millis(500),
-            ..Timing::default()
+            ..SiftTimeouts::default()
         };
-        let group = Group { id: GROUP, layout, nodes: (0..3).map(place).collect(), fabric, timing };
+        let group = SiftGroup { id: GROUP, layout, nodes: (0..3).map(place).collect(), provider, timing };
         let mut nodes = Vec::new();
         for place in &group.nodes {
-            let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
-            let host = group.fabric.host(&place.address, options).await.expect("the address is free");
+            let options = HostConfig { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+            let host = group.provider.host(&place.address, options).await.expect("the address is free");
             let groups = vec![GroupMemory { id: GROUP, layout }];
-            nodes.push(MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await.expect("memory"));
+            nodes.push(
+                LogMemoryNode::start(LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() })
+                    .await
+                    .expect("memory"),
+            );
         }
         consensus::format(&group).await.expect("the nodes are blank");
         World { group, _nodes: nodes }
@@ -60,8 +69,8 @@ impl World {
         }
     }
 
-    async fn store(&self, sizes: Sizes, options: Options) -> Store {
-        Store::take_over(self.coordinator().await, sizes, options).await.expect("it serves")
+    async fn store(&self, sizes: StoreGeometry, options: KvConfig) -> KvStore {
+        KvStore::take_over(self.coordinator().await, sizes, options).await.expect("it serves")
     }
 }
 
@@ -73,17 +82,17 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// A small generator, so that a test is the same every time.
-struct Chance(u64);
+/// A small random generator, so that a test is the same every time.
+struct Prng(u64);
 
-impl Chance {
+impl Prng {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }
 
-async fn settle(store: &Store) {
+async fn wait_applied(store: &KvStore) {
     while store.status().applied < store.status().last {
         rt::sleep(Duration::from_millis(1)).await;
     }
@@ -95,14 +104,14 @@ fn a_store_is_what_a_map_is_also_after_takeovers() {
         let world = World::start("model", SIZES).await;
         let mut store = world.store(SIZES, SMALL).await;
         let mut model: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
-        let mut chance = Chance(1);
+        let mut rng = Prng(1);
         let mut last = 0;
         for step in 0..4000_u64 {
-            let key = format!("key-{}", chance.below(60));
+            let key = format!("key-{}", rng.below(60));
             let expected =
-                model.get(&key).map(|(value, version)| Versioned { value: value.clone(), version: *version });
-            let value = Bytes::from(vec![step as u8; chance.below(SIZES.value_bytes_max() as u64 + 1) as usize]);
-            match chance.below(10) {
+                model.get(&key).map(|(value, version)| VersionedValue { value: value.clone(), version: *version });
+            let value = Bytes::from(vec![step as u8; rng.below(SIZES.value_bytes_max() as u64 + 1) as usize]);
+            match rng.below(10) {
                 0..4 => assert_eq!(store.get(key.as_bytes()).await, Ok(expected), "step {step}"),
                 4..7 => {
                     let version = store.put(bytes(&key), value.clone()).await.expect("it serves");
@@ -117,32 +126,33 @@ fn a_store_is_what_a_map_is_also_after_takeovers() {
                 }
                 8 => {
                     let swapped = store
-                        .compare_and_set(bytes(&key), Expected::Version(last), Some(value.clone()))
+                        .compare_and_set(bytes(&key), Precondition::Version(last), Some(value.clone()))
                         .await
                         .expect("it serves");
                     match swapped {
-                        Swap::Done(version) => {
+                        SwapOutcome::Done(version) => {
                             assert_eq!(expected.map(|found| found.version), Some(last));
                             last = version;
                             model.insert(key, (value, version));
                         }
-                        Swap::Found(found) => {
+                        SwapOutcome::Mismatch(found) => {
                             assert_ne!(expected.as_ref().map(|found| found.version), Some(last));
                             assert_eq!(found, expected);
                         }
                     }
                 }
                 _ => {
-                    let wanted =
-                        expected.as_ref().map_or(Expected::Absent, |found| Expected::Value(found.value.clone()));
+                    let wanted = expected
+                        .as_ref()
+                        .map_or(Precondition::Absent, |found| Precondition::Value(found.value.clone()));
                     let swapped = store.compare_and_set(bytes(&key), wanted, Some(value.clone())).await;
-                    let Ok(Swap::Done(version)) = swapped else { panic!("step {step}: {swapped:?}") };
+                    let Ok(SwapOutcome::Done(version)) = swapped else { panic!("step {step}: {swapped:?}") };
                     last = version;
                     model.insert(key, (value, version));
                 }
             }
             if step % 500 == 499 {
-                // As if it had crashed, with the log in whatever state.
+                // As if it had crashed, with the log in any state.
                 let before = store.status();
                 drop(store);
                 store = world.store(SIZES, SMALL).await;
@@ -156,47 +166,48 @@ fn a_store_is_what_a_map_is_also_after_takeovers() {
             let found = store.get(key.as_bytes()).await.expect("it serves");
             assert_eq!(found.map(|found| (found.value, found.version)), model.get(&key).cloned());
         }
-        // Not one block is lost.
-        settle(&store).await;
+        // No block is lost.
+        wait_applied(&store).await;
         let records = model.iter().map(|(key, (value, _))| (48 + key.len() + value.len()).div_ceil(128) as u64);
         assert_eq!(store.status().blocks_free, SIZES.blocks - records.sum::<u64>());
         assert!(store.status().cache_bytes < 20_000, "{:?}", store.status());
     });
 }
 
-/// A put once took room for all its blocks, as if its key had none: a store that was nearly full took no more puts at a time than it
-/// had free blocks, and a full one took none.
+/// A put once reserved free blocks for its whole value, as if its key had none: a nearly full store accepted no more
+/// concurrent puts than it had free blocks, and a full store accepted none.
 #[test]
 fn a_full_store_takes_new_values_of_the_keys_that_it_has() {
-    for (name, options) in [("overwritten", Options::default()), ("overwritten-uncached", Options { cache_bytes: 0 })] {
+    for (name, options) in [("overwritten", KvConfig::default()), ("overwritten-uncached", KvConfig { cache_bytes: 0 })]
+    {
         run(async {
-            // A log that holds all that is done at a time.
-            let sizes = Sizes { log_bytes: 1 << 20, blocks: 512, ..SIZES };
+            // A log that holds all concurrent operations.
+            let sizes = StoreGeometry { log_bytes: 1 << 20, blocks: 512, ..SIZES };
             let world = World::start(name, sizes).await;
             let store = world.store(sizes, options).await;
             let value = |blocks: usize, fill: u8| Bytes::from(vec![fill; blocks * 128 - 60]);
             for key in 0..256 {
                 store.put(bytes(&format!("key-{key}")), value(2, 0)).await.expect("it has room");
             }
-            settle(&store).await;
+            wait_applied(&store).await;
             assert_eq!(store.status().blocks_free, 0);
-            assert_eq!(store.put(bytes("another"), value(1, 0)).await, Err(Error::NoRoom));
-            assert_eq!(store.put(bytes("key-0"), value(3, 0)).await, Err(Error::NoRoom));
+            assert_eq!(store.put(bytes("another"), value(1, 0)).await, Err(Error::StoreFull));
+            assert_eq!(store.put(bytes("key-0"), value(3, 0)).await, Err(Error::StoreFull));
             for fill in 1..4 {
                 let puts = (0..256).map(|key| store.put(bytes(&format!("key-{key}")), value(2, fill)));
                 for put in futures_util::future::join_all(puts).await {
                     put.expect("its key has the blocks that it needs");
                 }
             }
-            // What one gives back is another's once it is applied, and not before.
+            // A block that one put frees can be used by another once the entry is applied, and not before.
             store.put(bytes("key-1"), value(1, 9)).await.expect("it needs less");
-            settle(&store).await;
+            wait_applied(&store).await;
             store.delete(bytes("key-2")).await.expect("it serves");
             store.put(bytes("key-2"), value(1, 9)).await.expect("it needs less than it had");
             for key in ["key-3", "key-4"] {
                 store.put(bytes(key), value(3, 9)).await.expect("one is free soon");
             }
-            assert_eq!(store.put(bytes("key-5"), value(3, 9)).await, Err(Error::NoRoom));
+            assert_eq!(store.put(bytes("key-5"), value(3, 9)).await, Err(Error::StoreFull));
             drop(store);
             let store = world.store(sizes, options).await;
             for key in 0..256 {
@@ -208,7 +219,7 @@ fn a_full_store_takes_new_values_of_the_keys_that_it_has() {
                 let found = store.get(format!("key-{key}").as_bytes()).await.expect("it serves");
                 assert_eq!(found.map(|found| found.value), Some(expected), "{key}");
             }
-            settle(&store).await;
+            wait_applied(&store).await;
             assert_eq!(store.status().blocks_free, 0);
         });
     }
@@ -216,12 +227,12 @@ fn a_full_store_takes_new_values_of_the_keys_that_it_has() {
 
 #[test]
 fn changes_that_take_no_room_for_their_blocks_are_found_out() {
-    // What is planted is planted in one thread.
+    // A mistake is planted in one thread.
     rt::production::run(async {
         plant(Mutant::AdmitUnreserved);
-        let sizes = Sizes { blocks: 512, ..SIZES };
+        let sizes = StoreGeometry { blocks: 512, ..SIZES };
         let world = World::start("unreserved", sizes).await;
-        let store = world.store(sizes, Options::default()).await;
+        let store = world.store(sizes, KvConfig::default()).await;
         let mut key = 0;
         while key < 1024 && store.put(bytes(&format!("key-{key}")), bytes("value")).await.is_ok() {
             key += 1;
@@ -234,9 +245,9 @@ fn changes_that_take_no_room_for_their_blocks_are_found_out() {
 #[test]
 fn keys_and_values_that_are_too_long_are_refused_and_a_full_store_says_so() {
     run(async {
-        let sizes = Sizes { blocks: 512, ..SIZES };
+        let sizes = StoreGeometry { blocks: 512, ..SIZES };
         let world = World::start("full", sizes).await;
-        let store = world.store(sizes, Options::default()).await;
+        let store = world.store(sizes, KvConfig::default()).await;
         for bad in [Bytes::new(), Bytes::from(vec![1; sizes.key_bytes_max() + 1])] {
             assert!(matches!(store.put(bad.clone(), bytes("value")).await, Err(Error::Invalid(_))));
             assert!(matches!(store.get(&bad).await, Err(Error::Invalid(_))));
@@ -250,9 +261,9 @@ fn keys_and_values_that_are_too_long_are_refused_and_a_full_store_says_so() {
             keys += 1;
         }
         assert!(keys >= 512 / 7 - 1, "{keys}");
-        assert_eq!(store.put(bytes("another"), long.clone()).await, Err(Error::NoRoom));
+        assert_eq!(store.put(bytes("another"), long.clone()).await, Err(Error::StoreFull));
         assert!(store.delete(bytes("key-0")).await.expect("it serves").is_some());
-        settle(&store).await;
+        wait_applied(&store).await;
         assert!(store.put(bytes("another"), long.clone()).await.is_ok());
         drop(store);
         let store = world.store(sizes, SMALL).await;
@@ -260,9 +271,9 @@ fn keys_and_values_that_are_too_long_are_refused_and_a_full_store_says_so() {
             let found = store.get(format!("key-{key}").as_bytes()).await.expect("it serves");
             assert_eq!(found.map(|found| found.value), Some(long.clone()), "{key}");
         }
-        let other = Sizes { blocks: 1024, ..sizes };
+        let other = StoreGeometry { blocks: 1024, ..sizes };
         drop(store);
-        let refused = Store::take_over(world.coordinator().await, other, SMALL).await;
+        let refused = KvStore::take_over(world.coordinator().await, other, SMALL).await;
         assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     });
 }
@@ -284,7 +295,7 @@ fn watchers_are_told_every_change_also_across_a_takeover() {
         versions.push((store.delete(bytes("ab")).await.expect("it serves").expect("it was there"), None));
         for (version, value) in versions {
             let told = watch.next().await.expect("it goes on");
-            assert_eq!(told, Event { key: bytes("ab"), value, version });
+            assert_eq!(told, ChangeEvent { key: bytes("ab"), value, version });
         }
         let from = watch.next_version();
         let after = store.put(bytes("abc"), bytes("after")).await.expect("it serves");
@@ -295,18 +306,18 @@ fn watchers_are_told_every_change_also_across_a_takeover() {
         match store.watch(bytes("a"), Some(from)) {
             Ok(mut watch) => assert_eq!(watch.next().await.expect("it goes on").version, after),
             // It was applied before the first store ended.
-            Err(error) => assert_eq!(error, Error::Forgotten { asked: from, oldest: after + 1 }),
+            Err(error) => assert_eq!(error, Error::Compacted { asked: from, oldest: after + 1 }),
         }
     });
 }
 
-/// Neither log is ever full by itself: what is put is applied as fast.
+/// Neither log ever fills up by itself, since puts are applied as fast as they arrive.
 #[test]
 fn a_takeover_that_finds_both_logs_full_loses_nothing() {
     run(async {
         let world = World::start("full-logs", SIZES).await;
         let store = world.store(SIZES, SMALL).await;
-        store.coordinator().make_no_room();
+        store.coordinator().stop_reclaiming();
         let putting = (0..4).map(|client| {
             let store = store.clone();
             rt::spawn(async move {
@@ -349,8 +360,8 @@ fn a_takeover_that_finds_both_logs_full_loses_nothing() {
                 _ => assert_eq!((found.value, found.version), (value, version), "{key}"),
             }
         }
-        // There is room again.
-        settle(&store).await;
+        // There is free log space again.
+        wait_applied(&store).await;
         store.put(bytes("another"), bytes("value")).await.expect("it serves");
     });
 }
@@ -369,10 +380,10 @@ fn many_at_a_time_count_every_step_once() {
                         let count: u64 = found.as_ref().map_or(0, |found| {
                             std::str::from_utf8(&found.value).expect("text").parse().expect("a number")
                         });
-                        let expected = found.map_or(Expected::Absent, |found| Expected::Version(found.version));
+                        let expected = found.map_or(Precondition::Absent, |found| Precondition::Version(found.version));
                         let next = Some(bytes(&(count + 1).to_string()));
                         let swapped = store.compare_and_set(bytes("counter"), expected, next).await;
-                        if matches!(swapped.expect("it serves"), Swap::Done(_)) {
+                        if matches!(swapped.expect("it serves"), SwapOutcome::Done(_)) {
                             break;
                         }
                     }
@@ -386,12 +397,12 @@ fn many_at_a_time_count_every_step_once() {
     });
 }
 
-/// A store that could not go on left its coordinator alive: nobody else was elected, and whoever watched waited for ever. Of a
-/// record that held a free block its applier panicked, and nothing was told.
+/// A store that could not continue left its coordinator alive: no other coordinator was elected, and watchers waited
+/// for ever. A record that held a free block made the store's applier panic, and nothing was reported.
 #[test]
 fn a_damaged_store_ends_with_its_coordinator() {
     run(async {
-        // Behind the log and the heads: the index, the bitmap, the blocks.
+        // After the log and the heads: the index, the bitmap, the blocks.
         let bitmap_at = SIZES.log_bytes + 256 + 8 * SIZES.buckets;
         let (bitmap_bytes, blocks_bytes) = (SIZES.blocks / 8, 4 * SIZES.block_bytes);
         for (name, at, length) in
@@ -400,13 +411,13 @@ fn a_damaged_store_ends_with_its_coordinator() {
             let world = World::start(&format!("damaged-{name}"), SIZES).await;
             let store = world.store(SIZES, SMALL).await;
             store.put(bytes("key"), bytes("key")).await.expect("it serves");
-            settle(&store).await;
+            wait_applied(&store).await;
             store.coordinator().step_down();
             let coordinator = world.coordinator().await;
             coordinator.write(at, Bytes::from(vec![0; length as usize])).await.expect("it serves");
-            let store = Store::take_over(coordinator, SIZES, SMALL).await.expect("nobody has looked yet");
+            let store = KvStore::take_over(coordinator, SIZES, SMALL).await.expect("nobody has looked yet");
             let mut watch = store.watch(Bytes::new(), None).expect("it serves");
-            // The key is in no cache, so that what is there is looked at.
+            // The key is in no cache, so that the store reads the block.
             let _ = store.put(bytes("key"), bytes("key")).await;
             let _ = store.delete(bytes("key")).await;
             let ended = rt::timeout(Duration::from_secs(10), store.ended()).await.expect("it ends");
@@ -414,7 +425,7 @@ fn a_damaged_store_ends_with_its_coordinator() {
             rt::timeout(Duration::from_secs(10), store.coordinator().ended()).await.expect("its coordinator too");
             assert!(!store.coordinator().is_serving());
             let told = async { while watch.next().await.is_some() {} };
-            rt::timeout(Duration::from_secs(10), told).await.expect("whoever watched is told");
+            rt::timeout(Duration::from_secs(10), told).await.expect("the watcher is notified");
             assert!(store.watch(Bytes::new(), None).is_err(), "{name}: nobody would ever be told");
         }
     });

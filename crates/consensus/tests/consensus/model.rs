@@ -1,27 +1,29 @@
 //! A model of election, fence, takeover and log, checked in every order of its steps at small size.
 //!
-//! Three memory nodes, two processors. A step is one verb or message taking effect at one node, one processor's decision, or
-//! a fault: a processor crashes, a compare-swap succeeds and nobody learns of it, a memory node loses its memory. Verbs that
-//! are under way when their sender has crashed, or was deposed, need no step of their own: a processor that is merely slow
-//! sends them as late as it likes. `specs/GAPS.md` says what is left out, and why.
+//! The model has three memory nodes and two CPU nodes. A step is one verb or message taking effect at one node, one
+//! decision of a CPU node, or a fault: a CPU node crashes, a compare-and-swap succeeds without its sender learning of
+//! it, a memory node loses its memory. Verbs that are in flight when their sender has crashed or was deposed need no
+//! step of their own: they have the same effect as verbs of a slow CPU node, which may send them arbitrarily late.
+//! `specs/GAPS.md` lists what the model leaves out, and why.
 //!
-//! Whatever is planted by a [`Mistake`] must be found. What a coded group adds is checked by itself: [`shares`].
+//! Every planted [`Mistake`] must be found. The rules that an erasure-coded group adds are checked separately:
+//! [`shards`].
 
-mod shares;
+mod shards;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const NODES: usize = 3;
 const MAJORITY: usize = 2;
-const PROCESSORS: usize = 2;
+const CPU_NODES: usize = 2;
 
 /// A memory node.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct Node {
     life: u8,
-    /// The word that candidates compare-swap.
+    /// The word that candidates compare-and-swap.
     word: u8,
-    /// The newest fence, and whose.
+    /// The newest fence, and its owner.
     fenced: (u8, u8),
     /// The term of its header; 0 for a node without a copy.
     header: u8,
@@ -30,17 +32,17 @@ struct Node {
     log: Vec<(u8, u8)>,
 }
 
-/// What a processor is at.
+/// The state of a CPU node.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 enum Phase {
     Idle,
-    /// Compare-swapping: what it has read at each node, and which it has won.
+    /// Compare-and-swapping: the terms that it has read at each node, and the nodes that it has won.
     Standing {
         seen: [Option<u8>; NODES],
         tried: u8,
         won: u8,
     },
-    /// Fencing: in which life each node is held.
+    /// Fencing: the incarnation in which each node was fenced.
     Fencing {
         held: [Option<u8>; NODES],
     },
@@ -60,7 +62,7 @@ enum Phase {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-struct Processor {
+struct CpuNode {
     phase: Phase,
     term: u8,
 }
@@ -68,10 +70,10 @@ struct Processor {
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct World {
     nodes: [Node; NODES],
-    processors: [Processor; PROCESSORS],
-    /// What was acknowledged.
+    processors: [CpuNode; CPU_NODES],
+    /// Acknowledged entries.
     committed: Vec<(u8, u8)>,
-    /// Who was elected for each term.
+    /// The CPU node elected in each term.
     elected: Vec<(u8, u8)>,
     values: u8,
     losses: u8,
@@ -84,7 +86,7 @@ struct World {
 enum Step {
     Read(usize),
     Swap(usize, usize),
-    /// It succeeds, and the candidate does not learn of it.
+    /// The compare-and-swap succeeds, and the candidate does not learn of it.
     SwapAmbiguous(usize, usize),
     Elect(usize),
     GiveUp(usize),
@@ -100,19 +102,19 @@ enum Step {
     Readmit(usize, usize),
 }
 
-/// What is planted.
+/// The planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     None,
-    /// An ambiguous compare-swap counts as won.
+    /// An ambiguous compare-and-swap counts as won.
     AmbiguousIsWon,
     /// A fence does not end the earlier coordinator's verbs.
     NoRevocation,
     /// An entry counts as committed when one node has it.
     MinorityCommits,
-    /// A candidate stands for the term that it has read.
+    /// A candidate proposes the term that it has read.
     TermReused,
-    /// A node that has lost its memory counts as a copy of nothing.
+    /// A node that has lost its memory counts as an empty copy.
     BlankCounts,
     /// Logs are read while some nodes are not fenced yet.
     ReadBeforeFence,
@@ -132,7 +134,7 @@ fn count(set: u8) -> usize {
 }
 
 impl Group {
-    /// Whether a processor's verbs take effect at a node.
+    /// Whether a CPU node's verbs take effect at a node.
     fn reaches(&self, world: &World, processor: usize, node: usize, held: &[Option<u8>; NODES]) -> bool {
         let (node, term) = (&world.nodes[node], world.processors[processor].term);
         let is_same_life = |at: usize| held[at] == Some(world.nodes[at].life);
@@ -140,7 +142,7 @@ impl Group {
         is_same_life(at) && (node.fenced == (term, processor as u8) || self.mistake == Mistake::NoRevocation)
     }
 
-    /// The one log that fenced copies come to.
+    /// The one log that the fenced copies reconcile to.
     fn reconcile(nodes: &[&Node]) -> Vec<(u8, u8)> {
         let newest = nodes.iter().map(|node| node.header).max().unwrap_or(0);
         let leading: Vec<&&Node> = nodes.iter().filter(|node| node.header == newest).collect();
@@ -166,7 +168,7 @@ impl Model for Group {
 
     fn init_states(&self) -> Vec<World> {
         let node = Node { life: 0, word: 1, fenced: (1, 9), header: 1, adopted: 0, log: Vec::new() };
-        let processor = Processor { phase: Phase::Idle, term: 0 };
+        let processor = CpuNode { phase: Phase::Idle, term: 0 };
         vec![World {
             nodes: std::array::from_fn(|_| node.clone()),
             processors: std::array::from_fn(|_| processor.clone()),
@@ -283,7 +285,7 @@ impl Model for Group {
             }
             Step::GiveUp(at) | Step::Crash(at) => {
                 world.crashes += u8::from(matches!(step, Step::Crash(_)));
-                world.processors[at] = Processor { phase: Phase::Idle, term: 0 };
+                world.processors[at] = CpuNode { phase: Phase::Idle, term: 0 };
             }
             Step::Fence(at, node) => {
                 let term = world.processors[at].term;
@@ -331,7 +333,7 @@ impl Model for Group {
                     return None;
                 }
                 let copy = &mut world.nodes[node];
-                // In the places of the log; what lies behind them stays.
+                // At their positions in the log; later entries stay.
                 let stays = copy.log.split_off(copy.log.len().min(log.len()));
                 copy.log = log.clone();
                 copy.log.extend(stays);
@@ -397,7 +399,7 @@ impl Model for Group {
                 world.nodes[node] = Node { life, word: 0, fenced: (0, 9), header: 0, adopted: 0, log: Vec::new() };
             }
             Step::Readmit(at, node) => {
-                // In one step: connected, fenced, copied; and confirmed by a majority of the others after all that.
+                // In one step: connected, fenced and copied; and then confirmed by a majority of the other nodes.
                 let Phase::Serving { held, log, .. } = before.processors[at].phase.clone() else { return None };
                 let term = before.processors[at].term;
                 let others: Vec<usize> =

@@ -1,15 +1,18 @@
-//! Real processes, killed and paused under load: three memory nodes and three processors, each a process of its own, over shared
-//! memory. What clients are told, in whichever process, must be linearizable.
+//! Real processes, killed and paused under load: three memory nodes and three CPU nodes, each in its own process, over
+//! shared memory. The answers to clients, in all processes together, must be linearizable.
 //!
-//! 1. The test starts itself again for each process, and is told on their standard output what is begun and what has ended, with
-//!    the times of the machine's one monotonic clock.
-//! 2. It disturbs them: a processor is paused for longer than its lease and goes on, or is killed; a memory node is paused, or
-//!    killed. Persistent memory nodes are killed at any time, also all of them. Volatile ones one at a time, when the others
-//!    hold everything; where the store is kept in tables by whoever coordinates, also all of them, and then the group is formatted
-//!    anew. Tables are open in one process at a time, so that a processor is killed and not paused there.
-//! 3. In the end all go on. The history of each key must be that of one register ([`check`]).
+//! 1. The test starts itself again for each process. Each process reports the start and the end of each operation on
+//!    its standard output, with times of the machine's monotonic clock, which all processes share.
+//! 2. The test disturbs the processes: a CPU node is paused for longer than its lease and continues, or is killed; a
+//!    memory node is paused or killed. Persistent memory nodes are killed at any time, also all of them. A volatile
+//!    memory node is killed only while the other nodes have complete copies. If the coordinator keeps the store in
+//!    tables, all volatile nodes may also be killed at once, and then the group is reformatted. Only one process at a
+//!    time can have the tables open, so with tables a CPU node is always killed, not paused.
+//! 3. In the end all processes continue. The history of each key must be linearizable, as that of a single register
+//!    ([`check`]).
 //!
-//! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test consensus processes:: -- --nocapture` goes on for longer.
+//! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test consensus processes:: -- --nocapture` runs
+//! longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -20,37 +23,38 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::rt::production::run;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind};
-use consensus::kv::{Options, Persistent, Sizes, Store};
+use consensus::kv::{KvConfig, KvStore, PersistentTables, StoreGeometry};
 use consensus::{
-    Coordinator, Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
+    Coordinator, Error, GroupId, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
+    SiftTimeouts, Standby,
 };
-use rma::shm::Shm;
-use rma::{HostOptions, NodeId, TOKEN_BYTES, Token};
-use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, TOKEN_BYTES, Token};
+use storage::tables::{FjallConfig, FjallEngine, TablesEngine as _};
 
 const MEMORY_NODES: usize = 3;
-const PROCESSORS: usize = 3;
+const CPU_NODES: usize = 3;
 const CLIENTS: u64 = 4;
 const KEYS: u64 = 8;
-const SIZES: Sizes = Sizes { log_bytes: 64 << 10, buckets: 8, blocks: 1024, block_bytes: 128 };
+const SIZES: StoreGeometry = StoreGeometry { log_bytes: 64 << 10, buckets: 8, blocks: 1024, block_bytes: 128 };
 const TOKEN: Token = Token::new([9; TOKEN_BYTES]);
-/// How long it goes on unless the environment says otherwise.
+/// How long the test runs unless the environment says otherwise.
 const SECONDS: u64 = 8;
-/// Within this something is told again once nothing is disturbed.
+/// Within this time operations succeed again once the disturbances have ended.
 const CALM_MAX: Duration = Duration::from_secs(60);
 
 const ROLE: &str = "PROCESSES_ROLE";
 
-/// What outlives memory nodes.
+/// The modes of the test: where data survives the end of all memory nodes, if anywhere.
 const VOLATILE: &str = "volatile";
 const PERSISTENT: &str = "persistent";
 const IN_TABLES: &str = "tables";
 
-/// Wide enough for a machine with much else to do.
-fn timing() -> Timing {
-    Timing {
+/// Long enough time-outs for a busy machine.
+fn timing() -> SiftTimeouts {
+    SiftTimeouts {
         heartbeat: Duration::from_millis(20),
         lease: Duration::from_millis(200),
         election_timeout: Duration::from_millis(250),
@@ -58,26 +62,26 @@ fn timing() -> Timing {
         answer_max: Duration::from_secs(2),
         grace: Duration::from_millis(20),
         reconnect: Duration::from_millis(100),
-        copy_bytes_per_second: Timing::UNLIMITED,
+        copy_bytes_per_second: SiftTimeouts::UNLIMITED,
     }
 }
 
-fn group(folder: &Path) -> Group {
-    let place = |slot| Place {
+fn group(folder: &Path) -> SiftGroup {
+    let place = |slot| MemoryNodeAddress {
         address: folder.join(format!("memory-{slot}.socket")).display().to_string(),
         name: "kv".to_owned(),
         token: TOKEN,
     };
-    Group {
+    SiftGroup {
         id: GroupId(1),
         layout: SIZES.group_layout(64 << 10).expect("good sizes"),
         nodes: (0..MEMORY_NODES).map(place).collect(),
-        fabric: Arc::new(Shm::default()),
+        provider: Arc::new(ShmProvider::default()),
         timing: timing(),
     }
 }
 
-/// What one of the processes is; nothing in the test itself.
+/// The main function of a child process; does nothing in the test itself.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -87,7 +91,7 @@ fn child() {
     let number: u64 = number.parse().expect("a number");
     run(async move {
         rt::spawn(async {
-            // It ends with whoever started it.
+            // This process ends with the process that started it.
             rt::blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await.expect("a pipe can be read");
             std::process::exit(0);
         });
@@ -102,17 +106,17 @@ fn child() {
 async fn remember(folder: &Path, slot: usize, is_persistent: bool) {
     let group = group(folder);
     let address = &group.nodes[slot].address;
-    // That of a life before.
+    // The socket of an earlier incarnation.
     let _ = std::fs::remove_file(address);
-    let options = HostOptions { node: NodeId(slot as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-    let host = group.fabric.host(address, options).await.expect("its socket can be made");
+    let options = HostConfig { node: NodeId(slot as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+    let host = group.provider.host(address, options).await.expect("its socket can be made");
     let groups = vec![GroupMemory { id: group.id, layout: group.layout }];
-    let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
+    let options = LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() };
     let _node = match is_persistent {
-        false => MemoryNode::start(options).await.expect("there is memory"),
+        false => LogMemoryNode::start(options).await.expect("there is memory"),
         true => {
             let directory = Directory::open(folder.join(format!("memory-{slot}"))).await.expect("a folder can be made");
-            MemoryNode::start_persistent(options, &directory).await.expect("no kill damages it")
+            LogMemoryNode::start_persistent(options, &directory).await.expect("no kill damages it")
         }
     };
     say("ready");
@@ -121,17 +125,17 @@ async fn remember(folder: &Path, slot: usize, is_persistent: bool) {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Whoever reads may be gone, and then this process is about to be.
+    // The reader may be gone, and then this process is about to end too.
     let _ = out.write_all(format!("\n{line}\n").as_bytes()).and_then(|()| out.flush());
 }
 
-async fn take_over_in_tables(coordinator: Coordinator, folder: &Path) -> Result<(Store, Arc<FjallEngine>), Error> {
+async fn take_over_in_tables(coordinator: Coordinator, folder: &Path) -> Result<(KvStore, Arc<FjallEngine>), Error> {
     let failed = |error: storage::Error| Error::Disk { doing: "opening tables", reason: error.to_string() };
-    // One that coordinated before may have them open for a while.
-    let engine = FjallEngine::open(&folder.join("tables"), FjallOptions::default()).await.map_err(failed)?;
+    // An earlier coordinator may have them open for a while.
+    let engine = FjallEngine::open(&folder.join("tables"), FjallConfig::default()).await.map_err(failed)?;
     let tables = engine.tables("store").await.map_err(failed)?;
-    let persistent = Persistent { tables, is_synchronous: true };
-    Ok((Store::take_over_persistent(coordinator, SIZES, Options { cache_bytes: 2000 }, persistent).await?, engine))
+    let persistent = PersistentTables { tables, is_synchronous: true };
+    Ok((KvStore::take_over_persistent(coordinator, SIZES, KvConfig { cache_bytes: 2000 }, persistent).await?, engine))
 }
 
 async fn process(folder: &Path, number: u64, is_in_tables: bool) {
@@ -143,7 +147,7 @@ async fn process(folder: &Path, number: u64, is_in_tables: bool) {
                 take_over_in_tables(coordinator, folder).await.map(|(store, engine)| (store, Some(engine)))
             }
             Ok(coordinator) => {
-                Store::take_over(coordinator, SIZES, Options { cache_bytes: 2000 }).await.map(|store| (store, None))
+                KvStore::take_over(coordinator, SIZES, KvConfig { cache_bytes: 2000 }).await.map(|store| (store, None))
             }
             Err(error) => Err(error),
         };
@@ -152,7 +156,7 @@ async fn process(folder: &Path, number: u64, is_in_tables: bool) {
             Err(error) => error,
         };
         if is_in_tables && matches!(error, Error::MemoryLost { .. } | Error::Disk { .. }) {
-            // Until the group is formatted anew, or another has closed the tables.
+            // Until the group is reformatted, or another process has closed the tables.
             rt::sleep(Duration::from_millis(50)).await;
         } else if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
             say(&format!("fail {error}"));
@@ -160,7 +164,7 @@ async fn process(folder: &Path, number: u64, is_in_tables: bool) {
     }
 }
 
-async fn serve(store: Store, values: &Arc<Mutex<u64>>) -> Error {
+async fn serve(store: KvStore, values: &Arc<Mutex<u64>>) -> Error {
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let (store, values) = (store.clone(), Arc::clone(values));
@@ -178,8 +182,8 @@ async fn serve(store: Store, values: &Arc<Mutex<u64>>) -> Error {
     store.ended().await
 }
 
-/// One operation, told before and after.
-async fn ask(store: &Store, values: &Mutex<u64>) -> Result<(), Error> {
+/// Runs one operation, and reports it before and after.
+async fn ask(store: &KvStore, values: &Mutex<u64>) -> Result<(), Error> {
     let key = rt::random_below(KEYS);
     let name = Bytes::from(format!("key-{key}"));
     if rt::random_below(2) == 0 {
@@ -207,7 +211,7 @@ async fn ask(store: &Store, values: &Mutex<u64>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Something that was told.
+/// A reported event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
     is_put: bool,
@@ -218,11 +222,11 @@ struct Told {
     until: u64,
 }
 
-/// What all processes have told.
+/// The reports of all processes.
 #[derive(Default)]
 struct History {
     told: Vec<Told>,
-    /// When each put was begun.
+    /// When each put was started.
     begun: BTreeMap<u64, u64>,
     live: usize,
     failed: Option<String>,
@@ -236,7 +240,7 @@ impl History {
             ["fail", ..] => self.failed = Some(line.to_owned()),
             [what @ ("got" | "put" | "puts"), ..] => {
                 let numbers: Vec<u64> = words[1..].iter().filter_map(|word| word.parse().ok()).collect();
-                // A line that a kill has cut short tells nothing.
+                // A line that a kill has cut short reports nothing.
                 let [key, value, version, from, until] = numbers[..] else { return };
                 match what {
                     "puts" => drop(self.begun.insert(value, from)),
@@ -248,8 +252,9 @@ impl History {
     }
 }
 
-/// Whether the operations of each key have an order of their versions, which is one of time too: nobody is told of an older version
-/// than somebody was told before the question, a put gets a newer one, and nobody is told of a put before it was begun.
+/// Checks that the operations of each key have an order of versions that agrees with time: no operation returns an
+/// older version than one that was returned before it started, a put gets a newer version, and no put is seen before it
+/// was started.
 fn check(told: &[Told], begun: &BTreeMap<u64, u64>) -> Result<(), String> {
     let mut values: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for one in told.iter().filter(|one| one.version > 0) {
@@ -288,7 +293,7 @@ fn check(told: &[Told], begun: &BTreeMap<u64, u64>) -> Result<(), String> {
     Ok(())
 }
 
-/// A process and what it is.
+/// A process and its role.
 struct Process {
     role: String,
     child: Child,
@@ -322,7 +327,7 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // One that was paused in the midst of a verb may have been killed by a memory node's fence.
+        // A process that was paused in the middle of a verb may have been killed by a memory node's fence.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -347,7 +352,7 @@ fn look<T>(history: &Mutex<History>, look: impl FnOnce(&mut History) -> T) -> T 
     look(&mut history.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = rt::now();
     while !is_so() {
@@ -356,7 +361,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-async fn format(group: &Group) {
+async fn format(group: &SiftGroup) {
     let start = rt::now();
     while let Err(error) = consensus::format(group).await {
         assert!(start.elapsed() < CALM_MAX, "the group is not formatted: {error}");
@@ -370,7 +375,7 @@ async fn disturb(kind: &str) {
     let history = Arc::new(Mutex::new(History::default()));
     let memory_role = |slot: usize| format!("memory {slot} {kind} {}", folder.path().display());
     let mut lives = 0;
-    // Values of each life differ from all others.
+    // The values of each incarnation differ from all others.
     let mut processor_role = || {
         lives += 1;
         format!("processor {lives} {kind} {}", folder.path().display())
@@ -378,15 +383,15 @@ async fn disturb(kind: &str) {
     let mut memory: Vec<Process> = (0..MEMORY_NODES).map(|slot| Process::start(memory_role(slot), &history)).collect();
     let group = group(folder.path());
     format(&group).await;
-    let mut processors: Vec<Process> = (0..PROCESSORS).map(|_| Process::start(processor_role(), &history)).collect();
+    let mut processors: Vec<Process> = (0..CPU_NODES).map(|_| Process::start(processor_role(), &history)).collect();
     let begun = rt::now();
     let mut counts = BTreeMap::<&str, u32>::new();
     while begun.elapsed() < Duration::from_secs(seconds) {
         rt::sleep(Duration::from_millis(200 + rt::random_below(600))).await;
-        let which = rt::random_below(PROCESSORS as u64) as usize;
+        let which = rt::random_below(CPU_NODES as u64) as usize;
         let what = match rt::random_below(6) {
             0 | 1 if kind != IN_TABLES => {
-                // Longer than its lease: whoever goes on must know that it coordinates no more.
+                // Longer than its lease: when it continues, it must know that it is not the coordinator any more.
                 processors[which].signal("-STOP");
                 rt::sleep(Duration::from_millis(100 + rt::random_below(900))).await;
                 processors[which].signal("-CONT");
@@ -404,7 +409,7 @@ async fn disturb(kind: &str) {
                 "memory node paused"
             }
             4 if kind != VOLATILE => {
-                // At once: the first would else be given everything again by the others.
+                // All at once: otherwise the others would copy everything to the first one again.
                 memory.iter_mut().for_each(Process::kill);
                 for (slot, process) in memory.iter_mut().enumerate() {
                     process.restart(&history, memory_role(slot));
@@ -450,7 +455,7 @@ async fn disturb(kind: &str) {
 }
 
 #[test]
-fn what_is_told_is_linearizable_whoever_is_killed_or_paused() {
+fn answers_are_linearizable_while_processes_are_killed_and_paused() {
     if std::env::var(ROLE).is_err() {
         run(disturb(VOLATILE));
     }
@@ -485,17 +490,17 @@ fn histories_that_no_register_has_are_found_out() {
     ];
     assert_eq!(check(&good, &begun), Ok(()));
     for bad in [
-        // Stale: what a coordinator that was paused would tell.
+        // Stale: the answer of a coordinator that was paused.
         told(false, 11, 1, 31, 32),
         told(false, 0, 0, 11, 12),
-        // From before the put was begun.
+        // From before the put was started.
         told(false, 13, 3, 35, 38),
         // Another value of the same version, and the same version twice.
         told(false, 12, 1, 31, 32),
         told(true, 12, 2, 60, 70),
         // A put that takes effect in the past.
         told(true, 13, 1, 60, 70),
-        // Of a put that nobody asked for.
+        // Of a put that no client requested.
         told(false, 14, 4, 60, 70),
     ] {
         let mut history = good.clone();

@@ -1,10 +1,11 @@
 //! A contract's functions, declared once.
 //!
-//! [`Interface::resolve`] turns the untrusted function name and arguments of a call into a [`Call`]: a declared function
-//! with as many arguments as it takes, each valid UTF-8 unless it is declared as bytes. The accessors of `Call` parse them. What is refused here is
-//! refused with the meaning of Fabric's contract libraries:
-//! 1. `contract:function` names a function of that contract; without a prefix it is the default contract's.
-//! 2. The first letter's case does not matter.
+//! [`ContractInterface::resolve`] turns the untrusted function name and arguments of a call into a [`FunctionCall`]: a
+//! declared function with as many arguments as it takes, each valid UTF-8 unless it is declared as bytes. The accessors
+//! of `FunctionCall` parse the arguments. Calls that do not fit are rejected. Function names have the meaning that they
+//! have in Fabric's contract libraries:
+//! 1. `contract:function` names a function of that contract. Without a prefix a name belongs to the default contract.
+//! 2. The case of a name's first letter does not matter.
 //! 3. `org.hyperledger.fabric:GetMetadata` returns a JSON description.
 
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ use std::str::FromStr;
 use base::Bytes;
 use serde_json::{Value, json};
 
-use crate::{ContractError, Response};
+use crate::{ContractError, ContractResponse};
 
 /// The contract that Fabric's libraries add to every chaincode.
 const SYSTEM_CONTRACT: &str = "org.hyperledger.fabric";
@@ -24,7 +25,7 @@ const SHOWN_CHARS_MAX: usize = 64;
 
 /// What an argument must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ArgumentKind {
     Text,
     /// Anything, not only UTF-8.
     Bytes,
@@ -34,27 +35,27 @@ pub(crate) enum Kind {
 
 /// One argument of a function.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parameter {
+pub(crate) struct FunctionParameter {
     name: &'static str,
-    kind: Kind,
+    kind: ArgumentKind,
     optional: bool,
 }
 
-impl Parameter {
+impl FunctionParameter {
     pub(crate) const fn text(name: &'static str) -> Self {
-        Self { name, kind: Kind::Text, optional: false }
+        Self { name, kind: ArgumentKind::Text, optional: false }
     }
 
     pub(crate) const fn bytes(name: &'static str) -> Self {
-        Self { name, kind: Kind::Bytes, optional: false }
+        Self { name, kind: ArgumentKind::Bytes, optional: false }
     }
 
     pub(crate) const fn integer(name: &'static str) -> Self {
-        Self { name, kind: Kind::Integer, optional: false }
+        Self { name, kind: ArgumentKind::Integer, optional: false }
     }
 
     pub(crate) const fn number(name: &'static str) -> Self {
-        Self { name, kind: Kind::Number, optional: false }
+        Self { name, kind: ArgumentKind::Number, optional: false }
     }
 
     pub(crate) const fn optional(self) -> Self {
@@ -64,28 +65,28 @@ impl Parameter {
 
 /// Whether a function writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum FunctionEffect {
     Submit,
     Evaluate,
 }
 
 /// One function of a contract.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Function {
+pub(crate) struct ContractFunction {
     name: &'static str,
-    effect: Effect,
-    parameters: &'static [Parameter],
+    effect: FunctionEffect,
+    parameters: &'static [FunctionParameter],
     /// Whether the last parameter may be given more than once.
     repeats: bool,
 }
 
-impl Function {
-    pub(crate) const fn submit(name: &'static str, parameters: &'static [Parameter]) -> Self {
-        Self { name, effect: Effect::Submit, parameters, repeats: false }
+impl ContractFunction {
+    pub(crate) const fn submit(name: &'static str, parameters: &'static [FunctionParameter]) -> Self {
+        Self { name, effect: FunctionEffect::Submit, parameters, repeats: false }
     }
 
-    pub(crate) const fn evaluate(name: &'static str, parameters: &'static [Parameter]) -> Self {
-        Self { name, effect: Effect::Evaluate, parameters, repeats: false }
+    pub(crate) const fn evaluate(name: &'static str, parameters: &'static [FunctionParameter]) -> Self {
+        Self { name, effect: FunctionEffect::Evaluate, parameters, repeats: false }
     }
 
     pub(crate) const fn repeating_last(self) -> Self {
@@ -117,31 +118,31 @@ impl Function {
 
 /// A contract's name and functions.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Interface {
+pub(crate) struct ContractInterface {
     /// What the metadata calls it.
     pub(crate) name: &'static str,
     /// Other names that a call may use as the prefix.
     pub(crate) aliases: &'static [&'static str],
     pub(crate) version: &'static str,
-    pub(crate) functions: &'static [Function],
+    pub(crate) functions: &'static [ContractFunction],
     /// JSON schemas by name, for the metadata.
     pub(crate) schemas: fn() -> Value,
 }
 
 /// What a function name and arguments mean.
 #[derive(Debug)]
-pub(crate) enum Resolved<'a> {
+pub(crate) enum ResolvedFunction<'a> {
     /// A declared function, to be run.
-    Call(Call<'a>),
+    Call(FunctionCall<'a>),
     /// The answer is known already.
-    Answered(Response),
+    Answered(ContractResponse),
 }
 
-impl Interface {
-    pub(crate) fn resolve<'a>(&self, function: &str, args: &'a [Bytes]) -> Result<Resolved<'a>, ContractError> {
+impl ContractInterface {
+    pub(crate) fn resolve<'a>(&self, function: &str, args: &'a [Bytes]) -> Result<ResolvedFunction<'a>, ContractError> {
         let name = match function.rsplit_once(':') {
             None => function,
-            Some((SYSTEM_CONTRACT, GET_METADATA)) => return Ok(Resolved::Answered(self.metadata())),
+            Some((SYSTEM_CONTRACT, GET_METADATA)) => return Ok(ResolvedFunction::Answered(self.metadata())),
             Some((SYSTEM_CONTRACT, name)) => return Err(no_function(SYSTEM_CONTRACT, name)),
             Some((contract, name)) if contract == self.name || self.aliases.contains(&contract) => name,
             Some((contract, _)) => {
@@ -151,10 +152,10 @@ impl Interface {
         let declared = self.functions.iter().find(|declared| same_but_first_case(declared.name, name));
         let declared = declared.ok_or_else(|| no_function(self.name, name))?;
         declared.check_count(args.len())?;
-        Call::new(declared, args).map(Resolved::Call)
+        FunctionCall::new(declared, args).map(ResolvedFunction::Call)
     }
 
-    fn metadata(&self) -> Response {
+    fn metadata(&self) -> ContractResponse {
         let transactions: Vec<Value> = self.functions.iter().map(describe).collect();
         let metadata = json!({
             "$schema": "https://hyperledger.github.io/fabric-chaincode-node/main/api/contract-schema.json",
@@ -179,26 +180,26 @@ impl Interface {
             },
             "components": { "schemas": (self.schemas)() },
         });
-        Response::success(metadata.to_string())
+        ContractResponse::success(metadata.to_string())
     }
 }
 
-fn describe(function: &Function) -> Value {
+fn describe(function: &ContractFunction) -> Value {
     let parameters: Vec<Value> = function
         .parameters
         .iter()
         .map(|parameter| {
             let kind = match parameter.kind {
-                Kind::Text | Kind::Bytes => "string",
-                Kind::Integer => "integer",
-                Kind::Number => "number",
+                ArgumentKind::Text | ArgumentKind::Bytes => "string",
+                ArgumentKind::Integer => "integer",
+                ArgumentKind::Number => "number",
             };
             json!({ "name": parameter.name, "schema": { "type": kind } })
         })
         .collect();
     let tag = match function.effect {
-        Effect::Submit => "submit",
-        Effect::Evaluate => "evaluate",
+        FunctionEffect::Submit => "submit",
+        FunctionEffect::Evaluate => "evaluate",
     };
     json!({ "name": function.name, "tag": [tag], "parameters": parameters })
 }
@@ -228,16 +229,16 @@ pub(crate) fn shown(text: &str) -> String {
 
 /// A call of a declared function with the right number of arguments.
 #[derive(Debug)]
-pub(crate) struct Call<'a> {
-    function: Function,
+pub(crate) struct FunctionCall<'a> {
+    function: ContractFunction,
     args: &'a [Bytes],
 }
 
-impl<'a> Call<'a> {
-    fn new(function: &Function, args: &'a [Bytes]) -> Result<Self, ContractError> {
+impl<'a> FunctionCall<'a> {
+    fn new(function: &ContractFunction, args: &'a [Bytes]) -> Result<Self, ContractError> {
         let call = Self { function: *function, args };
         for index in 0..args.len() {
-            if call.parameter(index).is_none_or(|parameter| parameter.kind != Kind::Bytes) {
+            if call.parameter(index).is_none_or(|parameter| parameter.kind != ArgumentKind::Bytes) {
                 call.text(index)?;
             }
         }
@@ -261,13 +262,13 @@ impl<'a> Call<'a> {
 
     /// Argument `index` as text.
     pub(crate) fn text(&self, index: usize) -> Result<&'a str, ContractError> {
-        std::str::from_utf8(&self.args[index]).map_err(|_| self.refuse(index, "is not valid UTF-8"))
+        std::str::from_utf8(&self.args[index]).map_err(|_| self.reject(index, "is not valid UTF-8"))
     }
 
     /// Argument `index` as an integer.
     pub(crate) fn integer<T: FromStr>(&self, index: usize) -> Result<T, ContractError> {
         let text = self.text(index)?;
-        text.parse().map_err(|_| self.refuse(index, &format!("is not an integer in range: {:?}", shown(text))))
+        text.parse().map_err(|_| self.reject(index, &format!("is not an integer in range: {:?}", shown(text))))
     }
 
     /// Argument `index` as a whole number from `least` to `most`.
@@ -276,7 +277,7 @@ impl<'a> Call<'a> {
         if (least..=most).contains(&number) {
             return Ok(number);
         }
-        Err(self.refuse(index, &format!("must be from {least} to {most}, not {number}")))
+        Err(self.reject(index, &format!("must be from {least} to {most}, not {number}")))
     }
 
     /// Argument `index` as a finite number.
@@ -284,18 +285,18 @@ impl<'a> Call<'a> {
         let text = self.text(index)?;
         match text.parse::<f64>() {
             Ok(number) if number.is_finite() => Ok(number),
-            _ => Err(self.refuse(index, &format!("is not a number: {:?}", shown(text)))),
+            _ => Err(self.reject(index, &format!("is not a number: {:?}", shown(text)))),
         }
     }
 
     /// The error that argument `index` `is_wrong`.
-    pub(crate) fn refuse(&self, index: usize, is_wrong: &str) -> ContractError {
+    pub(crate) fn reject(&self, index: usize, is_wrong: &str) -> ContractError {
         let name = self.parameter(index).map_or("", |parameter| parameter.name);
         ContractError::application(format!("argument {name} of {} {is_wrong}", self.function.name))
     }
 
     /// What argument `index` was declared as; those beyond the declared ones repeat the last.
-    fn parameter(&self, index: usize) -> Option<&'static Parameter> {
+    fn parameter(&self, index: usize) -> Option<&'static FunctionParameter> {
         self.function.parameters.get(index).or(self.function.parameters.last())
     }
 }
@@ -304,14 +305,18 @@ impl<'a> Call<'a> {
 mod tests {
     use super::*;
 
-    const INTERFACE: Interface = Interface {
+    const INTERFACE: ContractInterface = ContractInterface {
         name: "Sample",
         aliases: &["sample"],
         version: "1.0",
         functions: &[
-            Function::submit("Put", &[Parameter::text("key"), Parameter::integer("value")]),
-            Function::evaluate("Get", &[Parameter::text("key"), Parameter::number("scale").optional()]),
-            Function::submit("Many", &[Parameter::text("key"), Parameter::text("values")]).repeating_last(),
+            ContractFunction::submit("Put", &[FunctionParameter::text("key"), FunctionParameter::integer("value")]),
+            ContractFunction::evaluate(
+                "Get",
+                &[FunctionParameter::text("key"), FunctionParameter::number("scale").optional()],
+            ),
+            ContractFunction::submit("Many", &[FunctionParameter::text("key"), FunctionParameter::text("values")])
+                .repeating_last(),
         ],
         schemas: || json!({}),
     };
@@ -319,8 +324,8 @@ mod tests {
     fn resolve(function: &str, args: &[&[u8]]) -> Result<String, String> {
         let args: Vec<Bytes> = args.iter().map(|arg| Bytes::copy_from_slice(arg)).collect();
         match INTERFACE.resolve(function, &args) {
-            Ok(Resolved::Call(call)) => Ok(format!("{}/{}", call.function(), call.len())),
-            Ok(Resolved::Answered(response)) => Ok(String::from_utf8(response.payload.to_vec()).expect("JSON")),
+            Ok(ResolvedFunction::Call(call)) => Ok(format!("{}/{}", call.function(), call.len())),
+            Ok(ResolvedFunction::Answered(response)) => Ok(String::from_utf8(response.payload.to_vec()).expect("JSON")),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -357,7 +362,7 @@ mod tests {
     #[test]
     fn numbers_are_parsed_strictly() {
         let args = ["1x", "", "9223372036854775808", "NaN", "inf", "1e999", "-7"].map(Bytes::from);
-        let call = Call::new(&INTERFACE.functions[2], &args).expect("text");
+        let call = FunctionCall::new(&INTERFACE.functions[2], &args).expect("text");
         for index in 0..6 {
             assert!(call.integer::<i64>(index).is_err(), "{index}");
         }

@@ -1,11 +1,12 @@
 //! The contracts that are compiled in, one folder each.
 //!
-//! [`basic`] is Fabric's sample of assets and owners, for trying things out and for unmodified sample applications;
-//! [`ycsb`], [`smallbank`] and [`kmeans`] are the workloads that the papers measure with. What the clients of those do
-//! (key choice, mixes, rates) belongs to the benchmarks.
+//! [`basic`] is Fabric's sample of assets and owners, for first experiments and for unmodified sample applications.
+//! [`ycsb`], [`smallbank`] and [`kmeans`] are the workloads of the papers' measurements. Their clients (key choice,
+//! operation mixes, rates) are part of the benchmarks.
 //!
-//! Each declares its functions once, in an [`interface::Interface`]: names, arguments and their types. Refusals of unknown
-//! functions and wrong arguments, and the metadata that Fabric's tools ask for, come from that declaration.
+//! Each contract declares its functions once, in an [`interface::ContractInterface`]: names, arguments and their types.
+//! The declaration also yields the refusals of unknown functions and wrong arguments, and the metadata that Fabric's
+//! tools ask for.
 
 pub mod basic;
 mod interface;

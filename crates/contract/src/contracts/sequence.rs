@@ -1,15 +1,15 @@
-//! Numbers that look random and are the same everywhere: SplitMix64.
+//! Pseudo-random numbers that are the same everywhere: SplitMix64.
 //!
-//! Contracts have no chance of their own. Where a workload wants arbitrary data, every endorser derives the same data from
-//! a seed among the arguments.
+//! A contract has no source of randomness. Where a workload needs arbitrary data, every endorser derives the same data
+//! from a seed among the arguments.
 
 /// An endless sequence of 64-bit numbers, fixed by its seed.
 #[derive(Debug, Clone)]
-pub(crate) struct Sequence {
+pub(crate) struct RandomSequence {
     state: u64,
 }
 
-impl Sequence {
+impl RandomSequence {
     pub(crate) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -50,14 +50,14 @@ mod tests {
     #[test]
     fn sequence_is_splitmix64() {
         // The generator's published first outputs for seed 1234567.
-        let mut sequence = Sequence::new(1_234_567);
+        let mut sequence = RandomSequence::new(1_234_567);
         assert_eq!(sequence.next(), 6_457_827_717_110_365_317);
         assert_eq!(sequence.next(), 3_203_168_211_198_807_973);
     }
 
     #[test]
     fn numbers_stay_in_their_bounds() {
-        let mut sequence = Sequence::for_item(7, 9);
+        let mut sequence = RandomSequence::for_item(7, 9);
         for bound in 1..1_000 {
             assert!(sequence.below(bound) < bound);
             assert!((0.0..1.0).contains(&sequence.unit()));

@@ -1,15 +1,16 @@
-//! What holds for every compiled-in contract: no call can make it panic, whatever is in its arguments or in the state.
+//! A test of every compiled-in contract: no call can make it panic, whatever is in the call's arguments or in the
+//! state.
 
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::model::{Invocation, ModelLedger, run};
-use crate::{Bytes, Registry};
+use crate::model::{ModelInvocation, ModelLedger, run};
+use crate::{Bytes, ContractRegistry};
 
 const CONTRACTS: [&str; 4] = ["basic", "kmeans", "smallbank", "ycsb"];
 
 fn functions(contract: &str) -> Vec<String> {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     let metadata = ledger.call::<&str>(contract, "org.hyperledger.fabric:GetMetadata", &[]).expect("always there");
     let metadata: Value = serde_json::from_slice(&metadata).expect("JSON");
     let own = metadata["contracts"].as_object().expect("an object").values();
@@ -49,19 +50,19 @@ proptest! {
         calls in prop::collection::vec((call(), prop::collection::vec(argument(), 0..9)), 1..12),
         planted in prop::collection::vec(("(checking_|savings_|profile_|food_|)[0-9a-c]", argument()), 0..6),
     ) {
-        let mut ledger = ModelLedger::new(Registry::native());
+        let mut ledger = ModelLedger::new(ContractRegistry::native());
         for (key, value) in planted {
             for contract in CONTRACTS {
                 ledger.set(contract, &key, value.clone());
             }
         }
         for ((contract, function), args) in calls {
-            let effects = run(ledger.submit(&Invocation::new(contract, &function, &args))).expect("a healthy state");
+            let effects = run(ledger.submit(&ModelInvocation::new(contract, &function, &args))).expect("a healthy state");
             let response = effects.response;
             prop_assert!([200, 500].contains(&response.status));
             prop_assert_eq!(response.is_endorsable(), response.message.is_empty());
             // An execution depends on nothing but the state and its arguments.
-            let again = [(); 2].map(|()| run(ledger.execute(&Invocation::new(contract, &function, &args))));
+            let again = [(); 2].map(|()| run(ledger.execute(&ModelInvocation::new(contract, &function, &args))));
             prop_assert_eq!(&again[0], &again[1]);
         }
     }
@@ -73,7 +74,7 @@ fn every_declared_function_is_handled() {
         for function in functions(contract) {
             // Whatever the number of arguments it takes, one of these fits.
             for count in 0..9 {
-                let mut ledger = ModelLedger::new(Registry::native());
+                let mut ledger = ModelLedger::new(ContractRegistry::native());
                 let _ = ledger.call(contract, &function, &vec!["1"; count]);
             }
         }
@@ -82,10 +83,10 @@ fn every_declared_function_is_handled() {
 
 #[test]
 fn function_name_may_be_missing_or_not_text() {
-    let ledger = ModelLedger::new(Registry::native());
+    let ledger = ModelLedger::new(ContractRegistry::native());
     for contract in CONTRACTS {
         for args in [vec![], vec![Bytes::new()], vec![Bytes::from_static(b"\xff")]] {
-            let invocation = Invocation { contract: contract.to_owned(), args, ..Invocation::default() };
+            let invocation = ModelInvocation { contract: contract.to_owned(), args, ..ModelInvocation::default() };
             let effects = run(ledger.execute(&invocation)).expect("a healthy state");
             assert_eq!(effects.response.status, 500, "{contract}");
         }

@@ -1,9 +1,9 @@
-//! A contract that does to its stub what its arguments say, for tests of stubs and of what records them.
+//! A contract that performs on its stub the operations in its arguments, for tests of stubs and of what records them.
 
 use base::Bytes;
 
 use crate::key::{self, KeyRange};
-use crate::{Contract, ContractError, Cursor, HistoryCursor, Response, Stub, async_trait};
+use crate::{Contract, ContractError, ContractResponse, ContractStub, HistoryCursor, RangeCursor, async_trait};
 
 /// Runs a script of stub operations, one an argument, each with words separated by spaces:
 ///
@@ -22,26 +22,31 @@ use crate::{Contract, ContractError, Cursor, HistoryCursor, Response, Stub, asyn
 ///
 /// The function's name does not matter. It is in no registry unless a test puts it there.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Probe;
+pub struct ProbeContract;
 
 #[async_trait]
-impl Contract for Probe {
+impl Contract for ProbeContract {
     fn name(&self) -> &str {
         "probe"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, _function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        _function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         let mut answer = String::new();
         for step in args {
             let step = String::from_utf8_lossy(step).into_owned();
             let words: Vec<&str> = step.split(' ').collect();
             perform(tx, &words, &mut answer).await?;
         }
-        Ok(Response::success(answer))
+        Ok(ContractResponse::success(answer))
     }
 }
 
-async fn perform(tx: &mut dyn Stub, words: &[&str], answer: &mut String) -> Result<(), ContractError> {
+async fn perform(tx: &mut dyn ContractStub, words: &[&str], answer: &mut String) -> Result<(), ContractError> {
     match words {
         ["get", key] => match tx.get_state(key).await? {
             Some(value) => append(answer, key, &value),
@@ -62,7 +67,7 @@ async fn perform(tx: &mut dyn Stub, words: &[&str], answer: &mut String) -> Resu
             let bound = |word: &str| if word == "-" { String::new() } else { word.to_owned() };
             let count = count.parse::<usize>().map_err(|_| malformed(words))?;
             let range = KeyRange::simple(&bound(start), &bound(end))?;
-            let mut entries = Cursor::open(tx, range).await?.with_page_entries(count);
+            let mut entries = RangeCursor::open(tx, range).await?.with_page_entries(count);
             for _ in 0..count {
                 let Some(entry) = entries.next(tx).await? else { break };
                 append(answer, &entry.key, &entry.value);
@@ -70,7 +75,7 @@ async fn perform(tx: &mut dyn Stub, words: &[&str], answer: &mut String) -> Resu
             entries.close(tx);
         }
         ["attributes", object_type, attributes @ ..] => {
-            let mut entries = Cursor::open(tx, KeyRange::partial_composite(object_type, attributes)?).await?;
+            let mut entries = RangeCursor::open(tx, KeyRange::partial_composite(object_type, attributes)?).await?;
             while let Some(entry) = entries.next(tx).await? {
                 let (_, attributes) = key::split_composite(&entry.key)?;
                 append(answer, &attributes.join("/"), &entry.value);

@@ -3,9 +3,9 @@ use std::sync::Arc;
 use super::*;
 
 fn ledger() -> ModelLedger {
-    let mut registry = Registry::native();
-    registry.register("probe", Arc::new(Probe)).expect("a free name");
-    registry.register("other", Arc::new(Probe)).expect("a free name");
+    let mut registry = ContractRegistry::native();
+    registry.register("probe", Arc::new(ProbeContract)).expect("a free name");
+    registry.register("other", Arc::new(ProbeContract)).expect("a free name");
     let mut ledger = ModelLedger::new(registry);
     for (key, value) in [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")] {
         ledger.set("probe", key, value);
@@ -14,12 +14,12 @@ fn ledger() -> ModelLedger {
 }
 
 /// Runs a script: one step a line.
-fn script(ledger: &mut ModelLedger, steps: &str) -> Effects {
+fn script(ledger: &mut ModelLedger, steps: &str) -> ModelEffects {
     let steps: Vec<&str> = steps.lines().map(str::trim_start).filter(|step| !step.is_empty()).collect();
-    run(ledger.submit(&Invocation::new("probe", "run", &steps))).expect("a healthy state")
+    run(ledger.submit(&ModelInvocation::new("probe", "run", &steps))).expect("a healthy state")
 }
 
-fn answer(effects: &Effects) -> String {
+fn answer(effects: &ModelEffects) -> String {
     assert!(effects.response.is_endorsable(), "{}", effects.response.message);
     String::from_utf8(effects.response.payload.to_vec()).expect("text")
 }
@@ -66,7 +66,7 @@ fn pages_are_bounded_in_entries_and_bytes() {
     for number in 0..300 {
         ledger.set("other", &format!("k{number:03}"), if number < 200 { vec![b'x'] } else { value.clone() });
     }
-    let invocation = Invocation::new::<&str>("other", "run", &[]);
+    let invocation = ModelInvocation::new::<&str>("other", "run", &[]);
     let mut stub = ModelStub::new(&ledger, &invocation);
     let sizes = run(async {
         let query = stub.open_range(KeyRange::all()).await.expect("opens");
@@ -90,7 +90,7 @@ fn pages_are_bounded_in_entries_and_bytes() {
 #[test]
 fn open_queries_are_bounded() {
     let ledger = ledger();
-    let invocation = Invocation::new::<&str>("probe", "run", &[]);
+    let invocation = ModelInvocation::new::<&str>("probe", "run", &[]);
     let mut stub = ModelStub::new(&ledger, &invocation);
     run(async {
         for _ in 0..OPEN_QUERIES_MAX {
@@ -134,14 +134,19 @@ fn endless_recursion_is_refused() {
         fn name(&self) -> &str {
             "recursive"
         }
-        async fn invoke(&self, tx: &mut dyn Stub, _: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+        async fn invoke(
+            &self,
+            tx: &mut dyn ContractStub,
+            _: &str,
+            args: &[Bytes],
+        ) -> Result<ContractResponse, ContractError> {
             let mut input = vec![Bytes::new()];
             input.extend_from_slice(args);
             let response = tx.invoke_contract("recursive", input, "").await?;
             if response.is_endorsable() { Ok(response) } else { Err(ContractError::application(response.message)) }
         }
     }
-    let mut registry = Registry::empty();
+    let mut registry = ContractRegistry::empty();
     registry.register("recursive", Arc::new(Recursive)).expect("a free name");
     let mut ledger = ModelLedger::new(registry);
     let refused = ledger.call::<&str>("recursive", "f", &[]);
@@ -167,7 +172,8 @@ fn bad_requests_are_answers() {
         ("range \0 - 1", "invalid state key: a range of simple keys may not start with U+0000: \"\\0\""),
     ] {
         let steps = [step];
-        let effects = run(ledger.submit(&Invocation::new("probe", "run", &steps))).expect("not a failure of the state");
+        let effects =
+            run(ledger.submit(&ModelInvocation::new("probe", "run", &steps))).expect("not a failure of the state");
         assert_eq!((effects.response.status, effects.response.message.as_str()), (500, message), "{step:?}");
     }
 }
@@ -175,7 +181,7 @@ fn bad_requests_are_answers() {
 #[test]
 fn rich_queries_are_refused_until_the_state_has_them() {
     let ledger = ledger();
-    let invocation = Invocation::new::<&str>("probe", "run", &[]);
+    let invocation = ModelInvocation::new::<&str>("probe", "run", &[]);
     let mut stub = ModelStub::new(&ledger, &invocation);
     let refused = run(stub.open_query("{}")).expect_err("unsupported");
     assert_eq!(refused.to_string(), "a rich query is not supported on this channel");

@@ -1,22 +1,22 @@
-//! Puts an endorsed transaction together, as the answer to `Endorse`.
+//! Assembles the endorsed transaction that answers `Endorse`.
 //!
 //! ```text
 //! EndorseResponse{ Envelope{ Payload{ header, Transaction{ TransactionAction{ signature header,
 //!     ChaincodeActionPayload{ ChaincodeProposalPayload{input}, ChaincodeEndorsedAction{ response payload, endorsements }}}}}}}
 //! ```
-//! Six nested messages around a few kilobytes: lengths are worked out from the inside, and every byte is written once.
-//! Headers are the client's bytes; the transient map is left out.
+//! These are six nested messages around a few kilobytes. Lengths are computed from the inside out, so that every byte
+//! is written once. Headers are the client's bytes; the transient map is left out.
 
 use base::Bytes;
 use bytes::{BufMut as _, BytesMut};
 use ledger::wire::{bytes_field_len, varint_len};
 use proto::protos::Endorsement;
 
-use crate::rpc::message::{PREFIX_BYTES, put_prefix};
+use crate::grpc::message::{PREFIX_BYTES, put_prefix};
 
 /// The parts of a proposal that a transaction repeats.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct ProposalParts {
     /// The encoded `Header`.
     pub header: Bytes,
     /// The encoded `SignatureHeader` in it.
@@ -26,7 +26,7 @@ pub(super) struct Parts {
 }
 
 /// An `EndorseResponse` with its prefix.
-pub(super) fn endorse_response(parts: &Parts, response_payload: &[u8], endorsements: &[&Endorsement]) -> Bytes {
+pub(super) fn endorse_response(parts: &ProposalParts, response_payload: &[u8], endorsements: &[&Endorsement]) -> Bytes {
     let endorsement_len =
         |endorsement: &Endorsement| optional(endorsement.endorser.len()) + optional(endorsement.signature.len());
     let action: usize = optional(response_payload.len())
@@ -59,11 +59,11 @@ pub(super) fn endorse_response(parts: &Parts, response_payload: &[u8], endorseme
         put_optional(&mut out, 1, &endorsement.endorser);
         put_optional(&mut out, 2, &endorsement.signature);
     }
-    assert_eq!(out.len(), PREFIX_BYTES + response, "lengths worked out are lengths written");
+    assert_eq!(out.len(), PREFIX_BYTES + response, "the computed lengths are the written lengths");
     out.freeze()
 }
 
-/// The length of a field of bytes, which is left out when it is empty. Field numbers here have one byte.
+/// The length of a bytes field, which is omitted when it is empty. Field numbers here take one byte.
 fn optional(length: usize) -> usize {
     if length == 0 { 0 } else { bytes_field_len(1, length) }
 }
@@ -95,7 +95,7 @@ mod tests {
         ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeProposalPayload, Transaction, TransactionAction,
     };
 
-    fn expected(parts: &Parts, response_payload: &[u8], endorsements: &[&Endorsement]) -> Vec<u8> {
+    fn expected(parts: &ProposalParts, response_payload: &[u8], endorsements: &[&Endorsement]) -> Vec<u8> {
         let action_payload = ChaincodeActionPayload {
             chaincode_proposal_payload: ChaincodeProposalPayload { input: parts.input.clone(), ..Default::default() }
                 .encode_to_vec()
@@ -124,7 +124,7 @@ mod tests {
                 channel_header: Bytes::from(vec![1; size]),
                 signature_header: Bytes::from(vec![2; size / 2 + 1]),
             };
-            let parts = Parts {
+            let parts = ProposalParts {
                 signature_header: header.signature_header.clone(),
                 header: header.encode_to_vec().into(),
                 input: Bytes::from(vec![3; size]),

@@ -1,12 +1,14 @@
-//! One peer with several compute nodes, as an endorser.
+//! One endorser in front of the compute nodes of a peer.
 //!
-//! 1. A proposal goes to the compute node with the fewest proposals of this gateway outstanding; of equals the next in turn.
-//! 2. One that cannot answer (it is gone, or follows its primary no longer) is passed over for [`REST`], and the proposal goes
-//!    to the next one, to each at most once. So does one that has as many proposals as it may have, without a rest.
-//! 3. While all of them rest they are asked all the same: one may be back.
+//! 1. A proposal goes to the compute node with the fewest outstanding proposals of this gateway; nodes with equal
+//!    numbers take turns.
+//! 2. If a node cannot answer (it is gone, or no longer follows its primary), it is skipped for a cool-down of
+//!    [`COOL_DOWN`]. The proposal goes to the next node, and to each node at most once. A node at its proposal limit is
+//!    skipped as well, but without a cool-down.
+//! 3. If all nodes are in cool-down, they are asked nevertheless, since one may have recovered.
 //!
-//! A proposal changes nothing, so it may be run twice. What a contract, a policy or a time limit says ends it: it would be the
-//! same elsewhere.
+//! A proposal changes nothing, so it may run twice. After an error of the contract, a policy or a time limit no other
+//! node is asked, since every node would answer the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,65 +22,68 @@ use proto::protos::{ProposalResponse, Response};
 
 use crate::events::{NodesPassedOver, ProposalsMoved};
 
-/// For how long a compute node that could not answer is passed over.
-const REST: Duration = Duration::from_millis(100);
+/// How long a compute node that could not answer is skipped.
+const COOL_DOWN: Duration = Duration::from_millis(100);
 
 /// The compute nodes of one peer.
-pub struct Balanced {
-    nodes: Vec<Node>,
+pub struct BalancedEndorser {
+    nodes: Vec<BalancedNode>,
     turn: AtomicUsize,
 }
 
-struct Node {
+struct BalancedNode {
     endorse: Arc<dyn Endorse>,
     outstanding: AtomicUsize,
     /// Nanoseconds of this process's clock.
-    rests_until: AtomicU64,
+    cools_down_until: AtomicU64,
 }
 
-/// What a failed attempt says.
+/// What to do after a failed attempt.
 #[derive(PartialEq, Eq)]
-enum Advice {
-    /// Every node would say so.
+enum RetryAdvice {
+    /// Return the error: every node would answer it.
     Final,
-    /// Another node may have room.
-    Elsewhere,
-    /// And this one is of no use for a while.
-    Rest,
+    /// Ask another node; this one is at its limit.
+    NextNode,
+    /// Ask another node, and put this one into cool-down.
+    CoolDown,
 }
 
-fn advice(error: &EndorseError) -> Advice {
+fn advice(error: &EndorseError) -> RetryAdvice {
     match error {
-        EndorseError::Overloaded => Advice::Elsewhere,
-        EndorseError::State { kind: ErrorKind::Corrupt | ErrorKind::Rejected, .. } => Advice::Final,
-        EndorseError::State { .. } | EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Advice::Rest,
-        _ => Advice::Final,
+        EndorseError::Overloaded => RetryAdvice::NextNode,
+        EndorseError::State { kind: ErrorKind::Corrupt | ErrorKind::Rejected, .. } => RetryAdvice::Final,
+        EndorseError::State { .. } | EndorseError::ChannelStopped { .. } | EndorseError::Stopped => {
+            RetryAdvice::CoolDown
+        }
+        _ => RetryAdvice::Final,
     }
 }
 
-/// A place among a node's outstanding proposals, given back also where the caller goes away.
-struct Outstanding<'a>(&'a AtomicUsize);
+/// Counts one outstanding proposal of a node, until it is dropped, also if the caller goes away.
+struct OutstandingProposal<'a>(&'a AtomicUsize);
 
-impl<'a> Outstanding<'a> {
-    fn of(node: &'a Node) -> Outstanding<'a> {
+impl<'a> OutstandingProposal<'a> {
+    fn of(node: &'a BalancedNode) -> OutstandingProposal<'a> {
         node.outstanding.fetch_add(1, Ordering::Relaxed);
-        Outstanding(&node.outstanding)
+        OutstandingProposal(&node.outstanding)
     }
 }
 
-impl Drop for Outstanding<'_> {
+impl Drop for OutstandingProposal<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Balanced {
+impl BalancedEndorser {
     /// # Panics
     /// If there is no node.
-    pub fn new(nodes: Vec<Arc<dyn Endorse>>) -> Balanced {
+    pub fn new(nodes: Vec<Arc<dyn Endorse>>) -> BalancedEndorser {
         assert!(!nodes.is_empty(), "a peer has a compute node");
-        let node = |endorse| Node { endorse, outstanding: AtomicUsize::new(0), rests_until: AtomicU64::new(0) };
-        Balanced { nodes: nodes.into_iter().map(node).collect(), turn: AtomicUsize::new(0) }
+        let node =
+            |endorse| BalancedNode { endorse, outstanding: AtomicUsize::new(0), cools_down_until: AtomicU64::new(0) };
+        BalancedEndorser { nodes: nodes.into_iter().map(node).collect(), turn: AtomicUsize::new(0) }
     }
 
     /// The node to ask next, of those that were not asked.
@@ -88,7 +93,7 @@ impl Balanced {
         let in_turn = (0..count).map(|offset| (turn + offset) % count).filter(|place| !asked[*place]);
         in_turn.min_by_key(|place| {
             let node = &self.nodes[*place];
-            let rests = node.rests_until.load(Ordering::Relaxed) > now;
+            let rests = node.cools_down_until.load(Ordering::Relaxed) > now;
             (rests, node.outstanding.load(Ordering::Relaxed))
         })
     }
@@ -103,7 +108,7 @@ impl Balanced {
         while let Some(place) = self.choose(&asked, turn) {
             asked[place] = true;
             let node = &self.nodes[place];
-            let outstanding = Outstanding::of(node);
+            let outstanding = OutstandingProposal::of(node);
             let outcome = run(node.endorse.clone()).await;
             drop(outstanding);
             let error = match outcome {
@@ -111,10 +116,10 @@ impl Balanced {
                 Err(error) => error,
             };
             match advice(&error) {
-                Advice::Final => return Err(error),
-                Advice::Elsewhere => {}
-                Advice::Rest => {
-                    node.rests_until.store((rt::now() + REST).nanos(), Ordering::Relaxed);
+                RetryAdvice::Final => return Err(error),
+                RetryAdvice::NextNode => {}
+                RetryAdvice::CoolDown => {
+                    node.cools_down_until.store((rt::now() + COOL_DOWN).nanos(), Ordering::Relaxed);
                     NodesPassedOver.add(1);
                 }
             }
@@ -126,7 +131,7 @@ impl Balanced {
 }
 
 #[async_trait]
-impl Endorse for Balanced {
+impl Endorse for BalancedEndorser {
     async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
         let run = |node: Arc<dyn Endorse>| {
             let proposal = signed_proposal.clone();
@@ -152,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with its number, or what it is told to say; holds proposals back while it is told to.
+    /// Answers with its number, or with the scripted error; holds proposals back while it is told to.
     struct Scripted {
         number: i32,
         says: Mutex<Option<EndorseError>>,
@@ -195,13 +200,13 @@ mod tests {
         EndorseError::State { kind: ErrorKind::Retry, message: "no lease".to_owned() }
     }
 
-    fn simulate<F>(test: impl FnOnce(Vec<Arc<Scripted>>, Arc<Balanced>) -> F + Send + 'static)
+    fn simulate<F>(test: impl FnOnce(Vec<Arc<Scripted>>, Arc<BalancedEndorser>) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let run = Simulation::new(1).run(|_| async move {
             let nodes: Vec<Arc<Scripted>> = (0..3).map(Scripted::new).collect();
-            let balanced = Balanced::new(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>).collect());
+            let balanced = BalancedEndorser::new(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>).collect());
             test(nodes, Arc::new(balanced)).await;
         });
         run.unwrap_or_else(|failure| panic!("{failure}"));
@@ -219,7 +224,7 @@ mod tests {
                 let balanced = balanced.clone();
                 async move {
                     for _ in 0..3 {
-                        // One of them comes to the node that does not go on.
+                        // One of them goes to the node that does not answer.
                         let _ = balanced.evaluate(Bytes::new()).await;
                     }
                 }
@@ -244,7 +249,7 @@ mod tests {
             }
             assert_eq!(nodes[0].runs(), 1, "it rests");
             nodes[0].say(None);
-            rt::sleep(REST).await;
+            rt::sleep(COOL_DOWN).await;
             for _ in 0..9 {
                 balanced.evaluate(Bytes::new()).await.expect("all answer");
             }
@@ -259,7 +264,7 @@ mod tests {
             let error = balanced.process(Bytes::new()).await.expect_err("nobody answers");
             assert_eq!(error.kind(), ErrorKind::Retry);
             assert_eq!(nodes.iter().map(|node| node.runs()).sum::<usize>(), 3);
-            // At rest they are asked all the same.
+            // During cool-down they are asked nevertheless.
             nodes[2].say(None);
             assert_eq!(balanced.evaluate(Bytes::new()).await.expect("one is back").status, 2);
         });

@@ -1,7 +1,7 @@
 //! `AtomicBroadcast.Broadcast`: envelopes in, one status each back, in order. A refusal ends the stream, as in Fabric.
 //!
-//! A stream begins with one of the few places for those that have proved nothing, and has a place of its signer's
-//! organisation once an envelope of it was ordered. Without an envelope for [`IDLE_MAX`] it is ended.
+//! A stream begins with a permit for unproven streams, of which there are few. Once one of its envelopes was ordered,
+//! it gets a permit of the signer's organisation instead. A stream without an envelope for [`IDLE_MAX`] is ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,79 +13,82 @@ use ledger::Transaction;
 use proto::common::Status as Answer;
 use proto::orderer::BroadcastResponse;
 
-use super::proof::principal;
-use super::{OrdererState, stopping};
-use crate::rpc::message::frame;
-use crate::rpc::places::{Kind, Place, StreamPlace};
-use crate::rpc::{Call, Code, Status};
+use super::caller_identity::principal;
+use super::{OrdererServiceCore, stopping_status};
+use crate::grpc::message::frame;
+use crate::grpc::permits::{CallPermit, PermitKind, StreamPermit};
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall};
 
-/// How long a stream may stay without an envelope, after one was ordered.
+/// How long a stream may stay idle between envelopes.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// What a stream holds.
-enum Held {
-    /// Until an envelope was ordered, which says that somebody who may write has signed it.
+/// The permit that a stream holds.
+enum HeldPermit {
+    /// Until an envelope was ordered; the orderer's acceptance proves that an authorised writer has signed it.
     Unproven {
-        _place: Place,
+        _place: CallPermit,
     },
     Proven {
-        _place: StreamPlace,
+        _place: StreamPermit,
     },
 }
 
-pub(super) async fn serve(state: &Arc<OrdererState>, call: Call) {
+pub(super) async fn serve(state: &Arc<OrdererServiceCore>, call: IncomingCall) {
     let caller = Arc::clone(call.caller());
-    let mut held = match state.places.enter(Kind::Unproven, &caller) {
-        Ok(_place) => Held::Unproven { _place },
-        Err(status) => return call.refuse(&status),
+    let mut held = match state.places.acquire(PermitKind::Unproven, &caller) {
+        Ok(_place) => HeldPermit::Unproven { _place },
+        Err(status) => return call.reject(&status),
     };
     call.streaming(async |messages, responder| {
         loop {
             let next = tokio::time::timeout(IDLE_MAX, messages.next());
-            let envelope = match state.stop.or_stopped(next).await {
-                None => return stopping(),
+            let envelope = match state.stop.run_until_cancelled(next).await {
+                None => return stopping_status(),
                 Some(Err(_)) => {
-                    return Status::new(Code::Unavailable, "there was no envelope for a while; open another stream");
+                    return GrpcStatus::new(
+                        GrpcCode::Unavailable,
+                        "there was no envelope for a while; open another stream",
+                    );
                 }
                 Some(Ok(Ok(Some(envelope)))) => envelope,
-                Some(Ok(Ok(None))) => return Status::ok(),
+                Some(Ok(Ok(None))) => return GrpcStatus::ok(),
                 Some(Ok(Err(status))) => return status,
             };
-            let (status, info, creator) = order(state, envelope, matches!(held, Held::Unproven { .. })).await;
+            let (status, info, creator) = order(state, envelope, matches!(held, HeldPermit::Unproven { .. })).await;
             messages.release();
             let answer = frame(&BroadcastResponse { status: status as i32, info });
             if status != Answer::Success {
-                return if responder.send_now(answer) { Status::ok() } else { refused(status) };
+                return if responder.send_now(answer) { GrpcStatus::ok() } else { rejected_status(status) };
             }
             if let Some(creator) = creator {
                 let principal = principal(&creator);
                 caller.authenticate(|| principal.clone());
-                held = match state.places.enter_stream(&principal) {
-                    Ok(_place) => Held::Proven { _place },
+                held = match state.places.acquire_stream(&principal) {
+                    Ok(_place) => HeldPermit::Proven { _place },
                     Err(status) => {
-                        // The envelope was ordered, which its sender is to hear if possible.
+                        // The envelope was ordered; its sender should learn that if possible.
                         responder.send_now(answer);
                         return status;
                     }
                 };
             }
             if responder.send(answer).await.is_err() {
-                return Status::ok();
+                return GrpcStatus::ok();
             }
         }
     })
     .await;
 }
 
-/// What gRPC says where the answer itself cannot be sent.
-fn refused(answer: Answer) -> Status {
-    let code = if answer == Answer::ServiceUnavailable { Code::Unavailable } else { Code::InvalidArgument };
-    Status::new(code, format!("the envelope was refused: {}", answer.as_str_name()))
+/// The gRPC status for an answer that cannot be sent itself.
+fn rejected_status(answer: Answer) -> GrpcStatus {
+    let code = if answer == Answer::ServiceUnavailable { GrpcCode::Unavailable } else { GrpcCode::InvalidArgument };
+    GrpcStatus::new(code, format!("the envelope was refused: {}", answer.as_str_name()))
 }
 
-/// Orders an envelope. Who signed it is answered where that is asked for and it was ordered.
+/// Orders an envelope. Also returns the signer, if that is asked for and the envelope was ordered.
 async fn order(
-    state: &OrdererState,
+    state: &OrdererServiceCore,
     envelope: Bytes,
     is_creator_wanted: bool,
 ) -> (Answer, String, Option<Arc<Identity>>) {
@@ -101,8 +104,8 @@ async fn order(
     }
     match state.orderer.broadcast(&channel, envelope).await {
         Ok(()) => {
-            let creator = creator.zip(state.orderer.chain(&channel));
-            let creator = creator.and_then(|(creator, chain)| chain.rules().identify(&creator).ok());
+            let creator = creator.zip(state.orderer.channel(&channel));
+            let creator = creator.and_then(|(creator, chain)| chain.policies().identify(&creator).ok());
             (Answer::Success, String::new(), creator)
         }
         Err(error) => (error.status(), error.to_string(), None),

@@ -1,13 +1,13 @@
 //! `Gateway.CommitStatus`: waits until a transaction is committed at the local peer.
 //!
-//! The caller's signature is checked over the request's bytes; an expired certificate is good enough, as in Fabric, but one
-//! that the operator denies is not. The channel registers the wait before it looks whether the transaction is there, so
-//! that no commit is missed.
+//! The caller's signature over the request's bytes is checked. An expired certificate is accepted, as in Fabric; a
+//! certificate on the operator's deny list is refused. The channel registers the wait before it looks for the
+//! transaction, so that no commit is missed.
 //!
-//! Fabric's request has neither a time nor a nonce nor a channel header, whose `tls_cert_hash` could bind it to a
-//! connection (and the port asks clients for no certificate). Whoever sees one, which takes the client's or the server's
-//! side of TLS, can ask it again for as long as the caller may ask. It answers the status of one transaction and changes
-//! nothing. The same holds of `ChaincodeEvents`.
+//! Fabric's request has no time, no nonce and no channel header, so no `tls_cert_hash` binds it to a connection (and
+//! the port asks clients for no certificate). An attacker sees a request only at the client's or the server's side of
+//! TLS. The attacker can then replay the request for as long as the caller may ask. A replay returns the status of one
+//! transaction and changes nothing. The same holds for `ChaincodeEvents`.
 
 use std::sync::Arc;
 
@@ -17,28 +17,32 @@ use chain::view::ChannelView;
 use identity::Identity;
 use proto::gateway::{CommitStatusRequest, CommitStatusResponse, SignedCommitStatusRequest};
 
-use super::proof::principal;
-use super::{PeerState, of_channel};
+use super::caller_identity::principal;
+use super::{PeerServiceCore, channel_status};
 use crate::events::{CommitWaitTime, StatusesAnswered};
-use crate::rpc::message::{decode, frame};
-use crate::rpc::{Caller, Code, Status};
+use crate::grpc::message::{decode, frame};
+use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
-/// The name under which a channel's configuration may set who asks.
+/// The name under which a channel's configuration may set who may ask.
 const RESOURCE: &str = "gateway/CommitStatus";
 
-pub(super) async fn commit_status(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn commit_status(
+    state: &Arc<PeerServiceCore>,
+    caller: &Caller,
+    message: Bytes,
+) -> Result<Bytes, GrpcStatus> {
     let begin = base::rt::now();
     let (signed, request) = read(message)?;
     let signature = Signature { identity: &request.identity, signed: &signed.request, signature: &signed.signature };
     let (channel, identity) = authorized(state, &request.channel_id, &signature, RESOURCE)?;
     caller.authenticate(|| principal(&identity));
     let tx_id = TxId::new(request.transaction_id);
-    let rules = channel.rules();
+    let rules = channel.policies();
     let status = tokio::select! {
         biased;
-        status = channel.wait_committed(&tx_id) => status.map_err(|error| of_channel(&error))?,
+        status = channel.wait_committed(&tx_id) => status.map_err(|error| channel_status(&error))?,
         () = rules.denied(&identity) => {
-            return Err(Status::new(Code::PermissionDenied, identity::Error::Denied.to_string()));
+            return Err(GrpcStatus::new(GrpcCode::PermissionDenied, identity::Error::Denied.to_string()));
         }
     };
     StatusesAnswered.add(1);
@@ -46,37 +50,37 @@ pub(super) async fn commit_status(state: &Arc<PeerState>, caller: &Caller, messa
     Ok(frame(&CommitStatusResponse { result: i32::from(status.code.0), block_number: status.block }))
 }
 
-/// A request, with what was signed of it.
+/// A request, with the bytes that were signed.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(super) fn read(message: Bytes) -> Result<(SignedCommitStatusRequest, CommitStatusRequest), Status> {
+pub(super) fn read(message: Bytes) -> Result<(SignedCommitStatusRequest, CommitStatusRequest), GrpcStatus> {
     let signed: SignedCommitStatusRequest = decode(message)?;
     let request = decode(signed.request.clone())?;
     Ok((signed, request))
 }
 
-/// What a request says who made it.
+/// The signature of a request and its claimed creator.
 pub(super) struct Signature<'a> {
     pub identity: &'a Bytes,
     pub signed: &'a [u8],
     pub signature: &'a [u8],
 }
 
-/// The channel and the caller, if the caller is a member of it who signed these bytes and may use the resource.
+/// The channel and the caller, if the caller is a member of the channel, has signed these bytes and may use the resource.
 ///
 /// # Errors
-/// `PERMISSION_DENIED`, also for a channel that is not known here: who is no member learns nothing. `UNAVAILABLE` while
+/// `PERMISSION_DENIED`, also for a channel that is not known here, so that non-members learn nothing. `UNAVAILABLE` while
 /// the peer's channels are not known yet.
 pub(super) fn authorized(
-    state: &PeerState,
+    state: &PeerServiceCore,
     channel: &str,
     signature: &Signature<'_>,
     resource: &str,
-) -> Result<(Arc<dyn ChannelView>, Arc<Identity>), Status> {
-    let denied = |reason: String| Status::new(Code::PermissionDenied, reason);
-    let channel = state.known_channel(channel, Code::PermissionDenied)?;
-    let rules = channel.rules();
+) -> Result<(Arc<dyn ChannelView>, Arc<Identity>), GrpcStatus> {
+    let denied = |reason: String| GrpcStatus::new(GrpcCode::PermissionDenied, reason);
+    let channel = state.known_channel(channel, GrpcCode::PermissionDenied)?;
+    let rules = channel.policies();
     let identity = rules.identify(signature.identity).map_err(|error| denied(error.to_string()))?;
     rules.check_denied(&identity, base::rt::wall_now()).map_err(|error| denied(error.to_string()))?;
     identity

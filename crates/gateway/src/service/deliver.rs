@@ -1,25 +1,24 @@
-//! `protos.Deliver` at a peer and `AtomicBroadcast.Deliver` at an orderer: blocks, on signed request.
+//! `protos.Deliver` at a peer and `AtomicBroadcast.Deliver` at an orderer: streams of blocks, on signed requests.
 //!
-//! 1. Each message of the client is a request ([`super::seek`]). A refusal is answered with a status, and ends the stream;
-//!    where the client's window has no room for it, the call ends with a status of gRPC at once. A stream has a place once
-//!    a request's signature was verified ([`Places::enter_stream`]).
-//! 2. Blocks follow in order, waiting for those to come where the request says so, then the status 200, then the next
-//!    request.
-//!    A stream without a request for [`IDLE_MAX`] is ended.
-//! 3. Before each block the session is looked at: a certificate that has expired ends it with 403.
+//! 1. Each message of the client is a request ([`super::seek`]). A refusal is answered with a status and ends the
+//!    stream. If the client's window has no space for that status, the call ends at once with a gRPC status. A stream
+//!    gets its permit once the signature of a request was verified ([`PermitPool::acquire_stream`]).
+//! 2. Blocks follow in order, then the status 200, then the next request. If the request says so, the stream waits for
+//!    future blocks. A stream without a request for [`IDLE_MAX`] is ended.
+//! 3. Before each block the session is checked again: an expired certificate ends it with 403.
 //!
-//! A block is sent as it is stored, without being decoded or copied. The stream holds one block; a client that does not
-//! read stops it.
+//! A block is sent as it is stored, without being decoded or copied. The stream holds one block at a time, and waits
+//! while the client does not read.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::channel::WatchReceiver;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use chain::access::Rules;
+use chain::access::ChannelPolicies;
 use chain::commit::recent::CommittedBlock;
-use chain::order::chain::Chain;
+use chain::order::orderer_channel::OrdererChannel;
 use chain::view::ChannelView;
 use identity::Identity;
 use ledger::Block;
@@ -32,113 +31,118 @@ use proto::protos::{
     FilteredTransactionActions, deliver_response,
 };
 
-use super::proof::principal;
-use super::seek::{Range, Seek};
-use super::{OrdererState, PeerState, stopping};
+use super::caller_identity::principal;
+use super::seek::{BlockRange, SeekRequest};
+use super::{OrdererServiceCore, PeerServiceCore, stopping_status};
 use crate::events::BlocksDelivered;
-use crate::rpc::message::{PREFIX_BYTES, frame, put_prefix};
-use crate::rpc::places::{Places, StreamPlace};
-use crate::rpc::{Call, Caller, Code, Messages, Responder, Status};
+use crate::grpc::message::{PREFIX_BYTES, frame, put_prefix};
+use crate::grpc::permits::{PermitPool, StreamPermit};
+use crate::grpc::{Caller, GrpcCode, GrpcStatus, IncomingCall, MessageStream, Responder};
 
-/// How long a stream may stay without a request, after one was served.
+/// How long a stream may stay idle between requests.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// How blocks are shown.
+/// The form in which blocks are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum DeliverMethod {
     /// Whole.
     Full,
     /// Transaction ids, codes and event names.
     Filtered,
-    /// Whole, with the private data that there is, which is none.
+    /// Whole, with private data, of which there is none.
     WithPrivateData,
 }
 
-impl Form {
-    /// The name under which a channel's configuration may set who reads.
+impl DeliverMethod {
+    /// The name under which a channel's configuration may set who may read.
     fn resource(self) -> &'static str {
         match self {
-            Form::Filtered => "event/FilteredBlock",
-            Form::Full | Form::WithPrivateData => "event/Block",
+            DeliverMethod::Filtered => "event/FilteredBlock",
+            DeliverMethod::Full | DeliverMethod::WithPrivateData => "event/Block",
         }
     }
 }
 
-/// Who may read the blocks of an orderer.
+/// The policy for reading an orderer's blocks.
 const ORDERER_READERS: &str = "/Channel/Readers";
 
-pub(super) async fn serve_peer(state: &Arc<PeerState>, call: Call, form: Form) {
+pub(super) async fn serve_peer(state: &Arc<PeerServiceCore>, call: IncomingCall, form: DeliverMethod) {
     let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
         let find = |channel: &str| match state.channel(channel) {
-            Some(channel) => Ok(Source::Peer(channel)),
+            Some(channel) => Ok(DeliverSource::Peer(channel)),
             None if state.peer.knows_channels() => Err(Answer::NotFound),
             None => Err(Answer::ServiceUnavailable),
         };
-        serve(Port { form, stop: &state.stop, places: &state.places, caller: &caller, find }, messages, responder).await
+        serve(
+            DeliverContext { method: form, stop: &state.stop, permits: &state.places, caller: &caller, find },
+            messages,
+            responder,
+        )
+        .await
     })
     .await;
 }
 
-pub(super) async fn serve_orderer(state: &Arc<OrdererState>, call: Call) {
+pub(super) async fn serve_orderer(state: &Arc<OrdererServiceCore>, call: IncomingCall) {
     let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
-        let find = |channel: &str| state.orderer.chain(channel).map(Source::Orderer).ok_or(Answer::NotFound);
-        let (form, stop, places) = (Form::Full, &state.stop, &state.places);
-        serve(Port { form, stop, places, caller: &caller, find }, messages, responder).await
+        let find = |channel: &str| state.orderer.channel(channel).map(DeliverSource::Orderer).ok_or(Answer::NotFound);
+        let (form, stop, places) = (DeliverMethod::Full, &state.stop, &state.places);
+        serve(DeliverContext { method: form, stop, permits: places, caller: &caller, find }, messages, responder).await
     })
     .await;
 }
 
-/// Where a stream was opened, and by whom.
-struct Port<'a, F> {
-    form: Form,
-    stop: &'a Stop,
-    places: &'a Places,
+/// The service and caller of a stream.
+struct DeliverContext<'a, F> {
+    method: DeliverMethod,
+    stop: &'a CancellationToken,
+    permits: &'a PermitPool,
     caller: &'a Caller,
     find: F,
 }
 
-/// Where blocks come from.
-enum Source {
+/// The source of a stream's blocks.
+enum DeliverSource {
     Peer(Arc<dyn ChannelView>),
-    Orderer(Arc<Chain>),
+    Orderer(Arc<OrdererChannel>),
 }
 
-impl Source {
-    fn rules(&self) -> &Arc<Rules> {
+impl DeliverSource {
+    fn policies(&self) -> &Arc<ChannelPolicies> {
         match self {
-            Source::Peer(channel) => channel.rules(),
-            Source::Orderer(chain) => chain.rules(),
+            DeliverSource::Peer(channel) => channel.policies(),
+            DeliverSource::Orderer(chain) => chain.policies(),
         }
     }
 
     fn height(&self) -> u64 {
         match self {
-            Source::Peer(channel) => channel.height(),
-            Source::Orderer(chain) => chain.height(),
+            DeliverSource::Peer(channel) => channel.height(),
+            DeliverSource::Orderer(chain) => chain.height(),
         }
     }
 
     fn heights(&self) -> WatchReceiver<u64> {
         match self {
-            Source::Peer(channel) => channel.committed(),
-            Source::Orderer(chain) => chain.durable(),
+            DeliverSource::Peer(channel) => channel.committed(),
+            DeliverSource::Orderer(chain) => chain.deliverable(),
         }
     }
 
     async fn read(&self, number: u64) -> Result<Option<Bytes>, chain::Error> {
         match self {
-            Source::Peer(channel) => channel.read_block(number).await,
-            Source::Orderer(chain) => chain.block(number),
+            DeliverSource::Peer(channel) => channel.read_block(number).await,
+            DeliverSource::Orderer(chain) => chain.block(number),
         }
     }
 
-    fn may_read(&self, identity: &Arc<Identity>, form: Form) -> bool {
+    fn may_read(&self, identity: &Arc<Identity>, form: DeliverMethod) -> bool {
         match self {
-            Source::Peer(channel) => channel.rules().may_use(form.resource(), identity),
-            Source::Orderer(chain) => {
-                let policy = chain.rules().config().policy(ORDERER_READERS);
+            DeliverSource::Peer(channel) => channel.policies().may_use(form.resource(), identity),
+            DeliverSource::Orderer(chain) => {
+                let policy = chain.policies().config().policy(ORDERER_READERS);
                 policy.evaluate_identities(std::slice::from_ref(identity)).is_ok()
             }
         }
@@ -146,28 +150,28 @@ impl Source {
 
     async fn stopped(&self) {
         match self {
-            Source::Peer(channel) => channel.stopped().await,
-            // Its streams end with the port.
-            Source::Orderer(_) => std::future::pending().await,
+            DeliverSource::Peer(channel) => channel.stopped().await,
+            // An orderer's streams end with its port.
+            DeliverSource::Orderer(_) => std::future::pending().await,
         }
     }
 }
 
 async fn serve(
-    port: Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
-    messages: &mut Messages,
+    port: DeliverContext<'_, impl Fn(&str) -> Result<DeliverSource, Answer>>,
+    messages: &mut MessageStream,
     responder: &mut Responder,
-) -> Status {
+) -> GrpcStatus {
     let mut place = None;
     loop {
         let next = tokio::time::timeout(IDLE_MAX, messages.next());
-        let envelope = match port.stop.or_stopped(next).await {
-            None => return stopping(),
+        let envelope = match port.stop.run_until_cancelled(next).await {
+            None => return stopping_status(),
             Some(Err(_)) => {
-                return Status::new(Code::Unavailable, "there was no request for a while; open another stream");
+                return GrpcStatus::new(GrpcCode::Unavailable, "there was no request for a while; open another stream");
             }
             Some(Ok(Ok(Some(envelope)))) => envelope,
-            Some(Ok(Ok(None))) => return Status::ok(),
+            Some(Ok(Ok(None))) => return GrpcStatus::ok(),
             Some(Ok(Err(status))) => return status,
         };
         let answer = match admit(&port, envelope, &mut place) {
@@ -179,16 +183,16 @@ async fn serve(
         };
         let answer = match answer {
             Ok(answer) => answer,
-            Err(Ended::Gone) => return Status::ok(),
-            Err(Ended::Stopping) => return stopping(),
-            Err(Ended::Exhausted(status)) => return status,
-            // A stream that is refused holds nothing, so it does not wait for a window either.
-            Err(Ended::Refused(answer)) => {
-                return if responder.send_now(framed(answer)) { Status::ok() } else { status_of(answer) };
+            Err(StreamEnd::Gone) => return GrpcStatus::ok(),
+            Err(StreamEnd::Stopping) => return stopping_status(),
+            Err(StreamEnd::Exhausted(status)) => return status,
+            // A refused stream holds no permit, so it does not wait for a window either.
+            Err(StreamEnd::Refused(answer)) => {
+                return if responder.send_now(framed(answer)) { GrpcStatus::ok() } else { status_of(answer) };
             }
         };
         if responder.send(framed(answer)).await.is_err() || answer != Answer::Success {
-            return Status::ok();
+            return GrpcStatus::ok();
         }
     }
 }
@@ -197,67 +201,67 @@ fn framed(answer: Answer) -> Bytes {
     frame(&DeliverResponse { r#type: Some(deliver_response::Type::Status(answer as i32)) })
 }
 
-/// What gRPC says where the answer itself cannot be sent.
-fn status_of(answer: Answer) -> Status {
+/// The gRPC status for an answer that cannot be sent itself.
+fn status_of(answer: Answer) -> GrpcStatus {
     let code = match answer {
-        Answer::BadRequest => Code::InvalidArgument,
-        Answer::NotFound => Code::NotFound,
-        Answer::ServiceUnavailable => Code::Unavailable,
-        _ => Code::PermissionDenied,
+        Answer::BadRequest => GrpcCode::InvalidArgument,
+        Answer::NotFound => GrpcCode::NotFound,
+        Answer::ServiceUnavailable => GrpcCode::Unavailable,
+        _ => GrpcCode::PermissionDenied,
     };
-    Status::new(code, format!("the request was refused: {}", answer.as_str_name()))
+    GrpcStatus::new(code, format!("the request was refused: {}", answer.as_str_name()))
 }
 
-/// Why a stream ends, other than by the answer to a request that was served.
-enum Ended {
+/// Why a stream ends, other than by the answer to an admitted request.
+enum StreamEnd {
     Gone,
     Stopping,
-    Exhausted(Status),
+    Exhausted(GrpcStatus),
     Refused(Answer),
 }
 
-/// A request that is served.
-struct Admitted {
-    source: Source,
+/// A request that passed all checks.
+struct AdmittedSeek {
+    source: DeliverSource,
     identity: Arc<Identity>,
-    range: Range,
+    range: BlockRange,
 }
 
-/// Checks one request. The first that is signed by a member takes the stream's place.
+/// Checks one request. The first one that a member has signed takes the stream's permit.
 fn admit(
-    port: &Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
+    port: &DeliverContext<'_, impl Fn(&str) -> Result<DeliverSource, Answer>>,
     envelope: Bytes,
-    place: &mut Option<StreamPlace>,
-) -> Result<Admitted, Ended> {
+    place: &mut Option<StreamPermit>,
+) -> Result<AdmittedSeek, StreamEnd> {
     let checked = (|| {
         let now = rt::wall_now();
-        let seek = Seek::parse(envelope, now)?;
+        let seek = SeekRequest::parse(envelope, now)?;
         let source = (port.find)(&seek.channel)?;
-        let identity = seek.signer(source.rules())?;
-        source.rules().check_served(&identity, now).map_err(|_| Answer::Forbidden)?;
-        if !source.may_read(&identity, port.form) {
+        let identity = seek.signer(source.policies())?;
+        source.policies().check_served(&identity, now).map_err(|_| Answer::Forbidden)?;
+        if !source.may_read(&identity, port.method) {
             return Err(Answer::Forbidden);
         }
         Ok((seek, source, identity))
     })();
-    let (seek, source, identity) = checked.map_err(Ended::Refused)?;
+    let (seek, source, identity) = checked.map_err(StreamEnd::Refused)?;
     if place.is_none() {
         let principal = principal(&identity);
         port.caller.authenticate(|| principal.clone());
-        *place = Some(port.places.enter_stream(&principal).map_err(Ended::Exhausted)?);
+        *place = Some(port.permits.acquire_stream(&principal).map_err(StreamEnd::Exhausted)?);
     }
-    let range = seek.range(source.height()).map_err(Ended::Refused)?;
-    Ok(Admitted { source, identity, range })
+    let range = seek.range(source.height()).map_err(StreamEnd::Refused)?;
+    Ok(AdmittedSeek { source, identity, range })
 }
 
 /// Serves one request; the answer is the status that ends it.
 async fn answer(
-    port: &Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
-    admitted: Admitted,
+    port: &DeliverContext<'_, impl Fn(&str) -> Result<DeliverSource, Answer>>,
+    admitted: AdmittedSeek,
     responder: &mut Responder,
-) -> Result<Answer, Ended> {
-    let (form, stop) = (port.form, port.stop);
-    let Admitted { source, identity, range: Range { mut next, last, waits, headers_only } } = admitted;
+) -> Result<Answer, StreamEnd> {
+    let (form, stop) = (port.method, port.stop);
+    let AdmittedSeek { source, identity, range: BlockRange { mut next, last, waits, headers_only } } = admitted;
     let mut heights = source.heights();
     loop {
         if next >= source.height() && !waits {
@@ -265,20 +269,20 @@ async fn answer(
         }
         tokio::select! {
             biased;
-            () = stop.stopped() => return Err(Ended::Stopping),
-            () = source.rules().denied(&identity) => return Ok(Answer::Forbidden),
+            () = stop.cancelled() => return Err(StreamEnd::Stopping),
+            () = source.policies().denied(&identity) => return Ok(Answer::Forbidden),
             above = heights.wait_for(|height| *height > next) => {
                 if above.is_err() {
                     return Ok(Answer::ServiceUnavailable);
                 }
             }
             () = source.stopped() => return Ok(Answer::ServiceUnavailable),
-            () = responder.gone() => return Err(Ended::Gone),
+            () = responder.gone() => return Err(StreamEnd::Gone),
         }
-        if source.rules().check_served(&identity, rt::wall_now()).is_err() {
+        if source.policies().check_served(&identity, rt::wall_now()).is_err() {
             return Ok(Answer::Forbidden);
         }
-        if send_block(&source, next, responder, form, headers_only).await? == Sent::Missing {
+        if send_block(&source, next, responder, form, headers_only).await? == SendOutcome::Missing {
             return Ok(Answer::InternalServerError);
         }
         BlocksDelivered.add(1);
@@ -290,33 +294,33 @@ async fn answer(
 }
 
 #[derive(PartialEq, Eq)]
-enum Sent {
+enum SendOutcome {
     Whole,
     Missing,
 }
 
 async fn send_block(
-    source: &Source,
+    source: &DeliverSource,
     number: u64,
     responder: &mut Responder,
-    form: Form,
+    form: DeliverMethod,
     headers_only: bool,
-) -> Result<Sent, Ended> {
+) -> Result<SendOutcome, StreamEnd> {
     let missing = |error: Option<chain::Error>| {
         tracing::error!(block = number, error = error.map(|error| error.to_string()), "a block cannot be delivered");
-        Sent::Missing
+        SendOutcome::Missing
     };
-    if form == Form::Filtered
-        && let Source::Peer(channel) = source
+    if form == DeliverMethod::Filtered
+        && let DeliverSource::Peer(channel) = source
     {
         let block = match channel.committed_block(number).await {
             Ok(Some(block)) => block,
             Ok(None) => return Ok(missing(None)),
             Err(error) => return Ok(missing(Some(error))),
         };
-        let filtered = filtered(&block, channel.rules().channel().as_str());
+        let filtered = filtered(&block, channel.policies().channel().as_str());
         let response = DeliverResponse { r#type: Some(deliver_response::Type::FilteredBlock(filtered)) };
-        return responder.send(frame(&response)).await.map(|()| Sent::Whole).map_err(|_| Ended::Gone);
+        return responder.send(frame(&response)).await.map(|()| SendOutcome::Whole).map_err(|_| StreamEnd::Gone);
     }
     let mut bytes = match source.read(number).await {
         Ok(Some(bytes)) => bytes,
@@ -333,20 +337,20 @@ async fn send_block(
         };
     }
     // The fields around the block, then the block itself.
-    responder.send(heading(form, bytes.len())).await.map_err(|_| Ended::Gone)?;
-    responder.send(bytes).await.map_err(|_| Ended::Gone)?;
-    Ok(Sent::Whole)
+    responder.send(response_prefix(form, bytes.len())).await.map_err(|_| StreamEnd::Gone)?;
+    responder.send(bytes).await.map_err(|_| StreamEnd::Gone)?;
+    Ok(SendOutcome::Whole)
 }
 
-/// All of a `DeliverResponse` with its prefix, up to the bytes of the block in it.
-fn heading(form: Form, block_bytes: usize) -> Bytes {
+/// The encoding of a `DeliverResponse` with its prefix, up to the bytes of the block in it.
+fn response_prefix(form: DeliverMethod, block_bytes: usize) -> Bytes {
     let mut out = BytesMut::with_capacity(PREFIX_BYTES + 16);
     let key = |out: &mut BytesMut, number: u8, length: usize| {
         out.put_u8(number << 3 | 2);
         encode_varint(length as u64, out);
     };
     let field = bytes_field_len(1, block_bytes);
-    if form == Form::WithPrivateData {
+    if form == DeliverMethod::WithPrivateData {
         put_prefix(&mut out, bytes_field_len(1, field));
         key(&mut out, 4, field);
         key(&mut out, 1, block_bytes);
@@ -357,7 +361,7 @@ fn heading(form: Form, block_bytes: usize) -> Bytes {
     out.freeze()
 }
 
-/// A block without its contents. Events are named even of invalid transactions, as in Fabric; their payload is left out.
+/// A block without its contents. Events are named even for invalid transactions, as in Fabric; their payload is left out.
 fn filtered(block: &CommittedBlock, channel: &str) -> FilteredBlock {
     let transactions = block.transactions().iter().map(|transaction| {
         let event = transaction.event().map(|event| FilteredChaincodeAction {
@@ -399,10 +403,13 @@ mod tests {
             };
             let bytes = block.encode_to_vec();
             let full = DeliverResponse { r#type: Some(deliver_response::Type::Block(block.clone())) };
-            assert_eq!([&heading(Form::Full, bytes.len())[..], &bytes].concat(), frame(&full));
+            assert_eq!([&response_prefix(DeliverMethod::Full, bytes.len())[..], &bytes].concat(), frame(&full));
             let private = BlockAndPrivateData { block: Some(block), ..Default::default() };
             let private = DeliverResponse { r#type: Some(deliver_response::Type::BlockAndPrivateData(private)) };
-            assert_eq!([&heading(Form::WithPrivateData, bytes.len())[..], &bytes].concat(), frame(&private));
+            assert_eq!(
+                [&response_prefix(DeliverMethod::WithPrivateData, bytes.len())[..], &bytes].concat(),
+                frame(&private)
+            );
         }
     }
 }

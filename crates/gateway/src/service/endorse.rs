@@ -1,13 +1,14 @@
 //! `Gateway.Endorse`: collects the endorsements that a transaction needs.
 //!
-//! 1. The contract's policy, or the client by name, says which organisations; without either the call fails.
-//! 2. The first endorser, the local one where the policy admits it, runs the proposal alone: a contract's refusal is
-//!    then known after one run.
-//! 3. If it wrote to other contracts too, their policies add endorsers.
-//! 4. The rest run at the same time. Where one of another organisation fails, the next layout that does without it is
-//!    tried; answers that are there are kept. What fails at the local endorser ends the call, and what failed last
-//!    decides its status where no layout is left.
-//! 5. All answers must be the same bytes. They become an envelope without the transient map, for the client to sign.
+//! 1. The contract's policy decides which organisations must endorse, unless the client names them.
+//! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. It is the
+//!    local endorser if the policy admits it.
+//! 3. If the contract wrote to other contracts too, their policies add endorsers.
+//! 4. The remaining endorsers run concurrently. If an endorser of another organisation fails, the next layout without
+//!    it is tried, and the answers received so far are kept. A failure of the local endorser ends the call. If no
+//!    layout is left, the last failure decides the status.
+//! 5. The answers of all endorsers must have the same bytes. They become an envelope without the transient map, which
+//!    the client signs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use base::MspId;
 use bytes::Bytes;
-use chain::access::{Rules, is_system_namespace};
+use chain::access::{ChannelPolicies, is_system_namespace};
 use chain::endorse::EndorseError;
 use futures_util::future::join_all;
 use proto::gateway::ErrorDetail;
@@ -23,73 +24,82 @@ use proto::protos::{Endorsement, ProposalResponse};
 
 use super::assemble::endorse_response;
 use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response};
-use super::layout::{Plan, Plans};
+use super::layout::{EndorsementPlan, EndorsementPlanCache};
 use super::proposal::{ProposalRequest, field, walk};
-use super::{Endorser, PeerState, in_a_task};
+use super::{Endorser, PeerServiceCore, run_in_task};
 use crate::events::{EndorseTime, Endorsed};
-use crate::rpc::{Caller, Code, Status};
+use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
 /// Contracts that one transaction may write to.
 const CONTRACTS_MAX: usize = 64;
-/// The place of the local endorser.
+/// The index of the local endorser.
 const LOCAL: usize = 0;
 
-pub(super) async fn endorse(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn endorse(
+    state: &Arc<PeerServiceCore>,
+    caller: &Caller,
+    message: Bytes,
+) -> Result<Bytes, GrpcStatus> {
     let begin = base::rt::now();
     let request = ProposalRequest::read(&message)?;
     let channel = state.live_channel(&request.channel)?;
     let signature_header = request.parts.signature_header.clone();
     let name = Arc::clone(&request.channel);
     let working = Arc::clone(state);
-    let answer = in_a_task(async move {
+    let answer = run_in_task(async move {
         let turn = working.turn.fetch_add(1, Ordering::Relaxed);
-        let endorsers = Endorsers { local: &working.local, others: &working.others, plans: &working.plans };
-        let answer = Collection::new(endorsers, turn, channel.rules(), &request).run().await?;
+        let endorsers = EndorserSet { local: &working.local, others: &working.others, plans: &working.plans };
+        let answer = EndorsementRound::new(endorsers, turn, channel.policies(), &request).run().await?;
         Endorsed.add(1);
         EndorseTime.record_since(begin);
         Ok(answer)
     })
     .await?;
-    state.proven(caller, &name, &signature_header);
+    state.authenticate_caller(caller, &name, &signature_header);
     Ok(answer)
 }
 
-/// Who can be asked.
+/// The endorsers that can be asked.
 #[derive(Clone, Copy)]
-struct Endorsers<'a> {
+struct EndorserSet<'a> {
     local: &'a Endorser,
     others: &'a [Endorser],
-    plans: &'a Plans,
+    plans: &'a EndorsementPlanCache,
 }
 
-/// Endorsements of one proposal on their way.
-struct Collection<'a> {
-    from: Endorsers<'a>,
+/// The endorsements of one proposal, while they are collected.
+struct EndorsementRound<'a> {
+    from: EndorserSet<'a>,
     turn: usize,
-    rules: &'a Rules,
+    policies: &'a ChannelPolicies,
     request: &'a ProposalRequest,
-    answers: BTreeMap<usize, Answer>,
+    answers: BTreeMap<usize, EndorserResponse>,
     failed: BTreeSet<usize>,
     details: Vec<ErrorDetail>,
     /// The last failure, if it has a code of its own.
-    last: Option<(Code, String)>,
+    last: Option<(GrpcCode, String)>,
 }
 
-struct Answer {
+struct EndorserResponse {
     payload: Bytes,
     endorsement: Endorsement,
 }
 
-impl<'a> Collection<'a> {
-    fn new(from: Endorsers<'a>, turn: usize, rules: &'a Rules, request: &'a ProposalRequest) -> Collection<'a> {
+impl<'a> EndorsementRound<'a> {
+    fn new(
+        from: EndorserSet<'a>,
+        turn: usize,
+        rules: &'a ChannelPolicies,
+        request: &'a ProposalRequest,
+    ) -> EndorsementRound<'a> {
         let (answers, failed, details) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
-        Collection { from, turn, rules, request, answers, failed, details, last: None }
+        EndorsementRound { from, turn, policies: rules, request, answers, failed, details, last: None }
     }
 
-    async fn run(mut self) -> Result<Bytes, Status> {
+    async fn run(mut self) -> Result<Bytes, GrpcStatus> {
         let chosen =
             if self.request.organizations.is_empty() { self.by_policy().await? } else { self.by_name().await? };
-        let chosen: Vec<&Answer> = chosen.iter().map(|place| &self.answers[place]).collect();
+        let chosen: Vec<&EndorserResponse> = chosen.iter().map(|place| &self.answers[place]).collect();
         let payload = &chosen[0].payload;
         if chosen.iter().any(|answer| answer.payload != *payload) {
             return Err(self.differing());
@@ -98,12 +108,12 @@ impl<'a> Collection<'a> {
         Ok(endorse_response(&self.request.parts, payload, &endorsements))
     }
 
-    /// Steps 1 to 4 where the client names the organisations: one peer of each, and no others.
-    async fn by_name(&mut self) -> Result<Vec<usize>, Status> {
+    /// Steps 1 to 4 if the client names the organisations: one peer of each, and no others.
+    async fn by_name(&mut self) -> Result<Vec<usize>, GrpcStatus> {
         let mut places = BTreeSet::new();
         for msp_id in &self.request.organizations {
             let place = self.endorsers().position(|endorser| endorser.msp_id.as_str() == msp_id).ok_or_else(|| {
-                Status::new(Code::Unavailable, format!("no endorsing peers found for organization {msp_id}"))
+                GrpcStatus::new(GrpcCode::Unavailable, format!("no endorsing peers found for organization {msp_id}"))
             })?;
             places.insert(place);
         }
@@ -116,12 +126,12 @@ impl<'a> Collection<'a> {
         if self.failed.is_empty() { Ok(places) } else { Err(self.insufficient()) }
     }
 
-    /// Steps 1 to 4 where the policy decides.
-    async fn by_policy(&mut self) -> Result<Vec<usize>, Status> {
+    /// Steps 1 to 4 if the policy decides.
+    async fn by_policy(&mut self) -> Result<Vec<usize>, GrpcStatus> {
         let plan = self.plan(&self.request.contract)?;
         if plan.is_impossible() {
-            return Err(Status::new(
-                Code::FailedPrecondition,
+            return Err(GrpcStatus::new(
+                GrpcCode::FailedPrecondition,
                 format!(
                     "no combination of peers can be derived which satisfy the endorsement policy of {}",
                     self.request.contract
@@ -161,11 +171,11 @@ impl<'a> Collection<'a> {
         Err(self.insufficient())
     }
 
-    /// Asks those of `places` that were not asked yet, at the same time.
+    /// Asks those of `places` that were not asked yet, concurrently.
     ///
     /// # Errors
-    /// The status that ends the call: nobody else would answer otherwise, or it is the local endorser that failed.
-    async fn ask(&mut self, places: &[usize]) -> Result<(), Status> {
+    /// The status that ends the call: no other endorser would answer differently, or the local endorser has failed.
+    async fn ask(&mut self, places: &[usize]) -> Result<(), GrpcStatus> {
         let missing: Vec<usize> = places
             .iter()
             .copied()
@@ -184,7 +194,7 @@ impl<'a> Collection<'a> {
                         self.answers.insert(place, answer);
                         continue;
                     }
-                    // The contract refuses, and would at the next endorser.
+                    // The contract refuses, and would refuse at every other endorser.
                     Err(message) => (None, message, true),
                 },
                 Err(error) => (final_code(&error), error.to_string(), is_final(&error)),
@@ -194,7 +204,7 @@ impl<'a> Collection<'a> {
             if let Some(code) = code
                 && (place == LOCAL || ends)
             {
-                return Err(Status::new(code, message).with_detail(detail));
+                return Err(GrpcStatus::new(code, message).with_detail(detail));
             }
             self.details.push(detail);
             self.failed.insert(place);
@@ -215,27 +225,27 @@ impl<'a> Collection<'a> {
         std::iter::once(self.from.local).chain(self.from.others)
     }
 
-    fn plan(&self, contract: &str) -> Result<Arc<Plan>, Status> {
-        let policy = self.rules.endorsement_policy(contract).ok_or_else(|| {
-            Status::new(
-                Code::FailedPrecondition,
+    fn plan(&self, contract: &str) -> Result<Arc<EndorsementPlan>, GrpcStatus> {
+        let policy = self.policies.endorsement_policy(contract).ok_or_else(|| {
+            GrpcStatus::new(
+                GrpcCode::FailedPrecondition,
                 format!("no chaincode {contract} is defined on channel {}", self.request.channel),
             )
         })?;
         let endorsers: Vec<&MspId> = self.endorsers().map(|endorser| &endorser.msp_id).collect();
-        Ok(self.from.plans.get(self.rules.channel(), contract, policy, &endorsers))
+        Ok(self.from.plans.get(self.policies.channel(), contract, policy, &endorsers))
     }
 
-    fn insufficient(&mut self) -> Status {
+    fn insufficient(&mut self) -> GrpcStatus {
         let (code, message) = self.last.take().unwrap_or_else(|| {
             let message = "failed to collect enough transaction endorsements, see attached details for more info";
-            (Code::Aborted, message.to_owned())
+            (GrpcCode::Aborted, message.to_owned())
         });
-        Status::new(code, message).with_details(std::mem::take(&mut self.details))
+        GrpcStatus::new(code, message).with_details(std::mem::take(&mut self.details))
     }
 
-    /// The answers are not the same bytes: the contract is not deterministic, or a peer has another state.
-    fn differing(&self) -> Status {
+    /// The answers are not the same bytes: the contract is not deterministic, or the peers' states differ.
+    fn differing(&self) -> GrpcStatus {
         let first = self.answers.values().next().map(|answer| &answer.payload);
         let details = self.answers.iter().map(|(place, answer)| {
             let endorser = self.endorsers().nth(*place).expect("places are places of endorsers");
@@ -245,16 +255,18 @@ impl<'a> Collection<'a> {
                 "endorsed another result: ProposalResponsePayloads do not match".to_owned()
             })
         });
-        Status::new(Code::Aborted, "failed to assemble transaction: ProposalResponsePayloads do not match")
+        GrpcStatus::new(GrpcCode::Aborted, "failed to assemble transaction: ProposalResponsePayloads do not match")
             .with_details(details.collect())
     }
 }
 
-/// An endorsement, or what the contract said instead.
-fn read_response(response: ProposalResponse) -> Result<Answer, String> {
+/// An endorsement, or the message with which the contract refused.
+fn read_response(response: ProposalResponse) -> Result<EndorserResponse, String> {
     let status = response.response.as_ref().map_or(0, |response| response.status);
     match response.endorsement {
-        Some(endorsement) if status < CONTRACT_ERROR_MIN => Ok(Answer { payload: response.payload, endorsement }),
+        Some(endorsement) if status < CONTRACT_ERROR_MIN => {
+            Ok(EndorserResponse { payload: response.payload, endorsement })
+        }
         _ => {
             let message = response.response.map(|response| response.message).unwrap_or_default();
             Err(chaincode_response(status, &message))
@@ -288,21 +300,21 @@ fn written_contracts(payload: &Bytes, contract: &str) -> Vec<String> {
         }
         Ok(())
     });
-    // Our own endorser wrote this; were it unreadable, validation would say so.
+    // The local endorser wrote this; if it were unreadable, validation would reject it.
     if walked.is_err() {
         contracts.clear();
     }
     contracts
 }
 
-/// The code of an error that has one of its own, rather than a missing endorsement.
-fn final_code(error: &EndorseError) -> Option<Code> {
+/// The status code of an error that has one, rather than counting as a missing endorsement.
+fn final_code(error: &EndorseError) -> Option<GrpcCode> {
     match error {
-        EndorseError::Malformed(_) => Some(Code::InvalidArgument),
-        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => Some(Code::FailedPrecondition),
-        EndorseError::Overloaded => Some(Code::ResourceExhausted),
-        EndorseError::TimedOut(_) => Some(Code::DeadlineExceeded),
-        EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(Code::Unavailable),
+        EndorseError::Malformed(_) => Some(GrpcCode::InvalidArgument),
+        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => Some(GrpcCode::FailedPrecondition),
+        EndorseError::Overloaded => Some(GrpcCode::ResourceExhausted),
+        EndorseError::TimedOut(_) => Some(GrpcCode::DeadlineExceeded),
+        EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(GrpcCode::Unavailable),
         _ => None,
     }
 }

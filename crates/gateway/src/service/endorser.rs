@@ -1,25 +1,29 @@
-//! `Endorser.ProcessProposal`: the endorser itself, for tools that collect endorsements on their own.
+//! `Endorser.ProcessProposal`: direct access to the endorser, for tools that collect endorsements on their own.
 //!
-//! As in Fabric, a proposal that is refused before anything runs ends the call with an error; what fails while it runs
-//! comes back as a response of status 500.
+//! As in Fabric, a proposal that is refused before it runs ends the call with an error; a failure while it runs is returned
+//! as a response of status 500.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use chain::endorse::EndorseError;
-use ledger::transaction::Header;
+use ledger::transaction::TransactionHeader;
 use proto::protos::{ProposalResponse, Response};
 
 use super::proposal::field;
-use super::{PeerState, in_a_task};
-use crate::rpc::message::frame;
-use crate::rpc::{Caller, Code, Status};
+use super::{PeerServiceCore, run_in_task};
+use crate::grpc::message::frame;
+use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
 const FAILED: i32 = 500;
 
-pub(super) async fn process(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn process(
+    state: &Arc<PeerServiceCore>,
+    caller: &Caller,
+    message: Bytes,
+) -> Result<Bytes, GrpcStatus> {
     let (endorser, signed_proposal) = (state.local.clone(), message.clone());
-    let (answer, is_signed) = in_a_task(async move {
+    let (answer, is_signed) = run_in_task(async move {
         match endorser.endorse.process(message).await {
             Ok(response) => Ok((frame(&response), true)),
             Err(
@@ -28,10 +32,12 @@ pub(super) async fn process(state: &Arc<PeerState>, caller: &Caller, message: By
                 | EndorseError::Expired(_)
                 | EndorseError::Duplicate(_)
                 | EndorseError::UnknownChannel(_)),
-            ) => Err(Status::new(Code::Unknown, error.to_string())),
-            Err(error @ EndorseError::Overloaded) => Err(Status::new(Code::ResourceExhausted, error.to_string())),
+            ) => Err(GrpcStatus::new(GrpcCode::Unknown, error.to_string())),
+            Err(error @ EndorseError::Overloaded) => {
+                Err(GrpcStatus::new(GrpcCode::ResourceExhausted, error.to_string()))
+            }
             Err(error @ (EndorseError::ChannelStopped { .. } | EndorseError::Stopped)) => {
-                Err(Status::new(Code::Unavailable, error.to_string()))
+                Err(GrpcStatus::new(GrpcCode::Unavailable, error.to_string()))
             }
             Err(error) => {
                 let response = Response { status: FAILED, message: error.to_string(), payload: Bytes::new() };
@@ -44,12 +50,12 @@ pub(super) async fn process(state: &Arc<PeerState>, caller: &Caller, message: By
         && !caller.is_member()
         && let Some(header) = header(&signed_proposal)
     {
-        state.proven(caller, header.channel(), &Bytes::copy_from_slice(header.signature_header()));
+        state.authenticate_caller(caller, header.channel(), &Bytes::copy_from_slice(header.signature_header()));
     }
     Ok(answer)
 }
 
-fn header(signed_proposal: &Bytes) -> Option<Header> {
+fn header(signed_proposal: &Bytes) -> Option<TransactionHeader> {
     let proposal = field(signed_proposal, 1).ok()?;
-    Header::parse(&field(&proposal, 1).ok()?).ok()
+    TransactionHeader::parse(&field(&proposal, 1).ok()?).ok()
 }

@@ -1,6 +1,6 @@
 //! `Gateway.ChaincodeEvents`: the events of one contract's valid transactions, a block at a time.
 //!
-//! The stream holds one block; a client that does not read stops it, and it goes on where it was.
+//! The stream holds one block; it stops while the client does not read, and then continues at the same place.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use proto::gateway::{ChaincodeEventsRequest, ChaincodeEventsResponse, SignedChai
 use proto::orderer::seek_position;
 use proto::protos::ChaincodeEvent;
 
+use super::caller_identity::principal;
 use super::commit_status::{Signature, authorized};
-use super::proof::principal;
-use super::{PeerState, of_channel, stopping};
-use crate::rpc::message::{decode, frame};
-use crate::rpc::{Call, Code, Responder, Status};
+use super::{PeerServiceCore, channel_status, stopping_status};
+use crate::grpc::message::{decode, frame};
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall, Responder};
 
-/// The name under which a channel's configuration may set who listens.
+/// The name under which a channel's configuration may set who may listen.
 const RESOURCE: &str = "gateway/ChaincodeEvents";
 
-pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
+pub(super) async fn serve(state: &Arc<PeerServiceCore>, call: IncomingCall) {
     let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
         let prepared = async {
@@ -33,7 +33,7 @@ pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
             let (channel, identity) = authorized(state, &request.channel_id, &signature, RESOURCE)?;
             let principal = principal(&identity);
             caller.authenticate(|| principal.clone());
-            let place = state.places.enter_stream(&principal)?;
+            let place = state.places.acquire_stream(&principal)?;
             Ok((prepare(channel, request).await?, identity, place))
         };
         match prepared.await {
@@ -47,11 +47,11 @@ pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
     .await;
 }
 
-/// A request, with what was signed of it.
+/// A request, with the bytes that were signed.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(super) fn read(message: Bytes) -> Result<(SignedChaincodeEventsRequest, ChaincodeEventsRequest), Status> {
+pub(super) fn read(message: Bytes) -> Result<(SignedChaincodeEventsRequest, ChaincodeEventsRequest), GrpcStatus> {
     let signed: SignedChaincodeEventsRequest = decode(message)?;
     let request = decode(signed.request.clone())?;
     Ok((signed, request))
@@ -60,16 +60,16 @@ pub(super) fn read(message: Bytes) -> Result<(SignedChaincodeEventsRequest, Chai
 struct EventStream {
     channel: Arc<dyn ChannelView>,
     contract: String,
-    /// The next block to look at.
+    /// The next block to examine.
     next: u64,
     /// In the first block, transactions up to this one are left out.
     after: Option<TxId>,
 }
 
-async fn prepare(channel: Arc<dyn ChannelView>, request: ChaincodeEventsRequest) -> Result<EventStream, Status> {
+async fn prepare(channel: Arc<dyn ChannelView>, request: ChaincodeEventsRequest) -> Result<EventStream, GrpcStatus> {
     if !request.after_transaction_id.is_empty() {
         let after = TxId::new(request.after_transaction_id);
-        if let Some(status) = channel.tx_status(&after).await.map_err(|error| of_channel(&error))? {
+        if let Some(status) = channel.tx_status(&after).await.map_err(|error| channel_status(&error))? {
             let next = status.block;
             return Ok(EventStream { channel, contract: request.chaincode_id, next, after: Some(after) });
         }
@@ -78,41 +78,41 @@ async fn prepare(channel: Arc<dyn ChannelView>, request: ChaincodeEventsRequest)
         None | Some(seek_position::Type::NextCommit(_)) => channel.height(),
         Some(seek_position::Type::Specified(specified)) => specified.number,
         Some(_) => {
-            return Err(Status::invalid_argument("events start at the next commit or at a block that is named"));
+            return Err(GrpcStatus::invalid_argument("events start at the next commit or at a block that is named"));
         }
     };
     Ok(EventStream { channel, contract: request.chaincode_id, next, after: None })
 }
 
 impl EventStream {
-    async fn run(&mut self, state: &PeerState, listener: &Identity, responder: &mut Responder) -> Status {
+    async fn run(&mut self, state: &PeerServiceCore, listener: &Identity, responder: &mut Responder) -> GrpcStatus {
         let channel = Arc::clone(&self.channel);
         if responder.start().is_err() {
-            return Status::ok();
+            return GrpcStatus::ok();
         }
         let mut committed = self.channel.committed();
         loop {
             let next = self.next;
             tokio::select! {
                 biased;
-                () = state.stop.stopped() => return stopping(),
-                () = channel.rules().denied(listener) => {
-                    return Status::new(Code::PermissionDenied, identity::Error::Denied.to_string());
+                () = state.stop.cancelled() => return stopping_status(),
+                () = channel.policies().denied(listener) => {
+                    return GrpcStatus::new(GrpcCode::PermissionDenied, identity::Error::Denied.to_string());
                 }
                 above = committed.wait_for(|height| *height > next) => {
                     if above.is_err() {
-                        return stopping();
+                        return stopping_status();
                     }
                 }
                 () = self.channel.stopped() => {
-                    return Status::new(Code::Unavailable, "the channel has stopped at this peer");
+                    return GrpcStatus::new(GrpcCode::Unavailable, "the channel has stopped at this peer");
                 }
-                () = responder.gone() => return Status::ok(),
+                () = responder.gone() => return GrpcStatus::ok(),
             }
             let block = match self.channel.committed_block(self.next).await {
                 Ok(Some(block)) => block,
-                Ok(None) => return Status::new(Code::DataLoss, format!("block {} is not there", self.next)),
-                Err(error) => return of_channel(&error),
+                Ok(None) => return GrpcStatus::new(GrpcCode::DataLoss, format!("block {} is not there", self.next)),
+                Err(error) => return channel_status(&error),
             };
             self.next += 1;
             let events = self.events(&block);
@@ -121,7 +121,7 @@ impl EventStream {
             }
             let response = ChaincodeEventsResponse { events, block_number: block.number() };
             if responder.send(frame(&response)).await.is_err() {
-                return Status::ok();
+                return GrpcStatus::ok();
             }
         }
     }

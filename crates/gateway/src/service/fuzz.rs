@@ -1,23 +1,23 @@
-//! Harnesses of requests, as the services read them; see [`base::fuzz`].
+//! Fuzz harnesses of the decoders of the services' requests; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 use base::rt::WallTime;
 use bytes::Bytes;
 use prost::Message;
 use proto::gateway;
 
 use super::proposal::ProposalRequest;
-use super::seek::Seek;
+use super::seek::SeekRequest;
 use super::{OrdererMethod, PeerMethod};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "gateway-proposals", shape: Shape::Protobuf, run: proposals, seeds: no_seeds },
-    Target { name: "gateway-seeks", shape: Shape::Protobuf, run: seeks, seeds: no_seeds },
-    Target { name: "gateway-requests", shape: Shape::Protobuf, run: requests, seeds: no_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "gateway-proposals", shape: InputShape::Protobuf, run: proposals, seeds: no_seeds },
+    FuzzTarget { name: "gateway-seeks", shape: InputShape::Protobuf, run: seeks, seeds: no_seeds },
+    FuzzTarget { name: "gateway-requests", shape: InputShape::Protobuf, run: requests, seeds: no_seeds },
 ];
 
-/// What fits is made of a whole network's envelopes, which `heddle-fuzz` has.
+/// Useful seeds come from a whole network's envelopes, which `heddle-fuzz` has.
 fn no_seeds() -> Vec<Vec<u8>> {
     vec![Vec::new()]
 }
@@ -26,7 +26,8 @@ fn proposals(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(request) = untrusted(input, || ProposalRequest::read(&bytes)) else { return };
     let decoded = gateway::EndorseRequest::decode(bytes);
-    // A protobuf library that accepts the request reads the same in it; the walk accepts more, since it looks at less.
+    // If a protobuf library accepts the request, it reads the same values; the walk accepts more requests, since it checks
+    // less.
     if let Ok(decoded) = decoded {
         assert_eq!(decoded.endorsing_organizations, request.organizations);
         let signed = decoded.proposed_transaction.map(|signed| signed.proposal_bytes);
@@ -41,7 +42,7 @@ pub const NOW_SECONDS: u64 = 1_700_000_000;
 fn seeks(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let now = WallTime::from_parts(NOW_SECONDS, 0);
-    let Ok(seek) = untrusted(input, || Seek::parse(bytes, now)) else { return };
+    let Ok(seek) = untrusted(input, || SeekRequest::parse(bytes, now)) else { return };
     for height in [0, 1, u64::MAX] {
         if let Ok(range) = untrusted(input, || seek.range(height)) {
             assert!(range.next <= range.last && range.next <= height);
@@ -49,8 +50,8 @@ fn seeks(input: &[u8]) {
     }
 }
 
-/// Every method reads its request within twice its size; and what a protobuf library reads for a method, encodes to what
-/// decodes to the same.
+/// Every method reads its request within twice its size. A request that a protobuf library decodes for a method can be
+/// encoded and decoded again to the same value.
 fn requests(input: &[u8]) {
     fn again<M: Message + Default + PartialEq + std::fmt::Debug>(input: &[u8]) {
         let bytes = Bytes::copy_from_slice(input);

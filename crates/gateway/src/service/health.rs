@@ -1,10 +1,10 @@
-//! `grpc.health.v1.Health`: a port that answers serves, until it is told to stop.
+//! `grpc.health.v1.Health`: a port reports SERVING; when told to stop, it reports NOT_SERVING to clients that watch it.
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use bytes::Bytes;
 
-use crate::rpc::message::{decode, frame};
-use crate::rpc::{Call, Code, Status};
+use crate::grpc::message::{decode, frame};
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall};
 
 pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
 pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
@@ -32,23 +32,23 @@ fn is_known(service: &str) -> bool {
     SERVICES.contains(&service)
 }
 
-/// Reads a request; what it asks about.
+/// Reads a request; returns the service that it asks about.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(super) fn read(message: Bytes) -> Result<String, Status> {
+pub(super) fn read(message: Bytes) -> Result<String, GrpcStatus> {
     Ok(decode::<Request>(message)?.service)
 }
 
-pub(super) async fn check(message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn check(message: Bytes) -> Result<Bytes, GrpcStatus> {
     let service = read(message)?;
     if !is_known(&service) {
-        return Err(Status::new(Code::NotFound, format!("there is no service {service}")));
+        return Err(GrpcStatus::new(GrpcCode::NotFound, format!("there is no service {service}")));
     }
     Ok(frame(&Response { status: SERVING }))
 }
 
-pub(super) async fn watch(call: Call, stop: &Stop) {
+pub(super) async fn watch(call: IncomingCall, stop: &CancellationToken) {
     call.streaming(async |messages, responder| {
         let service = match messages.only().await.and_then(read) {
             Ok(service) => service,
@@ -57,13 +57,13 @@ pub(super) async fn watch(call: Call, stop: &Stop) {
         messages.release();
         let now = if is_known(&service) { SERVING } else { SERVICE_UNKNOWN };
         if responder.send(frame(&Response { status: now })).await.is_err() {
-            return Status::ok();
+            return GrpcStatus::ok();
         }
-        if stop.or_stopped(responder.gone()).await.is_none() {
-            // Failing means that the client has gone.
+        if stop.run_until_cancelled(responder.gone()).await.is_none() {
+            // If sending fails, the client has gone.
             let _ = responder.send(frame(&Response { status: NOT_SERVING })).await;
         }
-        Status::ok()
+        GrpcStatus::ok()
     })
     .await;
 }

@@ -1,34 +1,34 @@
-//! Whether new transactions are taken.
+//! The intake, which decides whether new transactions are accepted.
 //!
-//! Who composes a node closes the intake while something is wrong that more work would make worse, such as a disk that
-//! is nearly full. What is stored already can be read, and what was ordered goes on; proposals to endorse and envelopes
-//! to order are refused with a reason.
+//! The process that runs a node closes the intake during a problem that more work would make worse, such as a nearly full
+//! disk. Stored data can still be read, and ordered blocks are still committed; proposals to endorse and envelopes to order
+//! are refused with a reason.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::rpc::{Code, Status};
+use crate::grpc::{GrpcCode, GrpcStatus};
 
 /// Open or closed. Clones share it.
 #[derive(Clone, Default)]
-pub struct Intake(Arc<State>);
+pub struct TransactionIntake(Arc<IntakeState>);
 
 #[derive(Default)]
-struct State {
+struct IntakeState {
     is_closed: AtomicBool,
     reason: Mutex<String>,
 }
 
 const POISONED: &str = "no holder of this lock panics";
 
-impl Intake {
+impl TransactionIntake {
     /// Refuses new transactions from now on. `reason` tells clients what is wrong and what to do.
     pub fn close(&self, reason: String) {
         *self.0.reason.lock().expect(POISONED) = reason;
         self.0.is_closed.store(true, Ordering::Release);
     }
 
-    /// Takes new transactions again.
+    /// Accepts new transactions again.
     pub fn open(&self) {
         self.0.is_closed.store(false, Ordering::Release);
     }
@@ -43,15 +43,15 @@ impl Intake {
     ///
     /// # Errors
     /// `UNAVAILABLE`.
-    pub(super) fn check(&self) -> Result<(), Status> {
+    pub(super) fn check(&self) -> Result<(), GrpcStatus> {
         match self.problem() {
             None => Ok(()),
-            Some(reason) => Err(Status::new(Code::Unavailable, reason)),
+            Some(reason) => Err(GrpcStatus::new(GrpcCode::Unavailable, reason)),
         }
     }
 }
 
-impl std::fmt::Debug for Intake {
+impl std::fmt::Debug for TransactionIntake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Intake({:?})", self.problem())
     }

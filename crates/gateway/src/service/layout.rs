@@ -1,7 +1,7 @@
-//! Whom to ask for endorsements.
+//! Layouts: the endorsers to ask.
 //!
-//! A layout is a set of endorsers whose endorsements together satisfy a policy. Layouts are worked out once for each
-//! contract and kept: a channel's rules do not change while it is open.
+//! A layout is a set of endorsers whose endorsements together satisfy a policy. Layouts are computed once for each
+//! contract and cached, since a channel's rules do not change while it is open.
 //!
 //! A transaction that writes to several contracts needs a layout for each; one endorsement counts for all of them.
 
@@ -11,43 +11,49 @@ use std::sync::{Arc, RwLock};
 use base::{ChannelId, Map, MspId};
 use identity::Policy;
 
-/// The layouts of one policy: each a list of places in the list of endorsers, where place 0 is the local one.
+/// The layouts of one policy: each a list of indexes into the list of endorsers, where index 0 is the local one.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Plan {
+pub(super) struct EndorsementPlan {
     layouts: Vec<Vec<usize>>,
-    /// The first so many are equally good.
-    equals: usize,
+    /// The number of equally good layouts at the beginning.
+    equals_count: usize,
 }
 
-/// Plans that were worked out. There are at most as many as channels have contracts.
+/// The plans computed so far; at most one per contract of each channel.
 #[derive(Default)]
-pub(super) struct Plans {
-    plans: RwLock<Map<(ChannelId, String), Arc<Plan>>>,
+pub(super) struct EndorsementPlanCache {
+    plans: RwLock<Map<(ChannelId, String), Arc<EndorsementPlan>>>,
 }
 
-impl Plans {
-    pub(super) fn get(&self, channel: &ChannelId, contract: &str, policy: &Policy, endorsers: &[&MspId]) -> Arc<Plan> {
+impl EndorsementPlanCache {
+    pub(super) fn get(
+        &self,
+        channel: &ChannelId,
+        contract: &str,
+        policy: &Policy,
+        endorsers: &[&MspId],
+    ) -> Arc<EndorsementPlan> {
         let key = (channel.clone(), contract.to_owned());
         if let Some(plan) = self.plans.read().expect("no holder of this lock panics").get(&key) {
             return Arc::clone(plan);
         }
-        let plan = Arc::new(Plan::new(policy, endorsers));
+        let plan = Arc::new(EndorsementPlan::new(policy, endorsers));
         self.plans.write().expect("no holder of this lock panics").insert(key, Arc::clone(&plan));
         plan
     }
 }
 
-impl Plan {
-    /// Layouts with the local endorser come first, then smaller ones. Those that need somebody who is not there are
-    /// left out.
-    pub(super) fn new(policy: &Policy, endorsers: &[&MspId]) -> Plan {
+impl EndorsementPlan {
+    /// Layouts with the local endorser come first, then smaller ones. Layouts that need an organisation without an endorser
+    /// here are left out.
+    pub(super) fn new(policy: &Policy, endorsers: &[&MspId]) -> EndorsementPlan {
         let place = |msp_id: &MspId| endorsers.iter().position(|other| *other == msp_id);
         let mut layouts: Vec<Vec<usize>> = policy
             .layouts()
             .into_iter()
             .filter_map(|layout| {
                 let needed = layout.into_iter().filter(|(_, count)| *count > 0);
-                // There is one endorser an organisation.
+                // There is one endorser per organisation.
                 let mut places = needed
                     .map(|(msp_id, count)| if count > 1 { None } else { place(&msp_id) })
                     .collect::<Option<Vec<_>>>()?;
@@ -58,17 +64,17 @@ impl Plan {
         let rank = |layout: &Vec<usize>| (!layout.contains(&0), layout.len());
         layouts.sort_by_key(rank);
         let equals = layouts.iter().take_while(|layout| rank(layout) == rank(&layouts[0])).count();
-        Plan { layouts, equals }
+        EndorsementPlan { layouts, equals_count: equals }
     }
 
-    /// The layouts, best first; `turn` decides who of the best is first.
+    /// The layouts, best first; `turn` decides which of the equally good ones comes first.
     pub(super) fn in_turn(&self, turn: usize) -> impl Iterator<Item = &[usize]> {
-        let (best, rest) = self.layouts.split_at(self.equals);
+        let (best, rest) = self.layouts.split_at(self.equals_count);
         let (later, first) = best.split_at(if best.is_empty() { 0 } else { turn % best.len() });
         first.iter().chain(later).chain(rest).map(Vec::as_slice)
     }
 
-    /// The layout that adds the fewest to `chosen` and none of `failed`.
+    /// The layout that adds the fewest endorsers to `chosen` and none of `failed`.
     pub(super) fn least_added(&self, chosen: &BTreeSet<usize>, failed: &BTreeSet<usize>) -> Option<&[usize]> {
         self.layouts
             .iter()
@@ -93,7 +99,7 @@ mod tests {
         let policy = SignaturePolicy::compile(&parse(text).expect("a policy")).expect("a policy").into();
         let names = ["A", "B", "C"];
         let endorsers = names.map(MspId::from);
-        let plan = Plan::new(&policy, &endorsers.each_ref());
+        let plan = EndorsementPlan::new(&policy, &endorsers.each_ref());
         let show = |layout: &[usize]| layout.iter().map(|place| names[*place]).collect::<Vec<_>>().join("+");
         plan.in_turn(turn).map(show).collect::<Vec<_>>().join(" ")
     }
@@ -119,7 +125,7 @@ mod tests {
             .expect("a policy")
             .into();
         let endorsers = ["A", "B", "C"].map(MspId::from);
-        let plan = Plan::new(&policy, &endorsers.each_ref());
+        let plan = EndorsementPlan::new(&policy, &endorsers.each_ref());
         assert_eq!(plan.least_added(&[1, 2].into(), &[].into()), Some(&[1, 2][..]));
         assert_eq!(plan.least_added(&[2].into(), &[0].into()), Some(&[1, 2][..]));
         assert_eq!(plan.least_added(&[].into(), &[0, 1].into()), None);

@@ -1,17 +1,19 @@
 //! Fabric's services, on top of `chain`.
 //!
-//! 1. [`PeerPort`]: what an organisation's port offers: `gateway.Gateway`, `protos.Deliver`, `protos.Endorser`.
-//! 2. [`OrdererPort`]: what an orderer's port offers: `orderer.AtomicBroadcast`.
+//! 1. [`PeerService`]: the services of an organisation's port: `gateway.Gateway`, `protos.Deliver`, `protos.Endorser`.
+//! 2. [`OrdererService`]: the service of an orderer's port: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
-//! Every call whose message is there takes a place among a bounded number, and a stream does so once it has proved who
-//! opened it ([`crate::rpc::places`]); who finds none is answered `RESOURCE_EXHAUSTED`. A call whose signature was verified
-//! makes its connection a member's ([`crate::rpc::Caller::authenticate`]). Work that occupies a processor for long, which is running contracts, goes into a task of its
-//! own, so that a connection's other calls are not kept waiting; all else is answered in the connection's task.
+//! The number of permits is bounded. A call takes a permit once its message has arrived, a stream once it has proved
+//! who opened it ([`crate::grpc::permits`]). Without a free permit the answer is `RESOURCE_EXHAUSTED`. When the
+//! signature of a call was verified, its connection becomes a member's ([`crate::grpc::Caller::authenticate`]).
+//! Contracts occupy a processor for long, so they run in a separate task, and the other calls of the connection do not
+//! wait for them. Everything else is answered in the connection's task.
 
 mod assemble;
 mod balance;
 mod broadcast;
+mod caller_identity;
 mod commit_status;
 mod deliver;
 mod endorse;
@@ -23,7 +25,6 @@ pub mod fuzz;
 mod health;
 mod intake;
 mod layout;
-mod proof;
 mod proposal;
 mod seek;
 mod submit;
@@ -31,7 +32,7 @@ mod submit;
 use std::future::Future;
 use std::sync::Arc;
 
-use base::rt::{Stop, Task};
+use base::rt::{CancellationToken, Task};
 use base::{ErrorKind, MspId};
 use bytes::Bytes;
 use chain::endorse::{Endorse, EndorseError};
@@ -41,88 +42,88 @@ use ledger::Transaction;
 use proto::gateway::ErrorDetail;
 
 use crate::events::CallsFailed;
-use crate::rpc::connection::Service;
-use crate::rpc::places::{Kind, Places};
-use crate::rpc::{Call, Code, Status};
-use deliver::Form;
-use layout::Plans;
+use crate::grpc::connection::GrpcService;
+use crate::grpc::permits::{PermitKind, PermitPool};
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall};
+use deliver::DeliverMethod;
+use layout::EndorsementPlanCache;
 use proposal::ProposalRequest;
-use seek::Seek;
+use seek::SeekRequest;
 use submit::Submission;
 
-pub use crate::rpc::places::Limits;
-pub use balance::Balanced;
-pub use intake::Intake;
+pub use crate::grpc::permits::CallLimits;
+pub use balance::BalancedEndorser;
+pub use intake::TransactionIntake;
 
-/// Somebody who endorses, for one organisation.
+/// An endorser of one organisation.
 #[derive(Clone)]
 pub struct Endorser {
     /// The organisation.
     pub msp_id: MspId,
-    /// Where it is, for error details.
+    /// Its address, for error details.
     pub address: Arc<str>,
-    /// What runs proposals.
+    /// Runs proposals.
     pub endorse: Arc<dyn Endorse>,
 }
 
-/// Somebody who orders.
+/// An orderer.
 #[derive(Clone)]
-pub struct OrderingNode {
+pub struct OrdererEndpoint {
     /// The organisation.
     pub msp_id: MspId,
-    /// Where it is, for error details.
+    /// Its address, for error details.
     pub address: Arc<str>,
-    /// What takes envelopes.
+    /// Takes envelopes.
     pub broadcast: Arc<dyn Broadcast>,
 }
 
-/// What an organisation's port is made of.
-pub struct PeerPortOptions {
-    /// The organisation's own peer, wherever it runs.
+/// What an organisation's port is built from.
+pub struct PeerServiceConfig {
+    /// The organisation's own peer, local or remote.
     pub peer: Arc<dyn PeerView>,
     /// The same peer as an endorser.
     pub local: Endorser,
     /// The endorsers of other organisations, one each.
     pub others: Vec<Endorser>,
-    /// Whom to send envelopes to; tried in turn.
-    pub orderers: Vec<OrderingNode>,
+    /// The orderers that take envelopes; tried in turn.
+    pub orderers: Vec<OrdererEndpoint>,
     /// Bounds.
-    pub limits: Limits,
-    /// Whether new transactions are taken.
-    pub intake: Intake,
+    pub limits: CallLimits,
+    /// Whether new transactions are accepted.
+    pub intake: TransactionIntake,
     /// Ends streams.
-    pub stop: Stop,
+    pub stop: CancellationToken,
 }
 
 /// An organisation's port. Clones share it.
 #[derive(Clone)]
-pub struct PeerPort(Arc<PeerState>);
+pub struct PeerService(Arc<PeerServiceCore>);
 
-pub(crate) struct PeerState {
+pub(crate) struct PeerServiceCore {
     peer: Arc<dyn PeerView>,
     local: Endorser,
     others: Vec<Endorser>,
-    orderers: Vec<OrderingNode>,
-    places: Places,
-    intake: Intake,
-    plans: Plans,
-    stop: Stop,
+    orderers: Vec<OrdererEndpoint>,
+    places: PermitPool,
+    intake: TransactionIntake,
+    plans: EndorsementPlanCache,
+    stop: CancellationToken,
     /// Spreads endorsements over equal layouts.
     turn: std::sync::atomic::AtomicUsize,
 }
 
 /// An orderer's port. Clones share it.
 #[derive(Clone)]
-pub struct OrdererPort(Arc<OrdererState>);
+pub struct OrdererService(Arc<OrdererServiceCore>);
 
-pub(crate) struct OrdererState {
+pub(crate) struct OrdererServiceCore {
     orderer: Arc<Orderer>,
-    places: Places,
-    intake: Intake,
-    stop: Stop,
+    places: PermitPool,
+    intake: TransactionIntake,
+    stop: CancellationToken,
 }
 
-/// A method of [`PeerPort`].
+/// A method of [`PeerService`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerMethod {
     /// `gateway.Gateway/Evaluate`
@@ -149,7 +150,7 @@ pub enum PeerMethod {
     HealthWatch,
 }
 
-/// A method of [`OrdererPort`].
+/// A method of [`OrdererService`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrdererMethod {
     /// `orderer.AtomicBroadcast/Broadcast`
@@ -166,8 +167,8 @@ impl PeerMethod {
     /// Reads a request as far as the port does before a signature is checked. For property tests and fuzzers.
     ///
     /// # Errors
-    /// What the call would be refused with, as far as it has a status of gRPC.
-    pub fn read(self, message: Bytes) -> Result<(), Status> {
+    /// The refusal of the call, if it is a gRPC status.
+    pub fn read(self, message: Bytes) -> Result<(), GrpcStatus> {
         match self {
             PeerMethod::Evaluate | PeerMethod::Endorse => ProposalRequest::read(&message).map(drop),
             PeerMethod::Submit => Submission::read(&message).map(drop),
@@ -176,7 +177,7 @@ impl PeerMethod {
             // The endorser reads it.
             PeerMethod::ProcessProposal => Ok(()),
             PeerMethod::Deliver | PeerMethod::DeliverFiltered | PeerMethod::DeliverWithPrivateData => {
-                Seek::read(message)
+                SeekRequest::read(message)
             }
             PeerMethod::HealthCheck | PeerMethod::HealthWatch => health::read(message).map(drop),
         }
@@ -187,43 +188,48 @@ impl OrdererMethod {
     /// As [`PeerMethod::read`].
     ///
     /// # Errors
-    /// As there.
-    pub fn read(self, message: Bytes) -> Result<(), Status> {
+    /// As [`PeerMethod::read`].
+    pub fn read(self, message: Bytes) -> Result<(), GrpcStatus> {
         match self {
             OrdererMethod::Broadcast => Transaction::decode(&message)
                 .map(drop)
-                .map_err(|invalid| Status::invalid_argument(invalid.reason.to_owned())),
-            OrdererMethod::Deliver => Seek::read(message),
+                .map_err(|invalid| GrpcStatus::invalid_argument(invalid.reason.to_owned())),
+            OrdererMethod::Deliver => SeekRequest::read(message),
             OrdererMethod::HealthCheck | OrdererMethod::HealthWatch => health::read(message).map(drop),
         }
     }
 }
 
-impl PeerPort {
-    /// A port of this peer.
-    pub fn new(options: PeerPortOptions) -> PeerPort {
-        PeerPort(Arc::new(PeerState {
+impl PeerService {
+    /// The port of a peer.
+    pub fn new(options: PeerServiceConfig) -> PeerService {
+        PeerService(Arc::new(PeerServiceCore {
             peer: options.peer,
             local: options.local,
             others: options.others,
             orderers: options.orderers,
-            places: Places::new(&options.limits),
+            places: PermitPool::new(&options.limits),
             intake: options.intake,
-            plans: Plans::default(),
+            plans: EndorsementPlanCache::default(),
             stop: options.stop,
             turn: std::sync::atomic::AtomicUsize::new(0),
         }))
     }
 }
 
-impl OrdererPort {
-    /// A port of this orderer.
-    pub fn new(orderer: Arc<Orderer>, limits: &Limits, intake: Intake, stop: Stop) -> OrdererPort {
-        OrdererPort(Arc::new(OrdererState { orderer, places: Places::new(limits), intake, stop }))
+impl OrdererService {
+    /// The port of an orderer.
+    pub fn new(
+        orderer: Arc<Orderer>,
+        limits: &CallLimits,
+        intake: TransactionIntake,
+        stop: CancellationToken,
+    ) -> OrdererService {
+        OrdererService(Arc::new(OrdererServiceCore { orderer, places: PermitPool::new(limits), intake, stop }))
     }
 }
 
-impl Service for PeerPort {
+impl GrpcService for PeerService {
     type Method = PeerMethod;
 
     fn method(&self, path: &str) -> Option<PeerMethod> {
@@ -250,22 +256,24 @@ impl Service for PeerPort {
         }
     }
 
-    async fn call(&self, method: PeerMethod, call: Call) {
+    async fn call(&self, method: PeerMethod, call: IncomingCall) {
         let state = &self.0;
-        // Streams are few and live long: their state is kept apart from the much smaller state of calls with one answer.
+        // Streams are few and live long: their state is kept separate from the much smaller state of calls with one answer.
         let kind = match method {
             PeerMethod::ChaincodeEvents => return Box::pin(events::serve(state, call)).await,
-            PeerMethod::Deliver => return Box::pin(deliver::serve_peer(state, call, Form::Full)).await,
-            PeerMethod::DeliverFiltered => return Box::pin(deliver::serve_peer(state, call, Form::Filtered)).await,
-            PeerMethod::DeliverWithPrivateData => {
-                return Box::pin(deliver::serve_peer(state, call, Form::WithPrivateData)).await;
+            PeerMethod::Deliver => return Box::pin(deliver::serve_peer(state, call, DeliverMethod::Full)).await,
+            PeerMethod::DeliverFiltered => {
+                return Box::pin(deliver::serve_peer(state, call, DeliverMethod::Filtered)).await;
             }
-            PeerMethod::HealthWatch => Kind::Watch,
-            _ => Kind::Call,
+            PeerMethod::DeliverWithPrivateData => {
+                return Box::pin(deliver::serve_peer(state, call, DeliverMethod::WithPrivateData)).await;
+            }
+            PeerMethod::HealthWatch => PermitKind::Watch,
+            _ => PermitKind::Call,
         };
-        let _place = match state.places.enter(kind, call.caller()) {
+        let _place = match state.places.acquire(kind, call.caller()) {
             Ok(place) => place,
-            Err(status) => return call.refuse(&status),
+            Err(status) => return call.reject(&status),
         };
         let caller = Arc::clone(call.caller());
         let caller = &*caller;
@@ -287,7 +295,7 @@ impl Service for PeerPort {
     }
 }
 
-impl Service for OrdererPort {
+impl GrpcService for OrdererService {
     type Method = OrdererMethod;
 
     fn method(&self, path: &str) -> Option<OrdererMethod> {
@@ -304,30 +312,30 @@ impl Service for OrdererPort {
         if method == OrdererMethod::Broadcast { usize::MAX } else { REQUEST_BYTES_MAX }
     }
 
-    async fn call(&self, method: OrdererMethod, call: Call) {
+    async fn call(&self, method: OrdererMethod, call: IncomingCall) {
         let state = &self.0;
         let kind = match method {
             OrdererMethod::Broadcast => return Box::pin(broadcast::serve(state, call)).await,
             OrdererMethod::Deliver => return Box::pin(deliver::serve_orderer(state, call)).await,
-            OrdererMethod::HealthWatch => Kind::Watch,
-            OrdererMethod::HealthCheck => Kind::Call,
+            OrdererMethod::HealthWatch => PermitKind::Watch,
+            OrdererMethod::HealthCheck => PermitKind::Call,
         };
-        let _place = match state.places.enter(kind, call.caller()) {
+        let _place = match state.places.acquire(kind, call.caller()) {
             Ok(place) => place,
-            Err(status) => return call.refuse(&status),
+            Err(status) => return call.reject(&status),
         };
         match kind {
-            Kind::Watch => Box::pin(health::watch(call, &state.stop)).await,
+            PermitKind::Watch => Box::pin(health::watch(call, &state.stop)).await,
             _ => call.unary(health::check).await,
         }
     }
 }
 
-/// Requests that ask for something and bring nothing: signed requests for statuses, events and blocks, and for the
+/// Bound on requests that carry no payload of their own: signed requests for statuses, events and blocks, and for the
 /// port's health. The creator's certificate is most of each.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-async fn counted<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn counted<T>(work: impl Future<Output = Result<T, GrpcStatus>>) -> Result<T, GrpcStatus> {
     let result = work.await;
     if result.is_err() {
         CallsFailed.add(1);
@@ -335,19 +343,19 @@ async fn counted<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, 
     result
 }
 
-/// Runs work that occupies a processor in a task of its own; dropping the future drops the work.
-async fn in_a_task<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Status>> + Send + 'static,
-) -> Result<T, Status> {
+/// Runs work that occupies a processor in a separate task; dropping the future drops the work.
+async fn run_in_task<T: Send + 'static>(
+    work: impl Future<Output = Result<T, GrpcStatus>> + Send + 'static,
+) -> Result<T, GrpcStatus> {
     let task: Task<_> = base::rt::spawn(work);
-    task.abort_on_drop().await.unwrap_or_else(|_| Err(stopping()))
+    task.abort_on_drop().await.unwrap_or_else(|_| Err(stopping_status()))
 }
 
-fn stopping() -> Status {
-    Status::new(Code::Unavailable, "the server is stopping")
+fn stopping_status() -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::Unavailable, "the server is stopping")
 }
 
-impl PeerState {
+impl PeerServiceCore {
     fn channel(&self, channel: &str) -> Option<Arc<dyn ChannelView>> {
         self.peer.channel(channel)
     }
@@ -355,29 +363,32 @@ impl PeerState {
     /// A channel that the peer has joined.
     ///
     /// # Errors
-    /// The code given; `UNAVAILABLE` while the peer's channels are not known yet, which a client may try again.
-    fn known_channel(&self, channel: &str, unknown: Code) -> Result<Arc<dyn ChannelView>, Status> {
+    /// The given code; `UNAVAILABLE` while the peer's channels are not known yet, so that the client may try again.
+    fn known_channel(&self, channel: &str, unknown: GrpcCode) -> Result<Arc<dyn ChannelView>, GrpcStatus> {
         self.channel(channel).ok_or_else(|| {
             if self.peer.knows_channels() {
-                Status::new(unknown, format!("channel {channel} is not known here"))
+                GrpcStatus::new(unknown, format!("channel {channel} is not known here"))
             } else {
-                Status::new(Code::Unavailable, "the peer is starting, and its channels are not known yet; retry later")
+                GrpcStatus::new(
+                    GrpcCode::Unavailable,
+                    "the peer is starting, and its channels are not known yet; retry later",
+                )
             }
         })
     }
 
-    /// A channel that takes new transactions. One that has stopped still shows what it has and takes nothing new.
+    /// A channel that accepts new transactions. A channel that has stopped can still be read and accepts none.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, `UNAVAILABLE`.
-    fn live_channel(&self, channel: &str) -> Result<Arc<dyn ChannelView>, Status> {
+    fn live_channel(&self, channel: &str) -> Result<Arc<dyn ChannelView>, GrpcStatus> {
         self.intake.check()?;
-        let found = self.known_channel(channel, Code::FailedPrecondition)?;
+        let found = self.known_channel(channel, GrpcCode::FailedPrecondition)?;
         match found.failure() {
             None => Ok(found),
             Some(error) => {
                 let (channel, cause) = (channel.to_owned(), error.to_string());
-                Err(Status::new(Code::Unavailable, EndorseError::ChannelStopped { channel, cause }.to_string()))
+                Err(GrpcStatus::new(GrpcCode::Unavailable, EndorseError::ChannelStopped { channel, cause }.to_string()))
             }
         }
     }
@@ -389,15 +400,15 @@ impl Endorser {
     }
 }
 
-/// The status of a call that a channel could not serve for a reason that is not the caller's.
-fn of_channel(error: &chain::Error) -> Status {
+/// The status of a call that a channel could not serve, for a reason that is not the caller's.
+fn channel_status(error: &chain::Error) -> GrpcStatus {
     let code = match error.kind() {
-        ErrorKind::Retry if matches!(error, chain::Error::TooManyWaiters(_)) => Code::ResourceExhausted,
-        ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Fenced | ErrorKind::Ambiguous => Code::Unavailable,
-        ErrorKind::Rejected => Code::FailedPrecondition,
-        ErrorKind::Corrupt => Code::DataLoss,
+        ErrorKind::Retry if matches!(error, chain::Error::TooManyWaiters(_)) => GrpcCode::ResourceExhausted,
+        ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Fenced | ErrorKind::Ambiguous => GrpcCode::Unavailable,
+        ErrorKind::Rejected => GrpcCode::FailedPrecondition,
+        ErrorKind::Corrupt => GrpcCode::DataLoss,
     };
-    Status::new(code, error.to_string())
+    GrpcStatus::new(code, error.to_string())
 }
 
 #[cfg(test)]

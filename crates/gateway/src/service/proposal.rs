@@ -1,18 +1,18 @@
-//! What a gateway reads of a request with a proposal.
+//! The fields that the gateway reads in a request with a proposal.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ledger::transaction::Header;
+use ledger::transaction::TransactionHeader;
 use ledger::wire::{Fields, Span, WireError};
 
-use super::assemble::Parts;
-use crate::rpc::Status;
+use super::assemble::ProposalParts;
+use crate::grpc::GrpcStatus;
 
 /// Organisations that a client may name.
 const ORGANIZATIONS_MAX: usize = 64;
-/// Bytes of a name: of an organisation, a channel, a contract.
+/// Longest name of an organisation, a channel or a contract, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 /// Organisations that an error names.
 const NAMED_MAX: usize = 8;
@@ -25,10 +25,10 @@ pub(super) struct ProposalRequest {
     pub organizations: Vec<String>,
     /// The channel that the proposal is for.
     pub channel: Arc<str>,
-    /// The contract that is to run.
+    /// The contract to run.
     pub contract: String,
-    /// What goes into the transaction.
-    pub parts: Parts,
+    /// The parts that the transaction repeats.
+    pub parts: ProposalParts,
 }
 
 impl ProposalRequest {
@@ -36,12 +36,12 @@ impl ProposalRequest {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`.
-    pub(super) fn read(message: &Bytes) -> Result<ProposalRequest, Status> {
+    pub(super) fn read(message: &Bytes) -> Result<ProposalRequest, GrpcStatus> {
         let (mut signed, mut organizations, mut count) = (None, Vec::new(), 0usize);
         walk(message, |number, span| {
             match number {
                 3 => signed = Some(span.slice(message)),
-                // A name of two bytes would be a string of 24, so they are counted before they are kept.
+                // A name of two bytes on the wire would become a string of 24, so names are counted before they are stored.
                 4 => {
                     count = count.saturating_add(1);
                     if count <= ORGANIZATIONS_MAX && span.len() <= NAME_BYTES_MAX {
@@ -54,33 +54,33 @@ impl ProposalRequest {
         })
         .map_err(|error| malformed("request", error))?;
         if organizations.len() < count {
-            return Err(Status::invalid_argument(format!(
+            return Err(GrpcStatus::invalid_argument(format!(
                 "the request names {count} organizations; at most {ORGANIZATIONS_MAX} of {NAME_BYTES_MAX} bytes are taken"
             )));
         }
-        let signed_proposal = signed.ok_or_else(|| Status::invalid_argument("the request has no proposal"))?;
+        let signed_proposal = signed.ok_or_else(|| GrpcStatus::invalid_argument("the request has no proposal"))?;
         let proposal = field(&signed_proposal, 1).map_err(|error| malformed("signed proposal", error))?;
         if proposal.is_empty() {
-            return Err(Status::invalid_argument("the signed proposal is empty"));
+            return Err(GrpcStatus::invalid_argument("the signed proposal is empty"));
         }
         let wrong = |error| malformed("proposal", error);
         let header_bytes = field(&proposal, 1).map_err(wrong)?;
         let payload = field(&proposal, 2).map_err(wrong)?;
         let input = field(&payload, 1).map_err(|error| malformed("proposal's payload", error))?;
-        let header = Header::parse(&header_bytes)
-            .map_err(|invalid| Status::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?;
+        let header = TransactionHeader::parse(&header_bytes)
+            .map_err(|invalid| GrpcStatus::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?;
         let contract = header
             .chaincode()
-            .map_err(|invalid| Status::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?
+            .map_err(|invalid| GrpcStatus::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?
             .map(|chaincode| chaincode.name)
             .filter(|name| !name.is_empty())
-            .ok_or_else(|| Status::invalid_argument("the proposal names no chaincode"))?;
+            .ok_or_else(|| GrpcStatus::invalid_argument("the proposal names no chaincode"))?;
         let contract = name("chaincode", contract)?.to_owned();
         let signature_header = header_bytes.slice_ref(header.signature_header());
         Ok(ProposalRequest {
             channel: name("channel", header.channel())?.into(),
             contract,
-            parts: Parts { signature_header, header: header_bytes, input },
+            parts: ProposalParts { signature_header, header: header_bytes, input },
             signed_proposal,
             organizations,
         })
@@ -88,7 +88,7 @@ impl ProposalRequest {
 }
 
 impl ProposalRequest {
-    /// The organisations that the client names, for an error.
+    /// The organisations that the client names, as text for an error.
     pub(super) fn named_organizations(&self) -> String {
         let named = &self.organizations[..self.organizations.len().min(NAMED_MAX)];
         let others = self.organizations.len().saturating_sub(named.len());
@@ -100,13 +100,13 @@ impl ProposalRequest {
     }
 }
 
-/// A name that is short enough to be kept and printed.
+/// Checks that a name is short enough to be stored and printed.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(super) fn name<'a>(what: &str, name: &'a str) -> Result<&'a str, Status> {
+pub(super) fn name<'a>(what: &str, name: &'a str) -> Result<&'a str, GrpcStatus> {
     if name.len() > NAME_BYTES_MAX {
-        return Err(Status::invalid_argument(format!(
+        return Err(GrpcStatus::invalid_argument(format!(
             "the name of the {what} has {} bytes; at most {NAME_BYTES_MAX} are allowed",
             name.len()
         )));
@@ -114,14 +114,14 @@ pub(super) fn name<'a>(what: &str, name: &'a str) -> Result<&'a str, Status> {
     Ok(name)
 }
 
-/// Calls `visit` with each field that has bytes.
+/// Calls `visit` with each length-delimited field.
 pub(super) fn walk(
     message: &Bytes,
     mut visit: impl FnMut(u32, Span) -> Result<(), WireError>,
 ) -> Result<(), WireError> {
     let mut fields = Fields::new(message, Span::whole(message)?);
     while let Some(field) = fields.next()? {
-        // A field of another type is unknown to us, or wrong, which whoever decodes the message finds out.
+        // A field of another type is unknown here, or wrong; the full decoder of the message detects the latter.
         if let Ok(span) = field.span() {
             visit(field.number, span)?;
         }
@@ -129,7 +129,7 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// The last field of that number; empty when there is none.
+/// The last field of that number; empty if there is none.
 pub(super) fn field(message: &Bytes, wanted: u32) -> Result<Bytes, WireError> {
     let mut found = Bytes::new();
     walk(message, |number, span| {
@@ -141,8 +141,8 @@ pub(super) fn field(message: &Bytes, wanted: u32) -> Result<Bytes, WireError> {
     Ok(found)
 }
 
-pub(super) fn malformed(what: &str, error: WireError) -> Status {
-    Status::invalid_argument(format!("the {what} cannot be decoded: {error}"))
+pub(super) fn malformed(what: &str, error: WireError) -> GrpcStatus {
+    GrpcStatus::invalid_argument(format!("the {what} cannot be decoded: {error}"))
 }
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ mod tests {
     use proto::gateway::EndorseRequest;
     use proto::protos::{ChaincodeHeaderExtension, ChaincodeId, ChaincodeProposalPayload, Proposal, SignedProposal};
 
-    use crate::service::seek::Seek;
+    use crate::service::seek::SeekRequest;
 
     fn header() -> WireHeader {
         let chaincode_id = Some(ChaincodeId { name: "basic".into(), ..Default::default() });
@@ -210,7 +210,7 @@ mod tests {
             noise in proptest::collection::vec(any::<u8>(), 0..64),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         ) {
-            // Refused or read: either is fine, as long as nothing panics.
+            // Refused or read: both are correct, as long as nothing panics.
             let _ = ProposalRequest::read(&noise.clone().into());
             let mut bytes = request();
             for (at, byte) in &changes {
@@ -226,7 +226,7 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = *byte;
             }
-            if let Ok(seek) = Seek::parse(bytes.into(), WallTime::from_nanos(1_000_000_000)) {
+            if let Ok(seek) = SeekRequest::parse(bytes.into(), WallTime::from_nanos(1_000_000_000)) {
                 let _ = seek.range(5);
             }
         }

@@ -1,9 +1,9 @@
-//! A signed request for blocks: what it asks, and whether it may.
+//! A signed request for blocks: its contents, and whether the signer may make it. These requests are refused:
 //!
-//! 1. Bytes that are no envelope with headers, a missing or stale timestamp, a request without start or stop, and a stop
-//!    before the start are answered 400.
-//! 2. A channel that is not held here, and a start beyond the next block, are answered 404.
-//! 3. A signer who is no member, has expired, may not read, or did not sign, is answered 403.
+//! 1. With 400: bytes that are not an envelope with headers; a missing or stale timestamp; a missing start or stop; a
+//!    stop before the start.
+//! 2. With 404: an unknown channel; a start beyond the next block.
+//! 3. With 403: a signer who is not a member, has an expired certificate or may not read; a wrong signature.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use std::time::Duration;
 
 use base::rt::WallTime;
 use bytes::Bytes;
-use chain::access::Rules;
+use chain::access::ChannelPolicies;
 use identity::Identity;
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, Payload, SignatureHeader, Status};
 use proto::orderer::seek_info::{SeekBehavior, SeekContentType};
 use proto::orderer::{SeekInfo, SeekPosition, seek_position};
 
-use crate::rpc;
+use crate::grpc;
 
-/// How far a request's clock may be from ours.
+/// How far a request's timestamp may be from the local clock.
 pub(super) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// A request that was understood.
+/// A decoded request.
 #[derive(Debug)]
-pub(super) struct Seek {
+pub(super) struct SeekRequest {
     pub channel: String,
     payload: Bytes,
     signature: Bytes,
@@ -33,25 +33,25 @@ pub(super) struct Seek {
     info: Bytes,
 }
 
-/// The blocks that a request is for.
+/// The blocks that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Range {
+pub(super) struct BlockRange {
     /// The first block.
     pub next: u64,
     /// The last block.
     pub last: u64,
-    /// Whether to wait for blocks that are not there yet.
+    /// Whether to wait for future blocks.
     pub waits: bool,
     /// Whether transactions are left out.
     pub headers_only: bool,
 }
 
-impl Seek {
+impl SeekRequest {
     /// Reads an envelope.
     ///
     /// # Errors
     /// `BAD_REQUEST`.
-    pub(super) fn parse(envelope: Bytes, now: WallTime) -> Result<Seek, Status> {
+    pub(super) fn parse(envelope: Bytes, now: WallTime) -> Result<SeekRequest, Status> {
         let bad = |_| Status::BadRequest;
         let envelope = Envelope::decode(envelope).map_err(bad)?;
         let payload = Payload::decode(envelope.payload.clone()).map_err(bad)?;
@@ -62,7 +62,7 @@ impl Seek {
         if timestamp.seconds.abs_diff(now.seconds() as i64) > CLOCK_SKEW_MAX.as_secs() {
             return Err(Status::BadRequest);
         }
-        Ok(Seek {
+        Ok(SeekRequest {
             channel: channel_header.channel_id,
             payload: envelope.payload,
             signature: envelope.signature,
@@ -71,30 +71,30 @@ impl Seek {
         })
     }
 
-    /// Reads a request, all of it. For property tests and fuzzers.
+    /// Reads a request in full. For property tests and fuzzers.
     ///
     /// # Errors
-    /// What the request would be refused with, as a status of gRPC.
-    pub(super) fn read(envelope: Bytes) -> Result<(), rpc::Status> {
-        let range = Seek::parse(envelope, base::rt::wall_now()).and_then(|seek| seek.range(1));
-        range.map(drop).map_err(|answer| rpc::Status::invalid_argument(answer.as_str_name()))
+    /// The refusal of the request, as a gRPC status.
+    pub(super) fn read(envelope: Bytes) -> Result<(), grpc::GrpcStatus> {
+        let range = SeekRequest::parse(envelope, base::rt::wall_now()).and_then(|seek| seek.range(1));
+        range.map(drop).map_err(|answer| grpc::GrpcStatus::invalid_argument(answer.as_str_name()))
     }
 
-    /// Who asks, once the signature was checked. Whether they may is [`Session`]'s to say.
+    /// The signer, once the signature was checked. [`TlsSession`] decides whether the signer may read.
     ///
     /// # Errors
     /// `FORBIDDEN`.
-    pub(super) fn signer(&self, rules: &Rules) -> Result<Arc<Identity>, Status> {
+    pub(super) fn signer(&self, rules: &ChannelPolicies) -> Result<Arc<Identity>, Status> {
         let identity = rules.identify(&self.creator).map_err(|_| Status::Forbidden)?;
         identity.verify(&self.payload, &self.signature).map_err(|_| Status::Forbidden)?;
         Ok(identity)
     }
 
-    /// The blocks that are asked for, on a channel of this height.
+    /// The requested blocks, on a channel of this height.
     ///
     /// # Errors
     /// `BAD_REQUEST`, `NOT_FOUND`.
-    pub(super) fn range(&self, height: u64) -> Result<Range, Status> {
+    pub(super) fn range(&self, height: u64) -> Result<BlockRange, Status> {
         let info = SeekInfo::decode(self.info.clone()).map_err(|_| Status::BadRequest)?;
         let newest = height.saturating_sub(1);
         let position = |position: &Option<SeekPosition>| position.as_ref().and_then(|position| position.r#type);
@@ -116,7 +116,7 @@ impl Seek {
         if last < start {
             return Err(Status::BadRequest);
         }
-        Ok(Range {
+        Ok(BlockRange {
             next: start,
             last,
             waits: info.behavior == SeekBehavior::BlockUntilReady as i32,

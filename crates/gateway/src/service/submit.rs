@@ -1,4 +1,4 @@
-//! `Gateway.Submit`: hands an envelope to an orderer, and acknowledges that it was taken, not that it is valid.
+//! `Gateway.Submit`: sends an envelope to an orderer, and acknowledges that the orderer took it, not that it is valid.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use chain::order::BroadcastError;
 use ledger::wire::WireError;
 use proto::gateway::{ErrorDetail, SubmitResponse};
 
-use super::PeerState;
+use super::PeerServiceCore;
 use super::proposal::{field, malformed, name, walk};
 use crate::events::{SubmitTime, Submitted};
-use crate::rpc::message::frame;
-use crate::rpc::{Caller, Code, Status};
+use crate::grpc::message::frame;
+use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
-pub(super) async fn submit(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn submit(state: &Arc<PeerServiceCore>, caller: &Caller, message: Bytes) -> Result<Bytes, GrpcStatus> {
     let begin = base::rt::now();
     let Submission { channel, envelope } = Submission::read(&message)?;
     let channel = &*channel;
@@ -32,18 +32,21 @@ pub(super) async fn submit(state: &Arc<PeerState>, caller: &Caller, message: Byt
                 if !caller.is_member()
                     && let Ok(signature_header) = signature_header(&envelope)
                 {
-                    state.proven(caller, channel, &signature_header);
+                    state.authenticate_caller(caller, channel, &signature_header);
                 }
                 return Ok(frame(&SubmitResponse {}));
             }
             Err(error @ BroadcastError::Rejected { .. }) => {
-                return Err(Status::new(Code::Aborted, format!("the orderer refused the transaction: {error}"))
-                    .with_detail(detail(&error)));
+                return Err(GrpcStatus::new(
+                    GrpcCode::Aborted,
+                    format!("the orderer refused the transaction: {error}"),
+                )
+                .with_detail(detail(&error)));
             }
-            // Nobody knows whether it is ordered: trying another orderer could order it twice.
+            // It is unknown whether the envelope is ordered: trying another orderer could order it twice.
             Err(error @ BroadcastError::Ambiguous) => {
-                return Err(Status::new(
-                    Code::Unavailable,
+                return Err(GrpcStatus::new(
+                    GrpcCode::Unavailable,
                     format!("{error}; ask for the commit status before you submit again"),
                 )
                 .with_detail(detail(&error)));
@@ -51,13 +54,14 @@ pub(super) async fn submit(state: &Arc<PeerState>, caller: &Caller, message: Byt
             Err(error) => details.push(detail(&error)),
         }
     }
-    Err(Status::new(Code::Unavailable, "no orderers could successfully process transaction").with_details(details))
+    Err(GrpcStatus::new(GrpcCode::Unavailable, "no orderers could successfully process transaction")
+        .with_details(details))
 }
 
 /// A `SubmitRequest`.
 pub(super) struct Submission {
     channel: Arc<str>,
-    /// The encoded `Envelope`, which is signed by somebody.
+    /// The encoded `Envelope`, which carries a signature.
     envelope: Bytes,
 }
 
@@ -66,7 +70,7 @@ impl Submission {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`.
-    pub(super) fn read(message: &Bytes) -> Result<Submission, Status> {
+    pub(super) fn read(message: &Bytes) -> Result<Submission, GrpcStatus> {
         let (mut channel, mut envelope) = (Bytes::new(), None);
         walk(message, |number, span| {
             match number {
@@ -77,13 +81,13 @@ impl Submission {
             Ok(())
         })
         .map_err(|error| malformed("request", error))?;
-        let envelope = envelope.ok_or_else(|| Status::invalid_argument("a prepared transaction is required"))?;
+        let envelope = envelope.ok_or_else(|| GrpcStatus::invalid_argument("a prepared transaction is required"))?;
         let signature = field(&envelope, 2).map_err(|error| malformed("prepared transaction", error))?;
         if signature.is_empty() {
-            return Err(Status::invalid_argument("prepared transaction must be signed"));
+            return Err(GrpcStatus::invalid_argument("prepared transaction must be signed"));
         }
-        let channel =
-            std::str::from_utf8(&channel).map_err(|_| Status::invalid_argument("the channel's name is not UTF-8"))?;
+        let channel = std::str::from_utf8(&channel)
+            .map_err(|_| GrpcStatus::invalid_argument("the channel's name is not UTF-8"))?;
         Ok(Submission { channel: name("channel", channel)?.into(), envelope })
     }
 }

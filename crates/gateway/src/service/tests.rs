@@ -5,7 +5,7 @@ use proto::protos::{ProposalResponse, Response};
 
 use super::*;
 
-/// A peer without channels, which it knows or does not know yet.
+/// A peer without channels; its channels are known or not known yet.
 #[derive(Default)]
 struct Starting {
     knows_channels: AtomicBool,
@@ -37,26 +37,26 @@ impl Endorse for Starting {
 }
 
 /// The story: while a gateway was starting, Endorse and Submit answered FAILED_PRECONDITION and CommitStatus
-/// PERMISSION_DENIED, which clients take for final. They gave transactions up that they only had to send again.
+/// PERMISSION_DENIED, which clients take as final. They gave up transactions that they only had to send again.
 #[test]
 fn a_channel_that_is_not_known_yet_is_unavailable_and_one_that_is_not_there_is_refused() {
     let peer = Arc::new(Starting::default());
     let local = Endorser { msp_id: MspId::new("Org1MSP"), address: "local".into(), endorse: peer.clone() };
-    let port = PeerPort::new(PeerPortOptions {
+    let port = PeerService::new(PeerServiceConfig {
         peer: peer.clone(),
         local,
         others: Vec::new(),
         orderers: Vec::new(),
-        limits: Limits::default(),
-        intake: Intake::default(),
-        stop: Stop::new(),
+        limits: CallLimits::default(),
+        intake: TransactionIntake::default(),
+        stop: CancellationToken::new(),
     });
     let codes = || {
         let endorse_or_submit = port.0.live_channel("ch").err().map(|status| status.code);
-        let status_or_events = port.0.known_channel("ch", Code::PermissionDenied).err().map(|status| status.code);
+        let status_or_events = port.0.known_channel("ch", GrpcCode::PermissionDenied).err().map(|status| status.code);
         (endorse_or_submit, status_or_events)
     };
-    assert_eq!(codes(), (Some(Code::Unavailable), Some(Code::Unavailable)));
+    assert_eq!(codes(), (Some(GrpcCode::Unavailable), Some(GrpcCode::Unavailable)));
     peer.knows_channels.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(codes(), (Some(Code::FailedPrecondition), Some(Code::PermissionDenied)));
+    assert_eq!(codes(), (Some(GrpcCode::FailedPrecondition), Some(GrpcCode::PermissionDenied)));
 }

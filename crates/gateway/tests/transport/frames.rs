@@ -1,25 +1,25 @@
-//! Sequences of frames that HTTP/2's libraries do not send, or send in other places.
+//! Sequences of frames that HTTP/2 libraries do not send, or do not send in this order.
 
 use super::raw::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, frame as http, headers, literal,
 };
 use super::*;
 
-/// The frames of a call with a message, whose client's side is not ended.
+/// The frames of a call with a message, whose client has not ended its side.
 fn call(stream: u32, path: &str) -> Vec<u8> {
     [http(HEADERS, END_HEADERS, stream, &headers(path)), http(DATA, 0, stream, &frame(&envelope(3)))].concat()
 }
 
-async fn plain(settings: Settings) -> Server {
-    Server::start(false, settings, Limits::default()).await
+async fn plain(settings: ConnectionConfig) -> Server {
+    Server::start(false, settings, PortLimits::default()).await
 }
 
 /// The story: Caliper on grpc-js lost calls after about a thousand on one connection. That client ends its side of a call
-/// in a frame of its own, which arrives after the answer has left. The server had dropped the stream by then, and took the
+/// in a separate frame, which arrives after the answer was sent. The server had dropped the stream by then, and took the
 /// frame for an error; after 1024 of them it ended the connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_may_end_its_side_of_a_call_after_the_answer() {
-    let server = plain(Settings::default()).await;
+    let server = plain(ConnectionConfig::default()).await;
     let mut raw = Raw::connect(server.address).await;
     for (path, numbers) in [("/echo/Once", 0..3000u32), ("/echo/Refuse", 3000..4500), ("/echo/Absent", 4500..6000)] {
         for number in numbers {
@@ -32,11 +32,12 @@ async fn a_client_may_end_its_side_of_a_call_after_the_answer() {
     server.end().await;
 }
 
-/// A client that never ends its side does not keep the call for ever, and resets of such calls end no connection.
+/// A client that never ends its side does not hold the call forever, and resets of such calls end no connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_its_client_does_not_end_is_reset_and_the_connection_stays() {
     const NO_ERROR: [u8; 4] = [0; 4];
-    let server = plain(Settings { linger_time_max: Duration::from_millis(200), ..Settings::default() }).await;
+    let server =
+        plain(ConnectionConfig { linger_time_max: Duration::from_millis(200), ..ConnectionConfig::default() }).await;
     let mut raw = Raw::connect(server.address).await;
     let streams = 0..1500u32;
     let calls: Vec<u8> = streams.clone().flat_map(|number| call(2 * number + 1, "/echo/Once")).collect();
@@ -55,10 +56,10 @@ async fn a_call_that_its_client_does_not_end_is_reset_and_the_connection_stays()
     server.end().await;
 }
 
-/// What may still be sent on a call that was answered is thrown away, and it is little.
+/// Bytes sent on an answered call are discarded, and their number is small.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_goes_on_after_its_answer_is_reset() {
-    let server = plain(Settings::default()).await;
+    let server = plain(ConnectionConfig::default()).await;
     let mut raw = Raw::connect(server.address).await;
     raw.send(&call(1, "/echo/Once")).await.expect("an open connection");
     raw.answered(1).await;
@@ -74,7 +75,7 @@ async fn a_call_that_goes_on_after_its_answer_is_reset() {
 /// CVE-2023-44487: streams that are opened and reset at once cost the server more than the client.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_are_reset_at_once_end_their_connection_alone() {
-    let server = plain(Settings::default()).await;
+    let server = plain(ConnectionConfig::default()).await;
     let other = server.channel().await;
     let mut raw = Raw::connect(server.address).await;
     let flood: Vec<u8> = (0..20_000u32)
@@ -91,10 +92,10 @@ async fn streams_that_are_reset_at_once_end_their_connection_alone() {
     server.end().await;
 }
 
-/// Headers that go on in frame after frame are never complete, and each frame is kept.
+/// A header block that continues in frame after frame never completes, and the server keeps each frame.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_without_an_end_end_their_connection_alone() {
-    let server = plain(Settings::default()).await;
+    let server = plain(ConnectionConfig::default()).await;
     let other = server.channel().await;
     for filler in [Vec::new(), literal("x", &"y".repeat(100))] {
         let mut raw = Raw::connect(server.address).await;
@@ -109,11 +110,11 @@ async fn headers_without_an_end_end_their_connection_alone() {
     server.end().await;
 }
 
-/// One byte of a header block may stand for four kilobytes of the table: 16 KiB of them for 64 MiB.
+/// One byte of a header block may refer to four kilobytes of the table: 16 KiB of them expand to 64 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_unfold_to_megabytes_are_refused() {
     const FIRST_OF_TABLE: u8 = 0x80 | 62;
-    let server = plain(Settings::default()).await;
+    let server = plain(ConnectionConfig::default()).await;
     let other = server.channel().await;
     let mut raw = Raw::connect(server.address).await;
     // A literal with a new name, which goes into the table; its length of 3000 takes more than one byte.
@@ -121,7 +122,7 @@ async fn headers_that_unfold_to_megabytes_are_refused() {
     block.extend([b'y'; 3000]);
     block.extend([FIRST_OF_TABLE; 10_000]);
     raw.send(&http(HEADERS, END_HEADERS, 1, &[headers("/echo/Once"), block].concat())).await.expect("room");
-    // It is answered (431) or reset; or the connection is ended.
+    // It is answered (431) or reset, or the connection is ended.
     while let Some(frame) = raw.next().await {
         if matches!(frame.kind, RST_STREAM | GOAWAY) || frame.kind == HEADERS && frame.flags & END_STREAM != 0 {
             break;

@@ -1,26 +1,26 @@
-//! The gRPC layer on its own, with a service that echoes.
+//! The gRPC layer alone, with a service that echoes.
 
 mod frames;
 mod raw;
-mod strangers;
+mod unauthenticated;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use base::admission::Principal;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use gateway::rpc::client::{Connection, Target, Tls};
-use gateway::rpc::connection::{Service, Settings};
-use gateway::rpc::message::{PREFIX_BYTES, frame, put_prefix};
-use gateway::rpc::{Call, Code, Status};
-use gateway::server::{self, Limits};
+use gateway::grpc::client::{ClientTls, ConnectTarget, GrpcConnection};
+use gateway::grpc::connection::{ConnectionConfig, GrpcService};
+use gateway::grpc::message::{PREFIX_BYTES, frame, put_prefix};
+use gateway::grpc::{GrpcCode, GrpcStatus, IncomingCall};
+use gateway::server::{self, PortLimits};
 use proto::common::Envelope;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// Answers a message with itself, in ways that the path names.
+/// Echoes a message, in the way that the path names.
 #[derive(Clone)]
 struct Echo;
 
@@ -30,11 +30,11 @@ enum Method {
     Forever,
     Stream,
     Refuse,
-    /// As `Once`, and says who calls.
+    /// As `Once`, and authenticates the caller.
     Prove,
 }
 
-impl Service for Echo {
+impl GrpcService for Echo {
     type Method = Method;
 
     fn method(&self, path: &str) -> Option<Method> {
@@ -48,7 +48,7 @@ impl Service for Echo {
         })
     }
 
-    async fn call(&self, method: Method, call: Call) {
+    async fn call(&self, method: Method, call: IncomingCall) {
         match method {
             Method::Once => call.unary(|message| async move { Ok(prefixed(&message)) }).await,
             Method::Prove => {
@@ -58,7 +58,7 @@ impl Service for Echo {
             Method::Forever => call.unary(|_| std::future::pending()).await,
             Method::Refuse => {
                 let refuse = |message: Bytes| async move {
-                    Err(Status::new(Code::Aborted, String::from_utf8_lossy(&message).into_owned()))
+                    Err(GrpcStatus::new(GrpcCode::Aborted, String::from_utf8_lossy(&message).into_owned()))
                 };
                 call.unary(refuse).await
             }
@@ -68,10 +68,10 @@ impl Service for Echo {
                         match messages.next().await {
                             Ok(Some(message)) => {
                                 if responder.send(prefixed(&message)).await.is_err() {
-                                    return Status::ok();
+                                    return GrpcStatus::ok();
                                 }
                             }
-                            Ok(None) => return Status::ok(),
+                            Ok(None) => return GrpcStatus::ok(),
                             Err(status) => return status,
                         }
                     }
@@ -91,13 +91,13 @@ fn prefixed(message: &[u8]) -> Bytes {
 
 struct Server {
     address: SocketAddr,
-    target: Target,
-    stop: Stop,
+    target: ConnectTarget,
+    stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start(with_tls: bool, settings: Settings, limits: Limits) -> Server {
+    async fn start(with_tls: bool, settings: ConnectionConfig, limits: PortLimits) -> Server {
         let listener = server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
         let (config, tls) = if with_tls {
@@ -105,25 +105,25 @@ impl Server {
             let certificate = certified.cert.pem().into_bytes();
             let key = certified.signing_key.serialize_pem().into_bytes();
             let config = server::tls(&certificate, &key).expect("a certificate that fits its key");
-            (Some(config), Some(Tls { roots_pem: certificate, server_name: "localhost".into() }))
+            (Some(config), Some(ClientTls { roots_pem: certificate, server_name: "localhost".into() }))
         } else {
             (None, None)
         };
-        let stop = Stop::new();
+        let stop = CancellationToken::new();
         let task = tokio::spawn(server::serve(listener, config, Echo, settings, limits, stop.clone()));
-        Server { address, target: Target { address: address.to_string(), tls }, stop, task }
+        Server { address, target: ConnectTarget { address: address.to_string(), tls }, stop, task }
     }
 
     async fn default() -> Server {
-        Server::start(true, Settings::default(), Limits::default()).await
+        Server::start(true, ConnectionConfig::default(), PortLimits::default()).await
     }
 
-    async fn channel(&self) -> Connection {
-        Connection::connect(&self.target).await.expect("a server that answers")
+    async fn channel(&self) -> GrpcConnection {
+        GrpcConnection::connect(&self.target).await.expect("a server that answers")
     }
 
     async fn end(self) {
-        self.stop.stop();
+        self.stop.cancel();
         self.task.await.expect("the server does not panic");
     }
 }
@@ -133,12 +133,12 @@ fn envelope(bytes: usize) -> Envelope {
 }
 
 /// Makes the connection a member's.
-async fn prove(channel: &Connection) {
+async fn prove(channel: &GrpcConnection) {
     let answer: Envelope = channel.unary("/echo/Prove", &envelope(3), None).await.expect("an echo");
     assert_eq!(answer, envelope(3));
 }
 
-async fn echo(channel: &Connection, bytes: usize) {
+async fn echo(channel: &GrpcConnection, bytes: usize) {
     let request = envelope(bytes);
     let answer: Envelope = channel.unary("/echo/Once", &request, None).await.expect("an echo");
     assert_eq!(answer, request);
@@ -147,7 +147,7 @@ async fn echo(channel: &Connection, bytes: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_all_sizes_come_back() {
     for with_tls in [true, false] {
-        let server = Server::start(with_tls, Settings::default(), Limits::default()).await;
+        let server = Server::start(with_tls, ConnectionConfig::default(), PortLimits::default()).await;
         let channel = server.channel().await;
         prove(&channel).await;
         for bytes in [0, 1, 1000, 16_384, 65_530, 65_536, 1_000_000, 20_000_000] {
@@ -162,9 +162,9 @@ async fn an_error_carries_code_and_message() {
     let server = Server::default().await;
     let channel = server.channel().await;
     let status = channel.unary::<_, Envelope>("/echo/Refuse", &envelope(3), None).await.expect_err("an error");
-    assert_eq!(status.code, Code::Aborted);
+    assert_eq!(status.code, GrpcCode::Aborted);
     let status = channel.unary::<_, Envelope>("/echo/Absent", &envelope(3), None).await.expect_err("an error");
-    assert_eq!(status.code, Code::Unimplemented);
+    assert_eq!(status.code, GrpcCode::Unimplemented);
     server.end().await;
 }
 
@@ -175,18 +175,18 @@ async fn a_deadline_ends_the_call_at_the_server() {
     let begin = std::time::Instant::now();
     let deadline = Some(Duration::from_millis(100));
     let status = channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), deadline).await.expect_err("an error");
-    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     assert!(begin.elapsed() < Duration::from_secs(20));
     echo(&channel, 10).await;
     server.end().await;
 }
 
-/// The story: a stranger opened calls, sent their headers and nothing more. Each held a place of the port for ever, and two
+/// The story: a stranger opened calls, sent their headers and nothing more. Each held a permit of the port forever, and two
 /// connections of 2048 calls held them all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_without_a_message_is_ended() {
-    let settings = Settings { message_pause_max: Duration::from_secs(1), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { message_pause_max: Duration::from_secs(1), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let calls = ["/echo/Once", "/echo/Stream"].into_iter().flat_map(|path| {
         [&b""[..], &b"\0\0\0\0"[..], &b"\0\0\0\0\x09half"[..]].map(|begun| {
@@ -195,12 +195,12 @@ async fn a_call_without_a_message_is_ended() {
                 let (mut requests, mut responses) = channel.open(path, None).await.expect("a stream");
                 requests.send_framed(Bytes::from_static(begun)).await.expect("room in the window");
                 let status = responses.next::<Envelope>().await.expect_err("an error");
-                assert_eq!(status.code, Code::DeadlineExceeded, "{path} {begun:?}");
+                assert_eq!(status.code, GrpcCode::DeadlineExceeded, "{path} {begun:?}");
             }
         })
     });
     futures_util::future::join_all(calls).await;
-    // A stream that has begun may be silent for as long as it likes.
+    // A stream that has begun may be silent for any time.
     let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
     for _ in 0..2 {
         requests.send(&envelope(10)).await.expect("an open stream");
@@ -210,26 +210,26 @@ async fn a_call_without_a_message_is_ended() {
     server.end().await;
 }
 
-/// The story: a message that began in the frame that ended the one before it was waited for without end.
+/// The story: a message that began in the frame that ended the previous one was waited for forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_begins_in_the_frame_of_another_one_is_not_waited_for_without_end() {
-    let settings = Settings { message_pause_max: Duration::from_secs(1), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { message_pause_max: Duration::from_secs(1), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
     let one_and_a_half = [&frame(&envelope(10))[..], &frame(&envelope(10))[..8]].concat();
     requests.send_framed(one_and_a_half.into()).await.expect("room in the window");
     assert_eq!(responses.next().await, Ok(Some(envelope(10))));
     let status = responses.next::<Envelope>().await.expect_err("an error");
-    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     server.end().await;
 }
 
-/// The limit on waiting for a first message is not to hurt those whose message is long and whose line is slow.
+/// The limit on waiting for a first message must not hurt clients with a long message on a slow network.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_message_that_keeps_arriving_is_waited_for() {
-    let settings = Settings { message_pause_max: Duration::from_secs(3), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { message_pause_max: Duration::from_secs(3), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let (mut requests, mut responses) = channel.open("/echo/Once", None).await.expect("a stream");
     let mut rest = frame(&envelope(800_000));
@@ -242,12 +242,12 @@ async fn a_first_message_that_keeps_arriving_is_waited_for() {
     server.end().await;
 }
 
-/// The story: each message had its own deadline. Of many calls at once on a slow line, those whose messages waited behind
-/// others of their connection were ended as if their client were silent.
+/// The story: each message had a separate deadline. Of many concurrent calls on a slow network, those whose messages waited
+/// behind others of their connection were ended as if their client were silent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_may_wait_behind_others_of_its_connection() {
-    let settings = Settings { message_pause_max: Duration::from_secs(3), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { message_pause_max: Duration::from_secs(3), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let (mut waiting, mut answer) = channel.open("/echo/Once", None).await.expect("a stream");
     waiting.send_framed(Bytes::from_static(b"\0")).await.expect("room in the window");
@@ -266,21 +266,21 @@ async fn a_message_may_wait_behind_others_of_its_connection() {
 }
 
 /// The story: calls that asked for the status of transactions that never come, without a deadline or with one of years,
-/// held their places for ever.
+/// held their permits forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unary_call_ends_without_a_deadline_of_its_client() {
-    let settings = Settings { unary_time_max: Duration::from_secs(2), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { unary_time_max: Duration::from_secs(2), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     for deadline in [None, Some(Duration::from_secs(1 << 30))] {
         let status = channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), deadline).await.expect_err("an error");
-        assert_eq!(status.code, Code::DeadlineExceeded);
+        assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     }
     echo(&channel, 10).await;
     server.end().await;
 }
 
-/// The bounds on calls without a message are not to hurt a client that opens all its calls at once.
+/// The bounds on calls without a message must not hurt a client that opens all its calls at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_thousand_calls_at_once_over_one_connection_are_answered() {
     let server = Server::default().await;
@@ -307,7 +307,7 @@ async fn a_message_announced_too_large_is_refused_before_it_is_sent() {
     start.put_slice(b"the first bytes");
     requests.send_framed(start.freeze()).await.expect("room in the window");
     let status = responses.next::<Envelope>().await.expect_err("an error");
-    assert_eq!(status.code, Code::ResourceExhausted);
+    assert_eq!(status.code, GrpcCode::ResourceExhausted);
     echo(&channel, 10).await;
     server.end().await;
 }
@@ -327,9 +327,9 @@ async fn a_stream_echoes_until_the_client_closes_it() {
     server.end().await;
 }
 
-/// A member's connection admits more unread bytes than one of its streams does, so other calls go on. A stranger's does
-/// not: there the echo at the end arrived when the last update of the connection's window happened to be later than that
-/// of the stream's, and else waited until its deadline.
+/// A member's connection admits more unread bytes than one of its streams does, so other calls continue. A stranger's does
+/// not: there the echo at the end arrived only if the last update of the connection's window happened to come after that of
+/// the stream's, and otherwise waited until its deadline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_does_not_read_stops_the_server_from_reading() {
     let server = Server::default().await;
@@ -350,8 +350,8 @@ async fn a_client_that_does_not_read_stops_the_server_from_reading() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_bytes_disturb_nobody() {
-    let limits = Limits { handshake_timeout: Duration::from_secs(2), ..Limits::default() };
-    let server = Server::start(true, Settings::default(), limits).await;
+    let limits = PortLimits { handshake_timeout: Duration::from_secs(2), ..PortLimits::default() };
+    let server = Server::start(true, ConnectionConfig::default(), limits).await;
     let channel = server.channel().await;
     for seed in 0..50u64 {
         let mut socket = TcpStream::connect(server.address).await.expect("a port that listens");
@@ -364,7 +364,7 @@ async fn random_bytes_disturb_nobody() {
                 state as u8
             })
             .collect();
-        // The server may close while we write.
+        // The server may close the connection while we write.
         let _ = socket.write_all(&garbage).await;
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut rest)).await;
@@ -376,11 +376,11 @@ async fn random_bytes_disturb_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_answers_no_pings_is_dropped_and_one_that_does_is_kept() {
-    let settings = Settings { keep_alive_interval: Duration::from_secs(1), ..Settings::default() };
-    let server = Server::start(false, settings, Limits::default()).await;
+    let settings = ConnectionConfig { keep_alive_interval: Duration::from_secs(1), ..ConnectionConfig::default() };
+    let server = Server::start(false, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let mut mute = TcpStream::connect(server.address).await.expect("a port that listens");
-    // A connection preface and empty settings: a client that then says nothing more.
+    // A connection preface and empty settings: a client that then sends nothing more.
     mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("room");
     let mut heard = Vec::new();
     let closed = tokio::time::timeout(Duration::from_secs(20), mute.read_to_end(&mut heard)).await;
@@ -391,8 +391,8 @@ async fn a_client_that_answers_no_pings_is_dropped_and_one_that_does_is_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_lets_calls_finish_and_then_closes() {
-    let settings = Settings { grace: Duration::from_secs(2), ..Settings::default() };
-    let server = Server::start(true, settings, Limits::default()).await;
+    let settings = ConnectionConfig { grace: Duration::from_secs(2), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
     let channel = server.channel().await;
     let stuck = tokio::spawn({
         let channel = channel.clone();
@@ -401,7 +401,7 @@ async fn stopping_lets_calls_finish_and_then_closes() {
     let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
     requests.send(&envelope(1)).await.expect("an open stream");
     assert!(responses.next::<Envelope>().await.expect("an open stream").is_some());
-    server.stop.stop();
+    server.stop.cancel();
     requests.send(&envelope(2)).await.expect("an open stream");
     assert!(responses.next::<Envelope>().await.expect("calls go on within the grace").is_some());
     server.end().await;

@@ -1,4 +1,4 @@
-//! A client that writes HTTP/2's frames itself, so that it can send what no library sends.
+//! A client that writes HTTP/2 frames itself, so that it can send what no library sends.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub const END_HEADERS: u8 = 4;
 /// The setting for the window of a stream.
 pub const INITIAL_WINDOW_SIZE: u16 = 4;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Raw {
     socket: TcpStream,
@@ -34,7 +34,7 @@ pub struct Frame {
 }
 
 impl Raw {
-    /// Connects and says hello.
+    /// Connects and sends the preface.
     pub async fn connect(address: SocketAddr) -> Raw {
         Raw::connect_with(address, &[]).await
     }
@@ -53,15 +53,16 @@ impl Raw {
         raw
     }
 
-    /// Writes bytes as they are.
+    /// Writes raw bytes.
     pub async fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.socket.write_all(bytes).await
     }
 
-    /// The next frame; none when the server has closed the connection. Pings and settings are acknowledged on the way.
+    /// The next frame; `None` once the server has closed the connection. Acknowledges pings and settings that arrive before
+    /// it.
     pub async fn next(&mut self) -> Option<Frame> {
         loop {
-            let frame = tokio::time::timeout(PATIENCE, self.read()).await.expect("a server that says something")?;
+            let frame = tokio::time::timeout(TIMEOUT, self.read()).await.expect("a server that says something")?;
             match frame.kind {
                 PING | SETTINGS if frame.flags & ACK == 0 => {
                     let payload = if frame.kind == PING { &frame.payload[..] } else { &[] };
@@ -95,7 +96,7 @@ impl Raw {
         }
     }
 
-    /// Waits until the server has closed the connection; true if it said why.
+    /// Waits until the server has closed the connection; true if it sent GOAWAY first.
     pub async fn closed(&mut self) -> bool {
         let mut has_said = false;
         while let Some(frame) = self.next().await {

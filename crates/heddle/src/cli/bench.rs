@@ -3,36 +3,40 @@
 use std::path::PathBuf;
 
 use bench::driver::CLIENTS_MAX;
-use bench::workload::ycsb::Mix;
-use bench::workload::{Choice, ZIPF_EXPONENTS};
+use bench::workload::ycsb::YcsbMix;
+use bench::workload::{KeyChoice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::flexchain::{Common, Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
-use super::network::Policy;
-use super::sift::{Backups, CoordinatorLoss, MemoryLoss, Processors, Sift};
+use super::flexchain::{
+    Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+};
+use super::network::PolicyChoice;
+use super::sift::{
+    CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
+};
 
 const AFTER: &str = "\
-Unless --connect names a running network, the measurement starts one of its own in a temporary directory and removes it
-in the end, also after Ctrl-C. Processor times come from the kernel, for all of the network's servers together.
+Unless --connect names a running network, the measurement starts one of its own in a temporary directory, and removes
+it at the end, also after Ctrl-C. Processor times come from the kernel, for all of the network's servers together.
 docs/formats/bench.md explains the JSON.";
 
 #[derive(Subcommand, Debug)]
-pub enum Bench {
-    /// SmallBank: money moved between accounts, six kinds of transactions
+pub enum BenchCommand {
+    /// SmallBank: transfers of money between accounts, with six kinds of transactions
     #[command(after_help = format!("\
 Examples:
   heddle bench smallbank
   heddle bench smallbank --policy all --seconds 60 --json smallbank.json --plot smallbank.svg
   heddle bench smallbank --zipf 0.9      contention on few accounts
-  heddle bench smallbank --pairs 5       what pooled memory and storage cost over the monolithic form
+  heddle bench smallbank --pairs 5       the cost of pooled memory and storage over the monolithic form
   heddle bench smallbank --before ./heddle-1.2      what changed since an older build
-  heddle bench smallbank --clients 50 --timer       what cutting blocks early is worth
-  heddle bench smallbank --library       what verifying signatures by tables is worth
+  heddle bench smallbank --clients 50 --timer       the gain of cutting blocks early
+  heddle bench smallbank --library       the gain of verifying signatures with tables
   heddle bench smallbank --clients 1     the latency of one commit beside the fsyncs and round trips that it needs
 
 {AFTER}"))]
-    Smallbank(SmallBank),
-    /// YCSB: reads and updates of records of some size
+    Smallbank(SmallBankArguments),
+    /// YCSB: reads and updates of records of a given size
     #[command(after_help = format!("\
 Examples:
   heddle bench ycsb                      half reads, half updates, 1 KB
@@ -41,15 +45,15 @@ Examples:
   heddle bench ycsb --mix read=80,update=10,scan=10
 
 {AFTER}"))]
-    Ycsb(Ycsb),
+    Ycsb(YcsbArguments),
     /// Food distribution: profiles clustered by k-means, heavy on the processor
     #[command(after_help = format!("\
 Example:
   heddle bench kmeans --clients 50
 
 {AFTER}"))]
-    Kmeans(KMeans),
-    /// The world state alone: reads, blocks, YCSB and memory under pressure, beside what else could hold it
+    Kmeans(KMeansArguments),
+    /// The world state alone: reads, blocks, YCSB and memory pressure, beside other stores for it
     #[command(after_help = "\
 Examples:
   heddle bench state
@@ -57,22 +61,22 @@ Examples:
   heddle bench state --only pressure --steady-seconds 600    ten minutes of updates within constant memory
   heddle bench state --json state.json --plot state.svg
 
-No network is started. Each row stands beside an in-process hash map, the storage engine alone,
-the monolithic state, and a baseline that asks the memory node's processor for addresses and
-buffers, all in the same run. The ratios at the end are held against their bounds.
+Starts no network. Compares each row with an in-process hash map, the storage engine alone,
+the monolithic state, and a baseline whose memory node's processor hands out addresses and
+buffers, all in the same run. Checks the ratios at the end against their bounds.
 docs/formats/bench.md explains the JSON.")]
-    State(State),
-    /// The replicated key-value store: puts and gets a second over gRPC with TLS
+    State(StateArguments),
+    /// The replicated key-value store: puts and gets per second over gRPC with TLS
     #[command(after_help = "\
 Examples:
   heddle bench kv
   heddle bench kv --keys 1000000 --seconds 10
-  heddle bench kv --connect ./heddle-kv      the store that runs there; it is written to
+  heddle bench kv --connect ./heddle-kv      the store that runs there; the benchmark writes to it
   heddle bench kv --json kv.json             the plot is kv.svg
 
-Unless --connect names one, the store is a process of its own on this machine, so that clients and
-store share its processors. Keys are chosen uniformly.")]
-    Kv(Kv),
+Unless --connect names one, the store is a separate process on this machine, so clients and store
+share its processors. Keys are chosen uniformly.")]
+    Kv(KvBenchArguments),
     /// The replicated key-value store beside etcd, both over gRPC
     #[command(
         name = "kv-etcd",
@@ -82,13 +86,13 @@ Examples:
   heddle bench kv-etcd --seconds 5 --json etcd.json      the plot is etcd.svg
   heddle bench kv-etcd --etcd /opt/etcd/etcd
 
-Starts three nodes of etcd (Debian's package etcd-server) on loopback, and the store as processes of its own:
-one that keeps nothing, one whose memory nodes have each put on disk before it is answered, as etcd's have,
-and one that has it in tables. Clients and all of them share this machine's processors. Puts alone and gets
-alone alternate. put_over_etcd and get_over_etcd are throughput of the first over etcd's, and
-durable_put_over_etcd that of the second."
+Starts three nodes of etcd (Debian's package etcd-server) on loopback, and three stores as separate processes: one
+that keeps nothing on disk; one that acknowledges a put once memory nodes have it on disk, as etcd's nodes do; and
+one that keeps it in tables. Clients and all stores share this machine's processors. Loads of puts and of gets
+alternate. put_over_etcd and get_over_etcd are the throughput of the first store over etcd's,
+durable_put_over_etcd is that of the second."
     )]
-    KvEtcd(KvEtcd),
+    KvEtcd(KvEtcdArguments),
     /// Sift, figure 5: throughput of a key-value store on passive memory nodes, beside Raft
     #[command(
         name = "sift-fig5",
@@ -98,13 +102,13 @@ Examples:
   heddle bench sift-fig5 --quick
   heddle bench sift-fig5 --rounds 5 --json fig5.json      the plot is fig5.svg
 
-Write-only, mixed (half and half), read-heavy (one put of ten) and read-only loads, Zipf 0.99, F = 1, in
-this process over shared memory: Sift with whole copies and with coded blocks, and the Raft engine with
-batches and pipelining over messages of the same provider. Nothing is durable on either side. The
-ratios write_over_raft, read_over_raft and coded_write_over_plain are of throughput."
+Write-only, mixed (half and half), read-heavy (one put in ten) and read-only loads, Zipf 0.99, F = 1, in this
+process over shared memory: Sift with full copies and with erasure coding, and the Raft engine with batches and
+pipelining over messages of the same provider. Nothing is durable on either side. The ratios write_over_raft,
+read_over_raft and coded_write_over_plain compare throughput."
     )]
-    SiftFig5(Sift),
-    /// Sift, figure 6: latency of the same, of one client and under load
+    SiftFig5(SiftArguments),
+    /// Sift, figure 6: latency of the same stores, for one client and under load
     #[command(
         name = "sift-fig6",
         after_help = "\
@@ -112,9 +116,9 @@ Examples:
   heddle bench sift-fig6
   heddle bench sift-fig6 --quick
 
-As sift-fig5, for puts alone and gets alone: one client, and all at nine tenths of the throughput."
+Like sift-fig5, for puts alone and gets alone: with one client, and with all at nine tenths of the throughput."
     )]
-    SiftFig6(Sift),
+    SiftFig6(SiftArguments),
     /// Ordering of blocks on passive memory nodes, on Raft, and alone
     #[command(after_help = "\
 Examples:
@@ -123,10 +127,10 @@ Examples:
   heddle bench ordering --folder /mnt/disk --json ordering.json      the plot is ordering.svg
 
 Blocks of 200 transactions of 1 KB, F = 1, shown once a majority of the orderers has them on disk: three
-orderers on three memory nodes, three of Raft, with batches and pipelining, and one alone, all in this
-process. Cutting and signing blocks is no part of it. sift_cpu_over_raft is of processor time.")]
-    Ordering(Ordering),
-    /// Sift, figure 7: throughput with more or less of a processor, beside Raft
+orderers on three memory nodes, three on Raft with batches and pipelining, and a single one, all in this
+process. Cutting and signing of blocks is not measured. sift_cpu_over_raft compares processor time.")]
+    Ordering(OrderingArguments),
+    /// Sift, figure 7: throughput with a limited processor, beside Raft
     #[command(
         name = "sift-fig7",
         after_help = "\
@@ -135,12 +139,12 @@ Examples:
   heddle bench sift-fig7 --quick
   heddle bench sift-fig7 --processor-percent 10,50,100 --json fig7.json      the plot is fig7.svg
 
-A read-heavy load (one put of ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a process of its own
-whose processor is limited, as is the one processor of Sift; its memory nodes are passive. Clients are within
-the limit of whoever leads. The ratios …_over_raft are of throughput at the largest share."
+A read-heavy load (one put in ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a process of its own with
+a limited processor, and so is Sift's only CPU node; its memory nodes are passive. Clients run within the
+leader's limit. The ratios …_over_raft compare throughput at the largest share."
     )]
-    SiftFig7(Processors),
-    /// Sift, figure 8: how long groups wait for a backup that they share, simulated
+    SiftFig7(SiftCpuArguments),
+    /// Sift, figure 8: how long groups wait for a backup from a shared pool, simulated
     #[command(
         name = "sift-fig8",
         after_help = "\
@@ -149,13 +153,13 @@ Examples:
   heddle bench sift-fig8 --quick
   heddle bench sift-fig8 --groups 1000,3000 --json fig8.json      the plot is fig8.svg
 
-Machines fail at random times, each alone, or half of them by racks that fail as one. Numbers of machines,
-days and failures are those of the cluster trace that the paper used, whose own times are not at hand.
-extra_recovery_s_… is the mean wait of a failure with the pool that the paper found to be enough,
-backups_for_… the least pool with which it is at most 0.1 s; …_racks the same with racks."
+Machines fail at random times: either each alone, or half of them in racks that fail as a whole. Numbers of
+machines, days and failures are those of the cluster trace in the paper; the trace's own times are not
+available. extra_recovery_s_… is the mean wait per failure with the pool that the paper found sufficient,
+backups_for_… the smallest pool with a mean wait of at most 0.1 s; …_racks are the same with racks."
     )]
-    SiftFig8(Backups),
-    /// Sift, figure 9: what a group costs over one of Raft, F = 1
+    SiftFig8(SiftBackupsArguments),
+    /// Sift, figure 9: cost of a group relative to a Raft group, F = 1
     #[command(
         name = "sift-fig9",
         after_help = "\
@@ -163,11 +167,11 @@ Examples:
   heddle bench sift-fig9
   heddle bench sift-fig9 --quick
 
-Measures sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f1 and
-saving_gcp_f1 are what coded blocks with shared backups save."
+Runs sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f1 and
+saving_gcp_f1 are the savings of erasure coding with shared backups."
     )]
-    SiftFig9(Processors),
-    /// Sift, figure 10: what a group costs over one of Raft, F = 2
+    SiftFig9(SiftCpuArguments),
+    /// Sift, figure 10: cost of a group relative to a Raft group, F = 2
     #[command(
         name = "sift-fig10",
         after_help = "\
@@ -175,10 +179,10 @@ Examples:
   heddle bench sift-fig10
   heddle bench sift-fig10 --quick
 
-Measures sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f2 and
-saving_gcp_f2 are what coded blocks with shared backups save."
+Runs sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f2 and
+saving_gcp_f2 are the savings of erasure coding with shared backups."
     )]
-    SiftFig10(Processors),
+    SiftFig10(SiftCpuArguments),
     /// Sift, figure 11: a memory node is killed under load, and comes back
     #[command(
         name = "sift-fig11",
@@ -186,13 +190,13 @@ saving_gcp_f2 are what coded blocks with shared backups save."
 Examples:
   heddle bench sift-fig11
   heddle bench sift-fig11 --quick
-  heddle bench sift-fig11 --copy-mib 512 --json fig11.json      sooner, and at a price; the plot is fig11.svg
+  heddle bench sift-fig11 --copy-mib 512 --json fig11.json      copies faster, at a price; the plot is fig11.svg
 
-Three memory nodes and a processor with its clients, each a process of its own. One memory node is killed
-(SIGKILL) and another one started in its place, with nothing in it. lowest_over_before is throughput in the
-worst 100 ms until it counts again, over that before; readmitted_s when it does, from the kill on."
+Three memory nodes and a CPU node with its clients, each a process of its own. One memory node is killed
+(SIGKILL), and an empty one is started in its place. lowest_over_before is the throughput in the worst 100 ms
+until the new node is re-admitted, over that before the kill; readmitted_s is the time from the kill to then."
     )]
-    SiftFig11(MemoryLoss),
+    SiftFig11(MemoryLossArguments),
     /// Sift, figure 12: the coordinator is killed with its logs full
     #[command(
         name = "sift-fig12",
@@ -202,14 +206,14 @@ Examples:
   heddle bench sift-fig12 --quick
   heddle bench sift-fig12 --kills 20 --json fig12.json      the plot is fig12.svg
 
-Three memory nodes and two processors, each a process of its own. Under a read-heavy load throughput is
-measured; then the group's log and the store's are filled, by making no room in the first, and the coordinator
-is killed (SIGKILL). Processors look for heartbeats every 7 ms and stand for election after three without one.
-half_recovered_ms is the end of the first 20 ms with half of the throughput, recovered_ms of the first 100 ms
-with all of it; log_full_min and group_log_full_min how full the logs were."
+Three memory nodes and two CPU nodes, each a process of its own. Throughput is measured under a read-heavy load.
+Then the group's log and the store's are filled, by no longer trimming the group's log, and the coordinator is
+killed (SIGKILL). CPU nodes look for heartbeats every 7 ms and stand for election after three misses.
+half_recovered_ms is the end of the first 20 ms with half of the throughput, recovered_ms that of the first
+100 ms with all of it; log_full_min and group_log_full_min are how full the logs were."
     )]
-    SiftFig12(CoordinatorLoss),
-    /// Sift, table 2: machines of equal throughput, and what groups of them cost
+    SiftFig12(CoordinatorLossArguments),
+    /// Sift, table 2: machines of equal throughput, and the cost of groups of them
     #[command(
         name = "sift-table2",
         after_help = "\
@@ -217,12 +221,12 @@ Examples:
   heddle bench sift-table2
   heddle bench sift-table2 --quick
 
-Measures sift-fig7. What Sift's processor needs for the throughput that Raft has with half a processor, over
-that, gives its cores where Raft's nodes have eight. Memory and prices are the paper's. saving_… is what
-coded blocks with shared backups save over a group of Raft, at each provider's prices and for each F."
+Runs sift-fig7. The processor share that Sift needs for the throughput of Raft with half a processor, over that
+half, gives the cores of Sift's CPU node where Raft's nodes have eight. Memory and prices are the paper's.
+saving_… is the saving of erasure coding with shared backups over a Raft group, for each provider and each F."
     )]
-    SiftTable2(Processors),
-    /// Remote memory alone: what each verb costs, for each provider beside its floor
+    SiftTable2(SiftCpuArguments),
+    /// Remote memory alone: the cost of each verb, for each provider beside its floor
     #[command(after_help = "\
 Examples:
   heddle bench rma
@@ -230,24 +234,23 @@ Examples:
   heddle bench rma --provider tcp --unshaped
   heddle bench rma --json rma.json --plot rma.svg
 
-No network is started. Verbs over shm stand beside a copy of the same size or the atomic
-instruction, verbs over tcp beside a request and a reply of the same sizes over a bare socket
-whose ends wait in the same way; batches of both alternate. The ratios at the end are held
-against their bounds. docs/formats/bench.md explains the JSON.")]
-    Rma(Rma),
-    /// Verification of P-256 signatures by tables of keys, beside the library
+Starts no network. Compares verbs over shm with a copy of the same size or the atomic instruction,
+and verbs over tcp with a request and a reply of the same sizes over a bare socket whose ends wait
+in the same way; batches of both alternate. Checks the ratios at the end against their bounds.
+docs/formats/bench.md explains the JSON.")]
+    Rma(RmaArguments),
+    /// Verification of P-256 signatures with tables of keys, beside the library
     #[command(after_help = "\
 Examples:
   heddle bench signatures
-  heddle bench signatures --keys 3000          tables that no cache holds
+  heddle bench signatures --keys 3000          tables that exceed every cache
   heddle bench signatures --json signatures.json --plot signatures.svg
 
-No network is started. All ways take turns on one thread; times are processor time, in
-microseconds a signature, and the ratios at the end are held against their bounds. On a
-processor without AVX-512 IFMA it measures what that has. docs/formats/bench.md explains the
-JSON.")]
-    Signatures(Signatures),
-    /// FlexChain, figure 5 (b): throughput over remote memory, storage reads delayed as a disk's
+Starts no network. All ways take turns on one thread; times are processor time, in microseconds
+per signature. Checks the ratios at the end against their bounds. On a processor without AVX-512
+IFMA it measures the ways that run there. docs/formats/bench.md explains the JSON.")]
+    Signatures(SignaturesArguments),
+    /// FlexChain, figure 5 (b): throughput over remote memory, with storage reads as slow as a disk's
     #[command(
         name = "flexchain-fig5b",
         after_help = "\
@@ -257,12 +260,12 @@ Examples:
   heddle bench flexchain-fig5b --delay-us 500 --json fig5b.json      a slower disk; the plot is fig5b.svg
 
 Uniform YCSB-A at 10 KB on one peer in this process: clients read, sign and verify as a network of one
-organisation would, a committer checks versions and makes blocks, which are synced and applied. Remote
-memory is given as a share of the data; what it does not hold comes from storage. The same is measured
-without signatures. The ratio half_over_full is throughput with half of the data in memory over that
-with all of it. Takes about two minutes. docs/formats/bench.md explains the JSON."
+organisation would; a committer checks versions and makes blocks, which are synced and applied. Remote
+memory is sized relative to the data; reads that it cannot answer go to storage. The same is measured
+without signatures. half_over_full is the throughput with half of the data in memory over that with all
+of it. Takes about two minutes. docs/formats/bench.md explains the JSON."
     )]
-    FlexchainFig5b(Fig5b),
+    FlexchainFig5b(Fig5bArguments),
     /// FlexChain, figure 7: disaggregated beside monolithic, YCSB and SmallBank
     #[command(
         name = "flexchain-fig7",
@@ -274,17 +277,17 @@ Examples:
 
 YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, both forms in turn:
   whole networks: a disaggregated and a monolithic one run side by side, and each load goes to one, then
-    to the other; the ratio cpu_over_monolithic_max is of the servers' processor time a transaction
-  the state alone: blocks are synced and applied by one task, through shm and under a latency; the ratios
-    state_over_monolithic_... are of throughput
-  the state alone, write-heavy, the monolithic form with a memtable as large as the data, which blocks wait
-    for when it is full, and with caches of an eighth of the data in the other form
+    to the other; cpu_over_monolithic_max compares the servers' processor time per transaction
+  the state alone: one task syncs and applies blocks, through shm and with an added latency;
+    state_over_monolithic_... compare throughput
+  the state alone, write-heavy, with a monolithic memtable as large as the data, for which blocks wait
+    when it is full; the other form's caches are an eighth of the data
     (large_memtable_over_monolithic_min), then as large as the monolithic one's (large_memtable_equal_caches_min)
 Ratios are medians over pairs of runs, of the worst load. Takes about twenty minutes.
 docs/formats/bench.md explains the JSON."
     )]
-    FlexchainFig7(Fig7),
-    /// FlexChain, figure 8 (a): what answers reads, over local caches and skew
+    FlexchainFig7(Fig7Arguments),
+    /// FlexChain, figure 8 (a): the sources that answer reads, over local caches and skew
     #[command(
         name = "flexchain-fig8a",
         after_help = "\
@@ -293,13 +296,13 @@ Examples:
   heddle bench flexchain-fig8a --quick
   heddle bench flexchain-fig8a --memory-percent 25 --skew 0,0.99 --json fig8a.json      the plot is fig8a.svg
 
-YCSB-A at 10 KB on the state alone. For each size of remote memory, of the local caches and each skew: the
-share of reads that the data cache, the metadata cache, remote memory and storage answer, beside the hits
-of the monolithic form with a cache of the same size. Takes about two minutes.
+YCSB-A at 10 KB on the state alone. For each size of remote memory and of the local caches, and each skew:
+the share of reads that the data cache, the metadata cache, remote memory and storage answer, beside the
+hits of the monolithic form with a cache of the same size. Takes about two minutes.
 docs/formats/bench.md explains the JSON."
     )]
-    FlexchainFig8a(Fig8a),
-    /// FlexChain, figure 8 (b): the memory node's processor limited, ours beside a two-sided one
+    FlexchainFig8a(Fig8aArguments),
+    /// FlexChain, figure 8 (b): a limited processor of the memory node, one-sided beside two-sided
     #[command(
         name = "flexchain-fig8b",
         after_help = "\
@@ -308,27 +311,26 @@ Examples:
   heddle bench flexchain-fig8b --quick
   heddle bench flexchain-fig8b --limit pauses --json fig8b.json      without a cgroup; the plot is fig8b.svg
 
-YCSB-A and -B at 10 KB on the state alone, its memory node in a process of its own whose processor is
-limited; beside it a memory node that is asked for addresses and buffers, as in the paper. The ratio
-throttled_over_unlimited is throughput at the smallest share over that without a limit. Where no cgroup
-can be made, signals stop and continue the process instead; the output says which it was. Takes about
+YCSB-A and -B at 10 KB on the state alone, with its memory node in a process of its own whose processor is
+limited; beside it a memory node that hands out addresses and buffers on request, as in the paper.
+throttled_over_unlimited is the throughput at the smallest share over that without a limit. If no cgroup
+can be made, signals stop and continue the process instead; the output says which was used. Takes about
 two minutes. docs/formats/bench.md explains the JSON."
     )]
-    FlexchainFig8b(Fig8b),
+    FlexchainFig8b(Fig8bArguments),
     /// Failover: from the kill of a peer's primary to the next block that another compute node applies
     #[command(after_help = "\
 Examples:
   heddle bench failover
   heddle bench failover --kills 50 --compute-nodes 3 --json failover.json      the plot is failover.svg
 
-A network of processes is started in a temporary directory, and clients write to it. Each time the first
-organisation's peer has a primary and readers, the primary's process is killed (SIGKILL). next_block_ms is
-the time until another compute node has applied a block as the primary; next_commit_ms the time until a
-transaction was committed that a client of that organisation began after the kill. Both include that the
-end of the process is noticed, and the wait for the leases that it held. docs/formats/bench.md explains the
-JSON.")]
-    Failover(Failover),
-    /// Under attack: what a legitimate organisation keeps of its throughput while all attacks run at once
+Starts a network of processes in a temporary directory, with clients that write to it. Whenever the first
+organisation's peer has a primary and followers, the primary's process is killed (SIGKILL). next_block_ms is
+the time until another compute node has applied a block as the primary; next_commit_ms is the time until a
+transaction has committed that a client of that organisation began after the kill. Both include the detection
+of the process's end and the wait for the leases that it held. docs/formats/bench.md explains the JSON.")]
+    Failover(FailoverArguments),
+    /// Under attack: the throughput that a legitimate organisation keeps while all attacks run at once
     #[command(
         name = "under-attack",
         after_help = "\
@@ -337,26 +339,26 @@ Examples:
   heddle bench under-attack --quick
   heddle bench under-attack --pairs 9 --json attacked.json      the plot is attacked.svg
 
-A network of three organisations, a process for each role, is started in a temporary directory. SmallBank is
-measured calm and attacked in turns, by clients of the first two organisations; the attackers are strangers,
-and members of the third. Each attack is a process of its own, of the program `attack`, which shares no code
-with this one; all of them together have a quarter of a processor, by a cgroup. Each goes at its own pace
-times --factor, so that all fit. A run in which one falls below half of that does not count: it says so and
-the exit code is 1. memory_over_budget_mib is what the largest process has beyond its settings and 64 MiB.
-docs/formats/bench.md explains the JSON."
+Starts a network of three organisations in a temporary directory, with a process for each role. Clients of the
+first two organisations run SmallBank in calm and attacked windows in turn; the attackers are outsiders, and
+members of the third organisation. Each attack is a process of the program `attack`, which shares no code with
+this one; a cgroup limits all of them together to a quarter of a processor. Each attack runs at its own pace
+times --factor, so that all fit. A run in which an attack falls below half of that pace is invalid: the output
+says so, and the exit code is 1. memory_over_budget_mib is the memory of the largest process beyond its settings
+and 64 MiB. docs/formats/bench.md explains the JSON."
     )]
-    UnderAttack(UnderAttack),
-    /// A memory node for flexchain-fig8b, which starts this program again
+    UnderAttack(UnderAttackArguments),
+    /// A memory node for flexchain-fig8b, as a process of this program
     #[command(name = "memory-process", hide = true)]
-    MemoryProcess(MemoryProcess),
-    /// A part of a store for sift-fig7, -fig11 and -fig12, which start this program again
+    MemoryProcess(MemoryProcessArguments),
+    /// A part of a store for sift-fig7, -fig11 and -fig12, as a process of this program
     #[command(name = "sift-process", hide = true)]
     SiftProcess,
 }
 
 /// Kills of primaries.
 #[derive(Args, Debug, Clone)]
-pub struct Failover {
+pub struct FailoverArguments {
     /// How often a primary is killed
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub kills: u64,
@@ -366,7 +368,7 @@ pub struct Failover {
     /// Clients, each with one transaction in flight, spread over two organisations
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(2..=1_000))]
     pub clients: u64,
-    /// Fixes how long each primary lives
+    /// Determines how long each primary lives
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
@@ -375,8 +377,8 @@ pub struct Failover {
 
 /// Windows with attacks and without.
 #[derive(Args, Debug, Clone)]
-pub struct UnderAttack {
-    /// Calm and attacked windows, in turns; medians count
+pub struct UnderAttackArguments {
+    /// Pairs of a calm and an attacked window; medians count
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
     /// How long each window takes, in seconds
@@ -385,26 +387,26 @@ pub struct UnderAttack {
     /// Clients, each with one transaction in flight
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
     pub clients: u64,
-    /// The pace of each attack over that which would break a network without defences
+    /// The pace of each attack, relative to one that would break a network without defences
     #[arg(long, value_name = "FACTOR", default_value_t = 0.02, value_parser = seconds)]
     pub factor: f64,
-    /// The program of attacks [default: `attack` beside this program]
+    /// The program that attacks [default: `attack` beside this program]
     #[arg(long, value_name = "PROGRAM")]
     pub attacks: Option<PathBuf>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 /// Verification of signatures.
 #[derive(Args, Debug, Clone)]
-pub struct Signatures {
+pub struct SignaturesArguments {
     /// Keys that sign, at random; each has a table of 256 KiB
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3_000))]
     pub keys: u64,
-    /// Rounds, in each of which every way verifies all signatures
+    /// Rounds; in each of them every way verifies all signatures
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=9_999))]
     pub rounds: u64,
-    /// Chooses the signers
+    /// Determines the signers
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
@@ -413,23 +415,23 @@ pub struct Signatures {
 
 /// Verbs of remote memory.
 #[derive(Args, Debug, Clone)]
-pub struct Rma {
-    /// Batches of each verb and of its floor, in turns
+pub struct RmaArguments {
+    /// Batches of each verb and of its floor, in alternation
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=9_999))]
     pub rounds: u64,
     /// How long each batch takes, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub batch_ms: u64,
-    /// Remote memory that cold reads and writes go over, in MiB
+    /// Remote memory that cold reads and writes cover, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
     pub data_mib: u64,
-    /// Fixes the places of cold reads and writes
+    /// Determines the addresses of cold reads and writes
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Measure this provider alone
+    /// Measure only this provider
     #[arg(long, value_enum, value_name = "NAME")]
-    pub provider: Option<Provider>,
-    /// Leave out the interconnects that are slowed down to 2 and 8 µs a verb
+    pub provider: Option<ProviderChoice>,
+    /// Skip the interconnects with an added latency of 2 and 8 µs per verb
     #[arg(long)]
     pub unshaped: bool,
     #[command(flatten)]
@@ -438,7 +440,7 @@ pub struct Rma {
 
 /// A way to reach remote memory.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
+pub enum ProviderChoice {
     /// Memory that processes of one machine share
     Shm,
     /// Between any two hosts
@@ -447,8 +449,8 @@ pub enum Provider {
 
 /// A measurement that needs no network.
 #[derive(Args, Debug, Clone)]
-pub struct State {
-    /// Remote memory that reads go over, in MiB of values
+pub struct StateArguments {
+    /// Remote memory that reads cover, in MiB of values
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
     pub data_mib: u64,
     /// Bytes of each value of reads and blocks
@@ -460,13 +462,13 @@ pub struct State {
     /// Pairs of runs of YCSB, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
-    /// How long updates go on within constant memory, in seconds
+    /// How long updates run within constant memory, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub steady_seconds: f64,
-    /// Measure one part alone
+    /// Measure only one part
     #[arg(long, value_name = "PART", value_enum)]
     pub only: Option<StatePart>,
-    /// Fixes which keys are chosen
+    /// Determines the keys
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
@@ -482,11 +484,11 @@ pub enum StatePart {
     Blocks,
     /// YCSB at 10 KB
     Load,
-    /// Reads while others are evicted, and updates for long within constant memory
+    /// Reads while other records are evicted, and long runs of updates within constant memory
     Pressure,
 }
 
-/// Where a figure goes besides the terminal.
+/// The files of a figure's results.
 #[derive(Args, Debug, Clone)]
 pub struct FigureOutput {
     /// Write the result as JSON
@@ -498,31 +500,31 @@ pub struct FigureOutput {
 }
 
 impl FigureOutput {
-    /// Where the plot goes, if anywhere.
+    /// The file of the plot, if there is one.
     pub fn plot(&self) -> Option<PathBuf> {
         self.plot.clone().or_else(|| self.json.as_ref().map(|json| json.with_extension("svg")))
     }
 }
 
 #[derive(Args, Debug, Clone)]
-pub struct SmallBank {
-    /// Number of accounts' owners
+pub struct SmallBankArguments {
+    /// Number of account owners
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
     pub accounts: u64,
-    /// How many of a hundred transactions modify; the others read a balance
+    /// Percentage of transactions that write; the others read a balance
     #[arg(long, value_name = "PERCENT", default_value_t = 95, value_parser = clap::value_parser!(u64).range(0..=100))]
     pub writes: u64,
     #[command(flatten)]
-    pub keys: Keys,
+    pub keys: KeyArguments,
     /// Bytes of each account's record
     #[arg(long, value_name = "BYTES", default_value_t = 8, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub record_bytes: u64,
     #[command(flatten)]
-    pub run: Run,
+    pub run: BenchRunArguments,
 }
 
 #[derive(Args, Debug, Clone)]
-pub struct Ycsb {
+pub struct YcsbArguments {
     /// Number of records
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub records: u64,
@@ -531,15 +533,15 @@ pub struct Ycsb {
     pub value_bytes: u64,
     /// A letter from a to f, or parts that add up to 100: read, update, rmw, scan, insert
     #[arg(long, value_name = "MIX", default_value = "a")]
-    pub mix: Mix,
+    pub mix: YcsbMix,
     #[command(flatten)]
-    pub keys: Keys,
+    pub keys: KeyArguments,
     #[command(flatten)]
-    pub run: Run,
+    pub run: BenchRunArguments,
 }
 
 #[derive(Args, Debug, Clone)]
-pub struct KMeans {
+pub struct KMeansArguments {
     /// Number of profiles
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub profiles: u64,
@@ -549,33 +551,33 @@ pub struct KMeans {
     /// Clusters
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub k: u64,
-    /// Most epochs of one clustering
+    /// Maximum of epochs per clustering
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub epochs: u64,
     /// Coordinates of a profile
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub dimensions: u64,
-    /// How little the clusters must move for a clustering to end
+    /// A clustering ends when its clusters move less than this
     #[arg(long, value_name = "DISTANCE", default_value_t = 0.01)]
     pub threshold: f64,
-    /// How many of a hundred transactions update a profile
+    /// Percentage of transactions that update a profile
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100))]
     pub updates: u64,
     #[command(flatten)]
-    pub run: Run,
+    pub run: BenchRunArguments,
 }
 
 /// How keys are chosen.
 #[derive(Args, Debug, Clone)]
-pub struct Keys {
-    /// Choose keys by Zipf's law with this exponent, 0.01 to 0.99; without it uniformly
+pub struct KeyArguments {
+    /// Choose keys by Zipf's law with this exponent, 0.01 to 0.99; otherwise uniformly
     #[arg(long, value_name = "EXPONENT", value_parser = zipf_exponent)]
     pub zipf: Option<f64>,
 }
 
-impl Keys {
-    pub fn choice(&self) -> Choice {
-        self.zipf.map_or(Choice::Uniform, Choice::Zipf)
+impl KeyArguments {
+    pub fn choice(&self) -> KeyChoice {
+        self.zipf.map_or(KeyChoice::Uniform, KeyChoice::Zipf)
     }
 }
 
@@ -588,9 +590,9 @@ fn zipf_exponent(text: &str) -> Result<f64, String> {
     Err(format!("not at least {} and below {}", range.start, range.end))
 }
 
-/// What all workloads have in common.
+/// Options that all workloads share.
 #[derive(Args, Debug, Clone)]
-pub struct Run {
+pub struct BenchRunArguments {
     /// How long to measure, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds, help_heading = "Run")]
     pub seconds: f64,
@@ -601,20 +603,20 @@ pub struct Run {
     #[arg(long, value_name = "N", default_value_t = 400, help_heading = "Run",
           value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
     pub clients: u64,
-    /// Connections that the clients share, spread over all gateways [default: one a gateway]
+    /// Connections that the clients share, spread over all gateways [default: one per gateway]
     #[arg(long, value_name = "N", help_heading = "Run", value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub connections: Option<u64>,
     /// How clients learn of a commit
     #[arg(long, value_enum, value_name = "HOW", default_value = "status", help_heading = "Run")]
     pub wait: WaitFor,
-    /// Fixes what each client does
+    /// Determines what each client does
     #[arg(long, value_name = "NUMBER", default_value_t = 1, help_heading = "Run")]
     pub seed: u64,
     /// Number of organisations, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Network", conflicts_with = "connect",
           value_parser = clap::value_parser!(u8).range(1..=16))]
     pub orgs: u8,
-    /// Who has to endorse a transaction
+    /// Who must endorse a transaction
     #[arg(
         long,
         value_enum,
@@ -623,27 +625,27 @@ pub struct Run {
         help_heading = "Network",
         conflicts_with = "connect"
     )]
-    pub policy: Policy,
+    pub policy: PolicyChoice,
     /// Settings of the network, as for `heddle up`
     #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]
     pub config: Option<PathBuf>,
-    /// Run every role of the network as a process of its own; their processor times are added up
+    /// Run every role of the network as a process of its own; their processor times are summed
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub isolate: bool,
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Number of pairs to measure, beside the monolithic form, --before [20], --timer [3] or --library [5]
+    /// Number of pairs to measure, beside the monolithic form, --before (20), --timer (3) or --library (5)
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,
-    /// Measure the same network of an older heddle in turn, with our clients
+    /// Measure the same network of an older heddle in alternation, with this program's clients
     #[arg(long, value_name = "PROGRAM", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"])]
     pub before: Option<PathBuf>,
-    /// Measure the same network in turn with ordering.cut = "limits": blocks cut at the channel's limits
+    /// Measure the same network in alternation with ordering.cut = "limits": blocks cut at the channel's limits
     #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before"])]
     pub timer: bool,
-    /// Measure the same network in turn with crypto.verify = "library": every signature verified by the library
+    /// Measure the same network in alternation with crypto.verify = "library": signatures verified by the library
     #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before", "timer"])]
     pub library: bool,
     /// Run the network without TLS
@@ -652,10 +654,10 @@ pub struct Run {
     /// Measure the running network of this directory instead
     #[arg(long, value_name = "DIR", help_heading = "Network")]
     pub connect: Option<PathBuf>,
-    /// The data is there already: do not load it
+    /// Do not load data: it is there already
     #[arg(long, help_heading = "Network", requires = "connect")]
     pub no_load: bool,
-    /// Keep the temporary network's directory and say where it is
+    /// Keep the temporary network's directory and print its path
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub keep: bool,
     /// Write the result as JSON
@@ -676,14 +678,14 @@ pub enum WaitFor {
 }
 
 #[derive(Args, Debug, Clone)]
-pub struct Kv {
-    /// Seconds that each of three loads is measured
+pub struct KvBenchArguments {
+    /// Duration of each of three loads, in seconds
     #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
     pub seconds: f64,
-    /// Clients, each with one operation at a time
+    /// Clients, each with one operation in flight
     #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub clients: u64,
-    /// Connections that they share
+    /// Connections that the clients share
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
     pub connections: u64,
     /// Keys
@@ -692,7 +694,7 @@ pub struct Kv {
     /// Bytes of a value
     #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
     pub value_bytes: u64,
-    /// A call for each operation, instead of a stream a connection that takes many
+    /// Use a call for each operation instead of one stream per connection
     #[arg(long)]
     pub unary: bool,
     /// Measure the store of this directory
@@ -704,17 +706,17 @@ pub struct Kv {
 
 /// `heddle bench kv-etcd`.
 #[derive(Args, Debug, Clone)]
-pub struct KvEtcd {
-    /// Seconds that each load is measured
+pub struct KvEtcdArguments {
+    /// Duration of each measurement, in seconds
     #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
     pub seconds: f64,
-    /// Times that each load is measured, of which the median counts
+    /// Number of measurements of each load, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub rounds: u64,
-    /// Clients, each with one operation at a time
+    /// Clients, each with one operation in flight
     #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub clients: u64,
-    /// Connections that they share
+    /// Connections that the clients share
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
     pub connections: u64,
     /// Keys
@@ -732,24 +734,24 @@ pub struct KvEtcd {
 
 /// `heddle bench ordering`.
 #[derive(Args, Debug, Clone)]
-pub struct Ordering {
-    /// Seconds that each group is measured
+pub struct OrderingArguments {
+    /// Duration of each measurement, in seconds
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub seconds: f64,
-    /// Times that everything is measured, of which the median counts
+    /// Number of measurements, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub rounds: u64,
-    /// Transactions of a block
+    /// Transactions per block
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub transactions: u64,
     /// Bytes of a transaction
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=2048))]
     pub transaction_bytes: u64,
-    /// Keep the orderers' logs here while they are measured [default: the system's folder for temporary files]
+    /// Put the orderers' logs here during the measurement [default: the system's temporary folder]
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;

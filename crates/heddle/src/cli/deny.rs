@@ -4,20 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Directory;
+use super::DirectoryArguments;
 
 #[derive(Subcommand, Debug)]
-pub enum Deny {
-    Add(Add),
-    List(List),
+pub enum DenyCommand {
+    Add(DenyAddArguments),
+    List(DenyListArguments),
 }
 
-/// Turn a certificate away from now on, whatever the channel's configuration says of it
+/// Deny a certificate from now on, whatever the channel's configuration says about it
 ///
-/// It writes the certificate's fingerprint into denied.toml, which running processes look at all the time: within a second
-/// the holder can neither propose, order nor read, nor connect where certificates are asked for. What is in blocks
-/// already stays valid, and what others order for the holder is judged as ever: for good, an organisation revokes the
-/// certificate in its definition. Take the entry out of the file to allow the certificate again.
+/// Writes the certificate's fingerprint into denied.toml, which running processes poll: within a second its holder can
+/// neither propose, order nor read, nor connect where certificates are required. Transactions in blocks stay valid, and
+/// transactions that others order for the holder are validated as before. To end that too, the organisation revokes the
+/// certificate in its definition. Remove the entry from the file to allow the certificate again.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -27,32 +27,32 @@ Examples:
   heddle deny add --cert user1.pem --until 2030-12-31
   heddle deny add --cert user1.pem --node /srv/orderer     on the host of that process, after `heddle plan`"
 )]
-pub struct Add {
+pub struct DenyAddArguments {
     /// The certificate, in PEM
     #[arg(long, value_name = "FILE")]
     pub cert: PathBuf,
-    /// Why, for whoever reads the list
+    /// The reason, for readers of the list
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// The last day on which it is denied, in UTC; without, it is denied for good
+    /// The last day of the denial, in UTC; without it, the denial is permanent
     #[arg(long, value_name = "YYYY-MM-DD")]
     pub until: Option<String>,
     #[command(flatten)]
-    pub directory: Directory,
-    /// The folder of one process, where the list is to count for that one alone
+    pub directory: DirectoryArguments,
+    /// The folder of one process: the denial applies to that process alone
     #[arg(long, value_name = "FOLDER", conflicts_with = "dir")]
     pub node: Option<PathBuf>,
 }
 
-/// Show which certificates are turned away
+/// Show the certificates that are denied
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Examples:
   heddle deny list
   heddle deny list --json")]
-pub struct List {
+pub struct DenyListArguments {
     #[command(flatten)]
-    pub directory: Directory,
+    pub directory: DirectoryArguments,
     /// The folder of one process
     #[arg(long, value_name = "FOLDER", conflicts_with = "dir")]
     pub node: Option<PathBuf>,

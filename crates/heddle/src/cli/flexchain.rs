@@ -2,39 +2,39 @@
 
 use std::path::PathBuf;
 
-use bench::flexchain::limiter::{Kind, PERCENT_MIN};
+use bench::flexchain::limiter::{LimiterKind, PERCENT_MIN};
 use clap::{Args, ValueEnum};
 
 use super::bench::{FigureOutput, seconds};
 
 /// `heddle bench flexchain-fig5b`.
 #[derive(Args, Debug, Clone)]
-pub struct Fig5b {
-    /// Size of the data, in MiB of values; each size of memory has a peer of its own
+pub struct Fig5bArguments {
+    /// Size of the data, in MiB of values; each memory size has its own peer
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub data_mib: u64,
-    /// Sizes of remote memory, in percent of the data; 50 and 100 make the ratio
+    /// Sizes of remote memory, in percent of the data; 50 and 100 give the ratio
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "2.5,10,25,50,75,100,125", value_parser = percent)]
     pub memory_percent: Vec<f64>,
-    /// How much longer a read of storage takes, in microseconds
+    /// Added latency of a storage read, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub delay_us: u64,
     /// Clients, each with one transaction in flight
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: u64,
-    /// Times that every size of memory is measured, of which the median counts
+    /// Number of measurements of each memory size, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub rounds: u64,
-    /// How long each time takes, in seconds
+    /// Duration of each measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0.6, value_parser = seconds)]
     pub seconds: f64,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 /// `heddle bench flexchain-fig7`.
 #[derive(Args, Debug, Clone)]
-pub struct Fig7 {
+pub struct Fig7Arguments {
     /// Records of YCSB, 10 KB each
     #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(500..=10_000_000))]
     pub records: u64,
@@ -44,13 +44,13 @@ pub struct Fig7 {
     /// Pairs of runs of each load, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
-    /// How long each run takes on whole networks, in seconds; savepoints are some seconds apart
+    /// Duration of each run on whole networks, in seconds; savepoints are some seconds apart
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
-    /// How long each run takes on the state alone, in seconds
+    /// Duration of each run on the state alone, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub state_seconds: f64,
-    /// Latency of a verb on the state alone, beside none, in microseconds
+    /// Latency of a verb on the state alone, in microseconds; runs without it are measured too
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub latency_us: u64,
     /// Organisations of the networks, each with a peer and a gateway
@@ -59,16 +59,16 @@ pub struct Fig7 {
     /// Clients of the networks, each with one transaction in flight
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: u64,
-    /// Measure one of the parts alone
+    /// Measure only one part
     #[arg(long, value_enum, value_name = "PART")]
-    pub only: Option<Part>,
+    pub only: Option<Fig7Part>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 /// A part of figure 7.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum Fig7Part {
     /// Whole networks
     Network,
     /// The state alone
@@ -79,89 +79,89 @@ pub enum Part {
 
 /// `heddle bench flexchain-fig8a`.
 #[derive(Args, Debug, Clone)]
-pub struct Fig8a {
+pub struct Fig8aArguments {
     /// Size of the data, in MiB of values
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub data_mib: u64,
     /// Sizes of the local caches, in percent of the data
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "1,2,5,10,25,50,100", value_parser = percent)]
     pub cache_percent: Vec<f64>,
-    /// Sizes of remote memory, in percent of the data; what it does not hold, storage serves
+    /// Sizes of remote memory, in percent of the data; storage serves the rest
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "200,50", value_parser = percent)]
     pub memory_percent: Vec<f64>,
     /// Exponents of Zipf's law; 0 is uniform
     #[arg(long, value_name = "EXPONENT,…", value_delimiter = ',', default_value = "0,0.6,0.99,1.2", value_parser = skew)]
     pub skew: Vec<f64>,
-    /// Transactions that are counted for each of these
+    /// Number of transactions that are counted for each combination
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(200..=100_000_000))]
     pub transactions: u64,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 /// `heddle bench flexchain-fig8b`.
 #[derive(Args, Debug, Clone)]
-pub struct Fig8b {
+pub struct Fig8bArguments {
     /// Size of the data, in MiB of values
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub data_mib: u64,
-    /// Shares of one processor that a memory node may have, in percent; besides, it runs without a limit
-    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "10,25,50,100",
+    /// CPU limits of the memory node, in percent of one core; it also runs without a limit
+    #[arg(long, alias = "processor-percent", value_name = "PERCENT,…", value_delimiter = ',', default_value = "10,25,50,100",
           value_parser = clap::value_parser!(u32).range(i64::from(PERCENT_MIN)..=10_000))]
-    pub processor_percent: Vec<u32>,
+    pub cpu_percent: Vec<u32>,
     /// How the processor is limited
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
-    pub limit: Limit,
-    /// Rounds through all shares, of whose ratios the median counts
+    pub limit: CpuLimit,
+    /// Rounds over all shares; the median of their ratios counts
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub rounds: u64,
-    /// How long each run takes, in seconds
+    /// Duration of each run, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = seconds)]
     pub seconds: f64,
     #[command(flatten)]
-    pub common: Common,
+    pub common: FlexchainArguments,
 }
 
 /// How a processor is limited.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
-    /// By a cgroup where one can be made, else by pauses
+pub enum CpuLimit {
+    /// By a cgroup if one can be made, otherwise by pauses
     Auto,
-    /// By a cgroup (version 2 or 1) with a quota; fails where none can be made
+    /// By a cgroup (version 2 or 1) with a quota; fails if none can be made
     Cgroup,
-    /// By signals that stop and continue the process; needs no rights
+    /// By signals that stop and continue the process; needs no privileges
     Pauses,
 }
 
-impl Limit {
-    pub fn kind(self) -> Kind {
+impl CpuLimit {
+    pub fn kind(self) -> LimiterKind {
         match self {
-            Limit::Auto => Kind::Any,
-            Limit::Cgroup => Kind::Cgroup,
-            Limit::Pauses => Kind::Pauses,
+            CpuLimit::Auto => LimiterKind::Any,
+            CpuLimit::Cgroup => LimiterKind::Cgroup,
+            CpuLimit::Pauses => LimiterKind::Pauses,
         }
     }
 }
 
-/// What the figures have in common.
+/// Options that the figures share.
 #[derive(Args, Debug, Clone)]
-pub struct Common {
-    /// A quick look: little data, short runs, in place of the sizes above
+pub struct FlexchainArguments {
+    /// A quick look: little data and short runs instead of the sizes above
     #[arg(long)]
     pub quick: bool,
-    /// Fixes which keys are chosen
+    /// Determines the keys
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
     pub output: FigureOutput,
 }
 
-/// A memory node for figure 8 (b): this program again.
+/// A memory node for figure 8 (b), as a process of this program.
 #[derive(Args, Debug, Clone)]
-pub struct MemoryProcess {
-    /// What it is
+pub struct MemoryProcessArguments {
+    /// The form of the memory node
     #[arg(value_enum)]
-    pub form: MemoryForm,
+    pub form: MemoryProcessMode,
     /// Its socket
     pub socket: PathBuf,
     /// Bytes that it may give
@@ -170,9 +170,9 @@ pub struct MemoryProcess {
     pub section_bytes: u64,
 }
 
-/// What a memory node is.
+/// The form of a memory node.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryForm {
+pub enum MemoryProcessMode {
     Passive,
     TwoSided,
 }

@@ -2,19 +2,19 @@
 
 use clap::{Args, Subcommand};
 
-use super::Directory;
+use super::DirectoryArguments;
 
 #[derive(Subcommand, Debug)]
-pub enum Ledger {
-    Verify(Verify),
-    Show(Show),
+pub enum LedgerCommand {
+    Verify(VerifyArguments),
+    Show(ShowArguments),
 }
 
 /// Check the ledgers of a stopped network from the first block to the last
 ///
-/// For each peer: that every block follows its predecessor, that its hashes, the orderer's signature and the commit hash
-/// are right, and that the stored state is what the blocks' valid transactions leave behind. Between peers: that they hold
-/// the same blocks and the same state.
+/// For each peer: checks that every block follows its predecessor, that its hashes, the orderer's signature and the
+/// commit hash are right, and that the stored state is the result of the blocks' valid transactions. Between peers:
+/// checks that they hold the same blocks and the same state.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -23,11 +23,11 @@ Examples:
   heddle down && heddle ledger verify
   heddle ledger verify --peer org1   only that organisation's peer
 
-Ends with exit code 3 and the number of the first damaged block when anything is wrong."
+Ends with exit code 3 and the number of the first damaged block if anything is wrong."
 )]
-pub struct Verify {
+pub struct VerifyArguments {
     #[command(flatten)]
-    pub directory: Directory,
+    pub directory: DirectoryArguments,
     /// Check this organisation's peer only, such as org1
     #[arg(long, value_name = "ORG")]
     pub peer: Option<String>,
@@ -45,9 +45,9 @@ Examples:
   heddle ledger show --block 7
   heddle ledger show --tx 3f2a… --json"
 )]
-pub struct Show {
+pub struct ShowArguments {
     #[command(flatten)]
-    pub directory: Directory,
+    pub directory: DirectoryArguments,
     /// Ask this organisation's peer, such as org2
     #[arg(long, value_name = "ORG", default_value = "org1")]
     pub peer: String,

@@ -1,10 +1,11 @@
-//! The command line: what can be asked, and the words in which it is explained.
+//! The command line: the commands and their help texts.
 //!
-//! `docs/cli.md` is made from these declarations; a test holds it against them.
+//! `docs/cli.md` is generated from these declarations, and a test compares the two.
 
 pub mod bench;
 pub mod deny;
 pub mod flexchain;
+pub mod former;
 pub mod kv;
 pub mod ledger;
 pub mod network;
@@ -19,44 +20,44 @@ use clap::{Args, Parser, Subcommand};
 
 /// Exit codes, in the order in which `heddle --help` explains them.
 pub mod exit {
-    /// Something failed; what and why stands on standard error.
+    /// The command failed; standard error says what and why.
     pub const FAILURE: u8 = 1;
     /// `heddle ledger verify` found damage.
     pub const DAMAGED: u8 = 3;
     /// The network that the command needs is not running.
     pub const NOT_RUNNING: u8 = 4;
-    /// A key of a key-value store has no value, or not the one that was expected.
+    /// A key of a key-value store has no value, or not the expected one.
     pub const ABSENT: u8 = 5;
-    /// A part of a process ended that must not, by a mistake of the program: the log has it, and whoever supervises the
-    /// process starts it again.
+    /// A program defect ended an essential part of a process: its log has the panic, and the supervisor restarts the
+    /// process.
     pub const DEFECT: u8 = 70;
-    /// Interrupted by Ctrl-C, as shells expect it.
+    /// Interrupted by Ctrl-C; the code that shells expect.
     pub const INTERRUPTED: u8 = 130;
 }
 
-/// Where a network lives unless `--dir` says otherwise.
+/// The default directory of a network.
 pub const DIRECTORY: &str = "./heddle-data";
 
 const EXAMPLES: &str = "\
 Examples:
   heddle up                          a network of three organisations, until Ctrl-C
-  heddle up --detach                 the same in the background; `heddle down` ends it
+  heddle up --detach                 the same in the background; `heddle down` stops it
   heddle up --isolate                the same with every role as a process of its own
-  heddle status                      what runs, how high the ledgers are, how busy they are
-  heddle peer memory org1            how much remote memory a peer uses; --set gives it another budget
-  heddle orderer add                 one orderer more, in a network with --ordering raft --isolate
+  heddle status                      what runs, the ledgers' heights, the load
+  heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
+  heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
   heddle bench smallbank             measure this machine with a network of its own
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
 
 Exit codes:
   0    done
-  1    failed; what and why stands on standard error
+  1    failed; standard error says what and why
   2    the command line is wrong
   3    `ledger verify` found damage
   4    the network or store that the command needs is not running
-  5    `kv`: the key has no value, or not the one that was expected
-  70   a part of a process ended by a mistake of the program; its log has the panic, start it again
+  5    `kv`: the key has no value, or not the expected one
+  70   a program defect ended a part of a process; its log has the panic; restart it
   130  interrupted by Ctrl-C or SIGTERM";
 
 /// A permissioned ledger for Hyperledger Fabric's clients: one program, one command for a network.
@@ -69,14 +70,14 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    Up(network::Up),
-    Down(network::Down),
-    Status(network::Status),
+    Up(network::UpArguments),
+    Down(network::DownArguments),
+    Status(network::StatusArguments),
     /// Run one role of a network as a process of its own
     #[command(subcommand)]
-    Node(node::Node),
-    Plan(node::Plan),
-    /// Print the configuration file that says the same as none: every key, its default and what it means
+    Node(node::NodeCommand),
+    Plan(node::PlanArguments),
+    /// Print the default configuration, commented: every key, its default and its meaning
     #[command(after_help = "\
 Example:
   heddle config > heddle.toml        then edit it, and
@@ -84,27 +85,27 @@ Example:
     Config,
     /// Operate one peer of a running network
     #[command(subcommand)]
-    Peer(peer::Peer),
-    /// Turn certificates away at once
+    Peer(peer::PeerCommand),
+    /// Deny certificates at once
     #[command(subcommand)]
-    Deny(deny::Deny),
+    Deny(deny::DenyCommand),
     /// Operate the orderers of a running network on Raft
     #[command(subcommand)]
-    Orderer(orderer::Orderer),
+    Orderer(orderer::OrdererCommand),
     /// Run a replicated key-value store, and use one
     #[command(subcommand)]
-    Kv(kv::Kv),
-    /// Look into the ledgers and check them
+    Kv(kv::KvCommand),
+    /// Inspect the ledgers and check them
     #[command(subcommand)]
-    Ledger(ledger::Ledger),
-    /// Measure: run a workload and set the result against what its signatures cost
+    Ledger(ledger::LedgerCommand),
+    /// Measure: run a workload, and compare the result with the cost of its signatures
     #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(bench::BenchCommand),
 }
 
-/// Which network a command is about.
+/// The network that a command uses.
 #[derive(Args, Debug, Clone)]
-pub struct Directory {
+pub struct DirectoryArguments {
     /// The network's directory
     #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
     pub dir: PathBuf,

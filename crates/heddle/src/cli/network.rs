@@ -5,17 +5,17 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::Directory;
+use super::DirectoryArguments;
 
 /// Start a network on this machine: organisations, their peers and gateways, and an orderer
 ///
-/// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later starts
-/// open what is there. Organisations share nothing but the blocks.
+/// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later
+/// starts open the existing one. Organisations share nothing but the blocks.
 ///
-/// Each peer is made of compute nodes (one unless --compute-nodes says more), memory that memory nodes give it, and a
-/// storage node. They run in this one process,
-/// or with --isolate in a process each, which this one supervises: one that ends is started again. With --monolithic a peer
-/// keeps everything itself. The data is the same in all forms; each start may choose.
+/// Each peer consists of compute nodes (one unless --compute-nodes says otherwise), memory given by memory nodes, and a
+/// storage node. They run in this one process, or with --isolate in a process each, which this one supervises: a
+/// process that ends is restarted. With --monolithic a peer keeps everything in its own process. The data is the same
+/// in all forms; each start may choose the form.
 #[derive(Args, Debug, Clone, Default)]
 #[command(
     verbatim_doc_comment,
@@ -26,24 +26,24 @@ Examples:
   heddle up --policy majority        most organisations must endorse each transaction
   heddle up --dir ./other --any-ports   a second network beside the first
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
-  heddle up --isolate                a process for each role; kill any of them, it comes back
+  heddle up --isolate                a process for each role; kill any of them, and it is restarted
   heddle up --isolate --memory-nodes 4
-  heddle up --isolate --ordering sift     three orderers on memory nodes: kill whichever leads
-  heddle up --ordering raft               three orderers, each with a log of its own
-  heddle up --isolate --compute-nodes 2   two compute nodes a peer: kill the primary, the other goes on
+  heddle up --isolate --ordering sift     three orderers on memory nodes: kill the leader, ordering continues
+  heddle up --ordering raft               three orderers, each with its own log
+  heddle up --isolate --compute-nodes 2   two compute nodes per peer: kill the primary, the other takes over
 
-A network remembers what it was made with: number of organisations, policy, channel, batch limits and ordering cannot
-change; everything else can, at each start."
+The number of organisations, policy, channel, batch limits and ordering are fixed when the network is made;
+everything else may change at each start."
 )]
-pub struct Up {
+pub struct UpArguments {
     #[command(flatten)]
     pub directory: DirectoryOrDefault,
     /// Number of organisations, 1 to 16, each with a peer and a gateway [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub orgs: Option<u8>,
-    /// Who has to endorse a transaction [default: any]
+    /// Who must endorse a transaction [default: any]
     #[arg(long, value_enum, value_name = "WHO")]
-    pub policy: Option<Policy>,
+    pub policy: Option<PolicyChoice>,
     /// The channel's name [default: mychannel]
     #[arg(long, value_name = "NAME")]
     pub channel: Option<String>,
@@ -59,18 +59,18 @@ pub struct Up {
     /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9), conflicts_with = "monolithic")]
     pub compute_nodes: Option<u8>,
-    /// What puts transactions in order [default: solo]
+    /// How transactions are ordered [default: solo]
     #[arg(long, value_enum, value_name = "ENGINE")]
-    pub ordering: Option<Ordering>,
+    pub ordering: Option<OrderingChoice>,
     /// Number of orderers, 1 to 9, with --ordering sift or raft: F of 2F+1 may fail [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub orderers: Option<u8>,
-    /// Take settings from this file; `heddle config` prints one. Flags go before it
+    /// Read settings from this file; `heddle config` prints one. Flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
-    pub ports: Ports,
-    /// Serve without TLS: for experiments on one machine only
+    pub ports: PortArguments,
+    /// Serve without TLS: only for experiments on one machine
     #[arg(long)]
     pub no_tls: bool,
     /// Run in the background: return once the network is ready, log to DIR/heddle.log
@@ -79,15 +79,15 @@ pub struct Up {
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub bound: bool,
-    /// Be a session of its own, as a detached network is
+    /// Start a session of its own, as a detached network does
     #[arg(long, hide = true)]
     pub session: bool,
 }
 
-/// As [`Directory`], with a `Default`.
+/// As [`DirectoryArguments`], with a `Default`.
 #[derive(Args, Debug, Clone)]
 pub struct DirectoryOrDefault {
-    /// The network's directory; made when it is not there
+    /// The network's directory; created if it is missing
     #[arg(long = "dir", value_name = "DIR", default_value = super::DIRECTORY)]
     pub dir: PathBuf,
 }
@@ -98,10 +98,10 @@ impl Default for DirectoryOrDefault {
     }
 }
 
-/// Where the network listens.
+/// The network's listening addresses.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Ports")]
-pub struct Ports {
+pub struct PortArguments {
     /// Address to listen on [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub address: Option<IpAddr>,
@@ -117,37 +117,37 @@ pub struct Ports {
     /// Port of metrics and health [default: 9443]
     #[arg(long, value_name = "PORT")]
     pub metrics_port: Option<u16>,
-    /// Take any free ports; what they are is printed and stands in the connection profile
+    /// Take any free ports; they are printed and written to the connection profile
     #[arg(long, conflicts_with_all = ["gateway_port", "orderer_port", "links_port", "metrics_port"])]
     pub any_ports: bool,
 }
 
-/// What puts transactions in order.
+/// How transactions are ordered.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ordering {
+pub enum OrderingChoice {
     /// One orderer, with a log on its disk
     Solo,
     /// Several orderers, on passive memory nodes and their own disks
     Sift,
-    /// Several orderers, each with a log of its own
+    /// Several orderers, each with its own log
     Raft,
 }
 
-impl Ordering {
+impl OrderingChoice {
     /// The engine in the configuration.
-    pub fn engine(self) -> node::config::Engine {
+    pub fn engine(self) -> node::config::OrderingEngine {
         match self {
-            Ordering::Solo => node::config::Engine::Solo,
-            Ordering::Sift => node::config::Engine::Sift,
-            Ordering::Raft => node::config::Engine::Raft,
+            OrderingChoice::Solo => node::config::OrderingEngine::Solo,
+            OrderingChoice::Sift => node::config::OrderingEngine::Sift,
+            OrderingChoice::Raft => node::config::OrderingEngine::Raft,
         }
     }
 }
 
-/// Who has to endorse.
+/// Who must endorse.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// One organisation, whichever it is
+pub enum PolicyChoice {
+    /// Any one organisation
     Any,
     /// More than half of the organisations
     Majority,
@@ -155,35 +155,35 @@ pub enum Policy {
     All,
 }
 
-impl Policy {
+impl PolicyChoice {
     /// Its word in the configuration.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Any => "any",
-            Policy::Majority => "majority",
-            Policy::All => "all",
+            PolicyChoice::Any => "any",
+            PolicyChoice::Majority => "majority",
+            PolicyChoice::All => "all",
         }
     }
 }
 
 /// Stop a network that runs in the background, or in another terminal
 ///
-/// The network finishes what it has begun, makes everything durable and ends.
+/// The network finishes the work that it has begun, makes everything durable and ends.
 #[derive(Args, Debug, Clone)]
 #[command(verbatim_doc_comment)]
-pub struct Down {
+pub struct DownArguments {
     #[command(flatten)]
-    pub directory: Directory,
-    /// Give up after so many seconds
+    pub directory: DirectoryArguments,
+    /// Give up after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub timeout: u64,
 }
 
-/// Show what runs, how high each ledger is and how busy the network is
+/// Show what runs, each ledger's height, and the network's load
 #[derive(Args, Debug, Clone)]
-pub struct Status {
+pub struct StatusArguments {
     #[command(flatten)]
-    pub directory: Directory,
+    pub directory: DirectoryArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -5,35 +5,35 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::network::{DirectoryOrDefault, Ordering, Policy, Ports};
+use super::network::{DirectoryOrDefault, OrderingChoice, PolicyChoice, PortArguments};
 
 const AFTER: &str = "\
-The file says everything: what the process is called, where it answers, whom it asks, and the tokens by
-which they know each other. `heddle up --isolate` and `heddle plan` write it, to DIR/nodes/NAME/node.toml.
-The process runs until SIGTERM or Ctrl-C, which end it in order; `ready.json` beside the file says when it
-can be used, and where its metrics are.";
+The file holds all settings: the process's name, the addresses at which it answers, those that it calls, and
+the tokens by which they authenticate. `heddle up --isolate` and `heddle plan` write it, to
+DIR/nodes/NAME/node.toml. The process runs until SIGTERM or Ctrl-C, and then stops in order; `ready.json` beside
+the file says when it can be used, and where its metrics are.";
 
 #[derive(Subcommand, Debug)]
-pub enum Node {
+pub enum NodeCommand {
     /// Run a memory node: gives its memory to peers, or to the log of orderers, and is passive otherwise
     #[command(after_help = AFTER)]
-    Memory(Run),
+    Memory(NodeRunArguments),
     /// Run a storage node: keeps blocks and tables of one organisation
     #[command(after_help = AFTER)]
-    Storage(Run),
+    Storage(NodeRunArguments),
     /// Run a compute node: endorses and commits for one organisation
     #[command(after_help = AFTER)]
-    Compute(Run),
+    Compute(NodeRunArguments),
     /// Run an orderer: puts transactions into blocks
     #[command(after_help = AFTER)]
-    Orderer(Run),
-    /// Run a gateway: what clients of one organisation talk to
+    Orderer(NodeRunArguments),
+    /// Run a gateway: the role that clients of one organisation talk to
     #[command(after_help = AFTER)]
-    Gateway(Run),
+    Gateway(NodeRunArguments),
 }
 
 #[derive(Args, Debug, Clone)]
-pub struct Run {
+pub struct NodeRunArguments {
     /// The process's configuration, node.toml
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
@@ -44,9 +44,9 @@ pub struct Run {
 
 /// Make the files of a network whose processes run on several hosts
 ///
-/// Makes the network in DIR if there is none, and a folder DIR/nodes/NAME for each of its processes. A folder is all that a
-/// process needs: copy it to the process's host and run `heddle node ROLE --config NAME/node.toml` there. Certificates and
-/// tokens are made anew each time, so take all folders from one plan.
+/// Makes the network in DIR if there is none, and a folder DIR/nodes/NAME for each of its processes. A folder is all
+/// that a process needs: copy it to the process's host and run `heddle node ROLE --config NAME/node.toml` there. Each
+/// plan makes new certificates and tokens, so take all folders from one plan.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -56,12 +56,12 @@ Examples:
   heddle plan --host 10.0.0.1 --place memory-1=10.0.0.2 --place storage-org1=10.0.0.3
 
 Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG (and compute-ORG-2, ... with
---compute-nodes) and gateway-ORG, with ORG in lower case; with --ordering sift also log-1, log-2, ..., with
-that or raft orderer-2, .... Within an organisation they speak `tcp`, which is
-not encrypted: it belongs on a network that nobody else reaches. Between organisations, and to orderers,
-they speak mutual TLS. docs/operations.md goes through an example."
+--compute-nodes) and gateway-ORG, with ORG in lower case; with --ordering sift also log-1, log-2, ..., and
+with sift or raft orderer-2, .... Within an organisation they use `tcp`, with mutual TLS unless pool.tls is
+false; without it, keep that traffic on a network that only these hosts can reach. Between organisations, and
+to orderers, they always use mutual TLS. docs/operations.md shows an example."
 )]
-pub struct Plan {
+pub struct PlanArguments {
     #[command(flatten)]
     pub directory: DirectoryOrDefault,
     /// The host of every process that --place does not name
@@ -73,9 +73,9 @@ pub struct Plan {
     /// Number of organisations, 1 to 16 [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub orgs: Option<u8>,
-    /// Who has to endorse a transaction [default: any]
+    /// Who must endorse a transaction [default: any]
     #[arg(long, value_enum, value_name = "WHO")]
-    pub policy: Option<Policy>,
+    pub policy: Option<PolicyChoice>,
     /// The channel's name [default: mychannel]
     #[arg(long, value_name = "NAME")]
     pub channel: Option<String>,
@@ -85,17 +85,17 @@ pub struct Plan {
     /// Number of compute nodes of each peer, 1 to 9 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub compute_nodes: Option<u8>,
-    /// What puts transactions in order [default: solo]
+    /// How transactions are ordered [default: solo]
     #[arg(long, value_enum, value_name = "ENGINE")]
-    pub ordering: Option<Ordering>,
+    pub ordering: Option<OrderingChoice>,
     /// Number of orderers, 1 to 9, with --ordering sift or raft [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub orderers: Option<u8>,
-    /// Take settings from this file; `heddle config` prints one. Flags go before it
+    /// Read settings from this file; `heddle config` prints one. Flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
-    pub ports: Ports,
+    pub ports: PortArguments,
 }
 
 fn place(text: &str) -> Result<(String, IpAddr), String> {

@@ -5,29 +5,30 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Directory;
+use super::DirectoryArguments;
 
 #[derive(Subcommand, Debug)]
-pub enum Orderer {
-    Members(Members),
-    Add(Add),
-    Plan(Plan),
-    Remove(Remove),
+pub enum OrdererCommand {
+    Members(OrdererMembersArguments),
+    Add(OrdererAddArguments),
+    Plan(OrdererPlanArguments),
+    Remove(OrdererRemoveArguments),
 }
 
-/// Which orderers are asked.
+/// The orderers that a command asks.
 #[derive(Args, Debug, Clone)]
-pub struct Asked {
+pub struct OrdererTarget {
     #[command(flatten)]
-    pub directory: Directory,
-    /// The folder of one orderer on this host, where they are not in DIR/nodes
+    pub directory: DirectoryArguments,
+    /// The folder of one orderer on this host, if it is not in DIR/nodes
     #[arg(long, value_name = "FOLDER", conflicts_with = "dir")]
     pub node: Option<PathBuf>,
 }
 
-/// Show the orderers of a running network on Raft: who leads, who has a vote, how far each is behind
+/// Show the orderers of a running network on Raft: the leader, the votes, and how far behind each orderer is
 ///
-/// Only the leader knows how far others are; where it cannot be asked, another one says whom it knows.
+/// Only the leader knows how far behind others are; if it cannot be reached, another orderer reports the members it
+/// knows.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -37,9 +38,9 @@ Examples:
   heddle orderer members --json
   heddle orderer members --node /srv/orderer-2     on the host of that process, after `heddle plan`"
 )]
-pub struct Members {
+pub struct OrdererMembersArguments {
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: OrdererTarget,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -47,12 +48,12 @@ pub struct Members {
 
 /// Add an orderer to a running network on Raft
 ///
-/// In a network of `heddle up --isolate` this makes its files, has it started, and returns once it has a vote. It first
-/// learns what the others have; nobody waits for it meanwhile. When this was interrupted, the same command goes on with
-/// it. Gateways and compute nodes that run learn of it.
+/// In a network of `heddle up --isolate` this makes the orderer's files, has it started, and returns once it has a
+/// vote. The new orderer first copies the log of the others, while ordering continues. If the command is interrupted,
+/// run it again to continue. Running gateways and compute nodes notice the new orderer.
 ///
-/// On several hosts, `heddle orderer plan` makes its folder. Once it runs on its host, add it on the host of the orderer
-/// that leads, with --node, --number and --address.
+/// On several hosts, `heddle orderer plan` makes its folder. Once it runs on its host, add it on the leader's host,
+/// with --node, --number and --address.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -61,26 +62,26 @@ Examples:
   heddle orderer add
   heddle orderer add --node /srv/orderer-2 --number 4 --address tcp:10.0.0.4:7303"
 )]
-pub struct Add {
+pub struct OrdererAddArguments {
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: OrdererTarget,
     /// The number of the orderer to be added
     #[arg(long, value_name = "N", requires_all = ["node", "address"], value_parser = clap::value_parser!(u64).range(1..))]
     pub number: Option<u64>,
-    /// Where it answers the other orderers
+    /// The address at which it answers the other orderers
     #[arg(long, value_name = "ADDRESS", requires_all = ["node", "number"])]
     pub address: Option<String>,
-    /// Give up waiting for its vote after so many seconds; it goes on learning
+    /// Give up waiting for its vote after this many seconds; it continues to learn
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub timeout: u64,
 }
 
-/// Make the files of one orderer more, to run on another host, or take one that was removed out of the files
+/// Make the files of a new orderer on another host, or remove a former orderer from the files
 ///
-/// Makes DIR/nodes/orderer-N, with the tokens and authorities of the plan that is there. Copy it to its host and start it;
-/// it waits to be added. It takes five ports from --port on: for clients, blocks, submissions, other orderers, metrics.
-/// The files of gateways and compute nodes in DIR/nodes name it too: copy each node.toml again, which a process that runs
-/// notices. With --removed they name that one no more, nor do later plans.
+/// Makes DIR/nodes/orderer-N, with the tokens and authorities of the existing plan. Copy it to its host and start it;
+/// it waits to be added. It uses five ports, starting at --port: for clients, blocks, submissions, other orderers,
+/// metrics. The files of gateways and compute nodes in DIR/nodes then name it too: copy each node.toml again; running
+/// processes notice the change. With --removed they no longer name the former orderer, and neither do later plans.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -89,25 +90,25 @@ Examples:
   heddle orderer plan --host 10.0.0.4 --port 7300
   heddle orderer plan --removed orderer-2          after `heddle orderer remove orderer-2 --node ...`"
 )]
-pub struct Plan {
+pub struct OrdererPlanArguments {
     #[command(flatten)]
-    pub directory: Directory,
-    /// The host that it is to run on
+    pub directory: DirectoryArguments,
+    /// The host on which it will run
     #[arg(long, value_name = "ADDRESS", requires = "port", required_unless_present = "removed")]
     pub host: Option<IpAddr>,
     /// The first of its ports
     #[arg(long, value_name = "PORT", requires = "host", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
     pub port: Option<u16>,
-    /// One that is no member any more
+    /// An orderer that is no longer a member
     #[arg(long, value_name = "NAME", value_parser = number, conflicts_with = "host")]
     pub removed: Option<u64>,
 }
 
 /// Remove an orderer from a running network on Raft, whether it runs or not
 ///
-/// One that leads hands over first, which takes about a second. It is refused when too few of those that are left answer
-/// to go on, and for the last one. A network of `heddle up --isolate` ends its process then; elsewhere end it yourself. Its
-/// data stays, and its number is not used again.
+/// A leader first hands over leadership, which takes about a second. The removal is rejected if too few of the
+/// remaining orderers answer to continue, and for the last orderer. A network of `heddle up --isolate` then ends its
+/// process; otherwise end it yourself. Its data stays, and its number is not used again.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -116,12 +117,12 @@ Examples:
   heddle orderer remove orderer-4
   heddle orderer remove orderer --node /srv/orderer-2     on the host of the orderer that leads"
 )]
-pub struct Remove {
+pub struct OrdererRemoveArguments {
     /// Its name: orderer, orderer-2, ...
     #[arg(value_name = "NAME", value_parser = number)]
     pub orderer: u64,
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: OrdererTarget,
 }
 
 /// Reads an orderer's name.

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Directory;
+use super::DirectoryArguments;
 
 #[derive(Subcommand, Debug)]
-pub enum Peer {
-    Memory(Memory),
-    Nodes(Nodes),
+pub enum PeerCommand {
+    Memory(PeerMemoryArguments),
+    Nodes(PeerNodesArguments),
 }
 
-/// Show the compute nodes of a running peer: which of them is the primary, and how far each is
+/// Show the compute nodes of a running peer: which one is the primary, and each one's height
 ///
-/// A primary commits and answers proposals; readers follow it and answer proposals too. When the primary fails, a reader
-/// takes its place under a higher epoch. A node that is waiting has no word of a primary for now.
+/// The primary commits and answers proposals; followers read its state and answer proposals too. When the primary
+/// fails, a follower takes over under a higher epoch. A waiting node knows no primary for now.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -25,13 +25,13 @@ Examples:
   heddle peer nodes org1 --json
   heddle peer nodes --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
-pub struct Nodes {
+pub struct PeerNodesArguments {
     /// The organisation, such as org1
     #[arg(value_name = "ORG", required_unless_present = "node")]
     pub organization: Option<String>,
     #[command(flatten)]
-    pub directory: Directory,
-    /// The folder of one compute node, where it is not in DIR/nodes
+    pub directory: DirectoryArguments,
+    /// The folder of one compute node, if it is not in DIR/nodes
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
     pub node: Option<PathBuf>,
     /// Print JSON
@@ -39,11 +39,11 @@ pub struct Nodes {
     pub json: bool,
 }
 
-/// Show how much remote memory a running peer uses, or give it another budget
+/// Show how much remote memory a running peer uses, or change its budget
 ///
-/// The peer goes on while memory is added or taken away. A lower budget takes effect at once: nothing more is taken, and
-/// sections above it are emptied into storage and given back one by one, which this command waits for. What was set
-/// counts at later starts too, until pool.peer_bytes of the configuration is changed.
+/// The peer keeps running while memory is added or removed. A lower budget takes effect at once: the peer takes no more
+/// memory, evicts the records in excess sections to storage, and returns these sections one by one; this command waits
+/// for that. The new budget also applies at later starts, until pool.peer_bytes of the configuration is changed.
 ///
 /// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
 #[derive(Args, Debug, Clone)]
@@ -56,19 +56,19 @@ Examples:
   heddle peer memory org2 --set 64MiB --no-wait
   heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
-pub struct Memory {
+pub struct PeerMemoryArguments {
     /// The organisation, such as org1
     #[arg(value_name = "ORG", required_unless_present = "node")]
     pub organization: Option<String>,
     #[command(flatten)]
-    pub directory: Directory,
-    /// The folder of the compute node, where it is not in DIR/nodes
+    pub directory: DirectoryArguments,
+    /// The folder of the compute node, if it is not in DIR/nodes
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
     pub node: Option<PathBuf>,
-    /// Give the peer so much: bytes, or with KiB, MiB, GiB or TiB
+    /// The peer's new budget: bytes, or with KiB, MiB, GiB or TiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub set: Option<u64>,
-    /// Return when the budget is set, without waiting until sections above it are given back
+    /// Return when the budget is set, without waiting until excess sections are returned
     #[arg(long, requires = "set")]
     pub no_wait: bool,
     /// Print JSON
@@ -86,7 +86,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
         .expect("every text ends with nothing");
     let number: u64 = number.trim_end().parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "it is more than any memory has".to_owned())
+    number.checked_mul(1 << shift).ok_or_else(|| "it exceeds the largest possible size".to_owned())
 }
 
 #[cfg(test)]

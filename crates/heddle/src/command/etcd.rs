@@ -1,42 +1,44 @@
-//! `heddle bench kv-etcd`: our key-value store beside etcd, both over gRPC, in the same run.
+//! `heddle bench kv-etcd`: compares our key-value store with etcd, both over gRPC, in the same run.
 //!
-//! 1. Three nodes of etcd are started on loopback, each with a directory of its own, and our store as children of this program, a
-//!    child for each form of [`OURS`].
-//! 2. All keys are put once. Then puts alone and gets alone are measured, in turns, for as many rounds as are wanted.
+//! 1. Start three etcd nodes on loopback, each with its own directory. Start our store once per persistence mode in
+//!    [`OURS`], each as a child process.
+//! 2. Put all keys once. Then measure puts and gets with all clients, then puts and gets with one client, each for the
+//!    requested number of rounds. In every round the stores take turns.
 //!
-//! etcd is asked as its clients ask it: a call an operation, without TLS, at its leader, gets linearizable. Our store is asked over
-//! its stream, with TLS. etcd syncs each write to disk on a majority, as our store does with persistent memory nodes: these two
-//! promise the same. Without persistence our store keeps nothing. All directories are on one disk.
+//! etcd is called as its clients call it: one call per operation, without TLS, at its leader, with linearizable gets.
+//! Our store is called over its stream, with TLS. etcd syncs each write to disk on a majority, and so does our store
+//! with persistent memory nodes: these two give the same guarantee. With tables a put is on one disk; without
+//! persistence our store keeps nothing. All directories are on one disk.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::Stop;
-use bench::figure::{Bound, Figure};
-use gateway::client::Target;
-use gateway::rpc::Status;
-use gateway::rpc::client::Connection;
+use base::rt::CancellationToken;
+use bench::figure::{Figure, RatioBound};
+use gateway::client::ConnectTarget;
+use gateway::grpc::GrpcStatus;
+use gateway::grpc::client::GrpcConnection;
 
-use super::figure::{Progress, show};
+use super::figure::{FigureProgress, show};
 use super::kv;
-use super::kv_bench::{Load, Server, Way, measure, quantile};
-use crate::cli::bench::KvEtcd;
+use super::kv_bench::{KvLoad, KvPath, KvServer, measure, quantile};
+use crate::cli::bench::KvEtcdArguments;
 use crate::cli::kv::StoreDirectory;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 const NODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(20);
-const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// Our store's forms: how figures call them, and their `--persistence`.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Our store's forms: their names in figures, and their `--persistence`.
 const OURS: [(&str, &str); 3] =
     [("heddle kv", "none"), ("heddle kv on nodes' disks", "nodes"), ("heddle kv in tables", "coordinator")];
 const PUT_OVER_ETCD_MIN: f64 = 10.0;
 const DURABLE_PUT_OVER_ETCD_MIN: f64 = 2.0;
 const GET_OVER_ETCD_MIN: f64 = 10.0;
 
-/// etcd's messages, as far as they are needed: etcdserverpb of its version 3.
+/// The messages of etcd that the benchmark needs: etcdserverpb of its version 3.
 mod wire {
     use base::Bytes;
 
@@ -96,22 +98,22 @@ mod wire {
 
 /// A connection to a node. Clones share it.
 #[derive(Clone)]
-pub struct Client(Connection);
+pub struct EtcdClient(GrpcConnection);
 
-impl Client {
-    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, Status> {
+impl EtcdClient {
+    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, GrpcStatus> {
         let request = wire::PutRequest { key, value };
         let _: wire::PutResponse = self.0.unary("/etcdserverpb.KV/Put", &request, Some(DEADLINE)).await?;
         Ok(0)
     }
 
-    pub async fn get(&self, key: Bytes) -> Result<(), Status> {
+    pub async fn get(&self, key: Bytes) -> Result<(), GrpcStatus> {
         let request = wire::RangeRequest { key };
         let _: wire::RangeResponse = self.0.unary("/etcdserverpb.KV/Range", &request, Some(DEADLINE)).await?;
         Ok(())
     }
 
-    /// The version, where this node leads.
+    /// The version, if this node leads.
     async fn leads(&self) -> Option<String> {
         let path = "/etcdserverpb.Maintenance/Status";
         let status: wire::StatusResponse = self.0.unary(path, &wire::StatusRequest {}, Some(DEADLINE)).await.ok()?;
@@ -119,40 +121,40 @@ impl Client {
     }
 }
 
-async fn connect(port: u16) -> Option<Client> {
-    let target = Target { address: format!("127.0.0.1:{port}"), tls: None };
-    Connection::connect(&target).await.ok().map(Client)
+async fn connect(port: u16) -> Option<EtcdClient> {
+    let target = ConnectTarget { address: format!("127.0.0.1:{port}"), tls: None };
+    GrpcConnection::connect(&target).await.ok().map(EtcdClient)
 }
 
-/// Three nodes, and their directories, which go when this does.
-struct Etcd {
+/// Three nodes, and their directories, which are removed on drop.
+struct EtcdCluster {
     children: Vec<Child>,
     _folder: tempfile::TempDir,
     leader: u16,
     version: String,
 }
 
-impl Drop for Etcd {
+impl Drop for EtcdCluster {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Failing means that it has ended already.
+            // An error means that it has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-impl Etcd {
-    async fn start(program: &std::path::Path, stop: &Stop) -> Result<Etcd, Failure> {
+impl EtcdCluster {
+    async fn start(program: &std::path::Path, stop: &CancellationToken) -> Result<EtcdCluster, CommandError> {
         let failed = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => Failure::new(format!(
+            std::io::ErrorKind::NotFound => CommandError::new(format!(
                 "{} is not there; on Debian `apt-get install etcd-server` installs it, and --etcd names another",
                 program.display()
             )),
-            _ => Failure::new(format!("etcd cannot be started: {error}")),
+            _ => CommandError::new(format!("etcd cannot be started: {error}")),
         };
         let folder = tempfile::tempdir().map_err(failed)?;
-        // Ports that are free now; held until all are known, so that they differ.
+        // Ports that are free now; the listeners are held until all ports are known, so that the ports differ.
         let held: Vec<TcpListener> =
             (0..2 * NODES).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().map_err(failed)?;
         let ports: Vec<u16> = held
@@ -164,8 +166,10 @@ impl Etcd {
         let (clients, peers) = ports.split_at(NODES);
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let cluster: Vec<String> = peers.iter().enumerate().map(|(at, port)| format!("n{at}={}", url(*port))).collect();
-        let (mut etcd, cluster) =
-            (Etcd { children: Vec::new(), _folder: folder, leader: 0, version: String::new() }, cluster.join(","));
+        let (mut etcd, cluster) = (
+            EtcdCluster { children: Vec::new(), _folder: folder, leader: 0, version: String::new() },
+            cluster.join(","),
+        );
         for node in 0..NODES {
             let mut command = Command::new(program);
             let (client, peer) = (url(clients[node]), url(peers[node]));
@@ -179,9 +183,9 @@ impl Etcd {
             etcd.children.push(child.map_err(failed)?);
         }
         let start = Instant::now();
-        while start.elapsed() < READY_PATIENCE {
-            if stop.is_stopped() {
-                return Err(Failure::interrupted());
+        while start.elapsed() < READY_TIMEOUT {
+            if stop.is_cancelled() {
+                return Err(CommandError::interrupted());
             }
             for port in clients {
                 let Some(client) = connect(*port).await else { continue };
@@ -192,7 +196,7 @@ impl Etcd {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Err(Failure::new("the three nodes of etcd did not elect a leader"))
+        Err(CommandError::new("the three nodes of etcd did not elect a leader"))
     }
 }
 
@@ -201,49 +205,53 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
-/// Operations a second and quantiles of each round.
+/// Operations per second and quantiles of each round.
 #[derive(Default)]
-struct Cell {
+struct RoundResults {
     rates: Vec<f64>,
     p50: Vec<f64>,
     p99: Vec<f64>,
 }
 
-pub async fn run(arguments: &KvEtcd, stop: &Stop) -> Result<(), Failure> {
-    let progress = Progress::new();
+pub async fn run(arguments: &KvEtcdArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let progress = FigureProgress::new();
     let figure = measured(arguments, stop, &progress).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }
 
-async fn measured(arguments: &KvEtcd, stop: &Stop, progress: &Progress) -> Result<Figure, Failure> {
-    progress.tell("starting etcd");
-    let etcd = Etcd::start(&arguments.etcd, stop).await?;
+async fn measured(
+    arguments: &KvEtcdArguments,
+    stop: &CancellationToken,
+    progress: &FigureProgress,
+) -> Result<Figure, CommandError> {
+    progress.report("starting etcd");
+    let etcd = EtcdCluster::start(&arguments.etcd, stop).await?;
     let connections = arguments.connections.min(arguments.clients);
     let (mut systems, mut servers) = (Vec::new(), Vec::new());
     let mut ways = Vec::new();
     for _ in 0..connections {
-        let client = connect(etcd.leader).await.ok_or_else(|| Failure::new("etcd's leader cannot be reached"))?;
-        ways.push(Way::Etcd(client));
+        let client = connect(etcd.leader).await.ok_or_else(|| CommandError::new("etcd's leader cannot be reached"))?;
+        ways.push(KvPath::Etcd(client));
     }
     systems.push(("etcd", ways));
     for (name, persistence) in OURS {
-        progress.tell(&format!("starting {name}"));
-        let server = Server::start(arguments.keys, arguments.value_bytes, persistence).await?;
+        progress.report(&format!("starting {name}"));
+        let server = KvServer::start(arguments.keys, arguments.value_bytes, persistence).await?;
         let mut ways = Vec::new();
         for _ in 0..connections {
             let client =
                 kv::connect(&StoreDirectory { dir: server.folder.path().to_path_buf(), store: 1, token_file: None })
                     .await?;
-            ways.push(Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?));
+            ways.push(KvPath::Exchange(client.exchange().await.map_err(|status| CommandError::new(status.message))?));
         }
         systems.push((name, ways));
         servers.push(server);
     }
     let value_bytes = usize::try_from(arguments.value_bytes).unwrap_or(usize::MAX);
-    let load = |clients, limit| Load { clients, keys: arguments.keys, value_bytes, limit };
+    let load = |clients, limit| KvLoad { clients, keys: arguments.keys, value_bytes, limit };
     for (name, ways) in &systems {
-        progress.tell(&format!("{name}: first puts"));
+        progress.report(&format!("{name}: first puts"));
         measure(ways, &load(arguments.clients, None), stop).await?;
     }
     let loads = [
@@ -252,14 +260,14 @@ async fn measured(arguments: &KvEtcd, stop: &Stop, progress: &Progress) -> Resul
         ("put, one client", 100, 1),
         ("get, one client", 0, 1),
     ];
-    let mut cells: Vec<(usize, usize, Cell)> = Vec::new();
+    let mut cells: Vec<(usize, usize, RoundResults)> = Vec::new();
     for (at, (what, puts, clients)) in loads.into_iter().enumerate() {
-        cells.extend((0..systems.len()).map(|system| (at, system, Cell::default())));
+        cells.extend((0..systems.len()).map(|system| (at, system, RoundResults::default())));
         for round in 0..arguments.rounds as usize {
             for turn in 0..systems.len() {
                 let system = (round + turn) % systems.len();
                 let (name, ways) = &systems[system];
-                progress.tell(&format!("{name}: {what}, round {} of {}", round + 1, arguments.rounds));
+                progress.report(&format!("{name}: {what}, round {} of {}", round + 1, arguments.rounds));
                 let limit = Some((puts, Duration::from_secs_f64(arguments.seconds)));
                 let (micros, elapsed) = measure(ways, &load(clients, limit), stop).await?;
                 let cell = cells.iter_mut().find(|(of, who, _)| (*of, *who) == (at, system));
@@ -293,14 +301,14 @@ async fn measured(arguments: &KvEtcd, stop: &Stop, progress: &Progress) -> Resul
         };
         median(rates(ours).iter().zip(rates(0)).map(|(ours, theirs)| ours / theirs.max(1.0)).collect())
     };
-    figure.ratio("put_over_etcd", ratio(0, 1), Some(Bound::AtLeast(PUT_OVER_ETCD_MIN)));
-    figure.ratio("get_over_etcd", ratio(1, 1), Some(Bound::AtLeast(GET_OVER_ETCD_MIN)));
-    figure.ratio("durable_put_over_etcd", ratio(0, 2), Some(Bound::AtLeast(DURABLE_PUT_OVER_ETCD_MIN)));
+    figure.ratio("put_over_etcd", ratio(0, 1), Some(RatioBound::AtLeast(PUT_OVER_ETCD_MIN)));
+    figure.ratio("get_over_etcd", ratio(1, 1), Some(RatioBound::AtLeast(GET_OVER_ETCD_MIN)));
+    figure.ratio("durable_put_over_etcd", ratio(0, 2), Some(RatioBound::AtLeast(DURABLE_PUT_OVER_ETCD_MIN)));
     figure.ratio("tables_put_over_etcd", ratio(0, 3), None);
     figure.note(
-        "etcd makes each put durable on a majority, as heddle kv does on its nodes' disks; without them it keeps nothing, so \
-         that those puts compare unequal promises, and in tables one disk has it",
+        "etcd makes each put durable on a majority, as heddle kv does on its nodes' disks. Without them it keeps nothing, so \
+         those puts give a weaker guarantee; in tables the put is on one disk",
     );
-    figure.note("etcd is asked a call an operation without TLS, at its leader; heddle kv over its stream with TLS");
+    figure.note("etcd is called once per operation without TLS, at its leader; heddle kv over its stream with TLS");
     Ok(figure)
 }

@@ -1,11 +1,14 @@
-//! `heddle bench failover`: from the kill of a primary to the next block that another compute node applies.
+//! `heddle bench failover`: measures the time from the kill of a primary to the next block that another compute node
+//! applies.
 //!
-//! 1. A network of processes is started in a temporary directory, with several compute nodes a peer, and clients write to it.
-//! 2. When the first organisation's peer has a primary and readers beside it, the primary's process is killed (SIGKILL) at an
-//!    arbitrary moment, and the others are asked until one says that it has applied a block as the primary, and when. Both times
-//!    are of this machine's clock.
-//! 3. Beside it: when the first transaction that a client of that organisation began after the kill was committed.
-//! 4. The killed process is started again by its supervisor and becomes a reader; then the next one is killed.
+//! 1. Start a network of processes in a temporary directory, with several compute nodes per peer, and clients that
+//!    write to it.
+//! 2. When the first organisation's peer has a primary and followers, kill the primary's process (SIGKILL) at an
+//!    arbitrary moment. Poll the other compute nodes until one reports that it has applied a block as the primary, and
+//!    the time at which it did. The times of the kill and of the block come from this machine's clock.
+//! 3. Also measure the time to the first commit of a transaction that a client of that organisation began after the
+//!    kill.
+//! 4. The supervisor restarts the killed process, which becomes a follower. Then kill the next primary.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,42 +16,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::Stop;
-use bench::figure::{Bound, Figure};
+use base::rt::CancellationToken;
+use bench::figure::{Figure, RatioBound};
 use bench::random::Random;
-use gateway::client::{Client, Connection};
-use node::control::{ComputeReport, ask_node};
+use gateway::client::{GatewayClient, GrpcConnection};
+use node::control::{ComputeReport, request_node};
 use node::{Endpoints, NodeError};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::figure::{Progress, show};
+use super::figure::{FigureProgress, show};
 use super::measure::OwnNetwork;
-use crate::cli::bench::Failover;
-use crate::failure::Failure;
+use crate::cli::bench::FailoverArguments;
+use crate::failure::CommandError;
 
-/// What is asked for, with the default lease.
+/// The bound on the time to the next block, with the default lease.
 const NEXT_BLOCK_MS_MAX: f64 = 500.0;
-/// How long everything may take that has to happen between two kills.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How often compute nodes are asked.
+/// Time limit for everything that has to happen between two kills.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often compute nodes are polled.
 const POLL: Duration = Duration::from_millis(10);
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause of a client after an error.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Clients that write until they are told to end.
-struct Load {
+/// Clients that write until they are told to stop.
+struct FailoverLoad {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
-    /// Of the first organisation: when a transaction began and when it was committed.
+    /// For the first organisation: when a transaction began and when it committed.
     spans: Arc<Mutex<Vec<(Instant, Instant)>>>,
     clients: tokio::task::JoinSet<()>,
 }
 
-impl Load {
-    async fn start(network: &OwnNetwork, clients: usize) -> Result<Load, Failure> {
-        let mut load = Load {
+impl FailoverLoad {
+    async fn start(network: &OwnNetwork, clients: usize) -> Result<FailoverLoad, CommandError> {
+        let mut load = FailoverLoad {
             stop: Arc::default(),
             committed: Arc::default(),
             failed: Arc::default(),
@@ -59,8 +62,8 @@ impl Load {
         for number in 0..clients {
             let organization = 1 + number % endpoints.gateways.len();
             let (target, user) = (endpoints.target(&dir, organization)?, endpoints.user(&dir, organization)?);
-            let connection = Connection::connect(&target).await.map_err(Failure::new)?;
-            let client = Client::new(connection, user).with_deadline(Some(CALL_DEADLINE));
+            let connection = GrpcConnection::connect(&target).await.map_err(CommandError::new)?;
+            let client = GatewayClient::new(connection, user).with_deadline(Some(CALL_DEADLINE));
             let channel = endpoints.channel.clone();
             let (stop, committed, failed) = (load.stop.clone(), load.committed.clone(), load.failed.clone());
             let spans = (organization == 1).then(|| load.spans.clone());
@@ -89,8 +92,8 @@ impl Load {
         Ok(load)
     }
 
-    /// From a moment on: how long until a transaction that began later was committed.
-    async fn first_since(&self, killed: Instant, stop: &Stop) -> Result<Duration, Failure> {
+    /// The time from the kill until the first commit of a transaction that began after it.
+    async fn first_since(&self, killed: Instant, stop: &CancellationToken) -> Result<Duration, CommandError> {
         loop {
             let first = {
                 let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +102,7 @@ impl Load {
             if let Some(first) = first {
                 return Ok(first - killed);
             }
-            patient(killed, stop, "no client's transaction is committed")?;
+            check_deadline(killed, stop, "no client's transaction commits")?;
             tokio::time::sleep(POLL).await;
         }
     }
@@ -110,36 +113,36 @@ impl Load {
     }
 }
 
-fn patient(since: Instant, stop: &Stop, what: &str) -> Result<(), Failure> {
-    if stop.is_stopped() {
-        return Err(Failure::interrupted());
+fn check_deadline(since: Instant, stop: &CancellationToken, what: &str) -> Result<(), CommandError> {
+    if stop.is_cancelled() {
+        return Err(CommandError::interrupted());
     }
-    if since.elapsed() > PATIENCE {
-        return Err(Failure::new(format!("{what} within {} s", PATIENCE.as_secs())));
+    if since.elapsed() > FAILOVER_TIMEOUT {
+        return Err(CommandError::new(format!("{what} within {} s", FAILOVER_TIMEOUT.as_secs())));
     }
     Ok(())
 }
 
-/// What the compute nodes of the first organisation say, those that answer.
+/// The reports of the first organisation's compute nodes, as far as they answer.
 async fn reports(folders: &[PathBuf]) -> Vec<ComputeReport> {
     let mut reports = Vec::new();
     for folder in folders {
-        reports.extend(ask_node(folder).await.ok());
+        reports.extend(request_node(folder).await.ok());
     }
     reports
 }
 
-/// Waits until one is the primary and all others follow it.
-async fn settled(folders: &[PathBuf], stop: &Stop) -> Result<ComputeReport, Failure> {
+/// Waits until one compute node is the primary and all others follow it.
+async fn wait_for_followers(folders: &[PathBuf], stop: &CancellationToken) -> Result<ComputeReport, CommandError> {
     let since = Instant::now();
     loop {
         let reports = reports(folders).await;
-        let readers = reports.iter().filter(|report| report.role == "reader").count();
+        let followers = reports.iter().filter(|report| ["follower", "reader"].contains(&report.role.as_str())).count();
         let primary = reports.into_iter().find(|report| report.role == "primary");
-        if let Some(primary) = primary.filter(|_| readers + 1 == folders.len()) {
+        if let Some(primary) = primary.filter(|_| followers + 1 == folders.len()) {
             return Ok(primary);
         }
-        patient(since, stop, "the peer has not come to one primary and its readers")?;
+        check_deadline(since, stop, "the peer does not reach one primary with all others following it")?;
         tokio::time::sleep(POLL).await;
     }
 }
@@ -158,11 +161,15 @@ fn folders(network: &OwnNetwork, endpoints: &Endpoints) -> Vec<PathBuf> {
 }
 
 /// One kill: milliseconds to the next block, and to a client's next commit.
-async fn kill_one(folders: &[PathBuf], load: &Load, stop: &Stop) -> Result<(f64, f64), Failure> {
-    let primary = settled(folders, stop).await?;
-    let reign = primary.epoch.unwrap_or_default();
+async fn kill_one(
+    folders: &[PathBuf],
+    load: &FailoverLoad,
+    stop: &CancellationToken,
+) -> Result<(f64, f64), CommandError> {
+    let primary = wait_for_followers(folders, stop).await?;
+    let epoch = primary.epoch.unwrap_or_default();
     let process = i32::try_from(primary.process).ok().and_then(Pid::from_raw);
-    let process = process.ok_or_else(|| Failure::new("the primary has no process"))?;
+    let process = process.ok_or_else(|| CommandError::new("the primary has no process"))?;
     let (killed, killed_unix_ns) = (Instant::now(), now_unix_ns());
     kill_process(process, Signal::KILL).map_err(|error| NodeError::File {
         doing: "killing",
@@ -171,10 +178,10 @@ async fn kill_one(folders: &[PathBuf], load: &Load, stop: &Stop) -> Result<(f64,
     })?;
     let applied_unix_ns = loop {
         let firsts = reports(folders).await.into_iter().filter_map(|report| report.first_block);
-        if let Some(first) = firsts.into_iter().find(|first| first.epoch > reign) {
+        if let Some(first) = firsts.into_iter().find(|first| first.epoch > epoch) {
             break first.at_unix_ns;
         }
-        patient(killed, stop, "nobody takes the primary's place")?;
+        check_deadline(killed, stop, "no compute node takes over from the primary")?;
         tokio::time::sleep(POLL).await;
     };
     let next_block = applied_unix_ns.saturating_sub(killed_unix_ns) as f64 / 1e6;
@@ -182,9 +189,9 @@ async fn kill_one(folders: &[PathBuf], load: &Load, stop: &Stop) -> Result<(f64,
     Ok((next_block, next_commit))
 }
 
-pub async fn run(arguments: &Failover, stop: &Stop) -> Result<(), Failure> {
-    let progress = Progress::new();
-    progress.tell("starting a network of processes");
+pub async fn run(arguments: &FailoverArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let progress = FigureProgress::new();
+    progress.report("starting a network of processes");
     let nodes = arguments.compute_nodes.to_string();
     let up = ["--isolate", "--orgs", "2", "--policy", "any", "--compute-nodes", &nodes];
     let network = OwnNetwork::launch(None, up.iter().map(Into::into), false, stop).await?;
@@ -192,25 +199,25 @@ pub async fn run(arguments: &Failover, stop: &Stop) -> Result<(), Failure> {
     if result.is_err() {
         eprintln!("the network's log ends with:\n{}", network.log());
     }
-    progress.tell("ending the network");
+    progress.report("ending the network");
     network.end().await;
     drop(progress);
     show(&result?, &arguments.output)
 }
 
 async fn measure(
-    arguments: &Failover,
+    arguments: &FailoverArguments,
     network: &OwnNetwork,
-    progress: &Progress,
-    stop: &Stop,
-) -> Result<Figure, Failure> {
+    progress: &FigureProgress,
+    stop: &CancellationToken,
+) -> Result<Figure, CommandError> {
     let folders = folders(network, network.endpoints());
-    let load = Load::start(network, arguments.clients as usize).await?;
+    let load = FailoverLoad::start(network, arguments.clients as usize).await?;
     let mut random = Random::new(arguments.seed);
     let (mut blocks, mut commits) = (Vec::new(), Vec::new());
     for kill in 1..=arguments.kills {
-        progress.tell(&format!("kill {kill} of {}", arguments.kills));
-        settled(&folders, stop).await?;
+        progress.report(&format!("kill {kill} of {}", arguments.kills));
+        wait_for_followers(&folders, stop).await?;
         tokio::time::sleep(Duration::from_millis(300 + random.below(700))).await;
         let (block, commit) = kill_one(&folders, &load, stop).await?;
         blocks.push(block);
@@ -233,11 +240,11 @@ async fn measure(
         all
     };
     let (blocks, commits) = (sorted(blocks), sorted(commits));
-    let bound = Some(Bound::AtMost(NEXT_BLOCK_MS_MAX));
+    let bound = Some(RatioBound::AtMost(NEXT_BLOCK_MS_MAX));
     figure.ratio("next_block_ms_median", blocks[kills / 2], bound);
     figure.ratio("next_block_ms_max", blocks[kills - 1], bound);
     figure.ratio("next_commit_ms_median", commits[kills / 2], None);
     figure.ratio("next_commit_ms_max", commits[kills - 1], None);
-    figure.note(format!("clients had {committed} transactions committed, and were told {failed} times to try again"));
+    figure.note(format!("clients committed {committed} transactions, and had to retry {failed} times"));
     Ok(figure)
 }

@@ -1,20 +1,22 @@
-//! `heddle bench` without a network: figures.
+//! `heddle bench` for the figures that need no network.
 
 use std::time::Duration;
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::bench::{FigureOutput, Ordering, Provider, Rma, Signatures, State, StatePart};
-use crate::failure::Failure;
+use crate::cli::bench::{
+    FigureOutput, OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart,
+};
+use crate::failure::CommandError;
 use crate::output;
 
-/// How often the line in the terminal turns.
+/// The frame interval of the terminal's spinner.
 const TURN: Duration = Duration::from_millis(120);
 
-pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
-    let options = bench::state::Options {
+pub async fn state(arguments: &StateArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let options = bench::state::StateConfig {
         data_bytes: arguments.data_mib << 20,
         value_bytes: usize::try_from(arguments.value_bytes).expect("at most 1 MiB, says the command line"),
         seconds: arguments.seconds,
@@ -22,51 +24,51 @@ pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
         seed: arguments.seed,
         steady: Duration::from_secs_f64(arguments.steady_seconds),
         only: arguments.only.map(|part| match part {
-            StatePart::Reads => bench::state::Part::Reads,
-            StatePart::Blocks => bench::state::Part::Blocks,
-            StatePart::Load => bench::state::Part::Load,
-            StatePart::Pressure => bench::state::Part::Pressure,
+            StatePart::Reads => bench::state::StatePart::Reads,
+            StatePart::Blocks => bench::state::StatePart::Blocks,
+            StatePart::Load => bench::state::StatePart::Load,
+            StatePart::Pressure => bench::state::StatePart::Pressure,
         }),
-        ..bench::state::Options::default()
+        ..bench::state::StateConfig::default()
     };
-    let progress = Progress::new();
-    let figure = bench::state::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = bench::state::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }
 
-pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
-    let defaults = bench::rma::Options::default();
-    let options = bench::rma::Options {
+pub async fn rma(arguments: &RmaArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let defaults = bench::rma::RmaConfig::default();
+    let options = bench::rma::RmaConfig {
         rounds: usize::try_from(arguments.rounds).expect("at most 9,999, says the command line"),
         batch: Duration::from_millis(arguments.batch_ms),
         data_bytes: arguments.data_mib << 20,
         seed: arguments.seed,
-        shm: arguments.provider != Some(Provider::Tcp),
-        tcp: arguments.provider != Some(Provider::Shm),
+        shm: arguments.provider != Some(ProviderChoice::Tcp),
+        tcp: arguments.provider != Some(ProviderChoice::Shm),
         shapes: if arguments.unshaped { Vec::new() } else { defaults.shapes },
     };
-    let progress = Progress::new();
-    let figure = bench::rma::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = bench::rma::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }
 
-pub fn signatures(arguments: &Signatures, stop: &Stop) -> Result<(), Failure> {
-    let options = bench::signatures::Options {
+pub fn signatures(arguments: &SignaturesArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let options = bench::signatures::SignaturesConfig {
         keys: usize::try_from(arguments.keys).expect("at most 3,000, says the command line"),
         rounds: usize::try_from(arguments.rounds).expect("at most 9,999, says the command line"),
         seed: arguments.seed,
     };
-    let progress = Progress::new();
-    let figure = bench::signatures::run(&options, stop, &|part| progress.tell(part));
+    let progress = FigureProgress::new();
+    let figure = bench::signatures::run(&options, stop, &|part| progress.report(part));
     drop(progress);
     show(&figure?, &arguments.output)
 }
 
-pub async fn ordering(arguments: &Ordering, stop: &Stop) -> Result<(), Failure> {
+pub async fn ordering(arguments: &OrderingArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let count = |number: u64| usize::try_from(number).expect("the command line's limits are small");
-    let mut options = bench::ordering::Options {
+    let mut options = bench::ordering::OrderingConfig {
         transactions: arguments.transactions,
         transaction_bytes: count(arguments.transaction_bytes),
         rounds: count(arguments.rounds),
@@ -78,14 +80,14 @@ pub async fn ordering(arguments: &Ordering, stop: &Stop) -> Result<(), Failure> 
     if arguments.common.quick {
         (options.rounds, options.seconds) = (1, 0.3);
     }
-    let progress = Progress::new();
-    let figure = bench::ordering::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = bench::ordering::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
 
-/// Prints a figure, and writes it where that is wanted.
-pub fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), Failure> {
+/// Prints a figure, and writes the requested files.
+pub fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), CommandError> {
     output::print(&figure.to_table())?;
     if let Some(path) = &wanted.json {
         figure.write_json(path)?;
@@ -96,24 +98,24 @@ pub fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is being measured, in the terminal; nothing when standard error is none.
-pub struct Progress(ProgressBar);
+/// A progress line in the terminal; nothing if standard error is not a terminal.
+pub struct FigureProgress(ProgressBar);
 
-impl Progress {
-    pub fn new() -> Progress {
+impl FigureProgress {
+    pub fn new() -> FigureProgress {
         let bar = ProgressBar::new_spinner();
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4}  {msg}");
         bar.set_style(style.expect("the template is well formed"));
         bar.enable_steady_tick(TURN);
-        Progress(bar)
+        FigureProgress(bar)
     }
 
-    pub fn tell(&self, part: &str) {
+    pub fn report(&self, part: &str) {
         self.0.set_message(part.to_owned());
     }
 }
 
-impl Drop for Progress {
+impl Drop for FigureProgress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -1,31 +1,33 @@
-//! `heddle bench flexchain-…`: FlexChain's figures. What needs no network is in [`bench::flexchain`].
+//! `heddle bench flexchain-…`: FlexChain's figures. Figures that need no network are in [`bench::flexchain`].
 //!
-//! Figure 7 on whole networks: one of either form is started and loaded, then each load goes to one and to the other in turn,
-//! for as many pairs as are wanted; who goes first changes. A network that is not asked costs next to nothing, and what it
-//! does cost counts for itself, because processor time is told by process.
+//! Figure 7 on whole networks: starts and loads one network of each form, then runs each load on the two networks in
+//! turn, for the requested number of pairs. Successive pairs begin with different forms. The network that is not under
+//! load costs almost nothing, and because processor time is measured per process, its cost does not enter the other's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::Stop;
-use bench::figure::{Bound, Figure};
+use base::rt::CancellationToken;
+use bench::figure::{Figure, RatioBound};
 use bench::flexchain::{VALUE_BYTES, fig5b, fig7, fig8a, fig8b, memory_process};
-use bench::report::Report;
+use bench::report::BenchmarkReport;
 use bench::workload::Workload;
 use bench::workload::smallbank::SmallBank;
 use bench::workload::ycsb::Ycsb;
 
-use super::figure::{Progress, show};
+use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::{Run, WaitFor};
-use crate::cli::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryForm, MemoryProcess, Part};
-use crate::cli::network::Policy;
-use crate::failure::Failure;
+use crate::cli::bench::{BenchRunArguments, WaitFor};
+use crate::cli::flexchain::{
+    Fig5bArguments, Fig7Arguments, Fig7Part, Fig8aArguments, Fig8bArguments, MemoryProcessArguments, MemoryProcessMode,
+};
+use crate::cli::network::PolicyChoice;
+use crate::failure::CommandError;
 use crate::output;
 
-/// What the servers' processor time may be over that of the monolithic form.
+/// The upper bound on the servers' processor time relative to the monolithic form.
 const CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
-/// The word that makes this program a memory node.
+/// The arguments that make this program a memory node.
 const MEMORY_PROCESS: [&str; 2] = ["bench", "memory-process"];
 /// How long a network runs before each measurement.
 const WARM_UP_SECONDS: f64 = 0.5;
@@ -34,8 +36,8 @@ fn count(number: u64) -> usize {
     usize::try_from(number).expect("the command line's limits are small")
 }
 
-pub async fn fig5b(arguments: &Fig5b, stop: &Stop) -> Result<(), Failure> {
-    let mut options = fig5b::Options {
+pub async fn fig5b(arguments: &Fig5bArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let mut options = fig5b::Fig5bConfig {
         data_bytes: arguments.data_mib << 20,
         memory_percents: arguments.memory_percent.clone(),
         delay: Duration::from_micros(arguments.delay_us),
@@ -48,14 +50,14 @@ pub async fn fig5b(arguments: &Fig5b, stop: &Stop) -> Result<(), Failure> {
         (options.data_bytes, options.memory_percents) = (8 << 20, vec![10.0, 50.0, 100.0]);
         (options.clients, options.rounds, options.window) = (32, 1, Duration::from_millis(200));
     }
-    let progress = Progress::new();
-    let figure = fig5b::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = fig5b::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
 
-pub async fn fig8a(arguments: &Fig8a, stop: &Stop) -> Result<(), Failure> {
-    let mut options = fig8a::Options {
+pub async fn fig8a(arguments: &Fig8aArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let mut options = fig8a::Fig8aConfig {
         data_bytes: arguments.data_mib << 20,
         cache_percents: arguments.cache_percent.clone(),
         skews: arguments.skew.clone(),
@@ -67,44 +69,44 @@ pub async fn fig8a(arguments: &Fig8a, stop: &Stop) -> Result<(), Failure> {
         (options.data_bytes, options.transactions) = (8 << 20, 1_000);
         (options.cache_percents, options.skews) = (vec![5.0, 50.0], vec![0.0, 1.2]);
     }
-    let progress = Progress::new();
-    let figure = fig8a::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = fig8a::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
 
-pub async fn fig8b(arguments: &Fig8b, stop: &Stop) -> Result<(), Failure> {
+pub async fn fig8b(arguments: &Fig8bArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let program = std::env::current_exe();
-    let program = program.map_err(|error| Failure::new(format!("the program's own path: {error}")))?;
-    let mut options = fig8b::Options {
+    let program = program.map_err(|error| CommandError::new(format!("the program's own path: {error}")))?;
+    let mut options = fig8b::Fig8bConfig {
         limit: arguments.limit.kind(),
         data_bytes: arguments.data_mib << 20,
-        percents: arguments.processor_percent.clone(),
+        percents: arguments.cpu_percent.clone(),
         rounds: count(arguments.rounds),
         window: Duration::from_secs_f64(arguments.seconds),
         seed: arguments.common.seed,
-        ..fig8b::Options::new(program, MEMORY_PROCESS.to_vec())
+        ..fig8b::Fig8bConfig::new(program, MEMORY_PROCESS.to_vec())
     };
     if arguments.common.quick {
         (options.data_bytes, options.percents) = (8 << 20, vec![10, 50]);
         (options.rounds, options.window) = (1, Duration::from_millis(100));
     }
-    let progress = Progress::new();
-    let figure = fig8b::run(&options, stop, &|part| progress.tell(part)).await;
+    let progress = FigureProgress::new();
+    let figure = fig8b::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
 
-pub async fn memory_process(arguments: &MemoryProcess) -> Result<(), Failure> {
+pub async fn memory_process(arguments: &MemoryProcessArguments) -> Result<(), CommandError> {
     let form = match arguments.form {
-        MemoryForm::Passive => memory_process::Form::Passive,
-        MemoryForm::TwoSided => memory_process::Form::TwoSided,
+        MemoryProcessMode::Passive => memory_process::MemoryNodeMode::Passive,
+        MemoryProcessMode::TwoSided => memory_process::MemoryNodeMode::TwoSided,
     };
-    let MemoryProcess { socket, bytes, section_bytes, .. } = arguments.clone();
-    Ok(memory_process::serve(&memory_process::Options { form, socket, bytes, section_bytes }).await?)
+    let MemoryProcessArguments { socket, bytes, section_bytes, .. } = arguments.clone();
+    Ok(memory_process::serve(&memory_process::MemoryProcessConfig { mode: form, socket, bytes, section_bytes }).await?)
 }
 
-pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
+pub async fn fig7(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let mut arguments = arguments.clone();
     if arguments.common.quick {
         (arguments.records, arguments.customers, arguments.pairs) = (500, 500, 1);
@@ -123,11 +125,11 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
     figure.setting("clients", arguments.clients);
     figure.setting("seed", arguments.common.seed);
     let wanted = |part| arguments.only.is_none_or(|only| only == part);
-    if wanted(Part::Network) {
+    if wanted(Fig7Part::Network) {
         networks(&arguments, &mut figure, stop).await?;
     }
-    if wanted(Part::State) || wanted(Part::Memtable) {
-        let options = fig7::Options {
+    if wanted(Fig7Part::State) || wanted(Fig7Part::Memtable) {
+        let options = fig7::Fig7Config {
             records: count(arguments.records),
             customers: count(arguments.customers),
             pairs: count(arguments.pairs),
@@ -136,12 +138,12 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
             latency: Duration::from_micros(arguments.latency_us),
             seed: arguments.common.seed,
         };
-        let progress = Progress::new();
-        let tell = &|part: &str| progress.tell(part);
-        if wanted(Part::State) {
+        let progress = FigureProgress::new();
+        let tell = &|part: &str| progress.report(part);
+        if wanted(Fig7Part::State) {
             fig7::state_only(&options, &mut figure, stop, tell).await?;
         }
-        if wanted(Part::Memtable) {
+        if wanted(Fig7Part::Memtable) {
             fig7::large_memtable(&options, &mut figure, stop, tell).await?;
         }
         drop(progress);
@@ -150,8 +152,8 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
     show(&figure, &arguments.common.output)
 }
 
-/// The loads of the figure by name, in the order measured, and whether one has data of its own.
-fn workloads(arguments: &Fig7) -> Vec<(String, bool, Arc<dyn Workload>)> {
+/// The loads of the figure by name, in the order of measurement, and whether each loads its own data first.
+fn workloads(arguments: &Fig7Arguments) -> Vec<(String, bool, Arc<dyn Workload>)> {
     let ycsb = |letter: &str, is_first| {
         let mix = letter.parse().expect("a letter of YCSB");
         let seed = arguments.common.seed;
@@ -166,8 +168,8 @@ fn workloads(arguments: &Fig7) -> Vec<(String, bool, Arc<dyn Workload>)> {
     vec![ycsb("a", true), ycsb("b", false), bank(5, true), bank(50, false), bank(95, false)]
 }
 
-fn run(arguments: &Fig7, monolithic: bool) -> Run {
-    Run {
+fn run(arguments: &Fig7Arguments, monolithic: bool) -> BenchRunArguments {
+    BenchRunArguments {
         seconds: arguments.seconds,
         warm_up: WARM_UP_SECONDS.min(arguments.seconds),
         clients: arguments.clients,
@@ -175,7 +177,7 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
         wait: WaitFor::Status,
         seed: arguments.common.seed,
         orgs: arguments.orgs,
-        policy: Policy::Any,
+        policy: PolicyChoice::Any,
         config: None,
         isolate: false,
         monolithic,
@@ -192,11 +194,15 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
     }
 }
 
-async fn networks(arguments: &Fig7, figure: &mut Figure, stop: &Stop) -> Result<(), Failure> {
+async fn networks(
+    arguments: &Fig7Arguments,
+    figure: &mut Figure,
+    stop: &CancellationToken,
+) -> Result<(), CommandError> {
     let runs = [run(arguments, false), run(arguments, true)];
     let pair = [OwnNetwork::start(&runs[0], None, stop).await?, OwnNetwork::start(&runs[1], None, stop).await?];
     let measured = on_networks(arguments, &runs, &pair, figure, stop).await;
-    if measured.is_err() && !stop.is_stopped() {
+    if measured.is_err() && !stop.is_cancelled() {
         eprintln!("the disaggregated network's log ends with:\n{}", pair[0].log());
     }
     for network in pair {
@@ -206,22 +212,22 @@ async fn networks(arguments: &Fig7, figure: &mut Figure, stop: &Stop) -> Result<
 }
 
 async fn on_networks(
-    arguments: &Fig7,
-    runs: &[Run; 2],
+    arguments: &Fig7Arguments,
+    runs: &[BenchRunArguments; 2],
     pair: &[OwnNetwork; 2],
     figure: &mut Figure,
-    stop: &Stop,
-) -> Result<(), Failure> {
+    stop: &CancellationToken,
+) -> Result<(), CommandError> {
     let mut most: f64 = 0.0;
     for (number, (name, has_data, workload)) in (1u64..).zip(workloads(arguments)) {
-        let mut reports: [Vec<Report>; 2] = Default::default();
-        // Loading warms up, and the pair after it; the others find warm networks.
+        let mut reports: [Vec<BenchmarkReport>; 2] = Default::default();
+        // Loading warms up, and so does the pair after it; later loads find warm networks.
         let first = u64::from(!has_data);
         for round in first..=arguments.pairs {
             for turn in 0..2 {
                 let form = ((round + turn) % 2) as usize;
                 let seed = arguments.common.seed ^ (number << 40) ^ (round << 32);
-                let run = Run { seed, no_load: round > 0, ..runs[form].clone() };
+                let run = BenchRunArguments { seed, no_load: round > 0, ..runs[form].clone() };
                 let network = &pair[form];
                 let report = measure(&run, workload.clone(), &network.dir(), network.endpoints(), stop).await?;
                 if round > 0 {
@@ -229,7 +235,7 @@ async fn on_networks(
                 }
             }
             if let [Some(one), Some(other)] =
-                reports.each_ref().map(|reports| reports.last().map(Report::server_cpu_us))
+                reports.each_ref().map(|reports| reports.last().map(BenchmarkReport::server_cpu_us))
             {
                 let pairs = arguments.pairs;
                 output::print(&format!(
@@ -242,11 +248,11 @@ async fn on_networks(
         let ratios: Vec<f64> = ratios.collect();
         let (ratio, ratio_most) = (median(ratios.clone()), ratios.iter().copied().fold(0.0, f64::max));
         for (form, reports) in ["disaggregated", "monolithic"].into_iter().zip(&reports) {
-            let number = |number: fn(&Report) -> f64| median(reports.iter().map(number).collect());
+            let number = |number: fn(&BenchmarkReport) -> f64| median(reports.iter().map(number).collect());
             let labels = [("part", "network"), ("load", name.as_str()), ("form", form)];
             let numbers = [
-                ("cpu_us_per_valid", number(Report::server_cpu_us)),
-                ("valid_tps", number(Report::valid_tps)),
+                ("cpu_us_per_valid", number(BenchmarkReport::server_cpu_us)),
+                ("valid_tps", number(BenchmarkReport::valid_tps)),
                 ("cpu_ratio_median", ratio),
                 ("cpu_ratio_most", ratio_most),
             ];
@@ -254,7 +260,7 @@ async fn on_networks(
         }
         most = most.max(ratio);
     }
-    figure.ratio("cpu_over_monolithic_max", most, Some(Bound::AtMost(CPU_OVER_MONOLITHIC_MAX)));
+    figure.ratio("cpu_over_monolithic_max", most, Some(RatioBound::AtMost(CPU_OVER_MONOLITHIC_MAX)));
     Ok(())
 }
 

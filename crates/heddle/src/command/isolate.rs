@@ -1,14 +1,17 @@
-//! `heddle up --isolate`: every role as a process of its own, supervised by this one.
+//! `heddle up --isolate`: runs every role as a separate process, supervised by this one.
 //!
-//! 1. The plan: which processes there are, where each answers, its folder ([`node::plan`]).
-//! 2. What an earlier run left behind is waited for: its processes end with their supervisor, but not at once.
-//! 3. Processes start in stages, each when those that it asks are ready: memory, storage and orderer; compute; gateways. One
-//!    that ends before it was ready ends the start, with the end of its log.
-//! 4. From then on a process that ends is started again, at once the first time and then after a pause that doubles up to
-//!    [`PAUSE_MAX`]. `endpoints.json` and the page of metrics and health follow.
-//! 5. Orderers on Raft come and go: when the roster changes ([`Roster`]), those that it names are started and others ended.
-//! 6. A signal ends them, stage by stage and in the opposite order, each with [`PATIENCE`] to finish; one that does not end is
-//!    killed, which loses nothing that was acknowledged. A second signal kills all at once.
+//! 1. Make the plan: the processes, their addresses and their folders ([`node::plan`]).
+//! 2. Wait until the processes of an earlier run have ended: they end when their supervisor ends, but a little later.
+//! 3. Start the processes in three stages: memory, storage and orderers; then compute nodes; then gateways. A stage
+//!    starts when every process of the stage before it is ready. A process that ends before it is ready makes the start
+//!    fail; the error shows the end of its log.
+//! 4. From then on restart every process that ends: at once the first time, and then after a back-off that doubles up
+//!    to [`PAUSE_MAX`]. Keep `endpoints.json` and the page of metrics and health up to date.
+//! 5. When the orderer set of a network on Raft changes ([`OrdererSet`]), start the orderers that were added and end
+//!    those that were removed.
+//! 6. On a signal, end the processes by role, in five steps: gateways, orderers, compute, storage, memory. Each step
+//!    has [`STOP_TIMEOUT`] to finish. A process that does not end is killed, which loses nothing that was acknowledged.
+//!    A second signal kills all processes at once.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -18,31 +21,31 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use node::control::orderer_of;
-use node::network::roster::Roster;
-use node::{Endpoints, Network, Overview, Placement, Plan, Planned, ProcessRole, Ready};
+use node::network::orderer_set::OrdererSet;
+use node::{Endpoints, Network, Overview, Placement, PlannedProcess, ProcessPlan, ProcessRole, Ready};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::instance;
 use crate::signals::StopSignals;
 
-/// How long a stage may take to be ready: it may have blocks to replay.
-const READY_PATIENCE: Duration = Duration::from_secs(120);
-/// How long processes of an earlier run may take to end.
-const LEFT_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a process may take to end in order.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// How often processes are looked at.
+/// Time limit for a stage to become ready: it may have blocks to replay.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit for processes of an earlier run to end.
+const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a process to end in order.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+/// How often processes are polled.
 const TICK: Duration = Duration::from_millis(20);
 /// The pause before a process that has ended twice in a short time is started again.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest such pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// A process that has run for so long has no record of ending.
-const STEADY_AFTER: Duration = Duration::from_secs(10);
+/// A process that runs this long restarts without a pause when it ends.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// Each process's log, in its folder.
 const LOG: &str = "heddle.log";
 
-/// What a process must wait for.
+/// The stage in which a role starts.
 fn stage(role: ProcessRole) -> usize {
     match role {
         ProcessRole::Memory | ProcessRole::Storage | ProcessRole::Orderer => 0,
@@ -51,7 +54,7 @@ fn stage(role: ProcessRole) -> usize {
     }
 }
 
-/// In which order they end.
+/// The position of a role in the order of stopping.
 fn end_rank(role: ProcessRole) -> usize {
     match role {
         ProcessRole::Gateway => 0,
@@ -63,58 +66,64 @@ fn end_rank(role: ProcessRole) -> usize {
 }
 
 /// A network whose processes run. Dropping it kills them.
-pub struct Isolated {
-    /// Goes before the network's lock does: the next to have that makes it anew.
-    _sockets: Sockets,
+pub struct IsolatedNetwork {
+    /// Dropped before the network's lock is released: the next process with the lock makes the folder again.
+    _sockets: SocketFolder,
     network: Network,
-    plan: Plan,
-    processes: Vec<Supervised>,
-    /// When the roster was written that the orderers are those of.
-    roster: Option<SystemTime>,
+    plan: ProcessPlan,
+    processes: Vec<SupervisedProcess>,
+    /// When the orderer set was written to which the running orderers belong.
+    orderers_modified_at: Option<SystemTime>,
     overview: Overview,
 }
 
-/// The folder of the sockets of a network. It goes when this is dropped, and is made anew at the next start.
-pub(super) struct Sockets(PathBuf);
+/// The folder of a network's sockets. It is removed on drop, and made again at the next start.
+pub(super) struct SocketFolder(PathBuf);
 
-impl Sockets {
+impl SocketFolder {
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
 }
 
-impl Drop for Sockets {
+impl Drop for SocketFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// One process and its record.
-struct Supervised {
-    planned: Planned,
+/// A supervised process.
+struct SupervisedProcess {
+    planned: PlannedProcess,
     child: Option<Child>,
-    /// What it said when it was ready, if it is.
+    /// Its report when it became ready, if it is ready.
     ready: Option<Ready>,
     started: Instant,
     pause: Duration,
-    /// When it is to be started again.
+    /// When it must be restarted.
     again: Option<Instant>,
 }
 
-impl Isolated {
-    /// Starts all processes; on return the network can be used. `None` when a signal came first.
-    pub async fn start(network: Network, signals: &mut StopSignals) -> Result<Option<Isolated>, Failure> {
+impl IsolatedNetwork {
+    /// Starts all processes; on return the network can be used. `None` if a signal came first.
+    pub async fn start(network: Network, signals: &mut StopSignals) -> Result<Option<IsolatedNetwork>, CommandError> {
         let sockets = sockets(network.path())?;
-        let roster = Roster::written(network.path());
-        let plan = network.plan(&Placement::Here { sockets: sockets.0.clone() })?;
+        let orderer_set = OrdererSet::modified_at(network.path());
+        let plan = network.plan(&Placement::OneHost { sockets: sockets.0.clone() })?;
         for process in &plan.processes {
-            gone(process).await?;
+            ensure_ended(process).await?;
         }
         let ports = &network.config().ports;
         let overview = Overview::start((ports.metrics_host, ports.metrics).into()).await?;
-        let processes = plan.processes.iter().cloned().map(Supervised::new);
-        let mut isolated =
-            Isolated { _sockets: sockets, processes: processes.collect(), network, plan, roster, overview };
+        let processes = plan.processes.iter().cloned().map(SupervisedProcess::new);
+        let mut isolated = IsolatedNetwork {
+            _sockets: sockets,
+            processes: processes.collect(),
+            network,
+            plan,
+            orderers_modified_at: orderer_set,
+            overview,
+        };
         for number in 0..=2 {
             let started = tokio::select! {
                 started = isolated.start_stage(number) => Some(started),
@@ -136,7 +145,7 @@ impl Isolated {
         Ok(Some(isolated))
     }
 
-    async fn start_stage(&mut self, number: usize) -> Result<(), Failure> {
+    async fn start_stage(&mut self, number: usize) -> Result<(), CommandError> {
         let start = Instant::now();
         for process in self.processes.iter_mut().filter(|process| stage(process.planned.role) == number) {
             process.spawn()?;
@@ -150,15 +159,15 @@ impl Isolated {
                 if process.look()? {
                     self.overview.set(&process.planned.name, Ok(process.metrics()));
                 } else if let Some(status) = process.ended()? {
-                    return Err(process.failure(&format!("has ended with {}", said(status))));
+                    return Err(process.failure(&format!("has ended with {}", exit_text(status))));
                 } else {
                     waiting = Some(process);
                 }
             }
             match waiting {
                 None => return Ok(()),
-                Some(process) if start.elapsed() > READY_PATIENCE => {
-                    let seconds = READY_PATIENCE.as_secs();
+                Some(process) if start.elapsed() > READY_TIMEOUT => {
+                    let seconds = READY_TIMEOUT.as_secs();
                     return Err(process.failure(&format!("is not ready after {seconds} s")));
                 }
                 Some(_) => tokio::time::sleep(TICK).await,
@@ -166,14 +175,14 @@ impl Isolated {
         }
     }
 
-    /// Says where everything is.
-    fn announce(&self) -> Result<Endpoints, Failure> {
+    /// Publishes all addresses.
+    fn announce(&self) -> Result<Endpoints, CommandError> {
         let ready = self.processes.iter().filter_map(|process| process.ready.clone()).collect();
         Ok(self.network.announce(&self.plan, self.overview.address(), ready)?)
     }
 
-    /// Starts processes again that end, for ever.
-    pub async fn watch(&mut self) -> Failure {
+    /// Restarts processes that end, for ever.
+    pub async fn watch(&mut self) -> CommandError {
         loop {
             if let Err(failure) = self.tend() {
                 return failure;
@@ -182,17 +191,17 @@ impl Isolated {
         }
     }
 
-    fn tend(&mut self) -> Result<(), Failure> {
-        let mut changed = self.follow_roster()?;
+    fn tend(&mut self) -> Result<(), CommandError> {
+        let mut changed = self.follow_orderer_set()?;
         for process in &mut self.processes {
             let name = process.planned.name.clone();
             if let Some(status) = process.ended()? {
-                if process.started.elapsed() > STEADY_AFTER {
+                if process.started.elapsed() > STABLE_AFTER {
                     process.pause = Duration::ZERO;
                 }
-                let (pause, reason) = (process.pause, said(status));
-                eprintln!("{name} has ended with {reason}; it is started again in {:.1} s", pause.as_secs_f64());
-                self.overview.set(&name, Err(format!("it has ended with {reason} and is being started again")));
+                let (pause, reason) = (process.pause, exit_text(status));
+                eprintln!("{name} has ended with {reason}; it is restarted in {:.1} s", pause.as_secs_f64());
+                self.overview.set(&name, Err(format!("it has ended with {reason} and is being restarted")));
                 process.again = Some(Instant::now() + pause);
                 process.pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
                 changed = true;
@@ -214,41 +223,41 @@ impl Isolated {
     }
 
     /// Starts orderers that were added, and ends those that were removed.
-    fn follow_roster(&mut self) -> Result<bool, Failure> {
+    fn follow_orderer_set(&mut self) -> Result<bool, CommandError> {
         let dir = self.network.path();
-        let written = Roster::written(dir);
-        if written == self.roster {
+        let written = OrdererSet::modified_at(dir);
+        if written == self.orderers_modified_at {
             return Ok(false);
         }
-        self.roster = written;
-        let numbers = node::enlist::roster(dir)?.numbers;
+        self.orderers_modified_at = written;
+        let numbers = node::membership::orderer_set(dir)?.numbers;
         let names: Vec<String> = numbers.iter().map(|number| orderer_of(*number)).collect();
         for (number, name) in numbers.iter().zip(&names) {
             if self.processes.iter().any(|process| process.planned.name == *name) {
                 continue;
             }
-            let planned = Planned::orderer(&node::enlist::enlisted(dir, *number)?);
-            eprintln!("{name} was added and is started");
-            self.overview.set(name, Err("it is being started".to_owned()));
+            let planned = PlannedProcess::orderer(&node::membership::added_orderer(dir, *number)?);
+            eprintln!("{name} was added and starts");
+            self.overview.set(name, Err("it is starting".to_owned()));
             self.plan.processes.push(planned.clone());
-            let mut process = Supervised::new(planned);
+            let mut process = SupervisedProcess::new(planned);
             process.spawn()?;
             self.processes.push(process);
         }
-        let is_gone = |process: &mut Supervised| {
+        let is_gone = |process: &mut SupervisedProcess| {
             process.planned.role == ProcessRole::Orderer && !names.contains(&process.planned.name)
         };
         for mut gone in self.processes.extract_if(.., is_gone) {
-            eprintln!("{} was removed and is ended", gone.planned.name);
+            eprintln!("{} was removed and ends", gone.planned.name);
             self.overview.remove(&gone.planned.name);
             self.plan.processes.retain(|process| process.name != gone.planned.name);
-            // Nothing depends on it any more, and what it has on disk is as after a crash.
+            // No other process depends on it any more, and its data on disk is as after a crash.
             gone.kill();
         }
         Ok(true)
     }
 
-    /// Ends all processes in order. True when everything ended as it should.
+    /// Ends all processes in order. Returns true if all ended cleanly.
     pub async fn stop(mut self, signals: &mut StopSignals) -> bool {
         let clean = tokio::select! {
             clean = self.stop_in_order() => clean,
@@ -261,20 +270,20 @@ impl Isolated {
     async fn stop_in_order(&mut self) -> bool {
         let mut clean = true;
         for rank in 0..=4 {
-            let mut ending: Vec<&mut Supervised> =
+            let mut ending: Vec<&mut SupervisedProcess> =
                 self.processes.iter_mut().filter(|process| end_rank(process.planned.role) == rank).collect();
             for process in &mut ending {
                 if let Some(child) = &process.child {
-                    // One that has gone is found below.
+                    // The loop below finds a process that has gone.
                     let _ = instance::terminate(child.id());
                 }
             }
             let asked = Instant::now();
-            while ending.iter().any(|process| process.child.is_some()) && asked.elapsed() < PATIENCE {
+            while ending.iter().any(|process| process.child.is_some()) && asked.elapsed() < STOP_TIMEOUT {
                 for process in &mut ending {
                     match process.ended() {
                         Ok(Some(status)) if !status.success() => {
-                            eprintln!("{} has ended with {}", process.planned.name, said(status));
+                            eprintln!("{} has ended with {}", process.planned.name, exit_text(status));
                             clean = false;
                         }
                         Ok(_) => {}
@@ -287,7 +296,7 @@ impl Isolated {
                 tokio::time::sleep(TICK).await;
             }
             for process in ending.iter_mut().filter(|process| process.child.is_some()) {
-                let seconds = PATIENCE.as_secs();
+                let seconds = STOP_TIMEOUT.as_secs();
                 eprintln!("{} has not ended within {seconds} s and is killed", process.planned.name);
                 process.kill();
                 clean = false;
@@ -297,25 +306,25 @@ impl Isolated {
     }
 
     fn kill(&mut self) {
-        self.processes.iter_mut().for_each(Supervised::kill);
+        self.processes.iter_mut().for_each(SupervisedProcess::kill);
     }
 }
 
-impl Drop for Isolated {
+impl Drop for IsolatedNetwork {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-impl Supervised {
-    fn new(planned: Planned) -> Supervised {
+impl SupervisedProcess {
+    fn new(planned: PlannedProcess) -> SupervisedProcess {
         let (started, pause) = (Instant::now(), Duration::ZERO);
-        Supervised { planned, child: None, ready: None, started, pause, again: None }
+        SupervisedProcess { planned, child: None, ready: None, started, pause, again: None }
     }
 
-    fn spawn(&mut self) -> Result<(), Failure> {
+    fn spawn(&mut self) -> Result<(), CommandError> {
         let name = &self.planned.name;
-        let failed = |what: &str, error: std::io::Error| Failure::new(format!("{name}: {what}: {error}"));
+        let failed = |what: &str, error: std::io::Error| CommandError::new(format!("{name}: {what}: {error}"));
         let log = self.planned.folder.join(LOG);
         let open = || OpenOptions::new().create(true).append(true).open(&log);
         let (out, error_out) =
@@ -323,7 +332,7 @@ impl Supervised {
         let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
         let mut command = Command::new(program);
         command.args(["node", self.planned.role.name(), "--bound", "--config"]).arg(self.planned.config());
-        // In a group of its own, so that Ctrl-C reaches the supervisor alone.
+        // In its own process group, so that only the supervisor receives Ctrl-C.
         command.process_group(0).stdin(Stdio::null()).stdout(out).stderr(error_out);
         self.child = Some(command.spawn().map_err(|error| failed("it cannot be started", error))?);
         self.ready = None;
@@ -339,18 +348,18 @@ impl Supervised {
         self.ready.as_ref().expect("it was ready just now").metrics
     }
 
-    /// Whether it is ready, and was not when it was last looked at.
-    fn look(&mut self) -> Result<bool, Failure> {
+    /// Whether it has become ready since the last check.
+    fn look(&mut self) -> Result<bool, CommandError> {
         let number = self.number();
         self.ready = Ready::load(&self.planned.folder).filter(|ready| ready.process == number);
         Ok(self.ready.is_some())
     }
 
-    /// How it has ended, told once.
-    fn ended(&mut self) -> Result<Option<ExitStatus>, Failure> {
+    /// Its exit status, returned once, if it has ended.
+    fn ended(&mut self) -> Result<Option<ExitStatus>, CommandError> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait();
-        let status = status.map_err(|error| Failure::new(format!("{}: {error}", self.planned.name)))?;
+        let status = status.map_err(|error| CommandError::new(format!("{}: {error}", self.planned.name)))?;
         if status.is_some() {
             self.child = None;
             self.ready = None;
@@ -358,10 +367,10 @@ impl Supervised {
         Ok(status)
     }
 
-    fn failure(&self, what: &str) -> Failure {
+    fn failure(&self, what: &str) -> CommandError {
         let log = self.planned.folder.join(LOG);
         let text = super::tail(&log);
-        Failure::new(format!("{} {what}; {} ends with:\n{text}", self.planned.name, log.display()))
+        CommandError::new(format!("{} {what}; {} ends with:\n{text}", self.planned.name, log.display()))
     }
 
     fn kill(&mut self) {
@@ -372,7 +381,7 @@ impl Supervised {
     }
 }
 
-fn said(status: ExitStatus) -> String {
+fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -380,13 +389,13 @@ fn said(status: ExitStatus) -> String {
     }
 }
 
-/// The folder of the sockets of a network: its path must be short, and nobody else may look into it.
-pub(super) fn sockets(dir: &Path) -> Result<Sockets, Failure> {
+/// The folder of a network's sockets: its path must be short, and no other user may enter it.
+pub(super) fn sockets(dir: &Path) -> Result<SocketFolder, CommandError> {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    // The same at every start of the same network, another for another one.
+    // The same path at every start of a network, a different one for each network.
     let hash = identity::sha256([dir.as_os_str().as_encoded_bytes()]);
     let path = base.join(format!("heddle-{}", &identity::hex::encode(hash)[..12]));
-    let failed = |error: String| Failure::new(format!("the folder of sockets {}: {error}", path.display()));
+    let failed = |error: String| CommandError::new(format!("the folder of sockets {}: {error}", path.display()));
     match std::fs::DirBuilder::new().mode(0o700).create(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error.to_string())),
         _ => {}
@@ -394,26 +403,28 @@ pub(super) fn sockets(dir: &Path) -> Result<Sockets, Failure> {
     let found = std::fs::symlink_metadata(&path).map_err(|error| failed(error.to_string()))?;
     let own = rustix::process::geteuid().as_raw();
     if !found.is_dir() || found.uid() != own || found.mode() & 0o077 != 0 {
-        return Err(failed("others have access to it; remove it, or set XDG_RUNTIME_DIR to a folder of yours".into()));
+        return Err(failed(
+            "other users have access to it; remove it, or set XDG_RUNTIME_DIR to a folder of yours".into(),
+        ));
     }
-    Ok(Sockets(path))
+    Ok(SocketFolder(path))
 }
 
 /// Waits until the process of an earlier run has gone.
-async fn gone(process: &Planned) -> Result<(), Failure> {
+async fn ensure_ended(process: &PlannedProcess) -> Result<(), CommandError> {
     let Some(ready) = Ready::load(&process.folder) else { return Ok(()) };
     let config = process.config();
     let start = Instant::now();
     loop {
-        // Another process may have its number by now; this one's command line names its file.
+        // Another process may have its ID by now; the command line of the earlier one names its file.
         let line = std::fs::read(format!("/proc/{}/cmdline", ready.process)).unwrap_or_default();
         let wanted = config.as_os_str().as_encoded_bytes();
         if !line.split(|byte| *byte == 0).any(|word| word == wanted) {
             return Ok(());
         }
-        if start.elapsed() > LEFT_PATIENCE {
+        if start.elapsed() > LEFTOVER_TIMEOUT {
             let (name, number) = (&ready.name, ready.process);
-            return Err(Failure::new(format!("{name} of an earlier run is still there as process {number}; end it")));
+            return Err(CommandError::new(format!("{name} of an earlier run still runs as process {number}; end it")));
         }
         tokio::time::sleep(TICK).await;
     }

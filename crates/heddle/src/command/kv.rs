@@ -1,4 +1,4 @@
-//! `heddle kv`: a store in this process, and clients of one.
+//! `heddle kv`: runs stores in this process, and clients of a store.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -7,56 +7,62 @@ use std::time::{Duration, Instant};
 use base::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use gateway::client::{Code, Connection, Status as Answer};
-use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, KvProcessEndpoint, KvToken, Persistence, Sizes};
+use gateway::client::{GrpcCode, GrpcConnection, GrpcStatus as Answer};
+use node::kv::{
+    KeyValueServer, KvClient, KvEndpoint, KvProcessEndpoint, KvStoresConfig, KvToken, Persistence, StoreGeometry,
+};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
 
-use super::kv_isolate::{self, Isolated};
+use super::kv_isolate::{self, IsolatedStores};
 use crate::cli::exit;
-use crate::cli::kv::{Cas, Delete, Get, Kv, Persistence as Mode, Put, Status, StoreDirectory, Up, Watch};
-use crate::failure::Failure;
+use crate::cli::kv::{
+    KvCasArguments, KvCommand, KvDeleteArguments, KvGetArguments, KvPutArguments, KvStatusArguments, KvUpArguments,
+    KvWatchArguments, PersistenceChoice as Mode, StoreDirectory,
+};
+use crate::failure::CommandError;
 use crate::output;
 use crate::signals::StopSignals;
 
-/// Blocks and buckets come in multiples of this, or are at least so many.
+/// The block count is a multiple of this; there are at least [`BUCKETS_MIN`] buckets.
 const BLOCKS_UNIT: u64 = 512;
 const BUCKETS_MIN: u64 = 8;
-/// How long the processor that serves is looked for among several, with which pauses, and how long one may take to answer.
+/// Time limit for finding the CPU node that serves, the pause between attempts, and the time limit for one node's
+/// answer.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 const STATUS_MAX: Duration = Duration::from_secs(1);
 
-pub async fn run(command: &Kv) -> Result<(), Failure> {
+pub async fn run(command: &KvCommand) -> Result<(), CommandError> {
     match command {
-        Kv::Up(arguments) => up(arguments).await,
-        Kv::Get(arguments) => get(arguments).await,
-        Kv::Put(arguments) => put(arguments).await,
-        Kv::Delete(arguments) => delete(arguments).await,
-        Kv::Cas(arguments) => cas(arguments).await,
-        Kv::Watch(arguments) => watch(arguments).await,
-        Kv::Status(arguments) => status(arguments).await,
-        Kv::Part => kv_isolate::part().await,
+        KvCommand::Up(arguments) => up(arguments).await,
+        KvCommand::Get(arguments) => get(arguments).await,
+        KvCommand::Put(arguments) => put(arguments).await,
+        KvCommand::Delete(arguments) => delete(arguments).await,
+        KvCommand::Cas(arguments) => cas(arguments).await,
+        KvCommand::Watch(arguments) => watch(arguments).await,
+        KvCommand::Status(arguments) => status(arguments).await,
+        KvCommand::Part => kv_isolate::part().await,
     }
 }
 
-async fn up(arguments: &Up) -> Result<(), Failure> {
+async fn up(arguments: &KvUpArguments) -> Result<(), CommandError> {
     if arguments.bound {
         super::end_with_parent()?;
     }
     if arguments.asynchronous && arguments.persistence != Mode::Coordinator {
-        return Err(Failure::new("--asynchronous is about `--persistence coordinator`"));
+        return Err(CommandError::new("--asynchronous needs `--persistence coordinator`"));
     }
     let mut signals = StopSignals::listen()?;
-    let sizes = Sizes {
+    let sizes = StoreGeometry {
         log_bytes: arguments.log_bytes,
         buckets: arguments.keys.next_power_of_two().max(BUCKETS_MIN),
         blocks: arguments.keys.next_multiple_of(BLOCKS_UNIT),
         block_bytes: arguments.block_bytes,
     };
     let directory = arguments.dir.clone();
-    let options = KvOptions {
+    let options = KvStoresConfig {
         directory: directory.clone(),
         listen: arguments.listen,
         token_file: arguments.token_file.clone(),
@@ -71,10 +77,10 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         sizes,
         cache_bytes: usize::try_from(arguments.cache_bytes).unwrap_or(usize::MAX),
     };
-    let said = Said { arguments, directory: &directory, sizes };
+    let said = StartedMessage { arguments, directory: &directory, sizes };
     if arguments.isolate {
-        let Some(mut isolated) = Isolated::start(&options, &mut signals).await? else {
-            return Err(Failure::interrupted());
+        let Some(mut isolated) = IsolatedStores::start(&options, &mut signals).await? else {
+            return Err(CommandError::interrupted());
         };
         said.print(isolated.endpoint())?;
         let failed = tokio::select! {
@@ -85,8 +91,8 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         return failed.map_or(Ok(()), Err);
     }
     let store = tokio::select! {
-        store = KeyValues::start(options) => store?,
-        () = signals.received() => return Err(Failure::interrupted()),
+        store = KeyValueServer::start(options) => store?,
+        () = signals.received() => return Err(CommandError::interrupted()),
     };
     store.missing().iter().for_each(|remedy| eprintln!("{remedy}"));
     said.print(store.endpoint())?;
@@ -97,29 +103,29 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
     store.stop().await;
     match failed {
         None => Ok(()),
-        Some(error) => Err(Failure::new(format!("the key-value store has ended: {error}"))),
+        Some(error) => Err(CommandError::new(format!("the key-value store has ended: {error}"))),
     }
 }
 
-/// What is said once stores serve.
-struct Said<'a> {
-    arguments: &'a Up,
+/// The message once stores serve.
+struct StartedMessage<'a> {
+    arguments: &'a KvUpArguments,
     directory: &'a Path,
-    sizes: Sizes,
+    sizes: StoreGeometry,
 }
 
-impl Said<'_> {
-    fn print(&self, endpoint: &KvEndpoint) -> Result<(), Failure> {
-        let Said { arguments, directory, sizes } = self;
+impl StartedMessage<'_> {
+    fn print(&self, endpoint: &KvEndpoint) -> Result<(), CommandError> {
+        let StartedMessage { arguments, directory, sizes } = self;
         let addresses: Vec<String> = endpoint.stores.iter().map(ToString::to_string).collect();
         let (what, serves) = match addresses.len() {
             1 => ("A key-value store".to_owned(), "serves"),
             count => (format!("{count} key-value stores"), "serve"),
         };
         let ends = match arguments.persistence {
-            Mode::None => "Ctrl-C ends it, and all it holds.",
+            Mode::None => "Ctrl-C stops it, and its data is lost.",
             Mode::Coordinator | Mode::Nodes => {
-                "Ctrl-C ends it; what it holds is on disk, and the next start goes on with it."
+                "Ctrl-C stops it; its data is on disk, and the next start continues with it."
             }
         };
         let mut text = format!(
@@ -140,17 +146,17 @@ impl Said<'_> {
     }
 }
 
-/// A client of a store of a directory. Where processors are processes, any of which may serve, it is the one that does: while they
-/// change they are looked for again, and where they are is read again.
+/// A client of a directory's store. If CPU nodes are processes of their own, any of which may serve, the client
+/// connects to the one that does; while they change, it rereads their addresses and looks again.
 ///
 /// # Errors
-/// None runs there, or not so many.
-pub async fn connect(store: &StoreDirectory) -> Result<KvClient, Failure> {
+/// No store runs there, or it has no store of this number.
+pub async fn connect(store: &StoreDirectory) -> Result<KvClient, CommandError> {
     find(store).await.map(|(client, _)| client)
 }
 
-/// As [`connect`], with the process that serves where several may.
-async fn find(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), Failure> {
+/// As [`connect`], with the process that serves if several may.
+async fn find(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), CommandError> {
     let start = Instant::now();
     loop {
         match find_once(store).await {
@@ -161,13 +167,13 @@ async fn find(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpo
     }
 }
 
-/// As [`find`], once; with an error, whether it is worth to be tried again.
-async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), (Failure, bool)> {
+/// One attempt of [`find`]; an error says whether another attempt is worthwhile.
+async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), (CommandError, bool)> {
     let directory: &Path = &store.dir;
     let absent = || {
         let dir = directory.display();
         let message = format!("no key-value store runs in {dir}; start one with `heddle kv up --dir {dir}`");
-        Failure::with_code(exit::NOT_RUNNING, message)
+        CommandError::with_code(exit::NOT_RUNNING, message)
     };
     let endpoint = KvEndpoint::load(directory).map_err(|error| (error.into(), false))?;
     let endpoint = endpoint.ok_or_else(|| (absent(), false))?;
@@ -182,18 +188,19 @@ async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcess
         let target = endpoint.target_of(directory, *address);
         let (absent, token) = (&absent, token.as_ref());
         async move {
-            let connection = Connection::connect(&target?).await.map_err(|error| match error.kind() {
-                // It was killed, and has left its file behind.
+            let connection = GrpcConnection::connect(&target?).await.map_err(|error| match error.kind() {
+                // The process was killed, and has left its file behind.
                 base::ErrorKind::Retry => absent(),
-                _ => Failure::new(error),
+                _ => CommandError::new(error),
             });
-            let client = KvClient::bearing(connection?, token);
+            let client = KvClient::with_token(connection?, token);
             if is_one_of_many {
-                // The one that serves says so; another one takes its time before it says that it does not.
+                // The node that serves answers at once; another one waits for a while before it answers that it does
+                // not serve.
                 let status = tokio::time::timeout(STATUS_MAX, client.status()).await;
-                status.map_err(|_| Failure::new("no coordinator serves for now; try again"))?.map_err(failed)?;
+                status.map_err(|_| CommandError::new("no coordinator serves for now; try again"))?.map_err(failed)?;
             }
-            Ok::<_, Failure>((client, *address))
+            Ok::<_, CommandError>((client, *address))
         }
     });
     let mut asked: FuturesUnordered<_> = asked.collect();
@@ -208,32 +215,32 @@ async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcess
         }
     }
     let none = || {
-        let message = format!("no store {} there: {} run, counted from 1", store.store, endpoint.stores.len());
-        Failure::new(message)
+        let message = format!("there is no store {}: {} run, counted from 1", store.store, endpoint.stores.len());
+        CommandError::new(message)
     };
     Err((last.unwrap_or_else(none), is_one_of_many))
 }
 
-fn failed(status: Answer) -> Failure {
+fn failed(status: Answer) -> CommandError {
     let advice = match status.code {
-        Code::Unknown => "; it may have been done: `heddle kv get` tells",
-        Code::Unavailable => "; try again",
+        GrpcCode::Unknown => "; it may or may not have taken effect: check with `heddle kv get`",
+        GrpcCode::Unavailable => "; try again",
         _ => "",
     };
-    Failure::new(format!("{}{advice}", status.message))
+    CommandError::new(format!("{}{advice}", status.message))
 }
 
-fn absent(key: &str) -> Failure {
-    Failure::with_code(exit::ABSENT, format!("{key} has no value"))
+fn absent(key: &str) -> CommandError {
+    CommandError::with_code(exit::ABSENT, format!("{key} has no value"))
 }
 
 /// A value from the command line, or from standard input.
-fn value(text: &str) -> Result<Bytes, Failure> {
+fn value(text: &str) -> Result<Bytes, CommandError> {
     if text != "-" {
         return Ok(Bytes::copy_from_slice(text.as_bytes()));
     }
     let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::new(format!("standard input: {error}")))?;
+    std::io::stdin().read_to_end(&mut bytes).map_err(|error| CommandError::new(format!("standard input: {error}")))?;
     Ok(bytes.into())
 }
 
@@ -256,7 +263,7 @@ fn found_json(found: Option<&wire::Versioned>) -> Value {
     json
 }
 
-async fn get(arguments: &Get) -> Result<(), Failure> {
+async fn get(arguments: &KvGetArguments) -> Result<(), CommandError> {
     let client = connect(&arguments.directory).await?;
     let found = client.get(bytes(&arguments.key)).await.map_err(failed)?;
     let found = found.ok_or_else(|| absent(&arguments.key))?;
@@ -266,19 +273,19 @@ async fn get(arguments: &Get) -> Result<(), Failure> {
     }
 }
 
-async fn put(arguments: &Put) -> Result<(), Failure> {
+async fn put(arguments: &KvPutArguments) -> Result<(), CommandError> {
     let client = connect(&arguments.directory).await?;
     let version = client.put(bytes(&arguments.key), value(&arguments.value)?).await.map_err(failed)?;
     output::print(&format!("{version}\n"))
 }
 
-async fn delete(arguments: &Delete) -> Result<(), Failure> {
+async fn delete(arguments: &KvDeleteArguments) -> Result<(), CommandError> {
     let client = connect(&arguments.directory).await?;
     let version = client.delete(bytes(&arguments.key)).await.map_err(failed)?;
     output::print(&format!("{}\n", version.ok_or_else(|| absent(&arguments.key))?))
 }
 
-async fn cas(arguments: &Cas) -> Result<(), Failure> {
+async fn cas(arguments: &KvCasArguments) -> Result<(), CommandError> {
     let client = connect(&arguments.directory).await?;
     let expected = match (arguments.if_version, &arguments.if_value) {
         (Some(version), _) => Expected::Version(version),
@@ -292,22 +299,22 @@ async fn cas(arguments: &Cas) -> Result<(), Failure> {
         return output::print(&format!("{}\n", answer.version));
     }
     output::print_json(&found_json(answer.found.as_ref()))?;
-    Err(Failure::with_code(exit::ABSENT, format!("{} has something else; nothing was changed", arguments.key)))
+    Err(CommandError::with_code(exit::ABSENT, format!("{} is not as expected; nothing was changed", arguments.key)))
 }
 
-async fn watch(arguments: &Watch) -> Result<(), Failure> {
+async fn watch(arguments: &KvWatchArguments) -> Result<(), CommandError> {
     let mut signals = StopSignals::listen()?;
     tokio::select! {
         outcome = print_changes(arguments) => outcome,
-        () = signals.received() => Err(Failure::interrupted()),
+        () = signals.received() => Err(CommandError::interrupted()),
     }
 }
 
-async fn print_changes(arguments: &Watch) -> Result<(), Failure> {
+async fn print_changes(arguments: &KvWatchArguments) -> Result<(), CommandError> {
     let (mut from, mut left) = (arguments.from, arguments.count.unwrap_or(u64::MAX));
     let client = connect(&arguments.directory).await?;
     if from.is_none() {
-        // So that nothing is missed when the watch has to begin again.
+        // So that no change is missed when the watch has to be started again.
         from = Some(client.status().await.map_err(failed)?.version + 1);
     }
     while left > 0 {
@@ -319,9 +326,9 @@ async fn print_changes(arguments: &Watch) -> Result<(), Failure> {
                     left -= 1;
                     print_change(&change, arguments.json)?;
                 }
-                // The coordinator has changed, or we were slow.
+                // The coordinator has changed, or this client was too slow.
                 Ok(None) => break,
-                Err(status) if status.code == Code::Unavailable => break,
+                Err(status) if status.code == GrpcCode::Unavailable => break,
                 Err(status) => return Err(failed(status)),
             }
         }
@@ -329,7 +336,7 @@ async fn print_changes(arguments: &Watch) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
+fn print_change(change: &wire::Change, as_json: bool) -> Result<(), CommandError> {
     let what = if change.value.is_some() { "put" } else { "delete" };
     if as_json {
         let mut json = json!({ "version": change.version, "change": what });
@@ -349,14 +356,17 @@ fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
     output::print_bytes(&line)
 }
 
-async fn status(arguments: &Status) -> Result<(), Failure> {
+async fn status(arguments: &KvStatusArguments) -> Result<(), CommandError> {
     let (client, serving) = find(&arguments.directory).await?;
     let status = client.status().await.map_err(failed)?;
     if arguments.json {
         let is_one_process = serving.is_none();
+        let cpu_node = serving.map(|part| part.name);
         return output::print_json(&json!({
             "term": status.term,
-            "processor": serving.map(|part| part.name),
+            "cpuNode": cpu_node,
+            // The key of release 0.1, for one release.
+            "processor": cpu_node,
             "version": status.version,
             "applied": status.applied,
             "logUsedBytes": status.log_used_bytes,
@@ -369,7 +379,7 @@ async fn status(arguments: &Status) -> Result<(), Failure> {
             "persisted": status.persisted,
             "stores": status.stores,
             "storesWaiting": status.stores_waiting,
-            // As below.
+            // As in `text` below.
             "backups": is_one_process.then_some(status.backups),
             "backupsFree": is_one_process.then_some(status.backups_free),
             "byBackup": status.by_backup,
@@ -383,12 +393,12 @@ fn text(status: &wire::StatusResponse, serving: Option<&KvProcessEndpoint>) -> S
     let mut line = |name: &str, value: String| text += &format!("{name:<14} {value}\n");
     let kept = if status.persistent { "; the store is kept on disk" } else { "" };
     line("memory nodes", format!("{} of {} live{kept}", status.memory_nodes_live, status.memory_nodes));
-    // Where processors are processes each is its own pool of backups, and knows of no other.
+    // If CPU nodes are processes, each is its own pool of backups, and knows no other.
     if serving.is_none() {
         let wire::StatusResponse { backups, backups_free, stores, stores_waiting, .. } = status;
         line(
             "backups",
-            format!("{backups_free} free of {backups}, for {stores} stores, of which {stores_waiting} waits"),
+            format!("{backups_free} free of {backups}, for {stores} stores, {stores_waiting} of them waiting"),
         );
     }
     let processor = match serving {

@@ -1,11 +1,16 @@
-//! `heddle kv up --isolate`: memory nodes and processors of key-value stores as processes of their own, supervised by this one.
+//! `heddle kv up --isolate`: runs the memory nodes and CPU nodes of key-value stores as separate processes, supervised
+//! by this one.
 //!
-//! 1. Memory nodes start, then the stores are made on them, then processors start ([`node::kv::KvPlan`]). Each process is this
-//!    program again, is told on its standard input what it is, and says on its standard output when it is ready, and where.
-//! 2. When a processor serves every store, `kv.json` says where all of them are.
-//! 3. From then on a process that ends is started again, at once the first time and then after a pause that doubles up to [`PAUSE_MAX`].
-//!    `kv.json` follows. A processor that says that a store cannot go on ends all.
-//! 4. A signal ends processors, then memory nodes, each with [`PATIENCE`] to finish; a second signal kills all at once.
+//! 1. Start memory nodes, format the stores on them, then start CPU nodes ([`node::kv::KvPlan`]). Each process is a
+//!    child of this program. It reads its role from standard input; when it is ready, it writes its addresses to
+//!    standard output.
+//! 2. When all processes are ready, write `kv.json` with their addresses. Then wait until each store is served by a
+//!    CPU node.
+//! 3. From then on restart every process that ends: at once the first time, and then after a back-off that doubles up
+//!    to [`PAUSE_MAX`]. Keep `kv.json` up to date. If a CPU node reports that a store has failed for good, end all
+//!    processes.
+//! 4. On a signal, end CPU nodes, then memory nodes; each of these two steps has [`STOP_TIMEOUT`] to finish. A second
+//!    signal kills all processes at once.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,79 +22,82 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::rt::disk::Directory;
-use gateway::client::Connection;
-use node::Ended;
-use node::kv::{KvClient, KvEndpoint, KvOptions, KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
+use gateway::client::GrpcConnection;
+use node::ProcessEnd;
+use node::kv::{KvClient, KvEndpoint, KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole, KvStoresConfig};
 
-use super::isolate::{Sockets, sockets};
+use super::isolate::{SocketFolder, sockets};
 use crate::cli::exit;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{instance, output};
 
-/// How long a process may take to be ready, and stores to be served.
-const READY_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a process may take to end in order.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Time limit for a process to become ready, and for stores to be served.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a process to end in order.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const TICK: Duration = Duration::from_millis(20);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// A process that has run for so long has no record of ending.
-const STEADY_AFTER: Duration = Duration::from_secs(10);
-/// The words with which a process says that it is ready, and that a store cannot go on.
+/// A process that runs this long restarts without a pause when it ends.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// The words with which a process reports that it is ready, and that a store has failed for good.
 const READY: &str = "ready";
 const FAILED: &str = "failed";
 
-/// What a process has said.
+/// The reports of a process.
 #[derive(Default)]
-struct Heard {
+struct ReportedState {
     /// Its ports.
     ready: Option<Vec<SocketAddr>>,
     failed: Option<String>,
 }
 
-/// A process and its record.
-struct Supervised {
+/// A supervised process.
+struct SupervisedPart {
     role: KvRole,
     log: PathBuf,
     child: Option<Child>,
-    heard: Arc<Mutex<Heard>>,
+    reported: Arc<Mutex<ReportedState>>,
     was_ready: bool,
     started: Instant,
     pause: Duration,
-    /// When it is to be started again.
+    /// When it must be restarted.
     again: Option<Instant>,
 }
 
 /// Stores whose processes run. Dropping it kills them.
-pub struct Isolated {
-    processes: Vec<Supervised>,
+pub struct IsolatedStores {
+    processes: Vec<SupervisedPart>,
     plan: KvPlan,
     directory: PathBuf,
     endpoint: Option<KvEndpoint>,
-    _sockets: Sockets,
+    _sockets: SocketFolder,
 }
 
-impl Isolated {
-    /// Starts all processes; on return the stores are served. None when a signal came first.
-    pub async fn start(options: &KvOptions, signals: &mut StopSignals) -> Result<Option<Isolated>, Failure> {
+impl IsolatedStores {
+    /// Starts all processes; on return the stores are served. `None` if a signal came first.
+    pub async fn start(
+        options: &KvStoresConfig,
+        signals: &mut StopSignals,
+    ) -> Result<Option<IsolatedStores>, CommandError> {
         let directory = options.directory.clone();
-        let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", directory.display()));
+        let failed = |error: std::io::Error| CommandError::new(format!("{}: {error}", directory.display()));
         Directory::open(&directory).await.map_err(failed)?;
         let sockets = sockets(&directory.canonicalize().map_err(failed)?)?;
         let plan = KvPlan::make(options, sockets.path()).await?;
-        let supervised = |role: KvRole| Supervised {
+        let supervised = |role: KvRole| SupervisedPart {
             role,
             log: directory.join(format!("{}.log", role.name())),
             child: None,
-            heard: Arc::default(),
+            reported: Arc::default(),
             was_ready: false,
             started: Instant::now(),
             pause: Duration::ZERO,
             again: None,
         };
         let processes = plan.roles().into_iter().map(supervised).collect();
-        let mut isolated = Isolated { processes, plan, directory, endpoint: None, _sockets: sockets };
+        let mut isolated = IsolatedStores { processes, plan, directory, endpoint: None, _sockets: sockets };
         let started = tokio::select! {
             started = isolated.start_all() => Some(started),
             () = signals.received() => None,
@@ -101,20 +109,20 @@ impl Isolated {
         }
     }
 
-    async fn start_all(&mut self) -> Result<(), Failure> {
+    async fn start_all(&mut self) -> Result<(), CommandError> {
         let missing_max = self.plan.missing_max();
         let missing = self.start_stage(|role| matches!(role, KvRole::Memory(_)), missing_max).await?;
         self.plan.format(missing).await?;
-        self.start_stage(|role| matches!(role, KvRole::Processor(_)), 0).await?;
+        self.start_stage(|role| matches!(role, KvRole::CpuNode(_)), 0).await?;
         self.announce()?;
         self.served().await
     }
 
-    /// Gives how many have ended again, of which so many may; they are started again later.
-    async fn start_stage(&mut self, is_in: impl Fn(KvRole) -> bool, missing_max: usize) -> Result<usize, Failure> {
+    /// Returns how many processes have ended again, at most `missing_max`; they are restarted later.
+    async fn start_stage(&mut self, is_in: impl Fn(KvRole) -> bool, missing_max: usize) -> Result<usize, CommandError> {
         let start = Instant::now();
         let plan = &self.plan;
-        let mut starting: Vec<&mut Supervised> =
+        let mut starting: Vec<&mut SupervisedPart> =
             self.processes.iter_mut().filter(|process| is_in(process.role)).collect();
         for process in &mut starting {
             process.spawn(&plan.part(process.role))?;
@@ -143,14 +151,14 @@ impl Isolated {
             }
             match waiting {
                 None => return Ok(missing),
-                Some(process) if start.elapsed() > READY_PATIENCE => return Err(process.failure("is not ready")),
+                Some(process) if start.elapsed() > READY_TIMEOUT => return Err(process.failure("is not ready")),
                 Some(_) => tokio::time::sleep(TICK).await,
             }
         }
     }
 
-    /// Waits until somebody serves each store.
-    async fn served(&self) -> Result<(), Failure> {
+    /// Waits until a CPU node serves each store.
+    async fn served(&self) -> Result<(), CommandError> {
         let (endpoint, start) = (self.endpoint(), Instant::now());
         let token = endpoint.token()?;
         for store in 0..endpoint.stores.len() {
@@ -158,24 +166,24 @@ impl Isolated {
             while !is_served {
                 for address in endpoint.addresses_of(store) {
                     let target = endpoint.target_of(&self.directory, address)?;
-                    if let Ok(connection) = Connection::connect(&target).await {
-                        is_served |= KvClient::bearing(connection, token.as_ref()).status().await.is_ok();
+                    if let Ok(connection) = GrpcConnection::connect(&target).await {
+                        is_served |= KvClient::with_token(connection, token.as_ref()).status().await.is_ok();
                     }
                     if is_served {
                         break;
                     }
                 }
                 self.check()?;
-                if start.elapsed() > READY_PATIENCE {
-                    return Err(Failure::new("no processor serves the stores; their logs are in the directory"));
+                if start.elapsed() > READY_TIMEOUT {
+                    return Err(CommandError::new("no CPU node serves the stores; their logs are in the directory"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Says where everything is.
-    fn announce(&mut self) -> Result<(), Failure> {
+    /// Publishes all addresses.
+    fn announce(&mut self) -> Result<(), CommandError> {
         let parts = self.processes.iter().filter_map(|process| {
             let (name, stores) = (process.role.name(), process.heard().ready.clone()?);
             Some(KvProcessEndpoint { name, process: process.child.as_ref()?.id(), stores })
@@ -184,13 +192,13 @@ impl Isolated {
         Ok(())
     }
 
-    /// Where everything is.
+    /// The published addresses.
     pub fn endpoint(&self) -> &KvEndpoint {
         self.endpoint.as_ref().expect("it was announced when it was started")
     }
 
-    /// Starts processes again that end, until a store cannot go on.
-    pub async fn watch(&mut self) -> Failure {
+    /// Restarts processes that end, until a store has failed for good.
+    pub async fn watch(&mut self) -> CommandError {
         loop {
             if let Err(failure) = self.tend() {
                 return failure;
@@ -199,22 +207,22 @@ impl Isolated {
         }
     }
 
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), CommandError> {
         let failed = self.processes.iter().find_map(|process| process.heard().failed.clone());
-        failed.map_or(Ok(()), |reason| Err(Failure::new(format!("the key-value store has ended: {reason}"))))
+        failed.map_or(Ok(()), |reason| Err(CommandError::new(format!("the key-value store has ended: {reason}"))))
     }
 
-    fn tend(&mut self) -> Result<(), Failure> {
+    fn tend(&mut self) -> Result<(), CommandError> {
         self.check()?;
         let mut changed = false;
         for process in &mut self.processes {
             let name = process.role.name();
             if process.child.is_some() && process.has_ended()? {
-                if process.started.elapsed() > STEADY_AFTER {
+                if process.started.elapsed() > STABLE_AFTER {
                     process.pause = Duration::ZERO;
                 }
                 let pause = process.pause;
-                eprintln!("{name} has ended; it is started again in {:.1} s", pause.as_secs_f64());
+                eprintln!("{name} has ended; it is restarted in {:.1} s", pause.as_secs_f64());
                 process.again = Some(Instant::now() + pause);
                 process.pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
                 changed = true;
@@ -234,7 +242,7 @@ impl Isolated {
 
     /// Ends all processes, in order unless another signal comes.
     pub async fn stop(mut self, signals: &mut StopSignals) {
-        // Whoever looks for a store from now on is to find none.
+        // New clients must not find the stores any more.
         self.plan.withdraw();
         tokio::select! {
             () = self.stop_in_order() => {}
@@ -247,11 +255,11 @@ impl Isolated {
             let is_in = |role| matches!(role, KvRole::Memory(_)) == is_memory;
             let ending = || self.processes.iter().filter(|process| is_in(process.role));
             for child in ending().filter_map(|process| process.child.as_ref()) {
-                // One that has gone is found below.
+                // The loop below finds a process that has gone.
                 let _ = instance::terminate(child.id());
             }
             let asked = Instant::now();
-            while asked.elapsed() < PATIENCE {
+            while asked.elapsed() < STOP_TIMEOUT {
                 let mut all = true;
                 for process in self.processes.iter_mut().filter(|process| is_in(process.role)) {
                     all &= matches!(process.has_ended(), Ok(true) | Err(_));
@@ -265,25 +273,25 @@ impl Isolated {
     }
 }
 
-impl Supervised {
-    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+impl SupervisedPart {
+    fn heard(&self) -> std::sync::MutexGuard<'_, ReportedState> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&mut self, part: &KvPart) -> Result<(), Failure> {
+    fn spawn(&mut self, part: &KvPart) -> Result<(), CommandError> {
         let name = self.role.name();
-        let failed = |error: std::io::Error| Failure::new(format!("{name} cannot be started: {error}"));
+        let failed = |error: std::io::Error| CommandError::new(format!("{name} cannot be started: {error}"));
         let log = OpenOptions::new().create(true).append(true).open(&self.log).map_err(failed)?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        // In a group of its own, so that Ctrl-C reaches the supervisor alone.
+        // In its own process group, so that only the supervisor receives Ctrl-C.
         command.args(["kv", "part"]).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().map_err(failed)?;
         let (stdin, stdout) = child.stdin.take().zip(child.stdout.take()).expect("both were asked for");
         let mut told = serde_json::to_vec(part).expect("it is plain data");
         told.push(b'\n');
         (&stdin).write_all(&told).map_err(failed)?;
-        self.heard = Arc::default();
-        let heard = Arc::clone(&self.heard);
+        self.reported = Arc::default();
+        let heard = Arc::clone(&self.reported);
         let hear = move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -301,24 +309,24 @@ impl Supervised {
         Ok(())
     }
 
-    /// Whether it does not run, or not any more.
-    fn has_ended(&mut self) -> Result<bool, Failure> {
+    /// Whether it is not running, or no longer.
+    fn has_ended(&mut self) -> Result<bool, CommandError> {
         let Some(child) = &mut self.child else { return Ok(true) };
         let ended = child.try_wait();
-        let ended = ended.map_err(|error| Failure::new(format!("{}: {error}", self.role.name())))?.is_some();
+        let ended = ended.map_err(|error| CommandError::new(format!("{}: {error}", self.role.name())))?.is_some();
         if ended {
             self.child = None;
         }
         Ok(ended)
     }
 
-    fn failure(&self, what: &str) -> Failure {
+    fn failure(&self, what: &str) -> CommandError {
         let (name, text) = (self.role.name(), super::tail(&self.log));
-        Failure::new(format!("{name} {what}; {} ends with:\n{text}", self.log.display()))
+        CommandError::new(format!("{name} {what}; {} ends with:\n{text}", self.log.display()))
     }
 }
 
-impl Drop for Supervised {
+impl Drop for SupervisedPart {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -327,14 +335,14 @@ impl Drop for Supervised {
     }
 }
 
-/// What one of these processes does: is what it is told to be, until a signal or until its supervisor ends.
-pub async fn part() -> Result<(), Failure> {
+/// Runs one of these processes in the role that it is given, until a signal or until its supervisor ends.
+pub async fn part() -> Result<(), CommandError> {
     super::end_with_parent()?;
     let mut signals = StopSignals::listen()?;
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).map_err(|error| Failure::new(format!("standard input: {error}")))?;
+    std::io::stdin().read_line(&mut line).map_err(|error| CommandError::new(format!("standard input: {error}")))?;
     let part: KvPart = serde_json::from_str(&line)
-        .map_err(|error| Failure::new(format!("this command is for `heddle kv up --isolate` alone: {error}")))?;
+        .map_err(|error| CommandError::new(format!("only `heddle kv up --isolate` runs this command: {error}")))?;
     let process = tokio::select! {
         process = KvProcess::start(&part) => process?,
         () = signals.received() => return Ok(()),
@@ -345,14 +353,14 @@ pub async fn part() -> Result<(), Failure> {
         () = signals.received() => None,
         ended = process.failed() => Some(ended),
     };
-    if let Some(Ended { reason, is_defect }) = failed {
+    if let Some(ProcessEnd { reason, is_defect }) = failed {
         if process.is_memory() {
-            // The supervisor starts it again; the stores go on with the others.
+            // The supervisor restarts it; the stores continue on the other memory nodes.
             let code = if is_defect { exit::DEFECT } else { exit::FAILURE };
-            return Err(Failure::with_code(code, format!("this memory node has failed: {reason}")));
+            return Err(CommandError::with_code(code, format!("this memory node has failed: {reason}")));
         }
         output::print(&format!("{FAILED} {reason}\n"))?;
-        return Err(Failure::new(format!("a store cannot go on: {reason}")));
+        return Err(CommandError::new(format!("a store has failed for good: {reason}")));
     }
     process.stop().await;
     Ok(())

@@ -1,6 +1,6 @@
-//! One module a command, and what they share: where a network's files are.
+//! One module per command, and the helpers that the commands share, such as the paths of a network's files.
 //!
-//! `genesis.block` is written last when a network is made, so that its presence says that there is one.
+//! `genesis.block` is written last when a network is created, so its presence means that the network is complete.
 
 pub mod deny;
 pub mod down;
@@ -26,14 +26,14 @@ pub mod verify;
 use std::path::Path;
 use std::sync::Arc;
 
-use node::Config;
-use storage::blocks::{BlockOptions, BlockStore};
-use storage::tables::{FjallEngine, FjallOptions};
+use node::HeddleConfig;
+use storage::blocks::{BlockStore, BlockStoreConfig};
+use storage::tables::{FjallConfig, FjallEngine};
 use storage::{DataDirectory, GroupSync};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
-/// How much of a network's log is shown when it failed.
+/// How many lines of a network's log are shown when it fails.
 const LOG_LINES_SHOWN: usize = 12;
 
 /// Whether a directory holds a network.
@@ -41,35 +41,35 @@ pub fn exists(dir: &Path) -> bool {
     dir.join("genesis.block").exists()
 }
 
-/// That a directory holds a network.
+/// Checks that a directory holds a network.
 ///
 /// # Errors
 /// It does not.
-pub fn expect_network(dir: &Path) -> Result<(), Failure> {
+pub fn expect_network(dir: &Path) -> Result<(), CommandError> {
     if exists(dir) {
         return Ok(());
     }
     let dir = dir.display();
-    Err(Failure::new(format!("{dir} holds no network; make one with `heddle up --dir {dir}`")))
+    Err(CommandError::new(format!("{dir} holds no network; make one with `heddle up --dir {dir}`")))
 }
 
-/// What the network of a directory was made or last opened with.
-fn config(dir: &Path) -> Result<Config, Failure> {
-    Config::load(&dir.join("heddle.toml")).map_err(Failure::new)
+/// The configuration with which a directory's network was made or last opened.
+fn config(dir: &Path) -> Result<HeddleConfig, CommandError> {
+    HeddleConfig::load(&dir.join("heddle.toml")).map_err(CommandError::new)
 }
 
-/// The organisation that a user means: names are told apart without regard to case.
-fn organization<'a>(names: impl Iterator<Item = &'a String> + Clone, wanted: &str) -> Result<usize, Failure> {
+/// The organisation with this name, without regard to case.
+fn organization<'a>(names: impl Iterator<Item = &'a String> + Clone, wanted: &str) -> Result<usize, CommandError> {
     names.clone().position(|name| name.eq_ignore_ascii_case(wanted)).ok_or_else(|| {
         let names: Vec<&str> = names.map(String::as_str).collect();
-        Failure::new(format!("there is no organisation {wanted:?}; there are {}", names.join(", ")))
+        CommandError::new(format!("there is no organisation {wanted:?}; there are {}", names.join(", ")))
     })
 }
 
-/// From now on this process is asked to end when the one that started it ends.
-fn end_with_parent() -> Result<(), Failure> {
+/// From now on this process receives SIGTERM when its parent ends.
+fn end_with_parent() -> Result<(), CommandError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
-        .map_err(|error| Failure::new(format!("the parent's end cannot be watched: {error}")))
+        .map_err(|error| CommandError::new(format!("the parent's end cannot be watched: {error}")))
 }
 
 /// The last lines of a log.
@@ -79,13 +79,13 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
 }
 
-/// Blocks of a stopped network, which nobody opens meanwhile.
-struct HeldStore {
+/// Blocks of a stopped network; the lock keeps other processes from opening them.
+struct StoppedStore {
     store: BlockStore,
     _data: DataDirectory,
 }
 
-impl std::ops::Deref for HeldStore {
+impl std::ops::Deref for StoppedStore {
     type Target = BlockStore;
 
     fn deref(&self) -> &BlockStore {
@@ -94,23 +94,23 @@ impl std::ops::Deref for HeldStore {
 }
 
 /// The blocks of one peer of a stopped network.
-async fn block_store(network: &DataDirectory, peer: &str, channel: &str) -> Result<HeldStore, Failure> {
+async fn block_store(network: &DataDirectory, peer: &str, channel: &str) -> Result<StoppedStore, CommandError> {
     store_in(&network.directory().path().join("peers").join(peer), channel).await
 }
 
-async fn store_in(path: &Path, channel: &str) -> Result<HeldStore, Failure> {
-    // A process of its own may still hold it, although the network has ended.
-    let data = DataDirectory::open(path).await.map_err(Failure::new)?;
-    let blocks = data.subdirectory("blocks").await.map_err(Failure::new)?;
+async fn store_in(path: &Path, channel: &str) -> Result<StoppedStore, CommandError> {
+    // The lock of a separate process's data may still be held although the network has ended.
+    let data = DataDirectory::open(path).await.map_err(CommandError::new)?;
+    let blocks = data.subdirectory("blocks").await.map_err(CommandError::new)?;
     let directory = blocks.subdirectory(channel).await;
-    let directory = directory.map_err(|error| Failure::new(format!("{}: {error}", blocks.path().display())))?;
+    let directory = directory.map_err(|error| CommandError::new(format!("{}: {error}", blocks.path().display())))?;
     let (store, _) =
-        BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.map_err(Failure::new)?;
-    Ok(HeldStore { store, _data: data })
+        BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default()).await.map_err(CommandError::new)?;
+    Ok(StoppedStore { store, _data: data })
 }
 
 /// The state of one peer of a stopped network.
-async fn state_engine(dir: &Path, peer: &str) -> Result<Arc<FjallEngine>, Failure> {
+async fn state_engine(dir: &Path, peer: &str) -> Result<Arc<FjallEngine>, CommandError> {
     let path = dir.join("peers").join(peer).join("state");
-    FjallEngine::open(&path, FjallOptions::default()).await.map_err(Failure::new)
+    FjallEngine::open(&path, FjallConfig::default()).await.map_err(CommandError::new)
 }

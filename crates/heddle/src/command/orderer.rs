@@ -1,10 +1,12 @@
-//! `heddle orderer`: the members of a group of orderers on Raft.
+//! `heddle orderer`: shows, adds and removes the members of an ordering group on Raft.
 //!
-//! 1. Orderers are asked through the sockets in their folders ([`node::control`]); whichever leads does what is asked of it, a step at
-//!    a time. Where another one leads by then, that one is asked.
-//! 2. To add one: its files ([`node::enlist`]), whereupon whoever supervises the network starts it; then the steps, until it has a vote.
-//!    All of it can be broken off anywhere and begun again.
-//! 3. To remove one: hand over where it leads, then the change, then its name goes from the files.
+//! 1. The command reaches orderers through the sockets in their folders ([`node::control`]). The leader carries out a
+//!    request, one step at a time. If another orderer has become leader, the command sends the request to the new
+//!    leader.
+//! 2. To add an orderer, make its files ([`node::membership`]); the network's supervisor then starts it. Then request
+//!    step after step until the orderer has a vote. The command may be interrupted at any point and run again.
+//! 3. To remove an orderer, let it hand over leadership if it is the leader, then change the membership, then delete
+//!    its name from the files.
 
 use std::fs::{File, TryLockError};
 use std::net::SocketAddr;
@@ -12,128 +14,135 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use node::Network;
-use node::control::{ControlError, OrderersReport, Request, ask_orderer, orderer_of};
-use node::enlist::{self, Enlisted};
+use node::control::{ControlError, ControlRequest, OrderersReport, orderer_of, request_orderer};
+use node::membership::{self, AddedOrderer};
 
 use crate::cli::exit;
-use crate::cli::orderer::{Add, Asked, Members, Plan, Remove};
-use crate::failure::Failure;
+use crate::cli::orderer::{
+    OrdererAddArguments, OrdererMembersArguments, OrdererPlanArguments, OrdererRemoveArguments, OrdererTarget,
+};
+use crate::failure::CommandError;
 use crate::{instance, output};
 
-/// Between two steps.
+/// The pause between two steps.
 const POLL: Duration = Duration::from_millis(100);
-/// How long nobody may lead, or a step may be of no avail.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a process may take to be started and to answer.
-const START_MAX: Duration = Duration::from_secs(60);
+/// How long the group may have no leader, or a step may make no progress.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a process to be started and to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where orderers can be asked.
-struct Group {
-    /// The network's directory, unless one orderer alone is asked.
-    dir: Option<PathBuf>,
+/// The orderers that can be asked.
+struct OrdererGroup {
+    /// The network's directory, unless a single orderer is asked.
+    network_dir: Option<PathBuf>,
     folders: Vec<PathBuf>,
 }
 
-impl Group {
-    fn of(asked: &Asked) -> Result<Group, Failure> {
+impl OrdererGroup {
+    fn of(asked: &OrdererTarget) -> Result<OrdererGroup, CommandError> {
         if let Some(folder) = &asked.node {
-            return Ok(Group { dir: None, folders: vec![folder.clone()] });
+            return Ok(OrdererGroup { network_dir: None, folders: vec![folder.clone()] });
         }
         let dir = &asked.directory.dir;
         super::expect_network(dir)?;
-        let roster = enlist::roster(dir)?;
+        let orderer_set = membership::orderer_set(dir)?;
         let endpoints = instance::expect_running(dir)?;
         if endpoints.processes.is_empty() {
-            return Err(Failure::new(
-                "the orderers of this network are one process, and stay those that it was made with; they are processes of \
-                 their own, and can be asked and changed, with `heddle up --isolate`",
+            return Err(CommandError::new(
+                "the orderers of this network are one process and cannot be changed; with `heddle up --isolate` they are \
+                 processes of their own, which can be asked and changed",
             ));
         }
-        let folders = roster.numbers.iter().map(|number| enlist::folder(dir, *number)).collect();
-        Ok(Group { dir: Some(dir.clone()), folders })
+        let folders = orderer_set.numbers.iter().map(|number| membership::folder(dir, *number)).collect();
+        Ok(OrdererGroup { network_dir: Some(dir.clone()), folders })
     }
 
-    /// What each of them says that answers, and why the last one does not that does not.
+    /// The reports of the orderers that answer, and the error of the last one that does not.
     async fn reports(&self) -> (Vec<(&Path, OrderersReport)>, Option<ControlError>) {
         let (mut reports, mut problem) = (Vec::new(), None);
         for folder in &self.folders {
-            match ask_orderer(folder, &Request::Orderers {}).await {
+            match request_orderer(folder, &ControlRequest::Orderers {}).await {
                 Ok(report) => reports.push((folder.as_path(), report)),
                 Err(error) => problem = Some(error),
             }
         }
-        reports.sort_by_key(|(_, report)| (report.leads(), report.term));
+        reports.sort_by_key(|(_, report)| (report.is_leader(), report.term));
         (reports, problem)
     }
 
-    /// The one that leads, as soon as one does.
-    async fn leader(&self) -> Result<(&Path, OrderersReport), Failure> {
+    /// The leader, as soon as there is one.
+    async fn leader(&self) -> Result<(&Path, OrderersReport), CommandError> {
         let start = Instant::now();
         loop {
             let (mut reports, problem) = self.reports().await;
             match reports.pop() {
-                Some((folder, report)) if report.leads() => return Ok((folder, report)),
-                Some((_, report)) if self.dir.is_none() => return Err(elsewhere(report.leader, address(&report))),
-                None if self.dir.is_none() => {
-                    return Err(problem.map_or_else(|| Failure::new("no orderer was asked"), failure));
+                Some((folder, report)) if report.is_leader() => return Ok((folder, report)),
+                Some((_, report)) if self.network_dir.is_none() => {
+                    return Err(leader_on_other_host(report.leader, address(&report)));
                 }
-                _ if start.elapsed() < PATIENCE => tokio::time::sleep(POLL).await,
+                None if self.network_dir.is_none() => {
+                    return Err(problem.map_or_else(|| CommandError::new("no orderer was asked"), failure));
+                }
+                _ if start.elapsed() < PROGRESS_TIMEOUT => tokio::time::sleep(POLL).await,
                 _ => {
                     let why = problem.map_or_else(String::new, |problem| format!(": {problem}"));
-                    return Err(Failure::new(format!("no orderer leads{why}; see that a majority of them runs")));
+                    return Err(CommandError::new(format!(
+                        "no orderer leads{why}; make sure that a majority of them runs"
+                    )));
                 }
             }
         }
     }
 
-    /// Has the leader go step after step until a report is as wanted, or `tell` gives up.
-    async fn until(
+    /// Has the leader take step after step until a report is as wanted, or `tell` gives up.
+    async fn repeat_until(
         &self,
-        request: &Request,
-        mut tell: impl FnMut(&OrderersReport) -> Result<(), Failure>,
+        request: &ControlRequest,
+        mut tell: impl FnMut(&OrderersReport) -> Result<(), CommandError>,
         is_done: impl Fn(&OrderersReport) -> bool,
-    ) -> Result<OrderersReport, Failure> {
+    ) -> Result<OrderersReport, CommandError> {
         let (mut since, mut doubt) = (Instant::now(), None);
         loop {
             let (folder, _) = self.leader().await?;
-            match ask_orderer(folder, request).await {
+            match request_orderer(folder, request).await {
                 Ok(report) if is_done(&report) => return Ok(report),
                 Ok(report) => {
                     (since, doubt) = (Instant::now(), None);
                     tell(&report)?;
                 }
-                Err(ControlError::NotLeading { leader, address }) if self.dir.is_none() => {
-                    return Err(elsewhere(leader, address));
+                Err(ControlError::NotLeading { leader, address }) if self.network_dir.is_none() => {
+                    return Err(leader_on_other_host(leader, address));
                 }
-                // Whoever leads now is asked for the same, and knows whether it was done.
-                Err(error @ (ControlError::Ambiguous(_) | ControlError::Absent { .. })) => doubt = Some(error),
+                // The same request goes to the current leader, which knows whether the step took effect.
+                Err(error @ (ControlError::Ambiguous(_) | ControlError::Unreachable { .. })) => doubt = Some(error),
                 Err(ControlError::NotLeading { .. } | ControlError::Busy) => {}
                 Err(error) => return Err(failure(error)),
             }
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > PROGRESS_TIMEOUT {
                 let message = match doubt {
-                    Some(doubt) => format!("it may have been done: {doubt}"),
-                    None => {
-                        "the orderers do not get it done; it may be done later. See `heddle orderer members`".to_owned()
-                    }
+                    Some(doubt) => format!("it may or may not have taken effect: {doubt}"),
+                    None => "the orderers make no progress; it may take effect later. See `heddle orderer members`"
+                        .to_owned(),
                 };
-                return Err(Failure::new(message));
+                return Err(CommandError::new(message));
             }
             tokio::time::sleep(POLL).await;
         }
     }
 }
 
-/// One change of a network's orderers at a time, as long as this is held.
-fn changing(dir: &Path) -> Result<File, Failure> {
+/// The lock under which a network's orderers are changed, one change at a time.
+fn changing(dir: &Path) -> Result<File, CommandError> {
     let path = dir.join("orderers.lock");
-    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
+    let failed = |error: std::io::Error| CommandError::new(format!("{}: {error}", path.display()));
     let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
             let dir = dir.display();
-            Err(Failure::new(format!("another `heddle orderer` changes the orderers of {dir}; wait until it is done")))
+            Err(CommandError::new(format!(
+                "another `heddle orderer` changes the orderers of {dir}; wait until it has ended"
+            )))
         }
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
@@ -143,8 +152,8 @@ fn address(report: &OrderersReport) -> Option<String> {
     Some(report.orderer(report.leader?)?.address.clone())
 }
 
-fn elsewhere(leader: Option<u64>, address: Option<String>) -> Failure {
-    Failure::new(match leader {
+fn leader_on_other_host(leader: Option<u64>, address: Option<String>) -> CommandError {
+    CommandError::new(match leader {
         Some(leader) => {
             let (name, address) = (orderer_of(leader), address.unwrap_or_default());
             format!("{name} at {address} leads: run this on its host, with --node and its folder")
@@ -153,21 +162,21 @@ fn elsewhere(leader: Option<u64>, address: Option<String>) -> Failure {
     })
 }
 
-fn failure(error: ControlError) -> Failure {
+fn failure(error: ControlError) -> CommandError {
     match error {
-        ControlError::Absent { .. } => Failure::with_code(exit::NOT_RUNNING, error),
-        error => Failure::new(error),
+        ControlError::Unreachable { .. } => CommandError::with_code(exit::NOT_RUNNING, error),
+        error => CommandError::new(error),
     }
 }
 
-pub async fn members(arguments: &Members) -> Result<(), Failure> {
-    let group = Group::of(&arguments.asked)?;
+pub async fn members(arguments: &OrdererMembersArguments) -> Result<(), CommandError> {
+    let group = OrdererGroup::of(&arguments.asked)?;
     let (mut reports, problem) = group.reports().await;
     let Some((_, report)) = reports.pop() else {
-        return Err(problem.map_or_else(|| Failure::new("no orderer was asked"), failure));
+        return Err(problem.map_or_else(|| CommandError::new("no orderer was asked"), failure));
     };
     if arguments.json {
-        return output::print_json(&serde_json::to_value(&report).map_err(Failure::new)?);
+        return output::print_json(&serde_json::to_value(&report).map_err(CommandError::new)?);
     }
     output::print(&text(&report))
 }
@@ -184,40 +193,40 @@ fn text(report: &OrderersReport) -> String {
         let heard = match (orderer.behind, orderer.heard_ms) {
             (None, _) => String::new(),
             _ if leads => String::new(),
-            (Some(_), None) => ", not heard of".to_owned(),
-            (Some(behind), Some(ms)) => format!(", {behind} entries behind, heard of {ms} ms ago"),
+            (Some(_), None) => ", never heard from".to_owned(),
+            (Some(behind), Some(ms)) => format!(", {behind} entries behind, heard from {ms} ms ago"),
         };
         text += &format!("{:<12} {role:<7} {}{heard}\n", orderer_of(orderer.number), orderer.address);
     }
-    if !report.leads() {
+    if !report.is_leader() {
         text += &match report.leader {
-            Some(leader) => format!("{} says so; {} leads, and knows more\n", report.name, orderer_of(leader)),
-            None => format!("{} says so; it knows of no leader\n", report.name),
+            Some(leader) => format!("reported by {}; the leader, {}, knows more\n", report.name, orderer_of(leader)),
+            None => format!("reported by {}, which knows no leader\n", report.name),
         };
     }
     text
 }
 
-pub async fn add(arguments: &Add) -> Result<(), Failure> {
-    let group = Group::of(&arguments.asked)?;
-    let _alone = group.dir.as_deref().map(changing).transpose()?;
+pub async fn add(arguments: &OrdererAddArguments) -> Result<(), CommandError> {
+    let group = OrdererGroup::of(&arguments.asked)?;
+    let _alone = group.network_dir.as_deref().map(changing).transpose()?;
     let (_, report) = group.leader().await?;
-    let new = match (&group.dir, arguments.number, &arguments.address) {
-        (_, Some(number), Some(address)) => Added { number, address: address.clone() },
+    let new = match (&group.network_dir, arguments.number, &arguments.address) {
+        (_, Some(number), Some(address)) => AddedMember { number, address: address.clone() },
         (Some(dir), ..) => {
             let new = started(dir, &report).await?;
-            Added { number: new.number, address: new.address }
+            AddedMember { number: new.number, address: new.address }
         }
-        (None, ..) => return Err(Failure::new("say which one is to be added: --number and --address")),
+        (None, ..) => return Err(CommandError::new("name the orderer to be added with --number and --address")),
     };
-    let Added { number, address } = new;
+    let AddedMember { number, address } = new;
     let name = orderer_of(number);
     let (start, mut told) = (Instant::now(), Instant::now());
     let tell = |report: &OrderersReport| {
         let behind = report.orderer(number).and_then(|orderer| orderer.behind);
         let behind = behind.map_or_else(String::new, |behind| format!(", {behind} entries behind"));
         if start.elapsed() > Duration::from_secs(arguments.timeout) {
-            return Err(late(&name, &behind, arguments.timeout));
+            return Err(catch_up_timeout(&name, &behind, arguments.timeout));
         }
         if told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
@@ -225,53 +234,53 @@ pub async fn add(arguments: &Add) -> Result<(), Failure> {
         }
         Ok(())
     };
-    let request = Request::AdmitOrderer { number, address };
+    let request = ControlRequest::AdmitOrderer { number, address };
     let votes = |report: &OrderersReport| report.orderer(number).is_some_and(|orderer| orderer.votes);
-    let report = group.until(&request, tell, votes).await?;
+    let report = group.repeat_until(&request, tell, votes).await?;
     output::print(&text(&report))
 }
 
-/// An orderer that is to be a member has not caught up in time.
-fn late(name: &str, behind: &str, seconds: u64) -> Failure {
-    Failure::new(format!(
-        "{name} has no vote after {seconds} s{behind}: see that it runs and that the orderers reach it; \
-         `heddle orderer members` says how far it is. The same command goes on with it, longer with --timeout, and \
-         `heddle orderer remove {name}` gives it up"
+/// The failure of an orderer that has not caught up in time.
+fn catch_up_timeout(name: &str, behind: &str, seconds: u64) -> CommandError {
+    CommandError::new(format!(
+        "{name} has no vote after {seconds} s{behind}: check that it runs and that the orderers reach it; \
+         `heddle orderer members` shows how far behind it is. Run the same command again to continue, longer with \
+         --timeout, or `heddle orderer remove {name}` to give it up"
     ))
 }
 
-/// What is to be a member.
-struct Added {
+/// An orderer that is to become a member.
+struct AddedMember {
     number: u64,
     address: String,
 }
 
-/// One orderer more, which runs: one whose files there are and that has no vote yet, or a new one.
-async fn started(dir: &Path, report: &OrderersReport) -> Result<Enlisted, Failure> {
-    let begun = enlist::roster(dir)?.numbers.into_iter();
+/// A running orderer that is to be added: one that has files but no vote yet, or a new one.
+async fn started(dir: &Path, report: &OrderersReport) -> Result<AddedOrderer, CommandError> {
+    let begun = membership::orderer_set(dir)?.numbers.into_iter();
     let begun = begun.into_iter().find(|number| report.orderer(*number).is_none_or(|orderer| !orderer.votes));
     let new = match begun {
-        Some(number) => enlist::enlisted(dir, number)?,
-        None => enlist::enlist(dir, None)?,
+        Some(number) => membership::added_orderer(dir, number)?,
+        None => membership::add_orderer(dir, None)?,
     };
     let start = Instant::now();
-    while ask_orderer(&new.folder, &Request::Orderers {}).await.is_err() {
-        if start.elapsed() > START_MAX {
-            let (name, seconds) = (&new.name, START_MAX.as_secs());
+    while request_orderer(&new.folder, &ControlRequest::Orderers {}).await.is_err() {
+        if start.elapsed() > START_TIMEOUT {
+            let (name, seconds) = (&new.name, START_TIMEOUT.as_secs());
             let log = new.folder.join("heddle.log");
             let message = format!("{name} does not answer after {seconds} s; see {}, and try again", log.display());
-            return Err(Failure::new(message));
+            return Err(CommandError::new(message));
         }
         tokio::time::sleep(POLL).await;
     }
     Ok(new)
 }
 
-pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
+pub async fn plan(arguments: &OrdererPlanArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
     super::expect_network(dir)?;
     let _alone = changing(dir)?;
-    // Where a network is supervised here, its supervisor says which orderers there are.
+    // In a supervised network the supervisor publishes the orderers.
     let planned = match instance::is_planned(dir) {
         true => Some(Network::open(dir).await?),
         false => None,
@@ -280,27 +289,27 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
     let (host, port) = match (arguments.removed, arguments.host, arguments.port) {
         (Some(number), ..) => {
             let name = orderer_of(number);
-            if !enlist::roster(dir)?.numbers.contains(&number) {
-                return Err(Failure::new(format!("{} plans no {name}", dir.display())));
+            if !membership::orderer_set(dir)?.numbers.contains(&number) {
+                return Err(CommandError::new(format!("{} has no plan for {name}", dir.display())));
             }
-            enlist::strike(dir, number)?;
+            membership::remove_orderer(dir, number)?;
             announce()?;
             let nodes = dir.join("nodes");
             let text = format!(
-                "Copy node.toml of gateways and compute nodes from {} again: none names {name}.\n",
+                "Copy node.toml of gateways and compute nodes from {} again: none of them names {name} any more.\n",
                 nodes.display()
             );
             return output::print(&text);
         }
         (None, Some(host), Some(port)) => (host, port),
-        _ => return Err(Failure::new("say where the orderer is to run: --host and --port")),
+        _ => return Err(CommandError::new("name the host and the first port of the orderer with --host and --port")),
     };
-    let new = enlist::enlist(dir, Some(SocketAddr::new(host, port)))?;
+    let new = membership::add_orderer(dir, Some(SocketAddr::new(host, port)))?;
     announce()?;
-    let Enlisted { number, name, folder, address, answers: [blocks, intake, clients] } = &new;
+    let AddedOrderer { number, name, folder, address, answers: [blocks, intake, clients] } = &new;
     output::print(&format!(
         "Copy {folder} to {host}, and run there:\n\n  heddle node orderer --config {name}/node.toml\n\n\
-         Then, on the host of the orderer that leads (`heddle orderer members` says which), with its folder:\n\n  \
+         Then, on the host of the leading orderer (see `heddle orderer members`), with that orderer's folder:\n\n  \
          heddle orderer add --node FOLDER --number {number} --address {address}\n\n\
          It answers compute nodes at {blocks}, gateways at {intake}, clients at {clients}, orderers at {address}.\n\
          Copy node.toml of gateways and compute nodes from {nodes} again: it names this orderer now.\n",
@@ -309,36 +318,36 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
     ))
 }
 
-pub async fn remove(arguments: &Remove) -> Result<(), Failure> {
-    let group = Group::of(&arguments.asked)?;
-    let _alone = group.dir.as_deref().map(changing).transpose()?;
+pub async fn remove(arguments: &OrdererRemoveArguments) -> Result<(), CommandError> {
+    let group = OrdererGroup::of(&arguments.asked)?;
+    let _alone = group.network_dir.as_deref().map(changing).transpose()?;
     let (number, name) = (arguments.orderer, orderer_of(arguments.orderer));
     let start = Instant::now();
     loop {
         let (folder, report) = group.leader().await?;
         let is_listed = group.folders.iter().any(|folder| folder.ends_with(&name));
-        if report.orderer(number).is_none() && !(group.dir.is_some() && is_listed) {
-            return Err(Failure::new(format!("there is no {name}; see `heddle orderer members`")));
+        if report.orderer(number).is_none() && !(group.network_dir.is_some() && is_listed) {
+            return Err(CommandError::new(format!("there is no {name}; see `heddle orderer members`")));
         }
         if report.number != number {
             break;
         }
-        eprintln!("{name} leads, and hands over");
-        match ask_orderer(folder, &Request::HandOver {}).await {
-            // It is asked again if it leads again.
-            Ok(_) | Err(ControlError::Busy | ControlError::NotLeading { .. } | ControlError::Absent { .. }) => {}
+        eprintln!("{name} leads, and hands over leadership");
+        match request_orderer(folder, &ControlRequest::HandOver {}).await {
+            // The request is repeated if it leads again.
+            Ok(_) | Err(ControlError::Busy | ControlError::NotLeading { .. } | ControlError::Unreachable { .. }) => {}
             Err(error) => return Err(failure(error)),
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > PROGRESS_TIMEOUT {
             let message = format!("{name} leads, and no other orderer takes over; see `heddle orderer members`");
-            return Err(Failure::new(message));
+            return Err(CommandError::new(message));
         }
         tokio::time::sleep(POLL).await;
     }
     let is_gone = |report: &OrderersReport| report.orderer(number).is_none();
-    let report = group.until(&Request::RemoveOrderer { number }, |_| Ok(()), is_gone).await?;
-    if let Some(dir) = &group.dir {
-        enlist::strike(dir, number)?;
+    let report = group.repeat_until(&ControlRequest::RemoveOrderer { number }, |_| Ok(()), is_gone).await?;
+    if let Some(dir) = &group.network_dir {
+        membership::remove_orderer(dir, number)?;
     }
     output::print(&text(&report))
 }

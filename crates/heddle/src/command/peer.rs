@@ -1,77 +1,94 @@
-//! `heddle peer memory` and `heddle peer nodes`.
+//! `heddle peer memory` and `heddle peer nodes`: show or change a peer's remote memory, and show its compute nodes.
 //!
-//! 1. The folder of the peer's compute node, from the network's directory or as given. Of several that of the primary, which
-//!    they say themselves.
-//! 2. The question, or the new budget, through the socket there ([`node::control`]).
-//! 3. With a lower budget: the same question again and again until everything above it has been given back. A compute node
-//!    that ends meanwhile and is started again has kept the budget and has taken nothing above it.
+//! 1. Find the folder of the peer's compute node, in the network's directory or as given. If there are several compute
+//!    nodes, take the folder of the primary: the nodes report their roles.
+//! 2. Send the request or the new budget through the socket in that folder ([`node::control`]).
+//! 3. After lowering the budget, poll until all memory above it has been returned. A compute node that is restarted
+//!    meanwhile has stored the budget, and takes no memory above it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use chain::succession::NODES_MAX;
+use chain::failover::NODES_MAX;
 use indicatif::{ProgressBar, ProgressStyle};
-use node::control::{ComputeReport, ControlError, MemoryReport, Request, ask, ask_node};
+use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
 
 use crate::cli::exit;
-use crate::cli::peer::{Memory, Nodes};
-use crate::failure::Failure;
+use crate::cli::peer::{PeerMemoryArguments, PeerNodesArguments};
+use crate::failure::CommandError;
 use crate::{instance, output};
 
-/// How often a peer is asked how far it is.
+/// How often a peer is polled.
 const POLL: Duration = Duration::from_millis(100);
-/// How long a compute node may be away while it is waited for.
+/// How long a compute node may be unreachable while the command waits for it.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
-pub async fn nodes(arguments: &Nodes) -> Result<(), Failure> {
+pub async fn nodes(arguments: &PeerNodesArguments) -> Result<(), CommandError> {
     let folders = match &arguments.node {
         Some(folder) => vec![folder.clone()],
         None => folders(&arguments.directory.dir, arguments.organization.as_deref().unwrap_or_default())?,
     };
     let mut reports = Vec::new();
     for folder in &folders {
-        match ask_node(folder).await {
+        match request_node(folder).await {
             Ok(report) => reports.push(report),
-            Err(error @ ControlError::Absent { .. }) if folders.len() > 1 => eprintln!("{error}"),
+            Err(error @ ControlError::Unreachable { .. }) if folders.len() > 1 => eprintln!("{error}"),
             Err(error) => return Err(failure(error)),
         }
     }
     if arguments.json {
-        return output::print_json(&serde_json::to_value(&reports).map_err(Failure::new)?);
+        return output::print_json(&with_former_keys(serde_json::to_value(&reports).map_err(CommandError::new)?));
     }
     let lines = reports.iter().map(|report| {
-        let ComputeReport { name, process, role, epoch, height, borrowed, lent, liars, .. } = report;
+        let ComputeReport { name, process, role, epoch, height, offloaded, verified_for_primary, distrusted, .. } =
+            report;
         let epoch = epoch.map(|epoch| format!(", epoch {epoch}")).unwrap_or_default();
         let some = |count: u64, what: &str| match count {
             0 => String::new(),
             count => format!(", {count} transactions verified {what}"),
         };
-        let (borrowed, lent) = (some(*borrowed, "by others"), some(*lent, "for others"));
-        let liars: String =
-            liars.iter().map(|liar| format!("  {liar} LIED to it about signatures and is asked no more\n")).collect();
-        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{borrowed}{lent}\n{liars}")
+        let (by, of) = (some(*offloaded, "by others"), some(*verified_for_primary, "for others"));
+        let distrusted: String = distrusted
+            .iter()
+            .map(|liar| format!("  {liar} RETURNED FALSE VERDICTS to it and gets no more work\n"))
+            .collect();
+        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{by}{of}\n{distrusted}")
     });
     output::print(&lines.collect::<String>())
 }
 
-pub async fn memory(arguments: &Memory) -> Result<(), Failure> {
+/// Repeats values under the keys that they had in release 0.1, for one release.
+fn with_former_keys(mut reports: serde_json::Value) -> serde_json::Value {
+    const FORMER: [(&str, &str); 3] =
+        [("offloaded", "borrowed"), ("verified_for_primary", "lent"), ("distrusted", "liars")];
+    for report in reports.as_array_mut().into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
+        for (key, former) in FORMER {
+            if let Some(value) = report.get(key).cloned() {
+                report.insert(former.to_owned(), value);
+            }
+        }
+    }
+    reports
+}
+
+pub async fn memory(arguments: &PeerMemoryArguments) -> Result<(), CommandError> {
     let folder = folder(arguments).await?;
     let request = match arguments.set {
-        None => Request::Memory {},
-        Some(bytes) => Request::SetMemory { bytes },
+        None => ControlRequest::Memory {},
+        Some(bytes) => ControlRequest::SetMemory { bytes },
     };
-    let mut report = ask(&folder, &request).await.map_err(failure)?;
-    if arguments.set.is_some() && !arguments.no_wait && !report.is_settled() {
+    let mut report = request_memory(&folder, &request).await.map_err(failure)?;
+    if arguments.set.is_some() && !arguments.no_wait && !report.is_within_budget() {
         report = settled(arguments, folder, report).await?;
     }
     match arguments.json {
-        true => output::print_json(&serde_json::to_value(&report).map_err(Failure::new)?),
+        true => output::print_json(&serde_json::to_value(&report).map_err(CommandError::new)?),
         false => output::print(&text(&report)),
     }
 }
 
-/// Where the compute node is that holds the peer's memory.
-async fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
+/// The folder of the compute node that owns the peer's memory.
+async fn folder(arguments: &PeerMemoryArguments) -> Result<PathBuf, CommandError> {
     if let Some(folder) = &arguments.node {
         return Ok(folder.clone());
     }
@@ -79,27 +96,27 @@ async fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
     let asked = Instant::now();
     while folders.len() > 1 {
         for folder in &folders {
-            if ask_node(folder).await.is_ok_and(|report| report.role == "primary") {
+            if request_node(folder).await.is_ok_and(|report| report.role == "primary") {
                 return Ok(folder.clone());
             }
         }
         if asked.elapsed() > AWAY_MAX {
-            return Err(Failure::new("none of the peer's compute nodes is its primary; see `heddle peer nodes`"));
+            return Err(CommandError::new("none of the peer's compute nodes is its primary; see `heddle peer nodes`"));
         }
         tokio::time::sleep(POLL).await;
     }
     Ok(folders.remove(0))
 }
 
-/// Where the compute nodes of an organisation are, one at least.
-fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, Failure> {
+/// The folders of an organisation's compute nodes, at least one.
+fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, CommandError> {
     super::expect_network(dir)?;
     let organizations = super::config(dir)?.network.organizations;
     let name = &organizations[super::organization(organizations.iter(), wanted)?];
     instance::expect_running(dir)?;
     let own = format!("compute-{}", name.to_ascii_lowercase());
     let nodes = dir.join("nodes");
-    // Those that listen, or did when they were killed: which processes there are changes at any moment.
+    // The nodes that listen, or did when they were killed: the set of running processes may change at any moment.
     let numbered = (1..=NODES_MAX).map(|number| match number {
         1 => own.clone(),
         _ => format!("{own}-{number}"),
@@ -112,28 +129,32 @@ fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, Failure> {
     Ok(folders)
 }
 
-fn failure(error: ControlError) -> Failure {
+fn failure(error: ControlError) -> CommandError {
     match error {
-        ControlError::Absent { .. } => Failure::with_code(exit::NOT_RUNNING, error),
-        error => Failure::new(error),
+        ControlError::Unreachable { .. } => CommandError::with_code(exit::NOT_RUNNING, error),
+        error => CommandError::new(error),
     }
 }
 
-/// Waits until the peer has given back what is above its budget.
-async fn settled(arguments: &Memory, mut folder: PathBuf, mut report: MemoryReport) -> Result<MemoryReport, Failure> {
+/// Waits until the peer has returned everything above its budget.
+async fn settled(
+    arguments: &PeerMemoryArguments,
+    mut folder: PathBuf,
+    mut report: MemoryReport,
+) -> Result<MemoryReport, CommandError> {
     let sections = |bytes: u64| bytes / report.section_bytes.max(1);
     let first = report.leased_bytes;
     let excess = |report: &MemoryReport| report.leased_bytes.saturating_sub(report.allowed_bytes);
     let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} sections, {elapsed}").expect("well formed");
     let bar = ProgressBar::new(sections(excess(&report)))
         .with_style(style.progress_chars("=> "))
-        .with_message("giving memory back");
+        .with_message("returning memory");
     let mut answered = Instant::now();
-    while !report.is_settled() {
+    while !report.is_within_budget() {
         tokio::time::sleep(POLL).await;
-        match ask(&folder, &Request::Memory {}).await {
+        match request_memory(&folder, &ControlRequest::Memory {}).await {
             Ok(newer) => (report, answered) = (newer, Instant::now()),
-            Err(ControlError::Absent { .. } | ControlError::Refused(_)) if answered.elapsed() < AWAY_MAX => {
+            Err(ControlError::Unreachable { .. } | ControlError::Rejected(_)) if answered.elapsed() < AWAY_MAX => {
                 // Another compute node may be the primary by now.
                 folder = self::folder(arguments).await?;
                 continue;
@@ -146,7 +167,7 @@ async fn settled(arguments: &Memory, mut folder: PathBuf, mut report: MemoryRepo
     Ok(report)
 }
 
-/// Bytes for people: in the largest unit that says them exactly to a tenth.
+/// A size for people: in the largest unit that gives at least 1, to a tenth.
 fn shown(bytes: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (bytes as f64, 0);
@@ -177,17 +198,17 @@ fn text(report: &MemoryReport) -> String {
             shown(report.section_bytes)
         ),
     );
-    let waits = match report.is_settled() {
+    let waits = match report.is_within_budget() {
         true => String::new(),
         false => {
-            format!("; {} are being given back", sections(report.leased_bytes.saturating_sub(report.allowed_bytes)))
+            format!("; {} are being returned", sections(report.leased_bytes.saturating_sub(report.allowed_bytes)))
         }
     };
     line("taken", format!("{}, {} sections{waits}", shown(report.leased_bytes), sections(report.leased_bytes)));
     line(
         "of which",
         format!(
-            "{} in use, {} free, {} to be free soon",
+            "{} in use, {} free, {} in quarantine",
             shown(report.used_bytes),
             shown(report.free_bytes),
             shown(report.waiting_bytes)
@@ -195,7 +216,7 @@ fn text(report: &MemoryReport) -> String {
     );
     for node in &report.nodes {
         let state = match (&node.problem, node.connected) {
-            (_, true) => format!("it has {}, {} free", shown(node.budget_bytes), shown(node.free_bytes)),
+            (_, true) => format!("offers {}, {} free", shown(node.budget_bytes), shown(node.free_bytes)),
             (Some(problem), false) => format!("not connected: {problem}"),
             (None, false) => "not connected".to_owned(),
         };
@@ -207,7 +228,7 @@ fn text(report: &MemoryReport) -> String {
         let whose = if report.hits_of_process { ", all peers of the process" } else { "" };
         let value = match rate.percent() {
             Some(percent) => format!("{percent:.1} % of {} look-ups{whose}", rate.hits + rate.misses),
-            None => "nothing was looked up yet".to_owned(),
+            None => "no look-ups yet".to_owned(),
         };
         line(&format!("in {}", rate.place), value);
     }

@@ -3,28 +3,28 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use node::{Ended, Network, Placement, Process, ProcessRole};
+use node::{Network, Placement, Process, ProcessEnd, ProcessRole};
 
 use super::up;
 use crate::cli::exit;
-use crate::cli::network::Up;
-use crate::cli::node::{Node, Plan, Run};
-use crate::failure::Failure;
+use crate::cli::network::UpArguments;
+use crate::cli::node::{NodeCommand, NodeRunArguments, PlanArguments};
+use crate::failure::CommandError;
 use crate::output;
 use crate::signals::StopSignals;
 
-/// How long a process may take to end in order that has lost a part of itself, or its supervisor. Then it ends as after a
-/// crash.
-const HASTY_PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for an orderly end of a process that has lost an essential part, or its supervisor. After that it ends as
+/// in a crash.
+const DEFECT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs one process until a signal, or until it fails.
-pub async fn run(node: &Node) -> Result<(), Failure> {
-    let (role, Run { config, bound }) = match node {
-        Node::Memory(run) => (ProcessRole::Memory, run),
-        Node::Storage(run) => (ProcessRole::Storage, run),
-        Node::Compute(run) => (ProcessRole::Compute, run),
-        Node::Orderer(run) => (ProcessRole::Orderer, run),
-        Node::Gateway(run) => (ProcessRole::Gateway, run),
+pub async fn run(node: &NodeCommand) -> Result<(), CommandError> {
+    let (role, NodeRunArguments { config, bound }) = match node {
+        NodeCommand::Memory(run) => (ProcessRole::Memory, run),
+        NodeCommand::Storage(run) => (ProcessRole::Storage, run),
+        NodeCommand::Compute(run) => (ProcessRole::Compute, run),
+        NodeCommand::Orderer(run) => (ProcessRole::Orderer, run),
+        NodeCommand::Gateway(run) => (ProcessRole::Gateway, run),
     };
     let parent = rustix::process::getppid();
     if *bound {
@@ -33,7 +33,7 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
     let mut signals = StopSignals::listen()?;
     let process = tokio::select! {
         process = Process::start(role, config) => process?,
-        // What it had begun is as after a crash, which it is made for.
+        // The interrupted start leaves data as after a crash, from which the next start recovers.
         () = signals.received() => return Ok(()),
     };
     let running = async {
@@ -41,7 +41,7 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
         let ready = process.describe();
         let (name, address, metrics) = (&ready.name, &ready.address, ready.metrics);
         output::print(&format!("{name} is ready at {address}; metrics at http://{metrics}/metrics\n"))?;
-        Ok::<_, Failure>(process.failed().await)
+        Ok::<_, CommandError>(process.failed().await)
     };
     let failed = tokio::select! {
         () = signals.received() => None,
@@ -51,36 +51,36 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
     let is_orphan = *bound && rustix::process::getppid() != parent;
     let stopping = async {
         tokio::select! {
-            stopped = process.stop() => stopped.map_err(Failure::from),
-            () = signals.received() => Err(Failure::interrupted()),
+            stopped = process.stop() => stopped.map_err(CommandError::from),
+            () = signals.received() => Err(CommandError::interrupted()),
         }
     };
     if is_orphan {
-        // Whoever supervised it was killed. All processes end at the same time, so that one that ends in order waits for
-        // others in vain, while the next supervisor waits for it.
-        let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
-        return Err(Failure::new(format!("{name} has ended with the process that started it")));
+        // The supervisor was killed, so all processes end at the same time: one that ends in order would wait in vain
+        // for others, while the next supervisor waits for it.
+        let _ = tokio::time::timeout(DEFECT_STOP_TIMEOUT, stopping).await;
+        return Err(CommandError::new(format!("{name} has ended with its supervisor")));
     }
     match failed {
         None => {
             stopping.await?;
             output::print(&format!("{name} has ended\n"))
         }
-        // What is left of it may never end: what it has on disk is as after a crash, which it is made for.
-        Some(Ended { reason, is_defect: true }) => {
-            let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
-            Err(Failure::with_code(exit::DEFECT, format!("{name} has ended: {reason}; see its log for the panic")))
+        // The remaining parts may never end; the data on disk is as after a crash, from which the next start recovers.
+        Some(ProcessEnd { reason, is_defect: true }) => {
+            let _ = tokio::time::timeout(DEFECT_STOP_TIMEOUT, stopping).await;
+            Err(CommandError::with_code(exit::DEFECT, format!("{name} has ended: {reason}; see its log for the panic")))
         }
-        Some(Ended { reason, .. }) => {
+        Some(ProcessEnd { reason, .. }) => {
             stopping.await?;
-            Err(Failure::new(format!("{name} has ended: {reason}")))
+            Err(CommandError::new(format!("{name} has ended: {reason}")))
         }
     }
 }
 
 /// Makes the files of processes on several hosts.
-pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
-    let settings = up::settings(&Up {
+pub async fn plan(arguments: &PlanArguments) -> Result<(), CommandError> {
+    let settings = up::settings(&UpArguments {
         directory: arguments.directory.clone(),
         orgs: arguments.orgs,
         policy: arguments.policy,
@@ -91,7 +91,7 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
         orderers: arguments.orderers,
         config: arguments.config.clone(),
         ports: arguments.ports.clone(),
-        ..Up::default()
+        ..UpArguments::default()
     })?;
     let network = Network::open_or_create(&arguments.directory.dir, Some(&settings)).await?;
     let by_name: BTreeMap<_, _> = arguments.place.iter().cloned().collect();

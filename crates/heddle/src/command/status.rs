@@ -1,25 +1,25 @@
-//! `heddle status`: what each gateway says of its peer's ledger, what the network's own page says, and how the counters
-//! move within a second.
+//! `heddle status`: shows each gateway's report on its peer's ledger, the network's health page, and the rates of
+//! counters over one second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::{Client, Connection};
+use gateway::client::{GatewayClient, GrpcConnection};
 use node::Endpoints;
 use prost::Message as _;
 use proto::common::BlockchainInfo;
 use serde_json::{Map, Value, json};
 
-use crate::cli::network::Status;
-use crate::failure::Failure;
+use crate::cli::network::StatusArguments;
+use crate::failure::CommandError;
 use crate::{instance, output, page};
 
-/// Over which rates are taken.
+/// The interval over which rates are measured.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// A gateway that takes longer is shown as not answering.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
-/// What is shown as a rate, where it is counted, and whether every peer counts it.
+/// The rates: name, counter, and whether every peer counts the event.
 const RATES: [(&str, &str, bool); 5] = [
     ("endorsed", "heddle_gateway_endorsed_total", false),
     ("ordered", "heddle_chain_messages_ordered_total", false),
@@ -28,7 +28,7 @@ const RATES: [(&str, &str, bool); 5] = [
     ("blocks", "heddle_chain_blocks_committed_total", true),
 ];
 
-pub async fn run(arguments: &Status) -> Result<(), Failure> {
+pub async fn run(arguments: &StatusArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
     let endpoints = instance::expect_running(dir)?;
     let mut peers = Vec::new();
@@ -41,7 +41,8 @@ pub async fn run(arguments: &Status) -> Result<(), Failure> {
         peers.push(peer);
     }
     let page = |path: &str| {
-        let failed = |error| Failure::new(format!("the network's page http://{}{path}: {error}", endpoints.metrics));
+        let failed =
+            |error| CommandError::new(format!("the network's page http://{}{path}: {error}", endpoints.metrics));
         page::get(endpoints.metrics, path).map_err(failed)
     };
     let health = page("/healthz").unwrap_or_else(|failure| failure.message().unwrap_or_default().to_owned());
@@ -97,8 +98,8 @@ async fn height(dir: &Path, endpoints: &Endpoints, number: usize) -> Result<u64,
     let ask = async {
         let target = endpoints.target(dir, number).map_err(|error| error.to_string())?;
         let user = endpoints.user(dir, number).map_err(|error| error.to_string())?;
-        let connection = Connection::connect(&target).await.map_err(|error| error.to_string())?;
-        let client = Client::new(connection, user);
+        let connection = GrpcConnection::connect(&target).await.map_err(|error| error.to_string())?;
+        let client = GatewayClient::new(connection, user);
         let args = [Bytes::from(endpoints.channel.clone())];
         let proposal = client.proposal(&endpoints.channel, "qscc", "GetChainInfo", &args).sign();
         let info = client.evaluate(&proposal).await.map_err(|status| status.to_string())?;
@@ -148,7 +149,7 @@ mod tests {
     fn counters_become_rates_and_missing_ones_are_left_out() {
         let before = "heddle_chain_transactions_valid_total 100\nheddle_gateway_endorsed_total 0\n\
                       heddle_chain_blocks_committed_total 30\nheddle_chain_blocks_ordered_total 10\n";
-        // Three orderers count each block, and three peers.
+        // Each of three orderers counts each block, and so does each of three peers.
         let after = "heddle_chain_transactions_valid_total 700\nheddle_gateway_endorsed_total 210\nheddle_x 7\n\
                      heddle_chain_blocks_committed_total 54\nheddle_chain_blocks_ordered_total 34\n";
         let rates = rates(before, after, Duration::from_secs(2), 3);

@@ -1,12 +1,14 @@
-//! `heddle up`.
+//! `heddle up`: creates or opens a network and runs it.
 //!
-//! 1. The settings: what the network was made with, or the file of `--config`, or the defaults; flags go before them.
-//! 2. With `--detach`: make or check the network here, where an error can be shown, then start this program again in the
-//!    background and wait until it is ready.
-//! 3. Otherwise: run the network, in this process or with a process for each role ([`super::isolate`]), say what is where,
-//!    and wait for a signal or a failure.
+//! 1. Read the settings: those with which the network was created, or the file of `--config`, or the defaults. Flags
+//!    override them.
+//! 2. With `--detach`: create or check the network here, where errors can be shown. Then start this program again in
+//!    the background and wait until it is ready.
+//! 3. Otherwise: run the network, in this process or with one process per role ([`super::isolate`]), print its
+//!    addresses, and wait for a signal or a failure.
 //!
-//! The first signal stops in order; a second one ends at once, which loses nothing that was acknowledged.
+//! The first signal stops the network in order. A second one ends it at once, which loses nothing that was
+//! acknowledged.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -14,21 +16,21 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use node::config::organization_names;
-use node::{Config, Ended, Endpoints, Network};
+use node::{Endpoints, HeddleConfig, Network, ProcessEnd};
 
-use super::isolate::Isolated;
+use super::isolate::IsolatedNetwork;
 use crate::cli::exit;
-use crate::cli::network::Up;
-use crate::failure::Failure;
+use crate::cli::network::UpArguments;
+use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{instance, output};
 
-/// How long a detached network may take: it may have blocks to replay.
-const READY_PATIENCE: Duration = Duration::from_secs(120);
-/// How long a network may take to end in order that has lost a part of itself.
-const HASTY_PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a detached network to become ready: it may have blocks to replay.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit for an orderly end of a network that has lost an essential part.
+const DEFECT_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub async fn run(arguments: Up) -> Result<(), Failure> {
+pub async fn run(arguments: UpArguments) -> Result<(), CommandError> {
     let start = Instant::now();
     let dir = arguments.directory.dir.clone();
     let is_new = !super::exists(&dir);
@@ -36,13 +38,13 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     let config = settings(&arguments)?;
     if arguments.session {
         // The terminal that started this network may be closed.
-        rustix::process::setsid().map_err(|error| Failure::new(format!("no session of its own: {error}")))?;
+        rustix::process::setsid().map_err(|error| CommandError::new(format!("no session of its own: {error}")))?;
     }
     if arguments.bound {
         super::end_with_parent()?;
     }
     let mut signals = StopSignals::listen()?;
-    node::logging::start(&config.log).map_err(Failure::new)?;
+    node::logging::start(&config.log).map_err(CommandError::new)?;
     let network = Network::open_or_create(&dir, Some(&config)).await?;
     if arguments.detach {
         drop(network);
@@ -60,21 +62,21 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     };
     let stopping = async {
         tokio::select! {
-            stopped = running.stop() => stopped.map_err(Failure::from),
-            () = signals.received() => Err(Failure::interrupted()),
+            stopped = running.stop() => stopped.map_err(CommandError::from),
+            () = signals.received() => Err(CommandError::interrupted()),
         }
     };
     if failed.as_ref().is_some_and(|ended| ended.is_defect) {
-        // What is left may never end: what is on disk is as after a crash, which it is made for.
-        let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
+        // The remaining parts may never end; the data on disk is as after a crash, from which the next start recovers.
+        let _ = tokio::time::timeout(DEFECT_STOP_TIMEOUT, stopping).await;
     } else {
         stopping.await?;
     }
     match failed {
         None => Ok(()),
-        Some(Ended { reason, is_defect }) => {
+        Some(ProcessEnd { reason, is_defect }) => {
             let code = if is_defect { exit::DEFECT } else { exit::FAILURE };
-            Err(Failure::with_code(code, format!("the network has ended: {reason}")))
+            Err(CommandError::with_code(code, format!("the network has ended: {reason}")))
         }
     }
 }
@@ -86,40 +88,49 @@ async fn isolate(
     is_new: bool,
     start: Instant,
     signals: &mut StopSignals,
-) -> Result<(), Failure> {
-    let Some(mut isolated) = Isolated::start(network, signals).await? else { return Err(Failure::interrupted()) };
+) -> Result<(), CommandError> {
+    let Some(mut isolated) = IsolatedNetwork::start(network, signals).await? else {
+        return Err(CommandError::interrupted());
+    };
     output::print(&banner(dir, &Endpoints::load(dir)?, is_new, start.elapsed()))?;
     let failed = tokio::select! {
         () = signals.received() => None,
         failure = isolated.watch() => Some(failure),
     };
-    output::print("the processes end: gateways, orderer, compute, storage, memory\n")?;
+    output::print("stopping the processes: gateways, orderer, compute, storage, memory\n")?;
     let clean = isolated.stop(signals).await;
     match failed {
         Some(failure) => Err(failure),
         None if clean => output::print("all processes have ended\n"),
-        None => Err(Failure::new("not all processes ended in order; nothing that was acknowledged is lost")),
+        None => Err(CommandError::new("not all processes ended in order; nothing that was acknowledged is lost")),
     }
 }
 
-/// What the network is to be run with.
-pub fn settings(arguments: &Up) -> Result<Config, Failure> {
+/// The settings with which the network is to run.
+pub fn settings(arguments: &UpArguments) -> Result<HeddleConfig, CommandError> {
     let dir = &arguments.directory.dir;
     let mut config = match &arguments.config {
-        Some(path) => Config::load(path).map_err(Failure::new)?,
+        Some(path) => {
+            let config = HeddleConfig::load(path).map_err(CommandError::new)?;
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            for (old, new) in HeddleConfig::renamed_keys(&text) {
+                eprintln!("heddle: warning: {}: `{old}` is now `{new}`", path.display());
+            }
+            config
+        }
         None if super::exists(dir) => super::config(dir)?,
-        None => Config::default(),
+        None => HeddleConfig::default(),
     };
     apply(arguments, &mut config);
-    if let (Some(orderers @ 2..), node::config::Engine::Solo) = (arguments.orderers, config.ordering.engine) {
-        let message = format!("--orderers {orderers} needs an engine of several: --ordering raft, or --ordering sift");
-        return Err(Failure::new(message));
+    if let (Some(orderers @ 2..), node::config::OrderingEngine::Solo) = (arguments.orderers, config.ordering.engine) {
+        let message = format!("--orderers {orderers} needs a group: add --ordering raft, or --ordering sift");
+        return Err(CommandError::new(message));
     }
-    // Flags are checked like a file, which is what they would become.
-    Config::parse(&config.to_text(), "the command line").map_err(Failure::new)
+    // Flags are checked like a file, since they become part of one.
+    HeddleConfig::parse(&config.to_text(), "the command line").map_err(CommandError::new)
 }
 
-fn apply(arguments: &Up, config: &mut Config) {
+fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
     if let Some(organizations) = arguments.orgs {
         config.network.organizations = organization_names(usize::from(organizations));
     }
@@ -148,8 +159,8 @@ fn apply(arguments: &Up, config: &mut Config) {
         config.tls = false;
     }
     if arguments.monolithic {
-        config.pool.form = node::config::Form::Monolithic;
-        // What the network remembers of the other form stays in its file.
+        config.pool.form = node::config::PeerMode::Monolithic;
+        // The settings of the other form stay in the network's file.
         config.pool.compute_nodes = 1;
     }
     if let Some(nodes) = arguments.memory_nodes {
@@ -166,39 +177,43 @@ fn apply(arguments: &Up, config: &mut Config) {
     }
 }
 
-async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), Failure> {
+async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), CommandError> {
     let log = dir.join("heddle.log");
     let mut child = spawn_detached(&log)?;
     let process = child.id();
-    let ready = instance::ready(dir, process, READY_PATIENCE, || {
-        let ended = child.try_wait().map_err(|error| Failure::new(format!("process {process}: {error}")))?;
+    let ready = instance::ready(dir, process, READY_TIMEOUT, || {
+        let ended = child.try_wait().map_err(|error| CommandError::new(format!("process {process}: {error}")))?;
         Ok(ended.is_some())
     });
     match ready.await? {
         Some(endpoints) => {
             let text = banner(dir, &endpoints, is_new, start.elapsed());
             output::print(&format!(
-                "{text}\nIt runs in the background as process {process} and logs to {}. `heddle down --dir {}` ends it.\n",
+                "{text}\nIt runs in the background as process {process} and logs to {}. `heddle down --dir {}` stops it.\n",
                 log.display(),
                 dir.display()
             ))
         }
         None => {
-            // It may be alive and slow; nobody would find it again.
+            // It may be alive but slow; without endpoints no command would find it again.
             let _ = child.kill();
             let _ = child.wait();
-            Err(Failure::new(format!("the network did not start; {} ends with:\n{}", log.display(), super::tail(&log))))
+            Err(CommandError::new(format!(
+                "the network did not start; {} ends with:\n{}",
+                log.display(),
+                super::tail(&log)
+            )))
         }
     }
 }
 
-fn spawn_detached(log: &Path) -> Result<Child, Failure> {
+fn spawn_detached(log: &Path) -> Result<Child, CommandError> {
     let open = || OpenOptions::new().create(true).append(true).open(log);
-    let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
+    let failed = |what: &str, error: std::io::Error| CommandError::new(format!("{what}: {error}"));
     let (out, error_out): (File, File) =
         open().and_then(|out| Ok((out, open()?))).map_err(|error| failed(&log.display().to_string(), error))?;
     let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
-    // The same command line again, but for one flag.
+    // The same command line again, with one flag changed.
     let arguments = std::env::args_os().skip(1).map(|argument| match argument.to_str() {
         Some("--detach") => "--session".into(),
         _ => argument,
@@ -212,7 +227,7 @@ fn spawn_detached(log: &Path) -> Result<Child, Failure> {
         .map_err(|error| failed("the network cannot be started in the background", error))
 }
 
-/// What is where, and what to do next.
+/// The network's addresses and files, and suggestions for what to do next.
 fn banner(dir: &Path, endpoints: &Endpoints, is_new: bool, took: Duration) -> String {
     let made = if is_new { "made in" } else { "opened in" };
     let policy = match endpoints.policy.as_str() {
@@ -258,7 +273,7 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    fn settings_of(line: &str) -> Result<Config, Failure> {
+    fn settings_of(line: &str) -> Result<HeddleConfig, CommandError> {
         match Cli::try_parse_from(line.split_whitespace()).expect("a command line").command {
             Command::Up(up) => settings(&up),
             other => panic!("not up: {other:?}"),
@@ -270,9 +285,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = folder.path().display();
         let defaults = settings_of(&format!("heddle up --dir {dir}")).expect("the defaults");
-        assert_eq!(defaults, Config::default());
+        assert_eq!(defaults, HeddleConfig::default());
 
-        let mut remembered = Config::default();
+        let mut remembered = HeddleConfig::default();
         remembered.network.organizations = organization_names(2);
         remembered.batch.messages = 77;
         std::fs::write(folder.path().join("heddle.toml"), remembered.to_text()).expect("it can be written");

@@ -1,11 +1,13 @@
 //! `heddle ledger verify`.
 //!
-//! 1. Take the directory's lock, so that nothing changes meanwhile.
-//! 2. Check the blocks of each peer and of each orderer that the network has now (`ledger::verify`).
-//! 3. Replay each peer's valid transactions and compare what they leave behind with the peer's stored state, key by key,
-//!    at the height up to which the state is durable; later blocks are applied again at the next start.
-//! 4. Compare the ledgers with each other: the same blocks as the longest one, the same verdicts as the longest peer. After a crash
-//!    one may hold more than another.
+//! 1. Take the directory's lock, so that the network cannot start meanwhile.
+//! 2. Check the blocks of each peer and of each orderer in the network's current orderer set (`ledger::verify`).
+//! 3. Replay each peer's valid transactions up to the height at which its stored state is durable, and compare the
+//!    result with that state, key by key. Later blocks are not part of the comparison: the next start applies them
+//!    again.
+//! 4. Compare the ledgers with each other. After a crash ledgers may differ in length. So each ledger's blocks are
+//!    compared with those of the longest ledger, and each peer's validation codes, by their commit hash, with those
+//!    of the peer whose ledger is longest.
 //!
 //! A replayed state takes memory for each key: its name, its version and the hash of its value.
 
@@ -15,22 +17,22 @@ use std::sync::Arc;
 
 use base::{BlockNumber, Version};
 use indicatif::{ProgressBar, ProgressStyle};
-use ledger::verify::{Report, VerifyOptions};
+use ledger::verify::{LedgerReport, VerifyConfig};
 use ledger::{Block, Hash};
-use node::network::roster::Roster;
+use node::network::orderer_set::OrdererSet;
 use storage::DataDirectory;
 use storage::blocks::BlockStore;
 use storage::tables::{Tables, TablesEngine};
 
 use crate::cli::exit;
-use crate::cli::ledger::Verify;
-use crate::failure::Failure;
+use crate::cli::ledger::VerifyArguments;
+use crate::failure::CommandError;
 use crate::{instance, output};
 
-/// Rows of a state that are read at once.
+/// The number of rows of a state that are read at once.
 const PAGE_ROWS: usize = 1_000;
 
-pub async fn run(arguments: &Verify) -> Result<(), Failure> {
+pub async fn run(arguments: &VerifyArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
     if let Some(endpoints) = instance::running(dir)? {
         let message = format!(
@@ -38,9 +40,9 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
             endpoints.process,
             shown = dir.display()
         );
-        return Err(Failure::new(message));
+        return Err(CommandError::new(message));
     }
-    let node::config::Config { network: config, ordering, .. } = super::config(dir)?;
+    let node::config::HeddleConfig { network: config, ordering, .. } = super::config(dir)?;
     let node::config::NetworkConfig { channel, organizations, .. } = config;
     let names = match &arguments.peer {
         None => organizations,
@@ -52,51 +54,56 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
         ledgers.push(check_peer(dir, &network, &name, &channel).await?);
     }
     if arguments.peer.is_none() {
-        let roster = Roster::load(dir, ordering.count()).map_err(Failure::new)?;
-        for (name, path) in roster.places(dir) {
+        let orderer_set = OrdererSet::load(dir, ordering.count()).map_err(CommandError::new)?;
+        for (name, path) in orderer_set.folders(dir) {
             if !path.is_dir() {
                 output::print(&format!("{name:<8} has no blocks yet\n"))?;
                 continue;
             }
             let store = super::store_in(&path, &channel).await?;
-            let options = VerifyOptions { validated: false, ..VerifyOptions::default() };
+            let options = VerifyConfig { validated: false, ..VerifyConfig::default() };
             let report = check_blocks(&name, &store, options).await?;
             output::print(&line(&name, &report, None))?;
-            ledgers.push(Checked { name, store, report, has_verdicts: false });
+            ledgers.push(CheckedLedger { name, store, report, has_verdicts: false });
         }
     }
     compare(&ledgers)?;
     output::print("sound: the ledgers agree and hold what they should\n")
 }
 
-/// A ledger that is sound in itself.
-struct Checked {
+/// A ledger that is consistent in itself.
+struct CheckedLedger {
     name: String,
-    store: super::HeldStore,
-    report: Report,
-    /// It is a peer's: its blocks have been validated.
+    store: super::StoppedStore,
+    report: LedgerReport,
+    /// Whether it is a peer's: a peer has validated its blocks.
     has_verdicts: bool,
 }
 
-async fn check_peer(dir: &Path, network: &DataDirectory, name: &str, channel: &str) -> Result<Checked, Failure> {
+async fn check_peer(
+    dir: &Path,
+    network: &DataDirectory,
+    name: &str,
+    channel: &str,
+) -> Result<CheckedLedger, CommandError> {
     let store = super::block_store(network, name, channel).await?;
-    let report = check_blocks(name, &store, VerifyOptions::default()).await?;
+    let report = check_blocks(name, &store, VerifyConfig::default()).await?;
     let engine = super::state_engine(dir, name).await?;
     let tables = engine.tables(channel).await.map_err(|error| damaged(name, &error))?;
     let keys = check_state(name, &store, tables.as_ref()).await?;
     output::print(&line(name, &report, Some((keys, tables.savepoint().height))))?;
-    Ok(Checked { name: name.to_owned(), store, report, has_verdicts: true })
+    Ok(CheckedLedger { name: name.to_owned(), store, report, has_verdicts: true })
 }
 
-fn line(name: &str, report: &Report, state: Option<(u64, u64)>) -> String {
+fn line(name: &str, report: &LedgerReport, state: Option<(u64, u64)>) -> String {
     let hash = report.block_hash.map(|hash| identity::hex::encode(hash)[..16].to_owned()).unwrap_or_default();
     let state = state.map_or(String::new(), |(keys, height)| format!(", state of {keys} keys after {height} blocks"));
-    let Report { blocks, transactions, valid, .. } = report;
+    let LedgerReport { blocks, transactions, valid, .. } = report;
     format!("{name:<8} {blocks} blocks, {transactions} transactions, {valid} valid, last block {hash}…{state}\n")
 }
 
-fn damaged(name: &str, reason: impl std::fmt::Display) -> Failure {
-    Failure::with_code(exit::DAMAGED, format!("{name}: {reason}"))
+fn damaged(name: &str, reason: impl std::fmt::Display) -> CommandError {
+    CommandError::with_code(exit::DAMAGED, format!("{name}: {reason}"))
 }
 
 fn progress(name: &str, doing: &str, length: u64) -> ProgressBar {
@@ -107,20 +114,20 @@ fn progress(name: &str, doing: &str, length: u64) -> ProgressBar {
         .with_message(doing.to_owned())
 }
 
-async fn check_blocks(name: &str, store: &BlockStore, options: VerifyOptions) -> Result<Report, Failure> {
+async fn check_blocks(name: &str, store: &BlockStore, options: VerifyConfig) -> Result<LedgerReport, CommandError> {
     let bar = progress(name, "checking blocks", store.height());
     let checked = ledger::verify::verify(store, options, |progress| bar.set_position(progress.blocks)).await;
     bar.finish_and_clear();
     checked.map_err(|error| damaged(name, error))
 }
 
-type Key = (Arc<str>, Arc<str>);
+type StateKey = (Arc<str>, Arc<str>);
 
-/// Compares a stored state with what the blocks below its savepoint leave behind, and returns its number of keys.
-async fn check_state(name: &str, store: &BlockStore, tables: &dyn Tables) -> Result<u64, Failure> {
+/// Compares a stored state with the result of the blocks below its savepoint, and returns its number of keys.
+async fn check_state(name: &str, store: &BlockStore, tables: &dyn Tables) -> Result<u64, CommandError> {
     let height = tables.savepoint().height;
     if height > store.height() {
-        let reason = format!("the state is after block {}, which the ledger does not hold", height - 1);
+        let reason = format!("the state includes block {}, which the ledger does not hold", height - 1);
         return Err(damaged(name, reason));
     }
     let mut expected = replay(name, store, height)?;
@@ -136,7 +143,7 @@ async fn check_state(name: &str, store: &BlockStore, tables: &dyn Tables) -> Res
                 tables.range(&namespace, &start, &[], through, PAGE_ROWS).map_err(|error| damaged(name, error))?;
             for entry in page.entries {
                 let key = String::from_utf8_lossy(&entry.key).into_owned();
-                let place: Key = (namespace.as_str().into(), key.as_str().into());
+                let place: StateKey = (namespace.as_str().into(), key.as_str().into());
                 let found = Some((entry.version, ledger::sha256(&entry.value)));
                 let wanted = expected.remove(&place);
                 if wanted != found {
@@ -164,15 +171,15 @@ fn difference(namespace: &str, key: &str, wanted: Option<(Version, Hash)>, found
         (Some((version, _)), Some(found)) if version == found => {
             format!("{key}, written by {version}, has another value")
         }
-        (Some((version, _)), Some(found)) => format!("{key} is that of {found}, not of {version}"),
+        (Some((version, _)), Some(found)) => format!("{key} has version {found}, not {version}"),
     }
 }
 
-/// What the valid transactions of the blocks below `height` leave behind: version and hash of each key's value.
-fn replay(name: &str, store: &BlockStore, height: u64) -> Result<BTreeMap<Key, (Version, Hash)>, Failure> {
+/// The result of the valid transactions in the blocks below `height`: version and hash of each key's value.
+fn replay(name: &str, store: &BlockStore, height: u64) -> Result<BTreeMap<StateKey, (Version, Hash)>, CommandError> {
     let bar = progress(name, "replaying", height);
     let mut state = BTreeMap::new();
-    // Block 0 is the channel's configuration, which nobody signed and which writes nothing.
+    // Block 0 is the channel's configuration; it is unsigned and writes nothing.
     for number in 1..height {
         let bytes = store.read(BlockNumber(number)).map_err(|error| damaged(name, error))?;
         let bytes = bytes.ok_or_else(|| damaged(name, format!("block {number} is missing")))?;
@@ -191,53 +198,53 @@ fn replay(name: &str, store: &BlockStore, height: u64) -> Result<BTreeMap<Key, (
     Ok(state)
 }
 
-/// Every ledger is a beginning of the longest, and every peer's verdicts are a beginning of those of the longest peer: orderers
-/// have none, so that a comparison with an orderer says nothing of them.
-fn compare(ledgers: &[Checked]) -> Result<(), Failure> {
+/// Checks that every ledger is a prefix of the longest one, and that every peer's verdicts are a prefix of the longest
+/// peer's. Orderers have no verdicts, so a comparison with an orderer says nothing about them.
+fn compare(ledgers: &[CheckedLedger]) -> Result<(), CommandError> {
     let Some(longest) = ledgers.iter().max_by_key(|ledger| ledger.report.blocks) else { return Ok(()) };
     let peers = || ledgers.iter().filter(|ledger| ledger.has_verdicts);
     let longest_peer = peers().max_by_key(|ledger| ledger.report.blocks);
     for ledger in ledgers {
-        // Each block names its predecessor's hash, so that the last one stands for all.
+        // Each block contains its predecessor's hash, so comparing the last block compares all.
         let Some(last) = ledger.report.blocks.checked_sub(1) else { continue };
         let own = hash_of(ledger, last)?;
         if own.is_none() || own != hash_of(longest, last)? {
             let message = format!("{} and {} hold different blocks up to block {last}", ledger.name, longest.name);
-            return Err(Failure::with_code(exit::DAMAGED, message));
+            return Err(CommandError::with_code(exit::DAMAGED, message));
         }
     }
     for (peer, longest) in peers().filter_map(|peer| Some((peer, longest_peer?))) {
-        // So does its commit hash, of the verdicts.
+        // Likewise a block's commit hash covers all verdicts up to it.
         let Some(last) = peer.report.blocks.checked_sub(1) else { continue };
         if commit_hash_of(peer, last)? != commit_hash_of(longest, last)? {
             let first = first_difference(peer, longest, last)?;
             let message = format!(
-                "{} and {} came to different verdicts from block {first} on; compare their configurations and logs of that time, \
-                 and make the peer that is wrong anew from the blocks",
+                "{} and {} reached different verdicts from block {first} on; compare their configurations and logs of that \
+                 time, and rebuild the wrong peer from the blocks",
                 peer.name, longest.name
             );
-            return Err(Failure::with_code(exit::DAMAGED, message));
+            return Err(CommandError::with_code(exit::DAMAGED, message));
         }
     }
     Ok(())
 }
 
-fn block_of(checked: &Checked, number: u64) -> Result<Option<Block>, Failure> {
+fn block_of(checked: &CheckedLedger, number: u64) -> Result<Option<Block>, CommandError> {
     let bytes = checked.store.read(BlockNumber(number)).map_err(|error| damaged(&checked.name, error))?;
     bytes.map(|bytes| Block::parse(&bytes)).transpose().map_err(|error| damaged(&checked.name, error))
 }
 
-fn hash_of(checked: &Checked, number: u64) -> Result<Option<Hash>, Failure> {
+fn hash_of(checked: &CheckedLedger, number: u64) -> Result<Option<Hash>, CommandError> {
     Ok(block_of(checked, number)?.map(|block| block.hash()))
 }
 
-fn commit_hash_of(checked: &Checked, number: u64) -> Result<Option<Hash>, Failure> {
+fn commit_hash_of(checked: &CheckedLedger, number: u64) -> Result<Option<Hash>, CommandError> {
     let Some(block) = block_of(checked, number)? else { return Ok(None) };
     block.metadata().commit_hash().map_err(|error| damaged(&checked.name, error))
 }
 
-/// The first block whose commit hashes differ, of which the last one is such a block.
-fn first_difference(one: &Checked, other: &Checked, last: u64) -> Result<u64, Failure> {
+/// The first block whose commit hashes differ, given that those of block `last` do.
+fn first_difference(one: &CheckedLedger, other: &CheckedLedger, last: u64) -> Result<u64, CommandError> {
     let (mut equal_below, mut different) = (0, last);
     while equal_below < different {
         let middle = equal_below + (different - equal_below) / 2;
@@ -260,15 +267,15 @@ mod tests {
             (None, Some(new), "the state's key \"k\" of bank was written by no valid transaction"),
             (Some((old, [0; 32])), None, "the state's key \"k\" of bank, written by 3:1, is missing"),
             (Some((old, [0; 32])), Some(old), "the state's key \"k\" of bank, written by 3:1, has another value"),
-            (Some((new, [0; 32])), Some(old), "the state's key \"k\" of bank is that of 3:1, not of 4:0"),
+            (Some((new, [0; 32])), Some(old), "the state's key \"k\" of bank has version 3:1, not 4:0"),
         ];
         for (wanted, found, text) in cases {
             assert_eq!(difference("bank", "k", wanted, found), text);
         }
     }
 
-    /// A ledger of these commit hashes: none for an orderer's.
-    async fn ledger(folder: &Path, name: &str, commit_hashes: &[Option<Hash>]) -> Checked {
+    /// A ledger with these commit hashes; an orderer's ledger has none.
+    async fn ledger(folder: &Path, name: &str, commit_hashes: &[Option<Hash>]) -> CheckedLedger {
         let store = super::super::store_in(&folder.join(name), "alpha").await.expect("a store");
         let mut previous = None;
         for (number, commit_hash) in commit_hashes.iter().enumerate() {
@@ -290,13 +297,13 @@ mod tests {
             store.append(new).await.expect("it follows");
             previous = Some(block.hash());
         }
-        let report = Report { blocks: commit_hashes.len() as u64, ..Report::default() };
+        let report = LedgerReport { blocks: commit_hashes.len() as u64, ..LedgerReport::default() };
         let has_verdicts = commit_hashes.iter().any(Option::is_some);
-        Checked { name: name.to_owned(), store, report, has_verdicts }
+        CheckedLedger { name: name.to_owned(), store, report, has_verdicts }
     }
 
-    /// A peer had come to other verdicts than all others from block 24 on. Each ledger was sound in itself, and each was compared with
-    /// the orderer's alone, which has no verdicts: "sound: the ledgers agree".
+    /// Regression: from block 24 on a peer had other verdicts than all others. Each ledger was consistent in itself,
+    /// and each was compared only with the orderer's, which has no verdicts: "sound: the ledgers agree".
     #[test]
     fn peers_whose_verdicts_parted_are_found_although_their_blocks_agree() {
         base::rt::production::run(async {

@@ -1,11 +1,11 @@
-//! The campaign of attacks, with one harmless attack: that it judges, both ways.
+//! Runs the attack campaign with one harmless attack, to check that its verdict can be good and bad.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use crate::support::text;
 
-/// The program of attacks, beside the one that they attack.
+/// The attacking program, beside the program that it attacks.
 pub fn program() -> PathBuf {
     let path = std::path::Path::new(env!("CARGO_BIN_EXE_heddle")).with_file_name("attack");
     assert!(path.is_file(), "build it: cargo build --package heddle-attack, in the profile of this test");
@@ -20,7 +20,7 @@ fn campaign(more: &[&str]) -> Output {
 
 #[test]
 fn garbage_at_a_gateway_keeps_no_newcomer_waiting() {
-    // Far more than a second, for the machine may be busy; it is not speed that is tested here.
+    // Far more than a second, since the machine may be busy; the test is not about speed.
     let output = campaign(&["--patience-ms", "4000"]);
     assert!(output.status.success(), "{}", text(&output));
     assert!(text(&output).contains("1 attacks, 0 succeeded"), "{}", text(&output));

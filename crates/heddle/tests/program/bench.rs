@@ -1,4 +1,4 @@
-//! A short measurement against a real network from the command line. Nothing here asserts speed.
+//! Short benchmarks of a real network from the command line. No test asserts a speed.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() 
 fn a_measurement_beside_an_older_build_has_both_ratios_with_their_intervals() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("r.json").display().to_string();
-    // The same program stands for the older one.
+    // The same program stands in for the older one.
     let mut line = vec!["bench", "smallbank", "--before", env!("CARGO_BIN_EXE_heddle"), "--pairs", "2", "--orgs", "1"];
     line.extend(["--seconds", "1", "--warm-up", "0", "--clients", "10", "--accounts", "100", "--json", &json]);
     let output = run(&line);
@@ -68,7 +68,7 @@ fn attacks_run_beside_a_load_and_say_what_they_did() {
     let attacks: Vec<_> = rows.iter().filter(|row| row["attack"].is_string()).collect();
     assert!(attacks.len() > 30, "{figure:#}");
     let began = attacks.iter().filter(|row| row["reached_per_second"].as_f64().is_some_and(|pace| pace > 0.0));
-    // Some find no place beside the others, on a busy machine above all; that is what the measurement itself judges.
+    // Some attacks get no processor time beside the others, above all on a busy machine; a full run checks for that.
     assert!(began.count() > 10, "{figure:#}");
     assert_eq!(rows.iter().filter(|row| row["window"].is_string()).count(), 2);
 }
@@ -123,7 +123,7 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
     }
 }
 
-/// Runs one of FlexChain's figures in its quick form; its ratios are above nothing.
+/// Runs one of FlexChain's figures with `--quick`; its ratios have no lower bound.
 fn quick_figure(name: &str, ratios: &[&str], more: &[&str]) -> Value {
     let (figure, plot) = quick(name, ratios, more);
     let ratios = figure["ratios"].as_object().expect("ratios");
@@ -139,7 +139,7 @@ fn quick_sift(name: &str, ratios: &[&str], more: &[&str]) -> Value {
     figure
 }
 
-/// Runs a figure in its quick form: its ratios are there, with a row at least, and so is its plot.
+/// Runs a figure with `--quick`; expects its ratios, at least one row, and its plot.
 fn quick(name: &str, ratios: &[&str], more: &[&str]) -> (Value, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("figure.json");
@@ -164,7 +164,7 @@ fn quick(name: &str, ratios: &[&str], more: &[&str]) -> (Value, String) {
 #[test]
 fn figure_5b_sets_half_of_the_memory_beside_all_of_it() {
     let figure = quick_figure("flexchain-fig5b", &["half_over_full", "half_over_full_state"], &[]);
-    // What memory does not hold has to have come from storage, and was held back there.
+    // Reads that memory cannot answer must have come from storage, and were delayed there.
     let rows = figure["rows"].as_array().expect("rows");
     let least = rows.iter().find(|row| row["memory_percent"] == 10.0).expect("it was measured");
     assert!(least["storage_reads_percent"].as_f64().is_some_and(|percent| percent > 10.0), "{least:#}");
@@ -198,7 +198,7 @@ fn figure_8a_accounts_for_every_read() {
         let percent = |name: &str| row[name].as_f64().expect("a number");
         let parts = ["data_hit_percent", "remote_percent", "storage_percent", "delta_percent"];
         let sum: f64 = parts.into_iter().map(percent).sum();
-        // A read that begins anew, because its lease ended, is counted twice.
+        // A read that starts again, because its lease ended, is counted twice.
         assert!(sum >= 99.0, "{row:#}");
     }
 }
@@ -208,7 +208,7 @@ fn figure_8b_limits_the_memory_nodes_processor_in_either_way() {
     let ratios = ["throttled_over_unlimited", "two_sided_throttled_over_unlimited"];
     let figure = quick_figure("flexchain-fig8b", &ratios, &["--limit", "pauses"]);
     assert_eq!(figure["settings"]["limiter"], "pauses (SIGSTOP and SIGCONT)");
-    // A cgroup where the machine lets us have one.
+    // With a cgroup, if the machine allows one.
     let figure = quick_figure("flexchain-fig8b", &ratios, &[]);
     assert!(figure["settings"]["limiter"].as_str().is_some_and(|name| !name.is_empty()), "{figure:#}");
 }
@@ -272,7 +272,7 @@ fn sifts_figure_8_says_how_many_backups_are_enough() {
     ];
     let figure = quick_sift("sift-fig8", &ratios, &[]);
     let rows = figure["rows"].as_array().expect("rows");
-    // Without any backup everybody waits for a machine.
+    // Without any backup every group waits for a new machine.
     let none = rows.iter().filter(|row| row["backups"] == 0.0);
     assert!(none.clone().count() == 4 && none.clone().all(|row| row["extra_recovery_s"] == 100.0), "{figure:#}");
 }
@@ -322,7 +322,7 @@ fn sifts_figure_12_has_another_processor_serve_after_each_kill() {
         assert!(ms("detected_ms") <= ms("elected_ms") && ms("elected_ms") <= ms("taken_over_ms"), "{kill:#}");
         assert!(ms("taken_over_ms") <= ms("serves_ms") && ms("ops_per_second_after") > 0.0, "{kill:#}");
         assert!(ms("entries_recovered") > 0.0, "{kill:#}");
-        // Logs that are not full would flatter what the takeover takes.
+        // Logs that are not full would make the takeover look too fast.
         assert!(ms("log_used_bytes") > 0.9 * (16 << 20) as f64, "{kill:#}");
         assert!(ms("group_log_used_bytes") > 0.9 * (4 << 20) as f64, "{kill:#}");
     }
@@ -330,7 +330,7 @@ fn sifts_figure_12_has_another_processor_serve_after_each_kill() {
 
 #[test]
 fn a_signal_ends_a_measurement_and_leaves_nothing_behind() {
-    // Ctrl-C while clients are at work, and what a service manager sends while accounts are still loaded.
+    // Ctrl-C while clients are at work, and SIGTERM, as a service manager sends it, while accounts are still loaded.
     interrupt(rustix::process::Signal::INT, "100");
     interrupt(rustix::process::Signal::TERM, "1000000");
 }

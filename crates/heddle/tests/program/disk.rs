@@ -1,21 +1,21 @@
-//! Disks that are full or may not be written: what is said then, and that nothing is lost.
+//! Tests full and read-only disks: checks the messages, and that nothing acknowledged is lost.
 //!
-//! It needs to be root, for a disk of its own in memory.
+//! The test must run as root, since it mounts an in-memory disk.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::Client;
+use gateway::client::GatewayClient;
 
 use crate::support::load::connect;
 use crate::support::{Network, run, text};
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A disk in memory, mounted in a folder until it is dropped.
+/// An in-memory disk, mounted in a folder until it is dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -33,12 +33,12 @@ impl Disk {
         assert!(output.status.success(), "{program}: {}; this test must run as root", text(&output));
     }
 
-    /// Makes it writable or not.
+    /// Makes the disk writable or read-only.
     fn allow(&self, mode: &str) {
         self.run("mount", &["-o", &format!("remount,{mode}")]);
     }
 
-    /// Fills it, all but so many bytes.
+    /// Fills the disk, except for `free` bytes.
     fn fill_but(&self, free: u64) {
         let disk = rustix::fs::statvfs(&self.0).expect("it is mounted");
         let length = (disk.f_bavail * disk.f_frsize).saturating_sub(free);
@@ -73,7 +73,7 @@ fn refused(arguments: &[&str], expected: &[&str]) {
     }
 }
 
-async fn write(client: &Client, channel: &str, key: &str) -> Result<(), String> {
+async fn write(client: &GatewayClient, channel: &str, key: &str) -> Result<(), String> {
     let call = [Bytes::from(key.to_owned()), Bytes::from(format!("value of {key}"))];
     let committed = client.transact(channel, "ycsb", "update", &call).await.map_err(|status| status.to_string())?;
     assert!(committed.commit.is_valid());
@@ -123,12 +123,12 @@ async fn a_disk_that_fills_up_is_named_and_loses_nothing() {
     let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
     write(&client, &channel, "before").await.expect("it is committed");
     disk.fill_but(8 * MIB);
-    // The room is looked at once a second.
+    // The free space is checked once a second.
     let start = Instant::now();
     let refusal = loop {
         match write(&client, &channel, "meanwhile").await {
             Err(refusal) => break refusal,
-            Ok(()) => assert!(start.elapsed() < PATIENCE, "nothing is refused"),
+            Ok(()) => assert!(start.elapsed() < RECOVERY_TIMEOUT, "nothing is refused"),
         }
     };
     assert!(refusal.contains("the disk is nearly full") && refusal.contains("16 MiB are needed"), "{refusal}");
@@ -146,7 +146,7 @@ async fn a_disk_that_fills_up_is_named_and_loses_nothing() {
     disk.empty();
     let start = Instant::now();
     while let Err(refusal) = write(&client, &channel, "after").await {
-        assert!(start.elapsed() < PATIENCE, "{refusal}");
+        assert!(start.elapsed() < RECOVERY_TIMEOUT, "{refusal}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let set = run(&[&memory[..], &budget].concat());

@@ -1,7 +1,7 @@
-//! Roles on several hosts: network namespaces joined by a bridge, memory, storage and links over mutual TLS, and a memory node
-//! that is gone for good.
+//! Tests roles on several hosts, which are network namespaces joined by a bridge. Memory, storage and links use mutual
+//! TLS, and one memory node is lost for good.
 //!
-//! It needs to be root and the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
+//! The test must run as root and needs the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -12,9 +12,9 @@ use crate::support::load::{Load, check, connect};
 use crate::support::{run, text};
 use node::{ProcessRole, Ready};
 
-/// Hosts besides the one that the clients are on.
+/// The number of hosts besides the clients' own.
 const HOSTS: usize = 3;
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const SOME: usize = 25;
 
 fn ip(arguments: &str) {
@@ -24,10 +24,10 @@ fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {said}; this test must run as root");
 }
 
-/// Namespaces joined by a bridge. They go when this is dropped.
+/// Namespaces joined by a bridge. They are removed on drop.
 struct Hosts {
     bridge: String,
-    /// The first two numbers of all addresses, of which each run has its own.
+    /// The first two numbers of all addresses; each run has its own.
     subnet: String,
     names: Vec<String>,
 }
@@ -56,12 +56,12 @@ impl Hosts {
         hosts
     }
 
-    /// Host 0 is this one, behind the bridge.
+    /// Host 0 is this one, at the bridge.
     fn address(&self, host: usize) -> IpAddr {
         format!("{}.{}", self.subnet, 10 + host).parse().expect("an address")
     }
 
-    /// Starts a role on its host, from a folder that only it has.
+    /// Starts a role on its host, from a folder that no other role sees.
     fn start(&self, host: usize, role: ProcessRole, folder: &Path) -> Process {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("heddle.log")).expect("a log");
         let config = folder.join("node.toml");
@@ -100,16 +100,16 @@ impl Process {
 
     fn wait_until_ready(&mut self) {
         let start = Instant::now();
-        // `ip netns exec` becomes the program, so that the number is the child's.
+        // `ip netns exec` replaces itself by the program, so the child's ID is the program's.
         while Ready::load(&self.folder).is_none_or(|ready| ready.process != self.child.id()) {
             let ended = self.child.try_wait().expect("it is a child");
-            let late = start.elapsed() > READY_PATIENCE;
+            let late = start.elapsed() > READY_TIMEOUT;
             assert!(ended.is_none() && !late, "{}: {ended:?}\n{}", self.folder.display(), self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// SIGTERM, and expects a clean end.
+    /// Sends SIGTERM, and expects a clean end.
     fn end(mut self) {
         let pid = rustix::process::Pid::from_raw(self.child.id() as i32).expect("not zero");
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
@@ -130,7 +130,7 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
     let hosts = Hosts::new();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
-    // Memory on one host, an organisation's storage on another, all else on a third.
+    // Memory on one host, an organisation's storage on another, everything else on a third.
     let placed = [("memory-1", 1), ("memory-2", 1), ("storage-org1", 2), ("storage-org2", 2)];
     let shown = dir.display().to_string();
     let default = hosts.address(3).to_string();
@@ -140,7 +140,7 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
     let output = run(&arguments);
     assert!(output.status.success(), "{}", text(&output));
 
-    // Every process finds its own folder and no other, as if each had been copied to its host.
+    // Every process sees only its own folder, as if it had been copied to its host.
     let mut running = Vec::new();
     for entry in text(&output).lines().filter_map(|line| line.split_once("heddle node ")) {
         let (role, config) = entry.1.split_once(" --config ").expect("a command");
@@ -161,7 +161,7 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
         let host = placed.iter().find(|(other, _)| *other == name).map_or(3, |(_, host)| *host);
         running.push((name, hosts.start(host, role, &to)));
     }
-    // Whoever asks another waits for it, so that the order of starting is of no account.
+    // A process waits for those that it calls, so the order of starting does not matter.
     running.iter_mut().for_each(|(_, process)| process.wait_until_ready());
 
     let load = Load::start(&dir, 2, 4);

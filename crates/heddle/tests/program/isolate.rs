@@ -1,5 +1,5 @@
-//! A network whose roles are processes of their own: each of them may be killed under load, and nothing is lost that a
-//! client was told.
+//! Tests a network whose roles are separate processes: any process may be killed under load, and no acknowledged write
+//! is lost.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,14 +12,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const CLIENTS: usize = 8;
-/// For a process to be started again and ready, on a machine with much else to do.
-const RESTART_PATIENCE: Duration = Duration::from_secs(60);
-/// Writes after which a network counts as at work.
+/// Time limit for a process to be restarted and ready, on a busy machine.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// The number of writes after which a network counts as at work.
 const SOME: usize = 40;
 
 fn send(process: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another one has.
+    // It may have ended by itself because another process has.
     let _ = kill_process(pid, signal);
 }
 
@@ -32,7 +32,7 @@ fn one(dir: &Path, role: ProcessRole) -> Ready {
     processes.find(|process| process.role == role).unwrap_or_else(|| panic!("there is no {role:?}"))
 }
 
-/// What a page of metrics and health says.
+/// The content of the page of metrics and health.
 async fn page(at: std::net::SocketAddr, path: &str) -> String {
     let mut socket = tokio::net::TcpStream::connect(at).await.expect("it listens");
     socket.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).await.expect("room");
@@ -51,7 +51,7 @@ async fn kill_one(dir: &Path, role: ProcessRole) {
         if known.iter().any(|process| process.name == killed.name && process.process != killed.process) {
             return;
         }
-        assert!(start.elapsed() < RESTART_PATIENCE, "{} is not started again", killed.name);
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{} is not started again", killed.name);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -70,12 +70,12 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
     let load = Load::start(&dir, 2, CLIENTS);
     load.progress(SOME, "at first").await;
 
-    // No code of a memory node has a part in reading or committing.
+    // Memory nodes run no code for reads or commits.
     let memory: Vec<Ready> =
         processes(&dir).into_iter().filter(|process| process.role == ProcessRole::Memory).collect();
     memory.iter().for_each(|process| send(process.process, Signal::STOP));
     load.progress(SOME, "with memory nodes stopped").await;
-    // They close nothing and say nothing; their owners notice.
+    // They close no connection and send nothing; their owners notice that.
     let owner = processes(&dir).into_iter().find(|process| process.name == "compute-org1").expect("it runs");
     let start = Instant::now();
     loop {
@@ -83,7 +83,7 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
         if health.matches("answers nothing, though it is connected").count() == memory.len() {
             break;
         }
-        assert!(start.elapsed() < RESTART_PATIENCE, "{health}");
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{health}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     memory.iter().for_each(|process| send(process.process, Signal::CONT));
@@ -97,7 +97,7 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
     let status = run(&["status", "--dir", &shown]);
     assert!(text(&status).contains("compute-org2"), "{}", text(&status));
 
-    // All of them at once, and their supervisor.
+    // All processes at once, and their supervisor.
     let all = processes(&dir);
     network.kill();
     all.iter().for_each(|process| send(process.process, Signal::KILL));
@@ -106,8 +106,8 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
     end_with_all(network, &dir, 2, &told).await;
 }
 
-/// The story: the thread behind a memory node's port died of a mistake of the program. Its process lived on, its health was
-/// good, nobody started it again, and its owners waited.
+/// Regression: a program defect killed the thread behind a memory node's port. Its process lived on, its health was
+/// good, nothing restarted it, and its owners waited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_whose_port_dies_of_a_panic_ends_with_a_code_of_its_own_and_is_started_again() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -117,7 +117,7 @@ async fn a_role_whose_port_dies_of_a_panic_ends_with_a_code_of_its_own_and_is_st
     let load = Load::start(&dir, 1, CLIENTS);
     load.progress(SOME, "at first").await;
 
-    // Whoever is killed connects again, and the port that it comes to panics.
+    // The killed process connects again, and the port to which it connects panics.
     let rounds: [(&[&str], &str); 3] = [
         (&["memory-1", "storage-org1"], "compute-org1"),
         (&["compute-org1"], "gateway-org1"),
@@ -131,7 +131,7 @@ async fn a_role_whose_port_dies_of_a_panic_ends_with_a_code_of_its_own_and_is_st
         }
         let start = Instant::now();
         while doomed.iter().any(|name| faults.join(name).exists()) {
-            assert!(start.elapsed() < RESTART_PATIENCE, "{doomed:?} do not look for faults");
+            assert!(start.elapsed() < RESTART_TIMEOUT, "{doomed:?} do not look for faults");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let number =
@@ -141,11 +141,11 @@ async fn a_role_whose_port_dies_of_a_panic_ends_with_a_code_of_its_own_and_is_st
             let known = Endpoints::load(&dir).map(|endpoints| endpoints.processes).unwrap_or_default();
             let is_back = |name: &&str| number(&known, name).is_some_and(|now| Some(now) != number(&before, name));
             let log = std::fs::read_to_string(dir.with_extension("log")).expect("the supervisor has a log");
-            let told = |name: &&str| log.contains(&format!("{name} has ended with code 70; it is started again"));
+            let told = |name: &&str| log.contains(&format!("{name} has ended with code 70; it is restarted"));
             if doomed.iter().all(|name| is_back(name) && told(name)) {
                 break;
             }
-            if start.elapsed() > RESTART_PATIENCE {
+            if start.elapsed() > RESTART_TIMEOUT {
                 let own = |name: &&str| std::fs::read_to_string(dir.join("nodes").join(name).join("heddle.log"));
                 let own: Vec<String> = doomed.iter().filter_map(|name| own(name).ok()).collect();
                 panic!("{doomed:?} are not started again:\n{log}\n{}", own.join("\n"));
@@ -173,7 +173,7 @@ async fn every_form_of_a_network_opens_what_another_left() {
         }
         let load = Load::start(&dir, 1, 2);
         load.progress(5, &format!("{form:?}")).await;
-        // Keys are the same in every round: what counts is what was written last.
+        // All rounds use the same keys: only the last acknowledged writes count.
         told = load.end().await;
         network.down();
     }
@@ -204,7 +204,7 @@ fn what_cannot_start_says_why_and_what_to_do() {
     let up = [&["up", "--isolate", "--orgs", "1", "--dir", &dir, "--orderer-port", &port][..], &any].concat();
     refused(&up, &["cannot listen on", "ports.orderer"]);
 
-    // The network remembers that any ports were to be taken; on other hosts nobody can tell which are free.
+    // The network remembers that any ports were to be used; on other hosts the free ones are unknown here.
     let bare = ["plan", "--orgs", "1", "--dir", &dir, "--host", "127.0.0.1"];
     refused(&bare, &["ports.gateway is 0", "not known here", "--gateway-port"]);
     let gateway = [&bare[..], &["--gateway-port", "7051"]].concat();
@@ -266,7 +266,7 @@ fn what_a_memory_node_refuses_is_said_by_the_compute_node() {
 struct Role(std::process::Child);
 
 impl Role {
-    /// Starts it and waits until it is ready.
+    /// Starts the role and waits until it is ready.
     fn start(role: ProcessRole, folder: &Path) -> Role {
         let config = folder.join("node.toml").display().to_string();
         let mut command = crate::support::heddle(&["node", role.name(), "--bound", "--config", &config]);
@@ -275,7 +275,7 @@ impl Role {
         let start = Instant::now();
         while Ready::load(folder).is_none_or(|ready| ready.process != started.0.id()) {
             let ended = started.0.try_wait().expect("it is a child");
-            assert!(ended.is_none() && start.elapsed() < RESTART_PATIENCE, "{}: {ended:?}", folder.display());
+            assert!(ended.is_none() && start.elapsed() < RESTART_TIMEOUT, "{}: {ended:?}", folder.display());
             std::thread::sleep(Duration::from_millis(20));
         }
         started

@@ -1,8 +1,9 @@
-//! Nothing that a client was told is lost when the servers are killed under load.
+//! Tests that no acknowledged write is lost when the servers are killed under load.
 //!
-//! Each round: load a network with unique writes, SIGKILL it at an arbitrary moment, start it again, and look for every
-//! transaction that a client saw committed: at every peer, valid, in the same block, with the value that was written.
-//! `HEDDLE_KILL_ROUNDS` makes it longer, `HEDDLE_KILL_SEED` repeats the moments of a run.
+//! Each round loads a network with unique writes, kills it (SIGKILL) at an arbitrary moment and starts it again. Then
+//! it looks for every transaction whose commit was reported to a client: every peer must have it, valid, in the same
+//! block, with the value that was written. `HEDDLE_KILL_ROUNDS` sets the number of rounds; `HEDDLE_KILL_SEED` repeats
+//! the moments of an earlier run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +11,13 @@ use std::time::Duration;
 
 use crate::support::{Network, run, text};
 use base::Bytes;
-use gateway::client::Client;
+use gateway::client::GatewayClient;
 use tokio::sync::Mutex;
 
 const CLIENTS: usize = 48;
 const ROUNDS: usize = 4;
 
-/// A write that a client was told of.
+/// A write that was acknowledged to a client.
 #[derive(Clone)]
 struct Acknowledged {
     key: String,
@@ -47,7 +48,7 @@ async fn what_a_client_saw_committed_survives_kill_9() {
         acknowledged.extend(told);
 
         if round % 2 == 0 {
-            // What a crash leaves behind is sound before anything is repaired.
+            // The data after a crash is consistent before anything is repaired.
             let output = run(&["ledger", "verify", "--dir", &shown]);
             assert!(output.status.success(), "round {round}, HEDDLE_KILL_SEED={seed}: {}", text(&output));
         }
@@ -82,7 +83,7 @@ fn keys(verified: &str) -> u64 {
     rest.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Result<(), String> {
+async fn check(client: &GatewayClient, channel: &str, write: &Acknowledged) -> Result<(), String> {
     let Acknowledged { key, value, tx_id, block } = write;
     let status = client.commit_status(channel, tx_id).await.map_err(|status| format!("{tx_id}: {status}"))?;
     if !status.is_valid() || status.block != *block {
@@ -93,7 +94,7 @@ async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Result<(
     if found != value { Err(format!("{key} holds {found:?}, not {value:?}")) } else { Ok(()) }
 }
 
-/// Clients that write, each to keys of its own.
+/// Clients that write, each to its own keys.
 struct Load {
     told: Arc<Mutex<Vec<Acknowledged>>>,
     stop: Arc<AtomicBool>,
@@ -124,7 +125,7 @@ impl Load {
                             told.lock().await.push(Acknowledged { key, value, tx_id, block });
                         }
                         Ok(committed) => panic!("blind writes of unique keys are valid: {committed:?}"),
-                        // Ambiguous: it may be committed or not, and nobody was told.
+                        // Ambiguous: it may or may not be committed, and was not acknowledged.
                         Err(_) if stop.load(Ordering::Relaxed) => return,
                         Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
                     }

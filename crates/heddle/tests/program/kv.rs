@@ -1,4 +1,4 @@
-//! A key-value store from the command line and over gRPC: up, what can be asked, and what is refused.
+//! A key-value store from the command line and over gRPC: start, operations, and rejected requests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::{Code, Connection};
+use gateway::client::{GrpcCode, GrpcConnection};
 use node::kv::{KvClient, KvEndpoint};
 use proto::heddle::kv::compare_and_set_request::Expected;
 
 use crate::support::{heddle, run, text};
 
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A store in a process of its own, killed when dropped.
 struct Store {
@@ -28,7 +28,7 @@ impl Store {
 
     fn start_with(dir: &Path, more: &[&str]) -> Store {
         let mut command = heddle(&["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir"]);
-        // What its processes are to fail of, as tests ask.
+        // The folder of faults that tests request from its processes.
         command.env("HEDDLE_FAULTS", dir.with_extension("faults"));
         let child = command.arg(dir).args(more).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut child = child.expect("the program can be started");
@@ -41,7 +41,7 @@ impl Store {
                 _ => {}
             }
             let ended = child.try_wait().expect("it is a child");
-            if ended.is_some() || start.elapsed() > READY_PATIENCE {
+            if ended.is_some() || start.elapsed() > READY_TIMEOUT {
                 let _ = child.kill();
                 panic!("the store did not start ({ended:?})");
             }
@@ -51,10 +51,10 @@ impl Store {
 
     async fn client(&self) -> KvClient {
         let target = self.endpoint.target(&self.dir).expect("its authority is there");
-        KvClient::new(Connection::connect(&target).await.expect("it listens"))
+        KvClient::new(GrpcConnection::connect(&target).await.expect("it listens"))
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends the store as Ctrl-C does.
     fn down(mut self) {
         let process = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("it runs");
@@ -118,7 +118,7 @@ fn a_store_is_used_from_the_command_line() {
     assert!(text(&output).contains("heddle kv up"), "{}", text(&output));
 }
 
-/// The story: watches had no bound, and those of two connections left no room for anything else.
+/// Regression: watches had no bound, and those of two connections left no room for any other request.
 #[tokio::test(flavor = "multi_thread")]
 async fn three_thousand_watches_leave_gets_working() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -135,7 +135,7 @@ async fn three_thousand_watches_leave_gets_working() {
             match watch.await.expect("no panic") {
                 Ok(watch) => watches.push(watch),
                 Err(status) => {
-                    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+                    assert_eq!(status.code, GrpcCode::ResourceExhausted, "{status}");
                     refused += 1;
                 }
             }
@@ -157,7 +157,7 @@ async fn a_store_with_a_token_serves_who_bears_it_and_nobody_else() {
     assert_eq!(store.ask(&["put", "name", "Ada"]).0, Some(0));
     assert_eq!(store.ask(&["get", "name", "--token-file", &path]).1, "Ada\n");
     let status = store.client().await.get(Bytes::from_static(b"name")).await.expect_err("no token");
-    assert_eq!(status.code, Code::Unauthenticated, "{status}");
+    assert_eq!(status.code, GrpcCode::Unauthenticated, "{status}");
     std::fs::write(&token, "another-0123456789").expect("a file");
     let (code, said) = store.ask(&["get", "name"]);
     assert!(code == Some(1) && said.contains("token"), "{said}");
@@ -225,11 +225,11 @@ async fn many_clients_over_grpc_see_one_store() {
         put.await.expect("no check fails");
     }
     let refused = exchange.put(Bytes::new(), Bytes::new()).await.expect_err("it has no key");
-    assert_eq!(refused.code, Code::InvalidArgument, "{}", refused.message);
+    assert_eq!(refused.code, GrpcCode::InvalidArgument, "{}", refused.message);
 
     let long = Bytes::from(vec![1; 20_000]);
     let refused = other.put(Bytes::from_static(b"key"), long).await.expect_err("it is too long");
-    assert_eq!(refused.code, Code::InvalidArgument, "{}", refused.message);
+    assert_eq!(refused.code, GrpcCode::InvalidArgument, "{}", refused.message);
     let refused = other.watch(Bytes::new(), Some(u64::MAX)).await.map(drop);
     assert!(refused.is_ok(), "a version that is to come: {refused:?}");
 }
@@ -273,7 +273,7 @@ async fn outlives_kills(persistence: &str) {
             })
         });
         let writers: Vec<_> = writers.collect();
-        // Until some are told, and then in the midst of others.
+        // Until some writes are acknowledged, and then while others are in flight.
         while client.status().await.expect("it serves").version < before + 100 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -301,10 +301,10 @@ async fn outlives_kills(persistence: &str) {
         "--dir",
         &dir.display().to_string(),
     ]);
-    assert!(other.status.code() == Some(1) && text(&other).contains("other sizes"), "{}", text(&other));
+    assert!(other.status.code() == Some(1) && text(&other).contains("original sizes"), "{}", text(&other));
 }
 
-/// Flips a bit at the beginning of every journal of a memory node that was stopped.
+/// Flips a bit at the beginning of every redo log of a stopped memory node.
 fn damage(dir: &Path, memory_node: &str) {
     let group = dir.join(memory_node).join("group-1");
     let mut damaged = 0;
@@ -320,7 +320,8 @@ fn damage(dir: &Path, memory_node: &str) {
     assert!(damaged > 0, "there is a journal in {}", group.display());
 }
 
-/// The folder of one memory node of three was damaged, and nothing started any more: the remedy was nowhere to be read.
+/// Regression: the folder of one memory node of three was damaged, and nothing started any more; no message gave the
+/// remedy.
 #[test]
 fn a_store_starts_without_a_damaged_memory_node_and_makes_it_again() {
     for more in [&[][..], &["--isolate"]] {
@@ -341,13 +342,13 @@ fn a_store_starts_without_a_damaged_memory_node_and_makes_it_again() {
         std::fs::rename(dir.join("memory-1"), folder.path().join("damaged")).expect("as the remedy says");
         let store = Store::start_with(&dir, &options);
         let start = Instant::now();
-        // Asked of whichever processor serves.
+        // Asks the CPU node that serves.
         let live = || {
             let status: Option<serde_json::Value> = serde_json::from_str(&store.ask(&["status", "--json"]).1).ok();
             status.and_then(|status| status["memoryNodesLive"].as_u64())
         };
         while live() != Some(3) {
-            assert!(start.elapsed() < READY_PATIENCE, "{more:?}: memory-1 is not made again");
+            assert!(start.elapsed() < READY_TIMEOUT, "{more:?}: memory-1 is not made again");
             std::thread::sleep(Duration::from_millis(20));
         }
         store.down();
@@ -384,7 +385,7 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = Store::start_with(&folder.path().join("kv"), &["--isolate"]);
     let names: Vec<&str> = store.endpoint.parts.iter().map(|part| part.name.as_str()).collect();
-    assert_eq!(names, ["memory-0", "memory-1", "memory-2", "processor-0", "processor-1"]);
+    assert_eq!(names, ["memory-0", "memory-1", "memory-2", "cpu-node-0", "cpu-node-1"]);
     assert_eq!(store.ask(&["put", "name", "Ada"]).0, Some(0));
     let status = || -> serde_json::Value {
         let (code, said) = store.ask(&["status", "--json"]);
@@ -400,7 +401,7 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     let until = |what: &str, is_so: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !is_so() {
-            assert!(start.elapsed() < READY_PATIENCE, "{what}: not within {READY_PATIENCE:?}");
+            assert!(start.elapsed() < READY_TIMEOUT, "{what}: not within {READY_TIMEOUT:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     };
@@ -410,14 +411,14 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
             endpoint.is_some_and(|it| it.parts.iter().any(|part| part.name == name && part.process != killed))
         });
     };
-    // On a busy machine a processor may have lost its lease to the other before it is killed.
+    // On a busy machine a CPU node may have lost its lease to the other before it is killed.
     let before = status();
-    let serving = before["processor"].as_str().expect("one of them serves");
+    let serving = before["cpuNode"].as_str().expect("one of them serves");
     let killed = kill(serving);
     until("another processor serves", &|| status()["term"].as_u64() > before["term"].as_u64());
-    // It said of any processor but the first that it is a backup, and of the first that there is none.
+    // Regression: every CPU node but the first was reported as a backup, and the first as having no backup.
     until("the one that serves is named", &|| {
-        let (name, (_, said)) = (status()["processor"].clone(), store.ask(&["status"]));
+        let (name, (_, said)) = (status()["cpuNode"].clone(), store.ask(&["status"]));
         let is_named = name.as_str().is_some_and(|name| said.contains(&format!(", of {name}\n")));
         is_named && !said.contains("backup")
     });
@@ -430,7 +431,7 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     runs_again("memory-1", killed);
     until("all memory nodes are back", &|| status()["memoryNodesLive"] == 3);
 
-    // The task behind its port panics when a processor comes back: the process must not live on without it.
+    // The task behind its port panics when a CPU node reconnects: the process must not live on without it.
     let faults = store.dir.with_extension("faults");
     std::fs::create_dir(&faults).expect("it is not there");
     std::fs::write(faults.join("new"), "rma.host.panics").expect("there is room");
@@ -438,8 +439,8 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     until("memory-2 looks for faults", &|| !faults.join("memory-2").exists());
     let endpoint = KvEndpoint::load(&store.dir).expect("a file").expect("it runs");
     let doomed = endpoint.parts.into_iter().find(|part| part.name == "memory-2").expect("it runs").process;
-    let killed = kill("processor-1");
-    runs_again("processor-1", killed);
+    let killed = kill("cpu-node-1");
+    runs_again("cpu-node-1", killed);
     runs_again("memory-2", doomed);
     let log = std::fs::read_to_string(store.dir.join("memory-2.log")).expect("it has a log");
     assert!(log.contains("this memory node has failed: the memory of this node is not served any more"), "{log}");
@@ -454,7 +455,8 @@ fn ports_beyond_the_last_one_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("kv").display().to_string();
     let up = ["kv", "up", "--dir", &dir, "--listen", "127.0.0.1:65534"];
-    // Two processors of two stores each, the last of which had port 1; and three stores in one process, the last at 0.
+    // Regression: port numbers wrapped around. With two CPU nodes of two stores each, the last port was 1; with three
+    // stores in one process, it was 0.
     for more in [&["--isolate", "--stores", "2", "--backups", "1"][..], &["--stores", "3"]] {
         let output = run(&[&up[..], more].concat());
         assert_eq!(output.status.code(), Some(1), "{}", text(&output));

@@ -1,4 +1,5 @@
-//! The program as its users have it: one test program, since what it links takes longer to build than most tests to run.
+//! Tests the program as users run it. They are one test program, because linking it takes longer than running most
+//! tests.
 
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 

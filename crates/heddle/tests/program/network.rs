@@ -1,4 +1,4 @@
-//! A network's life from the command line: up, status, ledgers, down, and what is refused.
+//! The life of a network from the command line: up, status, ledgers, down, and rejected commands.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -81,7 +81,7 @@ fn a_detached_network_is_found_reopened_and_ended() {
     assert!(text(&contradiction).contains("another directory"), "{}", text(&contradiction));
 }
 
-/// The story: a network that was still starting could not be ended by `heddle down`, which said that it was not running.
+/// Regression: `heddle down` could not end a network that was still starting, and said that it was not running.
 #[test]
 fn a_network_that_is_starting_is_found_and_ended() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -158,8 +158,8 @@ fn collect(folder: &std::path::Path, into: &mut Vec<(std::path::PathBuf, u64)>) 
 fn the_printed_configuration_is_the_default_one() {
     let output = run(&["config"]);
     assert!(output.status.success());
-    let config = node::Config::parse(&text(&output), "heddle config").expect("it parses");
-    assert_eq!(config, node::Config::default());
+    let config = node::HeddleConfig::parse(&text(&output), "heddle config").expect("it parses");
+    assert_eq!(config, node::HeddleConfig::default());
 }
 
 #[test]

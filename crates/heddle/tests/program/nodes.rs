@@ -1,19 +1,19 @@
-//! Peers with several compute nodes: the primary may be killed or stopped under load, another one takes its place, and nothing is
-//! lost that a client was told.
+//! Tests peers with several compute nodes: when the primary is killed or stopped under load, another node takes over,
+//! and no acknowledged write is lost.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::support::load::{Load, check, connect, end_with_all};
 use crate::support::{Network, run, text};
-use node::control::{ComputeReport, ask_node};
+use node::control::{ComputeReport, request_node};
 use node::{Endpoints, ProcessRole};
 use rustix::process::{Pid, Signal, kill_process};
 
 const CLIENTS: usize = 8;
-/// For a peer to have a primary and readers again, on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Writes after which a network counts as at work.
+/// Time limit for a peer to have a primary and followers again, on a busy machine.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// The number of writes after which a network counts as at work.
 const SOME: usize = 40;
 
 fn send(process: u32, signal: Signal) {
@@ -32,17 +32,17 @@ fn folders(dir: &Path, organization: &str, nodes: usize) -> Vec<PathBuf> {
 async fn reports(folders: &[PathBuf]) -> Vec<ComputeReport> {
     let mut reports = Vec::new();
     for folder in folders {
-        reports.extend(ask_node(folder).await.ok());
+        reports.extend(request_node(folder).await.ok());
     }
     reports
 }
 
-/// Waits until the peer has a primary under an epoch above this one, and readers beside it.
+/// Waits until the peer has a primary with an epoch above this one, and followers.
 async fn primary_after(folders: &[PathBuf], epoch: u64) -> ComputeReport {
     let start = Instant::now();
     loop {
         let reports = reports(folders).await;
-        let readers = reports.iter().filter(|report| report.role == "reader").count();
+        let readers = reports.iter().filter(|report| report.role == "follower").count();
         let primary = reports.iter().find(|report| report.role == "primary");
         if let Some(primary) = primary
             && primary.epoch > Some(epoch)
@@ -50,7 +50,7 @@ async fn primary_after(folders: &[PathBuf], epoch: u64) -> ComputeReport {
         {
             return primary.clone();
         }
-        assert!(start.elapsed() < PATIENCE, "no primary after epoch {epoch} with its readers: {reports:?}");
+        assert!(start.elapsed() < FAILOVER_TIMEOUT, "no primary after epoch {epoch} with its readers: {reports:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -73,28 +73,28 @@ async fn a_primary_may_be_killed_under_load_and_nothing_told_is_lost() {
     for round in 0..3 {
         send(primary.process, Signal::KILL);
         let next = primary_after(&nodes, primary.epoch.expect("it is the primary")).await;
-        // Most often the other one; the one that was killed is started again at once.
+        // Most often it is another node; the killed one is restarted at once.
         println!("round {round}: {} after {}", next.name, primary.name);
         load.progress(SOME, "after the end of a primary").await;
         primary = next;
     }
 
-    // One that only stands still is replaced too, and finds out when it wakes.
+    // A primary that only stands still is replaced too, and finds out when it wakes.
     send(primary.process, Signal::STOP);
     let others: Vec<PathBuf> = nodes.iter().filter(|folder| !folder.ends_with(&primary.name)).cloned().collect();
-    let reign = primary.epoch.expect("it is the primary");
+    let epoch = primary.epoch.expect("it is the primary");
     let start = Instant::now();
-    while !reports(&others).await.iter().any(|report| report.epoch > Some(reign)) {
-        assert!(start.elapsed() < PATIENCE, "nobody takes the place of a primary that stands still");
+    while !reports(&others).await.iter().any(|report| report.epoch > Some(epoch)) {
+        assert!(start.elapsed() < FAILOVER_TIMEOUT, "nobody takes the place of a primary that stands still");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     load.progress(SOME, "beside a primary that stands still").await;
     send(primary.process, Signal::CONT);
-    let next = primary_after(&nodes, reign).await;
+    let next = primary_after(&nodes, epoch).await;
     assert_ne!(next.name, primary.name, "the one that was stopped is a reader now");
     load.progress(SOME, "after it woke").await;
 
-    // The budget is the peer's, whichever of its nodes is the primary.
+    // The budget belongs to the peer, whichever of its nodes is the primary.
     let output = run(&["peer", "memory", "org1", "--dir", &shown, "--set", "64MiB"]);
     assert!(output.status.success(), "{}", text(&output));
     send(next.process, Signal::KILL);
@@ -102,7 +102,7 @@ async fn a_primary_may_be_killed_under_load_and_nothing_told_is_lost() {
     let output = run(&["peer", "memory", "org1", "--dir", &shown]);
     assert!(text(&output).contains(&last.name) && text(&output).contains("64 MiB"), "{}", text(&output));
     let output = run(&["peer", "nodes", "org1", "--dir", &shown]);
-    assert!(text(&output).contains("primary") && text(&output).contains("reader"), "{}", text(&output));
+    assert!(text(&output).contains("primary") && text(&output).contains("follower"), "{}", text(&output));
 
     let told = load.end().await;
     end_with_all(network, &dir, 2, &told).await;
@@ -114,7 +114,7 @@ async fn a_primary_has_signatures_verified_by_the_other_compute_node() {
     let dir = folder.path().join("network");
     let shown = dir.display().to_string();
     let config = dir.with_extension("toml");
-    std::fs::write(&config, "[pool]\nborrow = \"always\"\n").expect("it can be written");
+    std::fs::write(&config, "[pool]\noffload = \"always\"\n").expect("it can be written");
     let config = config.display().to_string();
     let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--compute-nodes", "2", "--config", &config]);
     let nodes = folders(&dir, "org1", 2);
@@ -122,16 +122,16 @@ async fn a_primary_has_signatures_verified_by_the_other_compute_node() {
     let load = Load::start(&dir, 1, CLIENTS);
     let start = Instant::now();
     loop {
-        load.progress(SOME, "beside borrowed workers").await;
+        load.progress(SOME, "beside offloaded verification").await;
         let reports = reports(&nodes).await;
         let of = |role: &str| reports.iter().find(|report| report.role == role);
-        // Which of the two commits may have changed.
-        if of("primary").is_some_and(|primary| primary.borrowed > 0)
-            && of("reader").is_some_and(|reader| reader.lent > 0)
+        // The primary may have changed.
+        if of("primary").is_some_and(|primary| primary.offloaded > 0)
+            && of("follower").is_some_and(|follower| follower.verified_for_primary > 0)
         {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "nothing is borrowed: {reports:?}, after {primary:?}");
+        assert!(start.elapsed() < FAILOVER_TIMEOUT, "nothing is offloaded: {reports:?}, after {primary:?}");
     }
     let output = run(&["peer", "nodes", "org1", "--dir", &shown]);
     let said = text(&output);

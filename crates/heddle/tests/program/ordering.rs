@@ -1,5 +1,5 @@
-//! A network with several orderers, on passive memory nodes or each with a log of its own: whichever of them leads may be killed
-//! under load, all of them and their memory may be killed at once, and nothing is lost that a client was told.
+//! Tests a network with several orderers, on passive memory nodes or each with its own log. The leader may be killed
+//! under load, or all orderers with their memory at once, and no acknowledged write is lost.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,14 +14,14 @@ use node::{Endpoints, Ready};
 use rustix::process::{Pid, Signal, kill_process};
 
 const CLIENTS: usize = 8;
-/// For a process to be started again and ready, on a machine with much else to do.
-const RESTART_PATIENCE: Duration = Duration::from_secs(60);
-/// Writes after which a network counts as at work.
+/// Time limit for a process to be restarted and ready, on a busy machine.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// The number of writes after which a network counts as at work.
 const SOME: usize = 40;
 
 fn kill(process: u32) {
     let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another one has.
+    // It may have ended by itself because another process has.
     let _ = kill_process(pid, Signal::KILL);
 }
 
@@ -37,7 +37,7 @@ fn kill_named(dir: &Path, name: &str) -> Ready {
     killed
 }
 
-/// Which orderers say on the network's page of metrics that they lead.
+/// The orderers that lead, according to the network's metrics page.
 fn leading(dir: &Path) -> Vec<String> {
     let metrics = Endpoints::load(dir).expect("the network has said where it is").metrics;
     let mut page = String::new();
@@ -49,7 +49,7 @@ fn leading(dir: &Path) -> Vec<String> {
     leading.map(str::to_owned).collect()
 }
 
-/// Waits until it is back.
+/// Waits until the process is back.
 async fn back(dir: &Path, killed: &Ready) {
     let start = Instant::now();
     loop {
@@ -57,7 +57,7 @@ async fn back(dir: &Path, killed: &Ready) {
         if known.iter().any(|process| process.name == killed.name && process.process != killed.process) {
             return;
         }
-        assert!(start.elapsed() < RESTART_PATIENCE, "{} is not started again", killed.name);
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{} is not started again", killed.name);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -88,7 +88,7 @@ async fn any_orderer_may_be_killed(engine: &str, memory: &[&str]) {
     let leads = loop {
         match &leading(&dir)[..] {
             [leads] => break leads.clone(),
-            leading => assert!(start.elapsed() < RESTART_PATIENCE, "{leading:?} lead"),
+            leading => assert!(start.elapsed() < RESTART_TIMEOUT, "{leading:?} lead"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
@@ -100,7 +100,7 @@ async fn any_orderer_may_be_killed(engine: &str, memory: &[&str]) {
         load.progress(SOME, &format!("with {name} back")).await;
     }
 
-    // All of them at once, their memory with them, and their supervisor.
+    // All orderers at once, with their memory and their supervisor.
     let all = processes(&dir);
     network.kill();
     all.iter().for_each(|process| kill(process.process));
@@ -139,7 +139,7 @@ async fn orderers_of_one_process_keep_one_chain(engine: &str) {
     end_with_all(network, &dir, 1, &told).await;
 }
 
-/// What `heddle orderer members` says: numbers of the orderers that have a vote.
+/// The numbers of the orderers that have a vote, from `heddle orderer members`.
 fn voters(dir: &str) -> Vec<u64> {
     let members = run(&["orderer", "members", "--dir", dir, "--json"]);
     assert!(members.status.success(), "{}", text(&members));
@@ -164,7 +164,7 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
     assert_eq!(voters(&shown), [1, 2, 3, 4]);
     load.progress(SOME, "with a fourth").await;
 
-    // The first one, and whoever leads: one of them hands over, or is just being started again.
+    // Remove the first orderer, and the leader: one of them hands over, or is just being restarted.
     kill_named(&dir, "orderer");
     for (name, left) in [("orderer", &[2, 3, 4][..]), ("orderer-2", &[3, 4])] {
         let removed = change(&["remove", name]);
@@ -177,7 +177,7 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
     assert_eq!(voters(&shown), [3, 4, 5], "numbers are not used again");
     let removed = change(&["remove", "orderer-3"]);
     assert!(removed.status.success(), "{}", text(&removed));
-    // None of those is left that the network was made with, and that gateways knew when they were started.
+    // None of the original orderers is left, which gateways knew when they started.
     load.progress(SOME, "without any of the first").await;
     let refused = change(&["remove", "orderer-7"]);
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
@@ -203,12 +203,12 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
         .filter_map(|line| line.split_whitespace().next().filter(|name| name.starts_with("orderer")))
         .collect();
     assert_eq!(verified, ["orderer-4", "orderer-5"], "those that the network has now: {told_of}");
-    // They answer one another elsewhere in this form, which their logs do not know.
+    // In this form they answer one another at other addresses, which their logs do not know.
     let network = Network::start(&dir, &[]);
     end_with_all(network, &dir, 1, &told).await;
 }
 
-/// An orderer that was started by hand; it is killed in the end.
+/// An orderer that the test starts; it is killed on drop.
 struct Started {
     folder: String,
     child: Child,
@@ -224,7 +224,7 @@ impl Started {
         let start = Instant::now();
         while Ready::load(&folder).is_none_or(|ready| ready.process != child.id()) {
             let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
-            assert!(start.elapsed() < RESTART_PATIENCE, "{name} is not ready: {log}");
+            assert!(start.elapsed() < RESTART_TIMEOUT, "{name} is not ready: {log}");
             std::thread::sleep(Duration::from_millis(20));
         }
         Started { folder: folder.display().to_string(), child }
@@ -244,7 +244,7 @@ impl Started {
             if is_so(&members) {
                 return members;
             }
-            assert!(start.elapsed() < RESTART_PATIENCE, "{what}: {members}");
+            assert!(start.elapsed() < RESTART_TIMEOUT, "{what}: {members}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -261,8 +261,8 @@ impl Drop for Started {
     }
 }
 
-/// Has one orderer after the other do something until one does or refuses it: whichever leads, which may change. Gives what that one
-/// said, and whether another one has named the leader.
+/// Runs a command at one orderer after the other until the leader, which may change, carries it out or rejects it.
+/// Returns that output, and whether another orderer has named the leader.
 fn at_leader<'a>(running: &'a [Started], ask: impl Fn(&'a Started) -> Output) -> (Output, &'a Started, bool) {
     let (start, mut named) = (Instant::now(), false);
     loop {
@@ -275,18 +275,18 @@ fn at_leader<'a>(running: &'a [Started], ask: impl Fn(&'a Started) -> Output) ->
                 return (output, orderer, named);
             }
         }
-        assert!(start.elapsed() < RESTART_PATIENCE, "nobody leads");
+        assert!(start.elapsed() < RESTART_TIMEOUT, "nobody leads");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// As on several hosts: each orderer is asked through its own folder, and only whoever leads does something.
+/// As on several hosts: each orderer is asked through its own folder, and only the leader carries out a request.
 #[test]
 fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
     let (shown, nodes) = (dir.display().to_string(), dir.join("nodes"));
-    // An address of this machine that nobody else has.
+    // An address of this machine that no other test uses.
     let process = std::process::id();
     let host = format!("127.{}.{}.1", 1 + process / 256 % 254, process % 256);
     let plan = ["plan", "--dir", &shown, "--orgs", "1", "--ordering", "raft", "--host", &host, "--metrics-port", "0"];
@@ -296,7 +296,7 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
     let mut running: Vec<Started> = names.iter().map(|name| Started::start(&nodes, name)).collect();
     let led = running[0].until("nobody leads", |members| members["leader"].is_u64());
     let leader = led["leader"].as_u64().expect("a number") as usize - 1;
-    // Others are asked first.
+    // Ask the others first.
     running.swap(2, leader);
 
     let planned = run(&["orderer", "plan", "--dir", &shown, "--host", &host, "--port", "7300"]);
@@ -307,7 +307,7 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
         let add = ["orderer", "add", "--node", &asked.folder, "--number", "4", "--address", &address];
         run(&[&add[..], &["--timeout", seconds]].concat())
     };
-    // While it does not run it learns nothing.
+    // While it does not run, it cannot learn.
     let (late, ..) = at_leader(&running, |asked| add_within(asked, "1"));
     assert_eq!(late.status.code(), Some(1), "{}", text(&late));
     assert!(text(&late).contains("orderer-4 has no vote after 1 s"), "{}", text(&late));
@@ -319,10 +319,10 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
     }
     fourth.kill();
 
-    // Without the fourth, three of four answer: one of them may go, and no second one.
+    // Without the fourth, three of four answer: one of them may be removed, but not a second one.
     let orderers: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let (_, leads, _) = at_leader(&running, |asked| {
-        // It hands over, or it does not lead, or it says no: it is not there.
+        // Either it hands over, or it does not lead, or it rejects the request since there is no such orderer.
         run(&["orderer", "remove", "orderer-9", "--node", &asked.folder])
     });
     leads.until("orderer-4 is not heard of", |members| {
@@ -363,7 +363,7 @@ fn profile(dir: &Path) -> Vec<(String, String)> {
         .collect()
 }
 
-/// `heddle up` began a planned network a second time, with empty ledgers, which every other command told one to do.
+/// Regression: `heddle up` started a planned network a second time, with empty ledgers, as every other command advised.
 #[test]
 fn a_network_planned_for_several_hosts_is_neither_started_nor_asked_where_it_was_planned() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -376,7 +376,7 @@ fn a_network_planned_for_several_hosts_is_neither_started_nor_asked_where_it_was
     let refused = run(&[&plan[..], &[&shown, "--metrics-port", "65530"]].concat());
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
     assert!(text(&refused).contains("ports.metrics is 65530"), "{}", text(&refused));
-    // The settings of the attempts before are remembered.
+    // The settings of the earlier attempts are remembered.
     let planned = run(&[&plan[..], &[&shown, "--links-port", "7100", "--metrics-port", "9443"]].concat());
     assert!(planned.status.success(), "{}", text(&planned));
     let command = "heddle node orderer --config orderer-2/node.toml\n";
@@ -397,7 +397,7 @@ fn a_network_planned_for_several_hosts_is_neither_started_nor_asked_where_it_was
     }
     assert!(!dir.join("peers").exists(), "nothing was begun here");
 
-    // Clients were told of the first orderer alone.
+    // Regression: profiles named only the first orderer.
     let names =
         |orderers: &[&str]| -> Vec<String> { orderers.iter().map(|name| format!("{name}.example.com")).collect() };
     let told = || profile(&dir).into_iter().map(|(name, _)| name).collect::<Vec<_>>();

@@ -1,18 +1,22 @@
-//! A network of processes under load, for minutes: any of them is killed at any time, memory is given and taken meanwhile, and
-//! in the end everything must be there. `cargo xtask soak` runs it; by itself it is passed over.
+//! Loads a network of processes for minutes. Any process may be killed at any time, memory is added and removed
+//! meanwhile, and at the end every acknowledged write must be there. `cargo xtask soak` runs this test; otherwise it is
+//! skipped.
 //!
-//! 1. Two organisations, every role a process of its own, one to three compute nodes a peer, and remote memory that the data does
-//!    not fit into at times. Where there are several compute nodes, they verify signatures for their primary.
-//! 2. Clients run YCSB (records of their own, and some of everybody's), SmallBank and assets, and keep what they were told.
-//! 3. By chance, from a seed: a process, or the primary of a peer, is killed, or stands still for longer than a lease; everything
-//!    is killed, the supervisor included, and started again; a peer's budget is changed with `heddle peer memory`. After each of
-//!    these clients must get on.
-//! 4. In the end: every transaction that a client was told of has the code and the block that it was told. Every record, the
-//!    money, and the history of every asset are what clients can account for. Both peers serve the same. `heddle ledger
-//!    verify` replays each ledger, one transaction after the other, and compares what that leaves behind with the stored state;
-//!    and what peers served before is what the replayed state has.
+//! 1. There are two organisations, with a separate process for every role and one to three compute nodes per peer. In
+//!    some runs there is less remote memory than the data needs. If there are several compute nodes, followers verify
+//!    signatures for their primary.
+//! 2. Clients run YCSB (some on records of their own, some on shared records), SmallBank and assets, and keep the
+//!    acknowledged results.
+//! 3. A seed chooses the disturbances. A process or a peer's primary is killed, or is paused for longer than a lease.
+//!    All processes, including the supervisor, are killed and started again. A peer's budget is changed with
+//!    `heddle peer memory`. After each disturbance, clients must make progress.
+//! 4. At the end every acknowledged transaction must have the validation code and the block that its client was told.
+//!    Every record, the sum of the money, and the history of every asset must agree with the clients' results. Both
+//!    peers must serve the same state. `heddle ledger verify` replays each ledger, one transaction after the other, and
+//!    compares the result with the stored state; the replayed state must also equal the state that the peers served
+//!    before.
 //!
-//! Chances of processes and clients are not in the seed's hand: it repeats the disturbances, not the run.
+//! The seed repeats the disturbances, but not the whole run: the timing of processes and clients varies.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,11 +26,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
-use gateway::client::Client;
-use node::control::ask_node;
+use gateway::client::GatewayClient;
+use node::control::request_node;
 use node::{Endpoints, Ready};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -34,20 +38,20 @@ use crate::support::load::connect;
 use crate::support::{Network, run, text};
 
 const ORGANIZATIONS: usize = 2;
-/// One in three does YCSB on records of its own, one on everybody's, one SmallBank.
+/// One in three runs YCSB on its own records, one on shared records, one SmallBank.
 const CLIENTS: usize = 12;
-/// Records of a client, so long that all together are above most budgets.
+/// Records per client; together they exceed most budgets.
 const RECORDS: u64 = 500;
 const RECORD_BYTES: u64 = 12_000;
 const SHARED_RECORDS: u64 = 50;
 const CUSTOMERS: u64 = 200;
 const BALANCE: i64 = 10_000;
-/// Budgets of a peer, in MiB; sections have one.
+/// Budgets of a peer, in MiB; a section has one MiB.
 const BUDGETS: [u64; 7] = [2, 3, 4, 8, 12, 24, 32];
-/// How long clients may go without a commit, restarts of everything included.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(120);
+/// How long clients may go without a commit, including restarts of everything.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(120);
 const SOME: usize = 20;
-/// Most of them end long after a lease, some after the others have lost patience.
+/// Most standstills outlast a lease, some also the other nodes' time-outs.
 const STANDSTILL: Range<Duration> = Duration::from_millis(60)..Duration::from_millis(2_500);
 const PAUSE: Duration = Duration::from_millis(30);
 const ASKED_AT_ONCE: usize = 16;
@@ -63,15 +67,15 @@ memory_bytes = 41943040
 peer_bytes = 16777216
 metadata_cache_bytes = 262144
 data_cache_bytes = 1048576
-borrow = \"always\"
+offload = \"always\"
 ";
 
-/// What clients were told.
+/// The results that clients were told.
 #[derive(Default)]
 struct Told {
     /// The block of each valid transaction.
     valid: BTreeMap<String, u64>,
-    /// What may stand in each record of a client's own.
+    /// The possible values of each client's own records.
     records: BTreeMap<String, Record>,
     /// Transactions that changed each asset, in order.
     assets: BTreeMap<String, Vec<String>>,
@@ -80,9 +84,9 @@ struct Told {
 /// A record that one client writes.
 #[derive(Default)]
 struct Record {
-    /// What it was told of last.
+    /// The last acknowledged value.
     told: Option<Bytes>,
-    /// What it was never told of: that may have been committed at any time.
+    /// Unacknowledged values, which may have been committed at any time.
     tried: Vec<Bytes>,
 }
 
@@ -97,13 +101,13 @@ struct Load {
 struct Worker {
     dir: PathBuf,
     number: usize,
-    chance: Chance,
+    rng: Prng,
     told: Arc<Mutex<Told>>,
-    connected: Option<(Client, String)>,
+    connected: Option<(GatewayClient, String)>,
 }
 
 impl Worker {
-    /// Has a transaction committed; `None` where nobody said that it is, valid or not.
+    /// Has a transaction committed: its ID, and whether it is valid. `None` if the outcome is unknown.
     async fn transact(&mut self, contract: &str, function: &str, call: &[Bytes]) -> Option<(String, bool)> {
         if self.connected.is_none() {
             self.connected = connect(&self.dir, 1 + self.number % ORGANIZATIONS).await;
@@ -131,14 +135,14 @@ impl Worker {
     }
 
     fn value(&mut self) -> Bytes {
-        let length = 1 + self.chance.below(RECORD_BYTES) as usize;
-        let mut value = format!("{:016x}", self.chance.number()).repeat(length / 16 + 1);
+        let length = 1 + self.rng.below(RECORD_BYTES) as usize;
+        let mut value = format!("{:016x}", self.rng.number()).repeat(length / 16 + 1);
         value.truncate(length);
         value.into()
     }
 
     async fn own_record(&mut self) -> bool {
-        let key = format!("own{:02}_{:04}", self.number, self.chance.below(RECORDS));
+        let key = format!("own{:02}_{:04}", self.number, self.rng.below(RECORDS));
         let value = self.value();
         let told = Arc::clone(&self.told);
         let record = |note: &dyn Fn(&mut Record)| {
@@ -157,23 +161,23 @@ impl Worker {
     }
 
     async fn shared_record(&mut self) -> bool {
-        let key = Bytes::from(format!("shared{:04}", self.chance.below(SHARED_RECORDS)));
-        let function = if self.chance.one_in(2) { "update" } else { "readModifyWrite" };
+        let key = Bytes::from(format!("shared{:04}", self.rng.below(SHARED_RECORDS)));
+        let function = if self.rng.one_in(2) { "update" } else { "readModifyWrite" };
         let value = self.value();
         self.transact("ycsb", function, &[key, value]).await.is_some()
     }
 
     async fn payment(&mut self) -> bool {
-        let customer = |chance: &mut Chance| Bytes::from(chance.below(CUSTOMERS).to_string());
-        let (one, other) = (customer(&mut self.chance), customer(&mut self.chance));
-        if self.chance.one_in(5) {
+        let customer = |rng: &mut Prng| Bytes::from(rng.below(CUSTOMERS).to_string());
+        let (one, other) = (customer(&mut self.rng), customer(&mut self.rng));
+        if self.rng.one_in(5) {
             return self.transact("smallbank", "amalgamate", &[one, other]).await.is_some();
         }
-        let amount = Bytes::from((1 + self.chance.below(100)).to_string());
+        let amount = Bytes::from((1 + self.rng.below(100)).to_string());
         self.transact("smallbank", "send_payment", &[amount, one, other]).await.is_some()
     }
 
-    /// An asset of its own is handed on.
+    /// Transfers one of its own assets.
     async fn asset(&mut self) -> bool {
         let id = format!("asset{:02}", self.number);
         let color = [id.clone(), "red".into(), "1".into(), "nobody".into(), "1".into()].map(Bytes::from);
@@ -181,7 +185,7 @@ impl Worker {
         let told = match made {
             false => self.transact("basic", "CreateAsset", &color).await,
             true => {
-                let owner = Bytes::from(format!("owner{}", self.chance.number()));
+                let owner = Bytes::from(format!("owner{}", self.rng.number()));
                 self.transact("basic", "TransferAsset", &[Bytes::from(id.clone()), owner]).await
             }
         };
@@ -195,7 +199,7 @@ impl Worker {
     async fn work(mut self, count: Arc<AtomicUsize>, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::Relaxed) {
             let committed = match self.number % 3 {
-                _ if self.chance.one_in(20) => self.asset().await,
+                _ if self.rng.one_in(20) => self.asset().await,
                 0 => self.own_record().await,
                 1 => self.shared_record().await,
                 _ => self.payment().await,
@@ -206,7 +210,7 @@ impl Worker {
 }
 
 impl Load {
-    fn start(dir: &Path, chance: &mut Chance) -> Load {
+    fn start(dir: &Path, rng: &mut Prng) -> Load {
         let mut load = Load {
             told: Arc::default(),
             count: Arc::default(),
@@ -214,9 +218,9 @@ impl Load {
             clients: tokio::task::JoinSet::new(),
         };
         for number in 0..CLIENTS {
-            let chance = Chance::new(chance.number());
+            let rng = Prng::new(rng.number());
             let told = load.told.clone();
-            let worker = Worker { dir: dir.to_path_buf(), number, chance, told, connected: None };
+            let worker = Worker { dir: dir.to_path_buf(), number, rng, told, connected: None };
             load.clients.spawn(worker.work(load.count.clone(), load.stop.clone()));
         }
         load
@@ -226,11 +230,11 @@ impl Load {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Waits until clients got on.
+    /// Waits until clients make progress.
     async fn progress(&self, what: &str) {
         let (start, wanted) = (Instant::now(), self.count() + SOME);
         while self.count() < wanted {
-            assert!(start.elapsed() < PROGRESS_PATIENCE, "{what}: nothing is committed any more");
+            assert!(start.elapsed() < PROGRESS_TIMEOUT, "{what}: nothing is committed any more");
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -246,11 +250,11 @@ impl Load {
 
 fn send(process: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another one has.
+    // It may have ended by itself because another process has.
     let _ = kill_process(pid, signal);
 }
 
-/// How often what was done.
+/// How often each disturbance happened.
 #[derive(Default, Debug)]
 struct Done {
     kills: BTreeMap<String, usize>,
@@ -258,18 +262,18 @@ struct Done {
     all_killed: usize,
     raised: usize,
     lowered: usize,
-    /// Budgets that could not be set because the peer, or a memory node, was away.
+    /// Budgets that could not be set because the peer, or a memory node, was unreachable.
     refused: usize,
 }
 
-/// Changes a peer's budget, and says what it is then.
-fn change_budget(dir: &Path, chance: &mut Chance, done: &mut Done, budgets: &mut [u64]) -> String {
-    let organization = chance.index(ORGANIZATIONS);
-    let wanted = *chance.pick(&BUDGETS);
+/// Changes a peer's budget, and describes the result.
+fn change_budget(dir: &Path, rng: &mut Prng, done: &mut Done, budgets: &mut [u64]) -> String {
+    let organization = rng.index(ORGANIZATIONS);
+    let wanted = *rng.pick(&BUDGETS);
     let (name, size) = (format!("org{}", organization + 1), format!("{wanted}MiB"));
     let dir = dir.display().to_string();
     let mut arguments = vec!["peer", "memory", &name, "--set", &size, "--dir", &dir];
-    if chance.one_in(2) {
+    if rng.one_in(2) {
         arguments.push("--no-wait");
     }
     let output = run(&arguments);
@@ -293,34 +297,35 @@ fn change_budget(dir: &Path, chance: &mut Chance, done: &mut Done, budgets: &mut
     ];
     assert!(is_away.iter().any(|part| said.contains(part)), "heddle {}: {said}", arguments.join(" "));
     done.refused += 1;
-    // It may have been set before the peer ended: then its next life says so.
+    // It may have been set before the peer ended: then the restarted peer reports it.
     format!("{name} does not take {size}: {}", said.lines().last().unwrap_or_default())
 }
 
-/// The process of a peer's primary, where there are several compute nodes and one of them says that it is.
+/// The process of a peer's primary, if there are several compute nodes and one of them reports to be it.
 async fn primary(dir: &Path, organization: usize, known: &[Ready]) -> Option<Ready> {
     let own = format!("compute-org{organization}");
     for process in known.iter().filter(|process| process.name.starts_with(&own)) {
         let folder = dir.join("nodes").join(&process.name);
-        if ask_node(&folder).await.is_ok_and(|report| report.role == "primary" && report.process == process.process) {
+        if request_node(&folder).await.is_ok_and(|report| report.role == "primary" && report.process == process.process)
+        {
             return Some(process.clone());
         }
     }
     None
 }
 
-/// A process that something is to befall: in one of two cases a primary.
-async fn victim(dir: &Path, chance: &mut Chance) -> Ready {
+/// A process to be disturbed: a primary in one of two cases.
+async fn victim(dir: &Path, rng: &mut Prng) -> Ready {
     let known = Endpoints::load(dir).expect("the network has said where it is").processes;
-    let (any, organization) = (chance.pick(&known).clone(), 1 + chance.index(ORGANIZATIONS));
-    if chance.one_in(2) {
+    let (any, organization) = (rng.pick(&known).clone(), 1 + rng.index(ORGANIZATIONS));
+    if rng.one_in(2) {
         return any;
     }
     primary(dir, organization, &known).await.unwrap_or(any)
 }
 
 async fn evaluate(
-    client: &Client,
+    client: &GatewayClient,
     channel: &str,
     contract: &str,
     function: &str,
@@ -330,7 +335,7 @@ async fn evaluate(
     client.evaluate(&proposal).await.map_err(|status| format!("{contract} {function}: {status}"))
 }
 
-/// Everything that clients may have written, as one peer serves it; nothing where a record was never written.
+/// Every record that clients may have written, as one peer serves it; `None` if it was never written.
 async fn served(dir: &Path, organization: usize) -> BTreeMap<String, Option<Bytes>> {
     let (client, channel) = &connect(dir, organization).await.expect("its gateway is ready");
     let own = (0..CLIENTS).flat_map(|client| (0..RECORDS).map(move |record| format!("own{client:02}_{record:04}")));
@@ -350,7 +355,7 @@ async fn served(dir: &Path, organization: usize) -> BTreeMap<String, Option<Byte
     stream::iter(asking).buffer_unordered(ASKED_AT_ONCE).collect().await
 }
 
-/// What one peer says of all that clients were told.
+/// Checks one peer against everything that clients were told.
 async fn check(dir: &Path, organization: usize, told: &Told) {
     let (client, channel) = &connect(dir, organization).await.expect("its gateway is ready");
     let transactions: Vec<_> = told.valid.iter().collect();
@@ -368,7 +373,7 @@ async fn check(dir: &Path, organization: usize, told: &Told) {
             serde_json::from_slice(&history.unwrap_or_else(|error| panic!("org{organization}: {error}")))
                 .expect("JSON");
         let known: Vec<&str> = history.iter().rev().filter_map(|change| change["txId"].as_str()).collect();
-        // Changes that nobody was told of may be among them.
+        // Unacknowledged changes may be among them.
         let mut rest = known.iter();
         let lost = changes.iter().find(|tx_id| !rest.any(|known| known == tx_id));
         assert!(lost.is_none(), "org{organization}: the history of {id} lacks {lost:?}: {known:?}");
@@ -382,11 +387,11 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
     let minutes = number("HEDDLE_SOAK_MINUTES").unwrap_or(1.0);
     let seed = number("HEDDLE_SOAK_SEED").map_or_else(base::rt::random_u64, |seed| seed as u64) % 1_000_000_007;
     println!("soak: {minutes} minutes, seed {seed}; again with: cargo xtask soak --minutes {minutes} --seed {seed}");
-    let mut chance = Chance::new(seed);
+    let mut rng = Prng::new(seed);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
     let config = dir.with_extension("toml");
-    let drawn = 1 + chance.below(3);
+    let drawn = 1 + rng.below(3);
     let nodes = number("HEDDLE_SOAK_COMPUTE_NODES").map_or(drawn, |nodes| nodes as u64);
     println!("soak: {nodes} compute nodes a peer");
     std::fs::write(&config, format!("{CONFIG}compute_nodes = {nodes}\n")).expect("it can be written");
@@ -397,20 +402,20 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
         let loaded = client.transact(&network.endpoints.channel, "smallbank", "load", &call).await;
         assert!(loaded.expect("it is committed").commit.is_valid());
     }
-    let load = Load::start(&dir, &mut chance);
+    let load = Load::start(&dir, &mut rng);
     load.progress("at first").await;
     let (start, mut done, mut budgets) = (Instant::now(), Done::default(), [16; ORGANIZATIONS]);
     while start.elapsed().as_secs_f64() < 60.0 * minutes {
-        tokio::time::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_secs(4)))).await;
-        let what = match chance.below(20) {
+        tokio::time::sleep(rng.duration(&(Duration::from_millis(200)..Duration::from_secs(4)))).await;
+        let what = match rng.below(20) {
             0..=8 => {
-                let process = victim(&dir, &mut chance).await;
+                let process = victim(&dir, &mut rng).await;
                 send(process.process, Signal::KILL);
                 *done.kills.entry(process.name.clone()).or_default() += 1;
                 format!("{} is killed", process.name)
             }
             10..=13 => {
-                let (process, time) = (victim(&dir, &mut chance).await, chance.duration(&STANDSTILL));
+                let (process, time) = (victim(&dir, &mut rng).await, rng.duration(&STANDSTILL));
                 send(process.process, Signal::STOP);
                 tokio::time::sleep(time).await;
                 send(process.process, Signal::CONT);
@@ -425,7 +430,7 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
                 done.all_killed += 1;
                 "everything is killed and started again".to_owned()
             }
-            _ => change_budget(&dir, &mut chance, &mut done, &mut budgets),
+            _ => change_budget(&dir, &mut rng, &mut done, &mut budgets),
         };
         println!("soak: {:>4.0} s, {} committed; {what}", start.elapsed().as_secs_f64(), load.count());
         load.progress(&format!("seed {seed}: {what}")).await;
@@ -465,7 +470,7 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
     let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
     println!("{}", text(&verify));
     assert!(verify.status.success(), "seed {seed}: {}", text(&verify));
-    // The monolithic form serves the tables that were just found to be what the ledger leaves behind.
+    // The monolithic form serves the tables that were just found equal to the ledger's result.
     let network = Network::start(&dir, &["--monolithic"]);
     network.settle().await;
     for (organization, before) in (1..=ORGANIZATIONS).zip(&peers) {

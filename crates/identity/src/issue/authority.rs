@@ -27,7 +27,7 @@ const SERIAL_BYTES: usize = 16;
 
 /// How an authority makes keys and how long its certificates are valid.
 #[derive(Clone)]
-pub struct Terms {
+pub struct CertificateTerms {
     kind: KeyKind,
     not_before: i64,
     not_after: i64,
@@ -39,21 +39,21 @@ pub struct Terms {
 /// Makes the key on P-256 of a seed.
 pub type SeededKeys = fn(&[u8; 32]) -> Arc<dyn SeededKey>;
 
-impl Terms {
+impl CertificateTerms {
     /// Keys of this kind from the operating system's randomness, valid for ten years from now.
-    pub fn starting_now(kind: KeyKind) -> Terms {
+    pub fn starting_now(kind: KeyKind) -> CertificateTerms {
         let now = i64::try_from(base::rt::wall_now().seconds()).expect("clocks show less than 2^63 s");
-        Terms::valid(kind, now - BACKDATED_SECONDS, now + VALID_SECONDS)
+        CertificateTerms::valid(kind, now - BACKDATED_SECONDS, now + VALID_SECONDS)
     }
 
     /// Keys of this kind from the operating system's randomness, with this validity in seconds since the Unix epoch.
-    pub fn valid(kind: KeyKind, not_before: i64, not_after: i64) -> Terms {
-        Terms { kind, not_before, not_after, seed: None, keys: None }
+    pub fn valid(kind: KeyKind, not_before: i64, not_after: i64) -> CertificateTerms {
+        CertificateTerms { kind, not_before, not_after, seed: None, keys: None }
     }
 
-    /// Ed25519 keys that follow from this seed and the holder's name: for simulation. Whoever knows the seed has the keys.
-    pub fn seeded(seed: [u8; 32]) -> Terms {
-        Terms {
+    /// Ed25519 keys that follow from this seed and the holder's name: for simulation. Anybody who knows the seed has the keys.
+    pub fn seeded(seed: [u8; 32]) -> CertificateTerms {
+        CertificateTerms {
             kind: KeyKind::Ed25519,
             not_before: SEEDED_NOT_BEFORE,
             not_after: SEEDED_NOT_AFTER,
@@ -62,17 +62,17 @@ impl Terms {
         }
     }
 
-    /// As [`Terms::seeded`], with the keys on P-256 that this makes. Nothing but a simulation may do so.
-    pub fn seeded_with(seed: [u8; 32], keys: SeededKeys) -> Terms {
+    /// As [`CertificateTerms::seeded`], with the keys on P-256 that this makes. Nothing but a simulation may do so.
+    pub fn seeded_with(seed: [u8; 32], keys: SeededKeys) -> CertificateTerms {
         assert!(base::rt::is_simulation(), "only a simulation has keys whose signatures follow from a seed");
-        Terms { kind: KeyKind::P256, keys: Some(keys), ..Terms::seeded(seed) }
+        CertificateTerms { kind: KeyKind::P256, keys: Some(keys), ..CertificateTerms::seeded(seed) }
     }
 
     /// The same terms with the kind of key that every TLS client knows; seeded ones stay as they are.
-    pub(super) fn for_tls(&self) -> Terms {
+    pub(super) fn for_tls(&self) -> CertificateTerms {
         match self.seed {
-            Some(seed) => Terms { seed: Some(sha256([&seed[..], b"tls"])), ..self.clone() },
-            None => Terms { kind: KeyKind::P256, ..self.clone() },
+            Some(seed) => CertificateTerms { seed: Some(sha256([&seed[..], b"tls"])), ..self.clone() },
+            None => CertificateTerms { kind: KeyKind::P256, ..self.clone() },
         }
     }
 
@@ -101,7 +101,7 @@ impl Terms {
     }
 }
 
-impl std::fmt::Debug for Terms {
+impl std::fmt::Debug for CertificateTerms {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let origin = if self.seed.is_some() { "seeded" } else { "random" };
         write!(f, "Terms({:?}, {origin}, {}..{})", self.kind, self.not_before, self.not_after)
@@ -110,7 +110,7 @@ impl std::fmt::Debug for Terms {
 
 /// What a certificate is for.
 #[derive(Clone, Debug)]
-pub enum Purpose<'a> {
+pub enum CertificatePurpose<'a> {
     /// An identity of a channel, marked by an organisational unit.
     Identity {
         /// The unit.
@@ -125,43 +125,51 @@ pub enum Purpose<'a> {
 
 /// An authority with its private key.
 #[derive(Debug)]
-pub struct Authority {
-    terms: Terms,
+pub struct CertificateAuthority {
+    terms: CertificateTerms,
     certificate: Certificate,
     certificate_pem: Bytes,
     key: PrivateKey,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Makes a root authority.
     ///
     /// # Errors
     /// [`Error::Issue`], [`Error::PrivateKey`].
-    pub fn root(common_name: &str, organization: &str, terms: &Terms) -> Result<Authority, Error> {
+    pub fn root(
+        common_name: &str,
+        organization: &str,
+        terms: &CertificateTerms,
+    ) -> Result<CertificateAuthority, Error> {
         let key = terms.key(common_name)?;
         let params = authority_params(common_name, organization, terms, &key);
-        let certificate = params.self_signed(&Key(&key)).map_err(failed)?;
-        Authority::new(terms.clone(), certificate.pem().into(), key)
+        let certificate = params.self_signed(&SigningKeyRef(&key)).map_err(failed)?;
+        CertificateAuthority::new(terms.clone(), certificate.pem().into(), key)
     }
 
     /// Makes an authority below this one.
     ///
     /// # Errors
     /// [`Error::Issue`], [`Error::PrivateKey`].
-    pub fn intermediate(&self, common_name: &str, organization: &str) -> Result<Authority, Error> {
+    pub fn intermediate(&self, common_name: &str, organization: &str) -> Result<CertificateAuthority, Error> {
         let key = self.terms.key(common_name)?;
         let params = authority_params(common_name, organization, &self.terms, &key);
-        let certificate = params.signed_by(&Key(&key), &self.issuer()?).map_err(failed)?;
-        Authority::new(self.terms.clone(), certificate.pem().into(), key)
+        let certificate = params.signed_by(&SigningKeyRef(&key), &self.issuer()?).map_err(failed)?;
+        CertificateAuthority::new(self.terms.clone(), certificate.pem().into(), key)
     }
 
-    pub(super) fn new(terms: Terms, certificate_pem: Bytes, key: PrivateKey) -> Result<Authority, Error> {
+    pub(super) fn new(
+        terms: CertificateTerms,
+        certificate_pem: Bytes,
+        key: PrivateKey,
+    ) -> Result<CertificateAuthority, Error> {
         let certificate = Certificate::from_pem(&certificate_pem)?;
         if certificate.key().as_bytes() != key.public_bytes() {
             return Err(Error::PrivateKey("it is not the authority's"));
         }
         let certificate_pem = certificate::to_pem("CERTIFICATE", certificate.der()).into();
-        Ok(Authority { terms, certificate, certificate_pem, key })
+        Ok(CertificateAuthority { terms, certificate, certificate_pem, key })
     }
 
     /// The authority's certificate.
@@ -179,10 +187,14 @@ impl Authority {
     }
 
     /// Issues a certificate in PEM for a new key.
-    pub(crate) fn issue(&self, common_name: &str, purpose: &Purpose<'_>) -> Result<(Bytes, PrivateKey), Error> {
+    pub(crate) fn issue(
+        &self,
+        common_name: &str,
+        purpose: &CertificatePurpose<'_>,
+    ) -> Result<(Bytes, PrivateKey), Error> {
         let (label, hosts) = match purpose {
-            Purpose::Identity { unit } => (format!("{unit} {common_name}"), Vec::new()),
-            Purpose::Tls { hosts } => (format!("tls {common_name}"), distinct(hosts)),
+            CertificatePurpose::Identity { unit } => (format!("{unit} {common_name}"), Vec::new()),
+            CertificatePurpose::Tls { hosts } => (format!("tls {common_name}"), distinct(hosts)),
         };
         let key = self.terms.key(&label)?;
         let mut params = CertificateParams::new(hosts).map_err(failed)?;
@@ -191,21 +203,21 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         match purpose {
-            Purpose::Identity { unit } => {
+            CertificatePurpose::Identity { unit } => {
                 params.distinguished_name.push(DnType::OrganizationalUnitName, *unit);
             }
-            Purpose::Tls { .. } => {
+            CertificatePurpose::Tls { .. } => {
                 params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
                 params.extended_key_usages =
                     vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
             }
         }
         params.distinguished_name.push(DnType::CommonName, common_name);
-        let certificate = params.signed_by(&Key(&key), &self.issuer()?).map_err(failed)?;
+        let certificate = params.signed_by(&SigningKeyRef(&key), &self.issuer()?).map_err(failed)?;
         Ok((certificate.pem().into(), key))
     }
 
-    /// Makes the list, in PEM, of certificates that this authority takes back.
+    /// Makes the list, in PEM, of certificates that this authority revokes.
     ///
     /// # Errors
     /// [`Error::Issue`].
@@ -230,8 +242,12 @@ impl Authority {
 
     /// Lets a test sign with a certificate that is no authority's.
     #[cfg(test)]
-    pub(crate) fn new_for_tests(terms: Terms, certificate_pem: Bytes, key: PrivateKey) -> Authority {
-        Authority::new(terms, certificate_pem, key).expect("key and certificate belong together")
+    pub(crate) fn new_for_tests(
+        terms: CertificateTerms,
+        certificate_pem: Bytes,
+        key: PrivateKey,
+    ) -> CertificateAuthority {
+        CertificateAuthority::new(terms, certificate_pem, key).expect("key and certificate belong together")
     }
 
     /// Issues a certificate whose parameters a test has changed.
@@ -247,22 +263,26 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, common_name);
         edit(&mut params);
         let issuer = self.issuer().expect("an issuer");
-        (params.signed_by(&Key(&key), &issuer).expect("signed").pem().into(), key)
+        (params.signed_by(&SigningKeyRef(&key), &issuer).expect("signed").pem().into(), key)
     }
 
     /// Makes an authority below this one whose parameters a test has changed.
     #[cfg(test)]
-    pub(crate) fn intermediate_with(&self, common_name: &str, edit: impl FnOnce(&mut CertificateParams)) -> Authority {
+    pub(crate) fn intermediate_with(
+        &self,
+        common_name: &str,
+        edit: impl FnOnce(&mut CertificateParams),
+    ) -> CertificateAuthority {
         let key = self.terms.key(common_name).expect("a key");
         let mut params = authority_params(common_name, "test", &self.terms, &key);
         edit(&mut params);
-        let certificate = params.signed_by(&Key(&key), &self.issuer().expect("an issuer")).expect("signed");
-        Authority::new(self.terms.clone(), certificate.pem().into(), key).expect("an authority")
+        let certificate = params.signed_by(&SigningKeyRef(&key), &self.issuer().expect("an issuer")).expect("signed");
+        CertificateAuthority::new(self.terms.clone(), certificate.pem().into(), key).expect("an authority")
     }
 
-    fn issuer(&self) -> Result<Issuer<'static, Key<'_>>, Error> {
+    fn issuer(&self) -> Result<Issuer<'static, SigningKeyRef<'_>>, Error> {
         let der = self.certificate.der().to_vec().into();
-        Issuer::from_ca_cert_der(&der, Key(&self.key)).map_err(failed)
+        Issuer::from_ca_cert_der(&der, SigningKeyRef(&self.key)).map_err(failed)
     }
 
     fn key_id_method(&self) -> KeyIdMethod {
@@ -270,7 +290,12 @@ impl Authority {
     }
 }
 
-fn authority_params(common_name: &str, organization: &str, terms: &Terms, key: &PrivateKey) -> CertificateParams {
+fn authority_params(
+    common_name: &str,
+    organization: &str,
+    terms: &CertificateTerms,
+    key: &PrivateKey,
+) -> CertificateParams {
     let mut params = CertificateParams::default();
     fill(&mut params, common_name, terms);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -289,7 +314,7 @@ fn authority_params(common_name: &str, organization: &str, terms: &Terms, key: &
     params
 }
 
-fn fill(params: &mut CertificateParams, label: &str, terms: &Terms) {
+fn fill(params: &mut CertificateParams, label: &str, terms: &CertificateTerms) {
     params.distinguished_name = DistinguishedName::new();
     params.serial_number = Some(terms.serial(label));
     params.not_before = moment(terms.not_before).unwrap_or(OffsetDateTime::UNIX_EPOCH);
@@ -315,9 +340,9 @@ fn failed(error: rcgen::Error) -> Error {
 }
 
 /// A private key as the certificate writer sees it. Its signatures have a low S, as Fabric's own tools make them.
-struct Key<'a>(&'a PrivateKey);
+struct SigningKeyRef<'a>(&'a PrivateKey);
 
-impl PublicKeyData for Key<'_> {
+impl PublicKeyData for SigningKeyRef<'_> {
     fn der_bytes(&self) -> &[u8] {
         self.0.public_bytes()
     }
@@ -331,7 +356,7 @@ impl PublicKeyData for Key<'_> {
     }
 }
 
-impl SigningKey for Key<'_> {
+impl SigningKey for SigningKeyRef<'_> {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         Ok(self.0.sign_issued(message).to_vec())
     }

@@ -6,26 +6,27 @@
 //! <node or user>/msp/cacerts, tlscacerts, config.yaml, signcerts/<name>-cert.pem, keystore/priv_sk
 //! <node or user>/tls/ca.crt, server.crt, server.key      (client.crt and client.key for users)
 //! ```
-//! `config.yaml` defines the NodeOUs and is read with a reader of its own for just that shape.
+//! `config.yaml` defines the NodeOUs; a small parser here reads exactly this shape.
 //!
-//! Keys are readable by their owner only (mode 0600), and so are directories (0700). A file that exists is replaced
-//! atomically, so that a reader never sees half of one, and is on disk when the call returns ([`base::durable`]). This module
-//! uses the operating system's files directly: it runs when a network is set up or a node starts, never in simulation.
+//! Keys and directories are accessible to their owner only (modes 0600 and 0700). An existing file is replaced
+//! atomically, so that a reader never sees half of a file, and the new file is durable when the call returns
+//! ([`base::durable`]). This module uses the operating system's files directly: it runs when a network is set up or a
+//! node starts, never in simulation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use base::MspId;
-use base::durable::{self, Access};
+use base::durable::{self, FileAccess};
 use bytes::Bytes;
 use proto::msp::{FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
 
-use super::authority::{Authority, Terms};
-use super::{Organization, TlsIdentity, crypto_config};
+use super::authority::{CertificateAuthority, CertificateTerms};
+use super::{IssuingOrganization, TlsIdentity, crypto_config};
 use crate::certificate::pem_contents;
 use crate::error::Error;
 use crate::key::PrivateKey;
-use crate::principal::Role;
+use crate::principal::MemberRole;
 use crate::signer::Signer;
 
 /// How many files one folder of an MSP directory may hold.
@@ -36,7 +37,7 @@ const FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 const KEY_FILE: &str = "priv_sk";
 const CONFIG_FILE: &str = "config.yaml";
 
-impl Organization {
+impl IssuingOrganization {
     /// Writes the authorities, their keys and the organisation's definition into a directory.
     ///
     /// # Errors
@@ -44,8 +45,8 @@ impl Organization {
     pub fn write(&self, directory: &Path) -> Result<(), Error> {
         for (folder, authority) in [("ca", self.authority()), ("tlsca", self.tls_authority())] {
             let folder = directory.join(folder);
-            write_file(&folder.join(file_name(authority)), authority.certificate_pem(), Access::Everybody)?;
-            write_file(&folder.join(KEY_FILE), authority.key_pem()?.as_bytes(), Access::Owner)?;
+            write_file(&folder.join(file_name(authority)), authority.certificate_pem(), FileAccess::Everybody)?;
+            write_file(&folder.join(KEY_FILE), authority.key_pem()?.as_bytes(), FileAccess::Owner)?;
         }
         self.write_definition(&directory.join("msp"))
     }
@@ -58,38 +59,43 @@ impl Organization {
         let msp = directory.join("msp");
         self.write_definition(&msp)?;
         let name = format!("{}-cert.pem", signer.certificate().common_name());
-        write_file(&msp.join("signcerts").join(name), signer.certificate_pem(), Access::Everybody)?;
-        write_file(&msp.join("keystore").join(KEY_FILE), signer.key_pem()?.as_bytes(), Access::Owner)
+        write_file(&msp.join("signcerts").join(name), signer.certificate_pem(), FileAccess::Everybody)?;
+        write_file(&msp.join("keystore").join(KEY_FILE), signer.key_pem()?.as_bytes(), FileAccess::Owner)
     }
 
     fn write_definition(&self, msp: &Path) -> Result<(), Error> {
         let authority = file_name(self.authority());
         let tls_authority = file_name(self.tls_authority());
-        write_file(&msp.join("cacerts").join(&authority), self.authority().certificate_pem(), Access::Everybody)?;
+        write_file(&msp.join("cacerts").join(&authority), self.authority().certificate_pem(), FileAccess::Everybody)?;
         write_file(
             &msp.join("tlscacerts").join(tls_authority),
             self.tls_authority().certificate_pem(),
-            Access::Everybody,
+            FileAccess::Everybody,
         )?;
         write_file(
             &msp.join(CONFIG_FILE),
             node_units_yaml(&format!("cacerts/{authority}")).as_bytes(),
-            Access::Everybody,
+            FileAccess::Everybody,
         )
     }
 
-    /// Reads an organisation that [`Organization::write`] wrote, to issue more certificates with these terms. The kind of
+    /// Reads an organisation that [`IssuingOrganization::write`] wrote, to issue more certificates with these terms. The kind of
     /// new keys is that of the terms; the authorities keep theirs.
     ///
     /// # Errors
     /// [`Error::File`], and whatever the certificates and keys fail with.
-    pub fn read(msp: impl Into<MspId>, domain: &str, directory: &Path, terms: &Terms) -> Result<Organization, Error> {
-        let authority = |name: &str, terms: Terms| {
+    pub fn read(
+        msp: impl Into<MspId>,
+        domain: &str,
+        directory: &Path,
+        terms: &CertificateTerms,
+    ) -> Result<IssuingOrganization, Error> {
+        let authority = |name: &str, terms: CertificateTerms| {
             let folder = directory.join(name);
             let certificate = read_file(&folder.join(format!("{name}.{domain}-cert.pem")))?;
-            Authority::new(terms, certificate, read_key(&folder.join(KEY_FILE))?)
+            CertificateAuthority::new(terms, certificate, read_key(&folder.join(KEY_FILE))?)
         };
-        Ok(Organization {
+        Ok(IssuingOrganization {
             msp: msp.into(),
             domain: domain.to_owned(),
             authority: authority("ca", terms.clone())?,
@@ -103,19 +109,19 @@ impl TlsIdentity {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn write(&self, directory: &Path, role: Role) -> Result<(), Error> {
+    pub fn write(&self, directory: &Path, role: MemberRole) -> Result<(), Error> {
         let tls = directory.join("tls");
         let side = side(role);
-        write_file(&tls.join("ca.crt"), &self.authority_pem, Access::Everybody)?;
-        write_file(&tls.join(format!("{side}.crt")), &self.certificate_pem, Access::Everybody)?;
-        write_file(&tls.join(format!("{side}.key")), &self.key_pem, Access::Owner)
+        write_file(&tls.join("ca.crt"), &self.authority_pem, FileAccess::Everybody)?;
+        write_file(&tls.join(format!("{side}.crt")), &self.certificate_pem, FileAccess::Everybody)?;
+        write_file(&tls.join(format!("{side}.key")), &self.key_pem, FileAccess::Owner)
     }
 
     /// Reads what [`TlsIdentity::write`] wrote.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn read(directory: &Path, role: Role) -> Result<TlsIdentity, Error> {
+    pub fn read(directory: &Path, role: MemberRole) -> Result<TlsIdentity, Error> {
         let tls = directory.join("tls");
         let side = side(role);
         Ok(TlsIdentity {
@@ -126,8 +132,8 @@ impl TlsIdentity {
     }
 }
 
-fn side(role: Role) -> &'static str {
-    if matches!(role, Role::Peer | Role::Orderer) { "server" } else { "client" }
+fn side(role: MemberRole) -> &'static str {
+    if matches!(role, MemberRole::Peer | MemberRole::Orderer) { "server" } else { "client" }
 }
 
 /// The contents of an MSP directory. The private key stays on disk until it is asked for.
@@ -205,7 +211,7 @@ impl MspDirectory {
     }
 }
 
-fn file_name(authority: &Authority) -> String {
+fn file_name(authority: &CertificateAuthority) -> String {
     format!("{}-cert.pem", authority.certificate().common_name())
 }
 
@@ -246,15 +252,15 @@ fn read_folder(folder: &Path) -> Result<Vec<(PathBuf, Bytes)>, Error> {
 }
 
 /// Replaces a file, creating its folders. Durable on return.
-fn write_file(path: &Path, contents: &[u8], access: Access) -> Result<(), Error> {
+fn write_file(path: &Path, contents: &[u8], access: FileAccess) -> Result<(), Error> {
     durable::write(path, contents, access).map_err(|e| Error::file(path, &e))
 }
 
-const UNITS: [(&str, Role); 4] = [
-    ("ClientOUIdentifier", Role::Client),
-    ("PeerOUIdentifier", Role::Peer),
-    ("AdminOUIdentifier", Role::Admin),
-    ("OrdererOUIdentifier", Role::Orderer),
+const UNITS: [(&str, MemberRole); 4] = [
+    ("ClientOUIdentifier", MemberRole::Client),
+    ("PeerOUIdentifier", MemberRole::Peer),
+    ("AdminOUIdentifier", MemberRole::Admin),
+    ("OrdererOUIdentifier", MemberRole::Orderer),
 ];
 
 fn node_units_yaml(certificate: &str) -> String {
@@ -274,7 +280,7 @@ fn read_node_units(msp: &Path, config: &Path) -> Result<Option<FabricNodeOUs>, E
     let mut units = FabricNodeOUs::default();
     let mut seen = false;
     for (keys, value) in
-        yaml_scalars(&text).map_err(|line| refused(config, &format!("line {line} is not understood")))?
+        yaml_scalars(&text).map_err(|line| rejected(config, &format!("line {line} is not understood")))?
     {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match keys[..] {
@@ -284,16 +290,16 @@ fn read_node_units(msp: &Path, config: &Path) -> Result<Option<FabricNodeOUs>, E
             }
             ["NodeOUs", unit, field] => {
                 let Some(unit) = unit_of(&mut units, unit) else {
-                    return Err(refused(config, &format!("{unit} is unknown")));
+                    return Err(rejected(config, &format!("{unit} is unknown")));
                 };
                 let unit = unit.get_or_insert_default();
                 match field {
                     "Certificate" => unit.certificate = read_file(&msp.join(&value))?,
                     "OrganizationalUnitIdentifier" => unit.organizational_unit_identifier = value,
-                    _ => return Err(refused(config, &format!("{field} is unknown"))),
+                    _ => return Err(rejected(config, &format!("{field} is unknown"))),
                 }
             }
-            _ => return Err(refused(config, &format!("{} is not supported", keys.join(".")))),
+            _ => return Err(rejected(config, &format!("{} is not supported", keys.join(".")))),
         }
     }
     Ok(seen.then_some(units))
@@ -301,15 +307,15 @@ fn read_node_units(msp: &Path, config: &Path) -> Result<Option<FabricNodeOUs>, E
 
 fn unit_of<'a>(units: &'a mut FabricNodeOUs, key: &str) -> Option<&'a mut Option<FabricOuIdentifier>> {
     match UNITS.iter().find(|(name, _)| *name == key)?.1 {
-        Role::Client => Some(&mut units.client_ou_identifier),
-        Role::Peer => Some(&mut units.peer_ou_identifier),
-        Role::Admin => Some(&mut units.admin_ou_identifier),
-        Role::Orderer => Some(&mut units.orderer_ou_identifier),
-        Role::Member => None,
+        MemberRole::Client => Some(&mut units.client_ou_identifier),
+        MemberRole::Peer => Some(&mut units.peer_ou_identifier),
+        MemberRole::Admin => Some(&mut units.admin_ou_identifier),
+        MemberRole::Orderer => Some(&mut units.orderer_ou_identifier),
+        MemberRole::Member => None,
     }
 }
 
-fn refused(config: &Path, reason: &str) -> Error {
+fn rejected(config: &Path, reason: &str) -> Error {
     Error::File { path: config.display().to_string(), reason: reason.to_owned(), kind: base::ErrorKind::Rejected }
 }
 

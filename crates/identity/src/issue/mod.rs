@@ -1,15 +1,15 @@
 //! Authorities and certificates for networks that Heddle itself sets up.
 //!
-//! An [`Organization`] has an authority for identities and one for TLS, as `cryptogen` makes them. It issues identities
-//! marked as peer, orderer, admin or client by their organisational unit (NodeOUs), and TLS certificates for hosts; its
-//! definition goes into a channel's configuration. [`directory`] writes all of that to the files Fabric's tools expect
-//! and reads them back.
+//! An [`IssuingOrganization`] has one authority for identities and one for TLS, as `cryptogen` makes them. It issues
+//! TLS certificates for hosts, and identities whose organisational unit (NodeOUs) marks them as peer, orderer, admin or
+//! client. Its definition goes into a channel's configuration. [`directory`] writes all of this to the files that
+//! Fabric's tools expect, and reads them back.
 //!
-//! Keys come from the operating system's randomness, or, for simulation, from a seed: then they are Ed25519 keys, or
-//! keys on P-256 that the simulation makes, derived from the seed and the holder's name, validity is fixed, and the same names give the same bytes on every run, in
-//! whatever order they are issued.
+//! Keys come from the operating system's randomness or, in simulation, from a seed. Seeded keys are derived from the
+//! seed and the holder's name. They are Ed25519 keys, or P-256 keys that the simulation makes. Validity is fixed then,
+//! and the same names give the same bytes in every run, in whatever order they are issued.
 //!
-//! Left to others: where networks live and which nodes they have.
+//! Left to others: in which directory a network is, and which nodes it has.
 
 mod authority;
 pub mod directory;
@@ -18,12 +18,12 @@ use base::MspId;
 use bytes::Bytes;
 use proto::msp::{FabricCryptoConfig, FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
 
-pub use authority::{Authority, Purpose, SeededKeys, Terms};
+pub use authority::{CertificateAuthority, CertificatePurpose, CertificateTerms, SeededKeys};
 pub use directory::MspDirectory;
 
 use crate::error::Error;
 use crate::msp::Msp;
-use crate::principal::Role;
+use crate::principal::MemberRole;
 use crate::signer::Signer;
 
 /// A TLS certificate and its key.
@@ -45,24 +45,24 @@ impl std::fmt::Debug for TlsIdentity {
 
 /// An organisation with the keys of its authorities.
 #[derive(Debug)]
-pub struct Organization {
+pub struct IssuingOrganization {
     msp: MspId,
     domain: String,
-    authority: Authority,
-    tls_authority: Authority,
+    authority: CertificateAuthority,
+    tls_authority: CertificateAuthority,
 }
 
-impl Organization {
+impl IssuingOrganization {
     /// Founds an organisation: `Org1MSP` with the domain `org1.example.com`, say.
     ///
     /// # Errors
     /// [`Error::Issue`], [`Error::PrivateKey`].
-    pub fn found(msp: impl Into<MspId>, domain: &str, terms: &Terms) -> Result<Organization, Error> {
-        Ok(Organization {
+    pub fn create(msp: impl Into<MspId>, domain: &str, terms: &CertificateTerms) -> Result<IssuingOrganization, Error> {
+        Ok(IssuingOrganization {
             msp: msp.into(),
             domain: domain.to_owned(),
-            authority: Authority::root(&format!("ca.{domain}"), domain, terms)?,
-            tls_authority: Authority::root(&format!("tlsca.{domain}"), domain, &terms.for_tls())?,
+            authority: CertificateAuthority::root(&format!("ca.{domain}"), domain, terms)?,
+            tls_authority: CertificateAuthority::root(&format!("tlsca.{domain}"), domain, &terms.for_tls())?,
         })
     }
 
@@ -77,20 +77,20 @@ impl Organization {
     }
 
     /// The authority of its identities.
-    pub fn authority(&self) -> &Authority {
+    pub fn authority(&self) -> &CertificateAuthority {
         &self.authority
     }
 
     /// The authority of its TLS certificates.
-    pub fn tls_authority(&self) -> &Authority {
+    pub fn tls_authority(&self) -> &CertificateAuthority {
         &self.tls_authority
     }
 
     /// The full name of a node (`peer0` → `peer0.org1.example.com`) or user (`Admin` → `Admin@org1.example.com`).
-    pub fn full_name(&self, role: Role, name: &str) -> String {
+    pub fn full_name(&self, role: MemberRole, name: &str) -> String {
         match role {
-            Role::Peer | Role::Orderer => format!("{name}.{}", self.domain),
-            Role::Admin | Role::Client | Role::Member => format!("{name}@{}", self.domain),
+            MemberRole::Peer | MemberRole::Orderer => format!("{name}.{}", self.domain),
+            MemberRole::Admin | MemberRole::Client | MemberRole::Member => format!("{name}@{}", self.domain),
         }
     }
 
@@ -98,12 +98,13 @@ impl Organization {
     ///
     /// # Errors
     /// [`Error::Issue`], [`Error::PrivateKey`]; a plain member cannot be issued, since NodeOUs want a mark.
-    pub fn issue(&self, role: Role, name: &str) -> Result<Signer, Error> {
-        if role == Role::Member {
+    pub fn issue(&self, role: MemberRole, name: &str) -> Result<Signer, Error> {
+        if role == MemberRole::Member {
             return Err(Error::Issue("an identity must be client, peer, admin or orderer".to_owned()));
         }
         let full_name = self.full_name(role, name);
-        let (certificate, key) = self.authority.issue(&full_name, &Purpose::Identity { unit: role.as_str() })?;
+        let (certificate, key) =
+            self.authority.issue(&full_name, &CertificatePurpose::Identity { unit: role.as_str() })?;
         Signer::new(self.msp.clone(), &certificate, key)
     }
 
@@ -112,11 +113,11 @@ impl Organization {
     ///
     /// # Errors
     /// [`Error::Issue`], [`Error::PrivateKey`].
-    pub fn issue_tls(&self, role: Role, name: &str, hosts: &[&str]) -> Result<TlsIdentity, Error> {
+    pub fn issue_tls(&self, role: MemberRole, name: &str, hosts: &[&str]) -> Result<TlsIdentity, Error> {
         let full_name = self.full_name(role, name);
         let own = if full_name.contains('@') { vec![] } else { vec![full_name.as_str(), name] };
         let hosts: Vec<String> = own.iter().chain(hosts).map(|host| (*host).to_owned()).collect();
-        let (certificate, key) = self.tls_authority.issue(&full_name, &Purpose::Tls { hosts: &hosts })?;
+        let (certificate, key) = self.tls_authority.issue(&full_name, &CertificatePurpose::Tls { hosts: &hosts })?;
         Ok(TlsIdentity {
             certificate_pem: certificate,
             key_pem: crate::certificate::to_pem("PRIVATE KEY", &key.to_pkcs8()?).into(),
@@ -127,7 +128,7 @@ impl Organization {
     /// The organisation's definition, as a channel's configuration holds it.
     pub fn definition(&self) -> FabricMspConfig {
         let authority = self.authority.certificate_pem();
-        let unit = |role: Role| {
+        let unit = |role: MemberRole| {
             Some(FabricOuIdentifier {
                 certificate: authority.clone(),
                 organizational_unit_identifier: role.as_str().to_owned(),
@@ -140,10 +141,10 @@ impl Organization {
             tls_root_certs: vec![self.tls_authority.certificate_pem().clone()],
             fabric_node_ous: Some(FabricNodeOUs {
                 enable: true,
-                client_ou_identifier: unit(Role::Client),
-                peer_ou_identifier: unit(Role::Peer),
-                admin_ou_identifier: unit(Role::Admin),
-                orderer_ou_identifier: unit(Role::Orderer),
+                client_ou_identifier: unit(MemberRole::Client),
+                peer_ou_identifier: unit(MemberRole::Peer),
+                admin_ou_identifier: unit(MemberRole::Admin),
+                orderer_ou_identifier: unit(MemberRole::Orderer),
             }),
             ..FabricMspConfig::default()
         }

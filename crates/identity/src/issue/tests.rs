@@ -10,12 +10,12 @@ use super::*;
 use crate::key::KeyKind;
 use crate::manager::MspManager;
 
-fn all_terms() -> [Terms; 4] {
+fn all_terms() -> [CertificateTerms; 4] {
     [
-        Terms::starting_now(KeyKind::P256),
-        Terms::starting_now(KeyKind::P384),
-        Terms::starting_now(KeyKind::Ed25519),
-        Terms::seeded([9; 32]),
+        CertificateTerms::starting_now(KeyKind::P256),
+        CertificateTerms::starting_now(KeyKind::P384),
+        CertificateTerms::starting_now(KeyKind::Ed25519),
+        CertificateTerms::seeded([9; 32]),
     ]
 }
 
@@ -28,10 +28,10 @@ fn what_is_issued_and_written_reads_back_and_identifies() {
     for terms in all_terms() {
         let temporary = tempfile::tempdir().expect("a directory");
         let root = temporary.path().join("org1");
-        let organization = Organization::found("Org1MSP", "org1.example.com", &terms).expect("founded");
+        let organization = IssuingOrganization::create("Org1MSP", "org1.example.com", &terms).expect("founded");
         organization.write(&root).expect("written");
         let peer = root.join("peers/peer0.org1.example.com");
-        let issued = organization.issue(Role::Peer, "peer0").expect("issued");
+        let issued = organization.issue(MemberRole::Peer, "peer0").expect("issued");
         organization.write_identity(&peer, &issued).expect("written");
 
         let directory = MspDirectory::read(&peer.join("msp")).expect("read");
@@ -43,17 +43,17 @@ fn what_is_issued_and_written_reads_back_and_identifies() {
         let msp = Msp::from_fabric(&directory.definition("Org1MSP")).expect("valid");
         let members = MspManager::new([Arc::new(msp)]);
         let identity = members.identify(signer.serialized()).expect("a member");
-        assert!(identity.has_role(Role::Peer));
+        assert!(identity.has_role(MemberRole::Peer));
         assert!(!identity.expired_at(base::rt::wall_now()));
         let signature = signer.sign(b"message");
         assert_eq!(identity.verify(b"message", &signature), Ok(()));
         assert!(identity.verify(b"massage", &signature).is_err());
 
         // The organisation that is read back issues members of the same organisation.
-        let again = Organization::read("Org1MSP", "org1.example.com", &root, &terms).expect("read");
-        let user = again.issue(Role::Client, "User1").expect("issued");
+        let again = IssuingOrganization::read("Org1MSP", "org1.example.com", &root, &terms).expect("read");
+        let user = again.issue(MemberRole::Client, "User1").expect("issued");
         assert_eq!(user.certificate().common_name(), "User1@org1.example.com");
-        assert!(members.identify(user.serialized()).expect("a member").has_role(Role::Client));
+        assert!(members.identify(user.serialized()).expect("a member").has_role(MemberRole::Client));
         assert_eq!(again.definition(), organization.definition());
     }
 }
@@ -62,15 +62,16 @@ fn what_is_issued_and_written_reads_back_and_identifies() {
 fn keys_and_directories_are_their_owners_alone() {
     let temporary = tempfile::tempdir().expect("a directory");
     let root = temporary.path().join("org");
-    let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+    let organization =
+        IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
     organization.write(&root).expect("written");
-    let signer = organization.issue(Role::Admin, "Admin").expect("issued");
+    let signer = organization.issue(MemberRole::Admin, "Admin").expect("issued");
     let user = root.join("users/Admin@a.example.com");
     // Written twice: a second run replaces files without loosening them.
     for _ in 0..2 {
         organization.write_identity(&user, &signer).expect("written");
-        let tls = organization.issue_tls(Role::Admin, "Admin", &[]).expect("issued");
-        tls.write(&user, Role::Admin).expect("written");
+        let tls = organization.issue_tls(MemberRole::Admin, "Admin", &[]).expect("issued");
+        tls.write(&user, MemberRole::Admin).expect("written");
     }
     for secret in ["ca/priv_sk", "tlsca/priv_sk"] {
         assert_eq!(mode(&root.join(secret)), 0o600, "{secret}");
@@ -90,24 +91,26 @@ fn keys_and_directories_are_their_owners_alone() {
 fn tls_certificates_name_their_hosts_and_chain_to_the_tls_authority() {
     let temporary = tempfile::tempdir().expect("a directory");
     for terms in all_terms() {
-        let organization = Organization::found("AMSP", "a.example.com", &terms).expect("founded");
+        let organization = IssuingOrganization::create("AMSP", "a.example.com", &terms).expect("founded");
         let hosts = ["localhost", "127.0.0.1", "::1", "localhost"];
-        let tls = organization.issue_tls(Role::Peer, "peer0", &hosts).expect("issued");
+        let tls = organization.issue_tls(MemberRole::Peer, "peer0", &hosts).expect("issued");
         let certificate = crate::Certificate::from_pem(&tls.certificate_pem).expect("a certificate");
         assert_eq!(certificate.names(), ["peer0.a.example.com", "peer0", "localhost", "127.0.0.1", "::1"]);
         assert!(certificate.is_signed_by(organization.tls_authority().certificate()));
         assert!(!certificate.is_signed_by(organization.authority().certificate()));
         assert_eq!(&tls.authority_pem, organization.tls_authority().certificate_pem());
-        tls.write(temporary.path(), Role::Peer).expect("written");
-        let again = TlsIdentity::read(temporary.path(), Role::Peer).expect("read");
+        tls.write(temporary.path(), MemberRole::Peer).expect("written");
+        let again = TlsIdentity::read(temporary.path(), MemberRole::Peer).expect("read");
         assert_eq!((again.certificate_pem, again.key_pem), (tls.certificate_pem, tls.key_pem));
     }
 }
 
 #[test]
 fn a_seed_gives_the_same_network_on_every_run_and_in_any_order() {
-    let found = |seed| Organization::found("AMSP", "a.example.com", &Terms::seeded([seed; 32])).expect("founded");
-    let issue = |organization: &Organization, name| organization.issue(Role::Peer, name).expect("issued");
+    let found = |seed| {
+        IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([seed; 32])).expect("founded")
+    };
+    let issue = |organization: &IssuingOrganization, name| organization.issue(MemberRole::Peer, name).expect("issued");
     let (first, second) = (found(1), found(1));
     assert_eq!(first.definition(), second.definition());
     let (a, b) = (issue(&first, "peer0"), issue(&first, "peer1"));
@@ -124,8 +127,9 @@ fn a_seed_gives_the_same_network_on_every_run_and_in_any_order() {
 
 #[test]
 fn a_key_that_is_not_the_certificates_is_refused() {
-    let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
-    let [a, b] = ["a", "b"].map(|name| organization.issue(Role::Peer, name).expect("issued"));
+    let organization =
+        IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
+    let [a, b] = ["a", "b"].map(|name| organization.issue(MemberRole::Peer, name).expect("issued"));
     let key = b.key_pem().expect("exported");
     let error = Signer::from_pem("AMSP", a.certificate_pem(), key.as_bytes()).expect_err("refused");
     assert!(matches!(error, Error::PrivateKey(_)));
@@ -135,8 +139,9 @@ fn a_key_that_is_not_the_certificates_is_refused() {
 
 #[test]
 fn a_certificate_file_with_remarks_around_it_names_the_same_identity() {
-    let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
-    let signer = organization.issue(Role::Peer, "a").expect("issued");
+    let organization =
+        IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
+    let signer = organization.issue(MemberRole::Peer, "a").expect("issued");
     let file = [b"subject: a\r\n", &signer.certificate_pem()[..], b"\n\n"].concat();
     let again = Signer::from_pem("AMSP", &file, signer.key_pem().expect("exported").as_bytes()).expect("read");
     assert_eq!(again.serialized(), signer.serialized());
@@ -145,7 +150,8 @@ fn a_certificate_file_with_remarks_around_it_names_the_same_identity() {
 #[test]
 fn unknown_configuration_is_refused_not_ignored() {
     let temporary = tempfile::tempdir().expect("a directory");
-    let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+    let organization =
+        IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
     organization.write(temporary.path()).expect("written");
     let msp = temporary.path().join("msp");
     assert!(MspDirectory::read(&msp).is_ok());
@@ -164,9 +170,9 @@ proptest! {
     #[test]
     fn keys_of_random_bytes_are_refused(key in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(crate::key::PrivateKey::from_der(&key).is_err());
-        let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+        let organization = IssuingOrganization::create("AMSP", "a.example.com", &CertificateTerms::seeded([1; 32])).expect("founded");
         let pem = crate::certificate::to_pem("PRIVATE KEY", &key);
-        let certificate = organization.issue(Role::Peer, "a").expect("issued").certificate_pem().clone();
+        let certificate = organization.issue(MemberRole::Peer, "a").expect("issued").certificate_pem().clone();
         prop_assert!(Signer::from_pem("AMSP", &certificate, pem.as_bytes()).is_err());
         prop_assert!(Signer::from_pem("AMSP", &certificate, &key).is_err());
     }

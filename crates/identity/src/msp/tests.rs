@@ -7,18 +7,18 @@ use rcgen::{
 };
 
 use super::*;
-use crate::issue::{Authority, Organization, Terms};
+use crate::issue::{CertificateAuthority, CertificateTerms, IssuingOrganization};
 use crate::key::KeyKind;
 use crate::principal::Principal;
 
 const MSP: &str = "AMSP";
 
-fn terms() -> Terms {
-    Terms::seeded([1; 32])
+fn terms() -> CertificateTerms {
+    CertificateTerms::seeded([1; 32])
 }
 
-fn organization() -> Organization {
-    Organization::found(MSP, "a.example.com", &terms()).expect("founded")
+fn organization() -> IssuingOrganization {
+    IssuingOrganization::create(MSP, "a.example.com", &terms()).expect("founded")
 }
 
 fn serialized(pem: &Bytes) -> Bytes {
@@ -47,13 +47,13 @@ fn reason(result: Result<Identity, Error>) -> String {
 fn units_give_roles_and_each_identity_has_one() {
     let organization = organization();
     let msp = organization.membership().expect("valid");
-    for role in [Role::Client, Role::Peer, Role::Admin, Role::Orderer] {
+    for role in [MemberRole::Client, MemberRole::Peer, MemberRole::Admin, MemberRole::Orderer] {
         let signer = organization.issue(role, "x").expect("issued");
         let identity = msp.identify(signer.serialized()).expect("valid");
-        for other in Role::ALL {
-            assert_eq!(identity.has_role(other), other == role || other == Role::Member, "{role:?} as {other:?}");
+        for other in MemberRole::ALL {
+            assert_eq!(identity.has_role(other), other == role || other == MemberRole::Member, "{role:?} as {other:?}");
             let principal = Principal::from_wire(&Principal::role_to_wire(MSP, other));
-            assert_eq!(identity.satisfies(&principal), other == role || other == Role::Member);
+            assert_eq!(identity.satisfies(&principal), other == role || other == MemberRole::Member);
             assert!(!identity.satisfies(&Principal::role("BMSP", other)));
         }
     }
@@ -101,8 +101,9 @@ fn chains_that_fabric_would_refuse_are_refused() {
 #[test]
 fn certificates_of_a_namesake_authority_are_foreign() {
     // Same names, other keys.
-    let impostor = Organization::found(MSP, "a.example.com", &Terms::seeded([2; 32])).expect("founded");
-    let signer = impostor.issue(Role::Admin, "x").expect("issued");
+    let impostor =
+        IssuingOrganization::create(MSP, "a.example.com", &CertificateTerms::seeded([2; 32])).expect("founded");
+    let signer = impostor.issue(MemberRole::Admin, "x").expect("issued");
     let msp = organization().membership().expect("valid");
     assert!(reason(msp.identify(signer.serialized())).contains("none of the organisation's authorities"));
 }
@@ -112,7 +113,7 @@ fn an_identity_cannot_issue_identities() {
     let organization = organization();
     let (pem, key) = organization.authority().issue_with("x", with_unit("client"));
     // The writer does not care whether the issuer is an authority; we do.
-    let rogue = Authority::new_for_tests(terms(), pem, key);
+    let rogue = CertificateAuthority::new_for_tests(terms(), pem, key);
     let (pem, _) = rogue.issue_with("y", with_unit("admin"));
     let msp = organization.membership().expect("valid");
     assert!(reason(msp.identify(&serialized(&pem))).contains("none of the organisation's authorities"));
@@ -121,8 +122,8 @@ fn an_identity_cannot_issue_identities() {
 #[test]
 fn revoked_certificates_are_refused_once_the_list_is_defined() {
     let organization = organization();
-    let taken_back = organization.issue(Role::Peer, "bad").expect("issued");
-    let kept = organization.issue(Role::Peer, "good").expect("issued");
+    let taken_back = organization.issue(MemberRole::Peer, "bad").expect("issued");
+    let kept = organization.issue(MemberRole::Peer, "good").expect("issued");
     let mut definition = organization.definition();
     let list = organization.authority().revoke(&[taken_back.certificate()]).expect("a list");
     definition.revocation_list = vec![list];
@@ -136,7 +137,8 @@ fn revoked_certificates_are_refused_once_the_list_is_defined() {
     let msp = Msp::from_fabric(&definition).expect("valid");
     assert!(msp.identify(taken_back.serialized()).is_ok());
     // Nor does a list of another authority.
-    let impostor = Organization::found(MSP, "a.example.com", &Terms::seeded([2; 32])).expect("founded");
+    let impostor =
+        IssuingOrganization::create(MSP, "a.example.com", &CertificateTerms::seeded([2; 32])).expect("founded");
     definition.revocation_list = vec![impostor.authority().revoke(&[taken_back.certificate()]).expect("a list")];
     let msp = Msp::from_fabric(&definition).expect("valid");
     assert!(msp.identify(taken_back.serialized()).is_ok());
@@ -169,7 +171,7 @@ fn intermediate_authorities_issue_and_then_their_parents_do_not() {
     definition.intermediate_certs = vec![middle.certificate_pem().clone()];
     let msp = Msp::from_fabric(&definition).expect("valid");
     let admin = msp.identify(&serialized(&admin)).expect("valid");
-    assert!(admin.has_role(Role::Admin) && !admin.has_role(Role::Client));
+    assert!(admin.has_role(MemberRole::Admin) && !admin.has_role(MemberRole::Client));
     let (pem, _) = root.issue_with("x", |_| {});
     assert!(reason(msp.identify(&serialized(&pem))).contains("issues authorities only"));
     // Without the intermediate the admin has no chain at all.
@@ -183,7 +185,7 @@ fn path_lengths_and_key_usages_of_authorities_bind() {
     let root = organization.authority();
     let short = root.intermediate_with("short", |params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
     let deep = short.intermediate("deep", "a.example.com").expect("made");
-    let define = |intermediates: &[&Authority]| FabricMspConfig {
+    let define = |intermediates: &[&CertificateAuthority]| FabricMspConfig {
         intermediate_certs: intermediates.iter().map(|a| a.certificate_pem().clone()).collect(),
         ..organization.definition()
     };
@@ -204,7 +206,7 @@ fn pinned_units_count_from_their_authority_only() {
     let organization = organization();
     let root = organization.authority();
     let [first, second] = ["first", "second"].map(|name| root.intermediate(name, "a.example.com").expect("made"));
-    let unit = |name: &str, authority: Option<&Authority>| {
+    let unit = |name: &str, authority: Option<&CertificateAuthority>| {
         Some(FabricOuIdentifier {
             certificate: authority.map(|a| a.certificate_pem().clone()).unwrap_or_default(),
             organizational_unit_identifier: name.to_owned(),
@@ -221,11 +223,12 @@ fn pinned_units_count_from_their_authority_only() {
         ..organization.definition()
     };
     let msp = Msp::from_fabric(&definition).expect("valid");
-    let identify =
-        |authority: &Authority, unit| msp.identify(&serialized(&authority.issue_with("x", with_unit(unit)).0));
-    assert!(identify(&first, "peer").expect("valid").has_role(Role::Peer));
+    let identify = |authority: &CertificateAuthority, unit| {
+        msp.identify(&serialized(&authority.issue_with("x", with_unit(unit)).0))
+    };
+    assert!(identify(&first, "peer").expect("valid").has_role(MemberRole::Peer));
     assert!(reason(identify(&second, "peer")).contains("another authority"));
-    assert!(identify(&second, "boss").expect("valid").has_role(Role::Admin));
+    assert!(identify(&second, "boss").expect("valid").has_role(MemberRole::Admin));
     assert!(reason(identify(&first, "client")).contains("not marked"));
 
     // An organisational unit as a principal asks for unit and chain.
@@ -251,7 +254,7 @@ fn required_units_bind_where_nodes_are_not_marked() {
     };
     let msp = Msp::from_fabric(&definition).expect("valid");
     let identify = |unit| msp.identify(&serialized(&organization.authority().issue_with("x", with_unit(unit)).0));
-    assert!(identify("sales").expect("valid").has_role(Role::Member));
+    assert!(identify("sales").expect("valid").has_role(MemberRole::Member));
     assert!(reason(identify("peer")).contains("required units"));
 }
 
@@ -273,7 +276,8 @@ fn definitions_that_contradict_themselves_are_refused() {
         (
             "foreign intermediate",
             Box::new(|d| {
-                let other = Organization::found("B", "b.example.com", &Terms::seeded([2; 32])).expect("founded");
+                let other = IssuingOrganization::create("B", "b.example.com", &CertificateTerms::seeded([2; 32]))
+                    .expect("founded");
                 let foreign = other.authority().intermediate("m", "b.example.com").expect("made");
                 d.intermediate_certs = vec![foreign.certificate_pem().clone()];
             }),
@@ -300,8 +304,8 @@ fn definitions_that_contradict_themselves_are_refused() {
 #[test]
 fn a_root_with_a_high_s_signature_names_the_same_chain_as_fabric_does() {
     // An authority outside our control may sign its own certificate either way. Fabric lowers S before it hashes.
-    let terms = Terms::starting_now(KeyKind::P256);
-    let organization = Organization::found(MSP, "a.example.com", &terms).expect("founded");
+    let terms = CertificateTerms::starting_now(KeyKind::P256);
+    let organization = IssuingOrganization::create(MSP, "a.example.com", &terms).expect("founded");
     let low = organization.authority().certificate();
     let high = low.with_flipped_signature(crate::der::Curve::P256);
     assert_ne!(low.der(), high.der());
@@ -331,7 +335,7 @@ proptest! {
     #[test]
     fn damaged_certificates_are_refused(position in any::<prop::sample::Index>(), mask in 1u8.., cut in any::<prop::sample::Index>()) {
         let organization = organization();
-        let signer = organization.issue(Role::Peer, "x").expect("issued");
+        let signer = organization.issue(MemberRole::Peer, "x").expect("issued");
         let msp = organization.membership().expect("valid");
         let mut der = signer.certificate().der().to_vec();
         let at = position.index(der.len());
@@ -347,7 +351,7 @@ proptest! {
 #[test]
 fn no_single_byte_of_a_certificate_can_be_changed() {
     let organization = organization();
-    let signer = organization.issue(Role::Peer, "x").expect("issued");
+    let signer = organization.issue(MemberRole::Peer, "x").expect("issued");
     let msp = organization.membership().expect("valid");
     let der = signer.certificate().der();
     for position in 0..der.len() {

@@ -1,4 +1,4 @@
-//! Sets of signatures, as policies look at them.
+//! Sets of signatures, in the form in which policies evaluate them.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,33 +10,33 @@ use crate::error::Error;
 use crate::identity::Identity;
 use crate::manager::MspManager;
 use crate::principal::Principal;
-use crate::verifier::{Claim, Verifier};
+use crate::verifier::{SignatureClaim, SignatureVerifier};
 
-/// The bytes that a signature covers: up to three slices laid end to end, so that nobody has to copy them together.
+/// The bytes that a signature covers: up to three slices, whose concatenation is signed and is never copied together.
 #[derive(Clone, Default, Debug)]
-pub struct Message([Bytes; 3]);
+pub struct SignedMessage([Bytes; 3]);
 
-impl Message {
+impl SignedMessage {
     fn parts(&self) -> [&[u8]; 3] {
         self.0.each_ref().map(|part| &part[..])
     }
 }
 
-impl From<Bytes> for Message {
+impl From<Bytes> for SignedMessage {
     fn from(whole: Bytes) -> Self {
-        Message([whole, Bytes::new(), Bytes::new()])
+        SignedMessage([whole, Bytes::new(), Bytes::new()])
     }
 }
 
-impl From<[Bytes; 2]> for Message {
+impl From<[Bytes; 2]> for SignedMessage {
     fn from([first, second]: [Bytes; 2]) -> Self {
-        Message([first, second, Bytes::new()])
+        SignedMessage([first, second, Bytes::new()])
     }
 }
 
-impl From<[Bytes; 3]> for Message {
+impl From<[Bytes; 3]> for SignedMessage {
     fn from(parts: [Bytes; 3]) -> Self {
-        Message(parts)
+        SignedMessage(parts)
     }
 }
 
@@ -44,7 +44,7 @@ impl From<[Bytes; 3]> for Message {
 #[derive(Clone, Debug)]
 pub struct SignedData {
     /// What was signed.
-    pub data: Message,
+    pub data: SignedMessage,
     /// The signer, an encoded `SerializedIdentity`.
     pub identity: Bytes,
     /// The signature.
@@ -54,23 +54,23 @@ pub struct SignedData {
 /// The signers of one message or of several, identified once and verified at most once each, for any number of policies.
 #[derive(Debug)]
 pub struct SignatureSet<'a> {
-    entries: Vec<Entry<'a>>,
-    verifier: Verifier,
+    entries: Vec<SignerEntry<'a>>,
+    verifier: SignatureVerifier,
 }
 
 #[derive(Debug)]
-struct Entry<'a> {
+struct SignerEntry<'a> {
     identity: Arc<Identity>,
     /// What to verify; nothing when the caller vouches for it.
     signed: Option<&'a SignedData>,
-    /// What somebody has found who verified it together with others. It counts once it is asked for: a holder counts by his first
-    /// signature that was *asked for* and good, and which those are must not depend on who verifies ahead.
+    /// The verdict of a batch verification ahead of need. It takes effect once a rule asks for this signature: a holder
+    /// counts by the first good signature that was *asked for*, and the choice must not depend on verification ahead.
     ahead: Cell<Option<bool>>,
-    verdict: Cell<Verdict>,
+    verdict: Cell<EntryVerdict>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
+enum EntryVerdict {
     Unknown,
     Good,
     Wrong,
@@ -82,7 +82,7 @@ impl<'a> SignatureSet<'a> {
     /// # Errors
     /// [`Error::TooManySignatures`].
     pub fn new(signatures: &'a [SignedData], members: &MspManager) -> Result<SignatureSet<'a>, Error> {
-        SignatureSet::verified_by(Verifier::of_process(), signatures, members)
+        SignatureSet::verified_by(SignatureVerifier::of_process(), signatures, members)
     }
 
     /// As [`SignatureSet::new`], where another verifier than this process's is to be asked.
@@ -90,14 +90,19 @@ impl<'a> SignatureSet<'a> {
     /// # Errors
     /// [`Error::TooManySignatures`].
     pub fn verified_by(
-        verifier: Verifier,
+        verifier: SignatureVerifier,
         signatures: &'a [SignedData],
         members: &MspManager,
     ) -> Result<SignatureSet<'a>, Error> {
         check_count(signatures.len())?;
         let entries = signatures.iter().filter_map(|signed| {
             let identity = members.identify(&signed.identity).ok()?;
-            Some(Entry { identity, signed: Some(signed), ahead: Cell::new(None), verdict: Cell::new(Verdict::Unknown) })
+            Some(SignerEntry {
+                identity,
+                signed: Some(signed),
+                ahead: Cell::new(None),
+                verdict: Cell::new(EntryVerdict::Unknown),
+            })
         });
         Ok(SignatureSet { entries: entries.collect(), verifier })
     }
@@ -108,13 +113,13 @@ impl<'a> SignatureSet<'a> {
     /// [`Error::TooManySignatures`].
     pub fn of_verified(signers: &[Arc<Identity>]) -> Result<SignatureSet<'a>, Error> {
         check_count(signers.len())?;
-        let entries = signers.iter().map(|identity| Entry {
+        let entries = signers.iter().map(|identity| SignerEntry {
             identity: identity.clone(),
             signed: None,
             ahead: Cell::new(None),
-            verdict: Cell::new(Verdict::Good),
+            verdict: Cell::new(EntryVerdict::Good),
         });
-        Ok(SignatureSet { entries: entries.collect(), verifier: Verifier::of_process() })
+        Ok(SignatureSet { entries: entries.collect(), verifier: SignatureVerifier::of_process() })
     }
 
     /// Marks the first unused good signer that satisfies `principal` as used; false when there is none.
@@ -122,7 +127,7 @@ impl<'a> SignatureSet<'a> {
     /// A holder counts by their first good signature. Those of their signatures that come before the one looked at have
     /// been judged by then: they satisfy the same principal, so that they were either taken, now or earlier, or found
     /// wrong. It follows that looking at known verdicts suffices to count nobody twice.
-    pub(super) fn take(&self, principal: &Principal, used: &mut Used) -> bool {
+    pub(super) fn take(&self, principal: &Principal, used: &mut UsedSigners) -> bool {
         for (position, entry) in self.entries.iter().enumerate() {
             if used.contains(position) || !entry.identity.satisfies(principal) || self.counted_before(position) {
                 continue;
@@ -136,12 +141,12 @@ impl<'a> SignatureSet<'a> {
     }
 
     /// The signatures that have not been verified yet, so that a caller can verify them in one batch.
-    pub fn claims(&self) -> impl Iterator<Item = Claim<'_>> {
-        self.entries.iter().filter_map(Entry::claim)
+    pub fn claims(&self) -> impl Iterator<Item = SignatureClaim<'_>> {
+        self.entries.iter().filter_map(SignerEntry::claim)
     }
 
     /// Takes verdicts on the first of [`SignatureSet::claims`], in their order.
-    pub fn settle(&self, verdicts: impl IntoIterator<Item = bool>) {
+    pub fn set_verdicts(&self, verdicts: impl IntoIterator<Item = bool>) {
         let unverified = self.entries.iter().filter(|entry| entry.claim().is_some());
         for (entry, is_good) in unverified.zip(verdicts) {
             entry.ahead.set(Some(is_good));
@@ -151,30 +156,30 @@ impl<'a> SignatureSet<'a> {
     /// How many signatures have been verified so far.
     #[cfg(test)]
     pub(super) fn verified(&self) -> usize {
-        self.entries.iter().filter(|entry| entry.verdict.get() != Verdict::Unknown).count()
+        self.entries.iter().filter(|entry| entry.verdict.get() != EntryVerdict::Unknown).count()
     }
 
     fn counted_before(&self, position: usize) -> bool {
         let identity = &self.entries[position].identity;
         let mut earlier = self.entries[..position].iter();
-        earlier.any(|entry| entry.verdict.get() == Verdict::Good && entry.identity.is_same_holder(identity))
+        earlier.any(|entry| entry.verdict.get() == EntryVerdict::Good && entry.identity.is_same_holder(identity))
     }
 }
 
-impl Entry<'_> {
+impl SignerEntry<'_> {
     /// What there is to verify, unless that was done.
-    fn claim(&self) -> Option<Claim<'_>> {
-        let is_open = self.verdict.get() == Verdict::Unknown && self.ahead.get().is_none();
+    fn claim(&self) -> Option<SignatureClaim<'_>> {
+        let is_open = self.verdict.get() == EntryVerdict::Unknown && self.ahead.get().is_none();
         let signed = self.signed.filter(|_| is_open)?;
-        Some(Claim::in_parts(&self.identity, signed.data.parts(), &signed.signature))
+        Some(SignatureClaim::in_parts(&self.identity, signed.data.parts(), &signed.signature))
     }
 
-    fn is_good(&self, verifier: Verifier) -> bool {
-        if self.verdict.get() == Verdict::Unknown {
+    fn is_good(&self, verifier: SignatureVerifier) -> bool {
+        if self.verdict.get() == EntryVerdict::Unknown {
             let found = self.ahead.get().or_else(|| self.claim().map(|claim| verifier.verify(&claim).is_ok()));
-            self.verdict.set(if found == Some(true) { Verdict::Good } else { Verdict::Wrong });
+            self.verdict.set(if found == Some(true) { EntryVerdict::Good } else { EntryVerdict::Wrong });
         }
-        self.verdict.get() == Verdict::Good
+        self.verdict.get() == EntryVerdict::Good
     }
 }
 
@@ -184,9 +189,9 @@ fn check_count(count: usize) -> Result<(), Error> {
 
 /// Which signers a rule has taken, by position.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Used([u64; SIGNATURES_MAX / 64]);
+pub(super) struct UsedSigners([u64; SIGNATURES_MAX / 64]);
 
-impl Used {
+impl UsedSigners {
     fn contains(&self, position: usize) -> bool {
         self.0[position / 64] & (1 << (position % 64)) != 0
     }

@@ -1,11 +1,11 @@
-//! Which organisations a gateway must ask so that a policy holds.
+//! Layouts: how many signers of each organisation a gateway must ask so that a policy holds.
 //!
-//! A layout counts signers by organisation. Layouts are built bottom up: a leaf takes one signer of its organisation; a
-//! gate adds up the layouts of the rules it combines, since a signer counts once; an implicit meta policy takes for each
-//! organisation the largest count of the policies it combines, since each of them sees all signers. Layouts that need no
-//! less than another are dropped, and so are, beyond a bound, the largest.
+//! Layouts are computed bottom up. A leaf takes one signer of its organisation. A gate adds up the layouts of the rules
+//! that it combines, since a signer counts once. An implicit meta policy takes for each organisation the largest count
+//! in the policies that it combines, since each of them sees all signers. A layout is dropped if another layout needs
+//! no more signers of any organisation. Beyond [`LAYOUTS_MAX`] layouts the largest are dropped.
 //!
-//! Only principals that a peer can satisfy count. Whether there are so many peers is left to the gateway.
+//! Only principals that a peer can satisfy are counted. The gateway finds out whether that many peers exist.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ use base::MspId;
 
 use super::Policy;
 use super::SignaturePolicy;
-use super::signature::Rule;
-use crate::principal::{Principal, Role};
+use super::signature::SignatureRule;
+use crate::principal::{MemberRole, Principal};
 
 /// How many layouts are kept, at the end and at every step on the way.
 pub const LAYOUTS_MAX: usize = 128;
-/// How many times two layouts are joined for one policy, before the search settles for what it has found.
+/// How many times two layouts are joined for one policy, before the search ends with the layouts found so far.
 const JOINS_MAX: usize = 128 * 1024;
 
 /// How many signers of each organisation.
-pub type Layout = BTreeMap<MspId, usize>;
+pub type EndorsementLayout = BTreeMap<MspId, usize>;
 
-pub(super) fn layouts(policy: &Policy) -> Vec<Layout> {
-    Search { joins_left: JOINS_MAX }.of_policy(policy)
+pub(super) fn layouts(policy: &Policy) -> Vec<EndorsementLayout> {
+    LayoutSearch { joins_left: JOINS_MAX }.of_policy(policy)
 }
 
-struct Search {
+struct LayoutSearch {
     joins_left: usize,
 }
 
-impl Search {
-    fn of_policy(&mut self, policy: &Policy) -> Vec<Layout> {
+impl LayoutSearch {
+    fn of_policy(&mut self, policy: &Policy) -> Vec<EndorsementLayout> {
         match policy {
             Policy::Signature(policy) => self.of_rule(policy, policy.rule()),
             Policy::ImplicitMeta(meta) => {
@@ -44,14 +44,14 @@ impl Search {
         }
     }
 
-    fn of_rule(&mut self, policy: &SignaturePolicy, rule: &Rule) -> Vec<Layout> {
+    fn of_rule(&mut self, policy: &SignaturePolicy, rule: &SignatureRule) -> Vec<EndorsementLayout> {
         match rule {
-            Rule::SignedBy(position) => {
+            SignatureRule::SignedBy(position) => {
                 let principal = &policy.principals()[*position];
                 let of_peer = principal.msp().filter(|_| may_be_peer(principal));
-                of_peer.map(|msp| Layout::from([(msp.clone(), 1)])).into_iter().collect()
+                of_peer.map(|msp| EndorsementLayout::from([(msp.clone(), 1)])).into_iter().collect()
             }
-            Rule::OutOf(n, rules) => {
+            SignatureRule::OutOf(n, rules) => {
                 let below: Vec<_> = rules.iter().map(|rule| self.of_rule(policy, rule)).collect();
                 self.combine(&below, usize::try_from(*n).unwrap_or(0), |count, other| count + other)
             }
@@ -59,13 +59,18 @@ impl Search {
     }
 
     /// All choices of `n` parts, and of one layout from each of them, with counts of one organisation joined by `join`.
-    fn combine(&mut self, parts: &[Vec<Layout>], n: usize, join: impl Fn(usize, usize) -> usize) -> Vec<Layout> {
+    fn combine(
+        &mut self,
+        parts: &[Vec<EndorsementLayout>],
+        n: usize,
+        join: impl Fn(usize, usize) -> usize,
+    ) -> Vec<EndorsementLayout> {
         if n > parts.len() {
             return Vec::new();
         }
         // chosen[k] holds the layouts of choices of k parts among those seen so far.
-        let mut chosen: Vec<Vec<Layout>> = vec![Vec::new(); n + 1];
-        chosen[0].push(Layout::new());
+        let mut chosen: Vec<Vec<EndorsementLayout>> = vec![Vec::new(); n + 1];
+        chosen[0].push(EndorsementLayout::new());
         for part in parts.iter().filter(|part| !part.is_empty()) {
             // Downwards, so that the part is chosen at most once.
             for k in (0..n).rev() {
@@ -85,14 +90,14 @@ impl Search {
 
 fn may_be_peer(principal: &Principal) -> bool {
     match principal {
-        Principal::Role(_, role) => matches!(role, Role::Member | Role::Peer),
+        Principal::Role(_, role) => matches!(role, MemberRole::Member | MemberRole::Peer),
         Principal::OrganizationalUnit { .. } | Principal::Identity(..) => true,
         Principal::Combined(all) => all.iter().all(|part| matches!(part, Principal::Nominal) || may_be_peer(part)),
         Principal::Nominal | Principal::Nobody => false,
     }
 }
 
-fn joined(a: &Layout, b: &Layout, join: &impl Fn(usize, usize) -> usize) -> Layout {
+fn joined(a: &EndorsementLayout, b: &EndorsementLayout, join: &impl Fn(usize, usize) -> usize) -> EndorsementLayout {
     let mut both = a.clone();
     for (msp, count) in b {
         let sum = both.entry(msp.clone()).or_insert(0);
@@ -102,12 +107,13 @@ fn joined(a: &Layout, b: &Layout, join: &impl Fn(usize, usize) -> usize) -> Layo
 }
 
 /// The layouts that need less than every other in something, fewest signers first.
-fn smallest(layouts: Vec<Layout>) -> Vec<Layout> {
-    let signers = |layout: &Layout| layout.values().sum::<usize>();
-    let mut sized: Vec<(usize, Layout)> = layouts.into_iter().map(|layout| (signers(&layout), layout)).collect();
+fn smallest(layouts: Vec<EndorsementLayout>) -> Vec<EndorsementLayout> {
+    let signers = |layout: &EndorsementLayout| layout.values().sum::<usize>();
+    let mut sized: Vec<(usize, EndorsementLayout)> =
+        layouts.into_iter().map(|layout| (signers(&layout), layout)).collect();
     sized.sort_unstable();
     sized.dedup();
-    let mut kept: Vec<(usize, Layout)> = Vec::new();
+    let mut kept: Vec<(usize, EndorsementLayout)> = Vec::new();
     for (size, layout) in sized {
         if kept.len() == LAYOUTS_MAX {
             break;
@@ -121,6 +127,6 @@ fn smallest(layouts: Vec<Layout>) -> Vec<Layout> {
     kept.into_iter().map(|(_, layout)| layout).collect()
 }
 
-fn needs_no_more(smaller: &Layout, larger: &Layout) -> bool {
+fn needs_no_more(smaller: &EndorsementLayout, larger: &EndorsementLayout) -> bool {
     smaller.iter().all(|(msp, count)| larger.get(msp).is_some_and(|other| count <= other))
 }

@@ -1,21 +1,21 @@
-//! Policies: which signatures suffice.
+//! Policies: rules that decide which signatures suffice.
 //!
-//! A **signature policy** is a tree of gates ("n out of these") over principals. An **implicit meta policy** asks the
-//! policies of one name in all groups directly below and wants any, all or the majority of them. A **tree** gives the
-//! policies of a channel's configuration their paths. An **application policy**, which a contract carries, is either a
-//! signature policy or a path.
+//! A **signature policy** is a tree of gates ("n out of these rules") over principals. An **implicit meta policy**
+//! evaluates the policies of one name in all groups directly below its own group, and requires any, all or the majority
+//! of them. A **tree** gives each policy of a channel's configuration its path. An **application policy**, which
+//! belongs to a contract, is either a signature policy or a path.
 //!
-//! Evaluation follows Fabric's, whose verdict is part of the ledger:
-//! 1. Signers whose identity is not valid in the channel do not count, nor do wrong signatures.
-//! 2. Each holder counts once, however often they signed.
-//! 3. A gate asks all its rules in order, also after enough have said yes; a rule takes the first unused signer that
-//!    satisfies its principal, and a gate that fails gives back what its rules took. There is no backtracking, so a
-//!    policy may be refused although another assignment of signers would satisfy it.
-//! 4. Each policy below an implicit meta policy sees all signers afresh.
+//! Evaluation follows Fabric's, because the verdict is part of the ledger:
+//! 1. A signer counts only if its identity is valid in the channel and its signature is right.
+//! 2. Each holder of a certificate counts once, however often it signed.
+//! 3. A gate evaluates all its rules in order, even after enough of them are satisfied. A rule takes the first unused
+//!    signer that satisfies its principal. A gate that fails gives back the signers that its rules took. There is no
+//!    backtracking, so a policy may fail although another assignment of signers would satisfy it.
+//! 4. Each policy below an implicit meta policy sees all signers, including those that another policy has used.
 //!
-//! Signatures are verified when a rule first wants their signer, and at most once ([`SignatureSet`]).
+//! A signature is verified when a rule first needs its signer, and at most once ([`SignatureSet`]).
 //!
-//! Everything that comes from the wire is bounded by the constants below.
+//! The constants below bound everything that comes from the wire.
 
 mod application;
 mod evaluate;
@@ -29,8 +29,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use application::{ApplicationPolicy, channel_reference, of_signature};
-pub use evaluate::{Message, SignatureSet, SignedData};
-pub use layout::{LAYOUTS_MAX, Layout};
+pub use evaluate::{SignatureSet, SignedData, SignedMessage};
+pub use layout::{EndorsementLayout, LAYOUTS_MAX};
 pub use signature::SignaturePolicy;
 pub use text::{parse, print};
 pub use tree::{ImplicitMeta, MetaRule, PolicyTree, implicit_meta_to_wire, signature_to_wire};
@@ -53,7 +53,7 @@ pub const PRINCIPALS_MAX: usize = 1024;
 pub enum Policy {
     /// Gates over principals.
     Signature(Arc<SignaturePolicy>),
-    /// So many of the policies below.
+    /// A required number of the policies below.
     ImplicitMeta(Arc<ImplicitMeta>),
     /// A policy that does not exist: nothing satisfies it.
     Missing,
@@ -94,7 +94,7 @@ impl Policy {
 
     /// The smallest choices of organisations whose peers could satisfy the policy, at most [`LAYOUTS_MAX`] of them, each
     /// with how many signers of each organisation it takes. Empty when peers alone cannot satisfy it.
-    pub fn layouts(&self) -> Vec<Layout> {
+    pub fn layouts(&self) -> Vec<EndorsementLayout> {
         layout::layouts(self)
     }
 }

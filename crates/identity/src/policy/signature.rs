@@ -5,7 +5,7 @@ use bytes::Bytes;
 use proto::common::signature_policy::Type as Wire;
 use proto::common::{SignaturePolicy as WireRule, SignaturePolicyEnvelope};
 
-use super::evaluate::{SignatureSet, Used};
+use super::evaluate::{SignatureSet, UsedSigners};
 use super::{DEPTH_MAX, PRINCIPALS_MAX, RULES_MAX, decode, malformed};
 use crate::error::Error;
 use crate::principal::Principal;
@@ -13,16 +13,16 @@ use crate::principal::Principal;
 /// A tree of gates whose leaves are principals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SignaturePolicy {
-    rule: Rule,
+    rule: SignatureRule,
     principals: Vec<Principal>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Rule {
+pub(super) enum SignatureRule {
     /// A position among the principals.
     SignedBy(usize),
     /// This many of the rules. A number below 1 always holds, one above the number of rules never does.
-    OutOf(i32, Vec<Rule>),
+    OutOf(i32, Vec<SignatureRule>),
 }
 
 impl SignaturePolicy {
@@ -57,24 +57,24 @@ impl SignaturePolicy {
         &self.principals
     }
 
-    pub(super) fn rule(&self) -> &Rule {
+    pub(super) fn rule(&self) -> &SignatureRule {
         &self.rule
     }
 
     pub(super) fn is_satisfied(&self, signatures: &SignatureSet<'_>) -> bool {
-        let mut used = Used::default();
+        let mut used = UsedSigners::default();
         self.ask(&self.rule, signatures, &mut used, true)
     }
 
     /// Whether the rule holds; if so, `used` has grown by the signers it took.
     ///
-    /// `is_last` says that nobody looks at `used` after a yes. Then the gate may stop at once when enough rules said
-    /// yes; otherwise it goes on to take the signers that its remaining rules can take, because Fabric does.
+    /// `is_last` says that `used` is not read after a success. Then the gate may stop at once when enough rules hold.
+    /// Otherwise its remaining rules also take the signers that they can take, as in Fabric.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    fn ask(&self, rule: &Rule, signatures: &SignatureSet<'_>, used: &mut Used, is_last: bool) -> bool {
+    fn ask(&self, rule: &SignatureRule, signatures: &SignatureSet<'_>, used: &mut UsedSigners, is_last: bool) -> bool {
         match rule {
-            Rule::SignedBy(principal) => signatures.take(&self.principals[*principal], used),
-            Rule::OutOf(n, rules) => {
+            SignatureRule::SignedBy(principal) => signatures.take(&self.principals[*principal], used),
+            SignatureRule::OutOf(n, rules) => {
                 let needed = usize::try_from(*n).unwrap_or(0);
                 let mut held = 0;
                 for (position, rule) in rules.iter().enumerate() {
@@ -96,7 +96,7 @@ impl SignaturePolicy {
     }
 }
 
-fn compile(wire: &WireRule, principals: usize, depth: usize, budget: &mut usize) -> Result<Rule, Error> {
+fn compile(wire: &WireRule, principals: usize, depth: usize, budget: &mut usize) -> Result<SignatureRule, Error> {
     let (Some(depth), Some(left)) = (depth.checked_sub(1), budget.checked_sub(1)) else {
         return malformed("it nests too deep or has too many rules");
     };
@@ -104,12 +104,12 @@ fn compile(wire: &WireRule, principals: usize, depth: usize, budget: &mut usize)
     match &wire.r#type {
         None => malformed("a rule is empty"),
         Some(Wire::SignedBy(position)) => match usize::try_from(*position) {
-            Ok(position) if position < principals => Ok(Rule::SignedBy(position)),
+            Ok(position) if position < principals => Ok(SignatureRule::SignedBy(position)),
             _ => malformed(format!("principal {position} does not exist")),
         },
         Some(Wire::NOutOf(gate)) => {
             let rules = gate.rules.iter().map(|rule| compile(rule, principals, depth, budget));
-            Ok(Rule::OutOf(gate.n, rules.collect::<Result<_, _>>()?))
+            Ok(SignatureRule::OutOf(gate.n, rules.collect::<Result<_, _>>()?))
         }
     }
 }

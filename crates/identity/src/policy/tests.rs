@@ -11,10 +11,10 @@ use proto::common::{
 };
 
 use super::*;
-use crate::issue::{Organization, Terms};
-use crate::principal::{Principal, Role};
+use crate::issue::{CertificateTerms, IssuingOrganization};
+use crate::principal::{MemberRole, Principal};
 use crate::signer::Signer;
-use crate::verifier::Verifier;
+use crate::verifier::SignatureVerifier;
 
 const MESSAGE: &[u8] = b"what all of them sign";
 
@@ -30,10 +30,11 @@ fn world() -> &'static World {
         let mut signers = BTreeMap::new();
         let mut msps = Vec::new();
         for name in ["A", "B", "C", "D"] {
-            let terms = Terms::seeded([name.as_bytes()[0]; 32]);
-            let organization = Organization::found(name, &format!("{name}.example.com"), &terms).expect("founded");
+            let terms = CertificateTerms::seeded([name.as_bytes()[0]; 32]);
+            let organization =
+                IssuingOrganization::create(name, &format!("{name}.example.com"), &terms).expect("founded");
             msps.push(Arc::new(organization.membership().expect("valid")));
-            for role in [Role::Peer, Role::Admin, Role::Client, Role::Orderer] {
+            for role in [MemberRole::Peer, MemberRole::Admin, MemberRole::Client, MemberRole::Orderer] {
                 for number in 0..2 {
                     let short = format!("{}{number}", role.as_str());
                     let signer = organization.issue(role, &short).expect("issued");
@@ -153,9 +154,9 @@ fn a_signature_is_verified_only_when_wanted_and_once() {
 fn what_was_verified_ahead_counts_once_it_is_asked_for() {
     let signatures = signed("A.peer0 B.peer0! C.peer0 D.peer0");
     let set = SignatureSet::new(&signatures, &world().members).expect("few");
-    let ahead: Vec<bool> = set.claims().map(|claim| Verifier::Library.verify(&claim).is_ok()).collect();
+    let ahead: Vec<bool> = set.claims().map(|claim| SignatureVerifier::Library.verify(&claim).is_ok()).collect();
     assert_eq!(ahead, [true, false, true, true]);
-    set.settle(ahead.into_iter().take(3));
+    set.set_verdicts(ahead.into_iter().take(3));
     assert_eq!(set.verified(), 0);
     assert_eq!(set.claims().count(), 1, "the fourth is still open");
     assert_eq!(policy("OR('C.peer', 'D.peer')").evaluate(&set), Ok(()));
@@ -194,9 +195,9 @@ fn principals_of_other_kinds_decide_too() {
         ("its own identity", identity("A.peer0"), true),
         ("another identity", identity("A.peer1"), false),
         ("identity that is none", wire(Classification::Identity, vec![1, 2, 3]), false),
-        ("both roles it has", combined(vec![role("A", Role::Peer), role("A", Role::Member)]), true),
-        ("a role it has not", combined(vec![role("A", Role::Peer), role("A", Role::Admin)]), false),
-        ("nested", combined(vec![combined(vec![role("A", Role::Peer)]), identity("A.peer0")]), true),
+        ("both roles it has", combined(vec![role("A", MemberRole::Peer), role("A", MemberRole::Member)]), true),
+        ("a role it has not", combined(vec![role("A", MemberRole::Peer), role("A", MemberRole::Admin)]), false),
+        ("nested", combined(vec![combined(vec![role("A", MemberRole::Peer)]), identity("A.peer0")]), true),
         ("all of nothing", combined(vec![]), false),
         ("anybody with a name", anonymity(0), true),
         ("the anonymous", anonymity(1), false),
@@ -209,12 +210,13 @@ fn principals_of_other_kinds_decide_too() {
     }
 }
 
-/// An organisation that replaces its root has two for a while. Whoever asks for a unit under one of them does not get the same
+/// An organisation that replaces its root has two for a while. A request for a unit under one of them does not get the same
 /// unit, of the same name, under the other.
 #[test]
 fn a_unit_under_one_root_of_an_organisation_is_not_the_same_unit_under_its_other_root() {
-    let roots =
-        [1, 2].map(|seed| Organization::found("A", "a.example.com", &Terms::seeded([seed; 32])).expect("founded"));
+    let roots = [1, 2].map(|seed| {
+        IssuingOrganization::create("A", "a.example.com", &CertificateTerms::seeded([seed; 32])).expect("founded")
+    });
     let mut definition = roots[0].definition();
     definition.root_certs.push(roots[1].authority().certificate_pem().clone());
     let units = definition.fabric_node_ous.as_mut().expect("it marks its nodes");
@@ -228,12 +230,12 @@ fn a_unit_under_one_root_of_an_organisation_is_not_the_same_unit_under_its_other
     marks.into_iter().flatten().for_each(|unit| unit.certificate = Bytes::new());
     let members = MspManager::new([Arc::new(crate::Msp::from_fabric(&definition).expect("valid"))]);
     let signed = roots.each_ref().map(|root| {
-        let signer = root.issue(Role::Peer, "peer0").expect("issued");
+        let signer = root.issue(MemberRole::Peer, "peer0").expect("issued");
         let signature = signer.sign(MESSAGE);
         SignedData { data: Bytes::from_static(MESSAGE).into(), identity: signer.serialized().clone(), signature }
     });
-    let unit_under = |roots: &[&Organization]| {
-        let principal = |root: &&Organization| {
+    let unit_under = |roots: &[&IssuingOrganization]| {
+        let principal = |root: &&IssuingOrganization| {
             let certifiers = crate::digest::sha256([&root.authority().certificate().der()[..]]);
             let unit = OrganizationUnit {
                 msp_identifier: "A".to_owned(),
@@ -276,7 +278,7 @@ fn definitions_out_of_bounds_are_refused() {
     let envelope = |rule: Option<WireRule>| SignaturePolicyEnvelope {
         version: 0,
         rule,
-        identities: vec![Principal::role_to_wire("A", Role::Peer)],
+        identities: vec![Principal::role_to_wire("A", MemberRole::Peer)],
     };
     let deep = |depth| (0..depth).fold(leaf(0), |rule, _| gate(1, vec![rule]));
     let compile = |rule| SignaturePolicy::compile(&envelope(Some(rule)));
@@ -418,7 +420,9 @@ fn texts_that_are_no_policy_are_refused() {
 }
 
 fn layouts_of(policy: &Policy) -> Vec<String> {
-    let text = |layout: Layout| layout.iter().map(|(msp, count)| format!("{msp}{count}")).collect::<Vec<_>>().join(" ");
+    let text = |layout: EndorsementLayout| {
+        layout.iter().map(|(msp, count)| format!("{msp}{count}")).collect::<Vec<_>>().join(" ")
+    };
     policy.layouts().into_iter().map(text).collect()
 }
 
@@ -458,15 +462,15 @@ fn layouts_of_huge_policies_stay_few_and_cheap() {
 
 /// Fabric's algorithm as it is written there: all signatures first, then the tree, with no shortcut.
 fn fabric_decides(policy: &SignaturePolicy, signatures: &[SignedData]) -> bool {
-    use super::signature::Rule;
-    fn ask(policy: &SignaturePolicy, rule: &Rule, signers: &[Arc<Identity>], used: &mut Vec<bool>) -> bool {
+    use super::signature::SignatureRule;
+    fn ask(policy: &SignaturePolicy, rule: &SignatureRule, signers: &[Arc<Identity>], used: &mut Vec<bool>) -> bool {
         match rule {
-            Rule::SignedBy(principal) => {
+            SignatureRule::SignedBy(principal) => {
                 let principal = &policy.principals()[*principal];
                 let found = (0..signers.len()).find(|i| !used[*i] && signers[*i].satisfies(principal));
                 found.inspect(|i| used[*i] = true).is_some()
             }
-            Rule::OutOf(n, rules) => {
+            SignatureRule::OutOf(n, rules) => {
                 let mut held = 0;
                 for rule in rules {
                     let mut attempt = used.clone();

@@ -6,9 +6,10 @@
 //! gate      = ("AND" | "OR") "(" policy ("," policy)* ")" | "OutOf" "(" number ("," policy)+ ")"
 //! principal = quote msp "." role quote         role = "member" | "admin" | "client" | "peer" | "orderer"
 //! ```
-//! Gates may also be written `And`, `and`, `Or`, `or`, `outof` and `OUTOF`; quotes are single or double; the number may be
-//! quoted and at most one more than there are rules. Each mention of a principal makes an entry of its own, so that the
-//! encoding is the one Fabric's parser makes. A bare principal, which Fabric's parser refuses, is a policy of one leaf.
+//! Gates may also be written `And`, `and`, `Or`, `or`, `outof` and `OUTOF`. Quotes are single or double. The number may
+//! be quoted, and it may be at most one more than the number of rules. Each mention of a principal makes a separate
+//! entry, so that the encoding equals the encoding that Fabric's parser makes. A bare principal is a policy of one
+//! leaf; Fabric's parser refuses it.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt::Write as _;
@@ -16,10 +17,10 @@ use std::fmt::Write as _;
 use proto::common::signature_policy::{NOutOf, Type};
 use proto::common::{MspPrincipal, SignaturePolicy as WireRule, SignaturePolicyEnvelope};
 
-use super::signature::Rule;
+use super::signature::SignatureRule;
 use super::{DEPTH_MAX, PRINCIPALS_MAX, RULES_MAX, SignaturePolicy, malformed};
 use crate::error::Error;
-use crate::principal::{Principal, Role};
+use crate::principal::{MemberRole, Principal};
 
 /// The longest text that is read, in bytes.
 const TEXT_BYTES_MAX: usize = 256 * 1024;
@@ -32,7 +33,7 @@ pub fn parse(text: &str) -> Result<SignaturePolicyEnvelope, Error> {
     if text.len() > TEXT_BYTES_MAX {
         return malformed("the text is too long");
     }
-    let mut parser = Parser { text, at: 0, principals: Vec::new(), rules: 0 };
+    let mut parser = PolicyParser { text, at: 0, principals: Vec::new(), rules: 0 };
     let rule = parser.policy(DEPTH_MAX)?;
     match parser.next_token()? {
         None => Ok(SignaturePolicyEnvelope { version: 0, rule: Some(rule), identities: parser.principals }),
@@ -40,7 +41,7 @@ pub fn parse(text: &str) -> Result<SignaturePolicyEnvelope, Error> {
     }
 }
 
-struct Parser<'a> {
+struct PolicyParser<'a> {
     text: &'a str,
     at: usize,
     principals: Vec<MspPrincipal>,
@@ -48,7 +49,7 @@ struct Parser<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Token<'a> {
+enum PolicyToken<'a> {
     Open,
     Close,
     Comma,
@@ -56,26 +57,26 @@ enum Token<'a> {
     Quoted(&'a str),
 }
 
-impl<'a> Parser<'a> {
+impl<'a> PolicyParser<'a> {
     fn fail<T>(&self, reason: &str) -> Result<T, Error> {
         malformed(format!("{reason} (at byte {})", self.at))
     }
 
-    fn next_token(&mut self) -> Result<Option<Token<'a>>, Error> {
+    fn next_token(&mut self) -> Result<Option<PolicyToken<'a>>, Error> {
         let rest = self.text[self.at..].trim_start();
         self.at = self.text.len().saturating_sub(rest.len());
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let (token, length) = match first {
-            '(' => (Token::Open, 1),
-            ')' => (Token::Close, 1),
-            ',' => (Token::Comma, 1),
+            '(' => (PolicyToken::Open, 1),
+            ')' => (PolicyToken::Close, 1),
+            ',' => (PolicyToken::Comma, 1),
             '\'' | '"' => match rest[1..].find(first) {
-                Some(end) => (Token::Quoted(&rest[1..=end]), end.saturating_add(2)),
+                Some(end) => (PolicyToken::Quoted(&rest[1..=end]), end.saturating_add(2)),
                 None => return self.fail("a quote is not closed"),
             },
             c if c.is_ascii_alphanumeric() => {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
-                (Token::Word(&rest[..end]), end)
+                (PolicyToken::Word(&rest[..end]), end)
             }
             other => return self.fail(&format!("unexpected character {other:?}")),
         };
@@ -83,7 +84,7 @@ impl<'a> Parser<'a> {
         Ok(Some(token))
     }
 
-    fn expect(&mut self, token: Token<'_>, what: &str) -> Result<(), Error> {
+    fn expect(&mut self, token: PolicyToken<'_>, what: &str) -> Result<(), Error> {
         if self.next_token()? == Some(token) { Ok(()) } else { self.fail(&format!("expected {what}")) }
     }
 
@@ -94,24 +95,24 @@ impl<'a> Parser<'a> {
             return self.fail("it has too many rules");
         }
         match self.next_token()? {
-            Some(Token::Quoted(principal)) => self.principal(principal),
-            Some(Token::Word(gate)) => self.gate(gate, depth),
+            Some(PolicyToken::Quoted(principal)) => self.principal(principal),
+            Some(PolicyToken::Word(gate)) => self.gate(gate, depth),
             _ => self.fail("expected a gate or a principal"),
         }
     }
 
     fn gate(&mut self, gate: &str, depth: usize) -> Result<WireRule, Error> {
-        self.expect(Token::Open, "(")?;
+        self.expect(PolicyToken::Open, "(")?;
         let n = match gate {
             "AND" | "And" | "and" => None,
             "OR" | "Or" | "or" => Some(1),
             "OutOf" | "outof" | "OUTOF" => {
                 let n = match self.next_token()? {
-                    Some(Token::Word(number) | Token::Quoted(number)) => number.parse::<u16>().ok(),
+                    Some(PolicyToken::Word(number) | PolicyToken::Quoted(number)) => number.parse::<u16>().ok(),
                     _ => None,
                 };
                 let Some(n) = n else { return self.fail("expected a number") };
-                self.expect(Token::Comma, ",")?;
+                self.expect(PolicyToken::Comma, ",")?;
                 Some(usize::from(n))
             }
             _ => return self.fail(&format!("{gate} is not a gate")),
@@ -119,8 +120,8 @@ impl<'a> Parser<'a> {
         let mut rules = vec![self.policy(depth)?];
         loop {
             match self.next_token()? {
-                Some(Token::Comma) => rules.push(self.policy(depth)?),
-                Some(Token::Close) => break,
+                Some(PolicyToken::Comma) => rules.push(self.policy(depth)?),
+                Some(PolicyToken::Close) => break,
                 _ => return self.fail("expected , or )"),
             }
         }
@@ -142,7 +143,7 @@ impl<'a> Parser<'a> {
         else {
             return self.fail(&format!("{text:?} is not a principal"));
         };
-        let Some(role) = Role::ALL.into_iter().find(|candidate| candidate.as_str() == role) else {
+        let Some(role) = MemberRole::ALL.into_iter().find(|candidate| candidate.as_str() == role) else {
             return self.fail(&format!("{role:?} is not a role"));
         };
         let position = i32::try_from(self.principals.len()).expect("principals are bounded");
@@ -165,10 +166,10 @@ impl std::fmt::Display for SignaturePolicy {
     }
 }
 
-fn print_rule(policy: &SignaturePolicy, rule: &Rule, text: &mut String) {
+fn print_rule(policy: &SignaturePolicy, rule: &SignatureRule, text: &mut String) {
     match rule {
-        Rule::SignedBy(position) => print_principal(&policy.principals()[*position], text),
-        Rule::OutOf(n, rules) => {
+        SignatureRule::SignedBy(position) => print_principal(&policy.principals()[*position], text),
+        SignatureRule::OutOf(n, rules) => {
             let count = i32::try_from(rules.len()).expect("rules are bounded");
             // "All of one" could be either; OR is what "any of one" prints as, so it is that.
             match *n {

@@ -28,7 +28,7 @@ pub enum MetaRule {
     Majority,
 }
 
-/// A policy that asks the policies of one name in all groups directly below.
+/// A policy that evaluates the policies of one name in all groups directly below.
 #[derive(Clone, Debug)]
 pub struct ImplicitMeta {
     threshold: usize,

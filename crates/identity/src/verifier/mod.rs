@@ -1,20 +1,24 @@
-//! How signatures are verified: P-256 by tables of each key's multiples, and whatever those cannot say by the library.
+//! Verification of signatures: P-256 by tables of each key's multiples, and by the library (aws-lc-rs) where the tables
+//! give no answer.
 //!
-//! Verification of P-256 is most of what a transaction costs, mostly with the same few hundred keys. So, with
-//! [`Verifier::Tables`]:
+//! P-256 verification is most of the cost of a transaction, and most of it is for the same few hundred keys. Therefore
+//! [`SignatureVerifier::Tables`] works as follows:
 //!
-//! 1. A key that has been used a few times gets a [table](tables), with which `p256_verify` finds a signature valid at a tenth of the
-//!    library's price, and many together at a thirtieth.
-//! 2. `p256_verify` never says that a signature is invalid. Whatever it does not find valid is asked of the library.
-//! 3. Of the signatures that it finds valid, one in [`RECHECKED_ONE_IN`] is asked of the library too, chosen so that nobody outside can
-//!    tell which. If the library differs, the process says with what and [ends](differs): it must not judge another signature.
+//! 1. A key that has been used a few times gets a [table](tables). With it `p256_verify` finds a signature valid at a
+//!    tenth of the library's cost, and at a thirtieth when many signatures are verified together.
+//! 2. `p256_verify` never says that a signature is invalid. The library decides on every signature that `p256_verify`
+//!    does not find valid.
+//! 3. The library also verifies one in [`RECHECKED_ONE_IN`] of the signatures that `p256_verify` finds valid, chosen so
+//!    that no outsider can tell which. If the library finds such a signature invalid, the process reports the
+//!    difference and [ends](differs), because it must not verify another signature.
 //!
-//! [`Verifier::Library`] asks the library alone. Other kinds of key are always the library's.
+//! [`SignatureVerifier::Library`] uses the library only. Signatures of other kinds of key are always verified by the
+//! library.
 //!
-//! Invariant: both say the same of every signature.
+//! Invariant: both variants give the same verdict on every signature.
 //!
-//! In a simulation the library checks every signature too, and its verdicts are [remembered](memo); those of tables are not. Each parsed key has a
-//! table of its own there: neither runs nor the nodes of a run share tables.
+//! In a simulation the library checks every signature too, and its verdicts are [cached](memo); the verdicts of tables
+//! are not cached. Each parsed key has its own table there, so that neither runs nor the nodes of a run share tables.
 
 mod tables;
 
@@ -24,7 +28,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use aws_lc_rs::digest::{self, Digest};
 use base::rt;
-use p256_verify::Path;
+use p256_verify::Backend;
 
 pub(crate) use tables::TabledKey;
 use tables::count;
@@ -44,7 +48,7 @@ pub const RECHECKED_ONE_IN: u64 = 1_000;
 /// How P-256 signatures are verified.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(u8)]
-pub enum Verifier {
+pub enum SignatureVerifier {
     /// By tables of each key's multiples where there are some, otherwise by the library.
     #[default]
     Tables = 0,
@@ -53,31 +57,31 @@ pub enum Verifier {
 }
 
 /// What [`Verifier::of_process`] says.
-static OF_PROCESS: AtomicU8 = AtomicU8::new(Verifier::Tables as u8);
+static OF_PROCESS: AtomicU8 = AtomicU8::new(SignatureVerifier::Tables as u8);
 
 /// A signature, what it covers and whose it claims to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim<'a> {
+pub struct SignatureClaim<'a> {
     pub(crate) key: &'a PublicKey,
     /// The message, end to end.
     pub(crate) message: [&'a [u8]; 3],
     pub(crate) signature: &'a [u8],
 }
 
-impl<'a> Claim<'a> {
+impl<'a> SignatureClaim<'a> {
     /// The claim that a holder has signed this message.
-    pub fn new(holder: &'a Identity, message: &'a [u8], signature: &'a [u8]) -> Claim<'a> {
-        Claim::in_parts(holder, [message, &[], &[]], signature)
+    pub fn new(holder: &'a Identity, message: &'a [u8], signature: &'a [u8]) -> SignatureClaim<'a> {
+        SignatureClaim::in_parts(holder, [message, &[], &[]], signature)
     }
 
     /// The claim that the owner of a key has signed this message.
-    pub fn by_key(key: &'a PublicKey, message: &'a [u8], signature: &'a [u8]) -> Claim<'a> {
-        Claim { key, message: [message, &[], &[]], signature }
+    pub fn by_key(key: &'a PublicKey, message: &'a [u8], signature: &'a [u8]) -> SignatureClaim<'a> {
+        SignatureClaim { key, message: [message, &[], &[]], signature }
     }
 
     /// The claim that a holder has signed the message that these slices make end to end.
-    pub fn in_parts(holder: &'a Identity, message: [&'a [u8]; 3], signature: &'a [u8]) -> Claim<'a> {
-        Claim { key: holder.certificate().key(), message, signature }
+    pub fn in_parts(holder: &'a Identity, message: [&'a [u8]; 3], signature: &'a [u8]) -> SignatureClaim<'a> {
+        SignatureClaim { key: holder.certificate().key(), message, signature }
     }
 
     /// Refuses a signature whose form is wrong; the scalars, if the key is on a curve.
@@ -96,8 +100,8 @@ impl<'a> Claim<'a> {
         hasher.finish_digest()
     }
 
-    /// What the library says; in a simulation perhaps what it said before.
-    fn remembered(&self, library: impl FnOnce() -> bool) -> bool {
+    /// The library's verdict; in a simulation it may be a cached one.
+    fn memoized(&self, library: impl FnOnce() -> bool) -> bool {
         memo::verdict(memo::SCHEME_MESSAGE, self.key.as_bytes(), &self.message, self.signature, library)
     }
 
@@ -110,21 +114,21 @@ impl<'a> Claim<'a> {
     }
 }
 
-impl Verifier {
-    /// What the operator of this process chose.
-    pub fn of_process() -> Verifier {
+impl SignatureVerifier {
+    /// The verifier that the operator of this process chose.
+    pub fn of_process() -> SignatureVerifier {
         match OF_PROCESS.load(Ordering::Relaxed) {
-            1 => Verifier::Library,
-            _ => Verifier::Tables,
+            1 => SignatureVerifier::Library,
+            _ => SignatureVerifier::Tables,
         }
     }
 
-    /// Has this process verify so from now on, after known answers were found again.
+    /// Makes this the verifier of this process from now on, after the known-answer tests have passed.
     ///
     /// # Errors
     /// [`Error::WrongAnswers`]: this machine or this build does not compute what it should.
     pub fn set_of_process(self) -> Result<(), Error> {
-        if self == Verifier::Tables {
+        if self == SignatureVerifier::Tables {
             tables::engine().map_err(|wrong| Error::WrongAnswers(wrong.to_owned()))?;
         }
         OF_PROCESS.store(self as u8, Ordering::Relaxed);
@@ -132,31 +136,31 @@ impl Verifier {
     }
 
     /// Whether signatures verified together are so cheap that it pays to verify some that no rule may ask for.
-    pub fn pays_in_company(self) -> bool {
-        self == Verifier::Tables && tables::engine().is_ok_and(|engine| engine.path() == Path::Ifma)
+    pub fn benefits_from_batching(self) -> bool {
+        self == SignatureVerifier::Tables && tables::engine().is_ok_and(|engine| engine.backend() == Backend::Ifma)
     }
 
     /// Checks a signature.
     ///
     /// # Errors
     /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
-    pub fn verify(self, claim: &Claim<'_>) -> Result<(), Error> {
+    pub fn verify(self, claim: &SignatureClaim<'_>) -> Result<(), Error> {
         event::SignatureVerified.add(1);
         let parsed = claim.check_form()?;
         let is_right = match (self, claim.key.tabled(), parsed) {
-            (Verifier::Tables, Some(key), Some(signature)) => {
+            (SignatureVerifier::Tables, Some(key), Some(signature)) => {
                 let digest = claim.digest();
                 let found = signature.words().is_some_and(|signature| key.finds_valid(bytes_of(&digest), &signature));
-                settle(key, claim, &digest, found)
+                confirm_verdict(key, claim, &digest, found)
             }
-            _ => claim.remembered(|| claim.is_right_by_library()),
+            _ => claim.memoized(|| claim.is_right_by_library()),
         };
         is_right.then_some(()).ok_or(Error::WrongSignature)
     }
 
     /// Checks signatures together; whether each is right, in their order.
-    pub fn verify_together(self, claims: &[Claim<'_>]) -> Vec<bool> {
-        if self == Verifier::Library || claims.len() < 2 {
+    pub fn verify_batch(self, claims: &[SignatureClaim<'_>]) -> Vec<bool> {
+        if self == SignatureVerifier::Library || claims.len() < 2 {
             return claims.iter().map(|claim| self.verify(claim).is_ok()).collect();
         }
         count(&event::SignatureBatch);
@@ -176,18 +180,18 @@ impl Verifier {
         let asked = batch.iter().map(|(_, _, key, digest, signature)| (*key, bytes_of(digest), signature));
         let found = TabledKey::find_valid(asked);
         for ((claim, verdict, key, digest, _), found) in batch.into_iter().zip(found) {
-            *verdict = settle(key, claim, &digest, found);
+            *verdict = confirm_verdict(key, claim, &digest, found);
         }
         verdicts
     }
 }
 
 /// Whether a signature is right. `found` says whether the tables found it valid.
-fn settle(key: &TabledKey, claim: &Claim<'_>, digest: &Digest, found: bool) -> bool {
+fn confirm_verdict(key: &TabledKey, claim: &SignatureClaim<'_>, digest: &Digest, found: bool) -> bool {
     // A test of a whole process asks for this.
     let found = found || (!rt::is_simulation() && rt::fault_point("identity.verifier.mutant.accepts"));
     let found = found && tables::engine().is_ok();
-    let by_library = || claim.remembered(|| claim.key.verifies_digest(digest, claim.signature));
+    let by_library = || claim.memoized(|| claim.key.verifies_digest(digest, claim.signature));
     if !found {
         count(&event::SignatureUnsure);
         let is_right = by_library();
@@ -225,9 +229,9 @@ fn is_chosen() -> bool {
     })
 }
 
-/// Ends the process: a signature that the library refuses was found valid, and nobody can tell what else was.
+/// Ends the process: a signature that the library rejects was found valid, and there may have been others.
 #[cold]
-fn differs(claim: &Claim<'_>, digest: &Digest) -> ! {
+fn differs(claim: &SignatureClaim<'_>, digest: &Digest) -> ! {
     let report = format!(
         "this build or this machine has taken a P-256 signature for valid that the library refuses. Blocks judged by this process \
          may be judged otherwise by others. Set [crypto] verify = \"library\", rebuild this peer's state from the ledger of another one, \
@@ -235,7 +239,7 @@ fn differs(claim: &Claim<'_>, digest: &Digest) -> ! {
         hex::encode(claim.key.as_bytes()),
         hex::encode(digest.as_ref()),
         hex::encode(claim.signature),
-        tables::engine().map(p256_verify::Verifier::path),
+        tables::engine().map(p256_verify::Verifier::backend),
     );
     assert!(!rt::is_simulation(), "{report}");
     // Until the process has ended, other threads ask the library.

@@ -1,29 +1,31 @@
-//! Which keys have a table of their multiples.
+//! The tables of multiples: which keys have one, and when it is built.
 //!
-//! A table takes 256 KiB and as much time as a few verifications by the library. So
+//! A table takes 256 KiB and as much time as a few verifications by the library. Therefore:
 //!
-//! 1. a key gets one when signatures by it were found right [`USES_FIRST`] times, built by a thread that nobody waits for; where that
-//!    fails, the place is free again;
-//! 2. tables stay within a budget of bytes. When it is used up, a key takes the place of the least used one if it is used twice as
-//!    often, and somewhat more; it asks again every [`USES_AGAIN`] uses;
-//! 3. uses are halved for all keys whenever one of them has [`USES_MAX`]: what was used long ago counts less.
+//! 1. A key gets a table when [`USES_FIRST`] of its signatures were found valid. A background thread builds the table,
+//!    and no verification waits for it. If building fails, the table's part of the budget is free again.
+//! 2. Tables stay within a budget of bytes. When the budget is used up, a key replaces the least used key that has a
+//!    table, if it has at least twice as many uses plus [`USES_AGAIN`]. A key that does not get a table asks again
+//!    every [`USES_AGAIN`] uses.
+//! 3. Whenever a key reaches [`USES_MAX`] uses, the uses of all keys are halved, so that old uses count less.
 //!
-//! Only right signatures count as uses. Somebody with many certificates therefore takes the place of a key only by signing
-//! more with each of them than the owner of that key does.
+//! Only valid signatures count as uses. An attacker with many certificates can therefore displace the table of a key
+//! only by signing more with each certificate than the owner of that key signs.
 //!
-//! Keys with the same bytes share a table, whichever certificate, channel or role of this process they come from. A key is known while
-//! somebody has it or while it has a table.
+//! Keys with the same bytes share a table, even if they come from different certificates, channels or roles of this
+//! process. A key is tracked while it is in use or has a table.
 //!
-//! In a simulation each key that is parsed has its own table, which takes no place and is built at once: nothing is left for the next run.
+//! In a simulation each parsed key has its own table, which does not count against the budget and is built at once, so
+//! that a run leaves nothing for the next run.
 //!
-//! Invariants: no verdict depends on whether there is a table; tables that hold a place never exceed the budget. (One that has just lost its place stays until
-//! whoever verifies with it has finished.)
+//! Invariants: no verdict depends on whether a table exists. The tables that count against the budget never exceed it.
+//! (A table that has just been dropped stays until the verifications that use it have finished.)
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use base::{Map, rt};
-use p256_verify::{Item, Key, PublicKey, Signature, Table, Verdict};
+use p256_verify::{KeyRef, KeyTable, PublicKey, Signature, Verdict, VerifyItem};
 
 use crate::event;
 
@@ -32,45 +34,46 @@ pub const BUDGET_BYTES_DEFAULT: usize = 128 << 20;
 const USES_FIRST: u32 = 4;
 const USES_AGAIN: u32 = 64;
 const USES_MAX: u32 = 1 << 20;
-/// Keys that are known before those are looked for that nobody has any more.
+/// The number of known keys above which keys that are no longer in use are removed.
 const KNOWN_MIN: usize = 1024;
 const POINT_BYTES: usize = 65;
 
 /// A key on P-256, with its table if it has one.
 #[derive(Clone)]
-pub(crate) struct TabledKey(Arc<Slot>);
+pub(crate) struct TabledKey(Arc<KeySlot>);
 
-struct Slot {
+struct KeySlot {
     key: PublicKey,
     uses: AtomicU32,
-    table: RwLock<Option<Arc<Table>>>,
-    /// Whether it holds a place in the budget.
-    has_place: AtomicBool,
+    table: RwLock<Option<Arc<KeyTable>>>,
+    /// Whether its table counts against the budget.
+    has_slot: AtomicBool,
 }
 
-/// What verifies, with the table of the group's generator, which all share; or which known answer it did not find again.
-static ENGINE: LazyLock<Result<Engine, String>> = LazyLock::new(|| {
+/// The engine with the table of the group's generator, which all keys share; or the known answer that its self-test did
+/// not reproduce.
+static ENGINE: LazyLock<Result<TableEngine, String>> = LazyLock::new(|| {
     let verifier = p256_verify::Verifier::new();
     verifier.self_test().map_err(|wrong| wrong.to_string())?;
     let table_bytes = verifier.table_bytes();
-    Ok(Engine { verifier, table_bytes })
+    Ok(TableEngine { verifier, table_bytes })
 });
 
-struct Engine {
+struct TableEngine {
     verifier: p256_verify::Verifier,
-    /// Of one key.
+    /// The size of the table of one key.
     table_bytes: usize,
 }
 
 /// Whether the engine was found to differ from the library.
 static IS_DISTRUSTED: AtomicBool = AtomicBool::new(false);
 
-/// Has the engine never be asked again.
+/// Stops the use of the engine for good.
 pub(super) fn distrust() {
     IS_DISTRUSTED.store(true, Ordering::Relaxed);
 }
 
-/// The engine. Where it computes wrongly, this says how, and the library is to be asked.
+/// The engine, or how it computes wrongly; then the library must verify instead.
 pub(super) fn engine() -> Result<&'static p256_verify::Verifier, &'static str> {
     if IS_DISTRUSTED.load(Ordering::Relaxed) {
         return Err("it differs from the library");
@@ -79,36 +82,36 @@ pub(super) fn engine() -> Result<&'static p256_verify::Verifier, &'static str> {
 }
 
 /// The keys of this process.
-static KEYS: LazyLock<Mutex<Keys>> = LazyLock::new(|| Mutex::new(Keys::new(BUDGET_BYTES_DEFAULT)));
+static KEYS: LazyLock<Mutex<TabledKeys>> = LazyLock::new(|| Mutex::new(TabledKeys::new(BUDGET_BYTES_DEFAULT)));
 
-pub(super) struct Keys {
-    known: Map<[u8; POINT_BYTES], Weak<Slot>>,
+pub(super) struct TabledKeys {
+    known: Map<[u8; POINT_BYTES], Weak<KeySlot>>,
     known_max: usize,
-    /// Those that have a table, or will have one soon.
-    placed: Vec<Arc<Slot>>,
+    /// Keys that have a table, or will have one soon.
+    reserved: Vec<Arc<KeySlot>>,
     budget_bytes: usize,
 }
 
-/// The right of a key to have a table built, which takes the places of those whose tables it then drops.
-struct Place {
-    displaced: Option<Arc<Slot>>,
+/// The right of a key to have a table built, which drops the table of the key that it displaces.
+struct BuildRight {
+    evicted: Option<Arc<KeySlot>>,
 }
 
-/// Sets how many bytes tables may take. Those that are over it are dropped.
+/// Sets how many bytes tables may take. Tables beyond that are dropped.
 pub fn set_budget(bytes: usize) {
     let mut displaced = Vec::new();
     let mut keys = keys();
     keys.budget_bytes = bytes;
-    while !keys.placed.is_empty() && keys.placed.len() > keys.places() {
-        displaced.extend(keys.displace_least());
+    while !keys.reserved.is_empty() && keys.reserved.len() > keys.tables_max() {
+        displaced.extend(keys.evict_least_used());
     }
-    gauge(keys.placed.len());
+    gauge(keys.reserved.len());
     drop(keys);
     displaced.iter().for_each(|slot| slot.lose());
 }
 
 impl TabledKey {
-    /// The key at this uncompressed point; nothing if it is not on the curve.
+    /// The key at this uncompressed point; `None` if the point is not on the curve.
     pub(crate) fn new(point: &[u8]) -> Option<TabledKey> {
         let point: [u8; POINT_BYTES] = point.try_into().ok()?;
         let is_shared = !rt::is_simulation();
@@ -116,20 +119,21 @@ impl TabledKey {
             return Some(TabledKey(known));
         }
         let key = PublicKey::from_sec1(&point)?;
-        let slot = Slot { key, uses: AtomicU32::new(0), table: RwLock::new(None), has_place: AtomicBool::new(false) };
+        let slot = KeySlot { key, uses: AtomicU32::new(0), table: RwLock::new(None), has_slot: AtomicBool::new(false) };
         if !is_shared {
             return Some(TabledKey(Arc::new(slot)));
         }
         Some(TabledKey(keys().learn(point, Arc::new(slot))))
     }
 
-    /// Whether this signature of a message with this digest was found valid; where it was not, it may be all the same.
+    /// Whether the engine found this signature of a message with this digest valid. A signature that it did not find
+    /// valid may be valid nevertheless.
     pub(crate) fn finds_valid(&self, digest: &[u8; 32], signature: &Signature) -> bool {
         let (Some(table), Ok(engine)) = (self.0.table(), engine()) else { return false };
         engine.verify_one(&table, digest, signature) == Verdict::Valid
     }
 
-    /// As [`TabledKey::finds_valid`], of many.
+    /// As [`TabledKey::finds_valid`], for many signatures.
     pub(crate) fn find_valid<'a>(
         asked: impl Iterator<Item = (&'a TabledKey, &'a [u8; 32], &'a Signature)>,
     ) -> Vec<bool> {
@@ -138,20 +142,20 @@ impl TabledKey {
         let mut items = Vec::with_capacity(asked.len());
         for (key, table, digest, signature) in &asked {
             let key = match table {
-                Some(table) => Key::Table(table),
-                None => Key::Cold(&key.0.key),
+                Some(table) => KeyRef::Table(table),
+                None => KeyRef::Cold(&key.0.key),
             };
-            items.push(Item { key, digest: **digest, signature: **signature });
+            items.push(VerifyItem { key, digest: **digest, signature: **signature });
         }
         engine.verify_many(&items).into_iter().map(|verdict| verdict == Verdict::Valid).collect()
     }
 
-    /// Counts a right signature by this key.
+    /// Counts a valid signature by this key.
     pub(crate) fn used(&self) {
         let slot = &self.0;
         let uses = slot.uses.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let asks = uses == USES_FIRST || (uses > USES_FIRST && uses.is_multiple_of(USES_AGAIN));
-        if asks && !slot.has_place.load(Ordering::Relaxed) {
+        if asks && !slot.has_slot.load(Ordering::Relaxed) {
             self.ask();
         }
         if uses >= USES_MAX {
@@ -163,30 +167,30 @@ impl TabledKey {
     fn ask(&self) {
         if rt::is_simulation() {
             let Ok(engine) = engine() else { return };
-            self.0.has_place.store(true, Ordering::Relaxed);
+            self.0.has_slot.store(true, Ordering::Relaxed);
             return self.0.take(Arc::new(engine.table(&self.0.key)));
         }
-        let Some(Place { displaced }) = keys().place(&self.0) else { return };
+        let Some(BuildRight { evicted: displaced }) = keys().reserve(&self.0) else { return };
         if let Some(displaced) = displaced {
             displaced.lose();
         }
-        let place = EmptyPlace(Some(Arc::clone(&self.0)));
+        let place = ReservedSlot(Some(Arc::clone(&self.0)));
         let build = move || place.fill(|key| Some(engine().ok()?.table(key)));
         if !rt::is_running() {
             build();
         } else {
-            // Its end is not waited for: until then the library verifies.
+            // Nothing waits for its end: until then the library verifies.
             drop(rt::spawn(rt::blocking(build)));
         }
     }
 }
 
-/// A place that has no table yet. It is free again where there will be none: the engine is distrusted, building panics, or nobody
-/// comes to build it. Its key asks again later.
-struct EmptyPlace(Option<Arc<Slot>>);
+/// A reserved part of the budget whose table is not built yet. It is free again if there will be no table: the engine
+/// is distrusted, building panics, or no thread builds it. Its key asks again later.
+struct ReservedSlot(Option<Arc<KeySlot>>);
 
-impl EmptyPlace {
-    fn fill(mut self, build: impl FnOnce(&PublicKey) -> Option<Table>) {
+impl ReservedSlot {
+    fn fill(mut self, build: impl FnOnce(&PublicKey) -> Option<KeyTable>) {
         let Some(slot) = &self.0 else { return };
         if let Some(table) = build(&slot.key) {
             slot.take(Arc::new(table));
@@ -195,7 +199,7 @@ impl EmptyPlace {
     }
 }
 
-impl Drop for EmptyPlace {
+impl Drop for ReservedSlot {
     fn drop(&mut self) {
         if let Some(slot) = self.0.take() {
             keys().free(&slot);
@@ -204,47 +208,47 @@ impl Drop for EmptyPlace {
     }
 }
 
-impl Slot {
-    fn table(&self) -> Option<Arc<Table>> {
+impl KeySlot {
+    fn table(&self) -> Option<Arc<KeyTable>> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes its table, if it has still the place for it.
-    fn take(&self, table: Arc<Table>) {
+    /// Accepts its table, if its part of the budget is still reserved.
+    fn take(&self, table: Arc<KeyTable>) {
         let mut held = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if self.has_place.load(Ordering::Relaxed) {
+        if self.has_slot.load(Ordering::Relaxed) {
             *held = Some(table);
             count(&event::VerifierTablesBuilt);
         }
     }
 
-    /// Drops its table, with its place.
+    /// Drops its table and frees its part of the budget.
     fn lose(&self) {
         let mut held = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        self.has_place.store(false, Ordering::Relaxed);
+        self.has_slot.store(false, Ordering::Relaxed);
         *held = None;
     }
 }
 
-fn keys() -> MutexGuard<'static, Keys> {
+fn keys() -> MutexGuard<'static, TabledKeys> {
     KEYS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Keys {
-    fn new(budget_bytes: usize) -> Keys {
-        // With room, since keys are met while a stranger's bytes are read.
+impl TabledKeys {
+    fn new(budget_bytes: usize) -> TabledKeys {
+        // With capacity, since keys are learnt while a stranger's bytes are read.
         let mut known = Map::default();
         known.reserve(2 * KNOWN_MIN);
-        Keys { known, known_max: KNOWN_MIN, placed: Vec::new(), budget_bytes }
+        TabledKeys { known, known_max: KNOWN_MIN, reserved: Vec::new(), budget_bytes }
     }
 
     /// How many tables fit the budget.
-    fn places(&self) -> usize {
+    fn tables_max(&self) -> usize {
         ENGINE.as_ref().map_or(0, |engine| self.budget_bytes / engine.table_bytes)
     }
 
-    /// Makes a key known, or finds out that somebody else just has.
-    fn learn(&mut self, point: [u8; POINT_BYTES], slot: Arc<Slot>) -> Arc<Slot> {
+    /// Makes a key known, or returns the one that another thread has just made known.
+    fn learn(&mut self, point: [u8; POINT_BYTES], slot: Arc<KeySlot>) -> Arc<KeySlot> {
         if let Some(known) = self.known.get(&point).and_then(Weak::upgrade) {
             return known;
         }
@@ -256,43 +260,43 @@ impl Keys {
         slot
     }
 
-    /// A place for a key that has none, if one is free or another key is used less.
-    fn place(&mut self, slot: &Arc<Slot>) -> Option<Place> {
-        if slot.has_place.load(Ordering::Relaxed) || self.places() == 0 {
+    /// Reserves a table for a key that has none, if the budget has space or another key is used less.
+    fn reserve(&mut self, slot: &Arc<KeySlot>) -> Option<BuildRight> {
+        if slot.has_slot.load(Ordering::Relaxed) || self.tables_max() == 0 {
             return None;
         }
-        let displaced = if self.placed.len() < self.places() {
+        let displaced = if self.reserved.len() < self.tables_max() {
             None
         } else {
             let uses = slot.uses.load(Ordering::Relaxed);
-            let least = self.placed.iter().map(|placed| placed.uses.load(Ordering::Relaxed)).min()?;
+            let least = self.reserved.iter().map(|placed| placed.uses.load(Ordering::Relaxed)).min()?;
             if uses < 2 * least + USES_AGAIN {
                 return None;
             }
             count(&event::VerifierTablesDisplaced);
-            self.displace_least()
+            self.evict_least_used()
         };
-        slot.has_place.store(true, Ordering::Relaxed);
-        self.placed.push(Arc::clone(slot));
-        gauge(self.placed.len());
-        Some(Place { displaced })
+        slot.has_slot.store(true, Ordering::Relaxed);
+        self.reserved.push(Arc::clone(slot));
+        gauge(self.reserved.len());
+        Some(BuildRight { evicted: displaced })
     }
 
-    /// Takes a key's place away, if it has one.
-    fn free(&mut self, slot: &Arc<Slot>) {
-        self.placed.retain(|placed| !Arc::ptr_eq(placed, slot));
-        gauge(self.placed.len());
+    /// Frees a key's part of the budget, if it has one.
+    fn free(&mut self, slot: &Arc<KeySlot>) {
+        self.reserved.retain(|placed| !Arc::ptr_eq(placed, slot));
+        gauge(self.reserved.len());
     }
 
-    fn displace_least(&mut self) -> Option<Arc<Slot>> {
-        let uses = |index: &usize| self.placed[*index].uses.load(Ordering::Relaxed);
-        let least = (0..self.placed.len()).min_by_key(uses)?;
-        Some(self.placed.swap_remove(least))
+    fn evict_least_used(&mut self) -> Option<Arc<KeySlot>> {
+        let uses = |index: &usize| self.reserved[*index].uses.load(Ordering::Relaxed);
+        let least = (0..self.reserved.len()).min_by_key(uses)?;
+        Some(self.reserved.swap_remove(least))
     }
 
     /// Halves the uses of all keys, unless that was just done.
     pub(super) fn age(&mut self) {
-        let slots: Vec<Arc<Slot>> = self.known.values().filter_map(Weak::upgrade).collect();
+        let slots: Vec<Arc<KeySlot>> = self.known.values().filter_map(Weak::upgrade).collect();
         if slots.iter().any(|slot| slot.uses.load(Ordering::Relaxed) >= USES_MAX) {
             for slot in slots {
                 slot.uses.store(slot.uses.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
@@ -301,7 +305,7 @@ impl Keys {
     }
 }
 
-/// Counts what depends on the whole process, which one run of a simulation does not see.
+/// Counts an event of the whole process, which one run of a simulation does not see.
 pub(super) fn count(counter: &'static base::event::Counter) {
     if !rt::is_simulation() {
         counter.add(1);
@@ -333,19 +337,19 @@ impl TabledKey {
         self.0.table().is_some()
     }
 
-    pub(super) fn has_place(&self) -> bool {
-        self.0.has_place.load(Ordering::Relaxed)
+    pub(super) fn has_slot(&self) -> bool {
+        self.0.has_slot.load(Ordering::Relaxed)
     }
 
-    /// Whether it is counted against the budget.
-    pub(super) fn is_placed(&self) -> bool {
-        keys().placed.iter().any(|placed| Arc::ptr_eq(placed, &self.0))
+    /// Whether it counts against the budget.
+    pub(super) fn is_reserved(&self) -> bool {
+        keys().reserved.iter().any(|placed| Arc::ptr_eq(placed, &self.0))
     }
 
-    /// Takes a place and has its table built so.
-    pub(super) fn place_and_build(&self, build: impl FnOnce(&PublicKey) -> Option<Table>) {
-        keys().place(&self.0).expect("there is room");
-        EmptyPlace(Some(Arc::clone(&self.0))).fill(build);
+    /// Reserves a table and builds it with `build`.
+    pub(super) fn reserve_and_build(&self, build: impl FnOnce(&PublicKey) -> Option<KeyTable>) {
+        keys().reserve(&self.0).expect("there is room");
+        ReservedSlot(Some(Arc::clone(&self.0))).fill(build);
     }
 
     pub(super) fn uses(&self) -> u32 {
@@ -358,18 +362,18 @@ impl TabledKey {
 }
 
 #[cfg(test)]
-impl Keys {
-    pub(super) fn with_places(places: usize) -> Keys {
-        Keys::new(places * ENGINE.as_ref().expect("known answers are found again").table_bytes)
+impl TabledKeys {
+    pub(super) fn with_tables_max(places: usize) -> TabledKeys {
+        TabledKeys::new(places * ENGINE.as_ref().expect("known answers are found again").table_bytes)
     }
 
     pub(super) fn know(&mut self, key: &TabledKey) {
         self.learn(key.0.key.to_sec1(), Arc::clone(&key.0));
     }
 
-    /// Whether a key gets a place, and whose.
-    pub(super) fn place_of(&mut self, key: &TabledKey) -> Option<Option<TabledKey>> {
-        let Place { displaced } = self.place(&key.0)?;
+    /// Whether a key gets a table, and which key it displaces.
+    pub(super) fn reserve_for(&mut self, key: &TabledKey) -> Option<Option<TabledKey>> {
+        let BuildRight { evicted: displaced } = self.reserve(&key.0)?;
         if let Some(displaced) = &displaced {
             displaced.lose();
         }

@@ -1,6 +1,6 @@
 use base::rt::{self, production};
 
-use super::tables::{Keys, TabledKey};
+use super::tables::{TabledKey, TabledKeys};
 use super::*;
 use crate::der::Curve;
 use crate::key::PrivateKey;
@@ -11,8 +11,8 @@ fn pair(kind: KeyKind) -> (PrivateKey, PublicKey) {
     (private, public)
 }
 
-fn claim<'a>(key: &'a PublicKey, message: &'a [u8], signature: &'a [u8]) -> Claim<'a> {
-    Claim { key, message: [message, &[], &[]], signature }
+fn claim<'a>(key: &'a PublicKey, message: &'a [u8], signature: &'a [u8]) -> SignatureClaim<'a> {
+    SignatureClaim { key, message: [message, &[], &[]], signature }
 }
 
 /// A signature in every form that it may be wrong in, and right ones.
@@ -42,19 +42,22 @@ fn both_verifiers_say_the_same_alone_and_together_with_tables_and_without() {
             owned.extend(forms.into_iter().map(|(signature, message)| (public.clone(), signature, message)));
         }
     }
-    let claims: Vec<Claim<'_>> = owned.iter().map(|(key, signature, message)| claim(key, message, signature)).collect();
-    let by_library: Vec<Result<(), Error>> = claims.iter().map(|claim| Verifier::Library.verify(claim)).collect();
+    let claims: Vec<SignatureClaim<'_>> =
+        owned.iter().map(|(key, signature, message)| claim(key, message, signature)).collect();
+    let by_library: Vec<Result<(), Error>> =
+        claims.iter().map(|claim| SignatureVerifier::Library.verify(claim)).collect();
     let right: Vec<bool> = by_library.iter().map(Result::is_ok).collect();
     assert!(right.iter().filter(|right| **right).count() >= 30 && right.iter().any(|right| !right));
-    // The first time without tables; later keys have them, since there is no runtime here that would build them in the background.
+    // The first time without tables; later keys have them, since there is no runtime here that would build them in the
+    // background.
     for _ in 0..3 {
-        assert_eq!(Verifier::Tables.verify_together(&claims), right);
+        assert_eq!(SignatureVerifier::Tables.verify_batch(&claims), right);
         for (claim, expected) in claims.iter().zip(&by_library) {
-            assert_eq!(Verifier::Tables.verify(claim), *expected);
+            assert_eq!(SignatureVerifier::Tables.verify(claim), *expected);
         }
     }
     assert!(owned[0].0.tabled().is_some_and(TabledKey::has_table));
-    assert_eq!(Verifier::Library.verify_together(&claims), right);
+    assert_eq!(SignatureVerifier::Library.verify_batch(&claims), right);
 }
 
 #[test]
@@ -64,27 +67,27 @@ fn a_table_is_built_in_the_background_after_a_few_right_signatures() {
     let key = public.tabled().expect("it is on P-256").clone();
     production::run(async move {
         for _ in 0..100 {
-            assert!(Verifier::Tables.verify(&claim(&public, b"another", &signature)).is_err());
+            assert!(SignatureVerifier::Tables.verify(&claim(&public, b"another", &signature)).is_err());
         }
-        assert!(!key.has_place(), "wrong signatures are no uses");
+        assert!(!key.has_slot(), "wrong signatures are no uses");
         for _ in 0..4 {
-            Verifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
+            SignatureVerifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
         }
-        assert!(key.has_place());
+        assert!(key.has_slot());
         while !key.has_table() {
             rt::yield_now().await;
         }
-        Verifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
+        SignatureVerifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
     });
 }
 
 #[test]
 fn tables_stay_within_their_budget_and_strangers_do_not_displace_regulars() {
     let keys: Vec<TabledKey> = (0..8).map(|_| pair(KeyKind::P256).1.tabled().expect("on P-256").clone()).collect();
-    let mut holder = Keys::with_places(2);
-    let place = |holder: &mut Keys, key: &TabledKey, uses| {
+    let mut holder = TabledKeys::with_tables_max(2);
+    let place = |holder: &mut TabledKeys, key: &TabledKey, uses| {
         key.set_uses(uses);
-        holder.place_of(key)
+        holder.reserve_for(key)
     };
     assert_eq!(place(&mut holder, &keys[0], 1_000), Some(None));
     assert_eq!(place(&mut holder, &keys[1], 2_000), Some(None));
@@ -102,21 +105,21 @@ fn tables_stay_within_their_budget_and_strangers_do_not_displace_regulars() {
 fn a_place_is_free_again_where_its_table_cannot_be_built() {
     let (private, public) = pair(KeyKind::P256);
     let key = public.tabled().expect("on P-256");
-    let panicked = std::panic::catch_unwind(|| key.place_and_build(|_| panic!("no table today")));
-    assert!(panicked.is_err() && !key.has_place() && !key.is_placed());
-    key.place_and_build(|_| None);
-    assert!(!key.has_place() && !key.is_placed());
+    let panicked = std::panic::catch_unwind(|| key.reserve_and_build(|_| panic!("no table today")));
+    assert!(panicked.is_err() && !key.has_slot() && !key.is_reserved());
+    key.reserve_and_build(|_| None);
+    assert!(!key.has_slot() && !key.is_reserved());
     let signature = private.sign(&[b"message"]);
     for _ in 0..4 {
-        Verifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
+        SignatureVerifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
     }
-    assert!(key.has_table() && key.is_placed(), "it asks again as any other");
+    assert!(key.has_table() && key.is_reserved(), "it asks again as any other");
 }
 
 #[test]
 fn uses_are_halved_together() {
     let keys: Vec<TabledKey> = (0..2).map(|_| pair(KeyKind::P256).1.tabled().expect("on P-256").clone()).collect();
-    let mut holder = Keys::with_places(2);
+    let mut holder = TabledKeys::with_tables_max(2);
     keys.iter().for_each(|key| holder.know(key));
     keys[0].set_uses(1 << 20);
     keys[1].set_uses(100);

@@ -1,19 +1,19 @@
 //! The commit hash: one hash over everything that the blocks of a ledger have done to its state.
 //!
-//! Peers that disagree about a single write disagree about every later commit hash, which makes it the cheapest check
-//! that two peers are equal. From block 1 on,
+//! Peers that disagree about a single write disagree about every later commit hash, so comparing commit hashes is the
+//! cheapest check that two peers are equal. From block 1 on:
 //!
 //! ```text
 //! commit hash = SHA-256( varint(transactions) ‖ filter ‖ updates ‖ previous commit hash )
 //!
-//! updates     = one protobuf field 1 for each key that the block's valid transactions wrote, in order of
-//!               namespace, public before collections, collection, key; of several writes to a key the last.
+//! updates     = one protobuf field 1 for each key that the block's valid transactions wrote, with the last of these
+//!               writes. Sorted by namespace, then collection (public keys come first), then key.
 //!     1 namespace    only on the first update of the namespace
 //!     2 collection   only on the first update of the collection
 //!     3 key          in a collection the key's hash
 //!     4 is_delete    1 where the key was deleted; absent otherwise
 //!     5 value        in a collection the value's hash; absent where empty
-//!     6 version      block, then transaction: a length byte and so many big-endian bytes each
+//!     6 version      block, then transaction: each a length byte and that many big-endian bytes
 //! ```
 //!
 //! Block 1 has no previous commit hash and appends nothing for it. The empty namespace, which holds the channel's

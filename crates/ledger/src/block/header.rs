@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! 30 len                      SEQUENCE
-//!    02 len number            INTEGER, two's complement, as short as can be (0 is 02 01 00, 2^63 has 9 bytes)
+//!    02 len number            INTEGER, two's complement, as short as possible (0 is 02 01 00, 2^63 has 9 bytes)
 //!    04 len previous_hash     OCTET STRING, 32 bytes; empty in block 0
 //!    04 20  data_hash         OCTET STRING, 32 bytes
 //! ```
 //!
-//! Invariant: a [`Header`] holds hashes of exactly 32 bytes (or none before block 0), so that every length above fits
-//! one byte.
+//! Invariant: a [`BlockHeader`] holds hashes of exactly 32 bytes (or none before block 0), so that every length above
+//! fits one byte.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BlockNumber;
@@ -21,7 +21,7 @@ use crate::wire::{self, Fields, Span, set_once};
 
 /// What a block's hash covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct BlockHeader {
     /// The block's position in its ledger, from 0.
     pub number: BlockNumber,
     /// The header hash of the block before; `None` only in block 0.
@@ -36,14 +36,14 @@ const _: () = assert!(DER_BYTES_MAX - 2 < 0x80, "a longer sequence would need a 
 
 /// The DER encoding of a header.
 #[derive(Clone, Copy)]
-pub struct Der {
+pub struct HeaderDer {
     bytes: [u8; DER_BYTES_MAX],
     length: usize,
 }
 
-impl Der {
-    fn new() -> Der {
-        Der { bytes: [0; DER_BYTES_MAX], length: 0 }
+impl HeaderDer {
+    fn new() -> HeaderDer {
+        HeaderDer { bytes: [0; DER_BYTES_MAX], length: 0 }
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
@@ -58,17 +58,17 @@ impl Der {
     }
 }
 
-impl AsRef<[u8]> for Der {
+impl AsRef<[u8]> for HeaderDer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 }
 
-impl Header {
+impl BlockHeader {
     /// The bytes that the header's hash and the orderers' signatures cover.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn der(&self) -> Der {
-        let mut content = Der::new();
+    pub fn der(&self) -> HeaderDer {
+        let mut content = HeaderDer::new();
         // A leading zero byte keeps numbers from 2^63 on positive.
         let mut number = [0; 9];
         number[1..].copy_from_slice(&self.number.get().to_be_bytes());
@@ -79,7 +79,7 @@ impl Header {
         content.element(0x02, &number[first..]);
         content.element(0x04, self.previous_hash.as_ref().map_or(&[], |hash| &hash[..]));
         content.element(0x04, &self.data_hash);
-        let mut der = Der::new();
+        let mut der = HeaderDer::new();
         der.element(0x30, content.as_ref());
         der
     }
@@ -110,7 +110,7 @@ impl Header {
     }
 
     /// Reads the `BlockHeader` message at `span`.
-    pub(super) fn parse(source: &[u8], span: Span) -> Result<Header, Error> {
+    pub(super) fn parse(source: &[u8], span: Span) -> Result<BlockHeader, Error> {
         let malformed = |cause| Error::Malformed { what: "block header", cause };
         let (mut number, mut previous, mut data) = (None, None, None);
         let mut fields = Fields::new(source, span);
@@ -135,7 +135,7 @@ impl Header {
         if number == 0 && previous_hash.is_some() {
             return Err(Error::GenesisPrevious);
         }
-        Ok(Header { number: BlockNumber(number), previous_hash, data_hash: hash("data hash", of(data))? })
+        Ok(BlockHeader { number: BlockNumber(number), previous_hash, data_hash: hash("data hash", of(data))? })
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn number_in_der(number: u64) -> String {
-        let header = Header { number: BlockNumber(number), previous_hash: Some([1; 32]), data_hash: [2; 32] };
+        let header = BlockHeader { number: BlockNumber(number), previous_hash: Some([1; 32]), data_hash: [2; 32] };
         let der = header.der();
         let bytes = der.as_ref();
         assert_eq!(bytes[0], 0x30);
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_genesis_header_has_an_empty_previous_hash() {
-        let header = Header { number: BlockNumber(0), previous_hash: None, data_hash: [7; 32] };
+        let header = BlockHeader { number: BlockNumber(0), previous_hash: None, data_hash: [7; 32] };
         let expected = format!("30270201000400{}{}", "0420", "07".repeat(32));
         assert_eq!(hex::encode(header.der()), expected);
     }

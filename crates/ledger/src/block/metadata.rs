@@ -1,16 +1,16 @@
 //! The five metadata slots of a block.
 //!
-//! The header's hash does not cover them: slot 0 is the orderers', and each peer fills slots 2 and 4 itself.
+//! The header's hash does not cover the slots. The orderers fill slot 0, and each peer fills slots 2 and 4 itself.
 //!
 //! | slot | content |
 //! |---|---|
 //! | 0 signatures | a `Metadata` message: orderer metadata and the orderers' signatures over it |
 //! | 1 last configuration | superseded by slot 0; empty |
-//! | 2 transactions filter | one validation code a transaction, a byte each |
+//! | 2 transactions filter | one validation code per transaction, one byte each |
 //! | 3 orderer | superseded by slot 0; empty |
 //! | 4 commit hash | a `Metadata` message whose value is the commit hash; from block 1 on |
 //!
-//! Invariant: a slot that is missing is the same as an empty one; [`Metadata::encode_field`] always writes all five.
+//! Invariant: a missing slot is equivalent to an empty one; [`BlockMetadata::encode_field`] always writes all five.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -29,14 +29,14 @@ const SLOT_COMMIT_HASH: usize = 4;
 
 /// A block's metadata slots.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Metadata {
+pub struct BlockMetadata {
     slots: [Bytes; SLOTS],
 }
 
-impl Metadata {
+impl BlockMetadata {
     /// Reads the encoded field `metadata` of a block; no bytes stand for a block without the field.
-    pub(super) fn parse(field: &Bytes) -> Result<Metadata, Error> {
-        let mut metadata = Metadata::default();
+    pub(super) fn parse(field: &Bytes) -> Result<BlockMetadata, Error> {
+        let mut metadata = BlockMetadata::default();
         if field.is_empty() {
             return Ok(metadata);
         }

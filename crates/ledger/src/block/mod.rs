@@ -1,20 +1,21 @@
 //! A block: header, envelopes and metadata, in the bytes that were received.
 //!
-//! A `Block` message is the concatenation of three fields, and concatenating encoded fields is how protobuf builds a
-//! message. So a block is encoded once, by the orderer, and passed on as [`EncodedBlock`]: header and data are the same
-//! shared bytes at every peer, and each peer appends the metadata field that is its own.
+//! A `Block` message is the concatenation of its three encoded fields, as any protobuf message is. So a block is encoded
+//! once, by the orderer, and passed on as [`EncodedBlock`]: header and data are the same shared bytes at every peer, and
+//! each peer appends its own metadata field.
 //!
-//! 1. The orderer calls [`Block::build`], then [`Block::sign`], and ships [`Block::parts`].
-//! 2. A peer calls [`Block::parse`] on what it received; nothing is copied. It checks [`Block::check_data_hash`],
-//!    [`Block::check_follows`] and [`Block::verify_signatures`], in the order of their cost.
-//! 3. Having validated the transactions, the peer sets filter and commit hash in the [`Metadata`] and stores the parts
+//! 1. The orderer calls [`Block::build`], then [`Block::sign`], and sends [`Block::parts`].
+//! 2. A peer calls [`Block::parse`] on the received bytes; nothing is copied. It then calls [`Block::check_follows`],
+//!    [`Block::check_data_hash`] and [`Block::verify_signatures`], the cheapest check first.
+//! 3. Having validated the transactions, the peer sets filter and commit hash in the [`BlockMetadata`] and stores the parts
 //!    of [`Block::with_metadata`].
 //!
 //! Invariants:
-//! 1. Parsing is strict about the block's own three messages: each field at most once, no unknown one, hashes of 32
-//!    bytes, the metadata slots Fabric knows. Whatever is in a parsed block is either hashed or one of those slots.
-//! 2. What an envelope holds is not looked at here; see [`crate::transaction`]. Only its outline is, with the data hash: that
-//!    covers the envelopes one after the other, not where one ends and the next begins.
+//! 1. Parsing is strict about the block's own three messages: each field at most once, no unknown field, hashes of 32
+//!    bytes, only the metadata slots that Fabric knows. Everything in a parsed block is either hashed or in one of those
+//!    slots.
+//! 2. The content of an envelope is read in [`crate::transaction`], not here. This module checks only the outline of each
+//!    envelope, together with the data hash: this hash covers the concatenated envelopes, not the boundaries between them.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod commit_hash;
@@ -26,8 +27,8 @@ mod signature;
 mod tests;
 
 pub use commit_hash::CommitHasher;
-pub use header::{Der, Header};
-pub use metadata::{Metadata, SLOTS};
+pub use header::{BlockHeader, HeaderDer};
+pub use metadata::{BlockMetadata, SLOTS};
 pub use signature::OrdererMetadata;
 
 use std::sync::Arc;
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use base::{BlockNumber, Bytes, TxIndex};
 
 use crate::error::Error;
-use crate::hash::{Hash, Sha256, Short};
+use crate::hash::{Hash, Sha256, ShortHash};
 use crate::transaction::is_exact;
 use crate::wire::{self, Fields, Span, set_once};
 
@@ -93,12 +94,12 @@ impl EncodedBlock {
 /// A parsed block. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Block {
-    header: Header,
+    header: BlockHeader,
     hash: Hash,
     encoded: EncodedBlock,
     /// The places of the envelopes in `encoded.data`.
     envelopes: Arc<[Span]>,
-    metadata: Metadata,
+    metadata: BlockMetadata,
 }
 
 impl Block {
@@ -117,10 +118,10 @@ impl Block {
             wire::put_bytes(&mut data, FIELD_ENTRY, envelope);
             hasher.update(envelope);
         }
-        let header = Header { number, previous_hash, data_hash: hasher.finish() };
+        let header = BlockHeader { number, previous_hash, data_hash: hasher.finish() };
         let mut header_field = Vec::with_capacity(96);
         header.encode_field(&mut header_field);
-        let metadata = Metadata::default();
+        let metadata = BlockMetadata::default();
         let encoded =
             EncodedBlock { header: header_field.into(), data: data.into(), metadata: metadata.encode_field() };
         Block::parse_parts(encoded).expect("what was just encoded parses")
@@ -136,8 +137,8 @@ impl Block {
         Block::parse_pieces(std::slice::from_ref(bytes))
     }
 
-    /// As [`Block::parse`], from pieces that stand one behind the other and of which none ends within a field of the block, such
-    /// as [`Block::parts`].
+    /// As [`Block::parse`], from pieces that stand one behind the other and of which none ends within a field of the
+    /// block, such as [`Block::parts`].
     ///
     /// # Errors
     /// As [`Block::parse`]; where a piece ends within a field.
@@ -171,14 +172,14 @@ impl Block {
     /// # Errors
     /// What is malformed in the block's own messages.
     pub fn parse_parts(encoded: EncodedBlock) -> Result<Block, Error> {
-        let header = Header::parse(&encoded.header, content(&encoded.header, FIELD_HEADER, "block header")?)?;
+        let header = BlockHeader::parse(&encoded.header, content(&encoded.header, FIELD_HEADER, "block header")?)?;
         let envelopes = entries(&encoded.data, FIELD_DATA, "block data", ENVELOPES_MAX)?;
-        let metadata = Metadata::parse(&encoded.metadata)?;
+        let metadata = BlockMetadata::parse(&encoded.metadata)?;
         Ok(Block { header, hash: header.hash(), encoded, envelopes: envelopes.into(), metadata })
     }
 
     /// The header.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &BlockHeader {
         &self.header
     }
 
@@ -221,13 +222,13 @@ impl Block {
     }
 
     /// The metadata slots.
-    pub fn metadata(&self) -> &Metadata {
+    pub fn metadata(&self) -> &BlockMetadata {
         &self.metadata
     }
 
     /// The same block with other metadata; header and data are shared.
     #[must_use]
-    pub fn with_metadata(&self, metadata: Metadata) -> Block {
+    pub fn with_metadata(&self, metadata: BlockMetadata) -> Block {
         let mut block = self.clone();
         block.encoded.metadata = metadata.encode_field();
         block.metadata = metadata;
@@ -249,8 +250,8 @@ impl Block {
         self.encoded.to_bytes()
     }
 
-    /// Checks that the envelopes are those that the header's data hash covers, and cut apart where the orderer did: that
-    /// each is exactly a payload and a signature. The envelope of block 0, which is alone, has no signature.
+    /// Checks that the header's data hash covers the envelopes, and that they have the boundaries that the orderer gave
+    /// them: each must be exactly a payload and a signature. The only envelope of block 0 has no signature.
     ///
     /// # Errors
     /// [`Error::DataHash`]; [`Error::Envelope`].
@@ -265,8 +266,8 @@ impl Block {
         }
         Err(Error::DataHash {
             block: self.number(),
-            expected: Short(&self.header.data_hash).to_string(),
-            found: Short(&found).to_string(),
+            expected: ShortHash(&self.header.data_hash).to_string(),
+            found: ShortHash(&found).to_string(),
         })
     }
 
@@ -290,7 +291,7 @@ impl Block {
         if self.header.previous_hash.as_ref() == previous {
             return Ok(());
         }
-        let short = |hash: Option<&Hash>| Short(hash.map_or(&[], |hash| &hash[..])).to_string();
+        let short = |hash: Option<&Hash>| ShortHash(hash.map_or(&[], |hash| &hash[..])).to_string();
         Err(Error::PreviousHash {
             block: self.number(),
             expected: short(previous),

@@ -1,13 +1,14 @@
 //! The orderers' signatures, in metadata slot 0.
 //!
 //! Slot 0 is a `Metadata` message:
-//! 1. `value`: an encoded `OrdererBlockMetadata`, with the number of the newest configuration block and whatever the
-//!    consensus in use wants to find again with the block;
-//! 2. `signatures`: each signs `value ‖ header ‖ DER of the block's header`, where `header` is an encoded
-//!    `SignatureHeader`, which names the signer, or, from Byzantine fault-tolerant orderers, an `IdentifierHeader`, which
-//!    gives the signer's number in the channel's configuration.
+//! 1. `value`: an encoded `OrdererBlockMetadata`, with the number of the newest configuration block and the data that the
+//!    consensus protocol stores with the block;
+//! 2. `signatures`: each signs `value ‖ header ‖ DER of the block's header`. Here `header` is an encoded `SignatureHeader`,
+//!    which names the signer. Byzantine fault-tolerant orderers use an `IdentifierHeader` instead, which gives the signer's
+//!    number in the channel's configuration.
 //!
-//! The block's hash does not cover the signatures, so that any set of them that satisfies the channel's policy will do.
+//! The block's hash does not cover the signatures, so any set of signatures that satisfies the channel's policy is
+//! sufficient.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, rt};
@@ -17,7 +18,7 @@ use crate::config::ChannelConfig;
 use crate::error::Error;
 use crate::wire::{self, Fields, Span, WireError, set_once};
 use identity::Signer;
-use identity::policy::{Message, SIGNATURES_MAX, SignedData};
+use identity::policy::{SIGNATURES_MAX, SignedData, SignedMessage};
 
 /// The length of the nonce in a signature header, as Fabric's nodes make it.
 const NONCE_BYTES: usize = 24;
@@ -73,7 +74,7 @@ impl OrdererMetadata {
 }
 
 /// Slot 0, decoded as far as its own message goes.
-struct Signatures {
+struct BlockSignatures {
     value: Span,
     signatures: Vec<OneSignature>,
 }
@@ -85,8 +86,8 @@ struct OneSignature {
     identifier_header: Span,
 }
 
-impl Signatures {
-    fn parse(slot: &[u8]) -> Result<Signatures, WireError> {
+impl BlockSignatures {
+    fn parse(slot: &[u8]) -> Result<BlockSignatures, WireError> {
         let mut value = None;
         let mut signatures = Vec::new();
         let mut fields = Fields::new(slot, Span::whole(slot)?);
@@ -98,7 +99,7 @@ impl Signatures {
                 _ => {}
             }
         }
-        Ok(Signatures { value: value.unwrap_or_default(), signatures })
+        Ok(BlockSignatures { value: value.unwrap_or_default(), signatures })
     }
 }
 
@@ -154,7 +155,7 @@ impl Block {
     /// If slot 0 is malformed.
     pub fn orderer_metadata(&self) -> Result<OrdererMetadata, Error> {
         let slot = self.metadata.signatures();
-        Signatures::parse(slot)
+        BlockSignatures::parse(slot)
             .and_then(|signatures| OrdererMetadata::decode(slot, signatures.value))
             .map_err(|cause| Error::Malformed { what: WHAT, cause })
     }
@@ -169,7 +170,7 @@ impl Block {
     pub fn verify_signatures(&self, config: &ChannelConfig) -> Result<(), Error> {
         let slot = self.metadata.signatures();
         let malformed = |cause| Error::Malformed { what: WHAT, cause };
-        let parsed = Signatures::parse(slot).map_err(malformed)?;
+        let parsed = BlockSignatures::parse(slot).map_err(malformed)?;
         let value = parsed.value.slice(slot);
         let der = Bytes::copy_from_slice(self.header.der().as_ref());
         let mut signed = Vec::with_capacity(parsed.signatures.len());
@@ -182,7 +183,7 @@ impl Block {
                 (one.signature_header, creator(slot, one.signature_header).map_err(malformed)?.slice(slot))
             };
             signed.push(SignedData {
-                data: Message::from([value.clone(), header.slice(slot), der.clone()]),
+                data: SignedMessage::from([value.clone(), header.slice(slot), der.clone()]),
                 identity,
                 signature: one.signature.slice(slot),
             });

@@ -100,9 +100,9 @@ fn a_changed_envelope_breaks_the_data_hash_and_a_changed_header_the_chain() {
     assert_eq!(golden.check_follows(9, None), Err(Error::Number { expected: BlockNumber(9), found: BlockNumber(8) }));
 }
 
-/// The data hash covers the envelopes one after the other. Somebody who relayed a block put two envelopes into one entry, or
-/// one into two: header, hashes and signatures stayed right, and peers came to other codes than those with the block as
-/// the orderer had cut it.
+/// The data hash covers the concatenated envelopes. A relay of a block could put two envelopes into one entry, or split one
+/// envelope over two entries: header, hashes and signatures stayed right, and peers reached other codes than peers with the
+/// orderer's block.
 #[test]
 fn envelopes_joined_or_split_on_the_way_are_refused() {
     let [a, b] = [&b"\x0a\x03one\x12\x01s"[..], b"\x0a\x03two\x12\x01t"];
@@ -177,7 +177,7 @@ fn parts_that_no_hash_covers_are_refused() {
 
 #[test]
 fn metadata_slots_come_back() {
-    let mut metadata = Metadata::default();
+    let mut metadata = BlockMetadata::default();
     assert_eq!(metadata.commit_hash(), Ok(None));
     metadata.set_filter(Bytes::from_static(&[0, 11]));
     metadata.set_commit_hash(&[5; 32]);
@@ -197,7 +197,7 @@ fn metadata_slots_come_back() {
 fn a_block_without_metadata_has_empty_slots() {
     let block = Block::build(BlockNumber(0), None, &[]);
     let bare = Block::parse_parts(EncodedBlock { metadata: Bytes::new(), ..block.encoded().clone() }).expect("parses");
-    assert_eq!(bare.metadata(), &Metadata::default());
+    assert_eq!(bare.metadata(), &BlockMetadata::default());
     assert!(bare.is_empty());
 }
 
@@ -213,7 +213,7 @@ proptest! {
         envelopes in envelopes(),
         filter in proptest::collection::vec(any::<u8>(), 0..20),
     ) {
-        let mut metadata = Metadata::default();
+        let mut metadata = BlockMetadata::default();
         metadata.set_filter(filter.into());
         let built = Block::build(BlockNumber(number), Some(previous), &envelopes).with_metadata(metadata);
         let parsed = Block::parse(&built.to_bytes()).expect("well formed");
@@ -258,7 +258,7 @@ proptest! {
 
     #[test]
     fn the_der_number_is_what_a_decoder_reads(number in any::<u64>()) {
-        let header = Header { number: BlockNumber(number), previous_hash: Some([1; 32]), data_hash: [2; 32] };
+        let header = BlockHeader { number: BlockNumber(number), previous_hash: Some([1; 32]), data_hash: [2; 32] };
         let der = header.der();
         let bytes = der.as_ref();
         let length = bytes[3] as usize;

@@ -1,4 +1,4 @@
-//! Which policy guards which resource.
+//! The policies that guard resources, by resource (Fabric's ACLs).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! When an orderer cuts a block.
+//! The limits at which an orderer cuts a block.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
@@ -9,15 +9,15 @@ use proto::orderer::{BatchSize, BatchTimeout};
 use super::{ORDERER, value};
 use crate::error::Error;
 
-/// The most bytes that a block's envelopes may have together: below the size of the largest message of Fabric's
-/// services, 100 MiB, by what a block needs around its envelopes.
+/// The most bytes that a block's envelopes may have together. The largest message of Fabric's services has 100 MiB; the
+/// difference is for the parts of a block around its envelopes.
 pub const ABSOLUTE_BYTES_LIMIT: u32 = 99 * 1024 * 1024;
 /// The most messages a block may hold.
 pub const MESSAGES_LIMIT: u32 = 1 << 20;
 /// The longest time that an orderer may wait for more messages.
 pub const TIMEOUT_LIMIT: Duration = Duration::from_secs(3600);
 
-/// When an orderer cuts a block: with as many messages, or as many bytes, or after so long.
+/// The limits at which an orderer cuts a block: messages, bytes, and time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchLimits {
     /// The most messages in a block.

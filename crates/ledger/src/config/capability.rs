@@ -1,8 +1,8 @@
 //! Capabilities: rules that a node must know to agree with the others of a channel.
 //!
-//! Each of the groups Channel, Orderer and Application lists the names of sets of rules. A node that does not know a
-//! listed name would compute other results, so it must refuse the channel. Ours are the rules of Fabric's second and
-//! third generation; a channel that still runs on those of the first is refused as well.
+//! Each of the groups Channel, Orderer and Application lists the names of sets of rules. A node that does not know a listed
+//! name would compute other results, so it must reject the channel. Heddle implements the rules of Fabric's V2 and V3
+//! capabilities. It also rejects a channel in which one of the groups requires V1 rules only.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ pub struct Capabilities {
 }
 
 /// Names that Fabric knows; each includes the rules of those before it.
-struct Known {
+struct KnownCapabilities {
     path: &'static str,
     /// Rules that ours include.
     outdated: &'static [&'static str],
@@ -32,16 +32,18 @@ struct Known {
     current: &'static [&'static str],
 }
 
-const CHANNEL_KNOWN: Known =
-    Known { path: ROOT, outdated: &["V1_1", "V1_3", "V1_4_2", "V1_4_3"], current: &["V2_0", "V3_0"] };
-const ORDERER_KNOWN: Known = Known { path: ORDERER, outdated: &["V1_1", "V1_4_2"], current: &["V2_0"] };
-const APPLICATION_KNOWN: Known =
-    Known { path: APPLICATION, outdated: &["V1_1", "V1_2", "V1_3", "V1_4_2"], current: &["V2_0", "V2_5"] };
+const CHANNEL_KNOWN: KnownCapabilities =
+    KnownCapabilities { path: ROOT, outdated: &["V1_1", "V1_3", "V1_4_2", "V1_4_3"], current: &["V2_0", "V3_0"] };
+const ORDERER_KNOWN: KnownCapabilities =
+    KnownCapabilities { path: ORDERER, outdated: &["V1_1", "V1_4_2"], current: &["V2_0"] };
+const APPLICATION_KNOWN: KnownCapabilities =
+    KnownCapabilities { path: APPLICATION, outdated: &["V1_1", "V1_2", "V1_3", "V1_4_2"], current: &["V2_0", "V2_5"] };
 
 impl Capabilities {
     /// Those of a new channel: the newest of each group.
     pub fn newest() -> Capabilities {
-        let newest = |known: &Known| known.current.last().map(|name| (*name).to_owned()).into_iter().collect();
+        let newest =
+            |known: &KnownCapabilities| known.current.last().map(|name| (*name).to_owned()).into_iter().collect();
         Capabilities {
             channel: newest(&CHANNEL_KNOWN),
             orderer: newest(&ORDERER_KNOWN),
@@ -62,7 +64,7 @@ impl Capabilities {
     }
 }
 
-impl Known {
+impl KnownCapabilities {
     fn read(&self, group: &ConfigGroup) -> Result<BTreeSet<String>, Error> {
         let required = value::<proto::common::Capabilities>(self.path, group, "Capabilities")?.unwrap_or_default();
         let required: BTreeSet<String> = required.capabilities.into_keys().collect();

@@ -1,7 +1,7 @@
-//! The making of genesis blocks.
+//! Makes genesis blocks.
 //!
-//! The configuration has the groups, values, policies and modification policies that Fabric's own tool gives a channel
-//! with application capabilities of the second generation, so that Fabric's tools and clients decode and show it:
+//! The configuration has the same groups, values, policies and modification policies that `configtxgen` writes for V2
+//! application capabilities. So Fabric's tools and clients can decode and show it:
 //!
 //! ```text
 //! Channel                 Readers ANY, Writers ANY, Admins MAJORITY; hashing, capabilities
@@ -27,8 +27,8 @@ use proto::orderer::consensus_type::State;
 use proto::orderer::{BatchSize, BatchTimeout, ChannelRestrictions, ConsensusType};
 use proto::protos::{AnchorPeer, AnchorPeers};
 
-use super::{BatchLimits, Capabilities, ChannelConfig, Consensus, check_channel_name, format_duration};
-use crate::block::{Block, Metadata};
+use super::{BatchLimits, Capabilities, ChannelConfig, ConsensusConfig, check_channel_name, format_duration};
+use crate::block::{Block, BlockMetadata};
 use crate::error::Error;
 use crate::hash::sha256_of;
 
@@ -80,7 +80,7 @@ pub struct GenesisSpec {
     /// When the orderer cuts a block.
     pub batch: BatchLimits,
     /// How transactions are put in order.
-    pub consensus: Consensus,
+    pub consensus: ConsensusConfig,
     /// The rules that every node must know.
     pub capabilities: Capabilities,
 }
@@ -114,17 +114,17 @@ impl GenesisSpec {
             data: encode(&ConfigEnvelope { config: Some(config), last_update: None }),
         };
         let envelope = encode(&Envelope { payload: encode(&payload), signature: Bytes::new() });
-        // Whoever joins with this block would find out; better now.
+        // A node that joins with this block would find an error; it is better found now.
         ChannelConfig::from_envelope(&envelope)?;
         let block = Block::build(BlockNumber(0), None, &[envelope]);
-        let mut metadata = Metadata::default();
+        let mut metadata = BlockMetadata::default();
         // Orderer metadata that says that block 0 is the newest configuration, without signatures.
         metadata.set_signatures(Bytes::from_static(&[0x0a, 2, 0x0a, 0]));
         Ok(block.with_metadata(metadata))
     }
 
     fn channel_group(&self) -> Result<ConfigGroup, Error> {
-        let mut group = Group::new();
+        let mut group = GroupBuilder::new();
         group.meta_policies();
         group.value("HashingAlgorithm", &HashingAlgorithm { name: "SHA256".into() });
         group.value("BlockDataHashingStructure", &BlockDataHashingStructure { width: u32::MAX });
@@ -135,7 +135,7 @@ impl GenesisSpec {
     }
 
     fn application_group(&self) -> Result<ConfigGroup, Error> {
-        let mut group = Group::new();
+        let mut group = GroupBuilder::new();
         group.meta_policies();
         group.policy("Endorsement", self.endorsement.to_wire()?);
         group.policy("LifecycleEndorsement", implicit_meta_to_wire(MetaRule::Majority, "Endorsement"));
@@ -159,7 +159,7 @@ impl GenesisSpec {
     }
 
     fn orderer_group(&self) -> Result<ConfigGroup, Error> {
-        let mut group = Group::new();
+        let mut group = GroupBuilder::new();
         group.meta_policies();
         group.policy("BlockValidation", implicit_meta_to_wire(MetaRule::Any, WRITERS));
         let BatchLimits { messages_max, absolute_bytes_max, preferred_bytes_max, timeout } = self.batch;
@@ -212,8 +212,8 @@ impl EndorsementRule {
 
 impl OrganizationSpec {
     /// The organisation's group with its MSP and one policy for each of these, satisfied by any of the roles.
-    fn group(&self, policies: &[(&str, &[&str])]) -> Result<Group, Error> {
-        let mut group = Group::new();
+    fn group(&self, policies: &[(&str, &[&str])]) -> Result<GroupBuilder, Error> {
+        let mut group = GroupBuilder::new();
         for (name, roles) in policies {
             let alternatives: Vec<String> = roles.iter().map(|role| format!("'{}.{role}'", self.msp_id)).collect();
             let policy = parse(&format!("OR({})", alternatives.join(", "))).map_err(|cause| {
@@ -227,11 +227,11 @@ impl OrganizationSpec {
 }
 
 /// A group in the making. Everything in it is changed by the group's own administrators.
-struct Group(ConfigGroup);
+struct GroupBuilder(ConfigGroup);
 
-impl Group {
-    fn new() -> Group {
-        Group(ConfigGroup { mod_policy: ADMINS.into(), ..ConfigGroup::default() })
+impl GroupBuilder {
+    fn new() -> GroupBuilder {
+        GroupBuilder(ConfigGroup { mod_policy: ADMINS.into(), ..ConfigGroup::default() })
     }
 
     fn policy(&mut self, name: &str, policy: Policy) {
@@ -256,7 +256,7 @@ impl Group {
         self.value("Capabilities", &proto::common::Capabilities { capabilities });
     }
 
-    fn organization(&mut self, path: &str, organization: &OrganizationSpec, group: Group) -> Result<(), Error> {
+    fn organization(&mut self, path: &str, organization: &OrganizationSpec, group: GroupBuilder) -> Result<(), Error> {
         if organization.name.is_empty() || organization.name.contains('/') {
             return Err(Error::config(path, format!("{:?} is no name for an organisation", organization.name)));
         }

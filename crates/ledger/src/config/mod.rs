@@ -1,21 +1,21 @@
-//! What a channel's configuration says.
+//! The configuration of a channel, decoded and checked.
 //!
-//! A configuration block holds one envelope of type CONFIG with the whole configuration, as a tree of groups with
-//! values and policies. [`ChannelConfig`] is that tree read once, checked and compiled into what the other crates need:
-//! the organisations' MSPs, the policies by path, the limits of a batch.
+//! A configuration block holds one envelope of type CONFIG with the whole configuration, as a tree of groups with values
+//! and policies. [`ChannelConfig`] is that tree read once, checked and compiled into what the other crates need: the
+//! organisations' MSPs, the policies by path, the limits of a batch.
 //!
-//! 1. The envelope of a configuration block is decoded; its header names the channel. What the configuration will take of memory
-//!    is found out from its bytes, before they are decoded (module `weight`).
-//! 2. Capabilities are looked at first, since they say how the rest is to be read: an unknown one is refused.
+//! 1. The envelope's header names the channel. The memory that the configuration will take is computed from its bytes
+//!    (module `weight`); only then is the configuration decoded.
+//! 2. Capabilities are checked first, since they determine how the rest is to be read: an unknown one is rejected.
 //! 3. Groups and values are read and checked against the bounds below.
 //! 4. MSPs and policies are compiled.
 //!
 //! Invariants:
-//! 1. A `ChannelConfig` is immutable, and equal bytes give an equal one at every peer: what cannot be used is refused
-//!    here and not later.
-//! 2. Values of groups that are not known are passed over, as in Fabric; a known value that is malformed is refused.
+//! 1. A `ChannelConfig` is immutable, and every peer makes an equal one from equal bytes. An unusable configuration is
+//!    rejected while it is read, so a `ChannelConfig` is always usable.
+//! 2. Unknown values of a group are ignored, as in Fabric; a known value that is malformed is rejected.
 //!
-//! What it leaves to others: whether a change of configuration was permitted, and which orderer is run for which
+//! Left to other crates: whether a change of configuration was permitted, and which ordering engine runs for which
 //! consensus type.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -31,7 +31,7 @@ mod weight;
 pub use batch::{BatchLimits, format_duration, parse_duration};
 pub use capability::Capabilities;
 pub use genesis::{EndorsementRule, GenesisSpec, OrganizationSpec};
-pub use organization::Organization;
+pub use organization::ChannelOrganization;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub const CONSENTERS_MAX: usize = 1024;
 
 /// How a channel's transactions are put in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Consensus {
+pub struct ConsensusConfig {
     /// The type's name, such as `etcdraft`, `BFT` or `solo`.
     pub kind: String,
     /// What the type needs to know; encoded as the type defines.
@@ -83,14 +83,14 @@ pub struct ChannelConfig {
     channel: ChannelId,
     digest: Hash,
     sequence: u64,
-    application: Vec<Organization>,
-    orderers: Vec<Organization>,
+    application: Vec<ChannelOrganization>,
+    orderers: Vec<ChannelOrganization>,
     msps: Arc<MspManager>,
     policies: PolicyTree,
     endorsement: Policy,
     block_validation: Policy,
     batch: BatchLimits,
-    consensus: Consensus,
+    consensus: ConsensusConfig,
     capabilities: Capabilities,
     orderer_addresses: Vec<String>,
     consenters: BTreeMap<u32, Bytes>,
@@ -129,17 +129,17 @@ impl ChannelConfig {
         ChannelConfig::from_config(channel, &config)
     }
 
-    /// The most memory that [`ChannelConfig::from_envelope`] takes at once for this envelope, in bytes, where it does not refuse it for
-    /// that: what searches of decoders hold it to.
+    /// The most memory that [`ChannelConfig::from_envelope`] may take at once for this envelope, in bytes, unless it
+    /// rejects the envelope because of its weight. Fuzz tests of decoders check this bound.
     ///
     /// # Errors
-    /// Where the envelope is refused before that is known.
+    /// If the envelope is rejected before the bound is known.
     pub fn most_memory(envelope: &Bytes) -> Result<usize, Error> {
         let transaction = Transaction::decode(envelope).map_err(|invalid| Error::config(ROOT, invalid.to_string()))?;
         weight::most_memory(&transaction.data())
     }
 
-    /// Reads a configuration that this process has made: what it takes is not looked at.
+    /// Reads a configuration that this process has made, without a check of the memory that it takes.
     ///
     /// # Errors
     /// As [`ChannelConfig::from_block`].
@@ -201,12 +201,12 @@ impl ChannelConfig {
     }
 
     /// The organisations whose peers endorse, by the name of their group.
-    pub fn application(&self) -> &[Organization] {
+    pub fn application(&self) -> &[ChannelOrganization] {
         &self.application
     }
 
     /// The organisations whose nodes order, by the name of their group.
-    pub fn orderers(&self) -> &[Organization] {
+    pub fn orderers(&self) -> &[ChannelOrganization] {
         &self.orderers
     }
 
@@ -241,7 +241,7 @@ impl ChannelConfig {
     }
 
     /// How transactions are put in order.
-    pub fn consensus(&self) -> &Consensus {
+    pub fn consensus(&self) -> &ConsensusConfig {
         &self.consensus
     }
 
@@ -250,8 +250,8 @@ impl ChannelConfig {
         &self.capabilities
     }
 
-    /// Where the orderers listen, as host and port: those of the ordering organisations, or the channel's where they
-    /// name none.
+    /// The addresses at which the orderers listen, as host and port: the addresses that the ordering organisations
+    /// name, or the channel's if they name none.
     pub fn orderer_addresses(&self) -> &[String] {
         &self.orderer_addresses
     }
@@ -307,7 +307,7 @@ fn check_hashing(root: &ConfigGroup) -> Result<(), Error> {
     }
 }
 
-fn read_consensus(orderer: &ConfigGroup) -> Result<Consensus, Error> {
+fn read_consensus(orderer: &ConfigGroup) -> Result<ConsensusConfig, Error> {
     const PATH: &str = "/Channel/Orderer/ConsensusType";
     let Some(consensus) = value::<ConsensusType>(ORDERER, orderer, "ConsensusType")? else {
         return Err(Error::config(PATH, "the value is missing"));
@@ -317,10 +317,10 @@ fn read_consensus(orderer: &ConfigGroup) -> Result<Consensus, Error> {
         Ok(State::Maintenance) => true,
         Err(_) => return Err(Error::config(PATH, format!("the state {} is unknown", consensus.state))),
     };
-    Ok(Consensus { kind: consensus.r#type, metadata: consensus.metadata, maintenance })
+    Ok(ConsensusConfig { kind: consensus.r#type, metadata: consensus.metadata, maintenance })
 }
 
-fn read_addresses(root: &ConfigGroup, orderers: &[Organization]) -> Result<Vec<String>, Error> {
+fn read_addresses(root: &ConfigGroup, orderers: &[ChannelOrganization]) -> Result<Vec<String>, Error> {
     let own: Vec<String> = orderers.iter().flat_map(|organization| organization.endpoints.iter().cloned()).collect();
     if !own.is_empty() {
         return Ok(own);

@@ -1,4 +1,4 @@
-//! The organisations of a group.
+//! The organisations of a configuration group.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub const ENDPOINTS_MAX: usize = 1024;
 
 /// An organisation of a channel.
 #[derive(Clone, Debug)]
-pub struct Organization {
+pub struct ChannelOrganization {
     /// The name of its group, which tools show.
     pub name: String,
     /// The name of its MSP, which identities and policies use.
@@ -32,7 +32,7 @@ pub struct Organization {
     msp: Arc<Msp>,
 }
 
-impl Organization {
+impl ChannelOrganization {
     /// Its MSP.
     pub fn msp(&self) -> &Arc<Msp> {
         &self.msp
@@ -40,14 +40,14 @@ impl Organization {
 }
 
 /// Reads the organisations of the group at `path`, in the order of their names.
-pub(super) fn read(path: &str, group: &ConfigGroup) -> Result<Vec<Organization>, Error> {
+pub(super) fn read(path: &str, group: &ConfigGroup) -> Result<Vec<ChannelOrganization>, Error> {
     if group.groups.len() > ORGANIZATIONS_MAX {
         return Err(Error::config(path, format!("there are more than {ORGANIZATIONS_MAX} organisations")));
     }
     group.groups.iter().map(|(name, group)| read_one(&format!("{path}/{name}"), name, group)).collect()
 }
 
-fn read_one(path: &str, name: &str, group: &ConfigGroup) -> Result<Organization, Error> {
+fn read_one(path: &str, name: &str, group: &ConfigGroup) -> Result<ChannelOrganization, Error> {
     let config: MspConfig =
         value(path, group, "MSP")?.ok_or_else(|| Error::config(format!("{path}/MSP"), "the value is missing"))?;
     let msp = Msp::from_msp_config(&config).map_err(|cause| Error::config(format!("{path}/MSP"), cause.to_string()))?;
@@ -65,7 +65,7 @@ fn read_one(path: &str, name: &str, group: &ConfigGroup) -> Result<Organization,
     if endpoints.len() > ENDPOINTS_MAX {
         return Err(too_many("endpoints"));
     }
-    Ok(Organization {
+    Ok(ChannelOrganization {
         name: name.to_owned(),
         msp_id: msp.id().clone(),
         anchor_peers,
@@ -76,8 +76,8 @@ fn read_one(path: &str, name: &str, group: &ConfigGroup) -> Result<Organization,
 }
 
 /// All MSPs, each once. An organisation may stand in both groups if both define its MSP the same.
-pub(super) fn msps(groups: [&[Organization]; 2]) -> Result<Vec<Arc<Msp>>, Error> {
-    let mut by_id: BTreeMap<&MspId, &Organization> = BTreeMap::new();
+pub(super) fn msps(groups: [&[ChannelOrganization]; 2]) -> Result<Vec<Arc<Msp>>, Error> {
+    let mut by_id: BTreeMap<&MspId, &ChannelOrganization> = BTreeMap::new();
     for organization in groups.into_iter().flatten() {
         let first = by_id.entry(&organization.msp_id).or_insert(organization);
         if first.definition != organization.definition {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use base::{BlockNumber, Bytes, ErrorKind};
-use identity::policy::{Message as Signed, SignedData};
+use identity::policy::{SignedData, SignedMessage as Signed};
 use proptest::prelude::*;
 use prost::Message;
 use proto::common::{Config, ConfigEnvelope, ConfigGroup, ConfigValue, Envelope, Payload};
@@ -9,8 +9,8 @@ use proto::msp::MspConfig;
 use proto::orderer::{BatchSize, BatchTimeout};
 
 use super::*;
-use crate::block::{Metadata, OrdererMetadata};
-use crate::fixture::Network;
+use crate::block::{BlockMetadata, OrdererMetadata};
+use crate::fixture::TestNetwork;
 use crate::golden::{self, BFT_V3, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS, RAFT_V3};
 
 fn golden_config() -> Config {
@@ -65,7 +65,7 @@ fn spec() -> GenesisSpec {
         orderers,
         endorsement: EndorsementRule::Majority,
         batch: BatchLimits::default(),
-        consensus: Consensus { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
+        consensus: ConsensusConfig { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
         capabilities: Capabilities::newest(),
     }
 }
@@ -75,7 +75,7 @@ fn fabrics_genesis_block_is_accepted() {
     let config = ChannelConfig::from_block(&golden::block(GENESIS)).expect("golden");
     assert_eq!(config.channel().as_str(), "mychannel");
     assert_eq!(config.sequence(), 0);
-    let names = |organizations: &[Organization]| -> Vec<(String, String)> {
+    let names = |organizations: &[ChannelOrganization]| -> Vec<(String, String)> {
         organizations.iter().map(|org| (org.name.clone(), org.msp_id.to_string())).collect()
     };
     assert_eq!(
@@ -143,7 +143,7 @@ fn genesis_blocks_with_capabilities_of_the_third_generation_are_accepted() {
 
 #[test]
 fn numbered_consenters_sign_blocks() {
-    let network = Network::new();
+    let network = TestNetwork::new();
     let genesis = network.spec().build().expect("usable");
     let payload = Payload::decode(Envelope::decode(genesis.envelope(0)).expect("built").payload).expect("built");
     let mut config = ConfigEnvelope::decode(payload.data).expect("built").config.expect("built");
@@ -170,7 +170,7 @@ fn numbered_consenters_sign_blocks() {
             signature,
             identifier_header: identifier,
         };
-        let mut metadata = Metadata::default();
+        let mut metadata = BlockMetadata::default();
         let slot = proto::common::Metadata { value, signatures: vec![signature] };
         metadata.set_signatures(slot.encode_to_vec().into());
         block.with_metadata(metadata).verify_signatures(&config)
@@ -181,7 +181,7 @@ fn numbered_consenters_sign_blocks() {
 
 #[test]
 fn a_signed_block_carries_its_orderers_metadata() {
-    let network = Network::new();
+    let network = TestNetwork::new();
     let genesis = network.spec().build().expect("usable");
     let config = ChannelConfig::from_block(&genesis).expect("usable");
     let metadata = OrdererMetadata { last_config: 300, consenter: Bytes::from_static(b"raft") };
@@ -200,14 +200,14 @@ fn a_signed_block_carries_its_orderers_metadata() {
 
 #[test]
 fn more_signatures_than_any_policy_takes_are_refused() {
-    let network = Network::new();
+    let network = TestNetwork::new();
     let genesis = network.spec().build().expect("usable");
     let config = ChannelConfig::from_block(&genesis).expect("usable");
     let block = Block::build(BlockNumber(1), Some(genesis.hash()), &[]);
     let block = block.sign(&network.orderer, &OrdererMetadata::default());
     let mut slot = proto::common::Metadata::decode(block.metadata().signatures().clone()).expect("just built");
     slot.signatures = vec![slot.signatures[0].clone(); 1000];
-    let mut metadata = Metadata::default();
+    let mut metadata = BlockMetadata::default();
     metadata.set_signatures(slot.encode_to_vec().into());
     let error = block.with_metadata(metadata).verify_signatures(&config).expect_err("too many");
     assert!(error.to_string().contains("more than the 256 allowed"), "{error}");

@@ -1,18 +1,22 @@
-//! How much memory a configuration will take, found out before it is decoded.
+//! Computes how much memory a configuration will take, before it is decoded.
 //!
-//! A protobuf library makes a node of a tree, or an element of a list, of each part of a message: up to 1,500 bytes where the
-//! part has twelve. What follows multiplies further, since a policy is kept under its whole path and asks one policy of each group below.
-//! The first block of a channel comes from a peer, so its size alone must bound what it takes here:
+//! A protobuf library makes a tree node, or a list element, of each part of a message: up to 1,500 bytes for a part of
+//! twelve bytes. Compilation multiplies further, since a policy is kept under its whole path and refers to one policy of
+//! each group below. The first block of a channel comes from a peer, so the block's size alone must bound the memory that
+//! it takes here:
 //!
-//! 1. One walk over the received bytes, which allocates nothing, adds up what each part takes: in the decoded **tree**, in what is
-//!    **compiled** from it, and, of one value at a time, in what is needed **in passing**.
-//! 2. Where the sum is above [`TIMES_MAX`] times the bytes and [`FREE_BYTES`], the configuration is refused. Those that tools write
-//!    stay below, since most of their bytes are certificates: an organisation with a single one takes ten times its bytes, of which
-//!    a channel may have a hundred and fifty, one with a certificate for each kind of node three times.
-//! 3. No text is longer than [`TEXT_BYTES_MAX`], since errors and paths repeat it, and no field that may stand once stands twice.
+//! 1. One walk over the received bytes, which allocates nothing, adds up the memory of each part: in the decoded **tree**,
+//!    in the result that is **compiled** from it, and, for one value at a time, the memory that is needed **in passing**.
+//! 2. If the sum is above [`TIMES_MAX`] times the bytes plus [`FREE_BYTES`], the configuration is rejected. Configurations
+//!    that tools write stay below, since most of their bytes are certificates: an organisation with a single certificate
+//!    takes ten times its bytes, and a channel may have a hundred and fifty such organisations; an organisation with a
+//!    certificate for each kind of node takes three times its bytes.
+//! 3. The configuration is also rejected if a text is longer than [`TEXT_BYTES_MAX`], since errors and paths repeat texts,
+//!    or if a field that may occur once occurs twice.
 //!
-//! Invariants: the sums depend on the bytes alone, not on the machine or the compiler, so that all peers refuse the same; tests
-//! hold them against what is allocated. What the decoder reads, the walk reads as well, to the same depth.
+//! Invariants: the sums depend only on the bytes, not on the machine or the compiler, so that all peers reject the same
+//! configurations; tests compare the sums with the memory that is allocated. The walk reads everything that the decoder
+//! reads, to the same depth.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use identity::policy::DEPTH_MAX;
@@ -21,16 +25,16 @@ use proto::common::policy::PolicyType;
 
 use super::ROOT;
 use crate::error::Error;
-use crate::wire::{Fields, Span, Value, WireError, set_once};
+use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
 
 /// How many times its size a configuration may take.
 pub(super) const TIMES_MAX: usize = 4;
-/// What a configuration may take whatever its size.
+/// The memory that a configuration may take whatever its size.
 pub(super) const FREE_BYTES: usize = 1 << 20;
 /// The longest name, address or path in a configuration. Fabric's names have at most 249 bytes.
 pub(super) const TEXT_BYTES_MAX: usize = 1024;
 
-/// How deep groups may nest, as where their policies are compiled.
+/// How deep groups may nest, the same as where their policies are compiled.
 const GROUP_DEPTH_MAX: usize = 16;
 /// How deep combined principals are decoded.
 const COMBINED_DEPTH_MAX: usize = 9;
@@ -50,7 +54,7 @@ mod of {
     pub(super) const RULE: usize = 32;
     pub(super) const WIRE_PRINCIPAL: usize = 40;
     pub(super) const PRINCIPAL: usize = 80;
-    /// The counts of references to a name, and what bytes that were copied are held by.
+    /// The counters of references to a name, and the header of copied bytes.
     pub(super) const REFERENCES: usize = 32;
     /// A compiled policy without its rules and principals.
     pub(super) const POLICY_FRAME: usize = 96;
@@ -61,7 +65,7 @@ mod of {
     pub(super) const UNIT_WITH_CERTIFIERS: usize = UNIT + 64;
     /// An organisation in its lists and maps, and its MSP without certificates and units.
     pub(super) const ORGANIZATION: usize = 1536;
-    /// A certificate that is kept, beside what its own bytes stand for.
+    /// A certificate that is kept, besides the memory that its own bytes account for.
     pub(super) const CERTIFICATE: usize = 768;
     pub(super) const REVOCATION_LIST: usize = 640;
     pub(super) const CERTIFICATE_ID: usize = 32;
@@ -69,11 +73,11 @@ mod of {
     pub(super) const POSITION: usize = 8;
 }
 
-/// Refuses the data of a configuration envelope, a `ConfigEnvelope`, that would take too much memory.
+/// Rejects the data of a configuration envelope, a `ConfigEnvelope`, that would take too much memory.
 ///
 /// # Errors
-/// [`Error::Malformed`] where it is no message or repeats a field that may stand once; [`Error::Config`] for what is too long, too
-/// deep or takes too much.
+/// [`Error::Malformed`] if it is no message or repeats a field that may occur once; [`Error::Config`] if something in
+/// it is too long or too deep, or if it takes too much memory.
 pub(super) fn check(data: &[u8]) -> Result<(), Error> {
     let (most, found) = (limit(data.len()), most_memory(data)?);
     if found > most {
@@ -86,37 +90,37 @@ pub(super) fn check(data: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The most that reading the data of a configuration envelope takes.
+/// The most memory that reading the data of a configuration envelope takes.
 pub(super) fn most_memory(data: &[u8]) -> Result<usize, Error> {
-    Ok(Sums::of(data)?.peak(data.len()))
+    Ok(MemorySums::of(data)?.peak(data.len()))
 }
 
-/// The most that a configuration of so many bytes may take.
+/// The most memory that a configuration of this many bytes may take.
 pub(super) fn limit(bytes: usize) -> usize {
     bytes.saturating_mul(TIMES_MAX).saturating_add(FREE_BYTES)
 }
 
-/// What a configuration takes, in bytes.
+/// The memory that a configuration takes, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Sums {
-    /// Of the decoded messages.
+pub(super) struct MemorySums {
+    /// For the decoded messages.
     tree: usize,
-    /// Of what is made of them.
+    /// For the result that is compiled from them.
     compiled: usize,
-    /// Of the value that is looked at, until that is compiled.
+    /// For the current value, until that is compiled.
     passing: usize,
     passing_max: usize,
 }
 
-impl Sums {
-    pub(super) fn of(data: &[u8]) -> Result<Sums, Error> {
-        let mut walk = Walk { source: data, sums: Sums::default() };
+impl MemorySums {
+    pub(super) fn of(data: &[u8]) -> Result<MemorySums, Error> {
+        let mut walk = ConfigWalk { source: data, sums: MemorySums::default() };
         walk.envelope(Span::whole(data).map_err(malformed)?)?;
         Ok(walk.sums)
     }
 
-    /// The most at once: before anything is compiled the tree is encoded again for its digest, in which a number may have twice its
-    /// bytes.
+    /// The peak: before anything is compiled the tree is encoded again for its digest, in which a number may have twice
+    /// its bytes.
     pub(super) fn peak(&self, bytes: usize) -> usize {
         let digest = bytes.saturating_mul(2);
         self.tree.saturating_add(digest.max(self.compiled.saturating_add(self.passing_max)))
@@ -127,7 +131,8 @@ fn malformed(cause: WireError) -> Error {
     Error::Malformed { what: "configuration", cause }
 }
 
-/// The most that a list takes which grew element by element: twice its elements, and while it moves what it had before.
+/// The most memory that a list takes which grew element by element: twice its elements, plus the old elements while it
+/// moves.
 fn list(each_bytes: usize, count: usize) -> usize {
     let places = match count {
         0 => 0,
@@ -137,10 +142,11 @@ fn list(each_bytes: usize, count: usize) -> usize {
     each_bytes.saturating_mul(places)
 }
 
-/// The most that a B-tree of so many entries takes: nodes have eleven places, of which five at least are in use.
+/// The most memory that a B-tree of this many entries takes: nodes have eleven slots, of which at least five are in
+/// use.
 fn map(entry_bytes: usize, count: usize) -> usize {
     const PLACES: usize = 11;
-    /// What a node has beside its entries.
+    /// The memory of a node besides its entries.
     const NODE_BYTES: usize = 112;
     let nodes = match count {
         0 => 0,
@@ -150,12 +156,12 @@ fn map(entry_bytes: usize, count: usize) -> usize {
     entry_bytes.saturating_mul(PLACES).saturating_add(NODE_BYTES).saturating_mul(nodes)
 }
 
-/// What an entry adds to a map that has others.
+/// The memory that an entry adds to a map that has others.
 fn another_entry(entry_bytes: usize) -> usize {
     map(entry_bytes, 12) / 12
 }
 
-/// The heap memory of a text or of bytes that were copied.
+/// The heap memory of a text or of copied bytes.
 fn text(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { bytes.max(8) }
 }
@@ -164,21 +170,21 @@ fn add(sum: &mut usize, bytes: usize) {
     *sum = sum.saturating_add(bytes);
 }
 
-struct Walk<'a> {
+struct ConfigWalk<'a> {
     source: &'a [u8],
-    sums: Sums,
+    sums: MemorySums,
 }
 
 /// The fields of one message.
-struct Message<'a> {
+struct MessageFields<'a> {
     fields: Fields<'a>,
-    /// Those that may stand once.
+    /// The fields that may occur once.
     once: &'static [u32],
     seen: u64,
 }
 
-impl Message<'_> {
-    /// The next field: its number, and its place where it holds bytes, text or a message.
+impl MessageFields<'_> {
+    /// The next field: its number, and its position if it holds bytes, text or a message.
     fn next(&mut self) -> Result<Option<(u32, Option<Span>)>, Error> {
         let Some(field) = self.fields.next().map_err(malformed)? else { return Ok(None) };
         if self.once.contains(&field.number) {
@@ -189,17 +195,17 @@ impl Message<'_> {
             self.seen |= bit;
         }
         let place = match field.value {
-            Value::Bytes(span) => Some(span),
+            FieldValue::Bytes(span) => Some(span),
             _ => None,
         };
         Ok(Some((field.number, place)))
     }
 }
 
-impl<'a> Walk<'a> {
-    /// The fields of the message at `at`, of which these may stand once.
-    fn message(&self, at: Span, once: &'static [u32]) -> Message<'a> {
-        Message { fields: Fields::new(self.source, at), once, seen: 0 }
+impl<'a> ConfigWalk<'a> {
+    /// The fields of the message at `at`, of which those in `once` may occur once.
+    fn message(&self, at: Span, once: &'static [u32]) -> MessageFields<'a> {
+        MessageFields { fields: Fields::new(self.source, at), once, seen: 0 }
     }
 
     /// Both fields of a map's entry: its key, and its value.
@@ -207,7 +213,7 @@ impl<'a> Walk<'a> {
         self.fields(at, [1, 2])
     }
 
-    /// The places of these fields of a message, none of which may stand more than once.
+    /// The positions of these fields of a message, none of which may occur more than once.
     fn fields<const N: usize>(&self, at: Span, numbers: [u32; N]) -> Result<[Option<Span>; N], Error> {
         let mut found = [None; N];
         let mut message = self.message(at, &[]);
@@ -242,7 +248,7 @@ impl<'a> Walk<'a> {
         group.map_or(Ok(()), |group| self.group(group, 0, GROUP_DEPTH_MAX))
     }
 
-    /// A group whose name, behind those of the groups around it, ends at `path_bytes` of its policies' paths.
+    /// A group whose name, after the names of the groups around it, ends at `path_bytes` of its policies' paths.
     fn group(&mut self, at: Span, path_bytes: usize, depth: usize) -> Result<(), Error> {
         let Some(depth) = depth.checked_sub(1) else {
             return Err(Error::config(ROOT, format!("groups nest more than {GROUP_DEPTH_MAX} deep")));
@@ -278,19 +284,19 @@ impl<'a> Walk<'a> {
         }
         let tree = [map(of::GROUP, groups), map(of::VALUE, values), map(of::POLICY, policies)];
         tree.into_iter().for_each(|bytes| add(&mut self.sums.tree, bytes));
-        // Each policy that asks those below keeps one of each group.
+        // Each policy that refers to those below keeps one of each group.
         let asked = of::COMPILED_POLICY.saturating_mul(groups.max(4)).saturating_mul(asking);
         let compiled = [map(of::POLICY_BY_PATH, policies), map(of::POLICIES_BY_GROUP, groups), asked];
         compiled.into_iter().for_each(|bytes| add(&mut self.sums.compiled, bytes));
         Ok(())
     }
 
-    /// An entry of a group's policies. Returns whether it asks the policies of the groups below.
+    /// An entry of a group's policies. Returns whether it refers to the policies of the groups below.
     fn policy(&mut self, entry: Span, path_bytes: usize) -> Result<bool, Error> {
         let [name, policy] = self.entry(entry)?;
         let name_text = self.text(name)?;
         add(&mut self.sums.tree, name_text);
-        // Its path grows as it is put together, and stands in the map of all policies.
+        // Its path grows as it is assembled, and is a key of the map of all policies.
         let path = text(path_bytes.saturating_add(name.map_or(0, |name| name.len()))).saturating_mul(2);
         add(&mut self.sums.compiled, path.saturating_add(another_entry(of::POLICY_BY_PATH)));
         let Some(policy) = policy else { return Ok(false) };
@@ -363,7 +369,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// A principal, beside its place in a list.
+    /// A principal, besides its slot in a list.
     fn principal(&mut self, at: Span, depth: usize) -> Result<(), Error> {
         let (mut kind, mut content) = (0, None);
         let mut fields = Fields::new(self.source, at);
@@ -375,7 +381,8 @@ impl<'a> Walk<'a> {
             }
         }
         let Some(content) = content else { return Ok(()) };
-        // The name of its organisation is counted with its references; other text, and a certificate, once more while it is decoded.
+        // The name of its organisation is counted with its references; other text, and a certificate, once more while
+        // it is decoded.
         add(&mut self.sums.passing, content.len().saturating_mul(2));
         if kind != Classification::Combined as i32 {
             add(&mut self.sums.compiled, text(content.len()).saturating_add(of::REFERENCES));
@@ -411,7 +418,7 @@ impl<'a> Walk<'a> {
                 definition.map_or(Ok(()), |definition| self.msp(definition))?;
             }
             b"OrdererAddresses" | b"Endpoints" => {
-                // A channel's own list is made of those of its organisations.
+                // A channel's own list consists of those of its organisations.
                 let (count, texts) = self.elements(content, |walk, address| walk.text(Some(address)))?;
                 add(&mut self.sums.compiled, list(of::TEXT, count).saturating_add(texts).saturating_mul(2));
             }
@@ -451,14 +458,14 @@ impl<'a> Walk<'a> {
                 let text = self.text(text)?;
                 add(&mut self.sums.compiled, text);
             }
-            // Of others nothing is decoded, or only numbers.
+            // Nothing is decoded of other values, or only numbers.
             _ => {}
         }
         self.passed();
         Ok(())
     }
 
-    /// How many elements the list or map in field 1 has, and the sum of what `each` says of them.
+    /// The number of elements of the list or map in field 1, and the sum of what `each` returns for them.
     fn elements(&self, at: Span, each: impl Fn(&Self, Span) -> Result<usize, Error>) -> Result<(usize, usize), Error> {
         let (mut count, mut sum) = (0_usize, 0_usize);
         let mut message = self.message(at, &[]);
@@ -512,7 +519,7 @@ impl<'a> Walk<'a> {
                     add(&mut self.sums.passing, name);
                     add(&mut self.sums.compiled, name.saturating_add(of::REFERENCES));
                 }
-                // Authorities are read again where there are revocation lists, and for a while.
+                // Authorities are read again for a while if there are revocation lists.
                 2 | 3 => {
                     add(&mut authorities, 1);
                     add(&mut self.sums.passing, certificate(bytes));
@@ -559,7 +566,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// What a certificate of so many bytes of PEM takes: its DER, and the names in it as texts.
+/// The memory of a certificate of this many bytes of PEM: its DER, and the names in it as texts.
 fn certificate(pem_bytes: usize) -> usize {
     (pem_bytes.saturating_mul(12) / 5).saturating_add(of::CERTIFICATE)
 }
@@ -569,7 +576,7 @@ mod tests {
     use std::mem::size_of;
 
     use super::*;
-    use crate::fixture::Network;
+    use crate::fixture::TestNetwork;
     use crate::golden::{self, BFT_V3, GENESIS, RAFT_V3};
 
     #[test]
@@ -595,12 +602,12 @@ mod tests {
 
     #[test]
     fn configurations_that_tools_write_stay_far_below_the_limit() {
-        let ours = Network::new().spec().build().expect("usable");
+        let ours = TestNetwork::new().spec().build().expect("usable");
         let blocks = [golden::block(GENESIS), golden::block(RAFT_V3), golden::block(BFT_V3), ours];
         for block in blocks {
             let transaction = crate::Transaction::decode(&block.envelope(0)).expect("golden");
             let bytes = transaction.data().len();
-            let sums = Sums::of(&transaction.data()).expect("golden");
+            let sums = MemorySums::of(&transaction.data()).expect("golden");
             assert!(sums.peak(bytes) <= TIMES_MAX * bytes + (64 << 10), "{bytes} bytes: {sums:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! The body of an endorser transaction: what was proposed, what came of it and who endorsed that.
+//! The body of an endorser transaction: the proposal, its outcome and the endorsements of the outcome.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -6,7 +6,7 @@ use identity::policy::SIGNATURES_MAX;
 use proto::protos::TxValidationCode as Code;
 
 use super::header::parse_chaincode_id;
-use super::{ChaincodeName, Header, Invalid, fields_1_2};
+use super::{ChaincodeName, InvalidTransaction, TransactionHeader, fields_1_2};
 use crate::hash::{Hash, sha256_of};
 use crate::wire::{Fields, Span, WireError, set_once};
 
@@ -16,7 +16,7 @@ const ENDORSEMENTS_KEPT_MAX: usize = SIGNATURES_MAX + 1;
 
 /// The one action of an endorser transaction. Clones share the bytes.
 #[derive(Clone, Debug)]
-pub struct Action {
+pub struct EndorsedAction {
     source: Bytes,
     proposal_payload: Span,
     response_payload: Span,
@@ -33,10 +33,14 @@ pub struct Endorsement<'a> {
     pub signature: &'a [u8],
 }
 
-impl Action {
-    pub(super) fn parse(source: Bytes, data: Span, header: &Header) -> Result<Action, Invalid> {
-        let malformed = Invalid::of(Code::InvalidEndorserTransaction, "the transaction is malformed");
-        let invalid = |reason| Err(Invalid::new(Code::InvalidEndorserTransaction, reason));
+impl EndorsedAction {
+    pub(super) fn parse(
+        source: Bytes,
+        data: Span,
+        header: &TransactionHeader,
+    ) -> Result<EndorsedAction, InvalidTransaction> {
+        let malformed = InvalidTransaction::of(Code::InvalidEndorserTransaction, "the transaction is malformed");
+        let invalid = |reason| Err(InvalidTransaction::new(Code::InvalidEndorserTransaction, reason));
 
         // Transaction: exactly one TransactionAction.
         let mut action = None;
@@ -90,7 +94,7 @@ impl Action {
         if claimed.unwrap_or_default().of(&source) != hash {
             return invalid("the endorsed result is of another proposal");
         }
-        Ok(Action { source, proposal_payload, response_payload, extension, endorsements })
+        Ok(EndorsedAction { source, proposal_payload, response_payload, extension, endorsements })
     }
 
     /// The proposal's payload without its transient map: an encoded `ChaincodeProposalPayload`.
@@ -128,7 +132,7 @@ impl Action {
         [self.response_payload(), endorser].concat().into()
     }
 
-    /// As [`Action::signed_message`], in two pieces that share the transaction's memory.
+    /// As [`EndorsedAction::signed_message`], in two pieces that share the transaction's memory.
     ///
     /// # Panics
     /// If there is no endorsement at `index`.
@@ -148,19 +152,19 @@ impl Action {
     ///
     /// # Errors
     /// `BAD_HEADER_EXTENSION` or `BAD_RESPONSE_PAYLOAD`.
-    pub fn outcome(&self, header: &Header) -> Result<Outcome, Invalid> {
+    pub fn outcome(&self, header: &TransactionHeader) -> Result<ActionOutcome, InvalidTransaction> {
         header.chaincode()?;
         let Some(extension) = self.extension else {
-            return Err(Invalid::new(Code::BadResponsePayload, "the endorsed result is empty"));
+            return Err(InvalidTransaction::new(Code::BadResponsePayload, "the endorsed result is empty"));
         };
-        Outcome::parse(self.source.clone(), extension)
-            .map_err(Invalid::of(Code::BadResponsePayload, "the chaincode action is malformed"))
+        ActionOutcome::parse(self.source.clone(), extension)
+            .map_err(InvalidTransaction::of(Code::BadResponsePayload, "the chaincode action is malformed"))
     }
 }
 
 /// What the chaincode did: a decoded `ChaincodeAction`. Clones share the bytes.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct ActionOutcome {
     source: Bytes,
     results: Span,
     event: EventField,
@@ -179,7 +183,7 @@ enum EventField {
 
 /// The event that the chaincode set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event<'a> {
+pub struct ActionEvent<'a> {
     /// The chaincode's name.
     pub chaincode: &'a str,
     /// The transaction's id, as the endorsers wrote it.
@@ -190,9 +194,9 @@ pub struct Event<'a> {
     pub payload: Bytes,
 }
 
-impl Outcome {
+impl ActionOutcome {
     /// Reads an encoded `ChaincodeAction`.
-    fn parse(source: Bytes, action: Span) -> Result<Outcome, WireError> {
+    fn parse(source: Bytes, action: Span) -> Result<ActionOutcome, WireError> {
         let (mut results, mut events, mut response, mut chaincode) = (None, None, None, None);
         let mut fields = Fields::new(&source, action);
         while let Some(field) = fields.next()? {
@@ -220,7 +224,7 @@ impl Outcome {
             None => EventField::Absent,
             Some(encoded) => EventField::parse(&source, encoded).unwrap_or(EventField::Malformed),
         };
-        Ok(Outcome {
+        Ok(ActionOutcome {
             results: results.unwrap_or_default(),
             event,
             status: status.unwrap_or_default(),
@@ -258,10 +262,10 @@ impl Outcome {
     }
 
     /// The event, if there is one and it is well formed.
-    pub fn event(&self) -> Option<Event<'_>> {
+    pub fn event(&self) -> Option<ActionEvent<'_>> {
         let EventField::Present { chaincode, tx_id, name, payload, .. } = self.event else { return None };
         let text = |span: Span| span.text(&self.source).expect("checked when the event was parsed");
-        Some(Event {
+        Some(ActionEvent {
             chaincode: text(chaincode),
             tx_id: text(tx_id),
             name: text(name),
@@ -282,9 +286,9 @@ impl Outcome {
     ///
     /// # Errors
     /// `INVALID_OTHER_REASON` or `INVALID_CHAINCODE`.
-    pub fn check<'a>(&'a self, header: &'a Header) -> Result<ChaincodeName<'a>, Invalid> {
-        let other = |reason| Err(Invalid::new(Code::InvalidOtherReason, reason));
-        let chaincode = |reason| Err(Invalid::new(Code::InvalidChaincode, reason));
+    pub fn check<'a>(&'a self, header: &'a TransactionHeader) -> Result<ChaincodeName<'a>, InvalidTransaction> {
+        let other = |reason| Err(InvalidTransaction::new(Code::InvalidOtherReason, reason));
+        let chaincode = |reason| Err(InvalidTransaction::new(Code::InvalidChaincode, reason));
         let Some(asked) = header.chaincode()? else { return other("the header names no chaincode") };
         let Some(ran) = self.chaincode() else { return other("the result names no chaincode") };
         if asked.name.is_empty() {

@@ -5,13 +5,13 @@ use base::{Bytes, TxId};
 use proto::common::HeaderType;
 use proto::protos::TxValidationCode as Code;
 
-use super::{Invalid, fields_1_2};
+use super::{InvalidTransaction, fields_1_2};
 use crate::hash::sha256_of;
 use crate::wire::{Fields, Span, WireError, set_once};
 
 /// A decoded channel header and signature header. Clones share the bytes.
 #[derive(Clone, Debug)]
-pub struct Header {
+pub struct TransactionHeader {
     source: Bytes,
     channel_header: Span,
     signature_header: Span,
@@ -36,20 +36,28 @@ pub struct ChaincodeName<'a> {
     pub version: &'a str,
 }
 
-impl Header {
-    /// Reads an encoded `Header`, such as the one of a proposal. Its form is not checked; see [`Header::check_form`].
+impl TransactionHeader {
+    /// Reads an encoded `Header`, such as the one of a proposal. Its form is not checked; see [`TransactionHeader::check_form`].
     ///
     /// # Errors
     /// `BAD_COMMON_HEADER`.
-    pub fn parse(header: &Bytes) -> Result<Header, Invalid> {
+    pub fn parse(header: &Bytes) -> Result<TransactionHeader, InvalidTransaction> {
         let (channel_header, signature_header) = fields_1_2(header, Span::whole(header))
-            .map_err(Invalid::of(Code::BadCommonHeader, "the header is malformed"))?;
-        Header::parse_parts(header.clone(), channel_header.unwrap_or_default(), signature_header.unwrap_or_default())
+            .map_err(InvalidTransaction::of(Code::BadCommonHeader, "the header is malformed"))?;
+        TransactionHeader::parse_parts(
+            header.clone(),
+            channel_header.unwrap_or_default(),
+            signature_header.unwrap_or_default(),
+        )
     }
 
     /// Reads the channel header and the signature header at two places of `source`.
-    pub(super) fn parse_parts(source: Bytes, channel_header: Span, signature_header: Span) -> Result<Header, Invalid> {
-        let mut header = Header {
+    pub(super) fn parse_parts(
+        source: Bytes,
+        channel_header: Span,
+        signature_header: Span,
+    ) -> Result<TransactionHeader, InvalidTransaction> {
+        let mut header = TransactionHeader {
             source,
             channel_header,
             signature_header,
@@ -64,9 +72,11 @@ impl Header {
             creator: Span::default(),
             nonce: Span::default(),
         };
-        header.parse_channel_header().map_err(Invalid::of(Code::BadCommonHeader, "the channel header is malformed"))?;
+        header
+            .parse_channel_header()
+            .map_err(InvalidTransaction::of(Code::BadCommonHeader, "the channel header is malformed"))?;
         let (creator, nonce) = fields_1_2(&header.source, Ok(signature_header))
-            .map_err(Invalid::of(Code::BadCommonHeader, "the signature header is malformed"))?;
+            .map_err(InvalidTransaction::of(Code::BadCommonHeader, "the signature header is malformed"))?;
         header.creator = creator.unwrap_or_default();
         header.nonce = nonce.unwrap_or_default();
         Ok(header)
@@ -125,7 +135,7 @@ impl Header {
         self.channel.text(&self.source).expect("checked when the header was parsed")
     }
 
-    /// The transaction id as claimed; see [`Header::check_tx_id`].
+    /// The transaction id as claimed; see [`TransactionHeader::check_tx_id`].
     pub fn tx_id(&self) -> &str {
         self.tx_id.text(&self.source).expect("checked when the header was parsed")
     }
@@ -135,7 +145,7 @@ impl Header {
         TxId::from(self.tx_id())
     }
 
-    /// The epoch; anything but 0 is refused by [`Header::check_form`].
+    /// The epoch; anything but 0 is refused by [`TransactionHeader::check_form`].
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -179,10 +189,10 @@ impl Header {
     ///
     /// # Errors
     /// `BAD_COMMON_HEADER`.
-    pub fn check_form(&self) -> Result<(), Invalid> {
+    pub fn check_form(&self) -> Result<(), InvalidTransaction> {
         const KINDS: [i32; 3] =
             [HeaderType::EndorserTransaction as i32, HeaderType::ConfigUpdate as i32, HeaderType::Config as i32];
-        let bad = |reason| Err(Invalid::new(Code::BadCommonHeader, reason));
+        let bad = |reason| Err(InvalidTransaction::new(Code::BadCommonHeader, reason));
         if !KINDS.contains(&self.kind) {
             return bad("the header type is not one of a transaction");
         }
@@ -202,33 +212,33 @@ impl Header {
     ///
     /// # Errors
     /// `BAD_PROPOSAL_TXID`.
-    pub fn check_tx_id(&self) -> Result<(), Invalid> {
+    pub fn check_tx_id(&self) -> Result<(), InvalidTransaction> {
         let mut expected = [0; 64];
         hex::encode_to_slice(sha256_of(&[self.nonce(), self.creator_slice()]), &mut expected)
             .expect("32 bytes have 64 digits");
         if self.tx_id.of(&self.source) == expected {
             return Ok(());
         }
-        Err(Invalid::new(Code::BadProposalTxid, "the transaction id is not the hash of nonce and creator"))
+        Err(InvalidTransaction::new(Code::BadProposalTxid, "the transaction id is not the hash of nonce and creator"))
     }
 
     /// Checks that the message is for `channel`.
     ///
     /// # Errors
     /// `TARGET_CHAIN_NOT_FOUND`.
-    pub fn check_channel(&self, channel: &str) -> Result<(), Invalid> {
+    pub fn check_channel(&self, channel: &str) -> Result<(), InvalidTransaction> {
         if self.channel.of(&self.source) == channel.as_bytes() {
             return Ok(());
         }
-        Err(Invalid::new(Code::TargetChainNotFound, "the transaction is for another channel"))
+        Err(InvalidTransaction::new(Code::TargetChainNotFound, "the transaction is for another channel"))
     }
 
     /// The chaincode that the extension names; `None` if it names none.
     ///
     /// # Errors
     /// `BAD_HEADER_EXTENSION`.
-    pub fn chaincode(&self) -> Result<Option<ChaincodeName<'_>>, Invalid> {
-        let malformed = Invalid::of(Code::BadHeaderExtension, "the header extension is malformed");
+    pub fn chaincode(&self) -> Result<Option<ChaincodeName<'_>>, InvalidTransaction> {
+        let malformed = InvalidTransaction::of(Code::BadHeaderExtension, "the header extension is malformed");
         let (_, id) = fields_1_2(&self.source, Ok(self.extension)).map_err(&malformed)?;
         let Some(id) = id else { return Ok(None) };
         let (name, version) = parse_chaincode_id(&self.source, id).map_err(&malformed)?;

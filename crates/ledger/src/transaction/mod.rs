@@ -1,25 +1,26 @@
 //! A transaction as it stands in a block, read in place.
 //!
-//! An endorser transaction nests a dozen messages. [`Transaction`], [`Action`] and [`Outcome`] decode them in the order
-//! in which validation needs them, each once, and keep one reference to the envelope's bytes and the places in it:
+//! An endorser transaction nests a dozen messages. [`Transaction`], [`EndorsedAction`] and [`ActionOutcome`] decode each
+//! message once, in the order in which validation needs them. They keep one reference to the envelope's bytes and the
+//! positions in it:
 //!
 //! | step | call | validation codes |
 //! |---|---|---|
 //! | 1 | [`Transaction::parse`]: envelope, payload, both headers and their form | 255, 2, 3 |
 //! | 2 | the creator's signature over [`Transaction::payload`], by the caller | 4 |
 //! | 3 | [`Transaction::check_type`] | 7 |
-//! | 4 | [`Header::check_tx_id`] | 8 |
+//! | 4 | [`TransactionHeader::check_tx_id`] | 8 |
 //! | 5 | [`Transaction::action`]: the body and the proposal hash | 5 |
-//! | 6 | the channel, by [`Header::check_channel`]; duplicates of the transaction id, by the caller | 14, 9 |
-//! | 7 | [`Action::outcome`]: header extension and chaincode action | 19, 21 |
-//! | 8 | the read-write set in [`Outcome::results`], by the caller | 22 |
-//! | 9 | [`Outcome::check`]: chaincode and event | 255, 25 |
+//! | 6 | the channel, by [`TransactionHeader::check_channel`]; duplicates of the transaction id, by the caller | 14, 9 |
+//! | 7 | [`EndorsedAction::outcome`]: header extension and chaincode action | 19, 21 |
+//! | 8 | the read-write set in [`ActionOutcome::results`], by the caller | 22 |
+//! | 9 | [`ActionOutcome::check`]: chaincode and event | 255, 25 |
 //! | 10 | namespaces, endorsement policies and conflicts, by the caller | 23, 25, 10, 11, 12 |
 //!
 //! The order is Fabric's, so that a transaction with several faults gets Fabric's code. The checks are pure functions of
 //! the envelope.
 //!
-//! What it leaves to others: every check that needs identities or state.
+//! Left to the caller: every check that needs identities or state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod action;
@@ -28,8 +29,8 @@ mod results;
 #[cfg(test)]
 mod tests;
 
-pub use action::{Action, Endorsement, Event, Outcome, proposal_hash};
-pub use header::{ChaincodeName, Header};
+pub use action::{ActionEvent, ActionOutcome, EndorsedAction, Endorsement, proposal_hash};
+pub use header::{ChaincodeName, TransactionHeader};
 pub use results::results_of_valid;
 
 use base::{Bytes, ErrorKind};
@@ -41,17 +42,17 @@ use crate::wire::{self, Fields, Span, WireError, set_once};
 /// Why a transaction is not valid: the code for the block's filter, and a reason for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{reason} ({})", self.code.as_str_name())]
-pub struct Invalid {
+pub struct InvalidTransaction {
     /// The code in the transactions filter.
     pub code: TxValidationCode,
     /// What is wrong.
     pub reason: &'static str,
 }
 
-impl Invalid {
+impl InvalidTransaction {
     /// A transaction that gets `code` for `reason`.
-    pub const fn new(code: TxValidationCode, reason: &'static str) -> Invalid {
-        Invalid { code, reason }
+    pub const fn new(code: TxValidationCode, reason: &'static str) -> InvalidTransaction {
+        InvalidTransaction { code, reason }
     }
 
     /// The code as the byte in the transactions filter.
@@ -59,13 +60,13 @@ impl Invalid {
         code_byte(self.code)
     }
 
-    /// What a caller is to do: the same transaction will always be refused.
+    /// The kind of the error: the same transaction will always be rejected.
     pub fn kind(&self) -> ErrorKind {
         ErrorKind::Rejected
     }
 
-    fn of(code: TxValidationCode, reason: &'static str) -> impl Fn(WireError) -> Invalid {
-        move |_| Invalid { code, reason }
+    fn of(code: TxValidationCode, reason: &'static str) -> impl Fn(WireError) -> InvalidTransaction {
+        move |_| InvalidTransaction { code, reason }
     }
 }
 
@@ -81,7 +82,7 @@ pub struct Transaction {
     payload: Span,
     signature: Span,
     data: Span,
-    header: Header,
+    header: TransactionHeader,
 }
 
 impl Transaction {
@@ -89,7 +90,7 @@ impl Transaction {
     ///
     /// # Errors
     /// `INVALID_OTHER_REASON`, `BAD_PAYLOAD` or `BAD_COMMON_HEADER`.
-    pub fn parse(envelope: &Bytes) -> Result<Transaction, Invalid> {
+    pub fn parse(envelope: &Bytes) -> Result<Transaction, InvalidTransaction> {
         let transaction = Transaction::decode(envelope)?;
         transaction.header.check_form()?;
         Ok(transaction)
@@ -99,17 +100,17 @@ impl Transaction {
     ///
     /// # Errors
     /// `INVALID_OTHER_REASON`, `BAD_PAYLOAD` or `BAD_COMMON_HEADER`.
-    pub fn decode(envelope: &Bytes) -> Result<Transaction, Invalid> {
+    pub fn decode(envelope: &Bytes) -> Result<Transaction, InvalidTransaction> {
         use TxValidationCode as Code;
         let (payload, signature) = fields_1_2(envelope, Span::whole(envelope))
-            .map_err(Invalid::of(Code::InvalidOtherReason, "the envelope is malformed"))?;
+            .map_err(InvalidTransaction::of(Code::InvalidOtherReason, "the envelope is malformed"))?;
         let (payload, signature) = (payload.unwrap_or_default(), signature.unwrap_or_default());
-        let bad_payload = Invalid::of(Code::BadPayload, "the payload is malformed");
+        let bad_payload = InvalidTransaction::of(Code::BadPayload, "the payload is malformed");
         let (header, data) = fields_1_2(envelope, Ok(payload)).map_err(&bad_payload)?;
         let parts = header.map(|header| fields_1_2(envelope, Ok(header))).transpose().map_err(&bad_payload)?;
         let (channel_header, signature_header) =
-            parts.ok_or(Invalid::new(Code::BadCommonHeader, "the payload has no header"))?;
-        let header = Header::parse_parts(
+            parts.ok_or(InvalidTransaction::new(Code::BadCommonHeader, "the payload has no header"))?;
+        let header = TransactionHeader::parse_parts(
             envelope.clone(),
             channel_header.unwrap_or_default(),
             signature_header.unwrap_or_default(),
@@ -133,7 +134,7 @@ impl Transaction {
     }
 
     /// The decoded headers.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &TransactionHeader {
         &self.header
     }
 
@@ -156,19 +157,22 @@ impl Transaction {
     ///
     /// # Errors
     /// `UNSUPPORTED_TX_PAYLOAD`.
-    pub fn check_type(&self) -> Result<(), Invalid> {
+    pub fn check_type(&self) -> Result<(), InvalidTransaction> {
         if self.is_endorser_transaction() || self.is_config() {
             return Ok(());
         }
-        Err(Invalid::new(TxValidationCode::UnsupportedTxPayload, "a block holds no transaction of this type"))
+        Err(InvalidTransaction::new(
+            TxValidationCode::UnsupportedTxPayload,
+            "a block holds no transaction of this type",
+        ))
     }
 
     /// Decodes the body of an endorser transaction and checks that it belongs to the proposal in the header.
     ///
     /// # Errors
     /// `INVALID_ENDORSER_TRANSACTION`.
-    pub fn action(&self) -> Result<Action, Invalid> {
-        Action::parse(self.envelope.clone(), self.data, &self.header)
+    pub fn action(&self) -> Result<EndorsedAction, InvalidTransaction> {
+        EndorsedAction::parse(self.envelope.clone(), self.data, &self.header)
     }
 }
 

@@ -1,8 +1,8 @@
-//! The way to a transaction's read-write set and to nothing else.
+//! Finds a transaction's read-write set and skips everything else.
 //!
-//! Whoever makes rows of a stored block, or applies it again, knows from its filter that a transaction is valid: its
-//! signatures, hashes and headers were looked at before it was stored, and are passed over here. What remains is a walk
-//! through nested messages to one of them, a hundredth of what validation costs.
+//! When a stored block is materialised or replayed, its filter says which transactions are valid. Their signatures, hashes
+//! and headers were checked before the block was stored, and are skipped here. This module only walks through nested messages
+//! to the read-write set, at a hundredth of the cost of validation.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use proto::common::HeaderType;

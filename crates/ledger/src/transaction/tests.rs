@@ -11,14 +11,14 @@ use super::*;
 use crate::golden::{self, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS};
 use crate::hash::sha256_of;
 
-type Code = TxValidationCode;
+type ValidationCode = TxValidationCode;
 
 fn golden_envelope() -> Bytes {
     golden::block(BLOCK_8).envelope(0)
 }
 
 /// Every message that an endorser transaction nests, to change one and encode all again.
-struct Parts {
+struct TransactionParts {
     channel_header: ChannelHeader,
     signature_header: SignatureHeader,
     action_header: Bytes,
@@ -32,8 +32,8 @@ struct Parts {
     proposal_hash: Option<Bytes>,
 }
 
-impl Parts {
-    fn golden() -> Parts {
+impl TransactionParts {
+    fn golden() -> TransactionParts {
         let envelope = Envelope::decode(golden_envelope()).expect("golden");
         let payload = Payload::decode(envelope.payload).expect("golden");
         let header = payload.header.expect("golden");
@@ -41,7 +41,7 @@ impl Parts {
         let body = ChaincodeActionPayload::decode(action.payload).expect("golden");
         let endorsed = body.action.expect("golden");
         let response = ProposalResponsePayload::decode(endorsed.proposal_response_payload.clone()).expect("golden");
-        Parts {
+        TransactionParts {
             channel_header: ChannelHeader::decode(header.channel_header).expect("golden"),
             signature_header: SignatureHeader::decode(header.signature_header).expect("golden"),
             action_header: action.header,
@@ -76,7 +76,7 @@ impl Parts {
 }
 
 /// All stateless steps in Fabric's order.
-fn check(envelope: &Bytes) -> Result<(), Invalid> {
+fn check(envelope: &Bytes) -> Result<(), InvalidTransaction> {
     let transaction = Transaction::parse(envelope)?;
     transaction.check_type()?;
     transaction.header().check_tx_id()?;
@@ -88,11 +88,11 @@ fn check(envelope: &Bytes) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn code(change: impl FnOnce(&mut Parts)) -> Code {
-    let mut parts = Parts::golden();
+fn code(change: impl FnOnce(&mut TransactionParts)) -> ValidationCode {
+    let mut parts = TransactionParts::golden();
     change(&mut parts);
     match check(&parts.encode()) {
-        Ok(()) => Code::Valid,
+        Ok(()) => ValidationCode::Valid,
         Err(invalid) => invalid.code,
     }
 }
@@ -114,19 +114,22 @@ fn golden_transactions_pass_every_stateless_check() {
 fn a_golden_configuration_is_recognised() {
     let envelope = golden::block(GENESIS).envelope(0);
     // The tool that makes genesis blocks signs nothing, so there is no creator.
-    assert_eq!(Transaction::parse(&envelope).map(|_| ()).expect_err("no creator").code, Code::BadCommonHeader);
+    assert_eq!(
+        Transaction::parse(&envelope).map(|_| ()).expect_err("no creator").code,
+        ValidationCode::BadCommonHeader
+    );
     let transaction = Transaction::decode(&envelope).expect("golden");
     assert!(transaction.is_config() && !transaction.is_endorser_transaction());
     assert_eq!(transaction.header().channel(), "mychannel");
     proto::common::ConfigEnvelope::decode(transaction.data()).expect("golden");
     let body = transaction.action().map(|_| ()).expect_err("no endorser transaction");
-    assert_eq!(body.code, Code::InvalidEndorserTransaction);
+    assert_eq!(body.code, ValidationCode::InvalidEndorserTransaction);
 }
 
 #[test]
 fn views_agree_with_the_generated_decoder() {
     let envelope = golden_envelope();
-    let parts = Parts::golden();
+    let parts = TransactionParts::golden();
     let transaction = Transaction::parse(&envelope).expect("golden");
     let header = transaction.header();
     let decoded = Envelope::decode(envelope.clone()).expect("golden");
@@ -183,7 +186,7 @@ fn views_agree_with_the_generated_decoder() {
 #[test]
 fn a_proposals_header_is_read_alone() {
     let payload = Payload::decode(Envelope::decode(golden_envelope()).expect("golden").payload).expect("golden");
-    let header = Header::parse(&payload.header.expect("golden").encode_to_vec().into()).expect("golden");
+    let header = TransactionHeader::parse(&payload.header.expect("golden").encode_to_vec().into()).expect("golden");
     header.check_form().expect("golden");
     header.check_tx_id().expect("golden");
     assert_eq!(header.channel(), "mychannel");
@@ -191,52 +194,73 @@ fn a_proposals_header_is_read_alone() {
 
 #[test]
 fn faults_get_fabrics_codes() {
-    assert_eq!(code(|_| {}), Code::Valid);
+    assert_eq!(code(|_| {}), ValidationCode::Valid);
     // Headers.
-    assert_eq!(code(|parts| parts.channel_header.epoch = 1), Code::BadCommonHeader);
-    assert_eq!(code(|parts| parts.channel_header.r#type = 0), Code::BadCommonHeader);
-    assert_eq!(code(|parts| parts.channel_header.r#type = 77), Code::BadCommonHeader);
-    assert_eq!(code(|parts| parts.signature_header.nonce = Bytes::new()), Code::BadCommonHeader);
-    assert_eq!(code(|parts| parts.signature_header.creator = Bytes::new()), Code::BadCommonHeader);
-    assert_eq!(code(|parts| parts.channel_header.r#type = HeaderType::ConfigUpdate as i32), Code::UnsupportedTxPayload);
+    assert_eq!(code(|parts| parts.channel_header.epoch = 1), ValidationCode::BadCommonHeader);
+    assert_eq!(code(|parts| parts.channel_header.r#type = 0), ValidationCode::BadCommonHeader);
+    assert_eq!(code(|parts| parts.channel_header.r#type = 77), ValidationCode::BadCommonHeader);
+    assert_eq!(code(|parts| parts.signature_header.nonce = Bytes::new()), ValidationCode::BadCommonHeader);
+    assert_eq!(code(|parts| parts.signature_header.creator = Bytes::new()), ValidationCode::BadCommonHeader);
+    assert_eq!(
+        code(|parts| parts.channel_header.r#type = HeaderType::ConfigUpdate as i32),
+        ValidationCode::UnsupportedTxPayload
+    );
     // Transaction id.
-    assert_eq!(code(|parts| parts.channel_header.tx_id = "00".into()), Code::BadProposalTxid);
-    assert_eq!(code(|parts| parts.channel_header.tx_id.make_ascii_uppercase()), Code::BadProposalTxid);
-    assert_eq!(code(|parts| parts.signature_header.nonce = Bytes::from_static(b"other")), Code::BadProposalTxid);
-    assert_eq!(code(|parts| parts.signature_header.creator = Bytes::from_static(b"other")), Code::BadProposalTxid);
+    assert_eq!(code(|parts| parts.channel_header.tx_id = "00".into()), ValidationCode::BadProposalTxid);
+    assert_eq!(code(|parts| parts.channel_header.tx_id.make_ascii_uppercase()), ValidationCode::BadProposalTxid);
+    assert_eq!(
+        code(|parts| parts.signature_header.nonce = Bytes::from_static(b"other")),
+        ValidationCode::BadProposalTxid
+    );
+    assert_eq!(
+        code(|parts| parts.signature_header.creator = Bytes::from_static(b"other")),
+        ValidationCode::BadProposalTxid
+    );
     // Body.
-    assert_eq!(code(|parts| parts.actions = 0), Code::InvalidEndorserTransaction);
-    assert_eq!(code(|parts| parts.actions = 2), Code::InvalidEndorserTransaction);
-    assert_eq!(code(|parts| parts.action_header = Bytes::new()), Code::InvalidEndorserTransaction);
-    assert_eq!(code(|parts| parts.action_header = Bytes::from_static(b"\xff")), Code::InvalidEndorserTransaction);
-    assert_eq!(code(|parts| parts.proposal_payload = Bytes::new()), Code::InvalidEndorserTransaction);
-    assert_eq!(code(|parts| parts.endorsed = None), Code::InvalidEndorserTransaction);
+    assert_eq!(code(|parts| parts.actions = 0), ValidationCode::InvalidEndorserTransaction);
+    assert_eq!(code(|parts| parts.actions = 2), ValidationCode::InvalidEndorserTransaction);
+    assert_eq!(code(|parts| parts.action_header = Bytes::new()), ValidationCode::InvalidEndorserTransaction);
+    assert_eq!(
+        code(|parts| parts.action_header = Bytes::from_static(b"\xff")),
+        ValidationCode::InvalidEndorserTransaction
+    );
+    assert_eq!(code(|parts| parts.proposal_payload = Bytes::new()), ValidationCode::InvalidEndorserTransaction);
+    assert_eq!(code(|parts| parts.endorsed = None), ValidationCode::InvalidEndorserTransaction);
     assert_eq!(
         code(|parts| parts.proposal_hash = Some(Bytes::from_static(&[0; 32]))),
-        Code::InvalidEndorserTransaction
+        ValidationCode::InvalidEndorserTransaction
     );
     // Channel.
-    assert_eq!(code(|parts| parts.channel_header.channel_id = "other".into()), Code::TargetChainNotFound);
+    assert_eq!(code(|parts| parts.channel_header.channel_id = "other".into()), ValidationCode::TargetChainNotFound);
     // Result.
     assert_eq!(
         code(|parts| parts.channel_header.extension = Bytes::from_static(b"\x12\xff")),
-        Code::BadHeaderExtension
+        ValidationCode::BadHeaderExtension
     );
-    assert_eq!(code(|parts| parts.extension = Some(Bytes::from_static(b"\x0a\xff"))), Code::BadResponsePayload);
-    assert_eq!(code(|parts| parts.extension = Some(Bytes::new())), Code::BadResponsePayload);
+    assert_eq!(
+        code(|parts| parts.extension = Some(Bytes::from_static(b"\x0a\xff"))),
+        ValidationCode::BadResponsePayload
+    );
+    assert_eq!(code(|parts| parts.extension = Some(Bytes::new())), ValidationCode::BadResponsePayload);
     // Chaincode.
-    assert_eq!(code(|parts| parts.channel_header.extension = Bytes::new()), Code::InvalidOtherReason);
-    assert_eq!(code(|parts| parts.chaincode_action.chaincode_id = None), Code::InvalidOtherReason);
+    assert_eq!(code(|parts| parts.channel_header.extension = Bytes::new()), ValidationCode::InvalidOtherReason);
+    assert_eq!(code(|parts| parts.chaincode_action.chaincode_id = None), ValidationCode::InvalidOtherReason);
     let name =
         |name: &str, version: &str| ChaincodeId { name: name.into(), version: version.into(), path: String::new() };
     let extension =
         |id| ChaincodeHeaderExtension { chaincode_id: Some(id), ..Default::default() }.encode_to_vec().into();
-    assert_eq!(code(|parts| parts.channel_header.extension = extension(name("", ""))), Code::InvalidChaincode);
-    assert_eq!(code(|parts| parts.channel_header.extension = extension(name("other", ""))), Code::InvalidChaincode);
-    let golden_name = Parts::golden().chaincode_action.chaincode_id.expect("golden").name;
+    assert_eq!(
+        code(|parts| parts.channel_header.extension = extension(name("", ""))),
+        ValidationCode::InvalidChaincode
+    );
+    assert_eq!(
+        code(|parts| parts.channel_header.extension = extension(name("other", ""))),
+        ValidationCode::InvalidChaincode
+    );
+    let golden_name = TransactionParts::golden().chaincode_action.chaincode_id.expect("golden").name;
     assert_eq!(
         code(|parts| parts.chaincode_action.chaincode_id = Some(name(&golden_name, ""))),
-        Code::InvalidChaincode
+        ValidationCode::InvalidChaincode
     );
     // Event.
     let event = |chaincode: &str| ChaincodeEvent {
@@ -244,28 +268,34 @@ fn faults_get_fabrics_codes() {
         event_name: "e".into(),
         ..Default::default()
     };
-    assert_eq!(code(|parts| parts.chaincode_action.events = event(&golden_name).encode_to_vec().into()), Code::Valid);
+    assert_eq!(
+        code(|parts| parts.chaincode_action.events = event(&golden_name).encode_to_vec().into()),
+        ValidationCode::Valid
+    );
     assert_eq!(
         code(|parts| parts.chaincode_action.events = event("other").encode_to_vec().into()),
-        Code::InvalidOtherReason
+        ValidationCode::InvalidOtherReason
     );
-    assert_eq!(code(|parts| parts.chaincode_action.events = Bytes::from_static(b"\x0a\xff")), Code::InvalidOtherReason);
+    assert_eq!(
+        code(|parts| parts.chaincode_action.events = Bytes::from_static(b"\x0a\xff")),
+        ValidationCode::InvalidOtherReason
+    );
 }
 
 #[test]
 fn envelopes_that_are_not_messages_get_fabrics_codes() {
     let code = |bytes: &'static [u8]| Transaction::parse(&Bytes::from_static(bytes)).map(|_| ()).expect_err("bad").code;
-    assert_eq!(code(b"\xff\xff\xff"), Code::InvalidOtherReason);
+    assert_eq!(code(b"\xff\xff\xff"), ValidationCode::InvalidOtherReason);
     // An empty payload has no header.
-    assert_eq!(code(b""), Code::BadCommonHeader);
+    assert_eq!(code(b""), ValidationCode::BadCommonHeader);
     // A payload that is not a message.
-    assert_eq!(code(b"\x0a\x02\x0a\xff"), Code::BadPayload);
+    assert_eq!(code(b"\x0a\x02\x0a\xff"), ValidationCode::BadPayload);
     // A header that is not a message.
-    assert_eq!(code(b"\x0a\x04\x0a\x02\x0a\xff"), Code::BadPayload);
+    assert_eq!(code(b"\x0a\x04\x0a\x02\x0a\xff"), ValidationCode::BadPayload);
     // A channel header that is not a message.
-    assert_eq!(code(b"\x0a\x06\x0a\x04\x0a\x02\x0a\xff"), Code::BadCommonHeader);
+    assert_eq!(code(b"\x0a\x06\x0a\x04\x0a\x02\x0a\xff"), ValidationCode::BadCommonHeader);
     // A channel whose name is not text.
-    assert_eq!(code(b"\x0a\x07\x0a\x05\x0a\x03\x22\x01\xff"), Code::BadCommonHeader);
+    assert_eq!(code(b"\x0a\x07\x0a\x05\x0a\x03\x22\x01\xff"), ValidationCode::BadCommonHeader);
 }
 
 #[test]
@@ -275,14 +305,14 @@ fn the_first_fault_in_fabrics_order_decides() {
             parts.actions = 2;
             parts.channel_header.tx_id = "00".into();
         }),
-        Code::BadProposalTxid
+        ValidationCode::BadProposalTxid
     );
     assert_eq!(
         code(|parts| {
             parts.channel_header.channel_id = "other".into();
             parts.actions = 0;
         }),
-        Code::InvalidEndorserTransaction
+        ValidationCode::InvalidEndorserTransaction
     );
 }
 
@@ -300,10 +330,10 @@ fn golden_transaction_ids_and_proposal_hashes_are_those_of_fabric() {
 
 #[test]
 fn codes_are_the_bytes_of_the_filter() {
-    assert_eq!(code_byte(Code::Valid), 0);
-    assert_eq!(code_byte(Code::BadProposalTxid), 8);
-    assert_eq!(code_byte(Code::InvalidOtherReason), 255);
-    let invalid = Invalid::new(Code::MvccReadConflict, "stale");
+    assert_eq!(code_byte(ValidationCode::Valid), 0);
+    assert_eq!(code_byte(ValidationCode::BadProposalTxid), 8);
+    assert_eq!(code_byte(ValidationCode::InvalidOtherReason), 255);
+    let invalid = InvalidTransaction::new(ValidationCode::MvccReadConflict, "stale");
     assert_eq!(invalid.to_string(), "stale (MVCC_READ_CONFLICT)");
     assert_eq!((invalid.code_byte(), invalid.kind()), (11, ErrorKind::Rejected));
 }

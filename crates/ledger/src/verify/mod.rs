@@ -1,26 +1,28 @@
-//! The check of a whole ledger: that it is what it was when it was written, and what the channel's rules allow.
+//! Checks a whole ledger: that it is unchanged since it was written, and that it conforms to the channel's rules.
 //!
-//! [`Verifier`] takes the blocks of one ledger in order; [`verify`] feeds it from a block store. For each block:
+//! [`LedgerVerifier`] takes the blocks of one ledger in order; [`verify`] feeds it from a block store. For each block it
+//! checks:
 //! 1. its number, its previous hash and its data hash;
-//! 2. from block 1 on the orderers' signatures under the configuration then in force, and that they name the right
-//!    configuration block;
-//! 3. in a peer's ledger one validation code a transaction, and for each transaction that is marked valid everything that
-//!    can be checked without state: form, transaction id, proposal hash, channel, chaincode, and the creator's signature;
-//! 4. in a peer's ledger the commit hash, computed from the writes of the valid transactions.
+//! 2. from block 1 on, that the orderers' signatures are valid under the configuration then in force, and that the metadata
+//!    they sign names the newest configuration block, which may be the block itself;
+//! 3. in a peer's ledger, that there is one validation code per transaction, and for each transaction that is marked valid
+//!    everything that can be checked without state: form, transaction id, proposal hash, channel, chaincode, and the
+//!    creator's signature;
+//! 4. in a peer's ledger, the commit hash, computed from the writes of the valid transactions.
 //!
-//! Block 0 is the root of trust: who checks a ledger compares its hash with one that is known to be good. A later
-//! configuration counts from the block after it.
+//! Block 0 is the root of trust: its hash must be compared with a hash that is known to be good. A later configuration
+//! applies from the next block on.
 //!
-//! What it leaves to others: endorsement policies of contracts and conflicts between transactions, which need state.
-//! A commit hash is taken as recorded, and counted in [`Report::commit_hashes_unchecked`], where a transaction changed
-//! only the metadata of a key, because it then covers a value that the block does not hold.
+//! Not checked: endorsement policies of contracts and conflicts between transactions, which need state. If a transaction
+//! changed only the metadata of a key, the commit hash covers a value that the block does not hold. Then the recorded
+//! commit hash is accepted unchecked and counted in [`LedgerReport::commit_hashes_unchecked`].
 
 mod store;
 #[cfg(test)]
 mod tests;
 mod writes;
 
-pub use store::{Progress, verify};
+pub use store::{VerifyProgress, verify};
 pub use writes::BlockWrites;
 
 use std::sync::Arc;
@@ -31,28 +33,28 @@ use proto::protos::TxValidationCode as Code;
 use crate::block::Block;
 use crate::config::ChannelConfig;
 use crate::error::Error;
-use crate::hash::{Hash, Short};
-use crate::transaction::{Invalid, Transaction, code_byte};
+use crate::hash::{Hash, ShortHash};
+use crate::transaction::{InvalidTransaction, Transaction, code_byte};
 
 /// What to check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VerifyOptions {
+pub struct VerifyConfig {
     /// Whether the blocks were validated by a peer, so that they carry filters and commit hashes. An orderer's do not.
     pub validated: bool,
     /// Whether to verify the creators' signatures: most of the cost of a peer's ledger.
     pub creators: bool,
 }
 
-impl Default for VerifyOptions {
+impl Default for VerifyConfig {
     /// Everything that a peer's ledger has.
     fn default() -> Self {
-        VerifyOptions { validated: true, creators: true }
+        VerifyConfig { validated: true, creators: true }
     }
 }
 
 /// What was checked.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Report {
+pub struct LedgerReport {
     /// Blocks, thus the ledger's height.
     pub blocks: u64,
     /// Transactions in them.
@@ -89,21 +91,21 @@ impl VerifyError {
 }
 
 /// Checks the blocks of one ledger in order.
-pub struct Verifier {
-    options: VerifyOptions,
+pub struct LedgerVerifier {
+    options: VerifyConfig,
     config: Option<Arc<ChannelConfig>>,
     last_config: u64,
-    report: Report,
+    report: LedgerReport,
 }
 
-impl Verifier {
+impl LedgerVerifier {
     /// A verifier that expects block 0.
-    pub fn new(options: VerifyOptions) -> Verifier {
-        Verifier { options, config: None, last_config: 0, report: Report::default() }
+    pub fn new(options: VerifyConfig) -> LedgerVerifier {
+        LedgerVerifier { options, config: None, last_config: 0, report: LedgerReport::default() }
     }
 
     /// What was checked so far.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &LedgerReport {
         &self.report
     }
 
@@ -208,8 +210,8 @@ impl Verifier {
             Some(computed) => {
                 return Err(Error::CommitHash {
                     block: block.number(),
-                    expected: Short(&computed).to_string(),
-                    found: Short(&recorded).to_string(),
+                    expected: ShortHash(&computed).to_string(),
+                    found: ShortHash(&recorded).to_string(),
                 });
             }
         }
@@ -219,10 +221,14 @@ impl Verifier {
 }
 
 /// The checks of a transaction's envelope that need no state, in the order of validation.
-fn check_valid(envelope: &Bytes, config: &ChannelConfig, options: VerifyOptions) -> Result<Transaction, Invalid> {
+fn check_valid(
+    envelope: &Bytes,
+    config: &ChannelConfig,
+    options: VerifyConfig,
+) -> Result<Transaction, InvalidTransaction> {
     let transaction = Transaction::parse(envelope)?;
     if options.creators {
-        let wrong = |reason| Invalid::new(Code::BadCreatorSignature, reason);
+        let wrong = |reason| InvalidTransaction::new(Code::BadCreatorSignature, reason);
         let creator = config
             .msps()
             .identify(&transaction.header().creator())

@@ -1,16 +1,16 @@
-//! Feeding the verifier from a block store.
+//! Feeds the verifier from a block store.
 
 use base::{BlockNumber, ErrorKind, TxId, TxIndex, rt};
 use storage::blocks::{BlockStore, StoredBlock};
 
-use super::{Report, Verifier, VerifyError, VerifyOptions};
+use super::{LedgerReport, LedgerVerifier, VerifyConfig, VerifyError};
 use crate::block::Block;
 use crate::error::Error;
 use crate::transaction::Transaction;
 
 /// How far a check has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progress {
+pub struct VerifyProgress {
     /// Blocks checked.
     pub blocks: u64,
     /// Blocks to check altogether.
@@ -30,21 +30,21 @@ pub struct Progress {
 /// The first fault, with the block that has it.
 pub async fn verify(
     store: &BlockStore,
-    options: VerifyOptions,
-    mut progress: impl FnMut(Progress),
-) -> Result<Report, VerifyError> {
+    options: VerifyConfig,
+    mut progress: impl FnMut(VerifyProgress),
+) -> Result<LedgerReport, VerifyError> {
     let height = store.height();
-    let mut verifier = Verifier::new(options);
+    let mut verifier = LedgerVerifier::new(options);
     for number in (0..height).map(BlockNumber) {
         check_stored(store, number, &mut verifier).map_err(|cause| VerifyError { block: number, cause })?;
-        let Report { blocks, transactions, bytes, .. } = *verifier.report();
-        progress(Progress { blocks, height, transactions, bytes });
+        let LedgerReport { blocks, transactions, bytes, .. } = *verifier.report();
+        progress(VerifyProgress { blocks, height, transactions, bytes });
         rt::yield_now().await;
     }
     Ok(verifier.report().clone())
 }
 
-fn check_stored(store: &BlockStore, number: BlockNumber, verifier: &mut Verifier) -> Result<(), Error> {
+fn check_stored(store: &BlockStore, number: BlockNumber, verifier: &mut LedgerVerifier) -> Result<(), Error> {
     let failed = |cause: storage::Error| Error::Store { cause: cause.to_string(), kind: cause.kind() };
     let stored = store.read_stored(number).map_err(failed)?.ok_or(Error::Store {
         cause: format!("block {number} is below the height and not there"),

@@ -1,17 +1,17 @@
 use base::rt::disk::Directory;
 use base::{Epoch, TxId};
 use storage::GroupSync;
-use storage::blocks::{BlockOptions, BlockStore, NewBlock};
+use storage::blocks::{BlockStore, BlockStoreConfig, NewBlock};
 
 use super::*;
-use crate::block::{EncodedBlock, Metadata, OrdererMetadata};
-use crate::fixture::{Chain, Network};
+use crate::block::{BlockMetadata, EncodedBlock, OrdererMetadata};
+use crate::fixture::{TestChain, TestNetwork};
 use crate::golden::{self, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS};
 
 /// A verifier that has checked what comes before a golden block.
-fn before(block: &Block, previous_commit_hash: Option<Hash>) -> Verifier {
+fn before(block: &Block, previous_commit_hash: Option<Hash>) -> LedgerVerifier {
     let config = ChannelConfig::from_block(&golden::block(GENESIS)).expect("golden");
-    let mut verifier = Verifier::new(VerifyOptions::default());
+    let mut verifier = LedgerVerifier::new(VerifyConfig::default());
     verifier.config = Some(Arc::new(config));
     verifier.report.blocks = block.number().get();
     verifier.report.block_hash = block.header().previous_hash;
@@ -24,8 +24,8 @@ fn commit_hash(bytes: &'static [u8]) -> Hash {
 }
 
 /// Checks a whole ledger; an error comes with the block's number.
-fn check(blocks: &[Block], options: VerifyOptions) -> Result<Report, (usize, Error)> {
-    let mut verifier = Verifier::new(options);
+fn check(blocks: &[Block], options: VerifyConfig) -> Result<LedgerReport, (usize, Error)> {
+    let mut verifier = LedgerVerifier::new(options);
     for (index, block) in blocks.iter().enumerate() {
         verifier.check(block).map_err(|error| (index, error))?;
     }
@@ -33,14 +33,14 @@ fn check(blocks: &[Block], options: VerifyOptions) -> Result<Report, (usize, Err
 }
 
 /// What the check of the sample ledger says after a change.
-fn fault(change: impl FnOnce(&Network, &mut Vec<Block>)) -> (usize, Error) {
-    let network = Network::new();
-    let mut blocks = Chain::sample(&network).blocks;
+fn fault(change: impl FnOnce(&TestNetwork, &mut Vec<Block>)) -> (usize, Error) {
+    let network = TestNetwork::new();
+    let mut blocks = TestChain::sample(&network).blocks;
     change(&network, &mut blocks);
-    check(&blocks, VerifyOptions::default()).expect_err("a fault")
+    check(&blocks, VerifyConfig::default()).expect_err("a fault")
 }
 
-fn with_metadata(block: &mut Block, change: impl FnOnce(&mut Metadata)) {
+fn with_metadata(block: &mut Block, change: impl FnOnce(&mut BlockMetadata)) {
     let mut metadata = block.metadata().clone();
     change(&mut metadata);
     *block = block.with_metadata(metadata);
@@ -49,7 +49,7 @@ fn with_metadata(block: &mut Block, change: impl FnOnce(&mut Metadata)) {
 #[test]
 fn golden_blocks_0_and_1_are_a_sound_ledger() {
     let blocks = [golden::block(GENESIS), golden::block(BLOCK_1)];
-    let report = check(&blocks, VerifyOptions::default()).expect("golden");
+    let report = check(&blocks, VerifyConfig::default()).expect("golden");
     assert_eq!((report.blocks, report.transactions, report.valid), (2, 2, 2));
     assert_eq!((report.configurations, report.commit_hashes_unchecked), (1, 0));
     assert_eq!(report.commit_hash, Some(commit_hash(BLOCK_1)));
@@ -69,8 +69,8 @@ fn the_commit_hash_of_block_9_follows_from_that_of_block_8() {
 
 #[test]
 fn a_sound_ledger_is_reported() {
-    let chain = Chain::sample(&Network::new());
-    let report = check(&chain.blocks, VerifyOptions::default()).expect("sound");
+    let chain = TestChain::sample(&TestNetwork::new());
+    let report = check(&chain.blocks, VerifyConfig::default()).expect("sound");
     assert_eq!((report.blocks, report.transactions, report.valid), (4, 7, 4));
     assert_eq!((report.configurations, report.commit_hashes_unchecked), (1, 0));
     assert_eq!(report.block_hash, chain.blocks.last().map(Block::hash));
@@ -81,18 +81,18 @@ fn a_sound_ledger_is_reported() {
 
 #[test]
 fn an_orderers_ledger_has_no_filters() {
-    let network = Network::new();
-    let mut blocks = Chain::sample(&network).blocks;
+    let network = TestNetwork::new();
+    let mut blocks = TestChain::sample(&network).blocks;
     for block in &mut blocks {
         with_metadata(block, |metadata| {
             let signatures = metadata.signatures().clone();
-            *metadata = Metadata::default();
+            *metadata = BlockMetadata::default();
             metadata.set_signatures(signatures);
         });
     }
-    let report = check(&blocks, VerifyOptions { validated: false, creators: false }).expect("sound");
+    let report = check(&blocks, VerifyConfig { validated: false, creators: false }).expect("sound");
     assert_eq!((report.blocks, report.commit_hash), (4, None));
-    assert!(matches!(check(&blocks, VerifyOptions::default()), Err((0, Error::FilterLength { .. }))));
+    assert!(matches!(check(&blocks, VerifyConfig::default()), Err((0, Error::FilterLength { .. }))));
 }
 
 #[test]
@@ -100,17 +100,17 @@ fn blocks_that_are_missing_or_swapped_are_found() {
     assert!(matches!(fault(|_, blocks| drop(blocks.remove(1))), (1, Error::Number { .. })));
     assert!(matches!(fault(|_, blocks| blocks.swap(2, 3)), (2, Error::Number { .. })));
     assert!(matches!(fault(|_, blocks| drop(blocks.remove(0))), (0, Error::Number { .. })));
-    let other_genesis = |network: &Network, blocks: &mut Vec<Block>| {
+    let other_genesis = |network: &TestNetwork, blocks: &mut Vec<Block>| {
         let mut spec = network.spec();
         spec.batch.messages_max = 1;
-        blocks[0] = Chain::new(&spec.build().expect("usable")).blocks.remove(0);
+        blocks[0] = TestChain::new(&spec.build().expect("usable")).blocks.remove(0);
     };
     assert!(matches!(fault(other_genesis), (1, Error::PreviousHash { block: BlockNumber(1), .. })));
 }
 
 #[test]
 fn a_changed_transaction_is_found() {
-    let change = |_: &Network, blocks: &mut Vec<Block>| {
+    let change = |_: &TestNetwork, blocks: &mut Vec<Block>| {
         let mut encoded = blocks[2].encoded().clone();
         let mut data = encoded.data.to_vec();
         *data.last_mut().expect("not empty") ^= 1;
@@ -122,15 +122,15 @@ fn a_changed_transaction_is_found() {
 
 #[test]
 fn blocks_that_no_orderer_signed_are_found() {
-    let unsigned = |_: &Network, blocks: &mut Vec<Block>| {
+    let unsigned = |_: &TestNetwork, blocks: &mut Vec<Block>| {
         with_metadata(&mut blocks[1], |metadata| metadata.set_signatures(Bytes::new()));
     };
     assert!(matches!(fault(unsigned), (1, Error::OrdererSignatures { .. })));
-    let by_a_peer = |network: &Network, blocks: &mut Vec<Block>| {
+    let by_a_peer = |network: &TestNetwork, blocks: &mut Vec<Block>| {
         blocks[1] = blocks[1].sign(&network.peers[0], &OrdererMetadata::default());
     };
     assert!(matches!(fault(by_a_peer), (1, Error::OrdererSignatures { .. })));
-    let wrong_config = |network: &Network, blocks: &mut Vec<Block>| {
+    let wrong_config = |network: &TestNetwork, blocks: &mut Vec<Block>| {
         let metadata = OrdererMetadata { last_config: 1, ..OrdererMetadata::default() };
         blocks[2] = blocks[2].sign(&network.orderer, &metadata);
     };
@@ -150,11 +150,11 @@ fn filters_and_commit_hashes_that_do_not_fit_are_found() {
     assert!(matches!(filter(1, &[0, 0, 0]), (1, Error::CommitHash { .. })));
     // Junk that is marked as valid.
     assert!(matches!(filter(3, &[0, 10]), (3, Error::Transaction { block: BlockNumber(3), index: TxIndex(0), .. })));
-    let other_hash = |_: &Network, blocks: &mut Vec<Block>| {
+    let other_hash = |_: &TestNetwork, blocks: &mut Vec<Block>| {
         with_metadata(&mut blocks[2], |metadata| metadata.set_commit_hash(&[1; 32]));
     };
     assert!(matches!(fault(other_hash), (2, Error::CommitHash { .. })));
-    let no_hash = |_: &Network, blocks: &mut Vec<Block>| {
+    let no_hash = |_: &TestNetwork, blocks: &mut Vec<Block>| {
         with_metadata(&mut blocks[2], |metadata| metadata.set_slot(4, Bytes::new()));
     };
     assert!(matches!(fault(no_hash), (2, Error::Missing { what: "the commit hash" })));
@@ -162,21 +162,21 @@ fn filters_and_commit_hashes_that_do_not_fit_are_found() {
 
 #[test]
 fn a_valid_transaction_that_its_creator_did_not_sign_is_found() {
-    let network = Network::new();
-    let mut chain = Chain::new(&network.spec().build().expect("usable"));
+    let network = TestNetwork::new();
+    let mut chain = TestChain::new(&network.spec().build().expect("usable"));
     let mut transaction = network.transaction(b"1", &[("a", Some("1"))]).to_vec();
     *transaction.last_mut().expect("not empty") ^= 1;
     chain.append(&network.orderer, &[(transaction.into(), 0)], &[("a", Some("1"), 0)]);
-    let (block, error) = check(&chain.blocks, VerifyOptions::default()).expect_err("a fault");
+    let (block, error) = check(&chain.blocks, VerifyConfig::default()).expect_err("a fault");
     assert_eq!(block, 1);
     assert!(error.to_string().contains("its creator did not sign it"), "{error}");
-    check(&chain.blocks, VerifyOptions { creators: false, ..VerifyOptions::default() }).expect("not looked at");
+    check(&chain.blocks, VerifyConfig { creators: false, ..VerifyConfig::default() }).expect("not looked at");
 }
 
 #[test]
 fn a_new_configuration_counts_from_the_block_after_it() {
-    let network = Network::new();
-    let mut chain = Chain::new(&network.spec().build().expect("usable"));
+    let network = TestNetwork::new();
+    let mut chain = TestChain::new(&network.spec().build().expect("usable"));
     // The first organisation takes over the ordering.
     let mut spec = network.spec();
     spec.orderers = vec![spec.application[0].clone()];
@@ -185,11 +185,11 @@ fn a_new_configuration_counts_from_the_block_after_it() {
     let mut late = chain.clone();
 
     chain.append(&network.peers[0], &[(network.transaction(b"1", &[]), 0)], &[]);
-    let report = check(&chain.blocks, VerifyOptions::default()).expect("sound");
+    let report = check(&chain.blocks, VerifyConfig::default()).expect("sound");
     assert_eq!((report.blocks, report.configurations), (3, 2));
 
     late.append(&network.orderer, &[(network.transaction(b"1", &[]), 0)], &[]);
-    assert!(matches!(check(&late.blocks, VerifyOptions::default()), Err((2, Error::OrdererSignatures { .. }))));
+    assert!(matches!(check(&late.blocks, VerifyConfig::default()), Err((2, Error::OrdererSignatures { .. }))));
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_change_of_metadata_alone_leaves_the_commit_hash_unchecked() {
 
 async fn store_of(directory: &tempfile::TempDir, blocks: &[Block], ids: impl Fn(&Block, usize) -> TxId) -> BlockStore {
     let directory = Directory::open(directory.path()).await.expect("opens");
-    let opened = BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await;
+    let opened = BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default()).await;
     let (store, _) = opened.expect("opens");
     for block in blocks {
         let filter = block.metadata().filter();
@@ -259,11 +259,11 @@ fn id_of(block: &Block, index: usize) -> TxId {
 #[test]
 fn a_stored_ledger_is_checked_with_its_indexes() {
     base::rt::production::run(async {
-        let blocks = Chain::sample(&Network::new()).blocks;
+        let blocks = TestChain::sample(&TestNetwork::new()).blocks;
         let directory = tempfile::tempdir().expect("a directory");
         let store = store_of(&directory, &blocks, id_of).await;
         let mut seen = Vec::new();
-        let report = verify(&store, VerifyOptions::default(), |progress| seen.push(progress)).await.expect("sound");
+        let report = verify(&store, VerifyConfig::default(), |progress| seen.push(progress)).await.expect("sound");
         assert_eq!(report.blocks, 4);
         let bytes: usize = blocks.iter().map(|block| block.encoded().len()).sum();
         assert_eq!(report.bytes, bytes as u64);
@@ -276,7 +276,7 @@ fn a_stored_ledger_is_checked_with_its_indexes() {
             _ => id_of(block, index),
         };
         let store = store_of(&directory, &blocks, wrong_ids).await;
-        let error = verify(&store, VerifyOptions::default(), |_| {}).await.expect_err("a fault");
+        let error = verify(&store, VerifyConfig::default(), |_| {}).await.expect_err("a fault");
         assert_eq!(error.block, BlockNumber(2));
         assert_eq!(
             error.to_string(),
@@ -290,15 +290,15 @@ fn a_stored_ledger_is_checked_with_its_indexes() {
 #[test]
 fn a_transaction_that_is_valid_twice_is_found() {
     base::rt::production::run(async {
-        let network = Network::new();
-        let mut chain = Chain::new(&network.spec().build().expect("usable"));
+        let network = TestNetwork::new();
+        let mut chain = TestChain::new(&network.spec().build().expect("usable"));
         for _ in 0..2 {
             let transaction = network.transaction(b"1", &[("a", Some("1"))]);
             chain.append(&network.orderer, &[(transaction, 0)], &[("a", Some("1"), 0)]);
         }
         let directory = tempfile::tempdir().expect("a directory");
         let store = store_of(&directory, &chain.blocks, id_of).await;
-        let error = verify(&store, VerifyOptions::default(), |_| {}).await.expect_err("a fault");
+        let error = verify(&store, VerifyConfig::default(), |_| {}).await.expect_err("a fault");
         assert_eq!(error.block, BlockNumber(2));
         assert!(error.to_string().contains("an earlier block has a transaction of the same id"), "{error}");
     });

@@ -1,4 +1,4 @@
-//! What the valid transactions of a block wrote, as the commit hash covers it.
+//! The writes of a block's valid transactions, in the form that the commit hash covers.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,19 @@ use crate::block::CommitHasher;
 use crate::hash::{Hash, sha256};
 
 /// Namespace, collection (empty for public state) and key, in the order of the commit hash.
-type Place = (String, String, Bytes);
+type WriteKey = (String, String, Bytes);
 
 /// The last write to each key, of the transactions of one block.
 #[derive(Default)]
 pub struct BlockWrites {
-    updates: BTreeMap<Place, (Option<Bytes>, Version)>,
+    updates: BTreeMap<WriteKey, (Option<Bytes>, Version)>,
     /// A transaction changed only the metadata of a key, so that the commit hash covers a value from before the block.
     incomplete: bool,
 }
 
 /// What one transaction does to one key.
 #[derive(Default)]
-struct Change {
+struct KeyChange {
     /// The new value; within, `None` deletes.
     value: Option<Option<Bytes>>,
 }
@@ -64,10 +64,10 @@ impl BlockWrites {
 }
 
 /// The last change of each key in one read-write set.
-fn changes(results: &Bytes) -> Result<BTreeMap<Place, Change>, String> {
+fn changes(results: &Bytes) -> Result<BTreeMap<WriteKey, KeyChange>, String> {
     let malformed = |cause: prost::DecodeError| format!("its read-write set is malformed: {cause}");
     let empty_hash = Bytes::copy_from_slice(&sha256(b""));
-    let mut changes: BTreeMap<Place, Change> = BTreeMap::new();
+    let mut changes: BTreeMap<WriteKey, KeyChange> = BTreeMap::new();
     for set in TxReadWriteSet::decode(results.clone()).map_err(malformed)?.ns_rwset {
         let namespace = set.namespace;
         let public = KvrwSet::decode(set.rwset).map_err(malformed)?;

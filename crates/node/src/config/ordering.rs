@@ -1,35 +1,35 @@
-//! `[ordering]`: what puts transactions in order.
+//! `[ordering]`: how transactions are ordered.
 
 use consensus::group::NODES_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Orderers of one network.
+/// Maximum of orderers in one network.
 const ORDERERS_MAX: usize = 9;
-/// The smallest log: it must have room for some blocks.
-const LOG_BYTES_LEAST: u64 = 1 << 20;
-/// The largest: the next leader has that of each memory node in memory.
-const LOG_BYTES_MOST: u64 = consensus::LOG_BYTES_MAX;
+/// The smallest log: it must hold several blocks.
+const LOG_BYTES_MIN: u64 = 1 << 20;
+/// The largest log: a new leader reads the whole log of each memory node into its memory.
+const LOG_BYTES_MAX: u64 = consensus::LOG_BYTES_MAX;
 
-/// What orders a channel.
+/// The ordering engine of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum OrderingEngine {
     /// One orderer with a durable log.
     #[default]
     Solo,
     /// Several orderers, which keep the log in passive memory nodes and on their disks.
     Sift,
-    /// Several orderers, each with a log of its own.
+    /// Several orderers, each with its own log.
     Raft,
 }
 
-impl Engine {
+impl OrderingEngine {
     /// Its word, as in `--ordering sift`.
     pub fn name(self) -> &'static str {
         match self {
-            Engine::Solo => "solo",
-            Engine::Sift => "sift",
-            Engine::Raft => "raft",
+            OrderingEngine::Solo => "solo",
+            OrderingEngine::Sift => "sift",
+            OrderingEngine::Raft => "raft",
         }
     }
 }
@@ -37,37 +37,37 @@ impl Engine {
 /// When an orderer cuts a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Cut {
-    /// As soon as no other block is under way, and at the latest at a limit of the channel.
+pub enum CutSetting {
+    /// As soon as no other block is in flight, and at the latest at a limit of the channel.
     #[default]
     Idle,
     /// At a limit of the channel.
     Limits,
 }
 
-/// What puts transactions in order.
+/// How transactions are ordered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Ordering {
-    /// What orders the channel.
-    pub engine: Engine,
+pub struct OrderingConfig {
+    /// The ordering engine.
+    pub engine: OrderingEngine,
     /// When a block is cut.
-    pub cut: Cut,
-    /// Orderers, where several order.
+    pub cut: CutSetting,
+    /// The number of orderers, for engines with several.
     pub orderers: usize,
-    /// Memory nodes of the log, where the engine has some.
+    /// The number of the log's memory nodes, if the engine uses any.
     pub memory_nodes: usize,
-    /// Bytes of that log.
+    /// Bytes of the log on each of them.
     pub log_bytes: u64,
-    /// Whether blocks are shown before they are on disks.
+    /// Whether blocks are shown before they are on disk.
     pub volatile: bool,
 }
 
-impl Default for Ordering {
-    fn default() -> Ordering {
-        Ordering {
-            engine: Engine::Solo,
-            cut: Cut::Idle,
+impl Default for OrderingConfig {
+    fn default() -> OrderingConfig {
+        OrderingConfig {
+            engine: OrderingEngine::Solo,
+            cut: CutSetting::Idle,
             orderers: 3,
             memory_nodes: 3,
             log_bytes: 64 << 20,
@@ -76,30 +76,30 @@ impl Default for Ordering {
     }
 }
 
-impl Ordering {
-    /// How many orderers there are.
+impl OrderingConfig {
+    /// The number of orderers.
     pub fn count(&self) -> usize {
         match self.engine {
-            Engine::Solo => 1,
-            Engine::Sift | Engine::Raft => self.orderers,
+            OrderingEngine::Solo => 1,
+            OrderingEngine::Sift | OrderingEngine::Raft => self.orderers,
         }
     }
 
-    /// How many memory nodes the log has.
+    /// The number of memory nodes of the log.
     pub fn memory_count(&self) -> usize {
         match self.engine {
-            Engine::Sift => self.memory_nodes,
-            Engine::Solo | Engine::Raft => 0,
+            OrderingEngine::Sift => self.memory_nodes,
+            OrderingEngine::Solo | OrderingEngine::Raft => 0,
         }
     }
 
-    /// Checks the values: a key and what is wrong with it.
+    /// Checks the values. An error is a key and its problem.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.engine != Engine::Sift && self.volatile {
+        if self.engine != OrderingEngine::Sift && self.volatile {
             let engine = self.engine.name();
             let problem = format!(
-                "is true, and an orderer of {engine:?} goes on from what its disk has; set it to false, or choose the \
-                 engine \"sift\""
+                "is true, but an orderer of {engine:?} recovers from its own disk; set it to false, or choose the engine \
+                 \"sift\""
             );
             return Err(("ordering.volatile", problem));
         }
@@ -112,9 +112,8 @@ impl Ordering {
             return Err(("ordering.memory_nodes", problem));
         }
         let bytes = self.log_bytes;
-        if !bytes.is_multiple_of(4096) || !(LOG_BYTES_LEAST..=LOG_BYTES_MOST).contains(&bytes) {
-            let problem =
-                format!("is {bytes}; it must be a multiple of 4096 from {LOG_BYTES_LEAST} to {LOG_BYTES_MOST}");
+        if !bytes.is_multiple_of(4096) || !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes) {
+            let problem = format!("is {bytes}; it must be a multiple of 4096 from {LOG_BYTES_MIN} to {LOG_BYTES_MAX}");
             return Err(("ordering.log_bytes", problem));
         }
         Ok(())

@@ -2,28 +2,28 @@
 
 use std::ops::RangeInclusive;
 
-use chain::succession::NODES_MAX;
-use chain::validate::borrow::{SPOT_CHECK_ONE_IN, When};
+use chain::failover::NODES_MAX;
+use chain::validate::offload::{OffloadMode, SPOT_CHECK_ONE_IN};
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use serde::{Deserialize, Serialize};
-use state::DisaggregatedSettings;
+use state::DisaggregatedConfig;
 
-/// Memory nodes of one network.
+/// Maximum of memory nodes in one network.
 const MEMORY_NODES_MAX: usize = 64;
 /// Bytes of the smallest section: a part of the index must fit with room to spare.
-const SECTION_BYTES_LEAST: u64 = 1 << 20;
+const CONFIGURED_SECTION_BYTES_MIN: u64 = 1 << 20;
 
-/// Where eviction may begin: it needs some room to work ahead of need.
+/// The range of the eviction threshold: eviction needs free memory to work ahead of demand.
 const EVICT_PERCENT: RangeInclusive<u8> = 2..=98;
-/// Bytes of one cache.
+/// Maximum bytes of one cache.
 const CACHE_BYTES_MAX: usize = 1 << 40;
 
-const _: () = assert!(SECTION_BYTES_LEAST >= SECTION_BYTES_MIN);
+const _: () = assert!(CONFIGURED_SECTION_BYTES_MIN >= SECTION_BYTES_MIN);
 
-/// What a peer is made of.
+/// The form of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Form {
+pub enum PeerMode {
     /// Compute, memory and storage nodes.
     #[default]
     Disaggregated,
@@ -34,7 +34,7 @@ pub enum Form {
 /// How processes of one organisation reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Provider {
+pub enum ProviderKind {
     /// The shared memory of one machine.
     #[default]
     Shm,
@@ -42,52 +42,53 @@ pub enum Provider {
     Tcp,
 }
 
-/// Whether a peer's primary has its other compute nodes verify signatures of blocks.
+/// Whether a peer's primary has its other compute nodes verify signatures of blocks (offload).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Borrow {
-    /// It does everything by itself.
+pub enum OffloadSetting {
+    /// The primary verifies everything itself.
     Never,
-    /// When its machine is busy, and theirs are not.
+    /// When the primary's machine is busy and the followers' machines are not.
     #[default]
     Idle,
     /// Always.
     Always,
 }
 
-impl Borrow {
-    /// As the chain calls it.
-    pub(crate) fn when(self) -> When {
+impl OffloadSetting {
+    /// The setting in the chain's terms.
+    pub(crate) fn offload_mode(self) -> OffloadMode {
         match self {
-            Borrow::Never => When::Never,
-            Borrow::Idle => When::Idle,
-            Borrow::Always => When::Always,
+            OffloadSetting::Never => OffloadMode::Never,
+            OffloadSetting::Idle => OffloadMode::Idle,
+            OffloadSetting::Always => OffloadMode::Always,
         }
     }
 }
 
-/// The least that is verified again.
+/// The lowest rate of spot checks.
 const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
 
 /// The form of peers, and the memory that they share.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Pool {
-    /// What a peer is made of.
-    pub form: Form,
+pub struct PoolConfig {
+    /// The form of a peer.
+    pub form: PeerMode,
     /// How peers reach memory and storage.
-    pub provider: Provider,
+    pub provider: ProviderKind,
     /// Whether memory, storage and links between processes on several hosts run over mutual TLS.
     pub tls: bool,
-    /// Memory nodes.
+    /// The number of memory nodes.
     pub memory_nodes: usize,
-    /// Compute nodes of each peer.
+    /// The number of compute nodes of each peer.
     pub compute_nodes: usize,
-    /// Whether the one that commits has the others verify signatures.
-    pub borrow: Borrow,
-    /// Of how many transactions whose signatures another one called sound the one that commits verifies one again.
+    /// Whether the primary has followers verify signatures.
+    #[serde(alias = "borrow")]
+    pub offload: OffloadSetting,
+    /// The primary verifies again one in this many of the transactions that a follower found valid.
     pub spot_check_one_in: u32,
-    /// Bytes that each of them may give.
+    /// Bytes that each memory node may give.
     pub memory_bytes: u64,
     /// Bytes of a section.
     pub section_bytes: u64,
@@ -99,19 +100,19 @@ pub struct Pool {
     pub data_cache_bytes: usize,
     /// Percent of a peer's memory above which cold records are evicted.
     pub evict_above_percent: u8,
-    /// Percent of it that eviction leaves in use.
+    /// Percent of a peer's memory that eviction leaves in use.
     pub evict_to_percent: u8,
 }
 
-impl Default for Pool {
-    fn default() -> Pool {
-        Pool {
-            form: Form::default(),
-            provider: Provider::default(),
+impl Default for PoolConfig {
+    fn default() -> PoolConfig {
+        PoolConfig {
+            form: PeerMode::default(),
+            provider: ProviderKind::default(),
             tls: true,
             memory_nodes: 2,
             compute_nodes: 1,
-            borrow: Borrow::default(),
+            offload: OffloadSetting::default(),
             spot_check_one_in: SPOT_CHECK_ONE_IN,
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
@@ -124,8 +125,8 @@ impl Default for Pool {
     }
 }
 
-impl Pool {
-    /// Checks the values: a key and what is wrong with it.
+impl PoolConfig {
+    /// Checks the values. An error is a key and its problem.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         let nodes = self.memory_nodes;
         if !(1..=MEMORY_NODES_MAX).contains(&nodes) {
@@ -136,7 +137,7 @@ impl Pool {
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(("pool.compute_nodes", format!("is {nodes}; it must be from 1 to {NODES_MAX}")));
         }
-        if nodes > 1 && self.form == Form::Monolithic {
+        if nodes > 1 && self.form == PeerMode::Monolithic {
             let problem =
                 format!("is {nodes}, and a monolithic peer has one; set it to 1, or pool.form to disaggregated");
             return Err(("pool.compute_nodes", problem));
@@ -163,22 +164,22 @@ impl Pool {
     }
 }
 
-/// What [`Pool::spot_check_one_in`] is unless something else is said.
+/// The default of [`PoolConfig::spot_check_one_in`].
 pub(crate) fn spot_check_one_in() -> u32 {
     SPOT_CHECK_ONE_IN
 }
 
-/// What [`Pool::evict_above_percent`] is unless something else is said.
+/// The default of [`PoolConfig::evict_above_percent`].
 pub(crate) fn evict_above_percent() -> u8 {
-    DisaggregatedSettings::default().evict_above_percent
+    DisaggregatedConfig::default().evict_above_percent
 }
 
-/// What [`Pool::evict_to_percent`] is unless something else is said.
+/// The default of [`PoolConfig::evict_to_percent`].
 pub(crate) fn evict_to_percent() -> u8 {
-    DisaggregatedSettings::default().evict_to_percent
+    DisaggregatedConfig::default().evict_to_percent
 }
 
-/// Whether eviction may begin and end there.
+/// Checks the thresholds at which eviction begins and ends.
 pub(crate) fn check_watermarks(keys: [&'static str; 2], above: u8, to: u8) -> Result<(), (&'static str, String)> {
     let [above_key, to_key] = keys;
     if !EVICT_PERCENT.contains(&above) {
@@ -191,7 +192,7 @@ pub(crate) fn check_watermarks(keys: [&'static str; 2], above: u8, to: u8) -> Re
     Ok(())
 }
 
-/// Whether so few of the words of other compute nodes may be verified again.
+/// Checks the rate at which followers' verdicts are verified again.
 pub(crate) fn check_spot_check(key: &'static str, one_in: u32) -> Result<(), (&'static str, String)> {
     match one_in {
         1..=SPOT_CHECK_ONE_IN_MAX => Ok(()),
@@ -199,19 +200,19 @@ pub(crate) fn check_spot_check(key: &'static str, one_in: u32) -> Result<(), (&'
     }
 }
 
-/// Whether sections may have this size.
+/// Checks the size of sections.
 pub(crate) fn check_section(key: &'static str, bytes: u64) -> Result<(), (&'static str, String)> {
-    if bytes.is_power_of_two() && (SECTION_BYTES_LEAST..=SECTION_BYTES_MAX).contains(&bytes) {
+    if bytes.is_power_of_two() && (CONFIGURED_SECTION_BYTES_MIN..=SECTION_BYTES_MAX).contains(&bytes) {
         return Ok(());
     }
     let problem = format!(
-        "is {bytes}; it must be a power of two from {SECTION_BYTES_LEAST} to {SECTION_BYTES_MAX}, such as {}",
+        "is {bytes}; it must be a power of two from {CONFIGURED_SECTION_BYTES_MIN} to {SECTION_BYTES_MAX}, such as {}",
         pool::SECTION_BYTES_DEFAULT
     );
     Err((key, problem))
 }
 
-/// Whether a section fits into a budget.
+/// Checks that a budget holds at least one section.
 pub(crate) fn check_budget(key: &'static str, bytes: u64, section: u64) -> Result<(), (&'static str, String)> {
     if bytes >= section {
         return Ok(());

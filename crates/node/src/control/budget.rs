@@ -1,45 +1,45 @@
-//! `budget.toml`: how much remote memory an operator gave a peer while it ran, for its next start.
+//! `budget.toml`: keeps the remote-memory budget that an operator set on a running peer for the peer's next start.
 //!
-//! It lies in the folder of the compute node and says two numbers: the bytes, and what the configuration said when they were
-//! set. As long as the configuration says the same, the file counts; whoever changes the configuration later has the last
-//! word.
+//! The file lies in the compute node's folder and holds two numbers: the budget in bytes, and the budget that the
+//! configuration had at that time. The file is in force while the configuration still has that value; a later change of
+//! the configuration overrides the file.
 
 use std::path::Path;
 
-use base::durable::{self, Access};
+use base::durable::{self, FileAccess};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, pool};
 use crate::network::NodeError;
 
 /// The file's name.
-pub const FILE: &str = "budget.toml";
+pub const BUDGET_FILE: &str = "budget.toml";
 
 const HEAD: &str = "\
-# How much remote memory `heddle peer memory` gave this peer, in bytes. It counts until pool.peer_bytes of the configuration
-# is another one than \"configured_bytes\", or until this file is removed.
+# The remote-memory budget that `heddle peer memory` gave this peer, in bytes. It is in force until pool.peer_bytes of the
+# configuration differs from \"configured_bytes\", or until this file is removed.
 ";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Budget {
+struct BudgetFile {
     bytes: u64,
     configured_bytes: u64,
 }
 
-/// The budget that a peer starts with.
+/// The budget with which a peer starts.
 ///
 /// # Errors
-/// A file that cannot be read or understood; it says so and what to do.
+/// The file cannot be read or parsed; the error says what to do.
 pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<u64, NodeError> {
-    let path = folder.join(FILE);
+    let path = folder.join(BUDGET_FILE);
     let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(configured_bytes),
         read => read.map_err(NodeError::file("reading", &path))?,
     };
     let origin = path.display().to_string();
-    let budget: Budget = toml::from_str(&text).map_err(|error| {
-        let message = format!("{error}\nremove it: pool.peer_bytes counts then");
+    let budget: BudgetFile = toml::from_str(&text).map_err(|error| {
+        let message = format!("{error}\nremove it, and pool.peer_bytes applies again");
         NodeError::Config(ConfigError::Syntax { origin: origin.clone(), message })
     })?;
     if budget.configured_bytes != configured_bytes {
@@ -50,12 +50,12 @@ pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<
     Ok(budget.bytes)
 }
 
-/// Keeps a budget. Durable on return.
+/// Stores a budget. Durable on return.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn store(folder: &Path, bytes: u64, configured_bytes: u64) -> std::io::Result<()> {
-    let budget = Budget { bytes, configured_bytes };
+    let budget = BudgetFile { bytes, configured_bytes };
     let text = HEAD.to_owned() + &toml::to_string(&budget).expect("two numbers have a TOML form");
-    durable::write(&folder.join(FILE), text.as_bytes(), Access::Everybody)
+    durable::write(&folder.join(BUDGET_FILE), text.as_bytes(), FileAccess::Everybody)
 }

@@ -1,15 +1,18 @@
-//! How an operator asks a running peer about its memory and changes it, and orderers about their group: a socket in the folder of a
-//! compute node or an orderer.
+//! The control socket of a compute node or an orderer: an operator queries and changes the memory of a running peer, or
+//! the membership of an ordering group.
 //!
-//! 1. A compute node listens at `control.socket` in its folder, `DIR/nodes/compute-ORG`, also where the whole network is one
-//!    process; so does an orderer on Raft that is a process of its own ([`orderers`]). The folder has mode 0700 and the socket 0600, and whoever connects must be the same user, or root: to be able
-//!    to open it is to be the operator, on this machine.
-//! 2. A caller writes one [`Request`] as a line of JSON and reads one [`Reply`], a line too. Then the connection ends.
-//! 3. A new budget is first written to [`budget::FILE`] in the same folder, durably, and then takes effect. Sections above a
-//!    lower one are given back in the background; whoever wants to wait asks again until they are.
+//! 1. A compute node listens at `control.socket` in its folder, `DIR/nodes/compute-ORG`, also when the whole network
+//!    runs in one process. An orderer on Raft listens too, if it is a separate process ([`orderers`]). The folder has
+//!    mode 0700 and the socket 0600, and the caller must be the same user or root: a process that can open the socket may
+//!    operate the process.
+//! 2. A caller writes one [`ControlRequest`] as a line of JSON and reads one [`ControlResponse`] as a line of JSON.
+//!    Then the connection ends.
+//! 3. A new budget is first written durably to [`budget::BUDGET_FILE`] in the same folder, and then takes effect. If
+//!    it is lower than before, the peer returns excess sections in the background. A caller can poll the report until
+//!    that is done.
 //!
-//! Bounds: [`REQUEST_BYTES_MAX`] of a request and [`REPLY_BYTES_MAX`] of a reply, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for
-//! a request.
+//! Bounds: a request has at most [`REQUEST_BYTES_MAX`] bytes and takes at most [`REQUEST_TIMEOUT`]; a reply has at most
+//! [`RESPONSE_BYTES_MAX`] bytes; at most [`CONNECTIONS_MAX`] connections are open at a time.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub(crate) mod budget;
@@ -26,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use base::rt::sync::Semaphore;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -34,83 +37,83 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
 use crate::network::NodeError;
-use crate::roles::compute::Compute;
+use crate::roles::compute::ComputeInstance;
 
-pub(crate) use orderers::Orderer;
+pub(crate) use orderers::OrdererControl;
 pub use orderers::{OrdererReport, OrderersReport, orderer_of};
-pub use report::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory};
+pub use report::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport};
 
 /// The socket's name in the folder of a compute node or an orderer.
 pub const SOCKET: &str = "control.socket";
-/// Bytes of a request: more than the longest address of an orderer takes.
+/// Maximum size of a request in bytes: more than the longest address of an orderer takes.
 pub const REQUEST_BYTES_MAX: u64 = 16 << 10;
-/// Bytes of a reply.
-const REPLY_BYTES_MAX: u64 = 1 << 20;
-/// Connections at once; one more is closed.
+/// Maximum size of a reply in bytes.
+const RESPONSE_BYTES_MAX: u64 = 1 << 20;
+/// Maximum of concurrent connections; one more is closed.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a request may take to arrive, to be answered, and its answer to leave.
-const REQUEST_MAX: Duration = Duration::from_secs(10);
-/// A pause after `accept` failed.
+/// Time limit for reading a request, answering it, and writing the reply.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause after `accept` fails.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What may be asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
-    /// How the peer's remote memory is used.
+pub enum ControlRequest {
+    /// Report how the peer uses its remote memory.
     Memory {},
-    /// What it is to its peer.
+    /// Report the node's role in its peer.
     Node {},
-    /// That it shall have so many bytes of it from now on.
+    /// Set the peer's budget of remote memory.
     SetMemory {
-        /// How many.
+        /// The budget in bytes.
         bytes: u64,
     },
-    /// The members of an orderer's group.
+    /// Report the members of an orderer's group.
     Orderers {},
-    /// One step towards making an orderer a member with a vote.
+    /// Take one step towards making an orderer a voting member.
     AdmitOrderer {
         /// Its number.
         number: u64,
         /// Where it answers the others.
         address: String,
     },
-    /// That an orderer is to be a member no more.
+    /// Remove an orderer from the group.
     RemoveOrderer {
         /// Its number.
         number: u64,
     },
-    /// That another orderer is to lead.
+    /// Hand leadership to another orderer.
     HandOver {},
 }
 
-/// What is answered.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
-    /// How it is used now.
+pub enum ControlResponse {
+    /// How the peer uses its memory now.
     Memory(Box<MemoryReport>),
-    /// What it is.
+    /// The node's role.
     Node(ComputeReport),
-    /// How the group of an orderer is.
+    /// The state of the orderer's group.
     Orderers(Box<OrderersReport>),
-    /// Another orderer leads, or none; nothing was done.
+    /// This orderer does not lead; nothing was done.
     NotLeading {
-        /// Which one, as far as this one knows.
+        /// The leader, as far as this orderer knows.
         leader: Option<u64>,
-        /// Where it answers the others.
+        /// The leader's address for the other orderers.
         address: Option<String>,
     },
-    /// Something else is being done; nothing was done.
+    /// Another change is in progress; nothing was done.
     Busy {},
-    /// It was done, or not.
+    /// The change may or may not have taken effect.
     Ambiguous {
-        /// A line.
+        /// One line.
         message: String,
     },
-    /// Why not, and what to do.
+    /// The request was rejected: why, and what to do.
     Refused {
-        /// A line.
+        /// One line.
         message: String,
     },
 }
@@ -118,143 +121,148 @@ pub enum Reply {
 /// Why a process could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody listens.
+    /// No process listens.
     #[error(
         "the process of {} does not answer: {source}; see that it runs, and that this is its folder",
         folder.display()
     )]
-    Absent {
+    Unreachable {
         /// Its folder.
         folder: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// It answers something else.
+    /// The process sent an unexpected reply.
     #[error("the process of {} does not answer as this program expects: {reason}; run the same release of both", folder.display())]
-    Strange {
+    UnexpectedResponse {
         /// Its folder.
         folder: PathBuf,
         /// Why.
         reason: String,
     },
-    /// It refuses.
+    /// The process rejected the request.
     #[error("{0}")]
-    Refused(String),
-    /// Another orderer leads, or none; nothing was done.
+    Rejected(String),
+    /// This orderer does not lead; nothing was done.
     #[error("this orderer does not lead its group{}", .leader.map_or_else(String::new, |leader| format!(": {} does", orderer_of(leader))))]
     NotLeading {
-        /// Which one, as far as it knows.
+        /// The leader, as far as this orderer knows.
         leader: Option<u64>,
-        /// Where it answers the others.
+        /// The leader's address for the other orderers.
         address: Option<String>,
     },
-    /// Something else is being done; nothing was done.
+    /// Another change is in progress; nothing was done.
     #[error("another change of the members is under way, or the leader has just been elected; try again")]
     Busy,
-    /// It was done, or not.
-    #[error("{0}; `heddle orderer members` tells how things are")]
+    /// The change may or may not have taken effect.
+    #[error("{0}; `heddle orderer members` shows the current members")]
     Ambiguous(String),
 }
 
-/// Asks the compute node of a folder for its memory, or to have another budget.
+/// Asks the compute node of a folder for its memory report, or sets another budget.
 ///
 /// # Errors
 /// [`ControlError`].
-pub async fn ask(folder: &Path, request: &Request) -> Result<MemoryReport, ControlError> {
-    match reply(folder, request).await? {
-        Reply::Memory(report) => Ok(*report),
-        other => Err(strange(folder, format!("{other:?}"))),
+pub async fn request_memory(folder: &Path, request: &ControlRequest) -> Result<MemoryReport, ControlError> {
+    match exchange(folder, request).await? {
+        ControlResponse::Memory(report) => Ok(*report),
+        other => Err(unexpected_response(folder, format!("{other:?}"))),
     }
 }
 
-/// Asks the compute node of a folder what it is.
+/// Asks the compute node of a folder for its role.
 ///
 /// # Errors
 /// [`ControlError`].
-pub async fn ask_node(folder: &Path) -> Result<ComputeReport, ControlError> {
-    match reply(folder, &Request::Node {}).await? {
-        Reply::Node(report) => Ok(report),
-        other => Err(strange(folder, format!("{other:?}"))),
+pub async fn request_node(folder: &Path) -> Result<ComputeReport, ControlError> {
+    match exchange(folder, &ControlRequest::Node {}).await? {
+        ControlResponse::Node(report) => Ok(report),
+        other => Err(unexpected_response(folder, format!("{other:?}"))),
     }
 }
 
-/// Asks the orderer of a folder, or has it do something.
+/// Asks the orderer of a folder for a report, or for a change.
 ///
 /// # Errors
 /// [`ControlError`].
-pub async fn ask_orderer(folder: &Path, request: &Request) -> Result<OrderersReport, ControlError> {
-    match reply(folder, request).await? {
-        Reply::Orderers(report) => Ok(*report),
-        Reply::NotLeading { leader, address } => Err(ControlError::NotLeading { leader, address }),
-        Reply::Busy {} => Err(ControlError::Busy),
-        Reply::Ambiguous { message } => Err(ControlError::Ambiguous(message)),
-        other => Err(strange(folder, format!("{other:?}"))),
+pub async fn request_orderer(folder: &Path, request: &ControlRequest) -> Result<OrderersReport, ControlError> {
+    match exchange(folder, request).await? {
+        ControlResponse::Orderers(report) => Ok(*report),
+        ControlResponse::NotLeading { leader, address } => Err(ControlError::NotLeading { leader, address }),
+        ControlResponse::Busy {} => Err(ControlError::Busy),
+        ControlResponse::Ambiguous { message } => Err(ControlError::Ambiguous(message)),
+        other => Err(unexpected_response(folder, format!("{other:?}"))),
     }
 }
 
-/// What can be asked in this way.
+/// A role that answers requests at a control socket.
 #[async_trait]
-pub(crate) trait Operated: Send + Sync + 'static {
-    /// What it answers.
-    async fn answer(&self, request: Request) -> Reply;
+pub(crate) trait ControlHandler: Send + Sync + 'static {
+    /// Answers one request.
+    async fn handle(&self, request: ControlRequest) -> ControlResponse;
 }
 
 #[async_trait]
-impl Operated for Compute {
-    async fn answer(&self, request: Request) -> Reply {
+impl ControlHandler for ComputeInstance {
+    async fn handle(&self, request: ControlRequest) -> ControlResponse {
         match request {
-            Request::Memory {} => memory(self.memory_report().await),
-            Request::SetMemory { bytes } => memory(self.set_memory(bytes).await),
-            Request::Node {} => Reply::Node(self.report()),
-            _ => refused("this is a compute node; ask an orderer for that".to_owned()),
+            ControlRequest::Memory {} => memory(self.memory_report().await),
+            ControlRequest::SetMemory { bytes } => memory(self.set_memory(bytes).await),
+            ControlRequest::Node {} => ControlResponse::Node(self.report()),
+            _ => rejected("this is a compute node; ask an orderer for that".to_owned()),
         }
     }
 }
 
-fn strange(folder: &Path, reason: String) -> ControlError {
-    ControlError::Strange { folder: folder.to_path_buf(), reason }
+fn unexpected_response(folder: &Path, reason: String) -> ControlError {
+    ControlError::UnexpectedResponse { folder: folder.to_path_buf(), reason }
 }
 
-/// What it answers, unless it refuses.
-async fn reply(folder: &Path, request: &Request) -> Result<Reply, ControlError> {
-    let absent = |source| ControlError::Absent { folder: folder.to_path_buf(), source };
+/// The reply; a rejection becomes an error.
+async fn exchange(folder: &Path, request: &ControlRequest) -> Result<ControlResponse, ControlError> {
+    let absent = |source| ControlError::Unreachable { folder: folder.to_path_buf(), source };
     let asking = async {
-        let (directory, path) = reach(folder).map_err(absent)?;
+        let (directory, path) = socket_path(folder).map_err(absent)?;
         let mut socket = UnixStream::connect(path).await.map_err(absent)?;
         drop(directory);
         let line = serde_json::to_string(request).expect("a request has a JSON form") + "\n";
         socket.write_all(line.as_bytes()).await.map_err(absent)?;
         let mut answer = String::new();
-        BufReader::new(socket.take(REPLY_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
+        BufReader::new(socket.take(RESPONSE_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
         match serde_json::from_str(&answer) {
-            Ok(Reply::Refused { message }) => Err(ControlError::Refused(message)),
+            Ok(ControlResponse::Refused { message }) => Err(ControlError::Rejected(message)),
             Ok(reply) => Ok(reply),
             Err(_) if answer.is_empty() => Err(absent(std::io::ErrorKind::UnexpectedEof.into())),
-            Err(error) => Err(strange(folder, error.to_string())),
+            Err(error) => Err(unexpected_response(folder, error.to_string())),
         }
     };
-    let late = || absent(std::io::Error::new(std::io::ErrorKind::TimedOut, "it took too long"));
-    tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or_else(|_| Err(late()))
+    let late = || absent(std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time"));
+    tokio::time::timeout(REQUEST_TIMEOUT, asking).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// A way to the socket that is short enough for the system, whatever the folder's path: as long as the directory is open.
-fn reach(folder: &Path) -> std::io::Result<(File, PathBuf)> {
+/// A path to the socket that is short enough for the system, however long the folder's path is. It is valid while the
+/// returned directory is open.
+fn socket_path(folder: &Path) -> std::io::Result<(File, PathBuf)> {
     let directory = File::open(folder)?;
     let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
     Ok((directory, path))
 }
 
-/// Begins to answer in the folder of a compute node or an orderer, made where it is missing.
+/// Listens in the folder of a compute node or an orderer, and creates the folder if it is missing.
 ///
 /// # Errors
 /// [`NodeError::File`].
-pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> Result<JoinHandle<()>, NodeError> {
+pub(crate) fn start(
+    folder: &Path,
+    operated: Arc<dyn ControlHandler>,
+    stop: CancellationToken,
+) -> Result<JoinHandle<()>, NodeError> {
     let socket = folder.join(SOCKET);
     let failed = || NodeError::file("listening at", &socket);
     base::durable::create_folder(folder).map_err(NodeError::file("creating", folder))?;
-    let (directory, path) = reach(folder).map_err(failed())?;
-    // Bound where nobody else can look, and moved once its mode is set. In place of one that an earlier process left, whose
-    // end its lock has shown.
+    let (directory, path) = socket_path(folder).map_err(failed())?;
+    // Bind in a folder that only this user can enter, set the mode, then move the socket to its name. It replaces a
+    // socket that an earlier process left; this process holds the lock, so the earlier one has ended.
     let hidden = path.with_file_name(format!("{SOCKET}.new"));
     let _ = std::fs::remove_dir_all(&hidden);
     std::fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(failed())?;
@@ -270,9 +278,9 @@ pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> R
     }))
 }
 
-async fn serve(listener: UnixListener, operated: Arc<dyn Operated>, stop: Stop) {
+async fn serve(listener: UnixListener, operated: Arc<dyn ControlHandler>, stop: CancellationToken) {
     let connections = Semaphore::new(CONNECTIONS_MAX);
-    while let Some(accepted) = stop.or_stopped(listener.accept()).await {
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         let Ok((socket, _)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
@@ -282,22 +290,22 @@ async fn serve(listener: UnixListener, operated: Arc<dyn Operated>, stop: Stop) 
         tokio::spawn(async move {
             let _permit = permit;
             // A caller that is too slow or has gone gets no answer.
-            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, operated.as_ref())).await;
+            let _ = tokio::time::timeout(REQUEST_TIMEOUT, answer(socket, operated.as_ref())).await;
         });
     }
 }
 
-async fn answer(mut socket: UnixStream, operated: &dyn Operated) -> std::io::Result<()> {
+async fn answer(mut socket: UnixStream, operated: &dyn ControlHandler) -> std::io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     let caller = socket.peer_cred()?.uid();
     let reply = match caller == own || caller == 0 {
-        false => refused(format!("user {caller} may not operate this process, which user {own} runs")),
+        false => rejected(format!("user {caller} may not operate this process, which user {own} runs")),
         true => {
             let mut line = String::new();
             BufReader::new((&mut socket).take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(request) => operated.answer(request).await,
-                Err(error) => refused(format!("this is no request: {error}; run the same release of both")),
+                Ok(request) => operated.handle(request).await,
+                Err(error) => rejected(format!("this is not a request: {error}; run the same release of both")),
             }
         }
     };
@@ -305,10 +313,10 @@ async fn answer(mut socket: UnixStream, operated: &dyn Operated) -> std::io::Res
     socket.write_all(line.as_bytes()).await
 }
 
-fn memory(report: Result<MemoryReport, String>) -> Reply {
-    report.map_or_else(refused, |report| Reply::Memory(Box::new(report)))
+fn memory(report: Result<MemoryReport, String>) -> ControlResponse {
+    report.map_or_else(rejected, |report| ControlResponse::Memory(Box::new(report)))
 }
 
-fn refused(message: String) -> Reply {
-    Reply::Refused { message }
+fn rejected(message: String) -> ControlResponse {
+    ControlResponse::Refused { message }
 }

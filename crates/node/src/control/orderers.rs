@@ -1,7 +1,8 @@
-//! The members of a group of orderers on Raft, as their operator is shown them, and changes of them.
+//! Reports and changes the members of an ordering group on Raft, for its operator.
 //!
-//! What is asked is done by whichever orderer leads; another one says who that is. Each request does one step and says how things are
-//! then: whoever asks repeats it until they are as wanted, at another orderer when that leads by then. A step that was done stays done.
+//! Only the leader carries out a request. Any other orderer replies with the name of the leader, as far as it knows it.
+//! Each request takes one step and returns the resulting state. The caller repeats the request, always at the current
+//! leader, until the state is as wanted. A step that took effect stays in effect.
 
 use std::sync::Arc;
 
@@ -9,27 +10,27 @@ use async_trait::async_trait;
 use base::ErrorKind;
 use consensus::Error;
 use consensus::ordered::OrderedLog as _;
-use consensus::raft::{RaftLog, Report, Standing, Timing};
+use consensus::raft::{MemberHealth, MembershipReport, RaftLog, RaftTimeouts};
 use serde::{Deserialize, Serialize};
 
-use super::{Operated, Reply, Request, refused};
+use super::{ControlHandler, ControlRequest, ControlResponse, rejected};
 use crate::network::layout::orderer_name;
 
 /// The orderers of a group, as one of them knows them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderersReport {
-    /// The one that says so.
+    /// The orderer that reports.
     pub name: String,
     /// Its number.
     pub number: u64,
-    /// The newest term that it knows.
+    /// The newest term that this orderer knows.
     pub term: u64,
-    /// Who leads in it, as far as it knows.
+    /// The leader of that term, as far as this orderer knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<u64>,
-    /// Blocks that it shows.
+    /// The block height that this orderer shows.
     pub height: u64,
-    /// All of them, by their numbers.
+    /// All members, by number.
     pub orderers: Vec<OrdererReport>,
 }
 
@@ -38,116 +39,117 @@ pub struct OrderersReport {
 pub struct OrdererReport {
     /// Its number.
     pub number: u64,
-    /// Where it answers the others.
+    /// The address at which it answers the others.
     pub address: String,
-    /// Whether it has a vote, or only learns yet.
+    /// Whether it votes, or still learns.
     pub votes: bool,
-    /// Entries of the leader's log that it is not known to have; said by the leader alone.
+    /// Entries of the leader's log that it is not known to have; only the leader reports this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<u64>,
-    /// Milliseconds since the leader heard of it; said by the leader alone, and not of one that it has not heard of.
+    /// Milliseconds since the leader last heard from it. Only the leader reports this, and not for an orderer that it
+    /// has never heard from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
 }
 
 impl OrderersReport {
-    /// Whether the one that says so leads.
-    pub fn leads(&self) -> bool {
+    /// Whether the reporting orderer leads.
+    pub fn is_leader(&self) -> bool {
         self.leader == Some(self.number)
     }
 
-    /// One of them.
+    /// The member with this number.
     pub fn orderer(&self, number: u64) -> Option<&OrdererReport> {
         self.orderers.iter().find(|orderer| orderer.number == number)
     }
 }
 
-/// An orderer that can be asked.
-pub(crate) struct Orderer {
+/// An orderer with a control socket.
+pub(crate) struct OrdererControl {
     pub name: String,
     pub log: Arc<RaftLog>,
 }
 
-impl Orderer {
-    fn told(&self, report: Report) -> Reply {
-        let orderer = |standing: Standing| OrdererReport {
+impl OrdererControl {
+    fn response(&self, report: MembershipReport) -> ControlResponse {
+        let orderer = |standing: MemberHealth| OrdererReport {
             number: standing.member.id,
             address: standing.member.address,
-            votes: !standing.member.learns,
+            votes: !standing.member.is_learner,
             behind: standing.behind,
             heard_ms: standing.heard.map(|heard| heard.elapsed().as_millis() as u64),
         };
-        Reply::Orderers(Box::new(OrderersReport {
+        ControlResponse::Orderers(Box::new(OrderersReport {
             name: self.name.clone(),
             number: self.log.raft().node(),
-            term: report.role.term.0,
-            leader: report.role.leader,
-            height: *self.log.safe().borrow(),
+            term: report.status.term.0,
+            leader: report.status.leader,
+            height: *self.log.deliverable().borrow(),
             orderers: report.members.into_iter().map(orderer).collect(),
         }))
     }
 
-    async fn done(&self, request: Request) -> Result<Reply, Error> {
+    async fn execute(&self, request: ControlRequest) -> Result<ControlResponse, Error> {
         let raft = self.log.raft();
         match request {
-            Request::Orderers {} => {}
-            Request::AdmitOrderer { number, address } => {
+            ControlRequest::Orderers {} => {}
+            ControlRequest::AdmitOrderer { number, address } => {
                 self.log.admit(number, &address).await?;
             }
-            Request::RemoveOrderer { number } => {
-                // A leader that is none any more finds out.
+            ControlRequest::RemoveOrderer { number } => {
+                // A deposed leader finds out here.
                 raft.barrier().await?;
                 let members = raft.members();
-                let votes = members.iter().filter(|member| !member.learns).count();
+                let votes = members.iter().filter(|member| !member.is_learner).count();
                 match members.iter().find(|member| member.id == number) {
-                    // It has gone already.
+                    // It was removed already.
                     None => {}
-                    Some(member) if !member.learns && votes == 1 => {
-                        let reason = "it is the last orderer with a vote: without it nothing is ordered any more";
+                    Some(member) if !member.is_learner && votes == 1 => {
+                        let reason = "it is the last orderer with a vote; admit another one before you remove it";
                         return Err(Error::Invalid(reason.to_owned()));
                     }
                     Some(_) => raft.remove(number).await?,
                 }
             }
-            Request::HandOver {} => {
+            ControlRequest::HandOver {} => {
                 raft.barrier().await?;
-                if raft.members().iter().filter(|member| !member.learns).count() == 1 {
-                    let reason = "it is the last orderer with a vote: nobody is there to hand over to";
+                if raft.members().iter().filter(|member| !member.is_learner).count() == 1 {
+                    let reason = "it is the last orderer with a vote, so that no other can lead; admit another first";
                     return Err(Error::Invalid(reason.to_owned()));
                 }
-                raft.hand_over(&Timing::of_busy_machines());
+                raft.transfer_leadership(&RaftTimeouts::of_busy_machines());
             }
-            Request::Memory {} | Request::Node {} | Request::SetMemory { .. } => {
+            ControlRequest::Memory {} | ControlRequest::Node {} | ControlRequest::SetMemory { .. } => {
                 return Err(Error::Invalid("this is an orderer; ask a compute node for that".to_owned()));
             }
         }
-        Ok(self.told(raft.report().await?))
+        Ok(self.response(raft.membership().await?))
     }
 }
 
 #[async_trait]
-impl Operated for Orderer {
-    async fn answer(&self, request: Request) -> Reply {
-        match self.done(request).await {
+impl ControlHandler for OrdererControl {
+    async fn handle(&self, request: ControlRequest) -> ControlResponse {
+        match self.execute(request).await {
             Ok(reply) => reply,
             Err(Error::NotLeading(leader)) => {
                 let members = self.log.raft().members();
                 let address = members.into_iter().find(|member| Some(member.id) == leader).map(|member| member.address);
-                Reply::NotLeading { leader: leader.filter(|_| address.is_some()), address }
+                ControlResponse::NotLeading { leader: leader.filter(|_| address.is_some()), address }
             }
-            Err(error) if error.kind() == ErrorKind::Ambiguous => Reply::Ambiguous {
+            Err(error) if error.kind() == ErrorKind::Ambiguous => ControlResponse::Ambiguous {
                 message: format!(
-                    "{} cannot tell whether it was done: it lost the lead, or a majority, meanwhile",
+                    "{} does not know whether the change took effect: it lost leadership or its majority meanwhile",
                     self.name
                 ),
             },
-            Err(Error::Busy) => Reply::Busy {},
-            Err(error) => refused(error.to_string()),
+            Err(Error::Busy) => ControlResponse::Busy {},
+            Err(error) => rejected(error.to_string()),
         }
     }
 }
 
-/// The name of an orderer of this number.
+/// The name of the orderer with this number.
 pub fn orderer_of(number: u64) -> String {
     orderer_name(number.saturating_sub(1) as usize)
 }

@@ -1,4 +1,4 @@
-//! How a peer's remote memory is used, as its operator is shown it.
+//! Reports on a peer's remote memory and its compute nodes, for the operator.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,70 +7,71 @@ use serde::{Deserialize, Serialize};
 pub struct MemoryReport {
     /// The peer, such as `compute-org1`.
     pub name: String,
-    /// What it may have.
+    /// The budget in force.
     pub budget_bytes: u64,
-    /// What the configuration says, which counts at a start unless the budget was set later.
+    /// The budget of the configuration, which applies at a start unless the operator set another one later.
     pub configured_bytes: u64,
     /// The unit in which memory is given.
     pub section_bytes: u64,
     /// Whole sections within the budget.
     pub allowed_bytes: u64,
-    /// Sections that it has. Above the former while a lower budget takes effect.
+    /// Bytes of the sections that the peer holds. Exceeds `allowed_bytes` while a lower budget takes effect.
     pub leased_bytes: u64,
-    /// Of them, what the index and records take.
+    /// Bytes of them that the index and records use.
     pub used_bytes: u64,
-    /// Of them, what was given up and is used again once nobody can look there any more.
+    /// Bytes of them in quarantine: retired buffers, which are reused once no reader can reach them any more.
     pub waiting_bytes: u64,
-    /// Of them, what is free.
+    /// Bytes of them that are free.
     pub free_bytes: u64,
     /// The memory nodes.
-    pub nodes: Vec<NodeMemory>,
+    pub nodes: Vec<DonorMemoryReport>,
     /// Records evicted since the peer started.
     pub evicted_records: u64,
-    /// The bytes that they took.
+    /// The bytes of those records.
     pub evicted_bytes: u64,
-    /// Sections given back since then because the budget was lowered.
+    /// Sections returned since then because the budget was lowered.
     pub sections_drained: u64,
-    /// How often what was looked for was there.
+    /// The hit rate of each cache.
     pub hits: Vec<HitRate>,
-    /// Whether the hits are those of several peers: all that run in the process.
+    /// Whether the hit rates cover several peers: all that run in the process.
     pub hits_of_process: bool,
 }
 
-/// What a compute node is to its peer.
+/// The role of a compute node in its peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComputeReport {
     /// Such as `compute-org1`.
     pub name: String,
-    /// Its process.
+    /// Its process ID.
     pub process: u32,
-    /// `primary`, `reader`, `waiting` (for a primary, or to be one), or `alone`: the only one of its peer.
+    /// `primary`, `follower`, `waiting` (for a primary, or to become it), or `single`: the only one of its
+    /// peer.
     pub role: String,
-    /// As the primary.
+    /// Its epoch, if it is the primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// The number of blocks that it shows.
+    /// The block height that it shows.
     pub height: u64,
-    /// The first block that it applied when it became the primary last.
+    /// The first block that it applied after it last became the primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_block: Option<FirstBlockReport>,
-    /// Transactions whose signatures other compute nodes have verified for it since it was started.
-    #[serde(default)]
-    pub borrowed: u64,
+    pub first_block: Option<FailoverSampleReport>,
+    /// Transactions whose signatures other compute nodes have verified for it since it started.
+    #[serde(default, alias = "borrowed")]
+    pub offloaded: u64,
     /// Transactions whose signatures it has verified for others.
-    #[serde(default)]
-    pub lent: u64,
-    /// The other compute nodes that were found to lie to it about signatures.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub liars: Vec<String>,
+    #[serde(default, alias = "lent")]
+    pub verified_for_primary: u64,
+    /// The other compute nodes that returned false verdicts to it.
+    #[serde(default, alias = "liars", skip_serializing_if = "Vec::is_empty")]
+    pub distrusted: Vec<String>,
 }
 
-/// The first block of a primary, those not counted that were there before.
+/// The first block that a primary applied; blocks that it found applied do not count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FirstBlockReport {
-    /// The primary's.
+pub struct FailoverSampleReport {
+    /// The primary's epoch.
     pub epoch: u64,
-    /// The block.
+    /// The block's number.
     pub number: u64,
     /// When it was applied, by the machine's clock.
     pub at_unix_ns: u64,
@@ -78,35 +79,35 @@ pub struct FirstBlockReport {
 
 /// One memory node, from the peer's view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NodeMemory {
-    /// Where it is.
+pub struct DonorMemoryReport {
+    /// Its address.
     pub address: String,
-    /// Whether it can be asked for sections.
+    /// Whether the peer can request sections from it.
     pub connected: bool,
-    /// Sections of this peer there.
+    /// Sections that this peer holds there.
     pub sections: u64,
-    /// What it may give to all peers, 0 while it is not connected.
+    /// Bytes that it may give to all peers; 0 while it is not connected.
     pub budget_bytes: u64,
-    /// What it could still give when it was last heard of.
+    /// Bytes that it could still give when it was last heard from.
     pub free_bytes: u64,
     /// Why it is not connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// How often something was found in one place.
+/// The hit rate of one cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HitRate {
-    /// The place.
+    /// The cache.
     pub place: String,
-    /// Found.
+    /// Look-ups that found an entry.
     pub hits: u64,
-    /// Not found.
+    /// Look-ups that found none.
     pub misses: u64,
 }
 
 impl HitRate {
-    /// The part of look-ups that found something; `None` while there were none.
+    /// The percentage of look-ups that found an entry; `None` while there were none.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn percent(&self) -> Option<f64> {
         let all = self.hits + self.misses;
@@ -115,8 +116,8 @@ impl HitRate {
 }
 
 impl MemoryReport {
-    /// Whether everything above the budget has been given back.
-    pub fn is_settled(&self) -> bool {
+    /// Whether the peer has returned everything above the budget.
+    pub fn is_within_budget(&self) -> bool {
         self.leased_bytes <= self.allowed_bytes
     }
 }

@@ -14,17 +14,17 @@ fn a_budget_is_kept_until_the_configuration_says_something_else() {
     assert_eq!(load(32 << 20).expect("the newer word counts"), 32 << 20);
     let smaller = budget::load(folder.path(), 64 << 20, 32 << 20).expect_err("less than a section");
     assert!(smaller.to_string().contains("less than one section"), "{smaller}");
-    std::fs::write(folder.path().join(budget::FILE), "bytes = many\n").expect("it can be written");
+    std::fs::write(folder.path().join(budget::BUDGET_FILE), "bytes = many\n").expect("it can be written");
     let damaged = load(64 << 20).expect_err("no budget").to_string();
-    assert!(damaged.contains(budget::FILE) && damaged.contains("remove it"), "{damaged}");
+    assert!(damaged.contains(budget::BUDGET_FILE) && damaged.contains("remove it"), "{damaged}");
 }
 
 #[tokio::test]
 async fn who_does_not_run_is_named() {
     let folder = temporary();
-    let absent = ask(folder.path(), &Request::Memory {}).await.expect_err("nobody listens");
+    let absent = request_memory(folder.path(), &ControlRequest::Memory {}).await.expect_err("nobody listens");
     assert!(absent.to_string().contains(&folder.path().display().to_string()), "{absent}");
-    assert!(matches!(absent, ControlError::Absent { .. }));
+    assert!(matches!(absent, ControlError::Unreachable { .. }));
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a_long_path_is_no_obstacle_and_a_strange_answer_is_none() {
     let folder = temporary();
     let deep = folder.path().join("a".repeat(120));
     std::fs::create_dir(&deep).expect("it can be made");
-    let (directory, path) = reach(&deep).expect("it is there");
+    let (directory, path) = socket_path(&deep).expect("it is there");
     let listener = UnixListener::bind(path).expect("it is short");
     let answering = tokio::spawn(async move {
         for answer in ["{\"moon\":1}\n", ""] {
@@ -41,52 +41,53 @@ async fn a_long_path_is_no_obstacle_and_a_strange_answer_is_none() {
         }
         drop(directory);
     });
-    let strange = ask(&deep, &Request::Memory {}).await.expect_err("no report");
-    assert!(matches!(strange, ControlError::Strange { .. }), "{strange}");
-    let ended = ask(&deep, &Request::SetMemory { bytes: 1 }).await.expect_err("no report");
-    assert!(matches!(ended, ControlError::Absent { .. }), "{ended}");
+    let strange = request_memory(&deep, &ControlRequest::Memory {}).await.expect_err("no report");
+    assert!(matches!(strange, ControlError::UnexpectedResponse { .. }), "{strange}");
+    let ended = request_memory(&deep, &ControlRequest::SetMemory { bytes: 1 }).await.expect_err("no report");
+    assert!(matches!(ended, ControlError::Unreachable { .. }), "{ended}");
     answering.await.expect("no panic");
 }
 
 #[test]
 fn requests_and_replies_are_lines_that_are_read_back() {
-    for (request, line) in
-        [(Request::Memory {}, r#"{"memory":{}}"#), (Request::SetMemory { bytes: 7 }, r#"{"set_memory":{"bytes":7}}"#)]
-    {
+    for (request, line) in [
+        (ControlRequest::Memory {}, r#"{"memory":{}}"#),
+        (ControlRequest::SetMemory { bytes: 7 }, r#"{"set_memory":{"bytes":7}}"#),
+    ] {
         assert_eq!(serde_json::to_string(&request).expect("JSON"), line);
-        assert_eq!(serde_json::from_str::<Request>(line).expect("a request"), request);
+        assert_eq!(serde_json::from_str::<ControlRequest>(line).expect("a request"), request);
     }
     for line in ["", "{}", "{\"memory\":{\"x\":1}}", "{\"set_memory\":{\"bytes\":-1}}", "null"] {
-        assert!(serde_json::from_str::<Request>(line).is_err(), "{line}");
+        assert!(serde_json::from_str::<ControlRequest>(line).is_err(), "{line}");
     }
 }
 
 struct Fixed;
 
 #[async_trait]
-impl Operated for Fixed {
-    async fn answer(&self, _: Request) -> Reply {
-        Reply::Busy {}
+impl ControlHandler for Fixed {
+    async fn handle(&self, _: ControlRequest) -> ControlResponse {
+        ControlResponse::Busy {}
     }
 }
 
-/// Between `bind` and `chmod` the socket had the mode that the umask left it: what stands under its name now has its mode already, also
-/// where an earlier process left something.
+/// Regression: between `bind` and `chmod` the socket had the mode that the umask left it. Now a socket under this name
+/// has its final mode from the start, even where an earlier process left a file.
 #[tokio::test]
 async fn the_socket_is_its_users_alone() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = temporary();
     let place = folder.path().join("node");
     for _ in 0..2 {
-        let stop = Stop::new();
+        let stop = CancellationToken::new();
         let serving = start(&place, Arc::new(Fixed), stop.clone()).expect("it can listen");
         let mode = std::fs::metadata(place.join(SOCKET)).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(matches!(ask_orderer(&place, &Request::Orderers {}).await, Err(ControlError::Busy)));
+        assert!(matches!(request_orderer(&place, &ControlRequest::Orderers {}).await, Err(ControlError::Busy)));
         let names: Vec<_> =
             std::fs::read_dir(&place).expect("it is there").flatten().map(|one| one.file_name()).collect();
         assert_eq!(names, [SOCKET], "nothing is left of the way there");
-        stop.stop();
+        stop.cancel();
         serving.await.expect("no panic");
         std::fs::write(place.join(SOCKET), "left behind").expect("it can be written");
     }

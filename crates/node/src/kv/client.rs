@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use base::rt::channel::{OneshotSender, Receiver, Sender, bounded, oneshot};
 use base::{Bytes, BytesMut, Map};
-use gateway::rpc::client::{Connection, Requests, Responses};
-use gateway::rpc::message::put_prefix;
-use gateway::rpc::{Code, Status};
+use gateway::grpc::client::{GrpcConnection, RequestStream, ResponseStream};
+use gateway::grpc::message::put_prefix;
+use gateway::grpc::{GrpcCode, GrpcStatus};
 use prost::Message as _;
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request as swap;
@@ -16,84 +16,84 @@ use proto::heddle::kv::response::Answer;
 
 use super::{KvToken, service};
 
-/// How long an operation may take.
+/// Time limit of an operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A connection to a store. Clones share it.
+/// A connection to a store. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct KvClient {
-    connection: Connection,
+    connection: GrpcConnection,
 }
 
-/// Operations that wait to be sent over one exchange.
-const ASKED_MAX: usize = 1024;
-/// Operations that are sent at once.
+/// Maximum of operations that wait to be sent over one exchange.
+const QUEUED_MAX: usize = 1024;
+/// Maximum of operations sent in one write.
 const BATCH_MAX: usize = 64;
 
-/// Many operations at a time over one stream. Clones share it.
+/// A stream that carries many operations at a time. Clones share the stream.
 #[derive(Clone)]
 pub struct KvExchange {
-    asked: Sender<Asked>,
+    queue: Sender<QueuedOperation>,
 }
 
-struct Asked {
+struct QueuedOperation {
     operation: Operation,
-    answered: OneshotSender<Result<Answer, Status>>,
+    answered: OneshotSender<Result<Answer, GrpcStatus>>,
 }
 
-/// Who waits for the answer of which number; none once the stream has ended.
-type Waiting = Arc<Mutex<Result<Map<u64, OneshotSender<Result<Answer, Status>>>, Status>>>;
+/// The callers waiting for an answer, by request number; an error once the stream has ended.
+type PendingResponses = Arc<Mutex<Result<Map<u64, OneshotSender<Result<Answer, GrpcStatus>>>, GrpcStatus>>>;
 
-/// Changes, as they come.
+/// A stream of changes.
 pub struct KvWatch {
-    responses: Responses,
+    responses: ResponseStream,
 }
 
 impl KvClient {
-    /// Over a connection.
-    pub fn new(connection: Connection) -> KvClient {
+    /// A client over a connection.
+    pub fn new(connection: GrpcConnection) -> KvClient {
         KvClient { connection }
     }
 
-    /// As [`KvClient::new`], to a store whose clients bear a token.
-    pub fn bearing(connection: Connection, token: Option<&KvToken>) -> KvClient {
+    /// As [`KvClient::new`], for a store whose clients present a token.
+    pub fn with_token(connection: GrpcConnection, token: Option<&KvToken>) -> KvClient {
         KvClient::new(match token {
             Some(token) => connection.with_token(token.secret()),
             None => connection,
         })
     }
 
-    /// What a key has.
+    /// The value and version of a key.
     ///
     /// # Errors
-    /// The status that the store answered.
-    pub async fn get(&self, key: Bytes) -> Result<Option<wire::Versioned>, Status> {
+    /// The status that the store returned.
+    pub async fn get(&self, key: Bytes) -> Result<Option<wire::Versioned>, GrpcStatus> {
         let request = wire::GetRequest { key };
         let response: wire::GetResponse = self.connection.unary(service::GET, &request, Some(DEADLINE)).await?;
         Ok(response.found)
     }
 
-    /// Gives a key a value; gives its version.
+    /// Sets the value of a key; returns the new version.
     ///
     /// # Errors
-    /// As [`KvClient::get`]; `UNKNOWN` when it may have been done or not.
-    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, Status> {
+    /// As [`KvClient::get`]; `UNKNOWN` when the put may or may not have taken effect.
+    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, GrpcStatus> {
         let request = wire::PutRequest { key, value };
         let response: wire::PutResponse = self.connection.unary(service::PUT, &request, Some(DEADLINE)).await?;
         Ok(response.version)
     }
 
-    /// Takes a key's value away; nothing where it had none.
+    /// Deletes a key's value; returns `None` if the key had none.
     ///
     /// # Errors
     /// As [`KvClient::put`].
-    pub async fn delete(&self, key: Bytes) -> Result<Option<u64>, Status> {
+    pub async fn delete(&self, key: Bytes) -> Result<Option<u64>, GrpcStatus> {
         let request = wire::DeleteRequest { key };
         let response: wire::DeleteResponse = self.connection.unary(service::DELETE, &request, Some(DEADLINE)).await?;
         Ok(Some(response.version).filter(|version| *version > 0))
     }
 
-    /// Gives a key a value, or takes it away, if it has what is expected.
+    /// Sets or deletes the value of a key if its current state is the expected one.
     ///
     /// # Errors
     /// As [`KvClient::put`].
@@ -102,17 +102,17 @@ impl KvClient {
         key: Bytes,
         expected: swap::Expected,
         new: Option<Bytes>,
-    ) -> Result<wire::CompareAndSetResponse, Status> {
+    ) -> Result<wire::CompareAndSetResponse, GrpcStatus> {
         let new = Some(new.map_or(swap::New::Delete(true), swap::New::Set));
         let request = wire::CompareAndSetRequest { key, expected: Some(expected), new };
         self.connection.unary(service::COMPARE_AND_SET, &request, Some(DEADLINE)).await
     }
 
-    /// How the store is.
+    /// The store's status.
     ///
     /// # Errors
     /// As [`KvClient::get`].
-    pub async fn status(&self) -> Result<wire::StatusResponse, Status> {
+    pub async fn status(&self) -> Result<wire::StatusResponse, GrpcStatus> {
         self.connection.unary(service::STATUS, &wire::StatusRequest {}, Some(DEADLINE)).await
     }
 
@@ -120,21 +120,21 @@ impl KvClient {
     ///
     /// # Errors
     /// `UNAVAILABLE` when the connection has gone.
-    pub async fn exchange(&self) -> Result<KvExchange, Status> {
+    pub async fn exchange(&self) -> Result<KvExchange, GrpcStatus> {
         let (requests, responses) = self.connection.open(service::EXCHANGE, None).await?;
-        let (asked, asks) = bounded(ASKED_MAX);
-        let waiting: Waiting = Arc::new(Mutex::new(Ok(Map::default())));
+        let (asked, asks) = bounded(QUEUED_MAX);
+        let waiting: PendingResponses = Arc::new(Mutex::new(Ok(Map::default())));
         tokio::spawn(send(asks, requests, Arc::clone(&waiting)));
         tokio::spawn(receive(responses, waiting));
-        Ok(KvExchange { asked })
+        Ok(KvExchange { queue: asked })
     }
 
-    /// Changes of the keys that begin with a prefix, from a version on; without one, from now on. The watch has begun on
-    /// return.
+    /// Watches the keys that begin with a prefix, from a version on; without a version, from now on. The watch has
+    /// begun on return.
     ///
     /// # Errors
     /// As [`KvClient::get`].
-    pub async fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<KvWatch, Status> {
+    pub async fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<KvWatch, GrpcStatus> {
         let (mut requests, mut responses) = self.connection.open(service::WATCH, None).await?;
         requests.send(&wire::WatchRequest { prefix, from: from.unwrap_or_default() }).await?;
         requests.close();
@@ -148,7 +148,7 @@ impl KvExchange {
     ///
     /// # Errors
     /// As there; `UNAVAILABLE` when the stream has ended.
-    pub async fn get(&self, key: Bytes) -> Result<Option<wire::Versioned>, Status> {
+    pub async fn get(&self, key: Bytes) -> Result<Option<wire::Versioned>, GrpcStatus> {
         match self.ask(Operation::Get(wire::GetRequest { key })).await? {
             Answer::Get(answer) => Ok(answer.found),
             _ => Err(other_answer()),
@@ -158,41 +158,43 @@ impl KvExchange {
     /// As [`KvClient::put`].
     ///
     /// # Errors
-    /// As there; `UNKNOWN` when the stream has ended, and the put may have been done.
-    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, Status> {
+    /// As there; `UNKNOWN` when the stream has ended, and the put may or may not have taken effect.
+    pub async fn put(&self, key: Bytes, value: Bytes) -> Result<u64, GrpcStatus> {
         match self.ask(Operation::Put(wire::PutRequest { key, value })).await? {
             Answer::Put(answer) => Ok(answer.version),
             _ => Err(other_answer()),
         }
     }
 
-    async fn ask(&self, operation: Operation) -> Result<Answer, Status> {
-        let ended = || Status::new(Code::Unknown, "the stream has ended; what was asked may have been done");
+    async fn ask(&self, operation: Operation) -> Result<Answer, GrpcStatus> {
+        let ended = || {
+            GrpcStatus::new(GrpcCode::Unknown, "the stream has ended; the operation may or may not have taken effect")
+        };
         let (answered, answer) = oneshot();
-        self.asked.send(Asked { operation, answered }).await.map_err(|_| ended())?;
+        self.queue.send(QueuedOperation { operation, answered }).await.map_err(|_| ended())?;
         match answer.await.map_err(|_| ended())?? {
-            Answer::Failure(failure) => Err(Status::new(Code::from_number(failure.code), failure.message)),
+            Answer::Failure(failure) => Err(GrpcStatus::new(GrpcCode::from_number(failure.code), failure.message)),
             answer => Ok(answer),
         }
     }
 }
 
-fn other_answer() -> Status {
-    Status::new(Code::Internal, "the answer is that of another operation")
+fn other_answer() -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::Internal, "the answer belongs to another operation")
 }
 
-/// Sends what is asked, as much at once as there is.
-async fn send(mut asked: Receiver<Asked>, mut requests: Requests, waiting: Waiting) {
+/// Sends queued operations, up to [`BATCH_MAX`] at once.
+async fn send(mut asked: Receiver<QueuedOperation>, mut requests: RequestStream, waiting: PendingResponses) {
     let (mut number, mut buffer) = (0, BytesMut::new());
     while let Some(first) = asked.recv().await {
-        // Whoever is about to ask does so first: those who were answered together, as a rule.
+        // Let other callers queue their operations first: callers that were answered together usually ask together.
         tokio::task::yield_now().await;
         let (mut next, mut count) = (Some(first), 0);
-        while let Some(Asked { operation, answered }) = next {
+        while let Some(QueuedOperation { operation, answered }) = next {
             number += 1;
             match &mut *waiting.lock().unwrap_or_else(PoisonError::into_inner) {
                 Ok(waiting) => drop(waiting.insert(number, answered)),
-                // Failing means that nobody waits.
+                // An error means that the caller no longer waits.
                 Err(status) => drop(answered.send(Err(status.clone()))),
             }
             let request = wire::Request { number, operation: Some(operation) };
@@ -202,26 +204,26 @@ async fn send(mut asked: Receiver<Asked>, mut requests: Requests, waiting: Waiti
             next = if count < BATCH_MAX { asked.try_recv().ok() } else { None };
         }
         if requests.send_framed(buffer.split().freeze()).await.is_err() {
-            // Whoever receives says why.
+            // The receiving task reports why.
             return;
         }
     }
     requests.close();
 }
 
-/// Gives answers to those who wait for them.
-async fn receive(mut responses: Responses, waiting: Waiting) {
+/// Delivers answers to the waiting callers.
+async fn receive(mut responses: ResponseStream, waiting: PendingResponses) {
     let ended = loop {
         match responses.next::<wire::Response>().await {
             Ok(Some(response)) => {
                 let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
                 let waits = waiting.as_mut().ok().and_then(|waiting| waiting.remove(&response.number));
                 if let (Some(waits), Some(answer)) = (waits, response.answer) {
-                    // Failing means that nobody waits any more.
+                    // An error means that the caller no longer waits.
                     let _ = waits.send(Ok(answer));
                 }
             }
-            Ok(None) => break Status::new(Code::Unavailable, "the stream has ended"),
+            Ok(None) => break GrpcStatus::new(GrpcCode::Unavailable, "the stream has ended"),
             Err(status) => break status,
         }
     };
@@ -232,8 +234,8 @@ impl KvWatch {
     /// The next change.
     ///
     /// # Errors
-    /// `UNAVAILABLE` when the watch has ended, and is to be begun again.
-    pub async fn next(&mut self) -> Result<Option<wire::Change>, Status> {
+    /// `UNAVAILABLE` when the watch has ended and must be started again.
+    pub async fn next(&mut self) -> Result<Option<wire::Change>, GrpcStatus> {
         self.responses.next().await
     }
 }

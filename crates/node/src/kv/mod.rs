@@ -1,18 +1,19 @@
-//! A replicated key-value store as a program: memory nodes, processors and a port, composed.
+//! The replicated key-value store as a program: memory nodes, CPU nodes and ports.
 //!
-//! 1. [`KeyValues::start`] makes memory nodes within the process, and on them a group for each store, which it formats unless it
-//!    was used before. Each store has one processor of its own, and all of them share a pool of backups
-//!    ([`consensus::BackupPool`]). One is elected and serves the store; when it ends another takes over.
-//! 2. Each store has a port that speaks gRPC over TLS ([`service`]). The certificate is made at the start; `ca.pem` in the directory
-//!    is what clients trust, and `kv.json`, which is written last, says where the ports are.
-//! 3. What is kept is as [`Persistence`] says: in the memory of this process alone, which ends with it; by memory nodes on disk,
-//!    each in a folder of its own, with which the next start goes on; or by whoever coordinates in the folder `tables`, from which
-//!    the next start fills new memory nodes.
+//! 1. [`KeyValueServer::start`] starts memory nodes in this process and creates a consensus group on them for each
+//!    store. A group is formatted unless it was used before. Each store has one CPU node that serves no other store,
+//!    and all stores share a pool of backups ([`consensus::BackupPool`]). One CPU node is elected and serves the store;
+//!    when it ends, another takes over.
+//! 2. Each store has a port for gRPC over TLS ([`service`]). Its certificate is made at the start. Clients trust
+//!    `ca.pem` in the directory and find the ports in `kv.json`, which is written last.
+//! 3. [`Persistence`] decides which data survives the end of the process: no data, if all of it is in memory; all data,
+//!    if memory nodes keep it on disk, each in its folder, from which the next start continues; or the coordinator's
+//!    tables in the folder `tables`, from which the next start fills new memory nodes.
 //!
-//! Memory nodes and processors may also be processes of their own ([`KvPlan`], [`KvPart`]).
+//! Memory nodes and CPU nodes can also run as separate processes ([`KvPlan`], [`KvPart`]).
 //!
-//! Clients prove no identity. Whoever bears the port's token reads and writes; without one, whoever reaches the port does, which
-//! is why such a port listens on the loopback address alone.
+//! Clients are identified only by the port's token: a client that presents it may read and write. A port without a
+//! token lets every client read and write, so it listens on the loopback address only.
 
 mod client;
 mod part;
@@ -26,101 +27,104 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::disk::{Directory, File};
-use base::rt::{self, Stop};
-use consensus::kv::{Options, Persistent, Store};
-use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Timing};
-use gateway::client::{Target, Tls};
-use gateway::rpc::Settings;
+use base::rt::{self, CancellationToken};
+use consensus::kv::{KvConfig, KvStore, PersistentTables};
+use consensus::{
+    Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
+    SiftTimeouts,
+};
+use gateway::client::{ClientTls, ConnectTarget};
+use gateway::grpc::ConnectionConfig;
 use gateway::server;
-use identity::issue::{Organization, Terms, TlsIdentity};
-use identity::{KeyKind, Role};
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, Token};
+use identity::issue::{CertificateTerms, IssuingOrganization, TlsIdentity};
+use identity::{KeyKind, MemberRole};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, Token};
 use serde::{Deserialize, Serialize};
-use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
+use storage::tables::{FjallConfig, FjallEngine, TablesEngine as _};
 use tokio::net::TcpListener;
 
 use crate::network::{NodeError, write};
 use crate::{Boxed, plan};
-use service::Port;
-use stores::{Processors, Stores};
+use service::KvService;
+use stores::{CpuNodes, StoreSet};
 
 pub use client::{KvClient, KvExchange, KvWatch};
-pub use consensus::kv::Sizes;
+pub use consensus::kv::StoreGeometry;
 pub use part::{KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
 pub use token::KvToken;
 
-const FILE: &str = "kv.json";
+const KV_FILE: &str = "kv.json";
 const AUTHORITY: &str = "ca.pem";
 const HOST: &str = "localhost";
-/// What processors are called at memory nodes.
+/// The name under which CPU nodes connect to memory nodes.
 const NAME: &str = "kv";
 /// The folder of the coordinators' tables.
 const TABLES: &str = "tables";
 /// Held while a process uses a directory.
 const LOCK: &str = "lock";
-/// Pauses before a memory node is started again whose disk has failed.
+/// Pauses before a memory node whose disk has failed is restarted.
 const RESTART_PAUSE_MIN: Duration = Duration::from_millis(200);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// After so long a memory node that is started again counts as sound.
-const STEADY_AFTER: Duration = Duration::from_secs(60);
-/// Where the first port is set.
+/// A restarted memory node that runs for this long counts as sound.
+const STABLE_AFTER: Duration = Duration::from_secs(60);
+/// The option that sets the first port.
 const LISTEN: &str = "the port of --listen";
-/// Stores of one process.
+/// Maximum of stores per process.
 pub const STORES_MAX: u32 = 64;
-/// Bytes of a group's own log, where its store does not need more.
+/// Bytes of a group's own log, unless its store needs more.
 const GROUP_LOG_BYTES: u64 = 4 << 20;
-/// How long the first coordinator may take.
-const START_MAX: Duration = Duration::from_secs(30);
-/// How often it is asked whether all can go on.
-const LOOK: Duration = Duration::from_millis(200);
+/// Time limit for the first coordinator.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the stores are polled for failures.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What outlives the process.
+/// What survives the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Persistence {
     /// Nothing.
     #[default]
     None,
-    /// What the coordinator has in tables of the storage engine.
+    /// The coordinator's tables in the storage engine.
     Coordinator {
-        /// A change is answered when the tables have it, so that everything outlives the process that a client was told. Else
-        /// the last changes before the end may be missing.
+        /// Whether a change is acknowledged only when the tables have it, so that every acknowledged change survives
+        /// the process. Otherwise the last changes before the end may be lost.
         is_synchronous: bool,
     },
-    /// Everything that a client was told: a change is answered when F+1 memory nodes have it on disk.
+    /// Every acknowledged change: it is acknowledged when F+1 memory nodes have it on disk.
     Nodes,
 }
 
-/// What stores are to be.
+/// The options of the stores.
 #[derive(Clone, Debug)]
-pub struct KvOptions {
-    /// Where clients find `kv.json` and `ca.pem`.
+pub struct KvStoresConfig {
+    /// The directory of `kv.json` and `ca.pem`, for clients.
     pub directory: PathBuf,
-    /// The first store's port, the next store's is the next; 0 for any that are free.
+    /// The first store's port; each further store uses the next port. 0 for any free ports.
     pub listen: SocketAddr,
-    /// The file with the token that clients bear; needed where `listen` is not the loopback address.
+    /// The file with the token that clients present; required unless `listen` is a loopback address.
     pub token_file: Option<PathBuf>,
-    /// How many stores.
+    /// The number of stores.
     pub stores: u32,
-    /// Backup processors that all stores share.
+    /// The number of backup CPU nodes that all stores share.
     pub backups: u32,
-    /// What outlives the process.
+    /// What survives the process.
     pub persistence: Persistence,
-    /// How many memory nodes: an odd number.
+    /// The number of memory nodes: odd.
     pub memory_nodes: u32,
-    /// Each store's sizes.
-    pub sizes: Sizes,
+    /// The sizes of each store.
+    pub sizes: StoreGeometry,
     /// Bytes of each coordinator's cache.
     pub cache_bytes: usize,
 }
 
-impl KvOptions {
-    /// Where a memory node keeps what outlives it.
-    fn kept_by(&self, slot: usize) -> PathBuf {
+impl KvStoresConfig {
+    /// The folder of a persistent memory node.
+    fn memory_folder(&self, slot: usize) -> PathBuf {
         self.directory.join(format!("memory-{slot}"))
     }
 
-    /// How many memory nodes may be missing at a start: F of 2F+1 that are persistent.
+    /// How many memory nodes may fail to start: F of 2F+1 persistent ones.
     pub fn missing_max(&self) -> usize {
         match self.persistence {
             Persistence::Nodes => self.memory_nodes as usize / 2,
@@ -128,27 +132,28 @@ impl KvOptions {
         }
     }
 
-    /// What to do about a memory node that does not start.
+    /// The advice for a memory node that does not start.
     pub fn remedy(&self, slot: usize, error: &dyn std::fmt::Display) -> String {
-        let path = self.kept_by(slot);
+        let path = self.memory_folder(slot);
         format!(
-            "memory-{slot} does not start: {error}\nthe stores go on with the other memory nodes; move {} away, and memory-{slot} \
-             is made again from their copies",
+            "memory-{slot} does not start: {error}\nthe stores continue on the other memory nodes; move {} away, and \
+             memory-{slot} is rebuilt from their copies",
             path.display()
         )
     }
 }
 
-/// Where a store is: `kv.json`.
+/// Where stores can be reached: `kv.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KvEndpoint {
-    /// Where the first store's port is.
+    /// The first store's address.
     pub address: SocketAddr,
-    /// Where each store's port is.
+    /// The address of each store.
     #[serde(default)]
     pub stores: Vec<SocketAddr>,
-    /// Of stores whose parts are processes: what runs, processors with a port for each store, any of which may serve.
+    /// If the parts are processes: the running ones. CPU nodes have a port for each store, and any of them may serve
+    /// it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<KvProcessEndpoint>,
     /// The name in its certificate.
@@ -163,12 +168,12 @@ pub struct KvEndpoint {
 }
 
 impl KvEndpoint {
-    /// Reads where the store of a directory is; nothing where none runs.
+    /// Reads the endpoint of a directory's stores; `None` if none run.
     ///
     /// # Errors
-    /// The file cannot be read or understood.
+    /// The file cannot be read or parsed.
     pub fn load(directory: &Path) -> Result<Option<KvEndpoint>, NodeError> {
-        let path = directory.join(FILE);
+        let path = directory.join(KV_FILE);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -178,13 +183,13 @@ impl KvEndpoint {
         serde_json::from_slice(&bytes).map(Some).map_err(|error| NodeError::file("understand", &path)(damaged(error)))
     }
 
-    /// Writes it, last of all that a client needs.
+    /// Writes the file. It is the last file that a client needs.
     fn write(&self, directory: &Path) -> Result<(), NodeError> {
         let text = serde_json::to_string_pretty(self).expect("an endpoint has a JSON form");
-        write(&directory.join(FILE), (text + "\n").as_bytes())
+        write(&directory.join(KV_FILE), (text + "\n").as_bytes())
     }
 
-    /// Everywhere that a store, counted from 0, may be served.
+    /// All addresses at which a store, counted from 0, may be served.
     pub fn addresses_of(&self, store: usize) -> Vec<SocketAddr> {
         let parts: Vec<SocketAddr> = self.parts.iter().filter_map(|part| part.stores.get(store).copied()).collect();
         match parts.is_empty() {
@@ -205,51 +210,54 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// The authority's certificate cannot be read.
-    pub fn target(&self, directory: &Path) -> Result<Target, NodeError> {
+    pub fn target(&self, directory: &Path) -> Result<ConnectTarget, NodeError> {
         self.target_of(directory, self.address)
     }
 
-    /// How a client reaches one of the stores' ports.
+    /// How a client reaches one port of a store.
     ///
     /// # Errors
     /// As [`KvEndpoint::target`].
-    pub fn target_of(&self, directory: &Path, address: SocketAddr) -> Result<Target, NodeError> {
+    pub fn target_of(&self, directory: &Path, address: SocketAddr) -> Result<ConnectTarget, NodeError> {
         let path = directory.join(&self.authority);
         let roots_pem = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
-        Ok(Target { address: address.to_string(), tls: Some(Tls { roots_pem, server_name: self.host.clone() }) })
+        Ok(ConnectTarget {
+            address: address.to_string(),
+            tls: Some(ClientTls { roots_pem, server_name: self.host.clone() }),
+        })
     }
 }
 
 /// Stores that run in this process.
-pub struct KeyValues {
+pub struct KeyValueServer {
     directory: PathBuf,
     endpoint: KvEndpoint,
-    stores: Arc<Stores>,
-    stop: Stop,
+    stores: Arc<StoreSet>,
+    stop: CancellationToken,
     serving: Vec<tokio::task::JoinHandle<()>>,
     nodes: Vec<tokio::task::JoinHandle<()>>,
     missing: Vec<String>,
     _lock: File,
 }
 
-/// Times of groups whose nodes are one process on a machine with much else to do.
-fn timing(persistence: Persistence) -> Timing {
-    let timing = Timing {
+/// The timing of groups whose nodes share one process on a busy machine.
+fn timing(persistence: Persistence) -> SiftTimeouts {
+    let timing = SiftTimeouts {
         lease: Duration::from_millis(60),
         election_timeout: Duration::from_millis(40),
         attempt_max: Duration::from_millis(100),
-        ..Timing::default()
+        ..SiftTimeouts::default()
     };
     match persistence {
         Persistence::None | Persistence::Coordinator { .. } => timing,
-        // A disk may take its time, and a node compares all of its memory with it at a takeover.
+        // A disk may be slow, and at a takeover a node compares all of its memory with the disk.
         Persistence::Nodes => {
-            Timing { answer_max: Duration::from_secs(20), grace: Duration::from_millis(100), ..timing }
+            SiftTimeouts { answer_max: Duration::from_secs(20), grace: Duration::from_millis(100), ..timing }
         }
     }
 }
 
-/// Takes a directory for this process alone.
+/// Locks a directory for this process.
 async fn lock(directory: &Path) -> Result<(Directory, File), NodeError> {
     let opened = Directory::open(directory).await.map_err(NodeError::file("make", directory))?;
     let path = directory.join(LOCK);
@@ -262,34 +270,39 @@ async fn lock(directory: &Path) -> Result<(Directory, File), NodeError> {
     }
 }
 
-/// Sizes of each store's group.
-fn layout(options: &KvOptions) -> Result<Layout, NodeError> {
-    let KvOptions { stores, sizes, .. } = options;
-    sizes.check_sizes()?;
+/// The layout of each store's group.
+fn layout(options: &KvStoresConfig) -> Result<GroupLayout, NodeError> {
+    let KvStoresConfig { stores, sizes, .. } = options;
+    sizes.check_geometry()?;
     if !(1..=STORES_MAX).contains(stores) {
         return Err(Error::Invalid(format!("{stores} stores: choose 1 to {STORES_MAX}")).into());
     }
-    // Twice what it needs at least, so that transactions follow one another.
+    // Twice the minimum, so that transactions can be in flight one after the other.
     let group_log = GROUP_LOG_BYTES.max((sizes.block_bytes * 128).next_multiple_of(4096));
     Ok(sizes.group_layout(group_log)?)
 }
 
 /// The group of each store.
-fn groups(options: &KvOptions, layout: Layout, places: &[Place], fabric: &Arc<dyn Fabric>) -> Vec<Group> {
+fn groups(
+    options: &KvStoresConfig,
+    layout: GroupLayout,
+    node_addresses: &[MemoryNodeAddress],
+    provider: &Arc<dyn Provider>,
+) -> Vec<SiftGroup> {
     let timing = timing(options.persistence);
-    let group = |id| Group { id, layout, nodes: places.to_vec(), fabric: Arc::clone(fabric), timing };
+    let group = |id| SiftGroup { id, layout, nodes: node_addresses.to_vec(), provider: Arc::clone(provider), timing };
     (1..=u64::from(options.stores)).map(|id| group(GroupId(id))).collect()
 }
 
-/// Makes groups that were never used. Of nodes that keep groups on disk a minority may be missing, where the others know that
-/// the group was used; a new one is made on all nodes alone.
-async fn format(options: &KvOptions, groups: &[Group], missing: usize) -> Result<(), NodeError> {
+/// Formats groups that were never used. A minority of nodes that keep groups on disk may be missing if the others know
+/// that the group was used. A new group needs all nodes.
+async fn format(options: &KvStoresConfig, groups: &[SiftGroup], missing: usize) -> Result<(), NodeError> {
     for group in groups {
         if missing > 0 && consensus::is_used(group).await? {
             continue;
         }
         match consensus::format(group).await {
-            // It goes on with what the nodes have kept.
+            // The group continues with what the nodes have on disk.
             Err(Error::AlreadyFormatted(_)) if options.persistence == Persistence::Nodes => {}
             outcome => outcome?,
         }
@@ -297,69 +310,69 @@ async fn format(options: &KvOptions, groups: &[Group], missing: usize) -> Result
     Ok(())
 }
 
-/// A memory node of all groups.
+/// Starts a memory node for all groups.
 async fn memory_node(
-    options: &KvOptions,
-    layout: Layout,
+    options: &KvStoresConfig,
+    layout: GroupLayout,
     slot: usize,
-    place: &Place,
-    fabric: &Arc<dyn Fabric>,
-    stop: &Stop,
-) -> Result<Arc<MemoryNode>, NodeError> {
-    let token = place.token.clone();
-    let host_options = HostOptions { node: NodeId(slot as u32), tokens: Arc::new(move |_| Some(token.clone())) };
-    let failed = |source| NodeError::Fabric { who: "a memory node".to_owned(), source };
-    let host = fabric.host(&place.address, host_options).await.map_err(failed)?;
+    node_address: &MemoryNodeAddress,
+    provider: &Arc<dyn Provider>,
+    stop: &CancellationToken,
+) -> Result<Arc<LogMemoryNode>, NodeError> {
+    let token = node_address.token.clone();
+    let host_options = HostConfig { node: NodeId(slot as u32), tokens: Arc::new(move |_| Some(token.clone())) };
+    let failed = |source| NodeError::Provider { who: "a memory node".to_owned(), source };
+    let host = provider.host(&node_address.address, host_options).await.map_err(failed)?;
     let groups = (1..=u64::from(options.stores)).map(|id| GroupMemory { id: GroupId(id), layout }).collect();
-    let node_options = MemoryNodeOptions { host, groups, stop: stop.clone() };
+    let node_options = LogMemoryNodeConfig { host, groups, stop: stop.clone() };
     let host = Arc::clone(&node_options.host);
     let started = async {
         match options.persistence {
-            Persistence::None | Persistence::Coordinator { .. } => Ok(MemoryNode::start(node_options).await?),
+            Persistence::None | Persistence::Coordinator { .. } => Ok(LogMemoryNode::start(node_options).await?),
             Persistence::Nodes => {
-                let path = options.kept_by(slot);
+                let path = options.memory_folder(slot);
                 let kept = Directory::open(&path).await.map_err(NodeError::file("make", &path))?;
-                Ok(MemoryNode::start_persistent(node_options, &kept).await?)
+                Ok(LogMemoryNode::start_persistent(node_options, &kept).await?)
             }
         }
     };
     let outcome = started.await;
     if outcome.is_err() {
-        // The next attempt has the same address.
+        // The next attempt uses the same address.
         host.close().await;
     }
     outcome
 }
 
-/// A memory node of this process, started again after its disk or its host has failed.
-struct KeptNode {
-    options: KvOptions,
-    layout: Layout,
+/// A memory node of this process that is restarted after its disk or its host has failed.
+struct SupervisedMemoryNode {
+    options: KvStoresConfig,
+    layout: GroupLayout,
     slot: usize,
-    place: Place,
-    fabric: Arc<dyn Fabric>,
+    node_address: MemoryNodeAddress,
+    provider: Arc<dyn Provider>,
 }
 
-impl KeptNode {
-    async fn run(self, mut node: Option<Arc<MemoryNode>>, stop: Stop) {
-        let KeptNode { options, layout, slot, place, fabric } = self;
+impl SupervisedMemoryNode {
+    async fn run(self, mut node: Option<Arc<LogMemoryNode>>, stop: CancellationToken) {
+        let SupervisedMemoryNode { options, layout, slot, node_address: place, provider } = self;
         let mut pause = RESTART_PAUSE_MIN;
         loop {
             if let Some(node) = node.take() {
                 let since = rt::now();
-                let failed = stop.or_stopped(node.failed()).await;
+                let failed = stop.run_until_cancelled(node.failed()).await;
                 node.stop().await;
                 let Some(error) = failed else { return };
                 tracing::error!(slot, %error, "a memory node has failed and is started again");
-                if since.elapsed() > STEADY_AFTER {
+                if since.elapsed() > STABLE_AFTER {
                     pause = RESTART_PAUSE_MIN;
                 }
             }
-            if stop.or_stopped(rt::sleep(pause)).await.is_none() {
+            if stop.run_until_cancelled(rt::sleep(pause)).await.is_none() {
                 return;
             }
             pause = (pause * 2).min(RESTART_PAUSE_MAX);
-            match memory_node(&options, layout, slot, &place, &fabric, &stop).await {
+            match memory_node(&options, layout, slot, &place, &provider, &stop).await {
                 Ok(again) => node = Some(again),
                 Err(error) => tracing::error!("{}", options.remedy(slot, &error)),
             }
@@ -367,15 +380,15 @@ impl KeptNode {
     }
 }
 
-/// The token that clients are to bear.
+/// The token that clients must present.
 ///
 /// # Errors
-/// There is none, and others than this machine's users reach the port; it cannot be read.
-fn token(options: &KvOptions) -> Result<Option<KvToken>, NodeError> {
+/// No token is set although clients from other machines reach the port; or the token cannot be read.
+fn token(options: &KvStoresConfig) -> Result<Option<KvToken>, NodeError> {
     if options.token_file.is_none() && !options.listen.ip().is_loopback() {
         let reason = format!(
-            "--listen {} lets whoever reaches it read and write: add --token-file FILE, with a secret of 16 characters or \
-             more in FILE that clients are to bear, or listen on 127.0.0.1",
+            "anyone who reaches --listen {} could read and write: add --token-file FILE, with a secret of 16 characters or \
+             more in FILE that clients present, or listen on 127.0.0.1",
             options.listen
         );
         return Err(Error::Invalid(reason).into());
@@ -383,19 +396,20 @@ fn token(options: &KvOptions) -> Result<Option<KvToken>, NodeError> {
     options.token_file.as_deref().map(KvToken::read).transpose()
 }
 
-/// What proves to clients whom they reach.
+/// The certificate by which clients recognise the stores.
 fn certificate(listen: SocketAddr) -> Result<TlsIdentity, NodeError> {
-    let organization = Organization::found("HeddleKv", "kv.heddle", &Terms::starting_now(KeyKind::P256))?;
+    let organization =
+        IssuingOrganization::create("HeddleKv", "kv.heddle", &CertificateTerms::starting_now(KeyKind::P256))?;
     let ip = listen.ip().to_string();
-    Ok(organization.issue_tls(Role::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?)
+    Ok(organization.issue_tls(MemberRole::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?)
 }
 
-/// A path that clients in other working directories find, too.
+/// A path that clients in other working directories find too.
 fn absolute(path: &Path) -> Result<PathBuf, NodeError> {
     std::path::absolute(path).map_err(NodeError::file("find", path))
 }
 
-/// A port for each store, from one on; any that are free where that is 0.
+/// Binds a port for each store, consecutive from `listen` on; any free ports if it is 0.
 async fn bind(listen: SocketAddr, stores: u32) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), NodeError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     for store in 0..stores as usize {
@@ -408,47 +422,48 @@ async fn bind(listen: SocketAddr, stores: u32) -> Result<(Vec<TcpListener>, Vec<
     Ok((listeners, addresses))
 }
 
-/// Answers clients at the ports.
+/// Serves clients at the ports.
 fn serve(
-    options: &KvOptions,
+    options: &KvStoresConfig,
     listeners: Vec<TcpListener>,
-    stores: &Arc<Stores>,
+    stores: &Arc<StoreSet>,
     (certificate_pem, key_pem): (&[u8], &[u8]),
     token: Option<KvToken>,
-    stop: &Stop,
+    stop: &CancellationToken,
 ) -> Result<Vec<tokio::task::JoinHandle<()>>, NodeError> {
-    let KvOptions { sizes, memory_nodes, persistence, .. } = *options;
+    let KvStoresConfig { sizes, memory_nodes, persistence, .. } = *options;
     let message_bytes_max = 2 * sizes.value_bytes_max() + (64 << 10);
     let token = token.map(Arc::new);
     let mut serving = Vec::new();
     for (store, listener) in listeners.into_iter().enumerate() {
         let tls = server::tls(certificate_pem, key_pem)?;
-        let port = Port {
+        let port = KvService {
             stores: Arc::clone(stores),
             store,
             sizes,
             memory_nodes,
             persistence,
-            places: Arc::new(service::places()),
+            permits: Arc::new(service::permit_pool()),
             token: token.clone(),
             stop: stop.clone(),
         };
-        let (settings, limits) = (Settings { message_bytes_max, ..Settings::default() }, server::Limits::default());
+        let (settings, limits) =
+            (ConnectionConfig { message_bytes_max, ..ConnectionConfig::default() }, server::PortLimits::default());
         serving.push(tokio::spawn(server::serve(listener, Some(tls), port, settings, limits, stop.clone())));
     }
     Ok(serving)
 }
 
-impl KeyValues {
-    /// Starts stores, empty ones or those that are in the directory; on return they serve.
+impl KeyValueServer {
+    /// Starts stores, new ones or those in the directory; on return they serve.
     ///
     /// # Errors
-    /// Sizes that make no sense or differ from what is there, no memory, no port, no file.
-    pub fn start(options: KvOptions) -> Boxed<'static, Result<KeyValues, NodeError>> {
-        Box::pin(KeyValues::start_all(options))
+    /// Invalid sizes, sizes that differ from the existing ones, no memory, no port, no file.
+    pub fn start(options: KvStoresConfig) -> Boxed<'static, Result<KeyValueServer, NodeError>> {
+        Box::pin(KeyValueServer::start_all(options))
     }
 
-    async fn start_all(options: KvOptions) -> Result<KeyValues, NodeError> {
+    async fn start_all(options: KvStoresConfig) -> Result<KeyValueServer, NodeError> {
         let layout = layout(&options)?;
         let directory = options.directory.clone();
         let (_, lock) = lock(&directory).await?;
@@ -456,15 +471,18 @@ impl KeyValues {
         let identity = certificate(options.listen)?;
         let (listeners, addresses) = bind(options.listen, options.stores).await?;
 
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
         let (token, name) = (Token::random(), rt::random_u64());
-        let place =
-            |slot| Place { address: format!("local:kv-{name:x}-{slot}"), name: NAME.to_owned(), token: token.clone() };
-        let places: Vec<Place> = (0..options.memory_nodes).map(place).collect();
-        let stop = Stop::new();
+        let place = |slot| MemoryNodeAddress {
+            address: format!("local:kv-{name:x}-{slot}"),
+            name: NAME.to_owned(),
+            token: token.clone(),
+        };
+        let places: Vec<MemoryNodeAddress> = (0..options.memory_nodes).map(place).collect();
+        let stop = CancellationToken::new();
         let (mut started, mut missing) = (Vec::new(), Vec::new());
         for (slot, place) in places.iter().enumerate() {
-            let node = memory_node(&options, layout, slot, place, &fabric, &stop).await;
+            let node = memory_node(&options, layout, slot, place, &provider, &stop).await;
             started.push(match node {
                 Ok(node) => Some(node),
                 Err(error) if missing.len() < options.missing_max() => {
@@ -474,26 +492,32 @@ impl KeyValues {
                 Err(error) => return Err(error),
             });
         }
-        let groups = groups(&options, layout, &places, &fabric);
+        let groups = groups(&options, layout, &places, &provider);
         format(&options, &groups, missing.len()).await?;
         let mut nodes = Vec::new();
         for (slot, (node, place)) in started.into_iter().zip(places).enumerate() {
-            let kept = KeptNode { options: options.clone(), layout, slot, place, fabric: Arc::clone(&fabric) };
+            let kept = SupervisedMemoryNode {
+                options: options.clone(),
+                layout,
+                slot,
+                node_address: place,
+                provider: Arc::clone(&provider),
+            };
             nodes.push(tokio::spawn(kept.run(node, stop.clone())));
         }
 
         let mut kept = Vec::new();
         if let Persistence::Coordinator { is_synchronous } = options.persistence {
-            let engine = FjallEngine::open(&directory.join(TABLES), FjallOptions::default()).await?;
+            let engine = FjallEngine::open(&directory.join(TABLES), FjallConfig::default()).await?;
             for group in &groups {
                 let tables = engine.tables(&format!("store-{}", group.id.0)).await?;
-                kept.push(Persistent { tables, is_synchronous });
+                kept.push(PersistentTables { tables, is_synchronous });
             }
         }
-        let processors = Processors { own: true, backups: options.backups, number: 0 };
-        let cache = Options { cache_bytes: options.cache_bytes };
-        let stores = Stores::start(groups, kept, options.sizes, cache, processors, &stop)?;
-        stores.served(START_MAX).await.inspect_err(|_| stop.stop())?;
+        let processors = CpuNodes { own: true, backups: options.backups, number: 0 };
+        let cache = KvConfig { cache_bytes: options.cache_bytes };
+        let stores = StoreSet::start(groups, kept, options.sizes, cache, processors, &stop)?;
+        stores.served(START_TIMEOUT).await.inspect_err(|_| stop.cancel())?;
         let proof = (&identity.certificate_pem[..], &identity.key_pem[..]);
         let serving = serve(&options, listeners, &stores, proof, client_token, &stop)?;
         let authority = PathBuf::from(AUTHORITY);
@@ -503,47 +527,47 @@ impl KeyValues {
         let endpoint = KvEndpoint { address, stores: addresses, parts, host, authority, token_file, process };
         write(&directory.join(AUTHORITY), &identity.authority_pem)?;
         endpoint.write(&directory)?;
-        Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, missing, _lock: lock })
+        Ok(KeyValueServer { directory, endpoint, stores, stop, serving, nodes, missing, _lock: lock })
     }
 
-    /// Where it is.
+    /// Where the stores can be reached.
     pub fn endpoint(&self) -> &KvEndpoint {
         &self.endpoint
     }
 
-    /// What to do about memory nodes that did not start; the stores go on without them.
+    /// Advice for each memory node that did not start; the stores run without them.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// The first store, without gRPC; for measurements. None when nobody serves for a while.
-    pub async fn store(&self) -> Option<Store> {
-        self.stores.current(0).serving(START_MAX).await
+    /// The first store, without gRPC; for measurements. `None` when no coordinator serves within the time limit.
+    pub async fn store(&self) -> Option<KvStore> {
+        self.stores.current(0).serving(START_TIMEOUT).await
     }
 
-    /// Completes when one of them cannot go on, with the reason.
+    /// Completes when a store has failed for good, with the reason.
     pub async fn failed(&self) -> Error {
         loop {
-            rt::sleep(LOOK).await;
+            rt::sleep(POLL_INTERVAL).await;
             if let Some(error) = self.stores.failed() {
                 return error;
             }
         }
     }
 
-    /// Ends it, and what was kept in memory alone.
+    /// Stops the stores; data that is only in memory is lost.
     pub fn stop(self) -> Boxed<'static, ()> {
         Box::pin(self.stop_all())
     }
 
     async fn stop_all(self) {
-        // Whoever looks for a store from now on is to find none.
-        if let Err(error) = std::fs::remove_file(self.directory.join(FILE)) {
+        // New clients must not find the stores any more.
+        if let Err(error) = std::fs::remove_file(self.directory.join(KV_FILE)) {
             tracing::warn!(%error, "kv.json is left behind");
         }
-        self.stop.stop();
+        self.stop.cancel();
         for serving in self.serving {
-            // A panic there has been logged, and nothing depends on it any more.
+            // A panic there has been logged, and nothing depends on the port any more.
             let _ = serving.await;
         }
         self.stores.stop().await;

@@ -1,71 +1,74 @@
-//! Stores whose memory nodes and processors are processes of their own (`heddle kv up --isolate`).
+//! Runs the memory nodes and CPU nodes of stores as separate processes (`heddle kv up --isolate`).
 //!
 //! ```text
 //!  supervisor ── KvPart as JSON, standard input ──▶ memory-0 … memory-2F    a socket each; the stores' memory
-//!      │                                            processor-0             each store's own processor; a port for each store
-//!      └── kv.json: where all of them are           processor-1 … B         a backup that all stores share; ports as well
+//!      │                                            cpu-node-0              each store's own CPU node; a port for each store
+//!      └── kv.json: where all of them are           cpu-node-1 … B          a backup that all stores share; ports as well
 //! ```
 //!
-//! 1. The supervisor makes a [`KvPlan`]: sockets, one secret, a certificate. It starts memory nodes, has them formatted
-//!    ([`KvPlan::format`]), starts processors, and tells clients where they are ([`KvPlan::announce`]).
-//! 2. Every processor has a port for each store, and answers there while it serves that store. Whoever asks another one is told to ask
-//!    again, so that clients look for the one that serves.
-//! 3. Whatever ends is started again. A memory node without a disk comes back with nothing, and is copied to; a processor has nothing to
-//!    lose. As long as F memory nodes at most are gone, what clients were told stays.
+//! 1. The supervisor makes a [`KvPlan`]: sockets, a secret and a certificate. It starts the memory nodes, formats them
+//!    ([`KvPlan::format`]), starts the CPU nodes, and publishes their addresses to clients ([`KvPlan::announce`]).
+//! 2. Every CPU node has a port for each store. While it serves the store, it answers there; otherwise it replies with
+//!    a retryable status, and the client tries the next CPU node.
+//! 3. The supervisor restarts every process that ends. A memory node without a disk restarts empty, and the coordinator
+//!    copies the data to it. A CPU node keeps no data. While at most F memory nodes are down, acknowledged changes
+//!    survive.
 //!
-//! The secret goes through standard input, and certificates' keys with it: none of them is in a file or on a command line.
+//! The secret and the certificate's key are passed through standard input, so that they appear neither in a file nor on
+//! a command line.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::rt::disk::File;
-use base::rt::{self, Stop};
-use consensus::kv::Options;
-use consensus::{Error, MemoryNode, Place};
-use rma::shm::Shm;
-use rma::{Fabric, TOKEN_BYTES, Token};
+use base::rt::{self, CancellationToken};
+use consensus::kv::KvConfig;
+use consensus::{Error, LogMemoryNode, MemoryNodeAddress};
+use rma::shm::ShmProvider;
+use rma::{Provider, TOKEN_BYTES, Token};
 use serde::{Deserialize, Serialize};
 
-use super::stores::{Processors, Stores};
-use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, KvToken, NAME, Persistence, Sizes};
+use super::stores::{CpuNodes, StoreSet};
+use super::{AUTHORITY, HOST, KvEndpoint, KvStoresConfig, KvToken, NAME, Persistence, StoreGeometry};
 use crate::network::{NodeError, write};
-use crate::process::Ended;
-use crate::services::{FAULTS, inject_faults};
+use crate::process::ProcessEnd;
+use crate::services::{FAULTS_VARIABLE, inject_faults};
 use crate::{Boxed, plan};
 
-/// What a process is.
+/// The role of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum KvRole {
     /// A memory node, with its number.
     Memory(u32),
-    /// A processor: the first is each store's own, the others are backups of all.
-    Processor(u32),
+    /// A CPU node: the first is each store's own, the others are backups of all stores.
+    #[serde(alias = "Processor")]
+    CpuNode(u32),
 }
 
 impl KvRole {
-    /// What the process is called.
+    /// The name of the process.
     pub fn name(self) -> String {
         match self {
             KvRole::Memory(number) => format!("memory-{number}"),
-            KvRole::Processor(number) => format!("processor-{number}"),
+            KvRole::CpuNode(number) => format!("cpu-node-{number}"),
         }
     }
 }
 
-/// A process that runs, for whoever looks for it.
+/// A running process, as `kv.json` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvProcessEndpoint {
     /// Its name.
     pub name: String,
-    /// Its number in the system.
+    /// Its process ID.
     pub process: u32,
-    /// A processor's ports, one for each store.
+    /// A CPU node's ports, one for each store.
     #[serde(default)]
     pub stores: Vec<SocketAddr>,
 }
 
-/// What a process is told: all that it needs to know.
+/// Everything that a process needs to know, sent on its standard input.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct KvPart {
     role: KvRole,
@@ -84,9 +87,9 @@ pub struct KvPart {
 }
 
 impl KvPart {
-    fn options(&self) -> KvOptions {
+    fn options(&self) -> KvStoresConfig {
         let [log_bytes, buckets, blocks, block_bytes] = self.sizes;
-        KvOptions {
+        KvStoresConfig {
             directory: self.directory.clone(),
             listen: self.listen,
             token_file: None,
@@ -94,19 +97,23 @@ impl KvPart {
             backups: 1,
             persistence: if self.is_persistent { Persistence::Nodes } else { Persistence::None },
             memory_nodes: self.sockets.len() as u32,
-            sizes: Sizes { log_bytes, buckets, blocks, block_bytes },
+            sizes: StoreGeometry { log_bytes, buckets, blocks, block_bytes },
             cache_bytes: self.cache_bytes,
         }
     }
 
-    fn places(&self) -> Vec<Place> {
+    fn memory_node_addresses(&self) -> Vec<MemoryNodeAddress> {
         let token = Token::new(self.token);
-        let place = |address: &String| Place { address: address.clone(), name: NAME.to_owned(), token: token.clone() };
+        let place = |address: &String| MemoryNodeAddress {
+            address: address.clone(),
+            name: NAME.to_owned(),
+            token: token.clone(),
+        };
         self.sockets.iter().map(place).collect()
     }
 }
 
-/// What all processes are to be. It holds the directory while it lives.
+/// The plan of all processes. It holds the directory's lock while it lives.
 pub struct KvPlan {
     part: KvPart,
     backups: u32,
@@ -116,17 +123,17 @@ pub struct KvPlan {
 }
 
 impl KvPlan {
-    /// Makes one, with sockets in a folder that nobody else may look into.
+    /// Makes a plan, with sockets in a folder that only this user can enter.
     ///
     /// # Errors
-    /// Sizes that make no sense, persistence of a coordinator, a directory that another process uses.
-    pub async fn make(options: &KvOptions, sockets: &Path) -> Result<KvPlan, NodeError> {
+    /// Invalid sizes, persistence of a coordinator, a directory that another process uses.
+    pub async fn make(options: &KvStoresConfig, sockets: &Path) -> Result<KvPlan, NodeError> {
         super::layout(options)?;
-        // That of the last store of the last processor.
+        // The port of the last store of the last CPU node.
         let ports = (options.backups as usize + 1) * options.stores as usize;
         plan::port_behind(options.listen.port(), ports - 1, super::LISTEN)?;
         if let Persistence::Coordinator { .. } = options.persistence {
-            let reason = "tables of the coordinator belong to one process: with processes of their own, keep stores on the \
+            let reason = "the coordinator's tables can be kept by one process only: with --isolate, keep the stores on the \
                           disks of memory nodes";
             return Err(Error::Invalid(reason.to_owned()).into());
         }
@@ -135,7 +142,7 @@ impl KvPlan {
         let (_, lock) = super::lock(&options.directory).await?;
         let identity = super::certificate(options.listen)?;
         let socket = |slot| sockets.join(format!("kv-memory-{slot}")).display().to_string();
-        let Sizes { log_bytes, buckets, blocks, block_bytes } = options.sizes;
+        let StoreGeometry { log_bytes, buckets, blocks, block_bytes } = options.sizes;
         let mut token = [0; TOKEN_BYTES];
         rt::fill_random(&mut token);
         let part = KvPart {
@@ -156,45 +163,47 @@ impl KvPlan {
         Ok(KvPlan { part, backups: options.backups, authority_pem, token_file, _lock: lock })
     }
 
-    /// What runs: memory nodes first.
+    /// All roles: memory nodes first.
     pub fn roles(&self) -> Vec<KvRole> {
         let memory = (0..self.part.sockets.len() as u32).map(KvRole::Memory);
-        memory.chain((0..=self.backups).map(KvRole::Processor)).collect()
+        memory.chain((0..=self.backups).map(KvRole::CpuNode)).collect()
     }
 
-    /// What the process of a role is told.
+    /// The message for the process of a role.
     pub fn part(&self, role: KvRole) -> KvPart {
         let mut part = KvPart { role, ..self.part.clone() };
-        if let KvRole::Processor(number) = role {
+        if let KvRole::CpuNode(number) = role {
             let port = plan::port_behind(part.listen.port(), number as usize * part.stores as usize, super::LISTEN);
             part.listen.set_port(port.expect("the plan has seen to it that the last one is a port"));
         }
         part
     }
 
-    /// Makes the stores, once all memory nodes run but for so many that are missing, unless these have kept them.
+    /// Formats the stores once all memory nodes run. If the nodes have the stores on disk, `missing` of them may be
+    /// down.
     ///
     /// # Errors
     /// Too few answer.
     pub fn format(&self, missing: usize) -> Boxed<'_, Result<(), NodeError>> {
         Box::pin(async move {
-            let (options, fabric): (_, Arc<dyn Fabric>) = (self.part.options(), Arc::new(Shm::default()));
-            let groups = super::groups(&options, super::layout(&options)?, &self.part.places(), &fabric);
+            let (options, provider): (_, Arc<dyn Provider>) = (self.part.options(), Arc::new(ShmProvider::default()));
+            let groups =
+                super::groups(&options, super::layout(&options)?, &self.part.memory_node_addresses(), &provider);
             super::format(&options, &groups, missing).await
         })
     }
 
-    /// As [`KvOptions::missing_max`].
+    /// As [`KvStoresConfig::missing_max`].
     pub fn missing_max(&self) -> usize {
         self.part.options().missing_max()
     }
 
-    /// As [`KvOptions::remedy`].
+    /// As [`KvStoresConfig::remedy`].
     pub fn remedy(&self, slot: u32, error: &dyn std::fmt::Display) -> String {
         self.part.options().remedy(slot as usize, error)
     }
 
-    /// Tells clients where everything is.
+    /// Publishes all addresses to clients.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -210,9 +219,9 @@ impl KvPlan {
         Ok(endpoint)
     }
 
-    /// From now on clients find nothing.
+    /// Removes `kv.json`, so that clients find nothing from now on.
     pub fn withdraw(&self) {
-        if let Err(error) = std::fs::remove_file(self.part.directory.join(super::FILE)) {
+        if let Err(error) = std::fs::remove_file(self.part.directory.join(super::KV_FILE)) {
             tracing::warn!(%error, "kv.json is left behind");
         }
     }
@@ -221,14 +230,14 @@ impl KvPlan {
 /// A part that runs in this process.
 pub struct KvProcess {
     addresses: Vec<SocketAddr>,
-    node: Option<Arc<MemoryNode>>,
-    stores: Option<Arc<Stores>>,
+    node: Option<Arc<LogMemoryNode>>,
+    stores: Option<Arc<StoreSet>>,
     serving: Vec<tokio::task::JoinHandle<()>>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 impl KvProcess {
-    /// Starts what it is told to be. A processor answers at its ports from then on, and stands by.
+    /// Starts the role of the part. On return a CPU node answers at its ports, and stands by.
     ///
     /// # Errors
     /// No memory, no port, no socket.
@@ -237,28 +246,28 @@ impl KvProcess {
     }
 
     async fn start_part(part: &KvPart) -> Result<KvProcess, NodeError> {
-        let (options, stop) = (part.options(), Stop::new());
-        if let Some(folder) = std::env::var_os(FAULTS) {
+        let (options, stop) = (part.options(), CancellationToken::new());
+        if let Some(folder) = std::env::var_os(FAULTS_VARIABLE) {
             drop(tokio::spawn(inject_faults(folder.into(), part.role.name(), stop.clone())));
         }
-        let (layout, places) = (super::layout(&options)?, part.places());
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let (layout, places) = (super::layout(&options)?, part.memory_node_addresses());
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
         let mut process = KvProcess { addresses: Vec::new(), node: None, stores: None, serving: Vec::new(), stop };
         match part.role {
             KvRole::Memory(number) => {
                 let slot = number as usize;
-                // That of a life before.
+                // A socket that an earlier process left.
                 let _ = std::fs::remove_file(&part.sockets[slot]);
-                let node = super::memory_node(&options, layout, slot, &places[slot], &fabric, &process.stop).await?;
+                let node = super::memory_node(&options, layout, slot, &places[slot], &provider, &process.stop).await?;
                 process.node = Some(node);
             }
-            KvRole::Processor(number) => {
+            KvRole::CpuNode(number) => {
                 let (listeners, addresses) = super::bind(options.listen, options.stores).await?;
-                let groups = super::groups(&options, layout, &places, &fabric);
+                let groups = super::groups(&options, layout, &places, &provider);
                 let own = number == 0;
-                let processors = Processors { own, backups: u32::from(!own), number };
-                let cache = Options { cache_bytes: options.cache_bytes };
-                let stores = Stores::start(groups, Vec::new(), options.sizes, cache, processors, &process.stop)?;
+                let processors = CpuNodes { own, backups: u32::from(!own), number };
+                let cache = KvConfig { cache_bytes: options.cache_bytes };
+                let stores = StoreSet::start(groups, Vec::new(), options.sizes, cache, processors, &process.stop)?;
                 let proof = (&part.certificate_pem[..], &part.key_pem[..]);
                 process.serving = {
                     let token = part.client_token.clone();
@@ -270,43 +279,43 @@ impl KvProcess {
         Ok(process)
     }
 
-    /// Whether it is a memory node, of which others have copies.
+    /// Whether it is a memory node, of which others hold copies.
     pub fn is_memory(&self) -> bool {
         self.node.is_some()
     }
 
-    /// A processor's ports, one for each store.
+    /// A CPU node's ports, one for each store.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Completes when this process is of no more use, with the reason: a store cannot go on, anywhere, or the disk or the
-    /// host of this memory node has failed, and it is to be started again.
-    pub async fn failed(&self) -> Ended {
+    /// Completes when this process is of no more use, with the reason: no CPU node can serve a store any more, or the
+    /// disk or the host of this memory node has failed and the process must be restarted.
+    pub async fn failed(&self) -> ProcessEnd {
         let error = match &self.node {
             Some(node) => node.failed().await,
             None => loop {
-                rt::sleep(super::LOOK).await;
+                rt::sleep(super::POLL_INTERVAL).await;
                 if let Some(error) = self.stores.as_ref().and_then(|stores| stores.failed()) {
                     break error;
                 }
             },
         };
         match error {
-            Error::HostFailed(_) | Error::Panicked(_) => Ended::defect(error.to_string()),
-            error => Ended::of_surroundings(error.to_string()),
+            Error::HostFailed(_) | Error::Panicked(_) => ProcessEnd::defect(error.to_string()),
+            error => ProcessEnd::environment(error.to_string()),
         }
     }
 
-    /// Ends it.
+    /// Stops the process's role.
     pub fn stop(self) -> Boxed<'static, ()> {
         Box::pin(self.stop_part())
     }
 
     async fn stop_part(self) {
-        self.stop.stop();
+        self.stop.cancel();
         for serving in self.serving {
-            // A panic there has been logged, and nothing depends on it any more.
+            // A panic there has been logged, and nothing depends on the port any more.
             let _ = serving.await;
         }
         if let Some(stores) = self.stores {

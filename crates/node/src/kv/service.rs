@@ -1,48 +1,48 @@
 //! `heddle.kv.KeyValues`: the store's operations over gRPC.
 //!
-//! A call goes to whichever store serves now. When that one ends before it has done anything for the call, the call goes to the
-//! next, within [`PATIENCE`]; a change that may have been made already is never made again. An exchange is many operations over
-//! one stream.
+//! A call goes to the store instance that serves now. If that instance ends before it has executed any part of the
+//! call, the call goes to the next instance, within [`SERVING_TIMEOUT`]. A change that may have taken effect is never
+//! repeated; its caller gets an error. The call `Exchange` carries many operations over one stream.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::admission::Principal;
 use base::rt::sync::Notify;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut, ErrorKind};
 use consensus::Error;
 use consensus::backups::GroupState;
-use consensus::kv::{Expected, Sizes, Store, Swap, Versioned};
+use consensus::kv::{KvStore, Precondition, StoreGeometry, SwapOutcome, VersionedValue};
 use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
 use futures_util::future::{Either, pending, select};
 use futures_util::stream::FuturesUnordered;
-use gateway::rpc::connection::Service;
-use gateway::rpc::message::{decode, frame, put_prefix};
-use gateway::rpc::places::{Kind, Limits, Places};
-use gateway::rpc::{Call, Code, Status};
+use gateway::grpc::connection::GrpcService;
+use gateway::grpc::message::{decode, frame, put_prefix};
+use gateway::grpc::permits::{CallLimits, PermitKind, PermitPool};
+use gateway::grpc::{GrpcCode, GrpcStatus, IncomingCall};
 use prost::Message as _;
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request as swap;
 use proto::heddle::kv::request::Operation;
 use proto::heddle::kv::response::Answer;
 
-use super::stores::Stores;
+use super::stores::StoreSet;
 use super::{KvToken, Persistence};
 
-/// Operations of one exchange that are under way.
+/// Maximum of operations in flight on one exchange.
 pub(super) const EXCHANGE_MAX: usize = 256;
-/// Watches at a port; one connection may have half of them.
+/// Maximum of watches at a port; one connection may have half of them.
 const WATCHES_MAX: usize = 1024;
-/// Exchanges at a port; one address may have 256 of them.
+/// Maximum of exchanges at a port; one address may have 256 of them.
 const EXCHANGES_MAX: usize = 1024;
-/// Requests without a value are no longer than a key and little more.
+/// Maximum size of a request without a value: little more than a key.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// All who bear the token, or reach a port that asks for none, as admission control calls them.
+/// Admission control's name for all clients that present the token, or that reach a port without one.
 const CLIENTS: &str = "clients";
 /// How long a call waits for a store that serves.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SERVING_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) const GET: &str = "/heddle.kv.KeyValues/Get";
 pub(super) const PUT: &str = "/heddle.kv.KeyValues/Put";
@@ -52,68 +52,69 @@ pub(super) const WATCH: &str = "/heddle.kv.KeyValues/Watch";
 pub(super) const STATUS: &str = "/heddle.kv.KeyValues/Status";
 pub(super) const EXCHANGE: &str = "/heddle.kv.KeyValues/Exchange";
 
-/// The store that serves now, if any does.
+/// The store instance that serves now, if any.
 #[derive(Default)]
-pub(super) struct Current {
-    store: Mutex<Option<Store>>,
+pub(super) struct CurrentStore {
+    store: Mutex<Option<KvStore>>,
     changed: Notify,
 }
 
-impl Current {
-    fn lock(&self) -> MutexGuard<'_, Option<Store>> {
+impl CurrentStore {
+    fn lock(&self) -> MutexGuard<'_, Option<KvStore>> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set(&self, store: Option<Store>) {
+    pub(super) fn set(&self, store: Option<KvStore>) {
         *self.lock() = store;
         self.changed.notify_waiters();
     }
 
-    /// The one that serves at this moment.
-    fn now(&self) -> Option<Store> {
+    /// The instance that serves at this moment.
+    fn now(&self) -> Option<KvStore> {
         let store = self.lock().clone();
         store.filter(|store| store.coordinator().is_serving())
     }
 
-    /// Waits for one that serves.
-    pub(super) async fn serving(&self, patience: Duration) -> Option<Store> {
+    /// Waits for an instance that serves.
+    pub(super) async fn serving(&self, timeout: Duration) -> Option<KvStore> {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
                 match self.now() {
                     Some(store) => return store,
-                    // One that has ended is taken away soon, or comes too late for its notice.
+                    // An instance that has ended is cleared soon, or its notification came before this wait.
                     None => drop(rt::timeout(Duration::from_millis(5), changed).await),
                 }
             }
         };
-        rt::timeout(patience, waiting).await.ok()
+        rt::timeout(timeout, waiting).await.ok()
     }
 }
 
-/// A port of the store. Clones share it.
+/// A port of a store. Clones share it.
 #[derive(Clone)]
-pub(super) struct Port {
-    pub stores: Arc<Stores>,
-    /// Which of them.
+pub(super) struct KvService {
+    pub stores: Arc<StoreSet>,
+    /// The store's index.
     pub store: usize,
-    pub sizes: Sizes,
+    pub sizes: StoreGeometry,
     pub memory_nodes: u32,
     pub persistence: Persistence,
-    pub places: Arc<Places>,
-    /// What clients bear, if they have to.
+    pub permits: Arc<PermitPool>,
+    /// The token that clients must present, if there is one.
     pub token: Option<Arc<KvToken>>,
-    pub stop: Stop,
+    pub stop: CancellationToken,
 }
 
-/// The places of a port.
-pub(super) fn places() -> Places {
-    // No other organisation shares the port, so clients may have all places but those that strangers need to show a token.
-    Places::new(&Limits { streams_max: 2 * EXCHANGES_MAX, watches_max: WATCHES_MAX, ..Limits::default() })
+/// The admission permits of a port.
+pub(super) fn permit_pool() -> PermitPool {
+    // No other organisation shares the port, so clients may use all permits except those reserved for unauthenticated
+    // callers.
+    PermitPool::new(&CallLimits { streams_max: 2 * EXCHANGES_MAX, watches_max: WATCHES_MAX, ..CallLimits::default() })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Method {
+pub(super) enum KvMethod {
     Get,
     Put,
     Delete,
@@ -123,112 +124,114 @@ pub(super) enum Method {
     Exchange,
 }
 
-impl Service for Port {
-    type Method = Method;
+impl GrpcService for KvService {
+    type Method = KvMethod;
 
-    fn method(&self, path: &str) -> Option<Method> {
+    fn method(&self, path: &str) -> Option<KvMethod> {
         Some(match path {
-            GET => Method::Get,
-            PUT => Method::Put,
-            DELETE => Method::Delete,
-            COMPARE_AND_SET => Method::CompareAndSet,
-            WATCH => Method::Watch,
-            STATUS => Method::Status,
-            EXCHANGE => Method::Exchange,
+            GET => KvMethod::Get,
+            PUT => KvMethod::Put,
+            DELETE => KvMethod::Delete,
+            COMPARE_AND_SET => KvMethod::CompareAndSet,
+            WATCH => KvMethod::Watch,
+            STATUS => KvMethod::Status,
+            EXCHANGE => KvMethod::Exchange,
             _ => return None,
         })
     }
 
-    fn message_bytes_max(&self, method: Method) -> usize {
+    fn message_bytes_max(&self, method: KvMethod) -> usize {
         match method {
-            Method::Put | Method::CompareAndSet | Method::Exchange => usize::MAX,
-            Method::Get | Method::Delete | Method::Watch | Method::Status => REQUEST_BYTES_MAX,
+            KvMethod::Put | KvMethod::CompareAndSet | KvMethod::Exchange => usize::MAX,
+            KvMethod::Get | KvMethod::Delete | KvMethod::Watch | KvMethod::Status => REQUEST_BYTES_MAX,
         }
     }
 
-    async fn call(&self, method: Method, call: Call) {
+    async fn call(&self, method: KvMethod, call: IncomingCall) {
         if let Some(token) = &self.token
-            && !token.is_borne_by(call.authorization())
+            && !token.matches(call.authorization())
         {
             let message = "the store's token is required: authorization: Bearer TOKEN, or --token-file FILE";
-            return call.refuse(&Status::new(Code::Unauthenticated, message));
+            return call.reject(&GrpcStatus::new(GrpcCode::Unauthenticated, message));
         }
         let principal = || Principal::new(CLIENTS, &call.caller().peer().ip().to_string());
         call.caller().authenticate(principal);
-        if method == Method::Exchange {
-            return match self.places.enter_stream(&principal()) {
+        if method == KvMethod::Exchange {
+            return match self.permits.acquire_stream(&principal()) {
                 Ok(_place) => self.exchange(call).await,
-                Err(status) => call.refuse(&status),
+                Err(status) => call.reject(&status),
             };
         }
-        let kind = if method == Method::Watch { Kind::Watch } else { Kind::Call };
-        let _place = match self.places.enter(kind, call.caller()) {
+        let kind = if method == KvMethod::Watch { PermitKind::Watch } else { PermitKind::Call };
+        let _place = match self.permits.acquire(kind, call.caller()) {
             Ok(place) => place,
-            Err(status) => return call.refuse(&status),
+            Err(status) => return call.reject(&status),
         };
         match method {
-            Method::Get => call.unary(|message| async { Ok(frame(&self.get(decode(message)?).await?)) }).await,
-            Method::Put => call.unary(|message| async { Ok(frame(&self.put(decode(message)?).await?)) }).await,
-            Method::Delete => call.unary(|message| async { Ok(frame(&self.delete(decode(message)?).await?)) }).await,
-            Method::CompareAndSet => {
+            KvMethod::Get => call.unary(|message| async { Ok(frame(&self.get(decode(message)?).await?)) }).await,
+            KvMethod::Put => call.unary(|message| async { Ok(frame(&self.put(decode(message)?).await?)) }).await,
+            KvMethod::Delete => call.unary(|message| async { Ok(frame(&self.delete(decode(message)?).await?)) }).await,
+            KvMethod::CompareAndSet => {
                 call.unary(|message| async { Ok(frame(&self.compare_and_set(decode(message)?).await?)) }).await;
             }
-            Method::Status => call.unary(|message| self.status(message)).await,
-            Method::Watch => self.watch(call).await,
-            Method::Exchange => unreachable!("exchanges are served above"),
+            KvMethod::Status => call.unary(|message| self.status(message)).await,
+            KvMethod::Watch => self.watch(call).await,
+            KvMethod::Exchange => unreachable!("exchanges are served above"),
         }
     }
 }
 
-/// Until when a call waits for a store that serves: for [`PATIENCE`] once the first that it asked has not served it.
+/// How long a call waits for a store that serves: [`SERVING_TIMEOUT`], counted from the moment its first attempt has failed.
 #[derive(Default)]
-struct Patience {
+struct ServingDeadline {
     has_asked: bool,
     until: Option<rt::Instant>,
 }
 
-impl Port {
-    async fn store(&self, patience: &mut Patience) -> Result<Store, Status> {
+impl KvService {
+    async fn store(&self, deadline: &mut ServingDeadline) -> Result<KvStore, GrpcStatus> {
         let current = self.stores.current(self.store);
-        // As a rule that is all, and there is no timer.
-        if !std::mem::replace(&mut patience.has_asked, true)
+        // The usual case: this answers at once, without a timer.
+        if !std::mem::replace(&mut deadline.has_asked, true)
             && let Some(store) = current.now()
         {
             return Ok(store);
         }
-        let until = *patience.until.get_or_insert_with(|| rt::now() + PATIENCE);
+        let until = *deadline.until.get_or_insert_with(|| rt::now() + SERVING_TIMEOUT);
         let left = Duration::from_nanos(until.nanos().saturating_sub(rt::now().nanos()));
-        let nobody = || Status::new(Code::Unavailable, self.stores.why_not(self.store));
+        let nobody = || GrpcStatus::new(GrpcCode::Unavailable, self.stores.why_not(self.store));
         current.serving(left).boxed().await.ok_or_else(nobody)
     }
 
-    async fn get(&self, request: wire::GetRequest) -> Result<wire::GetResponse, Status> {
-        let mut patience = Patience::default();
+    async fn get(&self, request: wire::GetRequest) -> Result<wire::GetResponse, GrpcStatus> {
+        let mut patience = ServingDeadline::default();
         let found = loop {
-            if let Some(found) = settled(self.store(&mut patience).await?.get(&request.key).await)? {
+            if let Some(found) = resolve_outcome(self.store(&mut patience).await?.get(&request.key).await)? {
                 break found;
             }
         };
         Ok(wire::GetResponse { found: found.map(versioned) })
     }
 
-    async fn put(&self, request: wire::PutRequest) -> Result<wire::PutResponse, Status> {
-        // Keys and values are kept for long; the buffer of a connection is not.
+    async fn put(&self, request: wire::PutRequest) -> Result<wire::PutResponse, GrpcStatus> {
+        // Keys and values are kept for long; the connection's buffer is not.
         let (key, value) = (copied(&request.key), copied(&request.value));
-        let mut patience = Patience::default();
+        let mut patience = ServingDeadline::default();
         let version = loop {
-            if let Some(version) = settled(self.store(&mut patience).await?.put(key.clone(), value.clone()).await)? {
+            if let Some(version) =
+                resolve_outcome(self.store(&mut patience).await?.put(key.clone(), value.clone()).await)?
+            {
                 break version;
             }
         };
         Ok(wire::PutResponse { version })
     }
 
-    async fn delete(&self, request: wire::DeleteRequest) -> Result<wire::DeleteResponse, Status> {
+    async fn delete(&self, request: wire::DeleteRequest) -> Result<wire::DeleteResponse, GrpcStatus> {
         let key = copied(&request.key);
-        let mut patience = Patience::default();
+        let mut patience = ServingDeadline::default();
         let version = loop {
-            if let Some(version) = settled(self.store(&mut patience).await?.delete(key.clone()).await)? {
+            if let Some(version) = resolve_outcome(self.store(&mut patience).await?.delete(key.clone()).await)? {
                 break version;
             }
         };
@@ -238,36 +241,42 @@ impl Port {
     async fn compare_and_set(
         &self,
         request: wire::CompareAndSetRequest,
-    ) -> Result<wire::CompareAndSetResponse, Status> {
+    ) -> Result<wire::CompareAndSetResponse, GrpcStatus> {
         let key = copied(&request.key);
         let expected = match request.expected {
-            Some(swap::Expected::Absent(true)) => Expected::Absent,
-            Some(swap::Expected::Present(true)) => Expected::Present,
-            Some(swap::Expected::Version(version)) => Expected::Version(version),
-            Some(swap::Expected::Value(value)) => Expected::Value(value),
-            _ => return Err(Status::invalid_argument("say what is expected: absent, present, a version or a value")),
+            Some(swap::Expected::Absent(true)) => Precondition::Absent,
+            Some(swap::Expected::Present(true)) => Precondition::Present,
+            Some(swap::Expected::Version(version)) => Precondition::Version(version),
+            Some(swap::Expected::Value(value)) => Precondition::Value(value),
+            _ => {
+                return Err(GrpcStatus::invalid_argument(
+                    "say what is expected: absent, present, a version or a value",
+                ));
+            }
         };
         let new = match &request.new {
             Some(swap::New::Set(value)) => Some(copied(value)),
             Some(swap::New::Delete(true)) => None,
-            _ => return Err(Status::invalid_argument("say what is to be: a value, or a delete")),
+            _ => return Err(GrpcStatus::invalid_argument("say what the new state is: a value, or a delete")),
         };
-        let mut patience = Patience::default();
+        let mut patience = ServingDeadline::default();
         let swapped = loop {
             let store = self.store(&mut patience).await?;
-            if let Some(swapped) = settled(store.compare_and_set(key.clone(), expected.clone(), new.clone()).await)? {
+            if let Some(swapped) =
+                resolve_outcome(store.compare_and_set(key.clone(), expected.clone(), new.clone()).await)?
+            {
                 break swapped;
             }
         };
         Ok(match swapped {
-            Swap::Done(version) => wire::CompareAndSetResponse { version, found: None },
-            Swap::Found(found) => wire::CompareAndSetResponse { version: 0, found: found.map(versioned) },
+            SwapOutcome::Done(version) => wire::CompareAndSetResponse { version, found: None },
+            SwapOutcome::Mismatch(found) => wire::CompareAndSetResponse { version: 0, found: found.map(versioned) },
         })
     }
 
-    async fn status(&self, message: Bytes) -> Result<Bytes, Status> {
+    async fn status(&self, message: Bytes) -> Result<Bytes, GrpcStatus> {
         let wire::StatusRequest {} = decode(message)?;
-        let store = self.store(&mut Patience::default()).await?;
+        let store = self.store(&mut ServingDeadline::default()).await?;
         let (status, coordinator) = (store.status(), store.coordinator().status());
         let backups = self.stores.backups();
         let state = backups.as_ref().and_then(|backups| Some(&backups.groups.get(self.store)?.1));
@@ -293,7 +302,7 @@ impl Port {
         }))
     }
 
-    /// One operation of an exchange.
+    /// Runs one operation of an exchange.
     async fn one(&self, request: wire::Request) -> wire::Response {
         let number = request.number;
         let answer = match request.operation {
@@ -301,14 +310,14 @@ impl Port {
             Some(Operation::Put(request)) => self.put(request).await.map(Answer::Put),
             Some(Operation::Delete(request)) => self.delete(request).await.map(Answer::Delete),
             Some(Operation::CompareAndSet(request)) => self.compare_and_set(request).await.map(Answer::CompareAndSet),
-            None => Err(Status::invalid_argument("a request without an operation")),
+            None => Err(GrpcStatus::invalid_argument("a request without an operation")),
         };
-        let failure = |status: Status| wire::Failure { code: status.code as u32, message: status.message };
+        let failure = |status: GrpcStatus| wire::Failure { code: status.code as u32, message: status.message };
         wire::Response { number, answer: Some(answer.unwrap_or_else(|status| Answer::Failure(failure(status)))) }
     }
 
-    /// Takes operations as they come, and sends all answers at once that are there at a time.
-    async fn exchange(&self, call: Call) {
+    /// Runs operations as they come, and sends all answers that are ready in one batch.
+    async fn exchange(&self, call: IncomingCall) {
         call.streaming(async |messages, responder| {
             let mut under_way = FuturesUnordered::new();
             let (mut ended, mut answers) = (false, BytesMut::new());
@@ -342,20 +351,20 @@ impl Port {
                     Either::Left(Err(status)) => return status,
                     Either::Right(answer) => answer,
                 };
-                put_answer(&first, &mut answers);
+                put_response(&first, &mut answers);
                 while let Some(Some(answer)) = under_way.next().now_or_never() {
-                    put_answer(&answer, &mut answers);
+                    put_response(&answer, &mut answers);
                 }
                 if responder.send(answers.split().freeze()).await.is_err() {
-                    return Status::ok();
+                    return GrpcStatus::ok();
                 }
             }
-            Status::ok()
+            GrpcStatus::ok()
         })
         .await;
     }
 
-    async fn watch(&self, call: Call) {
+    async fn watch(&self, call: IncomingCall) {
         call.streaming(async |messages, responder| {
             let request: wire::WatchRequest = match messages.only().await.and_then(decode) {
                 Ok(request) => request,
@@ -365,10 +374,10 @@ impl Port {
             let prefix = copied(&request.prefix);
             drop(request);
             messages.release();
-            let mut patience = Patience::default();
+            let mut patience = ServingDeadline::default();
             let mut watch = loop {
                 let begun = match self.store(&mut patience).await {
-                    Ok(store) => settled(store.watch(prefix.clone(), from)),
+                    Ok(store) => resolve_outcome(store.watch(prefix.clone(), from)),
                     Err(status) => return status,
                 };
                 match begun {
@@ -377,27 +386,27 @@ impl Port {
                     Err(status) => return status,
                 }
             };
-            // That the watch has begun is worth knowing before anything changes.
+            // Lets the client know that the watch has begun before anything changes.
             if responder.start().is_err() {
-                return Status::ok();
+                return GrpcStatus::ok();
             }
             loop {
                 let told = {
                     let (next, gone) = (std::pin::pin!(watch.next()), std::pin::pin!(responder.gone()));
-                    match self.stop.or_stopped(select(next, gone)).await {
+                    match self.stop.run_until_cancelled(select(next, gone)).await {
                         Some(Either::Left((told, _))) => told,
-                        Some(Either::Right(_)) => return Status::ok(),
+                        Some(Either::Right(_)) => return GrpcStatus::ok(),
                         None => None,
                     }
                 };
                 let Some(event) = told else {
                     let next = watch.next_version();
-                    let ended = format!("the watch has ended; watch again, from version {next} on");
-                    return Status::new(Code::Unavailable, ended);
+                    let ended = format!("the watch has ended; start it again from version {next}");
+                    return GrpcStatus::new(GrpcCode::Unavailable, ended);
                 };
                 let change = wire::Change { key: event.key, version: event.version, value: event.value };
                 if responder.send(frame(&change)).await.is_err() {
-                    return Status::ok();
+                    return GrpcStatus::ok();
                 }
             }
         })
@@ -405,8 +414,9 @@ impl Port {
     }
 }
 
-/// What came of asking a store: nothing where it ended and has done nothing, so that the next one is to be asked.
-fn settled<T>(outcome: Result<T, Error>) -> Result<Option<T>, Status> {
+/// The outcome of an operation: `None` if the store instance ended without doing anything, so that the next one is to
+/// be tried.
+fn resolve_outcome<T>(outcome: Result<T, Error>) -> Result<Option<T>, GrpcStatus> {
     match outcome {
         Ok(done) => Ok(Some(done)),
         Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Closed) => Ok(None),
@@ -414,7 +424,7 @@ fn settled<T>(outcome: Result<T, Error>) -> Result<Option<T>, Status> {
     }
 }
 
-fn put_answer(answer: &wire::Response, into: &mut BytesMut) {
+fn put_response(answer: &wire::Response, into: &mut BytesMut) {
     put_prefix(into, answer.encoded_len());
     answer.encode(into).expect("a buffer that grows has room");
 }
@@ -423,18 +433,18 @@ fn copied(bytes: &Bytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
 
-fn versioned(found: Versioned) -> wire::Versioned {
+fn versioned(found: VersionedValue) -> wire::Versioned {
     wire::Versioned { value: found.value, version: found.version }
 }
 
-fn status_of(error: &Error) -> Status {
+fn status_of(error: &Error) -> GrpcStatus {
     let code = match (error, error.kind()) {
-        (Error::NoRoom | Error::Busy, _) => Code::ResourceExhausted,
-        (Error::Forgotten { .. }, _) => Code::OutOfRange,
-        (_, ErrorKind::Rejected) => Code::InvalidArgument,
-        (_, ErrorKind::Ambiguous) => Code::Unknown,
-        (_, ErrorKind::Corrupt) => Code::DataLoss,
-        (_, ErrorKind::Retry | ErrorKind::Fenced | ErrorKind::Closed) => Code::Unavailable,
+        (Error::StoreFull | Error::Busy, _) => GrpcCode::ResourceExhausted,
+        (Error::Compacted { .. }, _) => GrpcCode::OutOfRange,
+        (_, ErrorKind::Rejected) => GrpcCode::InvalidArgument,
+        (_, ErrorKind::Ambiguous) => GrpcCode::Unknown,
+        (_, ErrorKind::Corrupt) => GrpcCode::DataLoss,
+        (_, ErrorKind::Retry | ErrorKind::Fenced | ErrorKind::Closed) => GrpcCode::Unavailable,
     };
-    Status::new(code, error.to_string())
+    GrpcStatus::new(code, error.to_string())
 }

@@ -1,40 +1,43 @@
-//! Who serves the stores: a processor of each store's own, and backups that all of them share.
+//! Runs the CPU nodes of the stores: one for each store, and backups that all stores share.
 //!
-//! A store that nobody coordinates waits for a backup, and says so ([`Stores::why_not`]); its own processor may come back first.
+//! A store without a coordinator waits for a backup and reports that ([`StoreSet::why_not`]). If its own CPU node
+//! returns first, that node serves.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use base::ErrorKind;
-use base::rt::{self, Stop, Task};
-use consensus::backups::{GroupState, Serve};
-use consensus::kv::{Options, Persistent, Sizes, Store};
-use consensus::{BackupPool, Error, Group, PoolOptions, PoolStatus, Standby, Unopened, Watched};
+use base::rt::{self, CancellationToken, Task};
+use consensus::backups::{GroupState, ServeGroup};
+use consensus::kv::{KvConfig, KvStore, PersistentTables, StoreGeometry};
+use consensus::{
+    BackupPool, BackupPoolConfig, BackupPoolStatus, Error, RecoveredCoordinator, SiftGroup, Standby, WatchedGroup,
+};
 use futures_util::FutureExt as _;
 
 use super::STORES_MAX;
-use super::service::Current;
+use super::service::CurrentStore;
 
-/// What the pool's coordinators bear in heartbeats; the stores' own bear smaller numbers.
-const POOL: u64 = 1 << 20;
+/// The first number that the pool's coordinators put into heartbeats; the stores' own CPU nodes use smaller ones.
+const POOL_NUMBER_BASE: u64 = 1 << 20;
 
 /// The stores of a process.
-pub(super) struct Stores {
-    served: Vec<Served>,
+pub(super) struct StoreSet {
+    served: Vec<ServedStore>,
     pool: OnceLock<BackupPool>,
-    wanted: Processors,
-    processors: Mutex<Vec<Task<()>>>,
+    cpu_nodes: CpuNodes,
+    cpu_node_tasks: Mutex<Vec<Task<()>>>,
 }
 
-/// One of them.
+/// One of the stores.
 #[derive(Clone)]
-struct Served {
-    group: Group,
-    kept: Option<Persistent>,
-    sizes: Sizes,
-    options: Options,
-    current: Arc<Current>,
-    /// How many have served it: the last of them is current.
+struct ServedStore {
+    group: SiftGroup,
+    persistent: Option<PersistentTables>,
+    sizes: StoreGeometry,
+    options: KvConfig,
+    current: Arc<CurrentStore>,
+    /// How many coordinators have served it: the last one is current.
     turns: Arc<Mutex<u64>>,
     failed: Arc<Mutex<Option<Error>>>,
 }
@@ -43,20 +46,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether nobody else would have more luck.
-fn cannot_go_on(error: &Error) -> bool {
+/// Whether no other CPU node could do better.
+fn is_terminal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) || matches!(error, Error::Disk { .. })
 }
 
-impl Served {
-    /// Serves it until its coordinator ends; gives the reason.
-    async fn serve(&self, unopened: Unopened) -> Error {
-        let taken = match self.kept.clone() {
-            Some(kept) => match unopened.open().await {
-                Ok(coordinator) => Store::take_over_persistent(coordinator, self.sizes, self.options, kept).await,
+impl ServedStore {
+    /// Serves the store until its coordinator ends; returns the reason.
+    async fn serve(&self, recovered: RecoveredCoordinator) -> Error {
+        let taken = match self.persistent.clone() {
+            Some(kept) => match recovered.open().await {
+                Ok(coordinator) => KvStore::take_over_persistent(coordinator, self.sizes, self.options, kept).await,
                 Err(error) => Err(error),
             },
-            None => Store::take_over_unopened(unopened, self.sizes, self.options).await,
+            None => KvStore::take_over_recovered(recovered, self.sizes, self.options).await,
         };
         let ended = match taken {
             Ok(store) => {
@@ -68,7 +71,7 @@ impl Served {
                 };
                 let ended = store.ended().await;
                 let turns = lock(&self.turns);
-                // What it keeps in memory goes with it, unless another serves already.
+                // Clear it, so that its memory is freed, unless another coordinator serves already.
                 if *turns == turn {
                     self.current.set(None);
                 }
@@ -78,7 +81,7 @@ impl Served {
             Err(error) => error,
         };
         tracing::info!(group = self.group.id.0, error = %ended, "a coordinator of a key-value store has ended");
-        if cannot_go_on(&ended) {
+        if is_terminal(&ended) {
             self.fail(ended.clone());
         }
         ended
@@ -89,17 +92,17 @@ impl Served {
         *lock(&self.failed) = Some(error);
     }
 
-    /// Its own processor: stands by, serves, stands by again.
-    async fn process(self, number: u64) {
+    /// The loop of the store's own CPU node: stand by, serve, stand by again.
+    async fn run_cpu_node(self, number: u64) {
         let mut standby = match Standby::new(self.group.clone(), number) {
             Ok(standby) => standby,
             Err(error) => return self.fail(error),
         };
         loop {
-            match standby.take_over_unopened().await {
-                Ok(unopened) => {
-                    let ended = self.serve(unopened).boxed().await;
-                    if cannot_go_on(&ended) {
+            match standby.take_over_without_waiting().await {
+                Ok(recovered) => {
+                    let ended = self.serve(recovered).boxed().await;
+                    if is_terminal(&ended) {
                         return;
                     }
                 }
@@ -109,60 +112,60 @@ impl Served {
     }
 }
 
-/// Which processors a process has.
+/// The CPU nodes of a process.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Processors {
-    /// Each store's own.
+pub(super) struct CpuNodes {
+    /// Whether the process has each store's own CPU node.
     pub own: bool,
     /// Backups that all stores share.
     pub backups: u32,
-    /// Tells them from those of other processes.
+    /// Distinguishes this process's CPU nodes from those of other processes.
     pub number: u32,
 }
 
-impl Stores {
-    /// Begins to see to all, where they are kept in tables those of each. Where a process has each store's own processors its
-    /// backups do not watch before these serve.
+impl StoreSet {
+    /// Starts the CPU nodes of all stores; `kept` holds each store's tables if stores are kept in tables. If the
+    /// process has the stores' own CPU nodes, its backups watch only after these serve.
     ///
     /// # Errors
-    /// More backups than there can be.
+    /// More backups than the maximum.
     pub(super) fn start(
-        groups: Vec<Group>,
-        kept: Vec<Persistent>,
-        sizes: Sizes,
-        options: Options,
-        processors: Processors,
-        stop: &Stop,
-    ) -> Result<Arc<Stores>, Error> {
+        groups: Vec<SiftGroup>,
+        kept: Vec<PersistentTables>,
+        sizes: StoreGeometry,
+        options: KvConfig,
+        processors: CpuNodes,
+        stop: &CancellationToken,
+    ) -> Result<Arc<StoreSet>, Error> {
         let mut kept = kept.into_iter();
         let served = groups.into_iter().map(|group| {
             let (current, turns, failed) = (Arc::default(), Arc::default(), Arc::default());
-            Served { group, kept: kept.next(), sizes, options, current, turns, failed }
+            ServedStore { group, persistent: kept.next(), sizes, options, current, turns, failed }
         });
-        let served: Vec<Served> = served.collect();
+        let served: Vec<ServedStore> = served.collect();
         let mut tasks = Vec::new();
         let first = u64::from(processors.number) * u64::from(STORES_MAX);
         for (number, served) in (first..).zip(served.iter().filter(|_| processors.own).cloned()) {
             let stop = stop.clone();
             tasks.push(rt::spawn(async move {
-                stop.or_stopped(served.process(number)).await;
+                stop.run_until_cancelled(served.run_cpu_node(number)).await;
             }));
         }
         let (pool, tasks) = (OnceLock::new(), Mutex::new(tasks));
-        let stores = Arc::new(Stores { served, pool, wanted: processors, processors: tasks });
+        let stores = Arc::new(StoreSet { served, pool, cpu_nodes: processors, cpu_node_tasks: tasks });
         if !processors.own {
             stores.start_pool()?;
         }
         Ok(stores)
     }
 
-    /// Waits until this process serves all, and has its backups watch.
+    /// Waits until this process serves all stores, then starts the backups' watch.
     ///
     /// # Errors
-    /// Why one cannot be served.
-    pub(super) async fn served(&self, patience: Duration) -> Result<(), Error> {
+    /// Why a store cannot be served.
+    pub(super) async fn served(&self, timeout: Duration) -> Result<(), Error> {
         for served in &self.served {
-            if served.current.serving(patience).await.is_none() {
+            if served.current.serving(timeout).await.is_none() {
                 return Err(self.failed().unwrap_or(Error::NotElected));
             }
         }
@@ -172,20 +175,20 @@ impl Stores {
     fn start_pool(&self) -> Result<(), Error> {
         let watched = self.served.iter().cloned().map(|served| {
             let group = served.group.clone();
-            let serve: Serve = Arc::new(move |coordinator| {
+            let serve: ServeGroup = Arc::new(move |coordinator| {
                 let served = served.clone();
                 async move { served.serve(coordinator.into()).await }.boxed()
             });
-            Watched { group, serve }
+            WatchedGroup { group, serve }
         });
-        let Processors { backups, number, .. } = self.wanted;
-        let options = PoolOptions { number: POOL + u64::from(number), processors: backups as usize };
+        let CpuNodes { backups, number, .. } = self.cpu_nodes;
+        let options = BackupPoolConfig { number: POOL_NUMBER_BASE + u64::from(number), cpu_nodes: backups as usize };
         let pool = BackupPool::start(watched.collect(), options)?;
         self.pool.set(pool).expect("it is set once");
         Ok(())
     }
 
-    pub(super) fn current(&self, store: usize) -> &Current {
+    pub(super) fn current(&self, store: usize) -> &CurrentStore {
         &self.served[store].current
     }
 
@@ -193,37 +196,37 @@ impl Stores {
         self.served.len()
     }
 
-    /// How the backups are.
-    pub(super) fn backups(&self) -> Option<PoolStatus> {
+    /// The state of the backups.
+    pub(super) fn backups(&self) -> Option<BackupPoolStatus> {
         self.pool.get().map(BackupPool::status)
     }
 
-    /// Why nobody serves a store, for its clients.
+    /// Why no coordinator serves a store, for its clients.
     pub(super) fn why_not(&self, store: usize) -> String {
         let state = self.backups().and_then(|status| Some(status.groups.get(store)?.1.clone()));
         match state {
             Some(GroupState::Waiting { since }) => format!(
-                "no coordinator serves: for {} ms the store has waited for a backup, all of which are busy; ask again",
+                "no coordinator serves: the store has waited for a backup for {} ms, and all backups are busy",
                 since.elapsed().as_millis()
             ),
             Some(GroupState::Failed(error)) => format!("no coordinator can serve: {error}"),
-            _ => "no coordinator serves for now; ask again".to_owned(),
+            _ => "no coordinator serves for now".to_owned(),
         }
     }
 
-    /// Why one of them cannot go on.
+    /// Why a store has failed for good, if one has.
     pub(super) fn failed(&self) -> Option<Error> {
-        let failed = |served: &Served| lock(&served.failed).clone();
+        let failed = |served: &ServedStore| lock(&served.failed).clone();
         self.served.iter().find_map(failed)
     }
 
-    /// Ends what serves them; the processors end with the process' stop.
+    /// Stops the coordinators; the CPU nodes end with the process's stop.
     pub(super) async fn stop(&self) {
         if let Some(pool) = self.pool.get() {
             pool.stop().await;
         }
         self.served.iter().for_each(|served| served.current.set(None));
-        let processors = std::mem::take(&mut *lock(&self.processors));
+        let processors = std::mem::take(&mut *lock(&self.cpu_node_tasks));
         for processor in processors {
             let _ = processor.await;
         }

@@ -1,4 +1,4 @@
-//! The token of a key-value store's port: whoever bears it reads and writes.
+//! The token of a key-value store's port: a client that presents it may read and write.
 
 use std::fmt;
 use std::io;
@@ -19,14 +19,14 @@ impl KvToken {
     /// Reads the first line of a file.
     ///
     /// # Errors
-    /// The file cannot be read, or has no line of 16 to 256 printable ASCII characters first.
+    /// The file cannot be read, or its first line is not 16 to 256 printable ASCII characters.
     pub fn read(path: &Path) -> Result<KvToken, NodeError> {
         let text = std::fs::read_to_string(path).map_err(NodeError::file("read", path))?;
         let token = text.lines().next().unwrap_or_default().trim();
         if !(BYTES_MIN..=BYTES_MAX).contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             let problem = format!(
-                "its first line is no token: {BYTES_MIN} to {BYTES_MAX} printable characters without spaces; `openssl rand \
-                 -hex 32` makes one"
+                "its first line is no token: a token is {BYTES_MIN} to {BYTES_MAX} printable characters without spaces; \
+                 `openssl rand -hex 32` makes one"
             );
             return Err(NodeError::file("use", path)(io::Error::new(io::ErrorKind::InvalidData, problem)));
         }
@@ -38,8 +38,8 @@ impl KvToken {
         &self.0
     }
 
-    /// Whether a client that sent this header bears the token.
-    pub(super) fn is_borne_by(&self, authorization: Option<&[u8]>) -> bool {
+    /// Whether this header presents the token.
+    pub(super) fn matches(&self, authorization: Option<&[u8]>) -> bool {
         let token = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
         token.is_some_and(|token| identity::equal_in_constant_time(token, self.0.as_bytes()))
     }
@@ -64,11 +64,11 @@ mod tests {
             KvToken::read(&path)
         };
         let token = read("0123456789abcdef\nmore\n").expect("a token");
-        assert!(token.is_borne_by(Some(b"Bearer 0123456789abcdef")));
+        assert!(token.matches(Some(b"Bearer 0123456789abcdef")));
         for other in
             [None, Some(&b""[..]), Some(b"Bearer "), Some(b"0123456789abcdef"), Some(b"Bearer 0123456789abcdeF")]
         {
-            assert!(!token.is_borne_by(other), "{other:?}");
+            assert!(!token.matches(other), "{other:?}");
         }
         for wrong in ["", "short", "0123456789 abcdef", &"x".repeat(257)] {
             assert!(read(wrong).is_err(), "{wrong}");

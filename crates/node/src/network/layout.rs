@@ -1,7 +1,7 @@
-//! Data of a network that an earlier program laid out in another way.
+//! Migrates the data of a network that an earlier release laid out differently.
 //!
-//! Blocks of a peer lay in `peers/<organisation>/ledger`, those of the orderer in `orderer` itself. Now each of the two is a
-//! data directory with `blocks` in it, so that a process of its own can hold it.
+//! An earlier release kept a peer's blocks in `peers/<organisation>/ledger`, and the orderer's blocks directly in
+//! `orderer`. Now each of them is a data directory with a folder `blocks`, so that a separate process can lock it.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use base::durable;
 
 use super::{NodeError, write_private};
 
-/// Where blocks are, in the data directory of a peer, a storage node or an orderer.
+/// The folder of blocks in the data directory of a peer, a storage node or an orderer.
 pub(crate) const BLOCKS: &str = "blocks";
-/// Where tables are, in the data directory of a peer or a storage node.
+/// The folder of tables in the data directory of a peer or a storage node.
 pub(crate) const TABLES: &str = "state";
-/// Where the files of processes are: of each in a folder of its name.
+/// The folder of processes' files: each process has a folder of its name in it.
 pub(crate) const NODES: &str = "nodes";
 
 /// The name of an organisation's compute node, counted from 0.
@@ -25,12 +25,12 @@ pub(crate) fn compute_name(organization: &str, node: usize) -> String {
     }
 }
 
-/// The folder of an organisation's compute node, also where it has no process of its own.
+/// The folder of an organisation's compute node, even if the node is not a process of its own.
 pub(crate) fn compute_folder(network: &Path, organization: &str, node: usize) -> PathBuf {
     network.join(NODES).join(compute_name(organization, node))
 }
 
-/// The folder of an orderer, counted from 0, also where it has no process of its own.
+/// The folder of an orderer, counted from 0, even if the orderer is not a process of its own.
 pub(crate) fn orderer_folder(network: &Path, place: usize) -> PathBuf {
     network.join(NODES).join(orderer_name(place))
 }
@@ -43,7 +43,7 @@ pub(crate) fn orderer_name(place: usize) -> String {
     }
 }
 
-/// The data directory of an orderer of this number, in that of its network.
+/// The data directory of the orderer with this number, in its network's directory.
 pub(crate) fn orderer_data(number: u64) -> String {
     match number {
         1 => "orderer".to_owned(),
@@ -53,7 +53,7 @@ pub(crate) fn orderer_data(number: u64) -> String {
 
 const VERSION_FILE: &str = "VERSION";
 
-/// Moves what lies where it lay before. Whatever is done already is passed over, so that it may be broken off anywhere.
+/// Moves data from the old layout to the new one. Skips what is moved already, so it may be interrupted at any point.
 pub(super) fn bring_up(network: &Path) -> Result<(), NodeError> {
     let peers = network.join("peers");
     for entry in std::fs::read_dir(&peers).into_iter().flatten().flatten() {
@@ -82,7 +82,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), NodeError> {
     durable::rename(from, to).map_err(NodeError::file("moving", from))
 }
 
-/// Makes a folder a data directory of the network's own format.
+/// Makes a folder a data directory, of the same format version as the network.
 fn mark(network: &Path, folder: &Path) -> Result<(), NodeError> {
     let version = folder.join(VERSION_FILE);
     let bytes = std::fs::read(network.join(VERSION_FILE)).map_err(NodeError::file("reading", &version))?;

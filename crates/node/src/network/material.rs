@@ -1,20 +1,20 @@
 //! Keys, certificates and the genesis block.
 //!
-//! Everything lies where Fabric's `cryptogen` would put it, so that Fabric's tools find it. Keys are readable by their
-//! owner only.
+//! All files lie where Fabric's `cryptogen` would put them, so that Fabric's tools find them. Only their owner can read
+//! the keys.
 
 use std::path::{Path, PathBuf};
 
 use base::Bytes;
-use identity::issue::{MspDirectory, Organization as Issuer, Terms, TlsIdentity};
-use identity::{KeyKind, Role, Signer};
+use identity::issue::{CertificateTerms, IssuingOrganization as Issuer, MspDirectory, TlsIdentity};
+use identity::{KeyKind, MemberRole, Signer};
 use ledger::Block;
 use ledger::config::genesis::{GenesisSpec, OrganizationSpec};
-use ledger::config::{Capabilities, Consensus};
+use ledger::config::{Capabilities, ConsensusConfig};
 use prost::Message as _;
 
 use super::NodeError;
-use crate::config::Config;
+use crate::config::HeddleConfig;
 
 const ORDERER_MSP: &str = "OrdererMSP";
 pub(crate) const ORDERER_DOMAIN: &str = "example.com";
@@ -22,13 +22,13 @@ const ORDERER_NAME: &str = "orderer";
 pub(crate) const PEER_NAME: &str = "peer0";
 const USER_NAME: &str = "User1";
 const ADMIN_NAME: &str = "Admin";
-/// Ports that the genesis block names where the configuration takes any free one.
+/// Ports that the genesis block names where the configuration leaves the choice to the system.
 const NOMINAL_PEER_PORT: u16 = 7051;
 const NOMINAL_ORDERER_PORT: u16 = 7050;
 
 /// An organisation with a peer.
 #[derive(Debug)]
-pub(crate) struct Organization {
+pub(crate) struct OrganizationMaterial {
     /// Such as `Org1`.
     pub name: String,
     /// Such as `Org1MSP`.
@@ -45,7 +45,7 @@ pub(crate) struct Organization {
 
 /// The organisation of the orderer.
 #[derive(Debug)]
-pub(crate) struct OrdererOrganization {
+pub(crate) struct OrdererMaterial {
     /// Such as `OrdererMSP`.
     pub msp_id: String,
     /// Such as `orderer.example.com`.
@@ -54,14 +54,14 @@ pub(crate) struct OrdererOrganization {
     pub tls: TlsIdentity,
 }
 
-struct Folders {
+struct OrganizationFolders {
     organization: PathBuf,
     node: PathBuf,
     user: PathBuf,
     admin: PathBuf,
 }
 
-/// The MSP's name of an organisation.
+/// The MSP ID of an organisation.
 pub(crate) fn msp_id(name: &str) -> String {
     format!("{name}MSP")
 }
@@ -70,10 +70,10 @@ fn domain(name: &str) -> String {
     format!("{}.example.com", name.to_ascii_lowercase())
 }
 
-fn peer_folders(path: &Path, name: &str) -> Folders {
+fn peer_folders(path: &Path, name: &str) -> OrganizationFolders {
     let domain = domain(name);
     let organization = path.join("organizations/peerOrganizations").join(&domain);
-    Folders {
+    OrganizationFolders {
         node: organization.join("peers").join(format!("{PEER_NAME}.{domain}")),
         user: organization.join("users").join(format!("{USER_NAME}@{domain}")),
         admin: organization.join("users").join(format!("{ADMIN_NAME}@{domain}")),
@@ -81,9 +81,9 @@ fn peer_folders(path: &Path, name: &str) -> Folders {
     }
 }
 
-fn orderer_folders(path: &Path) -> Folders {
+fn orderer_folders(path: &Path) -> OrganizationFolders {
     let organization = path.join("organizations/ordererOrganizations").join(ORDERER_DOMAIN);
-    Folders {
+    OrganizationFolders {
         node: organization.join("orderers").join(format!("{ORDERER_NAME}.{ORDERER_DOMAIN}")),
         user: organization.join("users").join(format!("{USER_NAME}@{ORDERER_DOMAIN}")),
         admin: organization.join("users").join(format!("{ADMIN_NAME}@{ORDERER_DOMAIN}")),
@@ -91,9 +91,9 @@ fn orderer_folders(path: &Path) -> Folders {
     }
 }
 
-/// Makes everything, writes the keys, and returns the genesis block.
-pub(super) fn create(path: &Path, config: &Config) -> Result<Block, NodeError> {
-    let terms = Terms::starting_now(KeyKind::P256);
+/// Makes all keys and certificates, writes them, and returns the genesis block.
+pub(super) fn create(path: &Path, config: &HeddleConfig) -> Result<Block, NodeError> {
+    let terms = CertificateTerms::starting_now(KeyKind::P256);
     let host = config.ports.host.to_string();
     let mut hosts = vec!["localhost", "127.0.0.1", "::1"];
     if !config.ports.host.is_loopback() && !config.ports.host.is_unspecified() {
@@ -102,15 +102,15 @@ pub(super) fn create(path: &Path, config: &Config) -> Result<Block, NodeError> {
 
     let mut application = Vec::new();
     for (index, name) in config.network.organizations.iter().enumerate() {
-        let issuer = Issuer::found(msp_id(name), &domain(name), &terms)?;
+        let issuer = Issuer::create(msp_id(name), &domain(name), &terms)?;
         let folders = peer_folders(path, name);
         issuer.write(&folders.organization)?;
-        issuer.write_identity(&folders.node, &issuer.issue(Role::Peer, PEER_NAME)?)?;
-        issuer.issue_tls(Role::Peer, PEER_NAME, &hosts)?.write(&folders.node, Role::Peer)?;
-        issuer.write_identity(&folders.user, &issuer.issue(Role::Client, USER_NAME)?)?;
-        issuer.issue_tls(Role::Client, USER_NAME, &[])?.write(&folders.user, Role::Client)?;
-        issuer.write_identity(&folders.admin, &issuer.issue(Role::Admin, ADMIN_NAME)?)?;
-        issuer.issue_tls(Role::Admin, ADMIN_NAME, &[])?.write(&folders.admin, Role::Admin)?;
+        issuer.write_identity(&folders.node, &issuer.issue(MemberRole::Peer, PEER_NAME)?)?;
+        issuer.issue_tls(MemberRole::Peer, PEER_NAME, &hosts)?.write(&folders.node, MemberRole::Peer)?;
+        issuer.write_identity(&folders.user, &issuer.issue(MemberRole::Client, USER_NAME)?)?;
+        issuer.issue_tls(MemberRole::Client, USER_NAME, &[])?.write(&folders.user, MemberRole::Client)?;
+        issuer.write_identity(&folders.admin, &issuer.issue(MemberRole::Admin, ADMIN_NAME)?)?;
+        issuer.issue_tls(MemberRole::Admin, ADMIN_NAME, &[])?.write(&folders.admin, MemberRole::Admin)?;
         let port = match config.gateway_port(index) {
             0 => NOMINAL_PEER_PORT,
             port => port,
@@ -124,12 +124,12 @@ pub(super) fn create(path: &Path, config: &Config) -> Result<Block, NodeError> {
         });
     }
 
-    let issuer = Issuer::found(ORDERER_MSP, ORDERER_DOMAIN, &terms)?;
+    let issuer = Issuer::create(ORDERER_MSP, ORDERER_DOMAIN, &terms)?;
     let folders = orderer_folders(path);
     issuer.write(&folders.organization)?;
-    issuer.write_identity(&folders.node, &issuer.issue(Role::Orderer, ORDERER_NAME)?)?;
-    issuer.issue_tls(Role::Orderer, ORDERER_NAME, &hosts)?.write(&folders.node, Role::Orderer)?;
-    issuer.write_identity(&folders.admin, &issuer.issue(Role::Admin, ADMIN_NAME)?)?;
+    issuer.write_identity(&folders.node, &issuer.issue(MemberRole::Orderer, ORDERER_NAME)?)?;
+    issuer.issue_tls(MemberRole::Orderer, ORDERER_NAME, &hosts)?.write(&folders.node, MemberRole::Orderer)?;
+    issuer.write_identity(&folders.admin, &issuer.issue(MemberRole::Admin, ADMIN_NAME)?)?;
     let port = if config.ports.orderer == 0 { NOMINAL_ORDERER_PORT } else { config.ports.orderer };
     let orderer = OrganizationSpec {
         name: "Orderer".into(),
@@ -145,44 +145,47 @@ pub(super) fn create(path: &Path, config: &Config) -> Result<Block, NodeError> {
         orderers: vec![orderer],
         endorsement: config.endorsement_rule(),
         batch: config.batch_limits(),
-        consensus: Consensus { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
+        consensus: ConsensusConfig { kind: "solo".into(), metadata: Bytes::new(), maintenance: false },
         capabilities: Capabilities::newest(),
     };
     Ok(genesis.build()?)
 }
 
-/// An organisation with the keys of its authorities, to issue more certificates.
+/// An organisation with its authorities' keys, to issue more certificates.
 pub(crate) fn issuer(path: &Path, name: &str) -> Result<Issuer, NodeError> {
-    let terms = Terms::starting_now(KeyKind::P256);
+    let terms = CertificateTerms::starting_now(KeyKind::P256);
     Ok(Issuer::read(msp_id(name), &domain(name), &peer_folders(path, name).organization, &terms)?)
 }
 
-/// As [`issuer`], of the orderer.
+/// As [`issuer`], for the orderer's organisation.
 pub(crate) fn orderer_issuer(path: &Path) -> Result<Issuer, NodeError> {
-    let terms = Terms::starting_now(KeyKind::P256);
+    let terms = CertificateTerms::starting_now(KeyKind::P256);
     Ok(Issuer::read(ORDERER_MSP, ORDERER_DOMAIN, &orderer_folders(path).organization, &terms)?)
 }
 
-/// The identity with which an orderer signs, counted from 0: of others than the first, one that is made for this start.
+/// The identity with which an orderer signs, counted from 0. Every orderer but the first gets a new one at each start.
 pub(crate) fn orderer_signer(network: &super::Network, place: usize) -> Result<Signer, NodeError> {
     if place == 0 {
         return Ok(network.orderer().orderer.clone());
     }
-    Ok(orderer_issuer(network.path())?.issue(Role::Orderer, &format!("{ORDERER_NAME}{}", place + 1))?)
+    Ok(orderer_issuer(network.path())?.issue(MemberRole::Orderer, &format!("{ORDERER_NAME}{}", place + 1))?)
 }
 
 /// Reads what [`create`] wrote.
-pub(super) fn read(path: &Path, config: &Config) -> Result<(Vec<Organization>, OrdererOrganization), NodeError> {
+pub(super) fn read(
+    path: &Path,
+    config: &HeddleConfig,
+) -> Result<(Vec<OrganizationMaterial>, OrdererMaterial), NodeError> {
     let signer = |folder: &Path, msp_id: &str| MspDirectory::read(&folder.join("msp"))?.signer(msp_id);
     let mut organizations = Vec::new();
     for name in &config.network.organizations {
         let folders = peer_folders(path, name);
         let msp_id = msp_id(name);
-        organizations.push(Organization {
+        organizations.push(OrganizationMaterial {
             name: name.clone(),
             host: format!("{PEER_NAME}.{}", domain(name)),
             peer: signer(&folders.node, &msp_id)?,
-            tls: TlsIdentity::read(&folders.node, Role::Peer)?,
+            tls: TlsIdentity::read(&folders.node, MemberRole::Peer)?,
             user: signer(&folders.user, &msp_id)?,
             admin: signer(&folders.admin, &msp_id)?,
             user_folder: folders.user,
@@ -190,11 +193,11 @@ pub(super) fn read(path: &Path, config: &Config) -> Result<(Vec<Organization>, O
         });
     }
     let folders = orderer_folders(path);
-    let orderer = OrdererOrganization {
+    let orderer = OrdererMaterial {
         msp_id: ORDERER_MSP.into(),
         host: format!("{ORDERER_NAME}.{ORDERER_DOMAIN}"),
         orderer: signer(&folders.node, ORDERER_MSP)?,
-        tls: TlsIdentity::read(&folders.node, Role::Orderer)?,
+        tls: TlsIdentity::read(&folders.node, MemberRole::Orderer)?,
     };
     Ok((organizations, orderer))
 }

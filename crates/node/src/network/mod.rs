@@ -1,45 +1,44 @@
-//! A network of one orderer, and one peer with a gateway for each organisation, in one directory; run in one process.
+//! A network in one directory, run in one process: orderers, and for each organisation one peer with a gateway.
 //!
 //! ```text
 //! <directory>
-//!   VERSION, LOCK                       the format, and one process at a time
+//!   VERSION, LOCK                       the format; the lock of the process that uses the directory
 //!   heddle.toml                         the configuration
-//!   organizations/                      certificates and keys, laid out as Fabric's tools do
-//!   genesis.block                       written last: a directory without it was not finished, and is begun again
+//!   organizations/                      certificates and keys, in the layout of Fabric's tools
+//!   genesis.block                       written last: a directory without it is unfinished, and creation starts again
 //!   orderer/blocks                      the orderer's log
 //!   peers/<organisation>/blocks, state  blocks and world state, each a data directory of its own
-//!   nodes/<process>                     of each process, where the roles are processes of their own; of a compute node its
-//!                                       control socket, budget and rules.json in any form
-//!   denied.toml                         certificates that are turned away, if the operator wrote it
+//!   nodes/<process>                     files of each process, if roles are processes of their own; always each
+//!                                       compute node's control socket, budget and rules.json
+//!   denied.toml                         the deny list, if the operator wrote one
 //!   profiles/, client/                  connection profiles, and a client to start from
 //! ```
 //!
 //! 1. [`Network::create`] makes keys, certificates, the genesis block and the files.
-//! 2. [`Network::open`] reads them back, and checks that the configuration still fits the genesis block.
-//! 3. [`Network::run`] starts everything; [`Running::stop`] drains and persists it. [`Network::plan`] makes the files of
-//!    processes instead, each of which runs one role ([`crate::process`]).
+//! 2. [`Network::open`] reads these files and checks that the configuration still agrees with the genesis block.
+//! 3. [`Network::run`] starts everything; [`RunningNetwork::stop`] finishes the accepted work and persists the state.
+//!    Alternatively, [`Network::plan`] writes the files of processes that run one role each ([`crate::process`]).
 //!
-//! Organisations share the process and immutable bytes, nothing else: each has its own keys, stores, state and cache of
-//! identities.
+//! Organisations share the process and immutable bytes only: each has its own keys, stores, state and identity cache.
 
 pub(crate) mod layout;
 pub(crate) mod material;
-pub mod roster;
+pub mod orderer_set;
 mod run;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use base::durable::{self, Access};
+use base::durable::{self, FileAccess};
 use base::{Bytes, ErrorKind};
 use ledger::Block;
 use storage::DataDirectory;
 
 use crate::Boxed;
-use crate::config::{Config, ConfigError};
+use crate::config::{ConfigError, HeddleConfig};
 
-pub(crate) use material::{OrdererOrganization, Organization};
-pub use run::Running;
+pub(crate) use material::{OrdererMaterial, OrganizationMaterial};
+pub use run::RunningNetwork;
 
 pub(crate) const CONFIG_FILE: &str = "heddle.toml";
 /// The certificates and keys.
@@ -54,16 +53,16 @@ pub enum NodeError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Signatures cannot be verified as the configuration says.
+    /// Signatures cannot be verified in the way that the configuration demands.
     #[error(transparent)]
     Crypto(identity::Error),
-    /// There is a network in the directory.
+    /// The directory holds a network already.
     #[error("{} holds a network already; run it, or choose another directory", .0.display())]
     Exists(PathBuf),
-    /// A file that the network is made of has no bytes.
+    /// A file of the network is empty.
     #[error(
-        "{} is empty, as power that is lost during the creation of a network leaves files of an earlier release; restore \
-         it from a backup, or remove {} and create the network again", .file.display(), .network.display()
+        "{} is empty: an earlier release left such files when power failed during the creation of a network; restore it from a \
+         backup, or remove {} and create the network again", .file.display(), .network.display()
     )]
     Unfinished {
         /// The file.
@@ -71,7 +70,7 @@ pub enum NodeError {
         /// The network's directory.
         network: PathBuf,
     },
-    /// There is no network in the directory.
+    /// The directory holds no network.
     #[error("{} holds no network; create one first", .0.display())]
     Absent(PathBuf),
     /// The configuration names a contract that is not compiled in.
@@ -79,16 +78,16 @@ pub enum NodeError {
     UnknownContract {
         /// The name.
         name: String,
-        /// The names that there are.
+        /// The names of the contracts that are compiled in.
         known: String,
     },
-    /// A compute node would judge by other policies than so far.
+    /// A compute node would validate under other policies than so far.
     #[error(
-        "the endorsement policies of {contracts} are not those by which this peer has judged its channel so far ({}); peers with \
-         different policies come to different states. Restore them; or, if they were changed at all peers of the channel, remove \
+        "the endorsement policies of {contracts} differ from those under which this peer has validated its channel ({}); peers \
+         with different policies diverge. Restore the old policies; or, if all peers of the channel have changed them, remove \
          that file and start again", record.display()
     )]
-    RulesChanged {
+    PoliciesChanged {
         /// The contracts' names.
         contracts: String,
         /// The record.
@@ -103,7 +102,7 @@ pub enum NodeError {
     /// The data directory or a store in it.
     #[error("storage: {0}")]
     Storage(#[from] storage::Error),
-    /// A peer or the orderer.
+    /// A peer or an orderer.
     #[error("{who}: {source}")]
     Chain {
         /// Which.
@@ -113,13 +112,13 @@ pub enum NodeError {
     },
     /// TLS.
     #[error(transparent)]
-    Tls(#[from] gateway::server::TlsError),
+    Tls(#[from] gateway::server::ServerTlsError),
     /// TLS of links.
     #[error(transparent)]
-    LinkTls(crate::transport::TlsError),
+    LinkTls(crate::transport::LinkTlsError),
     /// A provider of remote memory access.
     #[error("{who}: {source}")]
-    Fabric {
+    Provider {
         /// Which process.
         who: String,
         /// Why.
@@ -133,34 +132,34 @@ pub enum NodeError {
         /// Why.
         source: pool::Error,
     },
-    /// A host is given to a process that the network does not have.
+    /// A host is assigned to a process that the network does not have.
     #[error("there is no process {name}; there are {known}")]
     UnknownProcess {
         /// The name.
         name: String,
-        /// The names that there are.
+        /// The names of the network's processes.
         known: String,
     },
-    /// A port of another host is left open.
+    /// A port on another host is left open.
     #[error(
-        "{key} is 0, any free port, and which ports of another host are free is not known here; name one: with \
-         --{}, or as {key} in the configuration", .key.strip_prefix("ports.").unwrap_or(.key).to_owned() + "-port"
+        "{key} is 0 (any free port), but free ports on another host are not known here; choose a port with --{}, or set {key} \
+         in the configuration", .key.strip_prefix("ports.").unwrap_or(.key).to_owned() + "-port"
     )]
     AnyPort {
         /// Where it is set.
         key: &'static str,
     },
-    /// The ports of a network reach beyond the last one that there is.
-    #[error("{key} is {first}, and ports up to {more} behind it are needed, beyond 65535; choose a lower one")]
+    /// A network needs ports beyond the last one.
+    #[error("{key} is {first}, and the {more} ports after it are needed too, beyond 65535; choose a lower port")]
     NoPort {
         /// Where the first is set.
         key: &'static str,
         /// The first.
         first: u16,
-        /// How far behind it the last one that is wanted lies.
+        /// How many more ports are needed after the first.
         more: usize,
     },
-    /// A socket's path is longer than the system takes.
+    /// The path of a socket is longer than the system allows.
     #[error("the path of the socket {} is too long; set XDG_RUNTIME_DIR to a folder with a short path", .0.display())]
     SocketPath(PathBuf),
     /// A file.
@@ -173,10 +172,10 @@ pub enum NodeError {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// A consensus group, or what stands on it.
+    /// A consensus group, or a store on it.
     #[error(transparent)]
     Consensus(#[from] consensus::Error),
-    /// Orderers cannot be changed.
+    /// The orderers cannot be changed.
     #[error("{0}")]
     Orderers(String),
     /// A port that the command line names.
@@ -200,7 +199,7 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// What the caller is to do.
+    /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             NodeError::Config(error) => error.kind(),
@@ -208,7 +207,7 @@ impl NodeError {
             NodeError::Exists(_)
             | NodeError::Absent(_)
             | NodeError::UnknownContract { .. }
-            | NodeError::RulesChanged { .. } => ErrorKind::Rejected,
+            | NodeError::PoliciesChanged { .. } => ErrorKind::Rejected,
             NodeError::Unfinished { .. } => ErrorKind::Corrupt,
             NodeError::Identity(error) => error.kind(),
             NodeError::Ledger(error) => error.kind(),
@@ -221,7 +220,7 @@ impl NodeError {
             | NodeError::NoPort { .. }
             | NodeError::Orderers(_)
             | NodeError::SocketPath(_) => ErrorKind::Rejected,
-            NodeError::Fabric { source, .. } => source.kind(),
+            NodeError::Provider { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),
             NodeError::File { source, .. } => ErrorKind::of_io(source),
             NodeError::Consensus(error) => error.kind(),
@@ -237,7 +236,7 @@ impl NodeError {
 
 /// What an endpoint is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
+pub enum EndpointRole {
     /// Gateway, deliver and endorser services of an organisation.
     Peer,
     /// Broadcast and deliver services of the orderer.
@@ -246,19 +245,19 @@ pub enum Role {
     Metrics,
 }
 
-/// Something that listens.
+/// A listening port.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// What for.
-    pub role: Role,
-    /// Whose; empty for metrics.
+    /// What it serves.
+    pub role: EndpointRole,
+    /// The MSP ID of its organisation; empty for metrics.
     pub msp_id: String,
-    /// The name that its TLS certificate bears; empty for metrics.
+    /// The name in its TLS certificate; empty for metrics.
     pub host: String,
-    /// The name that profiles give it: `host`, but for further orderers, whose certificates bear the same one. Empty for
-    /// metrics.
+    /// The name that profiles give it: `host`, except for further orderers, whose certificates all bear the same host.
+    /// Empty for metrics.
     pub name: String,
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
 }
 
@@ -268,19 +267,19 @@ pub struct Network {
     path: PathBuf,
     /// Held for its lock.
     _directory: DataDirectory,
-    config: Config,
+    config: HeddleConfig,
     genesis: Block,
-    organizations: Vec<Organization>,
-    orderer: OrdererOrganization,
+    organizations: Vec<OrganizationMaterial>,
+    orderer: OrdererMaterial,
 }
 
 impl Network {
     /// Makes a network in a directory that is missing or empty.
     ///
     /// # Errors
-    /// [`NodeError::Exists`] when there is one; [`NodeError::Storage`] when another process uses the directory, or
-    /// something else lies in it.
-    pub async fn create(path: &Path, config: &Config) -> Result<Network, NodeError> {
+    /// [`NodeError::Exists`] when the directory holds one; [`NodeError::Storage`] when another process uses the
+    /// directory, or it holds other files.
+    pub async fn create(path: &Path, config: &HeddleConfig) -> Result<Network, NodeError> {
         config.check("the configuration")?;
         crate::contracts::registry(config)?;
         let directory = DataDirectory::open(path).await?;
@@ -292,34 +291,37 @@ impl Network {
         write(&path.join(CREATED_FILE), config.to_text().as_bytes())?;
         write(&path.join(CONFIG_FILE), config.to_commented_text().as_bytes())?;
         crate::profile::write_client(&path)?;
-        // Everything else is on disk by now: with this file the network is there.
+        // Everything else is on disk by now; this file completes the network.
         write(&path.join(GENESIS_FILE), &genesis.to_bytes())?;
         Network::read(path, directory, None)
     }
 
-    /// Opens the network in a directory, with the configuration that lies there.
+    /// Opens the network in a directory, with the configuration stored there.
     ///
     /// # Errors
-    /// [`NodeError::Absent`] when there is none; [`NodeError::Storage`] when another process uses it or its format is
-    /// another version's.
+    /// [`NodeError::Absent`] when the directory holds none; [`NodeError::Storage`] when another process uses it or its
+    /// format has another version.
     pub async fn open(path: &Path) -> Result<Network, NodeError> {
         Network::open_as(path, None).await
     }
 
-    /// Opens the network in a directory, with another configuration than the one that lies there.
+    /// Opens the network in a directory, with another configuration than the one stored there.
     ///
     /// # Errors
-    /// As [`Network::open`]; [`ConfigError::Fixed`] when the configuration is one of another network.
-    pub async fn open_with(path: &Path, config: &Config) -> Result<Network, NodeError> {
+    /// As [`Network::open`]; [`ConfigError::Fixed`] when the configuration belongs to another network.
+    pub async fn open_with(path: &Path, config: &HeddleConfig) -> Result<Network, NodeError> {
         Network::open_as(path, Some(config)).await
     }
 
-    /// Opens the network in a directory, or makes one there. With no configuration, the one that lies there counts, or
-    /// the default.
+    /// Opens the network in a directory, or makes one there. Without a configuration, an existing network uses the
+    /// stored one, and a new network the default.
     ///
     /// # Errors
     /// As [`Network::open_with`] and [`Network::create`].
-    pub fn open_or_create<'a>(path: &'a Path, config: Option<&'a Config>) -> Boxed<'a, Result<Network, NodeError>> {
+    pub fn open_or_create<'a>(
+        path: &'a Path,
+        config: Option<&'a HeddleConfig>,
+    ) -> Boxed<'a, Result<Network, NodeError>> {
         Box::pin(async move {
             if path.join(GENESIS_FILE).exists() {
                 Network::open_as(path, config).await
@@ -329,7 +331,7 @@ impl Network {
         })
     }
 
-    async fn open_as(path: &Path, config: Option<&Config>) -> Result<Network, NodeError> {
+    async fn open_as(path: &Path, config: Option<&HeddleConfig>) -> Result<Network, NodeError> {
         if !path.join(GENESIS_FILE).exists() {
             return Err(NodeError::Absent(path.to_path_buf()));
         }
@@ -337,16 +339,16 @@ impl Network {
         Network::read(absolute(path)?, directory, config)
     }
 
-    fn read(path: PathBuf, directory: DataDirectory, config: Option<&Config>) -> Result<Network, NodeError> {
+    fn read(path: PathBuf, directory: DataDirectory, config: Option<&HeddleConfig>) -> Result<Network, NodeError> {
         for file in [GENESIS_FILE, CREATED_FILE, CONFIG_FILE].map(|file| path.join(file)) {
             if std::fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 0) {
                 return Err(NodeError::Unfinished { file, network: path });
             }
         }
-        let created = Config::load(&path.join(CREATED_FILE))?;
+        let created = HeddleConfig::load(&path.join(CREATED_FILE))?;
         let config = match config {
             Some(config) => config.clone(),
-            None => Config::load(&path.join(CONFIG_FILE))?,
+            None => HeddleConfig::load(&path.join(CONFIG_FILE))?,
         };
         config.check("the configuration")?;
         config.check_same_network(&created)?;
@@ -357,13 +359,13 @@ impl Network {
         Ok(Network { path, _directory: directory, config, genesis, organizations, orderer })
     }
 
-    /// Where it lies.
+    /// The network's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Its configuration.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &HeddleConfig {
         &self.config
     }
 
@@ -372,27 +374,27 @@ impl Network {
         &self.genesis
     }
 
-    pub(crate) fn organizations(&self) -> &[Organization] {
+    pub(crate) fn organizations(&self) -> &[OrganizationMaterial] {
         &self.organizations
     }
 
-    pub(crate) fn orderer(&self) -> &OrdererOrganization {
+    pub(crate) fn orderer(&self) -> &OrdererMaterial {
         &self.orderer
     }
 
-    /// Starts orderer, peers and gateways. On return every port answers. Run it on a tokio runtime with several threads.
+    /// Starts orderer, peers and gateways. On return every port answers. Needs a multi-threaded tokio runtime.
     ///
     /// # Errors
     /// [`NodeError::Port`] when a port is taken; [`NodeError::Chain`] when a store cannot be opened.
-    pub fn run(self) -> Boxed<'static, Result<Running, NodeError>> {
+    pub fn run(self) -> Boxed<'static, Result<RunningNetwork, NodeError>> {
         Box::pin(run::start(self))
     }
 }
 
-/// Takes the lock of a network's directory, and brings an earlier layout of its data up to this one.
+/// Locks a network's directory, and migrates an earlier layout of its data to the current one.
 ///
 /// # Errors
-/// [`NodeError::Storage`] when another process uses it or its format is another version's.
+/// [`NodeError::Storage`] when another process uses the directory or its format has another version.
 pub async fn open_directory(path: &Path) -> Result<DataDirectory, NodeError> {
     let directory = DataDirectory::open(path).await?;
     layout::bring_up(path)?;
@@ -403,12 +405,12 @@ fn absolute(path: &Path) -> Result<PathBuf, NodeError> {
     std::path::absolute(path).map_err(NodeError::file("finding", path))
 }
 
-/// Writes a file that anyone may read, with the folders above it. Durable on return.
+/// Writes a file that everyone may read, and creates the folders above it. Durable on return.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    durable::write(path, bytes, Access::Everybody).map_err(NodeError::file("writing", path))
+    durable::write(path, bytes, FileAccess::Everybody).map_err(NodeError::file("writing", path))
 }
 
-/// As [`write`], a file that only its owner may read.
+/// As [`write`], but only the owner may read the file.
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    durable::write(path, bytes, Access::Owner).map_err(NodeError::file("writing", path))
+    durable::write(path, bytes, FileAccess::Owner).map_err(NodeError::file("writing", path))
 }

@@ -1,85 +1,85 @@
-//! A network that runs.
+//! A running network.
 //!
-//! Start: ports are bound first, so that a port that is taken is reported before any store is touched; then the orderer
-//! opens, then the peers, side by side, then the ports answer. In the disaggregated form memory nodes start first, on hosts
-//! of this process, and each peer has a storage node, over links within this process: the same code paths as between
-//! processes, sockets apart.
+//! Start: the ports are bound first, so that a taken port is reported before any store is touched. Then the orderer is
+//! opened, then all peers concurrently; then the ports begin to answer. In the disaggregated form, memory nodes start
+//! first, on hosts in this process, and each peer has a storage node, over links in this process. Except for the
+//! sockets, the code paths are the same as between processes.
 //!
-//! Stop: ports take no more calls and let those in progress finish; what was ordered is committed by the peers, within
-//! a limit; then the peers persist their states, and the orderer closes its log.
+//! Stop: the ports reject new calls and let current calls finish. The peers commit the blocks that are already ordered,
+//! within a time limit, and persist their states. Last, the orderer closes its log.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::storage::tables::{FjallEngine, FjallOptions};
+use ::storage::tables::{FjallConfig, FjallEngine};
 use ::storage::{DataDirectory, GroupSync};
 use base::MspId;
 use base::rt::net::Parties;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use chain::Peer;
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Engines, Orderer, SoloEngines};
-use chain::remote::{RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
+use chain::order::{Broadcast, Orderer, OrderingEngines, SoloEngines};
+use chain::remote::{RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer, serve_peer};
 use chain::view::PeerView;
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, select_all, try_join_all};
-use gateway::client::{Target, Tls};
-use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
+use gateway::client::{ClientTls, ConnectTarget};
+use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::Signer;
 use identity::issue::TlsIdentity;
 use pool::{Donor, VerbCounts};
-use rma::shm::Shm;
-use rma::{Fabric, Token};
-use state::DisaggregatedSettings;
+use rma::shm::ShmProvider;
+use rma::{Provider, Token};
+use state::DisaggregatedConfig;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::layout::{self, BLOCKS, TABLES};
-use super::{Endpoint, Network, NodeError, ORGANIZATIONS, Role, material};
+use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS, material};
 use crate::Boxed;
-use crate::config::{Config, Engine, Form};
+use crate::config::{HeddleConfig, OrderingEngine, PeerMode};
 use crate::control::{ComputeReport, orderer_of};
-use crate::network::roster::Roster;
-use crate::process::Ended;
-use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
+use crate::network::orderer_set::OrdererSet;
+use crate::process::ProcessEnd;
+use crate::roles::compute::{self, ComputeInstance, LocalBackends, PeerNodes, RemoteBackends};
 use crate::roles::gateway as gateway_role;
-use crate::roles::log_memory::{self, LogMemory};
-use crate::roles::memory::{self, Memory};
-use crate::roles::orderer::{self, Ordering};
-use crate::roles::storage::{self, Storage};
-use crate::services::{Services, Watched};
-use crate::{contracts, control, credentials, disk, metrics, ports, profile, rules};
+use crate::roles::log_memory::{self, LogMemoryInstance};
+use crate::roles::memory::{self, MemoryInstance};
+use crate::roles::orderer::{self, OrdererInstance};
+use crate::roles::storage::{self, StorageInstance};
+use crate::services::{Services, WatchedProvider};
+use crate::{contracts, control, credentials, disk, metrics, policy_record, ports, profile};
 
-/// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
+/// How long a stop waits for peers to commit ordered blocks; peers fetch the rest at the next start.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// A network that runs. Dropping it without [`Running::stop`] ends it as a crash would.
-pub struct Running {
+/// A running network. Dropping it without [`RunningNetwork::stop`] ends it as a crash would.
+pub struct RunningNetwork {
     network: Network,
     endpoints: Vec<Endpoint>,
-    memory: Vec<Memory>,
-    storages: Vec<Storage>,
-    /// By organisation.
-    computes: Vec<Vec<Arc<Compute>>>,
-    /// The first of them has the port.
-    orderings: Vec<Ordering>,
-    /// What the orderers' log is in.
-    log_memory: Vec<LogMemory>,
-    stop: Stop,
+    memory: Vec<MemoryInstance>,
+    storages: Vec<StorageInstance>,
+    /// Per organisation, its compute nodes.
+    compute_nodes: Vec<Vec<Arc<ComputeInstance>>>,
+    /// The first orderer has the port.
+    orderers: Vec<OrdererInstance>,
+    /// The memory nodes that hold the orderers' log.
+    log_memory: Vec<LogMemoryInstance>,
+    stop: CancellationToken,
     services: Services,
     ports: Vec<JoinHandle<()>>,
 }
 
-pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
+pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError> {
     let config = network.config.clone();
     config.crypto.use_in_process().map_err(NodeError::Crypto)?;
     let (orderer_listener, gateway_listeners, metrics_listener) = bind_all(&config).await?;
     let tls = |identity: &TlsIdentity| config.tls.then(|| identity.clone());
     let mut endpoints = Vec::new();
     let mut tasks = Vec::new();
-    let stop = Stop::new();
-    // In force before anybody is served.
+    let stop = CancellationToken::new();
+    // The deny list is in force before any client is served.
     let (watching, notes) = credentials::watch(&network.path, &network.path.join(ORGANIZATIONS), stop.clone())?;
     tasks.push(watching);
     let services = Services::new(stop.clone());
@@ -87,11 +87,11 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
 
     let (log_memory, orderings) = start_orderers(&network, &sync, &services).await?;
     let blocks: Vec<String> = orderings.iter().map(|(place, _)| blocks_address(&network, *place)).collect();
-    let orderings: Vec<Ordering> = orderings.into_iter().map(|(_, ordering)| ordering).collect();
+    let orderings: Vec<OrdererInstance> = orderings.into_iter().map(|(_, ordering)| ordering).collect();
     let ordering = &orderings[0];
     let shared = match config.pool.form {
-        Form::Disaggregated => Some(start_memory(&network, &services).await?),
-        Form::Monolithic => None,
+        PeerMode::Disaggregated => Some(start_memory(&network, &services).await?),
+        PeerMode::Monolithic => None,
     };
     let opening =
         (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &blocks, shared.as_ref()));
@@ -108,20 +108,20 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         views.push(view(&network, index, nodes, &stop).await?);
     }
 
-    let intake = Intake::default();
+    let intake = TransactionIntake::default();
     let free_bytes_min = config.storage.free_bytes_min;
     disk::look(&network.path, free_bytes_min, &intake);
     let watching = disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone());
     tasks.push(services.watch("the look-out for room on the disk", watching));
     let orderer_address = ports::local(&orderer_listener);
-    let ordering_node = OrderingNode {
+    let ordering_node = OrdererEndpoint {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
         address: orderer_address.to_string().into(),
         broadcast: broadcast(&network, &orderings, &stop).await?,
     };
-    let organizations = ordering.chain().rules().members().msps().count();
+    let organizations = ordering.chain().policies().members().msps().count();
     let limits = ports::call_limits(&config.limits, organizations);
-    let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
+    let port = OrdererService::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
     let orderer_tls = gateway_role::tls(tls(&network.orderer.tls).as_ref())?;
     let serving = ports::serve(orderer_listener, orderer_tls, port, &config.limits, organizations, stop.clone());
     tasks.push(services.watch_task("the orderer's port", serving));
@@ -133,20 +133,20 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         .map(|((organization, nodes), listener)| Endorser {
             msp_id: MspId::new(organization.msp_id.as_str()),
             address: ports::local(listener).to_string().into(),
-            endorse: gateway_role::balanced(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>)),
+            endorse: gateway_role::balanced_endorser(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>)),
         })
         .collect();
     for (index, listener) in gateway_listeners.into_iter().enumerate() {
         let organization = &network.organizations[index];
         let others = endorsers.iter().enumerate().filter(|(other, _)| *other != index);
         endpoints.push(Endpoint {
-            role: Role::Peer,
+            role: EndpointRole::Peer,
             msp_id: organization.msp_id.clone(),
             host: organization.host.clone(),
             name: organization.host.clone(),
             address: ports::local(&listener),
         });
-        let serving = gateway_role::start(gateway_role::Options {
+        let serving = gateway_role::start(gateway_role::GatewayRoleConfig {
             peer: views[index].clone(),
             local: endorsers[index].clone(),
             others: others.map(|(_, endorser)| endorser.clone()).collect(),
@@ -160,24 +160,25 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         tasks.push(services.watch_task(&format!("the port of {}", organization.host), serving));
     }
     endpoints.push(Endpoint {
-        role: Role::Orderer,
+        role: EndpointRole::Orderer,
         msp_id: network.orderer.msp_id.clone(),
         host: network.orderer.host.clone(),
         name: network.orderer.host.clone(),
         address: orderer_address,
     });
     endpoints.push(Endpoint {
-        role: Role::Metrics,
+        role: EndpointRole::Metrics,
         msp_id: String::new(),
         host: String::new(),
         name: String::new(),
         address: ports::local(&metrics_listener),
     });
     metrics::register();
-    let parts = computes.iter().flatten().map(|node| (node.name().to_owned(), node.clone() as Arc<dyn metrics::Part>));
+    let parts =
+        computes.iter().flatten().map(|node| (node.name().to_owned(), node.clone() as Arc<dyn metrics::MonitoredPart>));
     let chains = orderings
         .iter()
-        .map(|ordering| (ordering.name().to_owned(), ordering.chain().clone() as Arc<dyn metrics::Part>));
+        .map(|ordering| (ordering.name().to_owned(), ordering.chain().clone() as Arc<dyn metrics::MonitoredPart>));
     let parts = parts.chain(chains);
     let health =
         metrics::Health::new(parts.collect(), intake.clone()).with_notes(notes).with_services(services.clone());
@@ -185,20 +186,20 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     profile::write_profiles(&network, &endpoints)?;
     crate::Endpoints::new(&network, &endpoints).store(&network.path)?;
     let (memory, storages) = (shared.map(|shared| shared.memory).unwrap_or_default(), storages.into_iter().flatten());
-    // They end with the network, behind the ports.
+    // These end with the network, after the ports.
     for (index, node) in memory.iter().enumerate() {
         drop(services.watch(format!("memory-{}", index + 1), node.ended()));
     }
     for (index, node) in log_memory.iter().enumerate() {
         drop(services.watch(format!("log-{}", index + 1), node.ended()));
     }
-    Ok(Running {
+    Ok(RunningNetwork {
         network,
         endpoints,
         memory,
         storages: storages.collect(),
-        computes,
-        orderings,
+        compute_nodes: computes,
+        orderers: orderings,
         log_memory,
         stop,
         services,
@@ -206,7 +207,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     })
 }
 
-async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, TcpListener), NodeError> {
+async fn bind_all(config: &HeddleConfig) -> Result<(TcpListener, Vec<TcpListener>, TcpListener), NodeError> {
     let bind = |host, port, key| ports::bind(SocketAddr::new(host, port), key);
     let orderer = bind(config.ports.host, config.ports.orderer, "ports.orderer").await?;
     let mut gateways = Vec::new();
@@ -217,7 +218,7 @@ async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, Tcp
     Ok((orderer, gateways, metrics))
 }
 
-/// A part's data directory.
+/// The data directory of one part of the network.
 async fn open(network: &Network, inside: &str) -> Result<DataDirectory, NodeError> {
     Ok(DataDirectory::open(network.path.join(inside)).await?)
 }
@@ -226,59 +227,60 @@ fn blocks_address(network: &Network, place: usize) -> String {
     format!("{} {}", layout::orderer_name(place), network.path.display())
 }
 
-/// Starts the orderers, and what their log is in.
-type Numbered = (usize, Ordering);
+/// An orderer with its place, counted from 0.
+type NumberedOrderer = (usize, OrdererInstance);
 
 async fn start_orderers(
     network: &Network,
     sync: &GroupSync,
     services: &Services,
-) -> Result<(Vec<LogMemory>, Vec<Numbered>), NodeError> {
+) -> Result<(Vec<LogMemoryInstance>, Vec<NumberedOrderer>), NodeError> {
     let config = &network.config.ordering;
-    let roster = Roster::load(&network.path, config.count())?;
-    let fabric: Arc<dyn Fabric> = Arc::new(Watched::new(Arc::new(Shm::default()), services.clone()));
+    let orderer_set = OrdererSet::load(&network.path, config.count())?;
+    let provider: Arc<dyn Provider> =
+        Arc::new(WatchedProvider::new(Arc::new(ShmProvider::default()), services.clone()));
     let tokens: Vec<(String, Token)> =
-        roster.numbers.iter().map(|number| (orderer_of(*number), Token::random())).collect();
+        orderer_set.numbers.iter().map(|number| (orderer_of(*number), Token::random())).collect();
     let mut memory = Vec::new();
     for number in 1..=config.memory_count() {
-        let options = log_memory::Options {
+        let options = log_memory::LogMemoryConfig {
             name: &format!("memory node {number} of the log"),
             number: number as u16,
-            fabric: fabric.as_ref(),
+            provider: provider.as_ref(),
             // Any free name.
             address: "local:",
             orderers: tokens.iter().cloned().collect(),
             log_bytes: config.log_bytes,
         };
-        memory.push(LogMemory::start(options).await?);
+        memory.push(LogMemoryInstance::start(options).await?);
     }
-    let keeper = |place: usize| format!("keeper of {}", blocks_address(network, place));
+    let acceptor = |place: usize| format!("keeper of {}", blocks_address(network, place));
     let member = |place: usize| format!("raft of {}", blocks_address(network, place));
     let mut orderings = Vec::new();
-    for (number, (name, token)) in roster.numbers.iter().zip(&tokens) {
+    for (number, (name, token)) in orderer_set.numbers.iter().zip(&tokens) {
         let place = *number as usize - 1;
         let data = open(network, &layout::orderer_data(*number)).await?;
-        let engines: Arc<dyn Engines> = match config.engine {
-            Engine::Solo => Arc::new(SoloEngines),
-            Engine::Raft => Arc::new(orderer::RaftEngines {
+        let engines: Arc<dyn OrderingEngines> = match config.engine {
+            OrderingEngine::Solo => Arc::new(SoloEngines),
+            OrderingEngine::Raft => Arc::new(orderer::RaftEngines {
                 number: *number,
-                members: roster.numbers.iter().map(|number| (*number, member(*number as usize - 1))).collect(),
-                joins: roster.has_changed,
-                directory: data.directory().path().join(orderer::RAFT),
+                members: orderer_set.numbers.iter().map(|number| (*number, member(*number as usize - 1))).collect(),
+                joins: orderer_set.has_changed,
+                directory: data.directory().path().join(orderer::RAFT_FOLDER),
                 log: Arc::default(),
             }),
-            Engine::Sift => Arc::new(orderer::SiftEngines {
-                fabric: Arc::clone(&fabric),
+            OrderingEngine::Sift => Arc::new(orderer::SiftEngines {
+                provider: Arc::clone(&provider),
                 number: place as u64 + 1,
                 name: name.clone(),
                 token: token.clone(),
-                memory: memory.iter().map(LogMemory::address).collect(),
-                keepers: (0..config.count()).map(keeper).collect(),
+                memory: memory.iter().map(LogMemoryInstance::address).collect(),
+                acceptors: (0..config.count()).map(acceptor).collect(),
                 log_bytes: config.log_bytes,
                 volatile: config.volatile,
             }),
         };
-        let options = orderer::Options {
+        let options = orderer::OrdererConfig {
             name: if place == 0 { &network.orderer.host } else { name },
             signer: material::orderer_signer(network, place)?,
             directory: data.subdirectory(BLOCKS).await?,
@@ -286,20 +288,24 @@ async fn start_orderers(
             sync: sync.clone(),
             engines,
             acknowledge: orderer::acknowledge(config),
-            notes: layout::orderer_folder(&network.path, place),
+            watermark_folder: layout::orderer_folder(&network.path, place),
             volatile: config.volatile,
             cutting: orderer::cutting(config.cut),
             genesis: &network.genesis,
             address: &blocks_address(network, place),
         };
-        orderings.push((place, Ordering::start(options).await?));
+        orderings.push((place, OrdererInstance::start(options).await?));
     }
     Ok((memory, orderings))
 }
 
-/// What gateways give envelopes to. Where any of several orderers may lead, it is looked for over links within this process, as it
-/// would be between processes.
-async fn broadcast(network: &Network, orderings: &[Ordering], stop: &Stop) -> Result<Arc<dyn Broadcast>, NodeError> {
+/// Where gateways send envelopes. With several orderers, any of which may lead, the leader is found over links within
+/// this process, as it would be between processes.
+async fn broadcast(
+    network: &Network,
+    orderings: &[OrdererInstance],
+    stop: &CancellationToken,
+) -> Result<Arc<dyn Broadcast>, NodeError> {
     if let [only] = orderings {
         return Ok(only.orderer().clone());
     }
@@ -313,28 +319,29 @@ async fn broadcast(network: &Network, orderings: &[Ordering], stop: &Stop) -> Re
     Ok(Arc::new(RemoteOrderers::new(addresses, Parties::anyone())))
 }
 
-/// What the peers of a network share, in the disaggregated form.
-struct Shared {
-    fabric: Arc<dyn Fabric>,
-    memory: Vec<Memory>,
-    /// By organisation and memory node.
+/// What the peers of a network share in the disaggregated form.
+struct SharedPools {
+    provider: Arc<dyn Provider>,
+    memory: Vec<MemoryInstance>,
+    /// Indexed by organisation and memory node.
     tokens: Vec<Vec<Token>>,
 }
 
-/// Starts memory nodes, on hosts of this process.
-async fn start_memory(network: &Network, services: &Services) -> Result<Shared, NodeError> {
+/// Starts memory nodes on hosts within this process.
+async fn start_memory(network: &Network, services: &Services) -> Result<SharedPools, NodeError> {
     let config = &network.config.pool;
     let tokens = || (0..config.memory_nodes).map(|_| Token::random()).collect::<Vec<_>>();
     let tokens: Vec<Vec<Token>> = network.organizations.iter().map(|_| tokens()).collect();
-    let fabric: Arc<dyn Fabric> = Arc::new(Watched::new(Arc::new(Shm::default()), services.clone()));
+    let provider: Arc<dyn Provider> =
+        Arc::new(WatchedProvider::new(Arc::new(ShmProvider::default()), services.clone()));
     let mut memory = Vec::new();
     for index in 0..config.memory_nodes {
         let owners = network.organizations.iter().zip(&tokens);
         memory.push(
-            Memory::start(memory::Options {
+            MemoryInstance::start(memory::MemoryConfig {
                 name: &format!("memory-{}", index + 1),
                 number: index as u16 + 1,
-                fabric: fabric.as_ref(),
+                provider: provider.as_ref(),
                 // Any free name.
                 address: "local:",
                 owners: owners.map(|(owner, tokens)| (owner.name.clone(), tokens[index].clone())).collect(),
@@ -344,21 +351,21 @@ async fn start_memory(network: &Network, services: &Services) -> Result<Shared, 
             .await?,
         );
     }
-    Ok(Shared { fabric, memory, tokens })
+    Ok(SharedPools { provider, memory, tokens })
 }
 
-/// Where a compute node of this process answers gateways.
+/// The address at which a compute node of this process answers gateways.
 fn service_address(network: &Network, organization: &str, node: usize) -> String {
     format!("{} {}", layout::compute_name(organization, node), network.path.display())
 }
 
-/// What a gateway of this process sees of a peer's commits. Where any of several compute nodes may be the primary, it looks for
-/// it over links within this process, as it would between processes.
+/// A gateway's view of a peer's commits. With several compute nodes, any of which may be the primary, the view finds
+/// the primary over links within this process, as it would between processes.
 async fn view(
     network: &Network,
     index: usize,
-    nodes: &[Arc<Compute>],
-    stop: &Stop,
+    nodes: &[Arc<ComputeInstance>],
+    stop: &CancellationToken,
 ) -> Result<Arc<dyn PeerView>, NodeError> {
     if let [only] = nodes {
         return Ok(only.clone());
@@ -368,51 +375,50 @@ async fn view(
     let mut addresses = Vec::new();
     for (node, compute) in nodes.iter().enumerate() {
         let address = service_address(network, &organization.name, node);
-        let serving = serve_peer(compute.clone(), Scope::Own, &address, &Parties::anyone(), stop.clone()).await;
+        let serving = serve_peer(compute.clone(), ServiceScope::Own, &address, &Parties::anyone(), stop.clone()).await;
         drop(serving.map_err(|source| NodeError::Chain { who: name.clone(), source })?);
         addresses.push(address);
     }
     let registry = contracts::registry(&network.config)?;
     let definitions = contracts::definitions(&network.config, &registry)?;
-    let view =
-        Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, parties: Parties::anyone(), definitions }));
+    let view = Arc::new(RemotePeer::new(RemotePeerConfig { name, addresses, parties: Parties::anyone(), definitions }));
     view.reached().await;
-    // Those that follow are waited for too: a network that is ready answers at all of them.
+    // Wait for the followers too: a network that is ready answers at all compute nodes.
     join_all(nodes.iter().map(|node| node.ready())).await;
     Ok(view)
 }
 
-/// A peer, with the storage node that it has in the disaggregated form.
+/// Starts a peer, with its storage node in the disaggregated form.
 async fn start_peer(
     network: &Network,
     index: usize,
     sync: &GroupSync,
     orderers: &[String],
-    shared: Option<&Shared>,
-) -> Result<(Option<Storage>, Vec<Arc<Compute>>), NodeError> {
+    shared: Option<&SharedPools>,
+) -> Result<(Option<StorageInstance>, Vec<Arc<ComputeInstance>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
     let data = open(network, &format!("peers/{}", organization.name)).await?;
     let registry = contracts::registry(config)?;
     let definitions = contracts::definitions(config, &registry)?;
-    rules::check(&layout::compute_folder(&network.path, &organization.name, 0), &definitions)?;
-    let options = compute::Options {
+    policy_record::check(&layout::compute_folder(&network.path, &organization.name, 0), &definitions)?;
+    let options = compute::ComputeConfig {
         name: &organization.host,
         signer: organization.peer.clone(),
         definitions,
         registry,
         genesis: &network.genesis,
         orderers: orderers.to_vec().into(),
-        settings: compute::settings(config),
+        settings: compute::peer_config(config),
     };
     let Some(shared) = shared else {
-        let tables = FjallOptions { memtable_bytes: config.storage.memtable_bytes as u64, ..FjallOptions::default() };
+        let tables = FjallConfig { memtable_bytes: config.storage.memtable_bytes as u64, ..FjallConfig::default() };
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let (directory, state) = (data.subdirectory(BLOCKS).await?, compute::local_state(&config.storage));
-        let local = Local { directory, data, sync: sync.clone(), tables, state };
-        return Ok((None, vec![Arc::new(Compute::monolithic(options, local).await?)]));
+        let local = LocalBackends { directory, data, sync: sync.clone(), tables, state };
+        return Ok((None, vec![Arc::new(ComputeInstance::monolithic(options, local).await?)]));
     };
     let address = format!("storage {} {}", organization.name, network.path.display());
-    let storage = Storage::start(storage::Options {
+    let storage = StorageInstance::start(storage::StorageConfig {
         name: &format!("storage of {}", organization.name),
         data,
         sync: sync.clone(),
@@ -422,38 +428,38 @@ async fn start_peer(
     })
     .await?;
     let donors = shared.memory.iter().zip(&shared.tokens[index]);
-    let elsewhere = Elsewhere {
+    let elsewhere = RemoteBackends {
         storage: address,
         owner: organization.name.clone(),
-        fabric: Arc::clone(&shared.fabric),
+        provider: Arc::clone(&shared.provider),
         donors: donors.map(|(memory, token)| Donor { address: memory.address(), token: token.clone() }).collect(),
         section_bytes: config.pool.section_bytes,
         budget_bytes: config.pool.peer_bytes,
         folder: layout::compute_folder(&network.path, &organization.name, 0),
-        notes: layout::compute_folder(&network.path, &organization.name, 0),
-        among: None,
+        watermark_folder: layout::compute_folder(&network.path, &organization.name, 0),
+        peer_nodes: None,
         shares_process: network.organizations.len() > 1,
-        settings: DisaggregatedSettings {
+        settings: DisaggregatedConfig {
             metadata_cache_bytes: config.pool.metadata_cache_bytes,
             data_cache_bytes: config.pool.data_cache_bytes,
             delta_bytes_max: config.storage.delta_bytes,
             evict_above_percent: config.pool.evict_above_percent,
             evict_to_percent: config.pool.evict_to_percent,
-            ..DisaggregatedSettings::default()
+            ..DisaggregatedConfig::default()
         },
     };
     let count = config.pool.compute_nodes;
     if count == 1 {
-        let compute = Compute::disaggregated(options, elsewhere).await?;
+        let compute = ComputeInstance::disaggregated(options, elsewhere).await?;
         return Ok((Some(storage), vec![Arc::new(compute)]));
     }
     let among = |node: usize| format!("among {}", service_address(network, &organization.name, node));
     let mut nodes = Vec::new();
     for node in 0..count {
         let others = (0..count).filter(|other| *other != node).map(among).collect();
-        let among = Some(Among { address: among(node), others, parties: Parties::anyone() });
+        let among = Some(PeerNodes { address: among(node), others, parties: Parties::anyone() });
         let name = layout::compute_name(&organization.name, node);
-        let options = compute::Options {
+        let options = compute::ComputeConfig {
             name: &name,
             signer: options.signer.clone(),
             registry: options.registry.clone(),
@@ -463,14 +469,14 @@ async fn start_peer(
             settings: options.settings.clone(),
         };
         let notes = layout::compute_folder(&network.path, &organization.name, node);
-        let elsewhere = Elsewhere { among, notes, ..elsewhere.clone() };
-        nodes.push(Arc::new(Compute::disaggregated(options, elsewhere).await?));
+        let elsewhere = RemoteBackends { peer_nodes: among, watermark_folder: notes, ..elsewhere.clone() };
+        nodes.push(Arc::new(ComputeInstance::disaggregated(options, elsewhere).await?));
     }
     Ok((Some(storage), nodes))
 }
 
-impl Running {
-    /// What listens where.
+impl RunningNetwork {
+    /// The listening ports.
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
@@ -485,27 +491,27 @@ impl Running {
         &self.network.config.network.channel
     }
 
-    /// How many organisations there are.
+    /// The number of organisations.
     pub fn organizations(&self) -> usize {
-        self.computes.len()
+        self.compute_nodes.len()
     }
 
-    /// How a client reaches the gateway of an organisation.
-    pub fn gateway(&self, organization: usize) -> Target {
+    /// How a client reaches an organisation's gateway.
+    pub fn gateway(&self, organization: usize) -> ConnectTarget {
         self.target(self.endpoints[organization].address, &self.network.organizations[organization].tls)
     }
 
     /// How a client reaches the orderer.
-    pub fn orderer_target(&self) -> Target {
+    pub fn orderer_target(&self) -> ConnectTarget {
         self.target(self.orderer_endpoint().address, &self.network.orderer.tls)
     }
 
     fn orderer_endpoint(&self) -> &Endpoint {
         let mut endpoints = self.endpoints.iter();
-        endpoints.find(|endpoint| endpoint.role == Role::Orderer).expect("a network has an orderer")
+        endpoints.find(|endpoint| endpoint.role == EndpointRole::Orderer).expect("a network has an orderer")
     }
 
-    fn target(&self, address: SocketAddr, tls: &TlsIdentity) -> Target {
+    fn target(&self, address: SocketAddr, tls: &TlsIdentity) -> ConnectTarget {
         let address = match address.ip().is_unspecified() {
             true => SocketAddr::from(([127, 0, 0, 1], address.port())),
             false => address,
@@ -514,8 +520,8 @@ impl Running {
             .network
             .config
             .tls
-            .then(|| Tls { roots_pem: tls.authority_pem.to_vec(), server_name: "localhost".to_owned() });
-        Target { address: address.to_string(), tls }
+            .then(|| ClientTls { roots_pem: tls.authority_pem.to_vec(), server_name: "localhost".to_owned() });
+        ConnectTarget { address: address.to_string(), tls }
     }
 
     /// An organisation's ordinary user.
@@ -528,19 +534,19 @@ impl Running {
         self.network.organizations[organization].admin.clone()
     }
 
-    /// An organisation's peer, where it commits; `None` between two primaries.
+    /// An organisation's peer, at the compute node that commits; `None` between two primaries.
     pub fn peer(&self, organization: usize) -> Option<Arc<Peer>> {
-        self.computes[organization].iter().find_map(|node| node.peer())
+        self.compute_nodes[organization].iter().find_map(|node| node.peer())
     }
 
-    /// What the compute nodes of an organisation's peer are to it.
+    /// The roles of the compute nodes of an organisation's peer.
     pub fn compute_nodes(&self, organization: usize) -> Vec<ComputeReport> {
-        self.computes[organization].iter().map(|node| node.report()).collect()
+        self.compute_nodes[organization].iter().map(|node| node.report()).collect()
     }
 
     /// The verbs that an organisation's world state has posted to memory nodes; `None` in the monolithic form.
     pub fn verbs(&self, organization: usize) -> Option<VerbCounts> {
-        self.computes[organization].iter().find_map(|node| node.verbs())
+        self.compute_nodes[organization].iter().find_map(|node| node.verbs())
     }
 
     /// Bytes of memory that each memory node has given.
@@ -550,39 +556,40 @@ impl Running {
 
     /// The orderer.
     pub fn orderer(&self) -> &Arc<Orderer> {
-        self.orderings[0].orderer()
+        self.orderers[0].orderer()
     }
 
-    /// Completes when a peer, its storage node, the orderer, memory or a port has stopped by itself, and says why.
-    pub async fn failed(&self) -> Ended {
-        let peers = self.computes.iter().flatten().map(|compute| compute.failed().boxed());
+    /// Completes when a peer, its storage node, the orderer, a memory node or a port has stopped by itself, with the
+    /// reason.
+    pub async fn failed(&self) -> ProcessEnd {
+        let peers = self.compute_nodes.iter().flatten().map(|compute| compute.failed().boxed());
         let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
             (ended, _, _) = select_all(peers.chain(storages)) => ended,
-            (ended, _, _) = select_all(self.orderings.iter().map(|ordering| ordering.failed().boxed())) => ended,
-            reason = self.services.failed() => Ended::defect(reason),
+            (ended, _, _) = select_all(self.orderers.iter().map(|ordering| ordering.failed().boxed())) => ended,
+            reason = self.services.failed() => ProcessEnd::defect(reason),
         }
     }
 
-    /// Lets calls finish, commits what was ordered, persists and closes everything. Durable on return.
+    /// Lets calls finish, commits ordered blocks, persists and closes everything. Durable on return.
     ///
     /// # Errors
-    /// The first error of a peer; everything is closed all the same.
+    /// The first error of a peer; everything else is closed all the same.
     pub fn stop(self) -> Boxed<'static, Result<(), NodeError>> {
         Box::pin(self.stop_in_order())
     }
 
     async fn stop_in_order(self) -> Result<(), NodeError> {
-        self.stop.stop();
+        self.stop.cancel();
         for port in self.ports {
-            // A port that panicked has said so.
+            // A port that panicked has logged it.
             let _ = port.await;
         }
         let drain = async {
-            // What waits in the orderer is cut within its time-out.
+            // The orderer cuts its queued envelopes into a block within the batch time-out.
             rt::sleep(self.network.config.batch_limits().timeout).await;
-            let height = self.orderings.iter().map(|ordering| ordering.chain().height()).max().unwrap_or_default();
-            let channels = self.computes.iter().flatten().filter_map(|compute| compute.channel());
+            let height = self.orderers.iter().map(|ordering| ordering.chain().height()).max().unwrap_or_default();
+            let channels = self.compute_nodes.iter().flatten().filter_map(|compute| compute.channel());
             join_all(channels.map(|channel| async move {
                 let mut committed = channel.committed();
                 tokio::select! {
@@ -596,8 +603,8 @@ impl Running {
             tracing::warn!("peers did not commit everything in time; they will at the next start");
         }
         let mut outcome = Ok(());
-        for nodes in &self.computes {
-            // Those that follow first, so that none of them takes the place of one that stops.
+        for nodes in &self.compute_nodes {
+            // Stop followers first, so that none of them takes over from a primary that stops.
             let (last, first): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.channel().is_some());
             for compute in first.into_iter().chain(last) {
                 outcome = outcome.and(compute.stop().await);
@@ -609,7 +616,7 @@ impl Running {
         for memory in &self.memory {
             memory.stop().await;
         }
-        for ordering in &self.orderings {
+        for ordering in &self.orderers {
             ordering.stop().await;
         }
         for memory in &self.log_memory {
@@ -619,7 +626,7 @@ impl Running {
     }
 }
 
-impl std::fmt::Debug for Running {
+impl std::fmt::Debug for RunningNetwork {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Running").field("endpoints", &self.endpoints).finish_non_exhaustive()
     }

@@ -1,32 +1,34 @@
 //! The configuration file of one process, `node.toml`.
 //!
-//! It holds secrets (tokens) and is readable by its owner only. Beside it lie, as far as the role needs them: `tls/` with
-//! the process's certificate and key, `trust/` with the TLS authorities of the organisations, `msp/` with the identity that
-//! signs, and `genesis.block`. Paths are relative to the file's folder. An address has a scheme:
+//! The file holds secrets (tokens) and is readable by its owner only. Beside it lie the other files of the role: `tls/`
+//! with the process's certificate and key, `trust/` with the TLS authorities of the organisations, `msp/` with the
+//! signing identity, and `genesis.block`. Paths are relative to the file's folder. An address has a scheme:
 //!
-//! * `shm:/path/of/socket`: shared memory of one machine;
-//! * `tcp:host:port`: remote memory access over sockets, between the processes of one organisation and the memory nodes,
-//!   over mutual TLS where `tcp_tls = true`;
-//! * `tls:host:port`: mutual TLS, between organisations. `host` must stand in the other side's certificate.
+//! * `shm:/path/of/socket`: shared memory on one machine;
+//! * `tcp:host:port`: remote memory access over sockets, between the processes of one organisation and the memory
+//!   nodes; with `tcp_tls = true` over mutual TLS;
+//! * `tls:host:port`: mutual TLS, between organisations. The other side's certificate must contain `host`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use chain::succession::NODES_MAX;
+use chain::failover::NODES_MAX;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::{Config, ConfigError, Contracts, Crypto, Cut, Limits, SAVEPOINT_BLOCKS_MAX, pool};
+use crate::config::{
+    ClientLimits, ConfigError, ContractsConfig, CryptoConfig, CutSetting, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
+};
 
 /// The file's name.
-pub const FILE: &str = "node.toml";
+pub const NODE_FILE: &str = "node.toml";
 pub(crate) const GENESIS: &str = "genesis.block";
 pub(crate) const MSP: &str = "msp";
 pub(crate) const TRUST: &str = "trust";
 
-/// What a process does in a network.
+/// The role of a process in a network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessRole {
@@ -34,7 +36,7 @@ pub enum ProcessRole {
     Memory,
     /// Keeps blocks and tables of one organisation.
     Storage,
-    /// Orders.
+    /// Orders transactions.
     Orderer,
     /// Endorses and commits for one organisation.
     Compute,
@@ -60,12 +62,12 @@ impl ProcessRole {
 pub struct Secret(Token);
 
 impl Secret {
-    /// A new one.
+    /// A new random token.
     pub fn random() -> Secret {
         Secret(Token::random())
     }
 
-    /// What it is.
+    /// The token itself.
     pub fn token(&self) -> Token {
         self.0.clone()
     }
@@ -86,14 +88,14 @@ impl Serialize for Secret {
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
         let text = String::deserialize(deserializer)?;
-        // The text is not repeated in the error: it may be a secret with a typing mistake.
+        // The error does not repeat the text: it may be a secret with a typing mistake.
         let wrong = || serde::de::Error::custom(format!("a token has {} hexadecimal digits", 2 * TOKEN_BYTES));
         let bytes = identity::hex::decode(&text).ok().and_then(|bytes| <[u8; TOKEN_BYTES]>::try_from(&bytes[..]).ok());
         Ok(Secret(Token::new(bytes.ok_or_else(wrong)?)))
     }
 }
 
-/// The configuration of one process: what all have, and the section of its role.
+/// The configuration of one process: common settings, and the section of its role.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeFile {
@@ -104,12 +106,12 @@ pub struct NodeFile {
     /// Which log lines are written, to standard error.
     pub log: String,
     /// How signatures are verified.
-    #[serde(default, skip_serializing_if = "Crypto::is_default")]
-    pub crypto: Crypto,
+    #[serde(default, skip_serializing_if = "CryptoConfig::is_default")]
+    pub crypto: CryptoConfig,
     /// Where metrics and health are served over HTTP; port 0 takes any free one.
     pub metrics: SocketAddr,
-    /// Whether what leaves this process at `tcp:` addresses is mutual TLS, the same at all processes of a network. Where
-    /// it is not said, the plan was made by a release that had no certificates for that.
+    /// Whether connections of this process at `tcp:` addresses use mutual TLS; the same at all processes of a network.
+    /// If the key is missing, the plan was made by a release that issued no certificates for these connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp_tls: Option<bool>,
     /// Of a memory node.
@@ -117,7 +119,7 @@ pub struct NodeFile {
     pub memory: Option<MemoryFile>,
     /// Of a memory node that holds the orderers' log.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub order_log: Option<LogFile>,
+    pub order_log: Option<OrderLogFile>,
     /// Of a storage node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageFile>,
@@ -138,29 +140,29 @@ pub struct NodeFile {
 pub struct MemoryFile {
     /// Its number among the memory nodes.
     pub number: u16,
-    /// Where it answers: `shm:` or `tcp:`.
+    /// The address at which it answers: `shm:` or `tcp:`.
     pub address: String,
     /// Bytes that it may give.
     pub memory_bytes: u64,
     /// Bytes of a section, the same in the whole pool.
     pub section_bytes: u64,
-    /// That all owners run on this machine as one user, who can look into the memory of each of them anyway: so they may
-    /// share memory at a `shm:` address.
+    /// Asserts that all owners run on this machine as one user, who can read the memory of each of them anyway. Only
+    /// then may several owners share a `shm:` address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_user: bool,
-    /// Who may have memory: the owners' names and tokens.
+    /// The owners that may get memory: names and tokens.
     pub owners: BTreeMap<String, Secret>,
 }
 
 /// `[order_log]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LogFile {
+pub struct OrderLogFile {
     /// Its number among the memory nodes of the log.
     pub number: u16,
-    /// Where it answers: `shm:` or `tcp:`.
+    /// The address at which it answers: `shm:` or `tcp:`.
     pub address: String,
-    /// Bytes of the log, the same at all of them.
+    /// Bytes of the log, the same at all of its memory nodes.
     pub log_bytes: u64,
     /// The orderers: names and tokens.
     pub orderers: BTreeMap<String, Secret>,
@@ -172,17 +174,19 @@ pub struct LogFile {
 pub struct SiftFile {
     /// Its number among the orderers, from 1.
     pub number: u64,
-    /// Proves to memory nodes and other orderers who it is.
+    /// Authenticates it to memory nodes and other orderers.
     pub token: Secret,
     /// The memory nodes of the log: `shm:` or `tcp:`.
     pub memory: Vec<String>,
     /// Bytes of the log.
     pub log_bytes: u64,
-    /// Where the orderers keep their logs for whoever leads, in the order of their numbers: `shm:` or `tcp:`.
-    pub keepers: Vec<String>,
+    /// Addresses at which the orderers serve their log stores to the leader, in the order of their numbers: `shm:` or
+    /// `tcp:`.
+    #[serde(alias = "keepers")]
+    pub acceptors: Vec<String>,
     /// The other orderers: names and tokens.
     pub orderers: BTreeMap<String, Secret>,
-    /// Whether blocks are shown before they are on disks.
+    /// Whether blocks are shown before they are on disk.
     pub volatile: bool,
 }
 
@@ -190,14 +194,16 @@ pub struct SiftFile {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RaftFile {
-    /// Its number among the orderers, from 1, and never that of another one before it.
+    /// Its number among the orderers, from 1. A number is never reused.
     pub number: u64,
-    /// Whoever bears it is an orderer of the group: the same at all of them, and at those that are added.
+    /// The group's token, common to all orderers, including those added later; a process that presents it is an
+    /// orderer.
     pub token: Secret,
-    /// Whether it waits to be added to a group that exists, if it has no log yet; else it founds one with the others.
+    /// Whether an orderer without a log waits to be admitted to an existing group; otherwise it founds one with the
+    /// others.
     #[serde(default)]
     pub joins: bool,
-    /// The orderers, this one included. Where the group's log says that one of them answers elsewhere, this counts.
+    /// The orderers, this one included. These addresses override those in the group's log.
     pub members: Vec<RaftMemberFile>,
 }
 
@@ -207,7 +213,7 @@ pub struct RaftFile {
 pub struct RaftMemberFile {
     /// Its number.
     pub number: u64,
-    /// Where it answers the others: `shm:` or `tcp:`.
+    /// The address at which it answers the others: `shm:` or `tcp:`.
     pub address: String,
 }
 
@@ -215,13 +221,13 @@ pub struct RaftMemberFile {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageFile {
-    /// Where it answers: `shm:` or `tcp:`.
+    /// The address at which it answers: `shm:` or `tcp:`.
     pub address: String,
-    /// Where it keeps blocks and tables.
+    /// The directory of blocks and tables.
     pub directory: PathBuf,
     /// Bytes of the tables' write buffers.
     pub memtable_bytes: usize,
-    /// Who may use it: the compute nodes' names and tokens.
+    /// The compute nodes that may use it: names and tokens.
     pub clients: BTreeMap<String, Secret>,
 }
 
@@ -231,27 +237,27 @@ pub struct StorageFile {
 pub struct OrdererFile {
     /// Its organisation.
     pub msp_id: String,
-    /// Where clients reach it over gRPC.
+    /// The address at which clients reach it over gRPC.
     pub listen: SocketAddr,
     /// Whether that port speaks TLS.
     pub tls: bool,
-    /// Where it streams blocks to compute nodes: `tls:`.
+    /// The address at which it streams blocks to compute nodes: `tls:`.
     pub blocks_address: String,
-    /// Where it takes envelopes of gateways: `tls:`.
+    /// The address at which it accepts envelopes from gateways: `tls:`.
     pub intake_address: String,
-    /// Where it keeps its log.
+    /// The directory of its log.
     pub directory: PathBuf,
-    /// With less room on that disk, new transactions are refused.
+    /// Minimum of free bytes on that disk: with less, new transactions are rejected.
     pub free_bytes_min: u64,
     /// When it cuts a block.
     #[serde(default)]
-    pub cut: Cut,
+    pub cut: CutSetting,
     /// Bounds on what clients can start.
-    pub limits: Limits,
-    /// How it orders together with others on memory nodes, if it does.
+    pub limits: ClientLimits,
+    /// How it orders in a group on memory nodes, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sift: Option<SiftFile>,
-    /// How it orders together with others with logs of their own, if it does.
+    /// How it orders in a group on Raft, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub raft: Option<RaftFile>,
 }
@@ -262,53 +268,54 @@ pub struct OrdererFile {
 pub struct ComputeFile {
     /// Its organisation.
     pub msp_id: String,
-    /// Proves to others of its organisation who it is.
+    /// Authenticates it to other processes of its organisation.
     pub token: Secret,
-    /// Where its organisation's gateways reach it: `shm:` or `tcp:`.
+    /// The address for its organisation's gateways: `shm:` or `tcp:`.
     pub address: String,
-    /// Where other organisations' gateways have proposals run: `tls:`.
+    /// The address at which it runs proposals for other organisations' gateways: `tls:`.
     pub others_address: String,
-    /// Where orderers stream blocks.
+    /// Addresses from which orderers stream blocks.
     pub orderers: Vec<String>,
     /// All organisations of the channel, for contracts whose policy is a word.
     pub organizations: Vec<String>,
     /// The gateways of its organisation: names and tokens.
     pub gateways: BTreeMap<String, Secret>,
     /// The contracts of the channel.
-    pub contracts: Contracts,
+    pub contracts: ContractsConfig,
     /// Bounds on what clients can start.
-    pub limits: Limits,
-    /// Blocks after which the savepoint moves.
+    pub limits: ClientLimits,
+    /// The savepoint moves after this many blocks.
     #[serde(default = "crate::config::savepoint_blocks")]
     pub savepoint_blocks: u64,
-    /// How it finds the peer's other compute nodes, where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub among: Option<AmongFile>,
+    /// How it reaches the peer's other compute nodes, if there are several.
+    #[serde(alias = "among", skip_serializing_if = "Option::is_none")]
+    pub peer_nodes: Option<PeerNodesFile>,
     /// Where state and blocks lie, in the disaggregated form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooled: Option<PooledFile>,
     /// Where they lie in the monolithic form.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub local: Option<LocalFile>,
+    pub local: Option<LocalStoresFile>,
 }
 
-/// `[compute.among]`
+/// `[compute.peer_nodes]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AmongFile {
-    /// Where it answers the others while it is the primary: `shm:` or `tcp:`.
+pub struct PeerNodesFile {
+    /// The address at which it answers the others while it is the primary: `shm:` or `tcp:`.
     pub address: String,
-    /// Where they do.
+    /// The addresses at which the others answer.
     pub others: Vec<String>,
     /// Their names and tokens.
     pub nodes: BTreeMap<String, Secret>,
-    /// Whether it has the others verify signatures while it is the primary.
-    #[serde(default)]
-    pub borrow: pool::Borrow,
-    /// Of how many transactions whose signatures another one called sound it verifies one again.
+    /// Whether it has followers verify signatures while it is the primary.
+    #[serde(default, alias = "borrow")]
+    pub offload: pool::OffloadSetting,
+    /// It verifies again one in this many of the transactions that a follower found valid.
     #[serde(default = "pool::spot_check_one_in")]
     pub spot_check_one_in: u32,
-    /// Where they keep the budget that the peer was given at run time, where they share a disk; else each keeps its own.
+    /// The folder of the budget that the peer was given at run time, if the compute nodes share a disk; otherwise each
+    /// has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget_directory: Option<PathBuf>,
 }
@@ -334,10 +341,10 @@ pub struct PooledFile {
     /// Percent of the memory above which cold records are evicted.
     #[serde(default = "pool::evict_above_percent")]
     pub evict_above_percent: u8,
-    /// Percent of it that eviction leaves in use.
+    /// Percent of the memory that eviction leaves in use.
     #[serde(default = "pool::evict_to_percent")]
     pub evict_to_percent: u8,
-    /// Who gives memory.
+    /// The memory nodes that give memory.
     pub memory: Vec<DonorFile>,
 }
 
@@ -345,20 +352,20 @@ pub struct PooledFile {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DonorFile {
-    /// Where the memory node answers.
+    /// The address at which the memory node answers.
     pub address: String,
-    /// The token that it knows the owner by.
+    /// The token with which the owner authenticates.
     pub token: Secret,
 }
 
 /// `[compute.local]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LocalFile {
-    /// Where it keeps blocks and tables.
+pub struct LocalStoresFile {
+    /// The directory of blocks and tables.
     pub directory: PathBuf,
     /// Memory, as in `heddle.toml`.
-    pub storage: crate::config::Storage,
+    pub storage: crate::config::StateStorageConfig,
 }
 
 /// `[gateway]`
@@ -367,9 +374,9 @@ pub struct LocalFile {
 pub struct GatewayFile {
     /// Its organisation.
     pub msp_id: String,
-    /// Proves to others of its organisation who it is.
+    /// Authenticates it to other processes of its organisation.
     pub token: Secret,
-    /// Where clients reach it over gRPC.
+    /// The address at which clients reach it over gRPC.
     pub listen: SocketAddr,
     /// Whether that port speaks TLS.
     pub tls: bool,
@@ -381,18 +388,18 @@ pub struct GatewayFile {
     pub orderers: Vec<String>,
     /// All organisations of the channel, for contracts whose policy is a word.
     pub organizations: Vec<String>,
-    /// A folder on the disk that the network shares with the gateway, if it does: with less than `free_bytes_min` of room
-    /// new transactions are refused.
+    /// A folder on the network's disk, if the gateway shares it: with less than `free_bytes_min` free, new transactions
+    /// are rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watch: Option<PathBuf>,
     /// See `watch`.
     pub free_bytes_min: u64,
-    /// Compute nodes of other organisations: MSP and `tls:` addresses.
+    /// Addresses of other organisations' compute nodes, by MSP: `tls:`.
     pub others: BTreeMap<String, Vec<String>>,
     /// The contracts of the channel.
-    pub contracts: Contracts,
+    pub contracts: ContractsConfig,
     /// Bounds on what clients can start.
-    pub limits: Limits,
+    pub limits: ClientLimits,
 }
 
 impl NodeFile {
@@ -407,7 +414,7 @@ impl NodeFile {
         NodeFile::parse(role, &text, &origin)
     }
 
-    /// Reads a text. `origin` names it in errors.
+    /// Parses a text. `origin` names it in errors.
     ///
     /// # Errors
     /// As [`NodeFile::load`].
@@ -424,7 +431,7 @@ impl NodeFile {
         Ok(file)
     }
 
-    /// As a text.
+    /// The file as a text.
     pub fn to_text(&self) -> String {
         toml::to_string_pretty(self).expect("a process's configuration is tables, numbers and texts")
     }
@@ -440,51 +447,51 @@ impl NodeFile {
         for (role, is_there) in sections {
             let name = role.name();
             match (role == self.role, is_there) {
-                (true, false) => return Err(("role", format!("is {name}, and there is no section [{name}]; add it"))),
+                (true, false) => return Err(("role", format!("is {name}, but there is no section [{name}]; add it"))),
                 (false, true) => {
                     let own = self.role.name();
-                    return Err(("role", format!("is {own}, and there is a section [{name}]; remove it")));
+                    return Err(("role", format!("is {own}, but there is a section [{name}]; remove it")));
                 }
                 _ => {}
             }
         }
         if self.memory.is_some() && self.order_log.is_some() {
-            let problem = "is there, and so is [memory]; a memory node has one of the two".to_owned();
+            let problem = "is there, but so is [memory]; a memory node has one of the two".to_owned();
             return Err(("order_log", problem));
         }
         if let Some(log) = &self.order_log {
-            inside("order_log.address", &log.address)?;
+            check_inner_address("order_log.address", &log.address)?;
         }
         if let Some(memory) = &self.memory {
             pool::check_section("memory.section_bytes", memory.section_bytes)?;
             pool::check_budget("memory.memory_bytes", memory.memory_bytes, memory.section_bytes)?;
-            inside("memory.address", &memory.address)?;
+            check_inner_address("memory.address", &memory.address)?;
             if memory.address.starts_with("shm:") && memory.owners.len() > 1 && !memory.one_user {
-                let problem = "is shared memory, and there are several owners: an owner keeps its mapping of memory that was \
-                               given to another one; choose a tcp: address, or say memory.one_user = true if all \
+                let problem = "is shared memory, but there are several owners, and an owner keeps its mapping of memory that \
+                               is later given to another; choose a tcp: address, or set memory.one_user = true if all \
                                owners run on this machine as one user";
                 return Err(("memory.address", problem.to_owned()));
             }
         }
         if let Some(storage) = &self.storage {
-            inside("storage.address", &storage.address)?;
+            check_inner_address("storage.address", &storage.address)?;
         }
         if let Some(orderer) = &self.orderer {
-            between("orderer.blocks_address", &orderer.blocks_address)?;
-            between("orderer.intake_address", &orderer.intake_address)?;
+            check_outer_address("orderer.blocks_address", &orderer.blocks_address)?;
+            check_outer_address("orderer.intake_address", &orderer.intake_address)?;
             let numbered = |key, number: u64, count: usize| match number == 0 || number > count as u64 {
                 true => Err((key, format!("is {number}; it must be from 1 to {count}"))),
                 false => Ok(()),
             };
             if let Some(sift) = &orderer.sift {
-                for address in sift.memory.iter().chain(&sift.keepers) {
-                    inside("orderer.sift", address)?;
+                for address in sift.memory.iter().chain(&sift.acceptors) {
+                    check_inner_address("orderer.sift", address)?;
                 }
-                numbered("orderer.sift.number", sift.number, sift.keepers.len())?;
+                numbered("orderer.sift.number", sift.number, sift.acceptors.len())?;
             }
             if let Some(raft) = &orderer.raft {
                 for member in &raft.members {
-                    inside("orderer.raft.members", &member.address)?;
+                    check_inner_address("orderer.raft.members", &member.address)?;
                     if member.number == 0 {
                         return Err(("orderer.raft.members", "has number 0; they are counted from 1".to_owned()));
                     }
@@ -494,33 +501,36 @@ impl NodeFile {
                     return Err(("orderer.raft.number", problem));
                 }
                 if orderer.sift.is_some() {
-                    let problem = "is there, and so is [orderer.sift]; an orderer has one of the two".to_owned();
+                    let problem = "is there, but so is [orderer.sift]; an orderer has one of the two".to_owned();
                     return Err(("orderer.raft", problem));
                 }
             }
         }
         if let Some(compute) = &self.compute {
-            inside("compute.address", &compute.address)?;
-            between("compute.others_address", &compute.others_address)?;
+            check_inner_address("compute.address", &compute.address)?;
+            check_outer_address("compute.others_address", &compute.others_address)?;
             for orderer in &compute.orderers {
-                between("compute.orderers", orderer)?;
+                check_outer_address("compute.orderers", orderer)?;
             }
             if !(1..=SAVEPOINT_BLOCKS_MAX).contains(&compute.savepoint_blocks) {
                 let problem = format!("is {}; it must be from 1 to {SAVEPOINT_BLOCKS_MAX}", compute.savepoint_blocks);
                 return Err(("compute.savepoint_blocks", problem));
             }
-            if let Some(among) = &compute.among {
+            if let Some(peer_nodes) = &compute.peer_nodes {
                 let most = NODES_MAX - 1;
-                if among.others.is_empty() || among.others.len() > most {
-                    let count = among.others.len();
-                    return Err(("compute.among.others", format!("has {count} addresses; it must have 1 to {most}")));
+                if peer_nodes.others.is_empty() || peer_nodes.others.len() > most {
+                    let count = peer_nodes.others.len();
+                    return Err((
+                        "compute.peer_nodes.others",
+                        format!("has {count} addresses; it must have 1 to {most}"),
+                    ));
                 }
-                for address in std::iter::once(&among.address).chain(&among.others) {
-                    inside("compute.among", address)?;
+                for address in std::iter::once(&peer_nodes.address).chain(&peer_nodes.others) {
+                    check_inner_address("compute.peer_nodes", address)?;
                 }
                 if compute.local.is_some() {
-                    let problem = "is there, and a monolithic peer has one compute node; remove it".to_owned();
-                    return Err(("compute.among", problem));
+                    let problem = "is there, but a monolithic peer has one compute node; remove it".to_owned();
+                    return Err(("compute.peer_nodes", problem));
                 }
             }
             match (&compute.pooled, &compute.local) {
@@ -532,9 +542,9 @@ impl NodeFile {
                         pooled.evict_above_percent,
                         pooled.evict_to_percent,
                     )?;
-                    inside("compute.pooled.storage", &pooled.storage)?;
+                    check_inner_address("compute.pooled.storage", &pooled.storage)?;
                     for donor in &pooled.memory {
-                        inside("compute.pooled.memory", &donor.address)?;
+                        check_inner_address("compute.pooled.memory", &donor.address)?;
                     }
                 }
                 (None, Some(_)) => {}
@@ -545,20 +555,20 @@ impl NodeFile {
             }
         }
         if let Some(gateway) = &self.gateway {
-            some("gateway.compute", &gateway.compute)?;
+            check_not_empty("gateway.compute", &gateway.compute)?;
             for address in &gateway.compute {
-                inside("gateway.compute", address)?;
+                check_inner_address("gateway.compute", address)?;
             }
             if gateway.orderers.is_empty() {
                 return Err(("gateway.orderers", "has no address; name an orderer at least".to_owned()));
             }
             for address in &gateway.orderers {
-                between("gateway.orderers", address)?;
+                check_outer_address("gateway.orderers", address)?;
             }
             for addresses in gateway.others.values() {
-                some("gateway.others", addresses)?;
+                check_not_empty("gateway.others", addresses)?;
                 for address in addresses {
-                    between("gateway.others", address)?;
+                    check_outer_address("gateway.others", address)?;
                 }
             }
         }
@@ -577,7 +587,7 @@ impl NodeFile {
         self.compute.as_ref().expect(CHECKED)
     }
 
-    /// The orderers that a gateway sends envelopes to, or that a compute node takes blocks from.
+    /// The orderers to which a gateway sends envelopes, or from which a compute node takes blocks.
     pub(crate) fn orderers(&self) -> &[String] {
         let compute = self.compute.as_ref().map(|compute| &compute.orderers);
         self.gateway.as_ref().map(|gateway| &gateway.orderers).or(compute).map_or(&[], Vec::as_slice)
@@ -590,15 +600,19 @@ impl NodeFile {
 
 const CHECKED: &str = "the section of the role was looked for when the file was read";
 
-/// A network's configuration with what a process knows of it.
-pub(crate) fn config(organizations: &[String], contracts: &Contracts, limits: &Limits) -> Config {
-    let mut config = Config { contracts: contracts.clone(), limits: limits.clone(), ..Config::default() };
+/// A network's configuration, as far as a process knows it.
+pub(crate) fn process_config(
+    organizations: &[String],
+    contracts: &ContractsConfig,
+    limits: &ClientLimits,
+) -> HeddleConfig {
+    let mut config = HeddleConfig { contracts: contracts.clone(), limits: limits.clone(), ..HeddleConfig::default() };
     config.network.organizations = organizations.to_vec();
     config
 }
 
-/// Whether there is one.
-fn some(key: &'static str, addresses: &[String]) -> Result<(), (&'static str, String)> {
+/// Checks that there is at least one address.
+fn check_not_empty(key: &'static str, addresses: &[String]) -> Result<(), (&'static str, String)> {
     match addresses.is_empty() {
         true => Err((key, "has no address; name a compute node at least".to_owned())),
         false => Ok(()),
@@ -606,7 +620,7 @@ fn some(key: &'static str, addresses: &[String]) -> Result<(), (&'static str, St
 }
 
 /// An address within an organisation.
-fn inside(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
+fn check_inner_address(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
     match address.split_once(':') {
         Some(("shm", path)) if path.starts_with('/') => Ok(()),
         Some(("tcp", rest)) if rest.contains(':') => Ok(()),
@@ -615,7 +629,7 @@ fn inside(key: &'static str, address: &str) -> Result<(), (&'static str, String)
 }
 
 /// An address between organisations.
-fn between(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
+fn check_outer_address(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
     match address.split_once(':') {
         Some(("tls", rest)) if rest.contains(':') => Ok(()),
         _ => Err((key, format!("is {address:?}; it must be \"tls:host:port\""))),

@@ -1,9 +1,10 @@
-//! The transports of a process, by the schemes of addresses, and who may link to which of its ports.
+//! The transports of a process by address scheme, and the parties that each of its ports admits.
 //!
-//! A process may answer several parties: a compute node its organisation's gateways, and its peer's other compute nodes. A
-//! gateway faces the Internet and a compute node's port for the others decides which transactions are valid, so that a
-//! token must open the one door that it is for. Each port has its own tokens ([`register`]); the roles check the proven name
-//! once more where they serve a link ([`base::rt::net::Parties`]).
+//! A process may serve several parties: a compute node serves its organisation's gateways and the other compute nodes
+//! of its peer. These ports differ in their risk: a gateway faces the Internet, whereas the port for compute nodes
+//! decides which transactions are valid. So a token must open only the port for which it was issued. Each port has its
+//! own tokens ([`register`]), and the roles check the authenticated name again when they serve a link
+//! ([`base::rt::net::Parties`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,38 +14,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::net::{BoxFuture, Link, Listen, Transport};
+use base::rt::net::{BoxFuture, Link, Transport, TransportListener};
 use identity::issue::TlsIdentity;
 use identity::{DenyList, Revocations};
 use ledger::{Block, ChannelConfig};
-use rma::links::RmaLinks;
-use rma::shm::Shm;
-use rma::tcp::{Denials, Tcp, TcpOptions, TcpTls};
-use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token, Tokens};
+use rma::links::RmaTransport;
+use rma::shm::ShmProvider;
+use rma::tcp::{Denials, TcpConfig, TcpProvider, TcpTls};
+use rma::{Credential, Endpoint, Error, Host, HostConfig, Provider, Token, TokenLookup};
 
 use super::file::{GENESIS, Secret, TRUST};
 use crate::network::NodeError;
-use crate::services::{Services, Watched};
-use crate::transport::{self, Organisation, TlsTransport};
+use crate::services::{Services, WatchedProvider};
+use crate::transport::{self, OrganizationRoots, TlsTransport};
 
 const SHM: &str = "shm";
 const TCP: &str = "tcp";
 
-/// The providers of remote memory access, told apart by the schemes of addresses.
-pub(crate) struct Fabrics {
-    shm: Watched,
-    tcp: Watched,
+/// The providers of remote memory access, selected by address scheme.
+pub(crate) struct SchemeProviders {
+    shm: WatchedProvider,
+    tcp: WatchedProvider,
 }
 
-impl Fabrics {
-    /// With this TLS below the frames of tcp, if any. A host that fails ends the process.
-    pub(crate) fn new(tls: Option<TcpTls>, services: &Services) -> Fabrics {
-        let tcp = Tcp::new(TcpOptions { tls, ..TcpOptions::default() });
-        let watched = |fabric| Watched::new(fabric, services.clone());
-        Fabrics { shm: watched(Arc::new(Shm::default())), tcp: watched(Arc::new(tcp)) }
+impl SchemeProviders {
+    /// Providers with this TLS below tcp, if any. A host that fails ends the process.
+    pub(crate) fn new(tls: Option<TcpTls>, services: &Services) -> SchemeProviders {
+        let tcp = TcpProvider::new(TcpConfig { tls, ..TcpConfig::default() });
+        let watched = |provider| WatchedProvider::new(provider, services.clone());
+        SchemeProviders { shm: watched(Arc::new(ShmProvider::default())), tcp: watched(Arc::new(tcp)) }
     }
 
-    fn of<'a>(&self, address: &'a str) -> Result<(&dyn Fabric, &'a str), Error> {
+    fn route<'a>(&self, address: &'a str) -> Result<(&dyn Provider, &'a str), Error> {
         match address.split_once(':') {
             Some((SHM, rest)) => Ok((&self.shm, rest)),
             // A host within this process.
@@ -59,73 +60,80 @@ impl Fabrics {
 }
 
 #[async_trait]
-impl Fabric for Fabrics {
+impl Provider for SchemeProviders {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
-        let (fabric, rest) = self.of(address)?;
-        fabric.connect(rest, credential).await
+        let (provider, rest) = self.route(address)?;
+        provider.connect(rest, credential).await
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
-        let (fabric, rest) = self.of(address)?;
-        fabric.host(rest, options).await
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
+        let (provider, rest) = self.route(address)?;
+        provider.host(rest, options).await
     }
 
-    fn provider(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         "shm and tcp"
     }
 }
 
-/// Who may link to one address of this process.
-pub(crate) struct Port {
+/// The parties that may link to one address of this process.
+pub(crate) struct LinkPort {
     /// The address.
     pub address: String,
     /// Names and tokens.
-    pub accepted: Accepted,
+    pub accepted: AcceptedTokens,
 }
 
 /// Names and tokens.
-pub(crate) enum Accepted {
-    /// Each with its own.
+pub(crate) enum AcceptedTokens {
+    /// Each name has its own token.
     Named(BTreeMap<String, Secret>),
-    /// Whoever bears the one token of a group, of which there may be more one day.
-    Group(Secret),
+    /// One token for a group, whose members may grow.
+    SharedToken(Secret),
 }
 
-impl Port {
-    /// A port for processes that each have a token of their own.
-    pub(crate) fn named(address: &str, accepted: &BTreeMap<String, Secret>) -> Port {
-        Port { address: address.to_owned(), accepted: Accepted::Named(accepted.clone()) }
+impl LinkPort {
+    /// A port for processes that each have their own token.
+    pub(crate) fn named(address: &str, accepted: &BTreeMap<String, Secret>) -> LinkPort {
+        LinkPort { address: address.to_owned(), accepted: AcceptedTokens::Named(accepted.clone()) }
     }
 }
 
-impl Accepted {
-    fn tokens(self) -> Tokens {
+impl AcceptedTokens {
+    fn tokens(self) -> TokenLookup {
         match self {
-            Accepted::Named(named) => Arc::new(move |name| named.get(name).map(Secret::token)),
-            Accepted::Group(shared) => Arc::new(move |_| Some(shared.token())),
+            AcceptedTokens::Named(named) => Arc::new(move |name| named.get(name).map(Secret::token)),
+            AcceptedTokens::SharedToken(shared) => Arc::new(move |_| Some(shared.token())),
         }
     }
 }
 
-/// Makes links within the organisation known: this process proves itself with `own`, and each of its ports lets in those
-/// that it is for and nobody else; one that fails ends the process. There is no listening at other addresses.
-pub(crate) fn register(name: &str, own: Option<&Secret>, tls: Option<&TcpTls>, ports: Vec<Port>, services: &Services) {
-    // Who only answers connects to nobody; its own token opens no door.
+/// Registers the transports for links within the organisation. This process authenticates with `own`; each of its ports
+/// admits only its own parties, and a port that fails ends the process. The process cannot listen at other addresses.
+pub(crate) fn register(
+    name: &str,
+    own: Option<&Secret>,
+    tls: Option<&TcpTls>,
+    ports: Vec<LinkPort>,
+    services: &Services,
+) {
+    // A process that only answers never connects; its random token opens no port.
     let token = own.map_or_else(Token::random, Secret::token);
     let credential = Credential { name: name.to_owned(), token };
-    // Links wait for long: whoever waits sleeps at once.
-    let tcp = Tcp::new(TcpOptions { spin: Duration::ZERO, tls: tls.cloned(), ..TcpOptions::default() });
+    // Links wait for long, so a waiting side sleeps at once instead of spinning.
+    let tcp = TcpProvider::new(TcpConfig { spin: Duration::ZERO, tls: tls.cloned(), ..TcpConfig::default() });
     let tokens = ports.into_iter().map(|port| (port.address, port.accepted.tokens()));
-    let tokens: Arc<BTreeMap<String, Tokens>> = Arc::new(tokens.collect());
-    let fabrics: [(&'static str, Arc<dyn Fabric>); 2] = [(SHM, Arc::new(Shm::default())), (TCP, Arc::new(tcp))];
-    for (scheme, fabric) in fabrics {
-        let fabric = Arc::new(Watched::new(fabric, services.clone()));
-        let links = OwnLinks { scheme, fabric, credential: credential.clone(), tokens: Arc::clone(&tokens) };
+    let tokens: Arc<BTreeMap<String, TokenLookup>> = Arc::new(tokens.collect());
+    let fabrics: [(&'static str, Arc<dyn Provider>); 2] =
+        [(SHM, Arc::new(ShmProvider::default())), (TCP, Arc::new(tcp))];
+    for (scheme, provider) in fabrics {
+        let provider = Arc::new(WatchedProvider::new(provider, services.clone()));
+        let links = TokenLinks { scheme, provider, credential: credential.clone(), tokens: Arc::clone(&tokens) };
         base::rt::net::register(scheme, Arc::new(links));
     }
 }
 
-/// What the organisations of the channel took back by its configuration, where the process has that.
+/// The revocations in the channel's configuration, if the process has a genesis block.
 fn revocations(folder: &Path) -> Result<Revocations, NodeError> {
     let path = folder.join(GENESIS);
     if !path.exists() {
@@ -136,24 +144,24 @@ fn revocations(folder: &Path) -> Result<Revocations, NodeError> {
     Ok(config.msps().msps().fold(Revocations::default(), |all, msp| all.and(msp.all_revocations().clone())))
 }
 
-/// Links over one provider. Each address that is listened at has tokens of its own: a name that is known at one of them is a
-/// stranger at the others.
-struct OwnLinks {
+/// Links over one provider. Each listening address has its own tokens: a name that is known at one address is unknown
+/// at the others.
+struct TokenLinks {
     scheme: &'static str,
-    fabric: Arc<dyn Fabric>,
+    provider: Arc<dyn Provider>,
     credential: Credential,
-    /// By address, with its scheme.
-    tokens: Arc<BTreeMap<String, Tokens>>,
+    /// Tokens by address, with its scheme.
+    tokens: Arc<BTreeMap<String, TokenLookup>>,
 }
 
-impl OwnLinks {
-    fn with(&self, tokens: Tokens) -> RmaLinks {
-        RmaLinks::new(Arc::clone(&self.fabric), self.credential.clone(), tokens)
+impl TokenLinks {
+    fn with(&self, tokens: TokenLookup) -> RmaTransport {
+        RmaTransport::new(Arc::clone(&self.provider), self.credential.clone(), tokens)
     }
 }
 
-impl Transport for OwnLinks {
-    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+impl Transport for TokenLinks {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>> {
         let tokens = self.tokens.get(&format!("{}:{rest}", self.scheme)).cloned();
         Box::pin(async move {
             let unknown = || {
@@ -170,25 +178,25 @@ impl Transport for OwnLinks {
 }
 
 /// The organisations whose TLS authorities are below a process's folder.
-pub(crate) fn trusted(folder: &Path) -> Result<Vec<Organisation>, NodeError> {
+pub(crate) fn trusted(folder: &Path) -> Result<Vec<OrganizationRoots>, NodeError> {
     let trust = folder.join(TRUST);
     let mut organisations = Vec::new();
     for entry in std::fs::read_dir(&trust).map_err(NodeError::file("reading", &trust))?.flatten() {
         let path = entry.path();
-        // What a loss of power left of a file that was being written.
+        // A leftover of a file that was being written when power failed.
         if entry.file_name().to_string_lossy().starts_with('.') {
             continue;
         }
         let roots_pem = std::fs::read(&path).map_err(NodeError::file("reading", &path))?;
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        organisations.push(Organisation { name, roots_pem });
+        organisations.push(OrganizationRoots { name, roots_pem });
     }
     Ok(organisations)
 }
 
-/// TLS below remote memory access and links over tcp: this process shows `identity` and trusts the authorities below
-/// `folder`, but no certificate that these or the channel revoked, nor one that its operator denies. Who is who the tokens tell,
-/// which are bound to the session.
+/// TLS below remote memory access and links over tcp. This process presents `identity` and trusts the authorities below
+/// `folder`, except for certificates that they or the channel revoked or that its operator denies. The tokens, which
+/// are bound to the TLS session, authenticate the names.
 pub(crate) fn tcp_tls(folder: &Path, identity: &TlsIdentity) -> Result<TcpTls, NodeError> {
     tcp_tls_denying(folder, identity, DenyList::of_process())
 }
@@ -200,18 +208,18 @@ fn tcp_tls_denying(folder: &Path, identity: &TlsIdentity, denied: DenyList) -> R
         revoked = revoked.and(Revocations::of_pem(&organisation.roots_pem)?);
         roots.extend(organisation.roots_pem);
     }
-    let denials = Arc::new(TurnedAway { revoked, denied });
+    let denials = Arc::new(CertificateDenials { revoked, denied });
     TcpTls::with_denials(&identity.certificate_pem, &identity.key_pem, &roots, denials)
-        .map_err(|source| NodeError::Fabric { who: "the certificate for links over tcp".to_owned(), source })
+        .map_err(|source| NodeError::Provider { who: "the certificate for links over tcp".to_owned(), source })
 }
 
-/// Certificates that get no connection over tcp.
-struct TurnedAway {
+/// Certificates that are refused over tcp.
+struct CertificateDenials {
     revoked: Revocations,
     denied: DenyList,
 }
 
-impl Denials for TurnedAway {
+impl Denials for CertificateDenials {
     fn denies(&self, chain: &[&[u8]]) -> bool {
         let chain = || chain.iter().copied();
         self.revoked.check(chain()).and_then(|()| self.denied.check_chain(chain(), base::rt::wall_now())).is_err()
@@ -228,10 +236,11 @@ impl Denials for TurnedAway {
     }
 }
 
-/// Makes links between organisations known: this process shows `identity` and trusts the authorities below `folder`.
+/// Registers the transport for links between organisations: this process presents `identity` and trusts the authorities
+/// below `folder`.
 pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), NodeError> {
     let organisations = trusted(folder)?;
-    let own = transport::TlsIdentity {
+    let own = transport::LinkTlsIdentity {
         certificate_pem: identity.certificate_pem.to_vec(),
         key_pem: identity.key_pem.to_vec(),
     };
@@ -242,42 +251,44 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use base::rt::net::{self, Door, Parties};
+    use base::rt::net::{self, LinkAcceptor, Parties};
     use base::rt::production;
-    use identity::deny::{Denial, Denied};
-    use identity::issue::{Organization, Terms};
-    use identity::{Certificate, KeyKind, Role};
+    use identity::deny::{Denial, DeniedCertificate};
+    use identity::issue::{CertificateTerms, IssuingOrganization};
+    use identity::{Certificate, KeyKind, MemberRole};
     use rma::{NodeId, Rights};
 
     use super::*;
     use crate::plan::bind_free;
 
-    /// Generous: nothing is measured, a test that hangs is to fail.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    /// Generous: the test measures nothing, and only a hanging test must fail.
+    const LINK_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn address(scheme: &str) -> String {
         let held = bind_free([127, 0, 0, 1].into()).expect("a port is free");
         format!("{scheme}:{}", held.local_addr().expect("it is bound"))
     }
 
-    /// As a process of this name registers its links, under a scheme of the test's own.
-    fn register_as(scheme: &'static str, name: &str, own: &Secret, ports: Vec<Port>) {
+    /// Registers links as a process of this name does, under a scheme of the test.
+    fn register_as(scheme: &'static str, name: &str, own: &Secret, ports: Vec<LinkPort>) {
         let tokens = ports.into_iter().map(|port| (port.address, port.accepted.tokens())).collect();
         let credential = Credential { name: name.to_owned(), token: own.token() };
-        let links = OwnLinks { scheme, fabric: Arc::new(Tcp::default()), credential, tokens: Arc::new(tokens) };
+        let links =
+            TokenLinks { scheme, provider: Arc::new(TcpProvider::default()), credential, tokens: Arc::new(tokens) };
         net::register(scheme, Arc::new(links));
     }
 
-    /// A gateway faces the Internet. With its token one joined the port at which a compute node's peers follow the state and judge
-    /// transactions: 24 of 36 forged ones became valid. Both ports took the tokens that either was for.
+    /// Regression: a gateway faces the Internet. With a gateway's token an attacker joined the port at which a compute
+    /// node's followers read the state and verify transactions: 24 of 36 forged transactions became valid. Both ports
+    /// accepted the tokens of either port.
     #[test]
     fn a_token_opens_the_port_that_it_is_for_and_no_other() {
         let (gateway, sibling) = (Secret::random(), Secret::random());
         let (own, among, closed) = (address("tcp-server"), address("tcp-server"), address("tcp-server"));
         let named = |name: &str, token: &Secret| BTreeMap::from([(name.to_owned(), token.clone())]);
         let ports = vec![
-            Port::named(&own, &named("gateway-org1", &gateway)),
-            Port::named(&among, &named("compute-org1-2", &sibling)),
+            LinkPort::named(&own, &named("gateway-org1", &gateway)),
+            LinkPort::named(&among, &named("compute-org1-2", &sibling)),
         ];
         register_as("tcp-server", "compute-org1", &Secret::random(), ports);
         register_as("tcp-gateway", "gateway-org1", &gateway, Vec::new());
@@ -306,14 +317,15 @@ mod tests {
         });
     }
 
-    /// Whoever had taken a node's key kept what it had open at a memory node, and could connect anew: only links over TLS asked the
-    /// operator's list.
+    /// Regression: a thief of a node's key kept its open connections at a memory node, and could open new ones: only
+    /// links over TLS consulted the deny list.
     #[test]
     fn a_denied_or_revoked_certificate_has_no_connection_to_a_memory_node() {
         let organization =
-            Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("it is founded");
+            IssuingOrganization::create("A", "a.example.com", &CertificateTerms::starting_now(KeyKind::P256))
+                .expect("it is founded");
         let authority = organization.tls_authority();
-        let issue = |name: &str| organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("it is issued");
+        let issue = |name: &str| organization.issue_tls(MemberRole::Peer, name, &["127.0.0.1"]).expect("it is issued");
         let certificate =
             |tls: &TlsIdentity| Certificate::from_pem(&tls.certificate_pem).expect("it was made just now");
         let [memory, good, stolen, lost] = ["memory", "good", "stolen", "lost"].map(issue);
@@ -324,10 +336,10 @@ mod tests {
         std::fs::write(folder.path().join(TRUST).join("A.pem"), trusted).expect("a file");
         let denying = |tls: &TlsIdentity, denied: &DenyList| {
             let tls = tcp_tls_denying(folder.path(), tls, denied.clone()).expect("the settings are valid");
-            Tcp::new(TcpOptions { tls: Some(tls), ..TcpOptions::default() })
+            TcpProvider::new(TcpConfig { tls: Some(tls), ..TcpConfig::default() })
         };
         let deny = |list: &DenyList, tls: &TlsIdentity| {
-            let holder = Denied::Fingerprint(identity::sha256([&certificate(tls).der()[..]]));
+            let holder = DeniedCertificate::Fingerprint(identity::sha256([&certificate(tls).der()[..]]));
             list.replace(vec![Denial { holder, reason: "lost".to_owned(), until: None }]);
         };
         production::run(async {
@@ -335,14 +347,14 @@ mod tests {
                 let (at_host, at_owner, nobodys) = (DenyList::default(), DenyList::default(), DenyList::default());
                 let token = Secret::random().token();
                 let credential = Credential { name: "owner".to_owned(), token: token.clone() };
-                let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
+                let options = HostConfig { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
                 let host = denying(&memory, &at_host).host("127.0.0.1:0", options).await.expect("a port is free");
                 let region = host.register("test", 4096).await.expect("there is memory");
                 let capability = host.grant(region, Rights::ALL, "owner").expect("the region is there");
                 let address = host.address();
                 let connect = |tls: &TlsIdentity, denied: &DenyList| {
-                    let (fabric, address, credential) = (denying(tls, denied), address.clone(), credential.clone());
-                    async move { fabric.connect(&address, &credential).await }
+                    let (provider, address, credential) = (denying(tls, denied), address.clone(), credential.clone());
+                    async move { provider.connect(&address, &credential).await }
                 };
                 let good_near = connect(&good, &at_owner).await.expect("it is welcome");
                 let _good_far = host.accept().await.expect("it was connected to");
@@ -352,7 +364,7 @@ mod tests {
                 let revoked = connect(&lost, &nobodys).await.expect_err("it was revoked");
                 assert!(revoked.to_string().contains("Revoked"), "{revoked}");
 
-                // Both sides wait for messages, and nothing else moves on this connection.
+                // Both sides wait for messages, and the connection carries no other traffic.
                 let waiting = async { tokio::join!(near.receive(), far.receive()) };
                 let denied = async {
                     base::rt::yield_now().await;
@@ -376,11 +388,12 @@ mod tests {
                 connect(&good, &at_owner).await.expect_err("it is denied");
                 connect(&good, &nobodys).await.expect("another owner does not deny it");
             };
-            base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+            base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
         });
     }
 
-    /// The second belt: where a transport lets somebody in whom the listener is not for, the link is not served.
+    /// The second line of defence: if a transport admits a party for which the listener is not meant, the link is not
+    /// served.
     #[test]
     fn a_link_of_somebody_else_is_not_served() {
         let token = Secret::random();
@@ -389,10 +402,10 @@ mod tests {
             "tcp-group",
             "orderer-1",
             &token,
-            vec![Port { address: port.clone(), accepted: Accepted::Group(token.clone()) }],
+            vec![LinkPort { address: port.clone(), accepted: AcceptedTokens::SharedToken(token.clone()) }],
         );
         production::run(async {
-            let mut door = Door::open(&port, &Parties::of(["orderer-2"]), 8).await.expect("it is free");
+            let mut door = LinkAcceptor::open(&port, &Parties::of(["orderer-2"]), 8).await.expect("it is free");
             let mut refused = net::connect(&port).await.expect("the transport lets it in");
             register_as("tcp-other", "orderer-2", &token, Vec::new());
             let near = net::connect(&port.replace("tcp-group", "tcp-other")).await.expect("it is let in");

@@ -1,13 +1,13 @@
-//! One role as a process of its own.
+//! Runs one role as a separate process.
 //!
-//! 1. [`file`] is what its configuration says; [`crate::plan`] writes it.
-//! 2. [`Process::start`] makes the transports known that the role's addresses name, starts the role, and answers on a port
-//!    of its own for metrics and health.
-//! 3. [`Process::ready`] waits until others can use it and says so in `ready.json` beside the configuration.
-//! 4. [`Process::stop`] ends the role in order. Whoever started the process does so on SIGTERM.
+//! 1. [`file`](mod@file) reads the process's configuration, which [`crate::plan`] wrote.
+//! 2. [`Process::start`] registers the transports for the role's addresses, starts the role, and serves metrics and
+//!    health on a separate port.
+//! 3. [`Process::ready`] waits until other processes can use this one, and writes `ready.json` beside the
+//!    configuration.
+//! 4. [`Process::stop`] stops the role in order. The program calls it on SIGTERM.
 //!
-//! Inside an organisation processes reach each other over remote memory access, with tokens; organisations reach each other
-//! over mutual TLS.
+//! Processes of one organisation are connected by remote memory access with tokens, organisations by mutual TLS.
 
 pub mod file;
 mod links;
@@ -17,99 +17,100 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use base::rt::net::Parties;
 use base::{Bytes, MspId};
 use chain::BlockSources;
 use chain::endorse::Endorse;
-use chain::order::{Acknowledge, Broadcast, Engines, SoloEngines};
+use chain::order::{AcknowledgeMode, Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{
-    Comparison, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer,
+    CommitHashComparison, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer,
+    serve_peer,
 };
-use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
+use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::{Block, ChannelConfig};
 use pool::Donor;
 use rma::tcp::TcpTls;
-use state::DisaggregatedSettings;
-use storage::tables::{FjallEngine, FjallOptions};
+use state::DisaggregatedConfig;
+use storage::tables::{FjallConfig, FjallEngine};
 use storage::{DataDirectory, GroupSync};
 use tokio::task::JoinHandle;
 
 use crate::Boxed;
 use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
-use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
-use crate::roles::gateway::{self as gateway_role, balanced};
-use crate::roles::log_memory::{self, LogMemory};
-use crate::roles::memory::{self, Memory};
-use crate::roles::orderer::{self, Guarded, Ordering};
-use crate::roles::storage::{self as storage_role, Storage};
-use crate::services::{FAULTS, Services, inject_faults};
-use crate::{contracts, control, credentials, disk, metrics, ports, rules};
+use crate::roles::compute::{self, ComputeInstance, LocalBackends, PeerNodes, RemoteBackends};
+use crate::roles::gateway::{self as gateway_role, balanced_endorser};
+use crate::roles::log_memory::{self, LogMemoryInstance};
+use crate::roles::memory::{self, MemoryInstance};
+use crate::roles::orderer::{self, IntakeGuardedOrderer, OrdererInstance};
+use crate::roles::storage::{self as storage_role, StorageInstance};
+use crate::services::{FAULTS_VARIABLE, Services, inject_faults};
+use crate::{contracts, control, credentials, disk, metrics, policy_record, ports};
 
 use file::Secret;
 pub use file::{NodeFile, ProcessRole};
 #[cfg(test)]
 pub(crate) use links::tcp_tls;
-use links::{Accepted, Fabrics, Port};
+use links::{AcceptedTokens, LinkPort, SchemeProviders};
 pub use ready::Ready;
 
-/// How often gateways and compute nodes look whether their files name other orderers.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often gateways and compute nodes check whether the orderers in their files have changed.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A role that runs in this process.
 pub struct Process {
     folder: PathBuf,
     ready: Ready,
-    kind: Kind,
-    /// Ends ports.
-    stop: Stop,
+    kind: RoleParts,
+    /// Stops the ports.
+    stop: CancellationToken,
     services: Services,
     tasks: Vec<JoinHandle<()>>,
 }
 
 /// Why a process has stopped by itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ended {
-    /// For people.
+pub struct ProcessEnd {
+    /// The reason, for people.
     pub reason: String,
-    /// Whether a part of it ended that must not, by a mistake of the program: to be started again, and to be reported.
+    /// Whether a program defect ended an essential part: restart the process, and report the defect.
     pub is_defect: bool,
 }
 
-impl Ended {
-    /// A part ended that must not.
-    pub(crate) fn defect(reason: String) -> Ended {
-        Ended { reason, is_defect: true }
+impl ProcessEnd {
+    /// An essential part ended.
+    pub(crate) fn defect(reason: String) -> ProcessEnd {
+        ProcessEnd { reason, is_defect: true }
     }
 
-    /// The process cannot go on with what is around it: a disk, a configuration, another process.
-    pub(crate) fn of_surroundings(reason: String) -> Ended {
-        Ended { reason, is_defect: false }
+    /// The process cannot continue in its environment: a disk, a configuration, another process.
+    pub(crate) fn environment(reason: String) -> ProcessEnd {
+        ProcessEnd { reason, is_defect: false }
     }
 }
 
-enum Kind {
-    Memory(Memory),
-    LogMemory(LogMemory),
-    Storage(Storage),
-    Compute(Arc<Compute>),
-    Orderer(Ordering),
-    /// The organisation's own peer, and its compute nodes.
+enum RoleParts {
+    Memory(MemoryInstance),
+    LogMemory(LogMemoryInstance),
+    Storage(StorageInstance),
+    Compute(Arc<ComputeInstance>),
+    Orderer(OrdererInstance),
+    /// The organisation's own peer, then its compute nodes.
     Gateway(Vec<Arc<RemotePeer>>),
 }
 
-/// What a role came to be.
-struct Started {
-    kind: Kind,
+/// A started role.
+struct StartedRole {
+    kind: RoleParts,
     tasks: Vec<JoinHandle<()>>,
     health: metrics::Health,
     address: String,
 }
 
 impl Process {
-    /// Starts what a file describes.
+    /// Starts the role that a file describes.
     ///
     /// # Errors
     /// [`NodeError`], which says what to change.
@@ -125,21 +126,21 @@ impl Process {
         let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
         let listener = ports::bind(file.metrics, "metrics").await?;
         let metrics_address = ports::local(&listener);
-        let stop = Stop::new();
-        // In force before anybody is served.
+        let stop = CancellationToken::new();
+        // The deny list is in force before any client is served.
         let (watching, notes) = credentials::watch(&folder, &folder, stop.clone())?;
         let tcp_tls = match file.tcp_tls {
-            Some(true) => Some(links::tcp_tls(&folder, &TlsIdentity::read(&folder, identity::Role::Peer)?)?),
+            Some(true) => Some(links::tcp_tls(&folder, &TlsIdentity::read(&folder, identity::MemberRole::Peer)?)?),
             said => {
                 warn_of_clear_text(&file, said);
                 None
             }
         };
         let services = Services::new(stop.clone());
-        if let Some(folder) = std::env::var_os(FAULTS) {
+        if let Some(folder) = std::env::var_os(FAULTS_VARIABLE) {
             drop(tokio::spawn(inject_faults(folder.into(), file.name.clone(), stop.clone())));
         }
-        let here = Here { file: &file, folder: &folder, stop: &stop, services: &services, tcp_tls };
+        let here = RoleContext { file: &file, folder: &folder, stop: &stop, services: &services, tcp_tls };
         let started = match role {
             ProcessRole::Memory => here.memory().await?,
             ProcessRole::Storage => here.storage().await?,
@@ -162,67 +163,67 @@ impl Process {
         Ok(Process { folder, ready, kind: started.kind, stop, services, tasks })
     }
 
-    /// What it is and where it answers.
+    /// Its role and its addresses.
     pub fn describe(&self) -> &Ready {
         &self.ready
     }
 
-    /// Waits until others can use it, and says so in `ready.json`.
+    /// Waits until other processes can use it, then writes `ready.json`.
     ///
     /// # Errors
     /// The file cannot be written.
     pub async fn ready(&self) -> Result<(), NodeError> {
         match &self.kind {
-            // The peer, and all but some of its compute nodes; those are asked when they come.
-            Kind::Gateway(peers) => peers[0].reached().await,
-            Kind::Compute(compute) => compute.ready().await,
-            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Storage(_) | Kind::Orderer(_) => {}
+            // Wait for the peer, not for each of its compute nodes: the gateway uses those once they answer.
+            RoleParts::Gateway(peers) => peers[0].reached().await,
+            RoleParts::Compute(compute) => compute.ready().await,
+            RoleParts::Memory(_) | RoleParts::LogMemory(_) | RoleParts::Storage(_) | RoleParts::Orderer(_) => {}
         }
         self.ready.store(&self.folder)
     }
 
-    /// Completes when it has stopped by itself, and says why.
-    pub async fn failed(&self) -> Ended {
+    /// Completes when it has stopped by itself, with the reason.
+    pub async fn failed(&self) -> ProcessEnd {
         let role = async {
             match &self.kind {
-                Kind::Compute(compute) => compute.failed().await,
-                Kind::Orderer(ordering) => ordering.failed().await,
-                Kind::Storage(storage) => storage.failed().await,
-                // What a gateway loses it looks for again; memory ends with its host, which is a service.
-                Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => std::future::pending().await,
+                RoleParts::Compute(compute) => compute.failed().await,
+                RoleParts::Orderer(ordering) => ordering.failed().await,
+                RoleParts::Storage(storage) => storage.failed().await,
+                // A gateway reconnects to what it loses; memory ends with its host, which is a service.
+                RoleParts::Memory(_) | RoleParts::LogMemory(_) | RoleParts::Gateway(_) => std::future::pending().await,
             }
         };
         tokio::select! {
             ended = role => ended,
-            reason = self.services.failed() => Ended::defect(reason),
+            reason = self.services.failed() => ProcessEnd::defect(reason),
         }
     }
 
-    /// Lets calls finish, makes everything durable and ends.
+    /// Lets calls finish, makes everything durable and stops.
     ///
     /// # Errors
-    /// The role's; it has ended all the same.
+    /// The role's error; it has stopped all the same.
     pub fn stop(self) -> Boxed<'static, Result<(), NodeError>> {
         Box::pin(self.stop_role())
     }
 
     async fn stop_role(self) -> Result<(), NodeError> {
-        self.stop.stop();
-        // The end of their hosts ends what watches them.
+        self.stop.cancel();
+        // The services that watch the hosts end with them.
         match &self.kind {
-            Kind::Memory(memory) => memory.stop().await,
-            Kind::LogMemory(memory) => memory.stop().await,
+            RoleParts::Memory(memory) => memory.stop().await,
+            RoleParts::LogMemory(memory) => memory.stop().await,
             _ => {}
         }
         for task in self.tasks {
-            // A task that panicked has said so.
+            // A task that panicked has logged it.
             let _ = task.await;
         }
         match &self.kind {
-            Kind::Storage(storage) => storage.stop().await?,
-            Kind::Compute(compute) => compute.stop().await?,
-            Kind::Orderer(ordering) => ordering.stop().await,
-            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => {}
+            RoleParts::Storage(storage) => storage.stop().await?,
+            RoleParts::Compute(compute) => compute.stop().await?,
+            RoleParts::Orderer(ordering) => ordering.stop().await,
+            RoleParts::Memory(_) | RoleParts::LogMemory(_) | RoleParts::Gateway(_) => {}
         }
         Ready::remove(&self.folder);
         Ok(())
@@ -230,46 +231,47 @@ impl Process {
 }
 
 /// Where a compute node finds memory and storage.
-fn elsewhere(
+fn remote_backends(
     section: &file::PooledFile,
-    among: Option<&file::AmongFile>,
+    peer_nodes: Option<&file::PeerNodesFile>,
     folder: &Path,
-    fabrics: Fabrics,
-) -> Elsewhere {
+    providers: SchemeProviders,
+) -> RemoteBackends {
     let donors = section.memory.iter();
-    let shared = among.and_then(|among| among.budget_directory.as_ref());
-    Elsewhere {
+    let shared = peer_nodes.and_then(|among| among.budget_directory.as_ref());
+    RemoteBackends {
         storage: section.storage.clone(),
         owner: section.owner.clone(),
-        fabric: Arc::new(fabrics),
+        provider: Arc::new(providers),
         donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
         folder: shared.map_or_else(|| folder.to_path_buf(), |shared| folder.join(shared)),
-        notes: folder.to_path_buf(),
-        among: among.map(|among| Among {
+        watermark_folder: folder.to_path_buf(),
+        peer_nodes: peer_nodes.map(|among| PeerNodes {
             address: among.address.clone(),
             others: among.others.clone(),
             parties: Parties::of(among.nodes.keys()),
         }),
         shares_process: false,
-        settings: DisaggregatedSettings {
+        settings: DisaggregatedConfig {
             metadata_cache_bytes: section.metadata_cache_bytes,
             data_cache_bytes: section.data_cache_bytes,
             delta_bytes_max: section.delta_bytes,
             evict_above_percent: section.evict_above_percent,
             evict_to_percent: section.evict_to_percent,
-            ..DisaggregatedSettings::default()
+            ..DisaggregatedConfig::default()
         },
     }
 }
 
-/// Looks again and again which orderers a process's file names, and tells: `heddle orderer add` and `remove` change that.
-async fn learn_of_orderers(role: ProcessRole, folder: PathBuf, tell: impl Fn(&[String]), stop: Stop) {
-    let path = folder.join(file::FILE);
+/// Polls a process's file for changes of the orderers, and reports them through `tell`: `heddle orderer add` and
+/// `remove` change the file.
+async fn watch_orderers(role: ProcessRole, folder: PathBuf, tell: impl Fn(&[String]), stop: CancellationToken) {
+    let path = folder.join(file::NODE_FILE);
     let written = || std::fs::metadata(&path).and_then(|file| file.modified()).ok();
     let mut seen = written();
-    while stop.or_stopped(tokio::time::sleep(LOOK)).await.is_some() {
+    while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
         let now = written();
         if now == seen {
             continue;
@@ -277,13 +279,15 @@ async fn learn_of_orderers(role: ProcessRole, folder: PathBuf, tell: impl Fn(&[S
         seen = now;
         match NodeFile::load(role, &path) {
             Ok(file) if !file.orderers().is_empty() => tell(file.orderers()),
-            Ok(_) => tracing::warn!("the file of this process names no orderer any more; it goes on with those it had"),
-            Err(error) => tracing::warn!(%error, "this process goes on with the orderers it had"),
+            Ok(_) => tracing::warn!("the file of this process no longer names an orderer; it keeps using those it had"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the file of this process; it keeps using the orderers it had")
+            }
         }
     }
 }
 
-/// Says that others on the network can read along, where they can.
+/// Warns if others on the network can read this process's traffic.
 fn warn_of_clear_text(file: &NodeFile, said: Option<bool>) {
     let is_loopback = |address: &str| {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
@@ -300,23 +304,23 @@ fn warn_of_clear_text(file: &NodeFile, said: Option<bool>) {
              make it again with `heddle plan`, which writes the certificates"
         ),
         Some(_) => tracing::warn!(
-            "memory, storage and links at tcp: addresses run in clear text, as tcp_tls = false says: whoever is on the \
-             network between these hosts can read and change this peer's state"
+            "memory, storage and links at tcp: addresses run in clear text, as tcp_tls = false says: anyone on the network \
+             between these hosts can read and change this peer's state"
         ),
     }
 }
 
-/// What all roles start from.
-struct Here<'a> {
+/// The inputs that all roles share.
+struct RoleContext<'a> {
     file: &'a NodeFile,
     folder: &'a Path,
-    stop: &'a Stop,
+    stop: &'a CancellationToken,
     services: &'a Services,
-    /// Below everything that goes over tcp.
+    /// TLS below everything that uses tcp.
     tcp_tls: Option<TcpTls>,
 }
 
-impl Here<'_> {
+impl RoleContext<'_> {
     fn path(&self, path: &Path) -> PathBuf {
         self.folder.join(path)
     }
@@ -331,21 +335,21 @@ impl Here<'_> {
         Ok(MspDirectory::read(&self.folder.join(file::MSP))?.signer(msp_id)?)
     }
 
-    fn control(&self, operated: Arc<dyn control::Operated>) -> Result<JoinHandle<()>, NodeError> {
+    fn control(&self, operated: Arc<dyn control::ControlHandler>) -> Result<JoinHandle<()>, NodeError> {
         let serving = control::start(self.folder, operated, self.stop.clone())?;
         Ok(self.services.watch_task("the control socket", serving))
     }
 
-    fn fabrics(&self) -> Fabrics {
-        Fabrics::new(self.tcp_tls.clone(), self.services)
+    fn providers(&self) -> SchemeProviders {
+        SchemeProviders::new(self.tcp_tls.clone(), self.services)
     }
 
-    /// Makes links within the organisation known.
-    fn register(&self, own: Option<&Secret>, ports: Vec<Port>) {
+    /// Registers the transports for links within the organisation.
+    fn register(&self, own: Option<&Secret>, ports: Vec<LinkPort>) {
         links::register(&self.file.name, own, self.tcp_tls.as_ref(), ports, self.services);
     }
 
-    /// The organisations that are members of the channel, but for one.
+    /// The organisations that are members of the channel, except one.
     fn members(&self, but: Option<&str>) -> Result<Parties, NodeError> {
         let config = ChannelConfig::from_block(&self.genesis()?)?;
         let names = config.application().iter().map(|organization| organization.msp_id.to_string());
@@ -353,17 +357,17 @@ impl Here<'_> {
     }
 
     fn tls(&self) -> Result<TlsIdentity, NodeError> {
-        Ok(TlsIdentity::read(self.folder, identity::Role::Peer)?)
+        Ok(TlsIdentity::read(self.folder, identity::MemberRole::Peer)?)
     }
 
-    async fn memory(&self) -> Result<Started, NodeError> {
-        let fabric = self.fabrics();
-        let health = metrics::Health::new(Vec::new(), Intake::default());
+    async fn memory(&self) -> Result<StartedRole, NodeError> {
+        let provider = self.providers();
+        let health = metrics::Health::new(Vec::new(), TransactionIntake::default());
         if let Some(section) = &self.file.order_log {
-            let memory = LogMemory::start(log_memory::Options {
+            let memory = LogMemoryInstance::start(log_memory::LogMemoryConfig {
                 name: &self.file.name,
                 number: section.number,
-                fabric: &fabric,
+                provider: &provider,
                 address: &section.address,
                 orderers: section.orderers.iter().map(|(name, token)| (name.clone(), token.token())).collect(),
                 log_bytes: section.log_bytes,
@@ -371,13 +375,13 @@ impl Here<'_> {
             .await?;
             let address = memory.address();
             let tasks = vec![self.services.watch(&self.file.name, memory.ended())];
-            return Ok(Started { kind: Kind::LogMemory(memory), tasks, health, address });
+            return Ok(StartedRole { kind: RoleParts::LogMemory(memory), tasks, health, address });
         }
         let section = self.file.memory.as_ref().expect("one of the two was looked for when the file was read");
-        let memory = Memory::start(memory::Options {
+        let memory = MemoryInstance::start(memory::MemoryConfig {
             name: &self.file.name,
             number: section.number,
-            fabric: &fabric,
+            provider: &provider,
             address: &section.address,
             owners: section.owners.iter().map(|(owner, token)| (owner.clone(), token.token())).collect(),
             budget_bytes: section.memory_bytes,
@@ -386,14 +390,14 @@ impl Here<'_> {
         .await?;
         let address = memory.address();
         let tasks = vec![self.services.watch(&self.file.name, memory.ended())];
-        Ok(Started { kind: Kind::Memory(memory), tasks, health, address })
+        Ok(StartedRole { kind: RoleParts::Memory(memory), tasks, health, address })
     }
 
-    async fn storage(&self) -> Result<Started, NodeError> {
+    async fn storage(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.storage();
-        self.register(None, vec![Port::named(&section.address, &section.clients)]);
+        self.register(None, vec![LinkPort::named(&section.address, &section.clients)]);
         let directory = self.path(&section.directory);
-        let storage = Storage::start(storage_role::Options {
+        let storage = StorageInstance::start(storage_role::StorageConfig {
             name: &self.file.name,
             data: DataDirectory::open(&directory).await?,
             sync: GroupSync::new(),
@@ -402,42 +406,45 @@ impl Here<'_> {
             clients: &Parties::of(section.clients.keys()),
         })
         .await?;
-        let health = metrics::Health::new(Vec::new(), Intake::default());
+        let health = metrics::Health::new(Vec::new(), TransactionIntake::default());
         let address = section.address.clone();
-        Ok(Started { kind: Kind::Storage(storage), tasks: Vec::new(), health, address })
+        Ok(StartedRole { kind: RoleParts::Storage(storage), tasks: Vec::new(), health, address })
     }
 
-    async fn compute(&self) -> Result<Started, NodeError> {
+    async fn compute(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.compute();
-        let among = section.among.iter().map(|among| Port::named(&among.address, &among.nodes));
-        let ports = std::iter::once(Port::named(&section.address, &section.gateways)).chain(among).collect();
+        let peer_nodes = section.peer_nodes.iter().map(|nodes| LinkPort::named(&nodes.address, &nodes.nodes));
+        let ports = std::iter::once(LinkPort::named(&section.address, &section.gateways)).chain(peer_nodes).collect();
         self.register(Some(&section.token), ports);
         links::register_tls(self.folder, &self.tls()?)?;
-        let mut config = file::config(&section.organizations, &section.contracts, &section.limits);
+        let mut config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
-        if let Some(among) = &section.among {
-            config.pool.borrow = among.borrow;
-            config.pool.spot_check_one_in = among.spot_check_one_in;
+        if let Some(peer_nodes) = &section.peer_nodes {
+            config.pool.offload = peer_nodes.offload;
+            config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
         }
         let registry = contracts::registry(&config)?;
         let sources = BlockSources::from(section.orderers.clone());
         let definitions = contracts::definitions(&config, &registry)?;
-        rules::check(self.folder, &definitions)?;
-        let options = compute::Options {
+        policy_record::check(self.folder, &definitions)?;
+        let options = compute::ComputeConfig {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,
             definitions,
             registry,
             genesis: &self.genesis()?,
             orderers: sources.clone(),
-            settings: compute::settings(&config),
+            settings: compute::peer_config(&config),
         };
         let compute = match (&section.local, &section.pooled) {
-            (Some(local), _) => Compute::monolithic(options, self.local(local).await?).await?,
+            (Some(local), _) => ComputeInstance::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                Compute::disaggregated(options, elsewhere(pooled, section.among.as_ref(), self.folder, self.fabrics()))
-                    .await?
+                ComputeInstance::disaggregated(
+                    options,
+                    remote_backends(pooled, section.peer_nodes.as_ref(), self.folder, self.providers()),
+                )
+                .await?
             }
         };
         let compute = Arc::new(compute);
@@ -445,12 +452,12 @@ impl Here<'_> {
         let mut tasks = vec![self.control(compute.clone())?];
         let tell = move |now: &[String]| sources.set(now);
         let (folder, stop) = (self.folder.to_path_buf(), self.stop.clone());
-        let learning = learn_of_orderers(ProcessRole::Compute, folder, tell, stop);
+        let learning = watch_orderers(ProcessRole::Compute, folder, tell, stop);
         tasks.push(self.services.watch("the look-out for orderers", learning));
         let others = self.members(Some(&section.msp_id))?;
         for (scope, address, parties) in [
-            (Scope::Own, &section.address, Parties::of(section.gateways.keys())),
-            (Scope::Others, &section.others_address, others),
+            (ServiceScope::Own, &section.address, Parties::of(section.gateways.keys())),
+            (ServiceScope::Others, &section.others_address, others),
         ] {
             let serving = serve_peer(compute.clone(), scope, address, &parties, self.stop.clone());
             let task = serving.await.map_err(failed)?;
@@ -458,65 +465,65 @@ impl Here<'_> {
                 let _ = task.await;
             }));
         }
-        let part = compute.clone() as Arc<dyn metrics::Part>;
-        let health = metrics::Health::new(vec![(self.file.name.clone(), part)], Intake::default());
+        let part = compute.clone() as Arc<dyn metrics::MonitoredPart>;
+        let health = metrics::Health::new(vec![(self.file.name.clone(), part)], TransactionIntake::default());
         let health = health.with_notes(compute.notes());
         let address = section.address.clone();
-        Ok(Started { kind: Kind::Compute(compute), tasks, health, address })
+        Ok(StartedRole { kind: RoleParts::Compute(compute), tasks, health, address })
     }
 
-    /// A disk of its own.
-    async fn local(&self, section: &file::LocalFile) -> Result<Local, NodeError> {
+    /// Opens the disk of a monolithic peer.
+    async fn local(&self, section: &file::LocalStoresFile) -> Result<LocalBackends, NodeError> {
         let data = DataDirectory::open(&self.path(&section.directory)).await?;
-        let tables = FjallOptions { memtable_bytes: section.storage.memtable_bytes as u64, ..FjallOptions::default() };
+        let tables = FjallConfig { memtable_bytes: section.storage.memtable_bytes as u64, ..FjallConfig::default() };
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let state = compute::local_state(&section.storage);
-        Ok(Local { directory: data.subdirectory(BLOCKS).await?, data, sync: GroupSync::new(), tables, state })
+        Ok(LocalBackends { directory: data.subdirectory(BLOCKS).await?, data, sync: GroupSync::new(), tables, state })
     }
 
-    async fn orderer(&self) -> Result<Started, NodeError> {
+    async fn orderer(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.orderer();
         let listener = ports::bind(section.listen, "orderer.listen").await?;
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
         let directory = self.path(&section.directory);
         let log = Arc::new(OnceLock::new());
-        let (engines, acknowledge): (Arc<dyn Engines>, _) = match (&section.sift, &section.raft) {
-            (None, None) => (Arc::new(SoloEngines), Acknowledge::Queued),
+        let (engines, acknowledge): (Arc<dyn OrderingEngines>, _) = match (&section.sift, &section.raft) {
+            (None, None) => (Arc::new(SoloEngines), AcknowledgeMode::Queued),
             (Some(sift), _) => {
-                let keeper = usize::try_from(sift.number - 1).ok().and_then(|place| sift.keepers.get(place));
-                let port = keeper.map(|address| Port::named(address, &sift.orderers));
+                let keeper = usize::try_from(sift.number - 1).ok().and_then(|place| sift.acceptors.get(place));
+                let port = keeper.map(|address| LinkPort::named(address, &sift.orderers));
                 self.register(Some(&sift.token), port.into_iter().collect());
                 let engines = orderer::SiftEngines {
-                    fabric: Arc::new(self.fabrics()),
+                    provider: Arc::new(self.providers()),
                     number: sift.number,
                     name: self.file.name.clone(),
                     token: sift.token.token(),
                     memory: sift.memory.clone(),
-                    keepers: sift.keepers.clone(),
+                    acceptors: sift.acceptors.clone(),
                     log_bytes: sift.log_bytes,
                     volatile: sift.volatile,
                 };
-                (Arc::new(engines), Acknowledge::Durable)
+                (Arc::new(engines), AcknowledgeMode::Durable)
             }
             (None, Some(raft)) => {
                 let own = raft.members.iter().find(|member| member.number == raft.number);
-                let accepted = Accepted::Group(raft.token.clone());
-                let port = own.map(|member| Port { address: member.address.clone(), accepted });
+                let accepted = AcceptedTokens::SharedToken(raft.token.clone());
+                let port = own.map(|member| LinkPort { address: member.address.clone(), accepted });
                 self.register(Some(&raft.token), port.into_iter().collect());
                 let members = raft.members.iter().map(|member| (member.number, member.address.clone()));
                 let engines = orderer::RaftEngines {
                     number: raft.number,
                     members: members.collect(),
                     joins: raft.joins,
-                    directory: directory.join(orderer::RAFT),
+                    directory: directory.join(orderer::RAFT_FOLDER),
                     log: Arc::clone(&log),
                 };
-                (Arc::new(engines), Acknowledge::Durable)
+                (Arc::new(engines), AcknowledgeMode::Durable)
             }
         };
         let data = DataDirectory::open(&directory).await?;
-        let ordering = Ordering::start(orderer::Options {
+        let ordering = OrdererInstance::start(orderer::OrdererConfig {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,
             directory: data.subdirectory(BLOCKS).await?,
@@ -524,54 +531,55 @@ impl Here<'_> {
             sync: GroupSync::new(),
             engines,
             acknowledge,
-            notes: self.folder.to_path_buf(),
+            watermark_folder: self.folder.to_path_buf(),
             volatile: section.sift.as_ref().is_some_and(|sift| sift.volatile),
             cutting: orderer::cutting(section.cut),
             genesis: &self.genesis()?,
             address: &section.blocks_address,
         })
         .await?;
-        let intake = Intake::default();
+        let intake = TransactionIntake::default();
         let mut tasks = vec![self.watch(&directory, section.free_bytes_min, &intake)];
         if let Some(log) = log.get() {
-            let operated = control::Orderer { name: self.file.name.clone(), log: Arc::clone(log) };
+            let operated = control::OrdererControl { name: self.file.name.clone(), log: Arc::clone(log) };
             tasks.push(self.control(Arc::new(operated))?);
         }
-        let guarded = Arc::new(Guarded { orderer: ordering.orderer().clone(), intake: intake.clone() });
+        let guarded = Arc::new(IntakeGuardedOrderer { orderer: ordering.orderer().clone(), intake: intake.clone() });
         let members = self.members(None)?;
         let serving = serve_orderer(guarded, &section.intake_address, &members, self.stop.clone()).await;
         let serving = serving.map_err(|source| NodeError::Chain { who: self.file.name.clone(), source })?;
         tasks.push(self.services.watch(format!("the port at {}", section.intake_address), async move {
             let _ = serving.await;
         }));
-        let organizations = ordering.chain().rules().members().msps().count();
+        let organizations = ordering.chain().policies().members().msps().count();
         let limits = ports::call_limits(&section.limits, organizations);
-        let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), self.stop.clone());
+        let port = OrdererService::new(ordering.orderer().clone(), &limits, intake.clone(), self.stop.clone());
         let address = ports::local(&listener).to_string();
         let tls = gateway_role::tls(section.tls.then_some(&tls))?;
         let serving = ports::serve(listener, tls, port, &section.limits, organizations, self.stop.clone());
         tasks.push(self.services.watch_task("the port of clients", serving));
-        let part = ordering.chain().clone() as Arc<dyn metrics::Part>;
+        let part = ordering.chain().clone() as Arc<dyn metrics::MonitoredPart>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
-        Ok(Started { kind: Kind::Orderer(ordering), tasks, health, address })
+        Ok(StartedRole { kind: RoleParts::Orderer(ordering), tasks, health, address })
     }
 
-    async fn gateway(&self) -> Result<Started, NodeError> {
+    async fn gateway(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.gateway();
         let listener = ports::bind(section.listen, "gateway.listen").await?;
         self.register(Some(&section.token), Vec::new());
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
-        let config = file::config(&section.organizations, &section.contracts, &section.limits);
+        let config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         let registry = contracts::registry(&config)?;
         let definitions = contracts::definitions(&config, &registry)?;
         let remote = |name: String, addresses: &[String], parties: &Parties| {
             let (addresses, parties, definitions) = (addresses.to_vec(), parties.clone(), definitions.clone());
-            Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, parties, definitions }))
+            Arc::new(RemotePeer::new(RemotePeerConfig { name, addresses, parties, definitions }))
         };
-        // A compute node of this organisation has proved to know this gateway's token.
+        // A compute node of this organisation has proved that it knows this gateway's token.
         let own_nodes = Parties::anyone();
-        // One by one to have proposals run, and together for what was committed, which the primary says.
+        // Each compute node is used separately for proposals; all together serve commits, which only the primary
+        // reports.
         let nodes = |whose: &str, addresses: &[String], parties: &Parties| -> Vec<Arc<RemotePeer>> {
             let node = |(number, address): (usize, &String)| {
                 let count =
@@ -580,7 +588,8 @@ impl Here<'_> {
             };
             addresses.iter().enumerate().map(node).collect()
         };
-        let endorse = |nodes: &[Arc<RemotePeer>]| balanced(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
+        let endorse =
+            |nodes: &[Arc<RemotePeer>]| balanced_endorser(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
         let own = nodes("the organisation's peer", &section.compute, &own_nodes);
         let endorses = endorse(&own);
         let mut peers = own;
@@ -591,7 +600,8 @@ impl Here<'_> {
         let mut comparisons = Vec::new();
         let others = section.others.iter().map(|(msp_id, addresses)| {
             let nodes = nodes(&format!("the peer of {msp_id}"), addresses, &Parties::of([msp_id]));
-            comparisons.extend(nodes.iter().map(|node| Arc::new(Comparison::new(msp_id.as_str(), node.clone()))));
+            comparisons
+                .extend(nodes.iter().map(|node| Arc::new(CommitHashComparison::new(msp_id.as_str(), node.clone()))));
             let address = addresses.join(" or ").into();
             Endorser { msp_id: MspId::new(msp_id.as_str()), address, endorse: endorse(&nodes) }
         });
@@ -599,10 +609,10 @@ impl Here<'_> {
         for comparison in &comparisons {
             let (comparison, own, stop) = (comparison.clone(), peers[0].clone(), self.stop.clone());
             tasks.push(self.services.watch("the comparison with another peer", async move {
-                stop.or_stopped(comparison.run(own)).await;
+                stop.run_until_cancelled(comparison.run(own)).await;
             }));
         }
-        // Several are one group, of which any may lead.
+        // Several orderers form one group, and any of them may lead.
         let orders = Parties::of([&section.orderer_msp_id]);
         let broadcast: Arc<dyn Broadcast> = match &section.orderers[..] {
             [only] => Arc::new(RemoteOrderer::new(only.clone(), orders)),
@@ -610,22 +620,22 @@ impl Here<'_> {
                 let orderers = Arc::new(RemoteOrderers::new(several.to_vec(), orders));
                 let (told, stop) = (Arc::clone(&orderers), self.stop.clone());
                 let tell = move |now: &[String]| told.set_addresses(now);
-                let learning = learn_of_orderers(ProcessRole::Gateway, self.folder.to_path_buf(), tell, stop);
+                let learning = watch_orderers(ProcessRole::Gateway, self.folder.to_path_buf(), tell, stop);
                 tasks.push(self.services.watch("the look-out for orderers", learning));
                 orderers
             }
         };
-        let orderer = OrderingNode {
+        let orderer = OrdererEndpoint {
             msp_id: MspId::new(section.orderer_msp_id.as_str()),
             address: section.orderers.join(" or ").into(),
             broadcast,
         };
-        let intake = Intake::default();
+        let intake = TransactionIntake::default();
         if let Some(directory) = &section.watch {
             tasks.push(self.watch(&self.path(directory), section.free_bytes_min, &intake));
         }
         let address = ports::local(&listener).to_string();
-        let serving = gateway_role::start(gateway_role::Options {
+        let serving = gateway_role::start(gateway_role::GatewayRoleConfig {
             peer: peers[0].clone(),
             local: Endorser {
                 msp_id: MspId::new(section.msp_id.as_str()),
@@ -641,14 +651,14 @@ impl Here<'_> {
             stop: self.stop.clone(),
         })?;
         tasks.push(self.services.watch_task("the port of clients", serving));
-        let part = peers[0].clone() as Arc<dyn metrics::Part>;
+        let part = peers[0].clone() as Arc<dyn metrics::MonitoredPart>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
-        let health = health.with_notes(move || comparisons.iter().filter_map(|one| one.parted()).collect());
-        Ok(Started { kind: Kind::Gateway(peers), tasks, health, address })
+        let health = health.with_notes(move || comparisons.iter().filter_map(|one| one.divergence()).collect());
+        Ok(StartedRole { kind: RoleParts::Gateway(peers), tasks, health, address })
     }
 
-    /// Looks at the room of a disk until the stop.
-    fn watch(&self, directory: &Path, free_bytes_min: u64, intake: &Intake) -> JoinHandle<()> {
+    /// Watches the free space of a disk until the stop.
+    fn watch(&self, directory: &Path, free_bytes_min: u64, intake: &TransactionIntake) -> JoinHandle<()> {
         disk::look(directory, free_bytes_min, intake);
         let watching = disk::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone());
         self.services.watch("the look-out for room on the disk", watching)

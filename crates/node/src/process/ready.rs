@@ -1,4 +1,4 @@
-//! `ready.json`: that a process can be used, and where. It lies beside the process's configuration.
+//! `ready.json`: states that a process is ready, and its addresses. It lies beside the process's configuration.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::file::ProcessRole;
 use crate::network::{NodeError, write};
 
-const FILE: &str = "ready.json";
+const READY_FILE: &str = "ready.json";
 
 /// A process that can be used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,29 +16,29 @@ const FILE: &str = "ready.json";
 pub struct Ready {
     /// Such as `compute-org1`.
     pub name: String,
-    /// What it does.
+    /// Its role.
     pub role: ProcessRole,
-    /// Its number.
+    /// Its process ID.
     pub process: u32,
-    /// Where it answers.
+    /// The address at which it answers.
     pub address: String,
-    /// Where its metrics and health are.
+    /// The address of its metrics and health.
     pub metrics: SocketAddr,
 }
 
 impl Ready {
-    /// Reads what the process of a folder said last, if it said anything.
+    /// Reads the last report of the process in a folder, if there is one.
     pub fn load(folder: &Path) -> Option<Ready> {
-        serde_json::from_slice(&std::fs::read(folder.join(FILE)).ok()?).ok()
+        serde_json::from_slice(&std::fs::read(folder.join(READY_FILE)).ok()?).ok()
     }
 
     pub(super) fn store(&self, folder: &Path) -> Result<(), NodeError> {
         let text = serde_json::to_string_pretty(self).expect("it has a JSON form");
-        write(&folder.join(FILE), (text + "\n").as_bytes())
+        write(&folder.join(READY_FILE), (text + "\n").as_bytes())
     }
 
     pub(super) fn remove(folder: &Path) {
-        // Where it stays, it names a process that has ended, which whoever reads it finds out.
-        let _ = std::fs::remove_file(folder.join(FILE));
+        // If the file stays, it names a process that has ended, which its readers find out.
+        let _ = std::fs::remove_file(folder.join(READY_FILE));
     }
 }

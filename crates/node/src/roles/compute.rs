@@ -1,15 +1,15 @@
 //! Endorses and commits for one organisation.
 //!
-//! The disaggregated form owns nothing durable. It starts in these steps:
-//! 1. Ask the storage node for the channel's epoch, and open blocks and rows under the next one: from then on the storage
-//!    node refuses whoever was primary before.
-//! 2. Open the address space under the same epoch, which takes the memory of an earlier primary back.
-//! 3. Replay the blocks behind the savepoint, then follow the orderer.
+//! The disaggregated form keeps no durable data of its own. It starts in these steps:
+//! 1. Ask the storage node for the channel's epoch, and open blocks and rows under the next epoch. From then on the
+//!    storage node rejects requests of an earlier primary.
+//! 2. Open the address space under the same epoch. This reclaims the memory of an earlier primary.
+//! 3. Replay the blocks above the savepoint, then follow the orderer.
 //!
-//! A peer may have several compute nodes. Then each of them follows the one that is the primary, or is it: who that is, and how
-//! another takes its place, is [`chain::succession`]'s matter.
+//! A peer may have several compute nodes: one primary, and followers. [`chain::failover`] chooses the primary and
+//! performs the takeover.
 //!
-//! The monolithic form has block store and tables of its own.
+//! The monolithic form has its own block store and tables.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,142 +19,145 @@ use async_trait::async_trait;
 use base::rt::net::Parties;
 use base::rt::{self, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
-use chain::access::Definitions;
+use chain::access::ContractDefinitions;
 use chain::endorse::{Endorse, EndorseError};
-use chain::peer::Settings;
-use chain::stores::{NodeStores, States, Stores};
-use chain::succession::{ComputeNode, ComputeNodeOptions, PATIENCE, PeerMemory, Standing};
-use chain::validate::borrow::Borrowing;
+use chain::failover::{ComputeNode, ComputeNodeSetup, ComputeRole, FAILOVER_TIMEOUTS, PeerMemory};
+use chain::peer::PeerConfig;
+use chain::stores::{NodeStores, PeerStores, WorldStateFactory};
+use chain::validate::offload::OffloadConfig;
 use chain::view::{ChannelView, PeerView};
-use chain::{BlockSources, Channel, LocalStores, Peer, PeerOptions};
-use contract::Registry;
+use chain::{BlockSources, Channel, LocalStores, Peer, PeerSetup};
+use contract::ContractRegistry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
-use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, SpaceOptions, VerbCounts};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig, VerbCounts};
 use proto::protos::{ProposalResponse, Response};
-use rma::Fabric;
-use state::disaggregated::memory::{LentMemory, MemoryError};
-use state::{Disaggregated, DisaggregatedSettings, Usage, WorldState};
-use storage::node::RemoteOptions;
+use rma::Provider;
+use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
+use state::{Disaggregated, DisaggregatedConfig, StateUsage, WorldState};
+use storage::node::RemoteStoreConfig;
 use storage::tables::TablesEngine;
 use storage::{DataDirectory, GroupSync, StateStore, WatermarkFile};
 
-use crate::config::Config;
-use crate::control::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory, budget};
+use crate::config::HeddleConfig;
+use crate::control::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, budget};
 use crate::load;
 use crate::metrics;
 use crate::network::NodeError;
-use crate::process::Ended;
+use crate::process::ProcessEnd;
 
-/// The wait before a storage node that does not answer is asked again; it doubles.
-const ASK_AGAIN_MIN: Duration = Duration::from_millis(50);
-/// The longest such wait.
-const ASK_AGAIN_MAX: Duration = Duration::from_secs(2);
-/// How often one of several compute nodes is looked at until it has found its place.
+/// The pause before the first retry at a storage node that does not answer; it doubles with each retry.
+const STORAGE_BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// The longest such pause.
+const STORAGE_BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How often a compute node that still waits for its role is polled.
 const READY_PERIOD: Duration = Duration::from_millis(5);
-/// How often memory nodes are asked whether they still answer.
+/// How often memory nodes are probed for whether they still answer.
 const PROBE_PERIOD: Duration = Duration::from_secs(2);
-/// What a compute node is that has no memory of its own to show.
-const READER: &str = "a reader: the peer's primary, another compute node, holds its memory";
+/// Why a follower has no memory report.
+const FOLLOWER_HINT: &str = "a follower: the peer's primary, another compute node, owns its memory";
 
-/// What a compute node is made of, wherever its state lies.
-pub(crate) struct Options<'a> {
+/// What a compute node needs in either form.
+pub(crate) struct ComputeConfig<'a> {
     /// For logs and errors.
     pub name: &'a str,
     /// Signs endorsements.
     pub signer: Signer,
-    pub registry: Registry,
-    pub definitions: Definitions,
-    /// Of the channel that it takes part in.
+    pub registry: ContractRegistry,
+    pub definitions: ContractDefinitions,
+    /// Genesis block of the channel that the node joins.
     pub genesis: &'a Block,
-    /// Where orderers stream blocks.
+    /// Addresses from which orderers stream blocks.
     pub orderers: BlockSources,
-    pub settings: Settings,
+    pub settings: PeerConfig,
 }
 
-/// A disk of its own.
-pub(crate) struct Local {
-    /// Nobody else uses it as long as the peer runs.
+/// The local disk of a monolithic peer.
+pub(crate) struct LocalBackends {
+    /// Locks the data directory while the peer runs.
     pub data: DataDirectory,
     pub directory: Directory,
     pub sync: GroupSync,
     pub tables: Arc<dyn TablesEngine>,
-    pub state: state::Settings,
+    pub state: state::MonolithicConfig,
 }
 
-/// Memory and a storage node, wherever they are.
+/// Pooled memory and the storage node of a disaggregated peer.
 #[derive(Clone)]
-pub(crate) struct Elsewhere {
-    /// Where the storage node answers.
+pub(crate) struct RemoteBackends {
+    /// Address of the storage node.
     pub storage: String,
     /// The name by which memory nodes know this peer.
     pub owner: String,
-    pub fabric: Arc<dyn Fabric>,
+    pub provider: Arc<dyn Provider>,
     pub donors: Vec<Donor>,
     pub section_bytes: u64,
-    /// Bytes of memory that the peer may have, as the configuration says.
+    /// Bytes of memory that the configuration allows the peer.
     pub budget_bytes: u64,
-    /// Where it keeps another budget that its operator gave it. Compute nodes of a peer share it, where they can.
+    /// The folder of a budget that the operator set later. The compute nodes of a peer share it where they can.
     pub folder: PathBuf,
-    /// Its own folder, where it notes how far the channel had come at the storage node.
-    pub notes: PathBuf,
-    /// How it finds the peer's other compute nodes, if it has others.
-    pub among: Option<Among>,
+    /// The node's own folder, for the channel's watermark: how many blocks the storage node has confirmed.
+    pub watermark_folder: PathBuf,
+    /// How the node reaches the peer's other compute nodes, if there are any.
+    pub peer_nodes: Option<PeerNodes>,
     /// Whether other peers run in the same process.
     pub shares_process: bool,
-    pub settings: DisaggregatedSettings,
+    pub settings: DisaggregatedConfig,
 }
 
 /// The compute nodes of a peer that has several.
 #[derive(Clone)]
-pub(crate) struct Among {
-    /// Where this one answers the others while it is the primary.
+pub(crate) struct PeerNodes {
+    /// Address at which this node answers the others while it is the primary.
     pub address: String,
-    /// Where they do.
+    /// Addresses at which the others answer.
     pub others: Vec<String>,
-    /// The others, by the names that their links prove.
+    /// The identities of the others, as their links prove them.
     pub parties: Parties,
 }
 
-/// A peer that runs, or one of its compute nodes.
-pub(crate) struct Compute {
+/// A running peer, or one of its compute nodes.
+pub(crate) struct ComputeInstance {
     name: String,
-    node: Node,
-    memory: Option<Arc<Pooled>>,
-    /// One budget is set at a time: what was kept last is what counts.
-    setting: rt::sync::Mutex<()>,
+    node: NodeMode,
+    memory: Option<Arc<PooledMemory>>,
+    /// Serialises changes of the budget, so that the value stored last is the one in force.
+    budget_lock: rt::sync::Mutex<()>,
     _data: Option<DataDirectory>,
 }
 
-enum Node {
-    /// The only one of its peer.
-    Alone { peer: Arc<Peer>, channel: Arc<Channel> },
-    /// One of several.
-    Among(ComputeNode),
+enum NodeMode {
+    /// The only compute node of its peer.
+    SingleNode { peer: Arc<Peer>, channel: Arc<Channel> },
+    /// One of several compute nodes.
+    PeerNodes(ComputeNode),
 }
 
 /// Pooled memory.
-struct Pooled {
-    elsewhere: Elsewhere,
+struct PooledMemory {
+    remote: RemoteBackends,
     space: Mutex<Option<AddressSpace>>,
-    /// Of a compute node that is the only one of its peer.
+    /// Set where the node is the only one of its peer.
     state: Mutex<Weak<Disaggregated>>,
 }
 
-/// States in pooled memory, under one epoch.
+/// Opens world states in pooled memory, under one epoch.
 struct PooledStates {
-    memory: Arc<Pooled>,
+    memory: Arc<PooledMemory>,
     epoch: Epoch,
 }
 
 #[async_trait]
-impl States for PooledStates {
+impl WorldStateFactory for PooledStates {
     async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, chain::Error> {
         if self.memory.space().is_some() {
-            return Err(failed("an owner's memory is that of one channel".to_owned(), ErrorKind::Rejected));
+            return Err(failed(
+                "the memory of an owner serves one channel, and it is open".to_owned(),
+                ErrorKind::Rejected,
+            ));
         }
         let memory = PeerMemory::open(&*self.memory, self.epoch).await?;
-        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.elsewhere.settings.clone()).await?);
+        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.remote.settings.clone()).await?);
         *self.memory.state.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&state);
         Ok(state)
     }
@@ -165,35 +168,35 @@ fn failed(cause: String, kind: ErrorKind) -> chain::Error {
 }
 
 #[async_trait]
-impl PeerMemory for Pooled {
+impl PeerMemory for PooledMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn state::disaggregated::memory::Memory>, chain::Error> {
-        let Elsewhere { owner, fabric, donors, section_bytes, budget_bytes, folder, .. } = self.elsewhere.clone();
+        let RemoteBackends { owner, provider, donors, section_bytes, budget_bytes, folder, .. } = self.remote.clone();
         let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
             .map_err(|error| failed(error.to_string(), error.kind()))?;
-        let options = SpaceOptions { owner, epoch, fabric, donors, section_bytes, budget_bytes };
+        let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
         let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
         *self.lock() = Some(space.clone());
         Ok(Arc::new(space))
     }
 
-    async fn lend(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
-        let Elsewhere { owner, fabric, donors, section_bytes, .. } = self.elsewhere.clone();
-        let lent = LentSpace::open(LentSpaceOptions { owner, fabric, donors, section_bytes }).await;
+    async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
+        let RemoteBackends { owner, provider, donors, section_bytes, .. } = self.remote.clone();
+        let lent = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
         Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }
 
     async fn close(&self) {
         let space = self.lock().take();
         if let Some(space) = space {
-            // Others may have the memory at once.
+            // From now on other owners may get this memory.
             space.close().await;
         }
     }
 }
 
-impl Pooled {
-    /// Sees to it that a memory node which hangs shows in health, also while nobody asks it for memory.
-    async fn probe(memory: Weak<Pooled>) {
+impl PooledMemory {
+    /// Probes the memory nodes, so that health shows one that hangs even while nothing requests memory from it.
+    async fn probe(memory: Weak<PooledMemory>) {
         loop {
             rt::sleep(PROBE_PERIOD).await;
             let Some(memory) = memory.upgrade() else { return };
@@ -212,31 +215,31 @@ impl Pooled {
     }
 }
 
-/// How a peer behaves, as the configuration says.
-pub(crate) fn settings(config: &Config) -> Settings {
-    let mut settings = Settings::default();
+/// The peer's settings, from the configuration.
+pub(crate) fn peer_config(config: &HeddleConfig) -> PeerConfig {
+    let mut settings = PeerConfig::default();
     settings.endorse.concurrency_max = config.limits.proposals;
     settings.commit.persist_interval_blocks = config.storage.savepoint_blocks;
     settings.commit.replay_blocks_max = 2 * config.storage.savepoint_blocks;
-    settings.commit.borrowing = Borrowing {
-        when: config.pool.borrow.when(),
+    settings.commit.offload = OffloadConfig {
+        mode: config.pool.offload.offload_mode(),
         spot_check_one_in: config.pool.spot_check_one_in,
         meter: load::meter(),
-        ..Borrowing::default()
+        ..OffloadConfig::default()
     };
     settings
 }
 
-/// The memory of a monolithic peer's state.
-pub(crate) fn local_state(storage: &crate::config::Storage) -> state::Settings {
-    state::Settings {
+/// The memory settings of a monolithic peer's state.
+pub(crate) fn local_state(storage: &crate::config::StateStorageConfig) -> state::MonolithicConfig {
+    state::MonolithicConfig {
         cache_bytes: storage.cache_bytes,
         delta_bytes_max: storage.delta_bytes,
-        ..state::Settings::default()
+        ..state::MonolithicConfig::default()
     }
 }
 
-/// How often this process has found what it looked for.
+/// The hit rates of this process's caches.
 fn hits() -> Vec<HitRate> {
     use state::events::{DataCacheHits, DataCacheMisses, MetadataCacheHits, MetadataCacheMisses, StorageReads};
     let (found, looked) = (MetadataCacheHits.value(), MetadataCacheMisses.value());
@@ -244,67 +247,76 @@ fn hits() -> Vec<HitRate> {
     vec![
         rate("metadata cache", found, looked),
         rate("data cache", DataCacheHits.value(), DataCacheMisses.value()),
-        // Whoever knows a key's version or finds it in remote memory does not ask storage.
+        // A key whose version is cached, or that is found in remote memory, needs no read of the storage node.
         rate("all memory", (found + looked).saturating_sub(StorageReads.value()), StorageReads.value()),
     ]
 }
 
-impl Compute {
-    /// Opens the monolithic form.
-    pub(crate) async fn monolithic(options: Options<'_>, local: Local) -> Result<Compute, NodeError> {
+impl ComputeInstance {
+    /// Opens a monolithic peer.
+    pub(crate) async fn monolithic(
+        options: ComputeConfig<'_>,
+        local: LocalBackends,
+    ) -> Result<ComputeInstance, NodeError> {
         let mut stores = LocalStores::new(options.name, local.directory, local.sync, local.tables);
         stores.state = local.state;
-        Ok(Compute { _data: Some(local.data), ..Compute::open(&options, Arc::new(stores), None).await? })
+        Ok(ComputeInstance {
+            _data: Some(local.data),
+            ..ComputeInstance::open(&options, Arc::new(stores), None).await?
+        })
     }
 
-    /// Opens the disaggregated form. A storage node that does not answer is asked until it does.
-    pub(crate) async fn disaggregated(options: Options<'_>, elsewhere: Elsewhere) -> Result<Compute, NodeError> {
+    /// Opens a disaggregated peer. Retries until the storage node answers.
+    pub(crate) async fn disaggregated(
+        options: ComputeConfig<'_>,
+        remote: RemoteBackends,
+    ) -> Result<ComputeInstance, NodeError> {
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
-        // One for all attempts.
-        let watermark = Arc::new(WatermarkFile::open(super::watermarks(&elsewhere.notes).await?, &channel)?);
-        let mut wait = ASK_AGAIN_MIN;
+        // Opened once for all attempts.
+        let watermark = Arc::new(WatermarkFile::open(super::watermarks(&remote.watermark_folder).await?, &channel)?);
+        let mut wait = STORAGE_BACKOFF_MIN;
         loop {
-            let error = match Compute::attempt(&options, &elsewhere, &channel, &watermark).await {
+            let error = match ComputeInstance::try_start(&options, &remote, &channel, &watermark).await {
                 Err(error) if error.kind() == ErrorKind::Retry => error,
                 outcome => return outcome,
             };
             tracing::warn!(peer = options.name, %error, "cannot start yet");
             rt::sleep(wait).await;
-            wait = (wait * 2).min(ASK_AGAIN_MAX);
+            wait = (wait * 2).min(STORAGE_BACKOFF_MAX);
         }
     }
 
-    async fn attempt(
-        options: &Options<'_>,
-        elsewhere: &Elsewhere,
+    async fn try_start(
+        options: &ComputeConfig<'_>,
+        remote: &RemoteBackends,
         channel: &str,
         watermark: &Arc<WatermarkFile>,
-    ) -> Result<Compute, NodeError> {
-        let (address, token) = (elsewhere.storage.clone(), Bytes::new());
+    ) -> Result<ComputeInstance, NodeError> {
+        let (address, token) = (remote.storage.clone(), Bytes::new());
         let (space, state) = Default::default();
-        let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), space, state });
-        drop(rt::spawn(Pooled::probe(Arc::downgrade(&memory))));
-        if let Some(among) = &elsewhere.among {
-            return Compute::among(options, among.clone(), watermark.clone(), memory);
+        let memory = Arc::new(PooledMemory { remote: remote.clone(), space, state });
+        drop(rt::spawn(PooledMemory::probe(Arc::downgrade(&memory))));
+        if let Some(among) = &remote.peer_nodes {
+            return ComputeInstance::start_peer_node(options, among.clone(), watermark.clone(), memory);
         }
         let (epoch, channel) = (Epoch(0), channel.to_owned());
-        let remote = RemoteOptions { address: address.clone(), token: token.clone(), channel, epoch };
+        let remote = RemoteStoreConfig { address: address.clone(), token: token.clone(), channel, epoch };
         let begun = chain::stores::begin_epoch(remote, None, Some(watermark.as_ref())).await;
         let epoch = begun.map_err(|source| NodeError::Chain { who: options.name.to_owned(), source })?;
         let states = Arc::new(PooledStates { memory: memory.clone(), epoch });
         let stores = NodeStores { address, token, epoch, states, watermark: Some(watermark.clone()) };
-        Compute::open(options, Arc::new(stores), Some(memory)).await
+        ComputeInstance::open(options, Arc::new(stores), Some(memory)).await
     }
 
-    /// One of several, which finds its place by itself.
-    fn among(
-        options: &Options<'_>,
-        among: Among,
+    /// Starts one of several compute nodes; it finds its role by itself.
+    fn start_peer_node(
+        options: &ComputeConfig<'_>,
+        peer_nodes: PeerNodes,
         watermark: Arc<WatermarkFile>,
-        memory: Arc<Pooled>,
-    ) -> Result<Compute, NodeError> {
+        memory: Arc<PooledMemory>,
+    ) -> Result<ComputeInstance, NodeError> {
         let name = options.name.to_owned();
-        let node = ComputeNode::start(ComputeNodeOptions {
+        let node = ComputeNode::start(ComputeNodeSetup {
             name: name.clone(),
             signer: options.signer.clone(),
             registry: options.registry.clone(),
@@ -312,29 +324,35 @@ impl Compute {
             genesis: options.genesis.clone(),
             orderers: options.orderers.clone(),
             settings: options.settings.clone(),
-            storage: memory.elsewhere.storage.clone(),
+            storage: memory.remote.storage.clone(),
             token: Bytes::new(),
-            address: among.address,
-            others: among.others,
+            address: peer_nodes.address,
+            others: peer_nodes.others,
             watermark: Some(watermark),
-            parties: among.parties,
-            state: memory.elsewhere.settings.clone(),
+            parties: peer_nodes.parties,
+            state: memory.remote.settings.clone(),
             memory: memory.clone(),
-            patience: PATIENCE,
+            failover_timeouts: FAILOVER_TIMEOUTS,
         })
         .map_err(|source| NodeError::Chain { who: name.clone(), source })?;
         let setting = rt::sync::Mutex::new(());
-        Ok(Compute { name, node: Node::Among(node), memory: Some(memory), setting, _data: None })
+        Ok(ComputeInstance {
+            name,
+            node: NodeMode::PeerNodes(node),
+            memory: Some(memory),
+            budget_lock: setting,
+            _data: None,
+        })
     }
 
     async fn open(
-        options: &Options<'_>,
-        stores: Arc<dyn Stores>,
-        memory: Option<Arc<Pooled>>,
-    ) -> Result<Compute, NodeError> {
+        options: &ComputeConfig<'_>,
+        stores: Arc<dyn PeerStores>,
+        memory: Option<Arc<PooledMemory>>,
+    ) -> Result<ComputeInstance, NodeError> {
         let name = options.name.to_owned();
         let failed = |source| NodeError::Chain { who: name.clone(), source };
-        let peer = Peer::open(PeerOptions {
+        let peer = Peer::open(PeerSetup {
             name: name.clone(),
             signer: options.signer.clone(),
             stores,
@@ -346,32 +364,32 @@ impl Compute {
         .await
         .map_err(failed)?;
         let channel = peer.join(options.genesis).await.map_err(failed)?;
-        let node = Node::Alone { peer, channel };
-        Ok(Compute { name, node, memory, setting: rt::sync::Mutex::new(()), _data: None })
+        let node = NodeMode::SingleNode { peer, channel };
+        Ok(ComputeInstance { name, node, memory, budget_lock: rt::sync::Mutex::new(()), _data: None })
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The verbs that its state has posted; `None` in the monolithic form.
+    /// The verbs that this node's state has posted; `None` in the monolithic form.
     pub(crate) fn verbs(&self) -> Option<VerbCounts> {
         Some(self.memory.as_ref()?.space()?.verbs())
     }
 
-    /// How its remote memory is used.
+    /// How this node uses its remote memory.
     ///
     /// # Errors
-    /// Why that cannot be said, and what to do.
+    /// Why the report is not available, and what to do.
     pub(crate) async fn memory_report(&self) -> Result<MemoryReport, String> {
         let memory = self.pooled()?;
         let (space, state) = self.opened()?;
-        let Usage { allowed, leased, free, live, quarantined, evicted_records, evicted_bytes, sections_drained } =
+        let StateUsage { allowed, leased, free, live, quarantined, evicted_records, evicted_bytes, sections_drained } =
             state.usage().await;
         let sections = space.sections();
         let nodes = space.donors().into_iter().map(|donor| {
             let own = sections.iter().filter(|section| space.donor_of(section.id) == Some(donor.address.as_str()));
-            NodeMemory {
+            DonorMemoryReport {
                 sections: own.count() as u64,
                 address: donor.address,
                 connected: donor.connected,
@@ -383,7 +401,7 @@ impl Compute {
         Ok(MemoryReport {
             name: self.name.clone(),
             budget_bytes: space.budget_bytes(),
-            configured_bytes: memory.elsewhere.budget_bytes,
+            configured_bytes: memory.remote.budget_bytes,
             section_bytes: space.section_bytes(),
             allowed_bytes: allowed,
             leased_bytes: leased,
@@ -395,17 +413,17 @@ impl Compute {
             evicted_bytes,
             sections_drained,
             hits: hits(),
-            hits_of_process: memory.elsewhere.shares_process,
+            hits_of_process: memory.remote.shares_process,
         })
     }
 
-    /// Gives it another budget of remote memory, from now on and at later starts.
+    /// Sets another budget of remote memory, for now and for later starts.
     ///
     /// # Errors
-    /// Why not, and what to do; nothing has changed then.
+    /// Why the budget cannot be set, and what to do; nothing has changed then.
     pub(crate) async fn set_memory(&self, bytes: u64) -> Result<MemoryReport, String> {
         let memory = self.pooled()?;
-        let _one_at_a_time = self.setting.lock().await;
+        let _one_at_a_time = self.budget_lock.lock().await;
         let (space, state) = self.opened()?;
         let section = space.section_bytes();
         if bytes < section {
@@ -421,47 +439,47 @@ impl Compute {
                 false => format!(" (without {}, which cannot be reached)", missed.join(", ")),
             };
             return Err(format!(
-                "a budget of {bytes} bytes is more than the memory nodes have, which is {there} bytes{missed}; start more \
-                 memory nodes, raise their pool.memory_bytes, or give less"
+                "a budget of {bytes} bytes is more than the memory nodes have, {there} bytes{missed}; start more memory \
+                 nodes, raise their pool.memory_bytes, or set a lower budget"
             ));
         }
-        let folder = memory.elsewhere.folder.clone();
-        let configured = memory.elsewhere.budget_bytes;
+        let folder = memory.remote.folder.clone();
+        let configured = memory.remote.budget_bytes;
         let stored = rt::blocking({
             let folder = folder.clone();
             move || budget::store(&folder, bytes, configured)
         });
         stored.await.map_err(|error| {
-            let (file, advice) = (folder.join(budget::FILE), storage::advice(&error));
-            let what = "the budget stays as it was, because it cannot be kept for the next start";
+            let (file, advice) = (folder.join(budget::BUDGET_FILE), storage::advice(&error));
+            let what = "the budget stays as it was, because the new one cannot be stored for the next start";
             format!("{what}: {}: {error}{advice}", file.display())
         })?;
         state.set_budget(bytes).map_err(|error| error.to_string())?;
         self.memory_report().await
     }
 
-    fn pooled(&self) -> Result<&Arc<Pooled>, String> {
+    fn pooled(&self) -> Result<&Arc<PooledMemory>, String> {
         self.memory.as_ref().ok_or_else(|| {
             let name = &self.name;
             format!(
-                "{name} is monolithic and has no remote memory; its own is storage.cache_bytes of the configuration, which \
-                 is read at a start"
+                "{name} is monolithic and has no remote memory; storage.cache_bytes of the configuration sizes its cache; \
+                 it is read at each start"
             )
         })
     }
 
-    /// The memory nodes that it misses, without which it goes on, on storage and other memory; and the compute nodes of its
-    /// peer that lied to it.
+    /// Notes for health: the memory nodes that do not answer, which the peer replaces by storage and other memory; and
+    /// the compute nodes of the peer that returned false verdicts.
     pub(crate) fn notes(&self) -> impl Fn() -> Vec<String> + Send + Sync + 'static {
         let memory = self.memory.clone();
         let counts = match &self.node {
-            Node::Alone { .. } => Arc::default(),
-            Node::Among(node) => node.borrowing().clone(),
+            NodeMode::SingleNode { .. } => Arc::default(),
+            NodeMode::PeerNodes(node) => node.offload_counts().clone(),
         };
         move || {
             let liars = counts.liars().into_iter().map(|liar| {
                 format!(
-                    "{liar} lied about signatures and is asked nothing more; take it out of the peer and renew its keys"
+                    "{liar} returned false verdicts and gets no more work; remove it from the peer and renew its keys"
                 )
             });
             let space = memory.as_ref().and_then(|memory| memory.space());
@@ -469,95 +487,116 @@ impl Compute {
             let missed = donors.into_iter().filter(|donor| !donor.answers);
             let missed = missed.map(|donor| {
                 let problem = donor.problem.unwrap_or_else(|| "it is not connected yet".to_owned());
-                format!("the memory node at {} is missed: {problem}", donor.address)
+                format!("the memory node at {} does not answer: {problem}", donor.address)
             });
             liars.chain(missed).collect()
         }
     }
 
-    /// The memory and the state in it, while there is a channel here that commits.
+    /// The memory and the state in it, while this node commits.
     fn opened(&self) -> Result<(AddressSpace, Arc<Disaggregated>), String> {
         let memory = self.pooled()?;
         let state = match &self.node {
-            Node::Alone { .. } => memory.state.lock().unwrap_or_else(PoisonError::into_inner).upgrade(),
-            Node::Among(node) => match (node.standing(), node.primary()) {
+            NodeMode::SingleNode { .. } => memory.state.lock().unwrap_or_else(PoisonError::into_inner).upgrade(),
+            NodeMode::PeerNodes(node) => match (node.role(), node.primary()) {
                 (_, Some(primary)) => Some(primary.state),
-                (Standing::Reader, None) => return Err(format!("{} is {READER}; ask that one", self.name)),
+                (ComputeRole::Follower, None) => return Err(format!("{} is {FOLLOWER_HINT}; ask that one", self.name)),
                 (_, None) => None,
             },
         };
         let opened = memory.space().and_then(|space| Some((space, state?)));
-        opened.ok_or_else(|| "the peer is not open yet, or is ending; try again".to_owned())
+        opened.ok_or_else(|| "the peer is not open yet, or is stopping; try again".to_owned())
     }
 
-    /// What it is to its peer.
+    /// The node's role in its peer.
     pub(crate) fn report(&self) -> ComputeReport {
         let role = |standing| match standing {
-            Standing::Waiting => ("waiting", None),
-            Standing::Reader => ("reader", None),
-            Standing::Primary(epoch) => ("primary", Some(epoch.get())),
+            ComputeRole::Waiting => ("waiting", None),
+            ComputeRole::Follower => ("follower", None),
+            ComputeRole::Primary(epoch) => ("primary", Some(epoch.get())),
         };
         let (name, process) = (self.name.clone(), std::process::id());
         match &self.node {
-            Node::Alone { channel, .. } => {
-                let (role, height) = ("alone".to_owned(), channel.height());
-                let (borrowed, lent, liars) = (0, 0, Vec::new());
-                ComputeReport { name, process, role, epoch: None, height, first_block: None, borrowed, lent, liars }
+            NodeMode::SingleNode { channel, .. } => {
+                let (role, height) = ("single".to_owned(), channel.height());
+                let (offloaded, verified_for_primary, distrusted) = (0, 0, Vec::new());
+                ComputeReport {
+                    name,
+                    process,
+                    role,
+                    epoch: None,
+                    height,
+                    first_block: None,
+                    offloaded,
+                    verified_for_primary,
+                    distrusted,
+                }
             }
-            Node::Among(node) => {
-                let (role, epoch) = role(node.standing());
-                let first_block = node.first_block().map(|first| FirstBlockReport {
+            NodeMode::PeerNodes(node) => {
+                let (role, epoch) = role(node.role());
+                let first_block = node.failover_sample().map(|first| FailoverSampleReport {
                     epoch: first.epoch.get(),
                     number: first.number,
                     at_unix_ns: first.at.nanos(),
                 });
                 let (role, height) = (role.to_owned(), node.height());
-                let (borrowed, lent) = (node.borrowing().borrowed(), node.borrowing().lent());
-                let liars = node.borrowing().liars().iter().map(|liar| liar.to_string()).collect();
-                ComputeReport { name, process, role, epoch, height, first_block, borrowed, lent, liars }
+                let (offloaded, verified_for_primary) =
+                    (node.offload_counts().offloaded(), node.offload_counts().verified_for_others());
+                let distrusted = node.offload_counts().liars().iter().map(|liar| liar.to_string()).collect();
+                ComputeReport {
+                    name,
+                    process,
+                    role,
+                    epoch,
+                    height,
+                    first_block,
+                    offloaded,
+                    verified_for_primary,
+                    distrusted,
+                }
             }
         }
     }
 
-    /// The peer, where it commits.
+    /// The peer, if this node commits.
     pub(crate) fn peer(&self) -> Option<Arc<Peer>> {
         match &self.node {
-            Node::Alone { peer, .. } => Some(peer.clone()),
-            Node::Among(node) => node.primary().map(|primary| primary.peer),
+            NodeMode::SingleNode { peer, .. } => Some(peer.clone()),
+            NodeMode::PeerNodes(node) => node.primary().map(|primary| primary.peer),
         }
     }
 
-    /// The channel, where it commits.
+    /// The channel, if this node commits.
     pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
         match &self.node {
-            Node::Alone { channel, .. } => Some(channel.clone()),
-            Node::Among(node) => node.primary().map(|primary| primary.channel),
+            NodeMode::SingleNode { channel, .. } => Some(channel.clone()),
+            NodeMode::PeerNodes(node) => node.primary().map(|primary| primary.channel),
         }
     }
 
-    /// Waits until it answers proposals.
+    /// Waits until the node answers proposals.
     pub(crate) async fn ready(&self) {
-        if let Node::Among(node) = &self.node {
-            while node.standing() == Standing::Waiting {
+        if let NodeMode::PeerNodes(node) = &self.node {
+            while node.role() == ComputeRole::Waiting {
                 rt::sleep(READY_PERIOD).await;
             }
         }
     }
 
-    /// Completes when it has stopped by itself, and says why.
-    pub(crate) async fn failed(&self) -> Ended {
+    /// Completes when the node has stopped by itself, with the reason.
+    pub(crate) async fn failed(&self) -> ProcessEnd {
         match &self.node {
-            Node::Alone { channel, .. } => channel.stopped().await,
-            Node::Among(node) => node.failed().await,
+            NodeMode::SingleNode { channel, .. } => channel.stopped().await,
+            NodeMode::PeerNodes(node) => node.failed().await,
         }
-        super::said(&self.name, metrics::Part::failure(self))
+        super::end_reason(&self.name, metrics::MonitoredPart::failure(self))
     }
 
-    /// Finishes what was judged, makes it durable and ends.
+    /// Commits the blocks that are validated already, makes them durable, and stops.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
         let stopped = match &self.node {
-            Node::Alone { peer, .. } => peer.stop().await,
-            Node::Among(node) => node.stop().await,
+            NodeMode::SingleNode { peer, .. } => peer.stop().await,
+            NodeMode::PeerNodes(node) => node.stop().await,
         };
         if let Some(memory) = &self.memory {
             memory.close().await;
@@ -566,58 +605,58 @@ impl Compute {
     }
 }
 
-impl PeerView for Compute {
+impl PeerView for ComputeInstance {
     fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
         match &self.node {
-            Node::Alone { peer, .. } => PeerView::channel(&**peer, name),
-            Node::Among(node) => node.channel(name),
+            NodeMode::SingleNode { peer, .. } => PeerView::channel(&**peer, name),
+            NodeMode::PeerNodes(node) => node.channel(name),
         }
     }
 
     fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
         match &self.node {
-            Node::Alone { peer, .. } => PeerView::channels(&**peer),
-            Node::Among(node) => node.channels(),
+            NodeMode::SingleNode { peer, .. } => PeerView::channels(&**peer),
+            NodeMode::PeerNodes(node) => node.channels(),
         }
     }
 
     fn knows_channels(&self) -> bool {
         match &self.node {
-            Node::Alone { peer, .. } => PeerView::knows_channels(&**peer),
-            Node::Among(node) => node.knows_channels(),
+            NodeMode::SingleNode { peer, .. } => PeerView::knows_channels(&**peer),
+            NodeMode::PeerNodes(node) => node.knows_channels(),
         }
     }
 }
 
 #[async_trait]
-impl Endorse for Compute {
+impl Endorse for ComputeInstance {
     async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
         match &self.node {
-            Node::Alone { peer, .. } => peer.process(signed_proposal).await,
-            Node::Among(node) => node.process(signed_proposal).await,
+            NodeMode::SingleNode { peer, .. } => peer.process(signed_proposal).await,
+            NodeMode::PeerNodes(node) => node.process(signed_proposal).await,
         }
     }
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         match &self.node {
-            Node::Alone { peer, .. } => peer.evaluate(signed_proposal).await,
-            Node::Among(node) => node.evaluate(signed_proposal).await,
+            NodeMode::SingleNode { peer, .. } => peer.evaluate(signed_proposal).await,
+            NodeMode::PeerNodes(node) => node.evaluate(signed_proposal).await,
         }
     }
 }
 
-impl metrics::Part for Compute {
+impl metrics::MonitoredPart for ComputeInstance {
     fn failure(&self) -> Option<Arc<chain::Error>> {
         match &self.node {
-            Node::Alone { channel, .. } => channel.failure(),
-            Node::Among(node) => node.failure(),
+            NodeMode::SingleNode { channel, .. } => channel.failure(),
+            NodeMode::PeerNodes(node) => node.failure(),
         }
     }
 
     fn stalled(&self) -> Option<String> {
         match &self.node {
-            Node::Alone { channel, .. } => channel.stalled(),
-            Node::Among(node) => node.stalled(),
+            NodeMode::SingleNode { channel, .. } => channel.stalled(),
+            NodeMode::PeerNodes(node) => node.stalled(),
         }
     }
 }
@@ -628,10 +667,10 @@ mod tests {
 
     #[test]
     fn savepoints_are_as_far_apart_as_the_configuration_says() {
-        let mut config = Config::default();
-        assert_eq!(settings(&config).commit.persist_interval_blocks, 32);
+        let mut config = HeddleConfig::default();
+        assert_eq!(peer_config(&config).commit.persist_interval_blocks, 32);
         config.storage.savepoint_blocks = 7;
-        let commit = settings(&config).commit;
+        let commit = peer_config(&config).commit;
         assert_eq!((commit.persist_interval_blocks, commit.replay_blocks_max), (7, 14));
     }
 }

@@ -1,75 +1,75 @@
-//! Gives sections of its memory to peers, within a budget, and is passive otherwise: peers read and write them with verbs
-//! of their own, in which no code of this role has a part.
+//! Gives sections of its memory to peers, within a budget. Otherwise it is passive: peers read and write the sections
+//! with one-sided verbs, which run no code of this role.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::rt::Stop;
-use pool::{MemoryNode, MemoryNodeOptions, Usage};
-use rma::{Fabric, Host, HostOptions, NodeId, Token};
+use base::rt::CancellationToken;
+use pool::{MemoryNode, MemoryNodeConfig, MemoryNodeUsage};
+use rma::{Host, HostConfig, NodeId, Provider, Token};
 
 use crate::network::NodeError;
 
-/// What a memory node is made of.
-pub(crate) struct Options<'a> {
+/// What a memory node needs.
+pub(crate) struct MemoryConfig<'a> {
     /// For errors.
     pub name: &'a str,
-    /// Its number among memory nodes.
+    /// The node's number among the memory nodes.
     pub number: u16,
-    pub fabric: &'a dyn Fabric,
-    /// Where it answers.
+    pub provider: &'a dyn Provider,
+    /// The address at which the node answers.
     pub address: &'a str,
-    /// The owners that it gives memory to, with their tokens.
+    /// The owners that may get sections, with their tokens.
     pub owners: BTreeMap<String, Token>,
-    /// Bytes that it may give.
+    /// Bytes that the node may give.
     pub budget_bytes: u64,
     pub section_bytes: u64,
 }
 
-/// A memory node that runs.
-pub(crate) struct Memory {
+/// A running memory node.
+pub(crate) struct MemoryInstance {
     host: Arc<dyn Host>,
     node: Arc<MemoryNode>,
 }
 
-impl Memory {
-    pub(crate) async fn start(options: Options<'_>) -> Result<Memory, NodeError> {
+impl MemoryInstance {
+    pub(crate) async fn start(options: MemoryConfig<'_>) -> Result<MemoryInstance, NodeError> {
         let name = options.name.to_owned();
         let owners = options.owners;
-        let host_options = HostOptions {
+        let host_options = HostConfig {
             node: NodeId(options.number.into()),
             tokens: Arc::new(move |owner| owners.get(owner).cloned()),
         };
-        let host = options.fabric.host(options.address, host_options).await;
-        let host = host.map_err(|source| NodeError::Fabric { who: name.clone(), source })?;
-        let node = MemoryNode::start(MemoryNodeOptions {
+        let host = options.provider.host(options.address, host_options).await;
+        let host = host.map_err(|source| NodeError::Provider { who: name.clone(), source })?;
+        let node = MemoryNode::start(MemoryNodeConfig {
             host: Arc::clone(&host),
             budget_bytes: options.budget_bytes,
             section_bytes: options.section_bytes,
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         })
         .await
         .map_err(|source| NodeError::Pool { who: name, source })?;
-        Ok(Memory { host, node })
+        Ok(MemoryInstance { host, node })
     }
 
-    /// Where it can be reached.
+    /// The address at which the node can be reached.
     pub(crate) fn address(&self) -> String {
         self.host.address()
     }
 
-    /// What it has given.
-    pub(crate) fn usage(&self) -> Usage {
+    /// The memory that the node has given.
+    pub(crate) fn usage(&self) -> MemoryNodeUsage {
         self.node.usage()
     }
 
-    /// Completes when it serves nobody any more: it was stopped, or its host has ended by itself.
+    /// Completes when the node has stopped serving: it was stopped, or its host has ended by itself.
     pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let ended = self.node.ended().clone();
-        async move { ended.stopped().await }
+        async move { ended.cancelled().await }
     }
 
-    /// Ends; whoever had memory here has lost it.
+    /// Stops the node; owners lose the sections that they had on it.
     pub(crate) async fn stop(&self) {
         self.node.stop().await;
     }
@@ -77,18 +77,18 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use rma::shm::Shm;
+    use rma::shm::ShmProvider;
 
     use super::*;
 
-    /// One write of a tenant ended the thread that served the memory of all of them. The process lived on, its health
-    /// was good, and nobody started it again.
+    /// Regression: one write of a tenant ended the thread that served the memory of all tenants. The process lived on,
+    /// its health was good, and nothing restarted it.
     #[tokio::test]
     async fn memory_ends_with_its_host() {
-        let memory = Memory::start(Options {
+        let memory = MemoryInstance::start(MemoryConfig {
             name: "memory-1",
             number: 1,
-            fabric: &Shm::default(),
+            provider: &ShmProvider::default(),
             address: "local:",
             owners: BTreeMap::new(),
             budget_bytes: 1 << 20,

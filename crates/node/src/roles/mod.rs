@@ -1,14 +1,14 @@
-//! The roles of a network: what each is made of, how it starts, and how it stops.
+//! The roles of a network: the inputs, the start and the stop of each.
 //!
-//! A network in one process ([`crate::network`]) and processes of their own ([`crate::process`]) are composed of the same
-//! roles; only the addresses differ:
+//! A network in one process ([`crate::network`]) and a network of several processes ([`crate::process`]) consist of the
+//! same roles; only the addresses differ:
 //!
-//! * [`memory`]: gives sections of its memory to peers, and is passive otherwise.
-//! * [`log_memory`]: keeps the log of a group of orderers in its memory, and is passive otherwise.
-//! * [`storage`]: blocks and tables of one organisation.
+//! * [`memory`]: gives sections of its memory to peers.
+//! * [`log_memory`]: holds the log of an ordering group in passive memory.
+//! * [`storage`]: keeps blocks and tables of one organisation.
 //! * [`compute`]: endorses and commits for one organisation, on memory and storage.
 //! * [`orderer`]: puts transactions into blocks.
-//! * [`gateway`]: what clients of one organisation talk to.
+//! * [`gateway`]: serves the clients of one organisation.
 
 pub(crate) mod compute;
 pub(crate) mod gateway;
@@ -24,23 +24,23 @@ use ::storage::watermark::WATERMARKS;
 use base::rt::disk::Directory;
 
 use crate::network::NodeError;
-use crate::process::Ended;
+use crate::process::ProcessEnd;
 
-/// Where a process notes how far its channels have come: in its own folder, apart from its data.
+/// The directory of a process's watermarks: in the process's own folder, apart from its data.
 async fn watermarks(folder: &Path) -> Result<Directory, NodeError> {
     let path = folder.join(WATERMARKS);
     Directory::open(&path).await.map_err(NodeError::file("creating", &path))
 }
 
 /// Why a part of a network has stopped.
-fn said(name: &str, failure: Option<Arc<chain::Error>>) -> Ended {
+fn end_reason(name: &str, failure: Option<Arc<chain::Error>>) -> ProcessEnd {
     let cause = failure.as_ref().map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
     let reason = format!("{name} has stopped: {cause}");
     match failure.as_deref() {
         Some(chain::Error::Panicked(_) | chain::Error::Consensus(consensus::Error::Panicked(_))) => {
-            Ended::defect(reason)
+            ProcessEnd::defect(reason)
         }
-        _ => Ended::of_surroundings(reason),
+        _ => ProcessEnd::environment(reason),
     }
 }
 
@@ -50,12 +50,12 @@ mod tests {
 
     #[test]
     fn a_panic_is_a_defect_and_a_full_disk_is_none() {
-        let panicked = said("peer0", Some(Arc::new(chain::Error::Panicked("it was impossible".to_owned()))));
-        assert_eq!(panicked, Ended::defect("peer0 has stopped: a stage panicked: it was impossible".to_owned()));
-        let of_engine = said("orderer", Some(Arc::new(consensus::Error::Panicked("a Raft node").into())));
+        let panicked = end_reason("peer0", Some(Arc::new(chain::Error::Panicked("it was impossible".to_owned()))));
+        assert_eq!(panicked, ProcessEnd::defect("peer0 has stopped: a stage panicked: it was impossible".to_owned()));
+        let of_engine = end_reason("orderer", Some(Arc::new(consensus::Error::Panicked("a Raft node").into())));
         assert!(of_engine.is_defect, "{of_engine:?}");
-        let full = consensus::Error::Journal("no space left on device".to_owned());
-        assert!(!said("orderer", Some(Arc::new(full.into()))).is_defect);
-        assert!(!said("orderer", None).is_defect);
+        let full = consensus::Error::LogStore("no space left on device".to_owned());
+        assert!(!end_reason("orderer", Some(Arc::new(full.into()))).is_defect);
+        assert!(!end_reason("orderer", None).is_defect);
     }
 }

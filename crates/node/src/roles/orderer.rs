@@ -1,4 +1,5 @@
-//! Puts transactions into blocks, alone or as one of a group, keeps them in a log of its own, and streams them to peers.
+//! Puts transactions into blocks, alone or as a member of an ordering group; keeps the blocks in its own log and
+//! streams them to peers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,81 +9,87 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::Bytes;
 use base::rt::disk::Directory;
-use chain::order::chain::Chain;
-use chain::order::{Acknowledge, Broadcast, BroadcastError, Cutting, Engines, Orderer, OrdererOptions, Settings};
-use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
-use consensus::ordered::{Journal, OrderedLog, Processor};
-use consensus::raft::{self, Member, RaftLog};
-use consensus::{Group, GroupId, Layout, Place, Timing};
-use gateway::service::Intake;
+use chain::order::orderer_channel::OrdererChannel;
+use chain::order::{
+    AcknowledgeMode, Broadcast, BroadcastConfig, BroadcastError, CuttingMode, Orderer, OrdererSetup, OrderingEngines,
+};
+use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
+use consensus::ordered::{CpuNodeId, LogStore, OrderedLog};
+use consensus::raft::{self, RaftLog, RaftMember};
+use consensus::{GroupId, GroupLayout, MemoryNodeAddress, SiftGroup, SiftTimeouts};
+use gateway::service::TransactionIntake;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
-use rma::{Fabric, Token};
+use rma::{Provider, Token};
 use storage::{DataDirectory, GroupSync, WatermarkFile};
 
 use crate::config;
 use crate::network::NodeError;
-use crate::process::Ended;
+use crate::process::ProcessEnd;
 
-/// What an orderer is made of.
-pub(crate) struct Options<'a> {
+/// What an orderer needs.
+pub(crate) struct OrdererConfig<'a> {
     /// For logs and errors.
     pub name: &'a str,
     /// Signs blocks.
     pub signer: Signer,
     /// Holds a log for each channel.
     pub directory: Directory,
-    /// Where that is; nobody else uses it as long as the orderer runs.
+    /// The data directory that holds `directory`; locked while the orderer runs.
     pub data: DataDirectory,
     pub sync: GroupSync,
-    /// What orders: this one alone, or a group.
-    pub engines: Arc<dyn Engines>,
+    /// The ordering engine: this orderer alone, or a group.
+    pub engines: Arc<dyn OrderingEngines>,
     /// When an envelope is acknowledged.
-    pub acknowledge: Acknowledge,
-    /// Its folder, apart from the data, where it notes how far its log has come.
-    pub notes: PathBuf,
-    /// Whether its log may be lost with the power: nothing is noted then, and no earlier note holds any more.
+    pub acknowledge: AcknowledgeMode,
+    /// The orderer's folder, apart from the data, for its log's watermark.
+    pub watermark_folder: PathBuf,
+    /// Whether a power failure may lose the log. Then no watermark is recorded, and an earlier one is removed.
     pub volatile: bool,
     /// When a block is cut.
-    pub cutting: Cutting,
-    /// Of the channel that it orders.
+    pub cutting: CuttingMode,
+    /// Genesis block of the channel that it orders.
     pub genesis: &'a Block,
-    /// Where it streams blocks.
+    /// The address at which it streams blocks.
     pub address: &'a str,
 }
 
-/// An orderer that runs.
-pub(crate) struct Ordering {
+/// A running orderer.
+pub(crate) struct OrdererInstance {
     name: String,
     orderer: Arc<Orderer>,
-    chain: Arc<Chain>,
+    chain: Arc<OrdererChannel>,
     _data: DataDirectory,
 }
 
-impl Ordering {
-    pub(crate) async fn start(options: Options<'_>) -> Result<Ordering, NodeError> {
+impl OrdererInstance {
+    pub(crate) async fn start(options: OrdererConfig<'_>) -> Result<OrdererInstance, NodeError> {
         let name = options.name.to_owned();
         let failed = |source| NodeError::Chain { who: name.clone(), source };
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
-        let watermarks = super::watermarks(&options.notes).await?;
+        let watermarks = super::watermarks(&options.watermark_folder).await?;
         if options.volatile {
             WatermarkFile::remove(&watermarks, &channel).await?;
         }
-        let orderer = Orderer::open(OrdererOptions {
+        let orderer = Orderer::open(OrdererSetup {
             watermarks: (!options.volatile).then_some(watermarks),
             signer: options.signer,
             directory: options.directory,
             sync: options.sync,
             engines: options.engines,
-            settings: Settings { acknowledge: options.acknowledge, cutting: options.cutting, ..Settings::default() },
+            settings: BroadcastConfig {
+                acknowledge: options.acknowledge,
+                cutting: options.cutting,
+                ..BroadcastConfig::default()
+            },
         })
         .await
         .map_err(failed)?;
         orderer.join(options.genesis).await.map_err(failed)?;
         orderer.serve(options.address).await.map_err(failed)?;
-        let chain = orderer.chain(&channel).expect("its genesis block was just joined");
-        Ok(Ordering { name, orderer, chain, _data: options.data })
+        let chain = orderer.channel(&channel).expect("its genesis block was just joined");
+        Ok(OrdererInstance { name, orderer, chain, _data: options.data })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -94,34 +101,34 @@ impl Ordering {
     }
 
     /// The channel's log.
-    pub(crate) fn chain(&self) -> &Arc<Chain> {
+    pub(crate) fn chain(&self) -> &Arc<OrdererChannel> {
         &self.chain
     }
 
-    /// Completes when it has stopped by itself, and says why.
-    pub(crate) async fn failed(&self) -> Ended {
+    /// Completes when the orderer has stopped by itself, with the reason.
+    pub(crate) async fn failed(&self) -> ProcessEnd {
         tokio::select! {
-            () = self.chain.stopped() => super::said(&self.name, self.chain.failure()),
-            () = self.orderer.unserved().stopped() => {
-                Ended::defect(format!("{} streams no blocks any more: its port has ended", self.name))
+            () = self.chain.stopped() => super::end_reason(&self.name, self.chain.failure()),
+            () = self.orderer.unserved().cancelled() => {
+                ProcessEnd::defect(format!("{} has stopped streaming blocks: its port has ended", self.name))
             }
         }
     }
 
-    /// Makes what waits durable and ends.
+    /// Makes queued envelopes durable and stops.
     pub(crate) async fn stop(&self) {
         self.orderer.stop().await;
     }
 }
 
-/// An orderer that refuses while its intake is closed: for envelopes that do not come through a port.
-pub(crate) struct Guarded {
+/// Rejects envelopes while the intake is closed: for envelopes that do not come through a port.
+pub(crate) struct IntakeGuardedOrderer {
     pub orderer: Arc<Orderer>,
-    pub intake: Intake,
+    pub intake: TransactionIntake,
 }
 
 #[async_trait]
-impl Broadcast for Guarded {
+impl Broadcast for IntakeGuardedOrderer {
     async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
         if let Some(reason) = self.intake.problem() {
             return Err(BroadcastError::Rejected { status: Status::ServiceUnavailable, reason });
@@ -130,103 +137,112 @@ impl Broadcast for Guarded {
     }
 }
 
-/// When envelopes are acknowledged: by a group once they are in a safe block, since what waits at a leader goes with it.
-pub(crate) fn acknowledge(config: &config::Ordering) -> Acknowledge {
+/// When envelopes are acknowledged: in a group once a committed block holds them, since a leader that fails loses its
+/// queue.
+pub(crate) fn acknowledge(config: &config::OrderingConfig) -> AcknowledgeMode {
     match config.engine {
-        config::Engine::Solo => Acknowledge::Queued,
-        config::Engine::Sift | config::Engine::Raft => Acknowledge::Durable,
+        config::OrderingEngine::Solo => AcknowledgeMode::Queued,
+        config::OrderingEngine::Sift | config::OrderingEngine::Raft => AcknowledgeMode::Durable,
     }
 }
 
 /// When blocks are cut.
-pub(crate) fn cutting(cut: config::Cut) -> Cutting {
+pub(crate) fn cutting(cut: config::CutSetting) -> CuttingMode {
     match cut {
-        config::Cut::Idle => Cutting::Idle,
-        config::Cut::Limits => Cutting::Limits,
+        config::CutSetting::Idle => CuttingMode::Idle,
+        config::CutSetting::Limits => CuttingMode::Limits,
     }
 }
 
-/// The one group of a network, which has one channel.
+/// The one ordering group of a network, which has one channel.
 pub(crate) const GROUP: GroupId = GroupId(1);
-/// How long a disk of another orderer may take.
-const DISK_MAX: Duration = Duration::from_secs(10);
+/// How long another orderer's disk may take.
+const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Orders together with others, on passive memory nodes.
+/// Orders in a group, on passive memory nodes.
 pub(crate) struct SiftEngines {
-    pub fabric: Arc<dyn Fabric>,
-    /// Which orderer this is, counted from 1.
+    pub provider: Arc<dyn Provider>,
+    /// This orderer's number, from 1.
     pub number: u64,
-    /// By what memory nodes know it.
+    /// The name by which memory nodes know this orderer.
     pub name: String,
     pub token: Token,
-    /// Where the memory nodes of the log are.
+    /// Addresses of the log memory nodes.
     pub memory: Vec<String>,
-    /// Where the orderers' journals are kept, in the order of their numbers.
-    pub keepers: Vec<String>,
+    /// Addresses of the orderers' log stores, in the order of the orderers' numbers.
+    pub acceptors: Vec<String>,
     pub log_bytes: u64,
     pub volatile: bool,
 }
 
 #[async_trait]
-impl Engines for SiftEngines {
-    async fn open(&self, _channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
-        let place =
-            |address: &String| Place { address: address.clone(), name: self.name.clone(), token: self.token.clone() };
-        let group = Group {
+impl OrderingEngines for SiftEngines {
+    async fn open(
+        &self,
+        _channel: &str,
+        log_store: Arc<dyn LogStore>,
+    ) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+        let place = |address: &String| MemoryNodeAddress {
+            address: address.clone(),
+            name: self.name.clone(),
+            token: self.token.clone(),
+        };
+        let group = SiftGroup {
             id: GROUP,
-            layout: Layout::of_log(self.log_bytes),
+            layout: GroupLayout::of_log(self.log_bytes),
             nodes: self.memory.iter().map(place).collect(),
-            fabric: Arc::clone(&self.fabric),
-            timing: Timing::of_busy_machines(),
+            provider: Arc::clone(&self.provider),
+            timing: SiftTimeouts::of_busy_machines(),
         };
-        let keepers = (1..).map(Processor).zip(&self.keepers);
-        let processors = keepers.map(|(processor, address)| Neighbour { processor, address: address.clone() });
-        let options = SiftOptions {
+        let keepers = (1..).map(CpuNodeId).zip(&self.acceptors);
+        let processors = keepers.map(|(processor, address)| CpuNode { id: processor, address: address.clone() });
+        let options = SiftConfig {
             group,
-            me: Processor(self.number),
-            processors: processors.collect(),
-            journal,
+            me: CpuNodeId(self.number),
+            cpu_nodes: processors.collect(),
+            log_store,
             volatile: self.volatile,
-            disk_max: DISK_MAX,
+            disk_timeout: DISK_TIMEOUT,
         };
-        Ok(Arc::new(Sift::open(options).await?))
+        Ok(Arc::new(SiftLog::open(options).await?))
     }
 }
 
-/// Where an orderer's log on Raft is, in its data directory.
-pub(crate) const RAFT: &str = "raft";
+/// The folder of an orderer's Raft log in its data directory.
+pub(crate) const RAFT_FOLDER: &str = "raft";
 
-/// Bytes of blocks that are held in memory and in the log on Raft before both are cut to what the journal has.
+/// Bytes of blocks held in memory and in the Raft log before both are trimmed; the log store holds the trimmed blocks.
 const RAFT_LOG_BYTES: usize = 64 << 20;
 
-/// Orders together with others, each with a log of its own.
+/// Orders in a group in which each orderer has its own log.
 pub(crate) struct RaftEngines {
-    /// Which orderer this is, counted from 1.
+    /// This orderer's number, from 1.
     pub number: u64,
-    /// Numbers of the orderers, this one included, and where they answer one another.
+    /// The orderers' numbers, this one included, and the addresses at which they answer one another.
     pub members: BTreeMap<u64, String>,
-    /// Whether it waits to be added to a group, if it has no log.
+    /// Whether it waits to be admitted to a group, if it has no log.
     pub joins: bool,
-    /// Holds the log, in a folder of the channel's name.
+    /// The directory of the Raft log; each channel has a folder of its name.
     pub directory: PathBuf,
-    /// The log on Raft, once it is open.
+    /// The Raft log, once it is open.
     pub log: Arc<OnceLock<Arc<RaftLog>>>,
 }
 
 #[async_trait]
-impl Engines for RaftEngines {
-    async fn open(&self, channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
-        let member = |(id, address): (&u64, &String)| Member { id: *id, address: address.clone(), learns: false };
+impl OrderingEngines for RaftEngines {
+    async fn open(&self, channel: &str, log_store: Arc<dyn LogStore>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+        let member =
+            |(id, address): (&u64, &String)| RaftMember { id: *id, address: address.clone(), is_learner: false };
         let founders = if self.joins { Vec::new() } else { self.members.iter().map(member).collect() };
-        let options = raft::Options {
+        let options = raft::RaftConfig {
             directory: Some(self.directory.join(channel)),
             listen: self.members.get(&self.number).cloned().unwrap_or_default(),
             addresses: self.members.clone(),
-            timing: raft::Timing::of_busy_machines(),
+            timing: raft::RaftTimeouts::of_busy_machines(),
             snapshot_after_bytes: RAFT_LOG_BYTES,
-            ..raft::Options::new(GROUP.0, self.number, founders)
+            ..raft::RaftConfig::new(GROUP.0, self.number, founders)
         };
-        let log = Arc::new(RaftLog::open(options, journal).await?);
+        let log = Arc::new(RaftLog::open(options, log_store).await?);
         assert!(self.log.set(Arc::clone(&log)).is_ok(), "an orderer has one channel");
         Ok(log)
     }
@@ -240,27 +256,28 @@ mod tests {
 
     use super::*;
     use crate::Network;
-    use crate::config::Config;
+    use crate::config::HeddleConfig;
     use crate::network::{material, open_directory};
 
-    /// A log that may go back was noted before it might, and the note refused it when it was to be durable again.
+    /// Regression: a watermark recorded while the log was durable refused the log after it had been volatile, when it
+    /// was to be durable again.
     #[tokio::test(flavor = "multi_thread")]
     async fn the_note_of_an_earlier_time_is_removed_where_the_log_is_volatile() {
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let config = Config::default();
+        let config = HeddleConfig::default();
         let network = Network::create(&folder.path().join("network"), &config).await.expect("a network");
         let notes = folder.path().join("notes");
         let start = async |volatile| {
             let data = open_directory(&folder.path().join("data")).await?;
-            Ordering::start(Options {
+            OrdererInstance::start(OrdererConfig {
                 name: "orderer",
                 signer: material::orderer_signer(&network, 0)?,
                 directory: data.subdirectory("blocks").await?,
                 data,
                 sync: GroupSync::new(),
                 engines: Arc::new(SoloEngines),
-                acknowledge: Acknowledge::Queued,
-                notes: notes.clone(),
+                acknowledge: AcknowledgeMode::Queued,
+                watermark_folder: notes.clone(),
                 volatile,
                 cutting: cutting(config.ordering.cut),
                 genesis: network.genesis(),
@@ -271,7 +288,7 @@ mod tests {
         let noted = super::super::watermarks(&notes).await.expect("the disk works");
         let noted = WatermarkFile::open(noted, &config.network.channel).expect("there is none");
         let later = Watermark { epoch: Epoch(0), height: 5, block_hash: [5; 32] };
-        noted.note(later).await.expect("the disk works");
+        noted.advance(later).await.expect("the disk works");
         let error = start(false).await.err().expect("it has had more blocks").to_string();
         let (has, path) = ("has 1 blocks, and has had 5", noted.path());
         assert!(error.contains(has) && error.contains(&format!("remove {}", path.display())), "{error}");

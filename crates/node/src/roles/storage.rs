@@ -1,67 +1,67 @@
-//! Blocks and tables of one organisation, for its compute nodes.
+//! Keeps blocks and tables of one organisation for its compute nodes.
 
 use std::sync::Arc;
 
 use base::rt::net::Parties;
 use base::{Bytes, ErrorKind};
-use storage::blocks::BlockOptions;
-use storage::node::{NodeOptions, StorageNode};
-use storage::tables::{FjallEngine, FjallOptions};
+use storage::blocks::BlockStoreConfig;
+use storage::node::{StorageNode, StorageNodeConfig};
+use storage::tables::{FjallConfig, FjallEngine};
 use storage::{DataDirectory, GroupSync};
 
 use crate::network::NodeError;
 use crate::network::layout::TABLES;
-use crate::process::Ended;
+use crate::process::ProcessEnd;
 
-/// What a storage node is made of.
-pub(crate) struct Options<'a> {
+/// What a storage node needs.
+pub(crate) struct StorageConfig<'a> {
     /// For logs and errors.
     pub name: &'a str,
     pub data: DataDirectory,
     pub sync: GroupSync,
     /// Bytes of the tables' write buffers.
     pub memtable_bytes: u64,
-    /// Where it answers.
+    /// The address at which the node answers.
     pub address: &'a str,
-    /// Who may use it.
+    /// The clients that may use it.
     pub clients: &'a Parties,
 }
 
-/// A storage node that runs.
-pub(crate) struct Storage {
+/// A running storage node.
+pub(crate) struct StorageInstance {
     name: String,
     node: StorageNode,
 }
 
-impl Storage {
-    pub(crate) async fn start(options: Options<'_>) -> Result<Storage, NodeError> {
+impl StorageInstance {
+    pub(crate) async fn start(options: StorageConfig<'_>) -> Result<StorageInstance, NodeError> {
         let name = options.name.to_owned();
-        let tables = FjallOptions { memtable_bytes: options.memtable_bytes, ..FjallOptions::default() };
+        let tables = FjallConfig { memtable_bytes: options.memtable_bytes, ..FjallConfig::default() };
         let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), tables).await?;
-        let node = StorageNode::open(NodeOptions {
+        let node = StorageNode::open(StorageNodeConfig {
             name: options.name.to_owned(),
             data: options.data,
             sync: options.sync,
             tables,
-            materializer: Arc::new(chain::BlockRows),
-            // Links prove who is at their other end.
+            materializer: Arc::new(chain::BlockMaterializer),
+            // Links prove the identity of the other end.
             token: Bytes::new(),
-            blocks: BlockOptions::default(),
+            blocks: BlockStoreConfig::default(),
         })
         .await?;
         node.serve(options.address, options.clients).await?;
-        Ok(Storage { name, node })
+        Ok(StorageInstance { name, node })
     }
 
-    /// Completes when it is of no more use until it is started again, and says why.
-    pub(crate) async fn failed(&self) -> Ended {
+    /// Completes when the node is of no use until it is restarted, with the reason.
+    pub(crate) async fn failed(&self) -> ProcessEnd {
         let error = self.node.failed().await;
-        let reason = format!("{} takes no more writes: {error}; start it again", self.name);
-        // Its port has ended; else the engine says what is wrong with the disk.
-        if error.kind() == ErrorKind::Closed { Ended::defect(reason) } else { Ended::of_surroundings(reason) }
+        let reason = format!("{} accepts no more writes: {error}; restart it", self.name);
+        // `Closed` means that the node's port has ended; any other error is what the engine says about the disk.
+        if error.kind() == ErrorKind::Closed { ProcessEnd::defect(reason) } else { ProcessEnd::environment(reason) }
     }
 
-    /// Makes everything durable and ends.
+    /// Makes everything durable and stops.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
         Ok(self.node.stop().await?)
     }

@@ -1,22 +1,23 @@
-//! Links over a stream of bytes: what follows the connection's set-up, the same for TCP and TLS.
+//! Links over a byte stream: the protocol that follows the connection's set-up, the same for TCP and TLS.
 //!
 //! ```text
 //! each side first:  "HDLLINK" | version:u8 = 1
 //! then frames:      length:u32 le | kind:u8 | 0:3 | length bytes
 //! ```
 //!
-//! 1. The sending half puts messages into a bounded queue; a task of the link takes all that are there and writes them
-//!    with as few calls as the medium takes, headers and messages side by side, uncopied.
-//! 2. The receiving half reads in the receiver's own task; messages are slices of the read buffer.
-//! 3. A dropped sending half ends its direction once the queue is written. A dropped receiving half has the writing task
-//!    send a frame of kind "stop"; the other side, when it reads that, refuses to send more. What still arrives is read and
-//!    thrown away for a while, so that the medium does not destroy what is under way in the other direction.
-//! 4. The read buffer of a message that needs more than the usual one counts against the other side's organisation
-//!    ([`Arriving`]) until the receiver asks for the next message. A message that exceeds the organisation's budget ends the
-//!    link, and so does one that has begun and arrives more slowly than [`ARRIVAL_BYTES_PER_SECOND_MIN`].
+//! 1. The sending half puts messages into a bounded queue. A task of the link takes all queued messages and writes
+//!    headers and messages together, without copying, in as few calls as the medium allows.
+//! 2. The receiving half reads in the receiver's task. Messages are slices of the read buffer.
+//! 3. After a sending half is dropped, its direction ends once the queue is written. When a receiving half is dropped,
+//!    the writing task sends a frame of kind "stop"; once the other side has read it, sends fail there. For a while
+//!    this side still reads and discards the data that arrives. If it did not, the medium could destroy data in flight
+//!    in the other direction.
+//! 4. A message may need a larger read buffer than usual. That buffer is charged to the other side's organisation
+//!    ([`ReceiveAccount`]) until the receiver asks for the next message. A link ends if a message exceeds the
+//!    organisation's budget, or if the rest of a message arrives more slowly than [`ARRIVAL_BYTES_PER_SECOND_MIN`].
 //!
-//! Invariant: no length that the other side claims makes this side allocate more than [`FIRST_RESERVE_BYTES`] before as
-//! many bytes have come, and none above [`FRAME_BYTES_MAX`] is believed.
+//! Invariant: for a message of any claimed length this side reserves at most [`FIRST_RESERVE_BYTES`] or as many bytes
+//! as have arrived, whichever is more. It rejects lengths above [`FRAME_BYTES_MAX`].
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::VecDeque;
@@ -31,40 +32,41 @@ use std::time::Duration;
 use base::admission::Principal;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
 use base::rt::net::{
-    ARRIVING_BYTES_MAX, Arriving, BoxFuture, LINK_MESSAGES_MAX, Link, LinksOverdrawn, LinksStalled, Parts, ReceiveHalf,
-    SendHalf,
+    BoxFuture, GatherList, LINK_MESSAGES_MAX, Link, LinksOverdrawn, LinksStalled, ReceiveAccount, ReceiveHalf,
+    SendHalf, UNFINISHED_BYTES_MAX,
 };
 use base::rt::sync::Notify;
 use base::rt::{Instant, Sleep};
 use base::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// Bytes of one message: the largest block, with room to spare.
+/// Maximum bytes of one message: the largest block, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 128 << 20;
-/// Bytes reserved for a message before any of it has come.
+/// Bytes reserved for a message before any of it has arrived.
 const FIRST_RESERVE_BYTES: usize = 1 << 20;
-/// Bytes by which the read buffer grows when no long message is under way.
+/// Bytes by which the read buffer grows when no long message is arriving.
 const READ_BYTES: usize = 64 << 10;
-/// Buffers in one write.
+/// Maximum of buffers in one write.
 const SLICES_MAX: usize = 64;
-/// How long what arrives for a receiver that was dropped is thrown away, before the connection is cut.
+/// How long data for a dropped receiver is discarded before the connection is cut.
 const LINGER: Duration = Duration::from_secs(5);
-/// A message that has begun may pause for this long, and has as much time before its rate counts.
+/// A message that has begun may pause for this long, and gets this much time before its rate counts.
 const ARRIVAL_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A link whose message arrives more slowly than this ends. The time counts from when the receiver waits for the rest.
+/// The least rate of an arriving message; a slower link ends. The time counts from when the receiver waits for the
+/// rest.
 const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
-const _: () = assert!((FRAME_BYTES_MAX + READ_BYTES) as u64 <= ARRIVING_BYTES_MAX, "the longest message must fit");
+const _: () = assert!((FRAME_BYTES_MAX + READ_BYTES) as u64 <= UNFINISHED_BYTES_MAX, "the longest message must fit");
 
 const PREFACE: [u8; 8] = *b"HDLLINK\x01";
 const HEADER_BYTES: usize = 8;
 const KIND_MESSAGE: u8 = 0;
 const KIND_STOP: u8 = 1;
 
-/// Exchanges the first bytes, then makes a link of both halves.
+/// Exchanges the prefaces, then makes a link of both halves.
 ///
 /// # Errors
-/// `InvalidData` when the other side speaks something else; whatever the medium says.
+/// `InvalidData` when the other side speaks another protocol; any error of the medium.
 pub async fn establish<R, W>(mut reader: R, mut writer: W, peer: Option<Principal>) -> io::Result<Link>
 where
     R: AsyncRead + Send + Sync + Unpin + 'static,
@@ -75,7 +77,7 @@ where
     let mut theirs = [0; PREFACE.len()];
     reader.read_exact(&mut theirs).await?;
     if theirs[..7] != PREFACE[..7] {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the other side does not speak links"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the other side does not speak the link protocol"));
     }
     if theirs[7] != PREFACE[7] {
         let message = format!(
@@ -85,7 +87,7 @@ where
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
     let (queue, messages) = bounded(LINK_MESSAGES_MAX);
-    let state = Arc::new(State::default());
+    let state = Arc::new(FrameLinkCore::default());
     base::rt::spawn(write_until_closed(writer, messages, Arc::clone(&state)));
     let sender = StreamSender { queue, state: Arc::clone(&state) };
     let receiver = StreamReceiver {
@@ -94,7 +96,7 @@ where
         state,
         ended: false,
         arriving: None,
-        waiting: Waiting::at_most(ARRIVAL_PAUSE_MAX),
+        waiting: ArrivalDeadline::at_most(ARRIVAL_PAUSE_MAX),
     };
     let link = Link::new(Box::new(sender), Box::new(receiver), None);
     Ok(match peer {
@@ -105,10 +107,10 @@ where
 
 /// What both halves and the writing task share.
 #[derive(Default)]
-struct State {
+struct FrameLinkCore {
     /// The other side wants no more messages, or the connection is lost.
-    refused: AtomicBool,
-    /// Our receiver was dropped and the other side is to be told.
+    rejected: AtomicBool,
+    /// Our receiver was dropped, and the other side must be told to stop.
     stopping: AtomicBool,
     /// Wakes the writing task for either.
     changed: Notify,
@@ -116,44 +118,44 @@ struct State {
     written: Notify,
 }
 
-impl State {
-    fn refuse(&self) {
-        self.refused.store(true, Ordering::Release);
+impl FrameLinkCore {
+    fn reject(&self) {
+        self.rejected.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 
-    fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Acquire)
+    fn is_rejected(&self) -> bool {
+        self.rejected.load(Ordering::Acquire)
     }
 }
 
 struct StreamSender {
-    queue: Sender<Parts>,
-    state: Arc<State>,
+    queue: Sender<GatherList>,
+    state: Arc<FrameLinkCore>,
 }
 
 impl SendHalf for StreamSender {
-    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
-        if self.state.is_refused() || message.len() > FRAME_BYTES_MAX {
+    fn try_send(&self, message: GatherList) -> Result<(), TrySendError<GatherList>> {
+        if self.state.is_rejected() || message.len() > FRAME_BYTES_MAX {
             return Err(TrySendError::Closed(message));
         }
         self.queue.try_send(message)
     }
 
-    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: GatherList) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(self.queue.send(message))
     }
 }
 
-/// Writes what is queued until the queue closes, the other side wants no more, or the connection is lost.
-async fn write_until_closed<W>(mut writer: W, mut messages: Receiver<Parts>, state: Arc<State>)
+/// Writes queued messages until the queue closes, the other side refuses more, or the connection is lost.
+async fn write_until_closed<W>(mut writer: W, mut messages: Receiver<GatherList>, state: Arc<FrameLinkCore>)
 where
     W: AsyncWrite + Send + Unpin + 'static,
 {
     let mut batch = Vec::with_capacity(LINK_MESSAGES_MAX);
     let mut told = false;
     let mut open = true;
-    while open && !state.is_refused() {
+    while open && !state.is_rejected() {
         let tell = !told && state.stopping.load(Ordering::Acquire);
         if !tell {
             let changed = state.changed.notified();
@@ -166,11 +168,11 @@ where
         }
         told |= tell;
         if write_batch(&mut writer, &mut batch, tell).await.is_err() {
-            state.refuse();
+            state.reject();
         }
     }
-    // A receiver that is dropped together with its sender says so too: the other side may still be sending.
-    if !told && !state.is_refused() && state.stopping.load(Ordering::Acquire) {
+    // A receiver dropped together with its sender also sends the stop: the other side may still be sending.
+    if !told && !state.is_rejected() && state.stopping.load(Ordering::Acquire) {
         let _ = write_batch(&mut writer, &mut batch, true).await;
     }
     messages.close();
@@ -188,9 +190,9 @@ async fn first_of<T>(first: impl Future<Output = T>, second: impl Future<Output 
     .await
 }
 
-/// Writes all messages of the batch, and whether to stop, without copying them.
+/// Writes all messages of the batch, and a stop frame if `stop`, without copying them.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-async fn write_batch<W>(writer: &mut W, batch: &mut Vec<Parts>, stop: bool) -> io::Result<()>
+async fn write_batch<W>(writer: &mut W, batch: &mut Vec<GatherList>, stop: bool) -> io::Result<()>
 where
     W: AsyncWrite + Unpin,
 {
@@ -233,24 +235,24 @@ fn header(length: usize, kind: u8) -> [u8; HEADER_BYTES] {
     [length[0], length[1], length[2], length[3], kind, 0, 0, 0]
 }
 
-/// What the first bytes of a read buffer are.
+/// The frame at the start of a read buffer.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Decoded {
+pub enum DecodedFrame {
     /// A whole message, without its header.
     Message(Bytes),
     /// The other side wants no more messages.
     Stop,
-    /// More bytes are needed; reserve room for so many.
+    /// More bytes are needed; reserve room for this many.
     Incomplete(usize),
 }
 
 /// Takes the next frame off a read buffer.
 ///
 /// # Errors
-/// `InvalidData` when the bytes are no frame.
-pub fn decode(buffer: &mut BytesMut) -> io::Result<Decoded> {
+/// `InvalidData` when the bytes are not a frame.
+pub fn decode(buffer: &mut BytesMut) -> io::Result<DecodedFrame> {
     let invalid = |message| Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else { return Ok(Decoded::Incomplete(READ_BYTES)) };
+    let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else { return Ok(DecodedFrame::Incomplete(READ_BYTES)) };
     let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
     let kind = header[4];
     if header[5..] != [0; 3] || length > FRAME_BYTES_MAX {
@@ -259,16 +261,18 @@ pub fn decode(buffer: &mut BytesMut) -> io::Result<Decoded> {
     match kind {
         KIND_STOP if length == 0 => {
             let _ = buffer.split_to(HEADER_BYTES);
-            Ok(Decoded::Stop)
+            Ok(DecodedFrame::Stop)
         }
         KIND_MESSAGE => {
             let here = buffer.len().saturating_sub(HEADER_BYTES);
             if here < length {
-                // Believed step by step: no more is reserved than has come, the first step apart.
-                return Ok(Decoded::Incomplete(length.saturating_sub(here).min(FIRST_RESERVE_BYTES.max(here)).max(1)));
+                // Believe the length step by step: reserve no more than has arrived, except for the first step.
+                return Ok(DecodedFrame::Incomplete(
+                    length.saturating_sub(here).min(FIRST_RESERVE_BYTES.max(here)).max(1),
+                ));
             }
             let _ = buffer.split_to(HEADER_BYTES);
-            Ok(Decoded::Message(buffer.split_to(length).freeze()))
+            Ok(DecodedFrame::Message(buffer.split_to(length).freeze()))
         }
         _ => invalid("a frame of an unknown kind"),
     }
@@ -277,29 +281,29 @@ pub fn decode(buffer: &mut BytesMut) -> io::Result<Decoded> {
 struct StreamReceiver<R: AsyncRead + Send + Sync + Unpin + 'static> {
     reader: Option<R>,
     buffer: BytesMut,
-    state: Arc<State>,
+    state: Arc<FrameLinkCore>,
     ended: bool,
-    arriving: Option<Arriving>,
-    waiting: Waiting,
+    arriving: Option<ReceiveAccount>,
+    waiting: ArrivalDeadline,
 }
 
-/// How long the receiver has waited for the rest of a message. One timer runs for many messages: it is looked at when it
-/// fires.
-struct Waiting {
+/// How long the receiver has waited for the rest of a message. One timer serves many messages: its deadline is checked
+/// when it fires.
+struct ArrivalDeadline {
     pause_max: Duration,
-    begun: Option<Begun>,
+    begun: Option<MessageArrival>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// A message that is not whole, since its receiver waits for it.
+/// An incomplete message, since its receiver began to wait for it.
 #[derive(Clone, Copy)]
-struct Begun {
+struct MessageArrival {
     at: Instant,
     last: Instant,
     bytes: u64,
 }
 
-impl Begun {
+impl MessageArrival {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn deadline(&self, pause_max: Duration) -> Instant {
         let by_rate = Duration::from_secs(self.bytes / ARRIVAL_BYTES_PER_SECOND_MIN);
@@ -307,9 +311,9 @@ impl Begun {
     }
 }
 
-impl Waiting {
-    fn at_most(pause_max: Duration) -> Waiting {
-        Waiting { pause_max, begun: None, timer: None }
+impl ArrivalDeadline {
+    fn at_most(pause_max: Duration) -> ArrivalDeadline {
+        ArrivalDeadline { pause_max, begun: None, timer: None }
     }
 
     fn arrived(&mut self, bytes: usize) {
@@ -319,12 +323,12 @@ impl Waiting {
         }
     }
 
-    /// Ready when the rest has been waited for long enough.
+    /// Ready when the rest of the message has not arrived in time.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let begun = self.begun.get_or_insert_with(|| {
             let now = base::rt::now();
-            Begun { at: now, last: now, bytes: 0 }
+            MessageArrival { at: now, last: now, bytes: 0 }
         });
         let by = begun.deadline(self.pause_max);
         loop {
@@ -346,33 +350,33 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
         }
         loop {
             let decoded = decode(&mut self.buffer);
-            if !matches!(decoded, Ok(Decoded::Incomplete(_))) {
+            if !matches!(decoded, Ok(DecodedFrame::Incomplete(_))) {
                 self.waiting.begun = None;
             }
             match decoded {
-                Ok(Decoded::Message(message)) => return Poll::Ready(Ok(message)),
-                Ok(Decoded::Stop) => self.state.refuse(),
-                Ok(Decoded::Incomplete(room)) => {
-                    // A short message needs no more than the read buffer that every link has.
+                Ok(DecodedFrame::Message(message)) => return Poll::Ready(Ok(message)),
+                Ok(DecodedFrame::Stop) => self.state.reject(),
+                Ok(DecodedFrame::Incomplete(room)) => {
+                    // A short message needs only the read buffer that every link has.
                     let needed = self.buffer.len().saturating_add(room);
                     let held = if needed < 2 * READ_BYTES { 0 } else { needed };
                     if let Some(arriving) = &mut self.arriving
-                        && let Err(over) = arriving.hold(held)
+                        && let Err(over) = arriving.resize(held)
                     {
                         let organization = arriving.organization();
                         LinksOverdrawn.add(1);
                         tracing::warn!(organization, %over, "ended a link: its message cannot be covered");
-                        self.state.refuse();
+                        self.state.reject();
                         break;
                     }
                     self.buffer.reserve(room);
                     let reader = self.reader.as_mut().expect("taken when this is dropped");
                     let Poll::Ready(read) = Pin::new(&mut pin!(reader.read_buf(&mut self.buffer))).poll(cx) else {
                         if !self.buffer.is_empty() && self.waiting.poll_too_long(cx).is_ready() {
-                            let organization = self.arriving.as_ref().map(Arriving::organization);
+                            let organization = self.arriving.as_ref().map(ReceiveAccount::organization);
                             LinksStalled.add(1);
                             tracing::warn!(organization, "ended a link: its message did not arrive in time");
-                            self.state.refuse();
+                            self.state.reject();
                             break;
                         }
                         return Poll::Pending;
@@ -385,14 +389,14 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
                                 tracing::warn!(%error, "ended a link");
                             }
                             // The connection is gone in both directions.
-                            self.state.refuse();
+                            self.state.reject();
                             break;
                         }
                     }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a link broke");
-                    self.state.refuse();
+                    self.state.reject();
                     break;
                 }
             }
@@ -403,13 +407,13 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
         Poll::Ready(Err(Closed))
     }
 
-    fn charge(&mut self, arriving: Arriving) {
+    fn charge(&mut self, arriving: ReceiveAccount) {
         self.arriving = Some(arriving);
     }
 
     fn release(&mut self) {
         if let Some(arriving) = &mut self.arriving {
-            arriving.hold(0).expect("giving back needs no budget");
+            arriving.resize(0).expect("giving back needs no budget");
         }
     }
 }
@@ -426,7 +430,7 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> Drop for StreamReceiver<R> {
         base::rt::spawn(async move {
             let mut waste = vec![0; READ_BYTES];
             let drain = async { while matches!(reader.read(&mut waste).await, Ok(1..)) {} };
-            // As long as our own direction is written, and a while beyond: then the connection is cut.
+            // Until our own direction is written, and for a while after that; then the connection is cut.
             let _ = first_of(drain, async {
                 state.written.notified().await;
                 base::rt::sleep(LINGER).await;
@@ -443,13 +447,17 @@ mod tests {
     #[test]
     fn a_message_is_waited_for_while_it_keeps_arriving_at_the_least_rate() {
         let at = base::rt::Instant::default();
-        let after = |begun: Begun| begun.deadline(ARRIVAL_PAUSE_MAX) - at;
-        assert_eq!(after(Begun { at, last: at, bytes: 0 }), Duration::from_secs(30));
+        let after = |begun: MessageArrival| begun.deadline(ARRIVAL_PAUSE_MAX) - at;
+        assert_eq!(after(MessageArrival { at, last: at, bytes: 0 }), Duration::from_secs(30));
         let minute = at + Duration::from_secs(60);
         let fast = 100 * 60 * ARRIVAL_BYTES_PER_SECOND_MIN;
-        assert_eq!(after(Begun { at, last: minute, bytes: fast }), Duration::from_secs(90), "a pause is as long");
+        assert_eq!(
+            after(MessageArrival { at, last: minute, bytes: fast }),
+            Duration::from_secs(90),
+            "a pause is as long"
+        );
         let slow = 10 * ARRIVAL_BYTES_PER_SECOND_MIN;
-        assert_eq!(after(Begun { at, last: minute, bytes: slow }), Duration::from_secs(40), "it trickles");
+        assert_eq!(after(MessageArrival { at, last: minute, bytes: slow }), Duration::from_secs(40), "it trickles");
     }
 
     #[test]
@@ -464,10 +472,10 @@ mod tests {
                 state: Arc::default(),
                 ended: false,
                 arriving: None,
-                waiting: Waiting::at_most(Duration::ZERO),
+                waiting: ArrivalDeadline::at_most(Duration::ZERO),
             };
             assert_eq!(std::future::poll_fn(|cx| receiver.poll_receive(cx)).await, Err(Closed));
-            assert!(receiver.state.is_refused(), "the writing task ends too");
+            assert!(receiver.state.is_rejected(), "the writing task ends too");
             assert_eq!(receiver.buffer.capacity(), 0);
         });
     }

@@ -1,18 +1,19 @@
-//! Transports below [`base::rt::net`] links that leave the process: TCP on a trusted network, mutual TLS anywhere.
+//! Transports for [`base::rt::net`] links between processes: TCP on a trusted network, mutual TLS on any network.
 //!
-//! 1. [`register`] makes them the transports of the schemes "tcp" and "tls": `tls:orderer.example.com:7050`.
-//! 2. A listener accepts every connection at once, in a task of its own. A connection that is not a link yet is a stranger:
-//!    it must have begun its handshake within [`HELLO_TIME_MAX`] and ended it within [`HANDSHAKE_TIME_MAX`], and beyond
-//!    [`STRANGERS_MAX`] the newest takes the place of the oldest, first of all within its own address. What waits for a
-//!    stranger holds nothing that a newcomer needs.
-//! 3. Links go into a bounded backlog. One that finds it full is closed.
-//! 4. Over TLS each side proves with its certificate to be a node of one of the configured organisations: the link's
-//!    [`principal`](base::rt::net::Link::principal) is that organisation's name, and the certificate's digest. Users have
-//!    certificates of the same authorities; they get no link. A stranger costs one handshake.
-//! 5. A host that falls silent is noticed: its links end within [`UNANSWERED_MAX`] and one [`KEEP_ALIVE`], whether messages
-//!    are under way or not.
+//! 1. [`register`] registers the transports for the schemes "tcp" and "tls". An address is, for example,
+//!    `tls:orderer.example.com:7050`.
+//! 2. A listener accepts every connection at once, each in a separate task. A connection is unauthenticated until its
+//!    handshake is complete: it must begin the handshake within [`HELLO_TIME_MAX`] and finish it within
+//!    [`HANDSHAKE_TIME_MAX`]. If [`UNAUTHENTICATED_MAX`] such connections exist, a new one displaces the oldest,
+//!    preferably one from its own address. So a slow connection cannot keep a new one out.
+//! 3. Established links go into a bounded backlog. If the backlog is full, the link is closed.
+//! 4. Over TLS each side proves with its certificate that it is a node of a configured organisation. The link's
+//!    [`principal`](base::rt::net::Link::principal) is the organisation's name and the certificate's digest. Users have
+//!    certificates of the same authorities, but get no link. An unauthenticated connection costs at most one handshake.
+//! 5. Silent hosts are detected: their links end within [`UNANSWERED_MAX`] plus one [`KEEP_ALIVE`], whether or not
+//!    messages are in flight.
 //!
-//! Frames and the halves of a link are in [`frames`].
+//! [`frames`] has the frames and the two halves of a link.
 
 pub mod frames;
 mod tls;
@@ -25,29 +26,29 @@ use std::time::Duration;
 use base::admission::{Admission, AdmissionLimits};
 use base::rt::AbortOnDrop;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
-use base::rt::net::{BACKLOG_LINKS_MAX, BoxFuture, Link, Listen, Transport};
+use base::rt::net::{BACKLOG_LINKS_MAX, BoxFuture, Link, Transport, TransportListener};
 use tokio::net::{TcpListener, TcpStream};
 
-pub use tls::{Organisation, TlsError, TlsIdentity, TlsTransport};
+pub use tls::{LinkTlsError, LinkTlsIdentity, OrganizationRoots, TlsTransport};
 
-/// Connections at one listener that are not links yet.
-const STRANGERS_MAX: usize = 512;
-/// Those of one address: a host may run many processes.
-const STRANGERS_OF_ADDRESS_MAX: usize = 256;
-/// How long a connection may take to say its first bytes: a TLS hello, or the preface of a link.
+/// Maximum of connections at one listener that are not links yet.
+const UNAUTHENTICATED_MAX: usize = 512;
+/// Maximum of them from one address: a host may run many processes.
+const UNAUTHENTICATED_PER_ADDRESS_MAX: usize = 256;
+/// Time limit for a connection's first bytes: a TLS hello, or the preface of a link.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
-/// A connection that is not a link by then is dropped.
+/// A connection that is not a link after this time is dropped.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long a connection attempt may take.
+/// Time limit of a connection attempt.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
-/// A pause after `accept` failed, which it does when the process has no descriptors left.
+/// The pause after `accept` fails, which it does when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// A silent connection is asked for a sign of life after this long, and as often again.
+/// A keepalive probe is sent after this much silence, and repeated at this interval.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Signs of life that may be missing, where the kernel counts them and not the time.
+/// Maximum of unanswered probes, where the kernel counts probes instead of time.
 const KEEP_ALIVE_PROBES: u32 = 3;
-/// A connection is lost when nothing has answered for so long: no sign of life came, what was sent was not acknowledged,
-/// or the other side took none of it. Without this the kernel goes on sending for a quarter of an hour.
+/// A connection is lost when the other side has answered nothing for this long: no probe was answered, sent data was
+/// not acknowledged, or the receive window stayed closed. Without this the kernel retries for a quarter of an hour.
 const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
 /// The scheme of [`TcpTransport`].
@@ -59,7 +60,7 @@ pub const TLS_SCHEME: &str = "tls";
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TcpTransport;
 
-/// Makes [`TcpTransport`] and, when this process has a certificate, `tls` the transports of their schemes.
+/// Registers [`TcpTransport`] and, if this process has a certificate, `tls` for their schemes.
 pub fn register(tls: Option<TlsTransport>) {
     base::rt::net::register(TCP_SCHEME, Arc::new(TcpTransport));
     if let Some(tls) = tls {
@@ -68,10 +69,10 @@ pub fn register(tls: Option<TlsTransport>) {
 }
 
 impl Transport for TcpTransport {
-    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>> {
         Box::pin(async move {
             let shake = |socket: TcpStream| within(HELLO_TIME_MAX, over_tcp(socket));
-            Ok(Box::new(Accepting::start(rest, shake).await?) as Box<dyn Listen>)
+            Ok(Box::new(AcceptLoop::start(rest, shake).await?) as Box<dyn TransportListener>)
         })
     }
 
@@ -96,7 +97,7 @@ async fn dial(address: &str) -> io::Result<TcpStream> {
     Ok(socket)
 }
 
-/// No delay for small messages, and the loss of the other host is noticed.
+/// Disables the delay of small messages, and enables detection of a lost host.
 fn tune(socket: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     socket.set_nodelay(true)?;
@@ -108,15 +109,15 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A listener and the task that shakes hands for it.
-struct Accepting {
+/// A listener and the task that runs its handshakes.
+struct AcceptLoop {
     address: String,
     backlog: Receiver<Link>,
     _task: AbortOnDrop<()>,
 }
 
-impl Accepting {
-    async fn start<F, S>(address: &str, shake: S) -> io::Result<Accepting>
+impl AcceptLoop {
+    async fn start<F, S>(address: &str, shake: S) -> io::Result<AcceptLoop>
     where
         S: Fn(TcpStream) -> F + Send + 'static,
         F: Future<Output = io::Result<Link>> + Send + 'static,
@@ -125,7 +126,7 @@ impl Accepting {
         let address = listener.local_addr()?.to_string();
         let (links, backlog) = bounded(BACKLOG_LINKS_MAX);
         let task = base::rt::spawn(accept(listener, links, shake)).abort_on_drop();
-        Ok(Accepting { address, backlog, _task: task })
+        Ok(AcceptLoop { address, backlog, _task: task })
     }
 }
 
@@ -135,11 +136,11 @@ where
     F: Future<Output = io::Result<Link>> + Send + 'static,
 {
     let admission = Admission::new(AdmissionLimits {
-        strangers_max: STRANGERS_MAX,
-        strangers_per_address_max: STRANGERS_OF_ADDRESS_MAX,
+        unauthenticated_max: UNAUTHENTICATED_MAX,
+        unauthenticated_per_address_max: UNAUTHENTICATED_PER_ADDRESS_MAX,
         handshake_time_max: HANDSHAKE_TIME_MAX,
-        // What becomes a link is accounted where it is served.
-        ..AdmissionLimits::in_proportion(STRANGERS_MAX, 0, 1)
+        // The code that serves a link accounts for it.
+        ..AdmissionLimits::in_proportion(UNAUTHENTICATED_MAX, 0, 1)
     });
     loop {
         let (socket, address) = match listener.accept().await {
@@ -156,7 +157,7 @@ where
         let stranger = admission.admit(address.ip());
         let (attempt, links) = (within(HANDSHAKE_TIME_MAX, shake(socket)), links.clone());
         base::rt::spawn(async move {
-            let shaken = stranger.displaced().or_stopped(attempt).await;
+            let shaken = stranger.displaced().run_until_cancelled(attempt).await;
             drop(stranger);
             match shaken {
                 Some(Ok(link)) => {
@@ -171,7 +172,7 @@ where
     }
 }
 
-impl Listen for Accepting {
+impl TransportListener for AcceptLoop {
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Link, Closed>> {
         self.backlog.poll_recv(cx).map(|link| link.ok_or(Closed))
     }

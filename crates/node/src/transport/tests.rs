@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use base::admission::Principal;
 use base::rt::channel::Closed;
-use base::rt::net::{self, ARRIVING_BYTES_MAX, BACKLOG_LINKS_MAX, BoxFuture, Door, Link, Listen, Listener, Parties};
+use base::rt::net::{
+    self, BACKLOG_LINKS_MAX, BoxFuture, Link, LinkAcceptor, Listener, Parties, TransportListener, UNFINISHED_BYTES_MAX,
+};
 use base::rt::production;
 use base::{Bytes, BytesMut};
-use identity::deny::{Denial, Denied};
-use identity::issue::{Organization, Terms};
-use identity::{Certificate, DenyList, KeyKind, Role};
+use identity::deny::{Denial, DeniedCertificate};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{Certificate, DenyList, KeyKind, MemberRole};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair,
@@ -18,13 +20,15 @@ use rcgen::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 
-use super::frames::{Decoded, FRAME_BYTES_MAX, decode, establish};
-use super::{Organisation, STRANGERS_MAX, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
+use super::frames::{DecodedFrame, FRAME_BYTES_MAX, decode, establish};
+use super::{
+    LinkTlsIdentity, OrganizationRoots, TcpTransport, TlsTransport, UNANSWERED_MAX, UNAUTHENTICATED_MAX, dial,
+};
 
 /// Held by tests that change this process's deny list.
 static DENYING: Mutex<()> = Mutex::new(());
-/// Generous: nothing is measured, a test that hangs is to fail.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Generous: the test measures nothing, and only a hanging test must fail.
+const LINK_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -37,11 +41,11 @@ impl Authority {
     }
 
     /// A certificate as Heddle and `cryptogen` issue it to a node.
-    fn member(&self) -> TlsIdentity {
+    fn member(&self) -> LinkTlsIdentity {
         self.issue("peer0.org1", &["peer0.org1", "127.0.0.1"], None)
     }
 
-    fn issue(&self, common_name: &str, hosts: &[&str], unit: Option<&str>) -> TlsIdentity {
+    fn issue(&self, common_name: &str, hosts: &[&str], unit: Option<&str>) -> LinkTlsIdentity {
         let key = KeyPair::generate().expect("keys can be made");
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("these are valid names");
@@ -52,15 +56,15 @@ impl Authority {
         }
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(&key, &self.0).expect("it can be signed");
-        TlsIdentity { certificate_pem: certificate.pem().into_bytes(), key_pem: key.serialize_pem().into_bytes() }
+        LinkTlsIdentity { certificate_pem: certificate.pem().into_bytes(), key_pem: key.serialize_pem().into_bytes() }
     }
 
-    fn organisation(&self, name: &str) -> Organisation {
-        Organisation { name: name.to_owned(), roots_pem: self.0.pem().into_bytes() }
+    fn organisation(&self, name: &str) -> OrganizationRoots {
+        OrganizationRoots { name: name.to_owned(), roots_pem: self.0.pem().into_bytes() }
     }
 }
 
-/// Registers TCP and TLS under schemes of the test's own, then runs a claim over each.
+/// Registers TCP and TLS under schemes of the test, then checks a claim over each.
 fn over_each<F: Future<Output = ()>>(test: &str, claim: impl Fn(Listener, Link, Link) -> F) {
     let (one, two) = (Authority::new(), Authority::new());
     let trusted = [one.organisation("one"), two.organisation("two")];
@@ -77,7 +81,7 @@ fn over_each<F: Future<Output = ()>>(test: &str, claim: impl Fn(Listener, Link, 
                 let far = listener.accept().await.expect("it was connected to");
                 claim(listener, near, far).await;
             };
-            base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+            base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
         });
     }
 }
@@ -111,7 +115,7 @@ fn messages_of_all_sizes_arrive_whole_and_in_order() {
 #[test]
 fn what_was_sent_before_a_link_was_dropped_arrives() {
     over_each("drop", |_listener, near, mut far| async move {
-        // The other direction has bytes under way that nobody will receive: they must not destroy what was sent.
+        // The other direction has bytes in flight that will never be received: they must not destroy the sent messages.
         far.send(message(1 << 20, 1)).await.expect("there is room");
         for seed in 0..100 {
             near.send(message(50_000, seed)).await.expect("the other side receives");
@@ -144,7 +148,7 @@ fn a_sender_learns_that_the_receiver_was_dropped() {
         let (to_far, mut at_near) = near.split();
         let (to_near, at_far) = far.split();
         drop(at_far);
-        // The notice travels behind what the other side sent before it.
+        // The stop frame travels behind the messages that the other side sent before it.
         to_near.send(message(10, 1)).await.expect("this direction is open");
         assert_eq!(at_near.receive().await, Ok(message(10, 1)));
         drop(to_near);
@@ -184,10 +188,10 @@ fn certificates_of_others_are_refused_on_both_sides() {
         let mut listener = net::listen("tls-refusing:127.0.0.1:0").await.expect("a port is free");
         for scheme in ["tls-stranger", "tls-doubter"] {
             let address = listener.address().replace("tls-refusing", scheme);
-            let refused = base::rt::timeout(PATIENCE, net::connect(&address)).await.expect("nothing hangs");
+            let refused = base::rt::timeout(LINK_TIMEOUT, net::connect(&address)).await.expect("nothing hangs");
             assert!(refused.is_err(), "{scheme} got a link");
         }
-        // The next link that is accepted is one of the trusted, so that neither of the others was.
+        // The next accepted link is a trusted one, so neither of the others was accepted.
         let near = net::connect(listener.address()).await.expect("it is trusted");
         near.send(message(3, 3)).await.expect("there is room");
         let mut far = listener.accept().await.expect("it was connected to");
@@ -195,13 +199,14 @@ fn certificates_of_others_are_refused_on_both_sides() {
     });
 }
 
-/// An ordinary user's TLS certificate, meant for the ports of clients, opened the orderer's block port and read every block
-/// from the genesis block on.
+/// Regression: an ordinary user's TLS certificate, meant for client ports, opened the orderer's block port and read
+/// every block from the genesis block on.
 #[test]
 fn certificates_of_users_get_no_link_on_either_side() {
     let authority = Authority::new();
     let trusted = [authority.organisation("one")];
-    let transport = |identity: &TlsIdentity| Arc::new(TlsTransport::new(identity, &trusted).expect("they are valid"));
+    let transport =
+        |identity: &LinkTlsIdentity| Arc::new(TlsTransport::new(identity, &trusted).expect("they are valid"));
     let users = [
         authority.issue("User1@org1.example.com", &[], None),
         authority.issue("User1@org1.example.com", &["127.0.0.1"], None),
@@ -215,9 +220,9 @@ fn certificates_of_users_get_no_link_on_either_side() {
         let place = listener.address().split_once(':').expect("it has a scheme").1.to_owned();
         for user in &users {
             net::register("tls-user", transport(user));
-            // The server says no after the client's part of the handshake, which is the last one.
+            // The server rejects after the client's part of the handshake, which is the last part.
             if let Ok(mut link) = net::connect(&format!("tls-user:{place}")).await {
-                let ended = base::rt::timeout(PATIENCE, link.receive()).await.expect("nothing hangs");
+                let ended = base::rt::timeout(LINK_TIMEOUT, link.receive()).await.expect("nothing hangs");
                 assert_eq!(ended, Err(Closed));
             }
             let as_host = net::listen("tls-user:127.0.0.1:0").await.expect("a port is free");
@@ -229,14 +234,14 @@ fn certificates_of_users_get_no_link_on_either_side() {
             net::register("tls-user", transport(node));
             let near = net::connect(&format!("tls-user:{place}")).await.expect("it is a node");
             near.send(message(3, 3)).await.expect("there is room");
-            // Of no user there is a link before it.
+            // The accepted link belongs to the node: no user's link came before it.
             assert_eq!(listener.accept().await.expect("it was connected to").receive().await, Ok(message(3, 3)));
         }
     });
 }
 
-/// All identities name `localhost`: a member organisation on the way could answer in the orderer's place and acknowledge
-/// envelopes that it dropped.
+/// All identities name `localhost`: a member organisation on the path could answer in the orderer's place and
+/// acknowledge envelopes that it dropped.
 #[test]
 fn connecting_to_an_organisation_refuses_another_one() {
     let (one, two) = (Authority::new(), Authority::new());
@@ -251,16 +256,16 @@ fn connecting_to_an_organisation_refuses_another_one() {
     });
 }
 
-/// Sockets that said nothing held the 64 permits for handshakes, and were renewed: nobody else got a link.
+/// Regression: silent sockets held the 64 handshake permits and kept renewing them, so nobody else got a link.
 #[test]
 fn silent_sockets_do_not_keep_anybody_from_a_link() {
     over_each("silent", |mut listener, _near, _far| async move {
         let place = listener.address().split_once(':').expect("it has a scheme").1.to_owned();
         let mut silent = Vec::new();
-        for _ in 0..STRANGERS_MAX + 100 {
+        for _ in 0..UNAUTHENTICATED_MAX + 100 {
             silent.push(tokio::net::TcpStream::connect(&place).await.expect("it listens"));
         }
-        // A hello, and then nothing, as well.
+        // A partial hello followed by silence, too.
         for socket in &mut silent {
             let _ = socket.write_all(&[22, 3, 1]).await;
         }
@@ -272,7 +277,7 @@ fn silent_sockets_do_not_keep_anybody_from_a_link() {
     });
 }
 
-/// Links that nobody accepted kept the permits of their handshakes, so that the listener stopped listening.
+/// Regression: links that were never accepted kept their handshake permits, so the listener stopped accepting.
 #[test]
 fn links_that_nobody_accepts_are_closed_and_the_listener_goes_on() {
     over_each("backlog", |mut listener, _near, _far| async move {
@@ -280,7 +285,8 @@ fn links_that_nobody_accepts_are_closed_and_the_listener_goes_on() {
         for _ in 0..BACKLOG_LINKS_MAX {
             waiting.push(net::connect(listener.address()).await.expect("it listens"));
         }
-        // A handshake ends later at the listener than here, so that any of the links may be the one that finds no room.
+        // A handshake ends later at the listener than here, so any of the links may be the one that finds the backlog
+        // full.
         waiting.push(net::connect(listener.address()).await.expect("it listens"));
         let closed = std::future::poll_fn(|cx| {
             let closed = waiting.iter_mut().find_map(|link| match pin!(link.receive()).poll(cx) {
@@ -289,7 +295,7 @@ fn links_that_nobody_accepts_are_closed_and_the_listener_goes_on() {
             });
             closed.map_or(Poll::Pending, Poll::Ready)
         });
-        assert_eq!(base::rt::timeout(PATIENCE, closed).await, Ok(Err(Closed)));
+        assert_eq!(base::rt::timeout(LINK_TIMEOUT, closed).await, Ok(Err(Closed)));
         for _ in 0..BACKLOG_LINKS_MAX {
             drop(listener.accept().await.expect("they wait"));
         }
@@ -310,9 +316,9 @@ fn bytes_that_are_no_link_cost_a_connection_and_nothing_else() {
         for preface in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HDLLINK\x02"] {
             let mut socket = dial().await;
             socket.write_all(preface).await.expect("it listens");
-            // Ends, or is reset: either way there is no link.
+            // The connection ends or is reset: either way there is no link.
             let mut answer = Vec::new();
-            let _ = base::rt::timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it is cut");
+            let _ = base::rt::timeout(LINK_TIMEOUT, socket.read_to_end(&mut answer)).await.expect("it is cut");
         }
         for frame in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0], [1, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 9, 0, 0, 0]] {
             let mut socket = dial().await;
@@ -327,24 +333,24 @@ fn bytes_that_are_no_link_cost_a_connection_and_nothing_else() {
 #[test]
 fn frames_have_the_documented_layout() {
     let mut golden = BytesMut::from(&[3, 0, 0, 0, 0, 0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 1, 0, 0, 0, 5][..]);
-    assert_eq!(decode(&mut golden).expect("it is a frame"), Decoded::Message(Bytes::from_static(&[7, 8, 9])));
-    assert_eq!(decode(&mut golden).expect("it is a frame"), Decoded::Stop);
-    assert!(matches!(decode(&mut golden), Ok(Decoded::Incomplete(_))));
+    assert_eq!(decode(&mut golden).expect("it is a frame"), DecodedFrame::Message(Bytes::from_static(&[7, 8, 9])));
+    assert_eq!(decode(&mut golden).expect("it is a frame"), DecodedFrame::Stop);
+    assert!(matches!(decode(&mut golden), Ok(DecodedFrame::Incomplete(_))));
 }
 
 #[test]
 fn a_claimed_length_reserves_little_before_its_bytes_come() {
     let mut buffer = BytesMut::from(&(FRAME_BYTES_MAX as u32).to_le_bytes()[..]);
     buffer.extend_from_slice(&[0; 4]);
-    let Ok(Decoded::Incomplete(room)) = decode(&mut buffer) else { panic!("no byte of it is there") };
+    let Ok(DecodedFrame::Incomplete(room)) = decode(&mut buffer) else { panic!("no byte of it is there") };
     assert!(room <= 1 << 20);
     let mut buffer = BytesMut::from(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()[..]);
     buffer.extend_from_slice(&[0; 4]);
     assert!(decode(&mut buffer).is_err());
 }
 
-/// A host lost its power while blocks were on their way to it. Nobody sent a reset, bytes were under way, and so no sign of
-/// life was asked for: the link seemed to be there for a quarter of an hour.
+/// Regression: a host lost power while blocks were in flight to it. It sent no reset, and since data was in flight the
+/// kernel sent no keepalive probes: the link seemed alive for a quarter of an hour.
 #[test]
 fn sockets_give_up_a_host_that_falls_silent_while_bytes_are_under_way() {
     use rustix::net::sockopt;
@@ -360,31 +366,34 @@ fn sockets_give_up_a_host_that_falls_silent_while_bytes_are_under_way() {
     });
 }
 
-/// A lost key opened every link until its certificate ended: the channel's revocation lists were heeded for identities alone.
+/// Regression: a lost key opened every link until its certificate expired: the channel's revocation lists applied only
+/// to identities.
 #[test]
 fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
-    let organization = Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("founded");
+    let organization =
+        IssuingOrganization::create("A", "a.example.com", &CertificateTerms::starting_now(KeyKind::P256))
+            .expect("founded");
     let member = |name: &str| {
-        let issued = organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("issued");
+        let issued = organization.issue_tls(MemberRole::Peer, name, &["127.0.0.1"]).expect("issued");
         let certificate = Certificate::from_pem(&issued.certificate_pem).expect("a certificate");
         let (certificate_pem, key_pem) = (issued.certificate_pem.to_vec(), issued.key_pem.to_vec());
-        (TlsIdentity { certificate_pem, key_pem }, certificate)
+        (LinkTlsIdentity { certificate_pem, key_pem }, certificate)
     };
     let ((good, _), (lost, lost_certificate), (denied, denied_certificate)) =
         (member("good"), member("lost"), member("denied"));
     let authority = organization.tls_authority();
     let list = authority.revoke(&[&lost_certificate]).expect("a list");
     let roots_pem = [&authority.certificate_pem()[..], &list].concat();
-    let strict = [Organisation { name: "a".to_owned(), roots_pem }];
+    let strict = [OrganizationRoots { name: "a".to_owned(), roots_pem }];
     let denial = Denial {
-        holder: Denied::Fingerprint(identity::sha256([&denied_certificate.der()[..]])),
+        holder: DeniedCertificate::Fingerprint(identity::sha256([&denied_certificate.der()[..]])),
         reason: "lost".to_owned(),
         until: None,
     };
     let _alone = DENYING.lock().expect("no test panics with it");
-    // Of this process; no other certificate is concerned.
+    // The process's own list; it names no other test's certificate.
     DenyList::of_process().replace(vec![denial]);
-    let transport = |identity: &TlsIdentity| TlsTransport::new(identity, &strict).expect("the settings are valid");
+    let transport = |identity: &LinkTlsIdentity| TlsTransport::new(identity, &strict).expect("the settings are valid");
     for (name, identity) in [("good", &good), ("lost", &lost), ("denied", &denied)] {
         net::register(&format!("tls-revoked-{name}"), Arc::new(transport(identity)));
     }
@@ -393,7 +402,7 @@ fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
             let mut listener = net::listen("tls-revoked-good:127.0.0.1:0").await.expect("a port is free");
             let port = listener.address().rsplit(':').next().expect("it has a port").to_owned();
             for refused in ["lost", "denied"] {
-                // A TLS client can be through before the server has looked at it.
+                // A TLS client may finish before the server has checked its certificate.
                 if let Ok(link) = net::connect(&format!("tls-revoked-{refused}:127.0.0.1:{port}")).await {
                     let _ = link.send(Bytes::copy_from_slice(refused.as_bytes())).await;
                 }
@@ -411,24 +420,26 @@ fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
                 assert_eq!(kind, std::io::ErrorKind::PermissionDenied, "{refused}");
             }
         };
-        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+        base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
     });
     DenyList::of_process().replace(Vec::new());
 }
 
-/// Whoever had taken a node's key kept the links that were open, and read every block until it hung up.
+/// Regression: a thief of a node's key kept its open links, and read every block until it hung up.
 #[test]
 fn an_open_link_ends_when_its_certificate_is_denied() {
-    let organization = Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("founded");
+    let organization =
+        IssuingOrganization::create("A", "a.example.com", &CertificateTerms::starting_now(KeyKind::P256))
+            .expect("founded");
     let roots_pem = organization.tls_authority().certificate_pem().to_vec();
-    let trusted = [Organisation { name: "a".to_owned(), roots_pem }];
+    let trusted = [OrganizationRoots { name: "a".to_owned(), roots_pem }];
     let mut fingerprints = Vec::new();
     for name in ["server", "good", "stolen"] {
-        let issued = organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("issued");
+        let issued = organization.issue_tls(MemberRole::Peer, name, &["127.0.0.1"]).expect("issued");
         let certificate = Certificate::from_pem(&issued.certificate_pem).expect("a certificate");
         fingerprints.push(identity::sha256([&certificate.der()[..]]));
         let (certificate_pem, key_pem) = (issued.certificate_pem.to_vec(), issued.key_pem.to_vec());
-        let transport = TlsTransport::new(&TlsIdentity { certificate_pem, key_pem }, &trusted);
+        let transport = TlsTransport::new(&LinkTlsIdentity { certificate_pem, key_pem }, &trusted);
         net::register(&format!("tls-open-{name}"), Arc::new(transport.expect("the settings are valid")));
     }
     let _alone = DENYING.lock().expect("no test panics with it");
@@ -446,23 +457,26 @@ fn an_open_link_ends_when_its_certificate_is_denied() {
             let (good_near, mut good_far) = open("good").await;
             let (_near, mut far) = open("stolen").await;
             let (_silent_near, silent_far) = open("stolen").await;
-            let denial =
-                Denial { holder: Denied::Fingerprint(fingerprints[2]), reason: "lost".to_owned(), until: None };
+            let denial = Denial {
+                holder: DeniedCertificate::Fingerprint(fingerprints[2]),
+                reason: "lost".to_owned(),
+                until: None,
+            };
             let deny = async {
                 base::rt::yield_now().await;
                 DenyList::of_process().replace(vec![denial]);
             };
-            // Who waits for a message is woken.
+            // A side that waits for a message is woken.
             let (received, ()) = tokio::join!(far.receive(), deny);
             assert!(received.is_err(), "{received:?}");
-            // Who only sends is refused in the end: what was sent before is in a queue.
+            // A side that only sends is refused eventually: earlier messages are in a queue.
             while silent_far.send(Bytes::from_static(b"block")).await.is_ok() {
                 base::rt::yield_now().await;
             }
             good_near.send(Bytes::from_static(b"still here")).await.expect("others go on");
             assert_eq!(good_far.receive().await.as_deref(), Ok(&b"still here"[..]));
         };
-        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+        base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
     });
     DenyList::of_process().replace(Vec::new());
 }
@@ -473,9 +487,9 @@ struct Staged(Mutex<Option<mpsc::UnboundedReceiver<Link>>>);
 struct StagedListener(mpsc::UnboundedReceiver<Link>);
 
 impl net::Transport for Staged {
-    fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, std::io::Result<Box<dyn Listen>>> {
+    fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, std::io::Result<Box<dyn TransportListener>>> {
         let links = self.0.lock().expect("nobody panics with it").take().expect("it is listened to once");
-        Box::pin(async { Ok(Box::new(StagedListener(links)) as Box<dyn Listen>) })
+        Box::pin(async { Ok(Box::new(StagedListener(links)) as Box<dyn TransportListener>) })
     }
 
     fn connect<'a>(&'a self, _: &'a str) -> BoxFuture<'a, std::io::Result<Link>> {
@@ -483,7 +497,7 @@ impl net::Transport for Staged {
     }
 }
 
-impl Listen for StagedListener {
+impl TransportListener for StagedListener {
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Link, Closed>> {
         self.0.poll_recv(cx).map(|link| link.ok_or(Closed))
     }
@@ -495,8 +509,12 @@ impl Listen for StagedListener {
 
 const MIB: usize = 1 << 20;
 
-/// The raw end of a link of an organisation, and the link as the door lets it in.
-async fn let_in(links: &mpsc::UnboundedSender<Link>, door: &mut Door, organisation: &str) -> (DuplexStream, Link) {
+/// The raw end of an organisation's link, and the link as the door admits it.
+async fn let_in(
+    links: &mpsc::UnboundedSender<Link>,
+    door: &mut LinkAcceptor,
+    organisation: &str,
+) -> (DuplexStream, Link) {
     let (mut near, far) = tokio::io::duplex(MIB);
     near.write_all(b"HDLLINK\x01").await.expect("there is room");
     let (reader, writer) = tokio::io::split(far);
@@ -511,29 +529,30 @@ async fn begin(near: &mut DuplexStream, announced: usize, sent: usize) {
     near.write_all(&header).await.expect("the link is there");
     let piece = vec![7; MIB];
     for _ in 0..sent / MIB {
-        // The link may end meanwhile, which its other end says.
+        // The link may end meanwhile; its other end reports that.
         if near.write_all(&piece).await.is_err() {
             break;
         }
     }
 }
 
-/// A member with a node's certificate opened eight links and left a message unfinished on each: they held 198 MiB for as long as
-/// it liked.
+/// Regression: a member with a node's certificate opened eight links and left a message unfinished on each: they held
+/// 198 MiB for as long as it liked.
 #[test]
 fn unfinished_messages_of_an_organisation_stay_within_its_budget() {
     let (links, staged) = mpsc::unbounded_channel();
     net::register("staged", Arc::new(Staged(Mutex::new(Some(staged)))));
     production::run(async {
         let all = async {
-            let mut door = Door::open("staged:here", &Parties::of(["one", "two"]), 64).await.expect("it listens");
+            let mut door =
+                LinkAcceptor::open("staged:here", &Parties::of(["one", "two"]), 64).await.expect("it listens");
             let (mut first, mut first_far) = let_in(&links, &mut door, "one").await;
             let (mut second, mut second_far) = let_in(&links, &mut door, "one").await;
             let (mut other, mut other_far) = let_in(&links, &mut door, "two").await;
             let first_message = base::rt::spawn(async move { first_far.receive().await });
             begin(&mut first, 100 * MIB, 80 * MIB).await;
-            const { assert!(ARRIVING_BYTES_MAX < (80 + 78) << 20) };
-            // Whoever serves a link drops it when it has ended, which ends the writing of its other end.
+            const { assert!(UNFINISHED_BYTES_MAX < (80 + 78) << 20) };
+            // The task that serves a link drops it when it has ended, which ends the writing of its other end.
             let refused = async move { second_far.receive().await };
             let (refused, ()) = tokio::join!(refused, begin(&mut second, 100 * MIB, 80 * MIB));
             assert_eq!(refused, Err(Closed), "two such messages are more than the organisation may have");
@@ -543,6 +562,6 @@ fn unfinished_messages_of_an_organisation_stay_within_its_budget() {
             let whole = first_message.await.expect("it does not panic");
             assert_eq!(whole.map(|message| message.len()), Ok(100 * MIB), "what was covered arrives");
         };
-        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+        base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
     });
 }

@@ -1,11 +1,15 @@
-//! Mutual TLS: both sides show certificates that configured organisations have given to nodes.
+//! Mutual TLS: both sides present certificates that configured organisations have issued to nodes.
 //!
-//! The TLS authority of an organisation gives certificates to its users as well, for the ports of clients, and Fabric's
-//! tools let them serve as a server's. A certificate is a node's ([`is_of_node`]) when its subject has the unit "peer" or
-//! "orderer"; one that has no unit of a role, as `cryptogen` and `heddle` issue them, is a node's when it is issued for
-//! the host that its subject's common name is.
+//! Issuer and key usage do not tell a node's certificate from a user's: an organisation's TLS authority also issues
+//! certificates to users, for client ports, and Fabric's tools make these valid as server certificates. So the subject
+//! decides ([`is_of_node`]):
 //!
-//! A link ends when the operator denies a certificate of its other side ([`UntilDenied`]).
+//! * With the unit "client", "admin" or "user" the certificate belongs to a user, whatever its other units are.
+//! * Otherwise, with the unit "peer" or "orderer" it belongs to a node.
+//! * Without any of these units, as in certificates that `cryptogen` and `heddle` issue, it belongs to a node if the
+//!   common name is also one of its DNS names.
+//!
+//! A link ends when the operator denies the certificate of its other side ([`DeniableHalf`]).
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use base::admission::Principal;
-use base::rt::net::{BoxFuture, Link, Listen, Transport};
+use base::rt::net::{BoxFuture, Link, Transport, TransportListener};
 use identity::{DenyList, Revocations};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
@@ -29,61 +33,61 @@ use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::{Accepting, CONNECT_TIME_MAX, HELLO_TIME_MAX, dial, frames, within};
+use super::{AcceptLoop, CONNECT_TIME_MAX, HELLO_TIME_MAX, dial, frames, within};
 
-/// Whom to trust: an organisation and the certificates that its members' chains end in.
+/// A trusted organisation, and the certificates in which its members' chains end.
 #[derive(Clone, Debug)]
-pub struct Organisation {
-    /// What a link's peer is called.
+pub struct OrganizationRoots {
+    /// The name of a link's peer.
     pub name: String,
-    /// One or several certificates, and their revocation lists if there are any.
+    /// One or more certificates, and their revocation lists if there are any.
     pub roots_pem: Vec<u8>,
 }
 
-/// What this process shows of itself, as a client and as a server.
+/// The certificate that this process presents, as a client and as a server.
 #[derive(Clone)]
-pub struct TlsIdentity {
+pub struct LinkTlsIdentity {
     /// Its certificate, and intermediate ones if there are any.
     pub certificate_pem: Vec<u8>,
     /// PKCS#8.
     pub key_pem: Vec<u8>,
 }
 
-impl std::fmt::Debug for TlsIdentity {
+impl std::fmt::Debug for LinkTlsIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("TlsIdentity(…)")
     }
 }
 
-/// A certificate, key or root that is of no use.
+/// A certificate, key or root that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("the TLS settings of links are of no use: {0}")]
-pub struct TlsError(String);
+#[error("the TLS settings of links cannot be used: {0}")]
+pub struct LinkTlsError(String);
 
 /// Links over mutual TLS.
 #[derive(Clone)]
 pub struct TlsTransport {
     connector: TlsConnector,
     server: Arc<rustls::ServerConfig>,
-    trusted: Arc<[Trusted]>,
+    trusted: Arc<[TrustedOrganization]>,
 }
 
 #[derive(Clone)]
-struct Trusted {
+struct TrustedOrganization {
     name: String,
-    /// What its authorities took back, by the lists beside them.
+    /// Revocations by its authorities, from the lists beside their certificates.
     revocations: Revocations,
     clients: Arc<dyn ClientCertVerifier>,
     servers: Arc<WebPkiServerVerifier>,
 }
 
 impl TlsTransport {
-    /// Shows `identity`, and trusts the certificates of these organisations.
+    /// Presents `identity`, and trusts the certificates of these organisations.
     ///
     /// # Errors
-    /// When a PEM cannot be read, the key does not fit the certificate, or no organisation is given.
-    pub fn new(identity: &TlsIdentity, organisations: &[Organisation]) -> Result<TlsTransport, TlsError> {
-        let wrong = |error: &dyn std::fmt::Display| TlsError(error.to_string());
+    /// A PEM cannot be parsed, the key does not fit the certificate, or no organisation is given.
+    pub fn new(identity: &LinkTlsIdentity, organisations: &[OrganizationRoots]) -> Result<TlsTransport, LinkTlsError> {
+        let wrong = |error: &dyn std::fmt::Display| LinkTlsError(error.to_string());
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut all = RootCertStore::empty();
         let mut trusted = Vec::new();
@@ -97,12 +101,12 @@ impl TlsTransport {
             let roots = Arc::new(roots);
             let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
                 .build()
-                .map_err(|error| TlsError(format!("organisation {}: {error}", organisation.name)))?;
+                .map_err(|error| LinkTlsError(format!("organisation {}: {error}", organisation.name)))?;
             let clients = client_verifier(roots, &provider)?;
             let revocations = Revocations::of_pem(&organisation.roots_pem).map_err(|error| {
-                TlsError(format!("revocation lists of organisation {}: {error}", organisation.name))
+                LinkTlsError(format!("revocation lists of organisation {}: {error}", organisation.name))
             })?;
-            trusted.push(Trusted { name: organisation.name.clone(), revocations, clients, servers });
+            trusted.push(TrustedOrganization { name: organisation.name.clone(), revocations, clients, servers });
         }
         let chain = || {
             CertificateDer::pem_slice_iter(&identity.certificate_pem)
@@ -132,10 +136,11 @@ impl TlsTransport {
 }
 
 impl TlsTransport {
-    /// Refuses in addition what these lists take back, of whichever organisation: those of a channel's configuration.
+    /// Also rejects certificates on these revocation lists, of any organisation: the lists of a channel's
+    /// configuration.
     #[must_use]
     pub fn revoking(self, lists: &Revocations) -> TlsTransport {
-        let all = self.trusted.iter().map(|organisation| Trusted {
+        let all = self.trusted.iter().map(|organisation| TrustedOrganization {
             revocations: organisation.revocations.clone().and(lists.clone()),
             ..organisation.clone()
         });
@@ -146,23 +151,24 @@ impl TlsTransport {
 fn client_verifier(
     roots: Arc<RootCertStore>,
     provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+) -> Result<Arc<dyn ClientCertVerifier>, LinkTlsError> {
     WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider))
         .build()
-        .map_err(|error| TlsError(error.to_string()))
+        .map_err(|error| LinkTlsError(error.to_string()))
 }
 
-/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake, that it is a node's, and that
-/// neither its organisation has revoked it since nor this process's operator denies it.
+/// The principal of a chain that the handshake has accepted. Finds the organisation that accepts it, and checks that
+/// the certificate is a node's, that its organisation has not revoked it, and that this process's operator does not
+/// deny it.
 fn principal(
-    trusted: &[Trusted],
+    trusted: &[TrustedOrganization],
     chain: Option<&[CertificateDer<'_>]>,
-    accepts: impl Fn(&Trusted, &CertificateDer<'_>, &[CertificateDer<'_>]) -> bool,
+    accepts: impl Fn(&TrustedOrganization, &CertificateDer<'_>, &[CertificateDer<'_>]) -> bool,
 ) -> io::Result<Principal> {
     let stranger = |reason| io::Error::new(io::ErrorKind::PermissionDenied, reason);
     let (end, intermediates) = chain.and_then(<[_]>::split_first).ok_or_else(|| stranger("there is no certificate"))?;
     let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates));
-    let found = found.ok_or_else(|| stranger("the certificate is of no known organisation"))?;
+    let found = found.ok_or_else(|| stranger("the certificate belongs to no known organisation"))?;
     if !is_of_node(end) {
         return Err(stranger("the certificate is a user's; links are between peers and orderers"));
     }
@@ -176,7 +182,7 @@ fn principal(
     Ok(Principal::new(&found.name, &digest))
 }
 
-/// Whether an organisation has given this certificate to a node of its, and not to a user.
+/// Whether an organisation issued this certificate to one of its nodes, and not to a user.
 fn is_of_node(certificate: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
     let subject = certificate.subject();
@@ -195,18 +201,22 @@ fn is_of_node(certificate: &CertificateDer<'_>) -> bool {
     subject.iter_common_name().filter_map(|name| name.as_str().ok()).any(is_host)
 }
 
-/// What a failed handshake means to the caller.
-fn refused(error: io::Error) -> io::Error {
+/// Maps a failed handshake to the caller's error.
+fn rejected(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::InvalidData => io::Error::new(io::ErrorKind::PermissionDenied, error),
         _ => error,
     }
 }
 
-async fn accept(server: Arc<rustls::ServerConfig>, trusted: Arc<[Trusted]>, socket: TcpStream) -> io::Result<Link> {
+async fn accept(
+    server: Arc<rustls::ServerConfig>,
+    trusted: Arc<[TrustedOrganization]>,
+    socket: TcpStream,
+) -> io::Result<Link> {
     let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket);
     let begun = within(HELLO_TIME_MAX, hello).await?;
-    let stream = begun.into_stream(server).await.map_err(refused)?;
+    let stream = begun.into_stream(server).await.map_err(rejected)?;
     let now = UnixTime::now();
     let peer = principal(&trusted, stream.get_ref().1.peer_certificates(), |organisation, end, intermediates| {
         organisation.clients.verify_client_cert(end, intermediates, now).is_ok()
@@ -214,45 +224,47 @@ async fn accept(server: Arc<rustls::ServerConfig>, trusted: Arc<[Trusted]>, sock
     establish(stream, peer).await
 }
 
-/// A link that ends when the operator denies the other side.
+/// Makes a link that ends when the operator denies the other side.
 async fn establish<S>(stream: S, peer: Principal) -> io::Result<Link>
 where
-    S: AsyncRead + AsyncWrite + Shown + Send + Sync + 'static,
+    S: AsyncRead + AsyncWrite + PresentedChain + Send + Sync + 'static,
 {
-    let chain: Arc<[Vec<u8>]> = stream.shown().into_iter().flatten().map(|certificate| certificate.to_vec()).collect();
+    let chain: Arc<[Vec<u8>]> =
+        stream.presented_chain().into_iter().flatten().map(|certificate| certificate.to_vec()).collect();
     let (reader, writer) = tokio::io::split(stream);
-    frames::establish(UntilDenied::new(reader, &chain), UntilDenied::new(writer, &chain), Some(peer)).await
+    frames::establish(DeniableHalf::new(reader, &chain), DeniableHalf::new(writer, &chain), Some(peer)).await
 }
 
-/// A stream over TLS, whose other side has shown a chain of certificates.
-trait Shown {
-    fn shown(&self) -> Option<&[CertificateDer<'static>]>;
+/// A TLS stream whose other side has presented a chain of certificates.
+trait PresentedChain {
+    fn presented_chain(&self) -> Option<&[CertificateDer<'static>]>;
 }
 
-impl Shown for tokio_rustls::server::TlsStream<TcpStream> {
-    fn shown(&self) -> Option<&[CertificateDer<'static>]> {
+impl PresentedChain for tokio_rustls::server::TlsStream<TcpStream> {
+    fn presented_chain(&self) -> Option<&[CertificateDer<'static>]> {
         self.get_ref().1.peer_certificates()
     }
 }
 
-impl Shown for tokio_rustls::client::TlsStream<TcpStream> {
-    fn shown(&self) -> Option<&[CertificateDer<'static>]> {
+impl PresentedChain for tokio_rustls::client::TlsStream<TcpStream> {
+    fn presented_chain(&self) -> Option<&[CertificateDer<'static>]> {
         self.get_ref().1.peer_certificates()
     }
 }
 
-/// One half of a connection, which fails from when this process's deny list names a certificate of the other side. Who waits
-/// for bytes is told of a denial; who writes finds out with the next write, and is told by the reading half in any case.
-struct UntilDenied<T> {
+/// One half of a connection, which fails as soon as this process's deny list names a certificate of the other side. A
+/// denial wakes a reading half that waits for bytes. A writing half finds out at its next write; the reading half
+/// reports the denial in any case.
+struct DeniableHalf<T> {
     half: T,
-    /// Nothing once it has completed. A future is not `Sync`; nobody locks this.
+    /// `None` once it has completed. The mutex only makes the future `Sync`; it is never locked.
     denied: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
-impl<T> UntilDenied<T> {
-    fn new(half: T, chain: &Arc<[Vec<u8>]>) -> UntilDenied<T> {
+impl<T> DeniableHalf<T> {
+    fn new(half: T, chain: &Arc<[Vec<u8>]>) -> DeniableHalf<T> {
         let denied = DenyList::of_process().denies_chain(Arc::clone(chain));
-        UntilDenied { half, denied: Mutex::new(Some(Box::pin(denied))) }
+        DeniableHalf { half, denied: Mutex::new(Some(Box::pin(denied))) }
     }
 
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
@@ -267,14 +279,14 @@ impl<T> UntilDenied<T> {
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for UntilDenied<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for DeniableHalf<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.check(cx)?;
         Pin::new(&mut self.half).poll_read(cx, into)
     }
 }
 
-impl<W: AsyncWrite + Unpin> AsyncWrite for UntilDenied<W> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for DeniableHalf<W> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         Pin::new(&mut self.half).poll_write(cx, bytes)
@@ -303,11 +315,11 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for UntilDenied<W> {
 }
 
 impl Transport for TlsTransport {
-    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>> {
         Box::pin(async move {
             let (server, trusted) = (Arc::clone(&self.server), Arc::clone(&self.trusted));
             let shake = move |socket| accept(Arc::clone(&server), Arc::clone(&trusted), socket);
-            Ok(Box::new(Accepting::start(rest, shake).await?) as Box<dyn Listen>)
+            Ok(Box::new(AcceptLoop::start(rest, shake).await?) as Box<dyn TransportListener>)
         })
     }
 
@@ -317,7 +329,7 @@ impl Transport for TlsTransport {
             let host = host.trim_start_matches('[').trim_end_matches(']');
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-            let stream = self.connector.connect(name.clone(), dial(rest).await?).await.map_err(refused)?;
+            let stream = self.connector.connect(name.clone(), dial(rest).await?).await.map_err(rejected)?;
             let now = UnixTime::now();
             let chain = stream.get_ref().1.peer_certificates();
             let peer = principal(&self.trusted, chain, |organisation, end, intermediates| {

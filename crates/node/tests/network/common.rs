@@ -1,11 +1,11 @@
-//! What tests of a whole network share: a small network, and proposals and envelopes that are wrong in one way each.
+//! Helpers for tests of a whole network: a small network, and proposals and envelopes with one defect each.
 
 use base::{Bytes, rt};
-use gateway::client::{Client, Connection};
-use identity::issue::{Organization, Terms};
-use identity::{KeyKind, Role, Signer, hex, sha256};
-use node::config::{Config, organization_names};
-use node::{Network, Running};
+use gateway::client::{GatewayClient, GrpcConnection};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{KeyKind, MemberRole, Signer, hex, sha256};
+use node::config::{HeddleConfig, organization_names};
+use node::{Network, RunningNetwork};
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
 use proto::protos::{
@@ -18,13 +18,13 @@ const MINUTE: i64 = 60;
 
 /// A network in a directory that ends with it.
 pub struct TestNetwork {
-    pub running: Running,
+    pub running: RunningNetwork,
     pub folder: tempfile::TempDir,
 }
 
-/// Any free ports, and blocks that do not wait.
-pub fn config(organizations: usize) -> Config {
-    let mut config = Config::default();
+/// Any free ports, and a short batch time-out.
+pub fn config(organizations: usize) -> HeddleConfig {
+    let mut config = HeddleConfig::default();
     config.network.organizations = organization_names(organizations);
     config.network.policy = "majority".into();
     config.ports.gateway = 0;
@@ -35,41 +35,41 @@ pub fn config(organizations: usize) -> Config {
 }
 
 impl TestNetwork {
-    pub async fn start(config: &Config) -> TestNetwork {
+    pub async fn start(config: &HeddleConfig) -> TestNetwork {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let network = Network::create(folder.path(), config).await.expect("a network");
         TestNetwork { running: network.run().await.expect("a network that runs"), folder }
     }
 
-    pub async fn client(&self, organization: usize) -> Client {
-        let connection = Connection::connect(&self.running.gateway(organization)).await.expect("a gateway");
-        Client::new(connection, self.running.user(organization))
+    pub async fn client(&self, organization: usize) -> GatewayClient {
+        let connection = GrpcConnection::connect(&self.running.gateway(organization)).await.expect("a gateway");
+        GatewayClient::new(connection, self.running.user(organization))
     }
 
-    pub async fn client_of(&self, signer: Signer) -> Client {
-        let connection = Connection::connect(&self.running.gateway(0)).await.expect("a gateway");
-        Client::new(connection, signer)
+    pub async fn client_of(&self, signer: Signer) -> GatewayClient {
+        let connection = GrpcConnection::connect(&self.running.gateway(0)).await.expect("a gateway");
+        GatewayClient::new(connection, signer)
     }
 
-    /// Issues certificates of the first organisation.
-    pub fn issuer(&self, terms: &Terms) -> Organization {
+    /// An issuer of certificates of the first organisation.
+    pub fn issuer(&self, terms: &CertificateTerms) -> IssuingOrganization {
         let folder = self.folder.path().join("organizations/peerOrganizations/org1.example.com");
-        Organization::read("Org1MSP", "org1.example.com", &folder, terms).expect("what the network wrote")
+        IssuingOrganization::read("Org1MSP", "org1.example.com", &folder, terms).expect("what the network wrote")
     }
 
-    /// A user whose certificate has run out.
+    /// A user whose certificate has expired.
     pub fn expired_user(&self) -> Signer {
         let now = rt::wall_now().seconds() as i64;
-        // It began when its authority was valid, which is since five minutes ago.
-        let issuer = self.issuer(&Terms::valid(KeyKind::P256, now - 4 * MINUTE, now - MINUTE));
-        issuer.issue(Role::Client, "Late").expect("a certificate")
+        // It begins within its authority's validity, which started five minutes ago.
+        let issuer = self.issuer(&CertificateTerms::valid(KeyKind::P256, now - 4 * MINUTE, now - MINUTE));
+        issuer.issue(MemberRole::Client, "Late").expect("a certificate")
     }
 
-    /// A user of the same names whose certificate another authority made.
+    /// A user of the same names whose certificate another authority issued.
     pub fn foreign_user(&self) -> Signer {
-        let terms = Terms::starting_now(KeyKind::P256);
-        let foreign = Organization::found("Org1MSP", "org1.example.com", &terms).expect("an organisation");
-        foreign.issue(Role::Client, "User1").expect("a certificate")
+        let terms = CertificateTerms::starting_now(KeyKind::P256);
+        let foreign = IssuingOrganization::create("Org1MSP", "org1.example.com", &terms).expect("an organisation");
+        foreign.issue(MemberRole::Client, "User1").expect("a certificate")
     }
 
     pub async fn stop(self) {
@@ -172,7 +172,7 @@ pub fn signed(payload: Bytes, signer: &Signer) -> Envelope {
     Envelope { payload, signature }
 }
 
-/// The same ECDSA signature with the other S, which verifies where nobody refuses it.
+/// The same ECDSA signature with the other S, which verifies unless the verifier rejects high S.
 pub fn high_s(signature: &[u8]) -> Bytes {
     const ORDER: [u8; 32] = [
         0xff, 0xff, 0xff, 0xff, 0x00, 0x00, 0x00, 0x00, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xbc, 0xe6,

@@ -1,18 +1,18 @@
-//! What becomes of envelopes: those that the orderer refuses, and those that peers find invalid.
+//! Bad envelopes: some are rejected by the orderer, others are found invalid by peers.
 
 use crate::common::{CHANNEL, TestNetwork, altered, config, high_s, signed};
 use base::Bytes;
-use gateway::client::{Client, Code, Transaction};
+use gateway::client::{EndorsedTransaction, GatewayClient, GrpcCode};
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
 use proto::protos::{
     ChaincodeActionPayload, ChaincodeProposalPayload, ProposalResponsePayload, Transaction as WireTransaction,
 };
 
-/// What is done to a payload before it is signed.
+/// A change of a payload before it is signed.
 type Change = Box<dyn Fn(&mut Payload)>;
 
-async fn endorsed(client: &Client, id: &str) -> Transaction {
+async fn endorsed(client: &GatewayClient, id: &str) -> EndorsedTransaction {
     let proposal =
         client.proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&[id, "blue", "5", "Ada", "300"])).sign();
     client.endorse(&proposal).await.expect("endorsements")
@@ -72,14 +72,14 @@ async fn envelopes_that_the_orderer_refuses_are_aborted() {
         }),
     ] {
         let status = client.submit_envelope(CHANNEL, "", envelope).await.expect_err(case);
-        assert_eq!(status.code, Code::Aborted, "{case}: {status}");
+        assert_eq!(status.code, GrpcCode::Aborted, "{case}: {status}");
         assert_eq!(status.details[0].msp_id, "OrdererMSP", "{case}: {status}");
     }
     let unsigned = Envelope { signature: Bytes::new(), ..good.clone() };
     let status = client.submit_envelope(CHANNEL, "", unsigned).await.expect_err("no signature");
-    assert_eq!(status.code, Code::InvalidArgument, "{status}");
+    assert_eq!(status.code, GrpcCode::InvalidArgument, "{status}");
     let status = client.submit_envelope("other", "", good).await.expect_err("an unknown channel");
-    assert_eq!(status.code, Code::FailedPrecondition, "{status}");
+    assert_eq!(status.code, GrpcCode::FailedPrecondition, "{status}");
     network.stop().await;
 }
 
@@ -156,7 +156,7 @@ async fn envelopes_that_were_tampered_with_get_fabrics_codes() {
         let commit = client.commit_status(CHANNEL, transaction.tx_id()).await.expect(case);
         assert_eq!(commit.code, *code, "{case}");
     }
-    // Other ids and creators are found under the id that the envelope claims.
+    // Envelopes with other IDs and creators are found under the ID that the envelope claims.
     let transaction = endorsed(&client, "other-id").await;
     let other_id = "0".repeat(64);
     let envelope = altered(transaction.payload(), &user, |payload| {
@@ -186,9 +186,9 @@ async fn a_replayed_envelope_is_ordered_and_changes_nothing() {
     let mut blocks = client
         .deliver(
             CHANNEL,
-            gateway::client::Start::Block(first.block + 1),
+            gateway::client::StartPosition::Block(first.block + 1),
             Some(first.block + 1),
-            gateway::client::Form::Filtered,
+            gateway::client::BlockView::Filtered,
         )
         .await
         .expect("a stream");
@@ -208,7 +208,7 @@ async fn the_orderers_own_port_takes_envelopes_and_gives_blocks() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
     let connection =
-        gateway::client::Connection::connect(&network.running.orderer_target()).await.expect("the orderer's port");
+        gateway::client::GrpcConnection::connect(&network.running.orderer_target()).await.expect("the orderer's port");
     let (mut requests, mut responses) =
         connection.open("/orderer.AtomicBroadcast/Broadcast", None).await.expect("a stream");
     let transaction = endorsed(&client, "a").await;
@@ -222,8 +222,8 @@ async fn the_orderers_own_port_takes_envelopes_and_gives_blocks() {
     assert_eq!(responses.next::<BroadcastResponse>().await, Ok(None));
 
     let seek = SeekInfo {
-        start: Some(gateway::client::Start::Oldest.position()),
-        stop: Some(gateway::client::Start::Newest.position()),
+        start: Some(gateway::client::StartPosition::Oldest.position()),
+        stop: Some(gateway::client::StartPosition::Newest.position()),
         ..Default::default()
     };
     let (mut requests, mut responses) =

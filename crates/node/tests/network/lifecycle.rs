@@ -1,14 +1,14 @@
-//! A whole network in this process, used through gRPC.
+//! The life of a whole network in this process, used through gRPC.
 
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::{Client, Code, Connection};
-use node::config::{Config, organization_names};
-use node::{Network, NodeError, Running};
+use gateway::client::{GatewayClient, GrpcCode, GrpcConnection};
+use node::config::{HeddleConfig, organization_names};
+use node::{Network, NodeError, RunningNetwork};
 
-fn config(organizations: usize) -> Config {
-    let mut config = Config::default();
+fn config(organizations: usize) -> HeddleConfig {
+    let mut config = HeddleConfig::default();
     config.network.organizations = organization_names(organizations);
     config.ports.gateway = 0;
     config.ports.orderer = 0;
@@ -17,9 +17,9 @@ fn config(organizations: usize) -> Config {
     config
 }
 
-async fn client(running: &Running, organization: usize) -> Client {
-    let connection = Connection::connect(&running.gateway(organization)).await.expect("a gateway that listens");
-    Client::new(connection, running.user(organization))
+async fn client(running: &RunningNetwork, organization: usize) -> GatewayClient {
+    let connection = GrpcConnection::connect(&running.gateway(organization)).await.expect("a gateway that listens");
+    GatewayClient::new(connection, running.user(organization))
 }
 
 fn args(args: &[&str]) -> Vec<Bytes> {
@@ -103,8 +103,8 @@ async fn keys_are_readable_by_their_owner_only() {
             }
         }
     }
-    // For each of two organisations: two authorities, a peer, a user and an administrator, the last three with TLS;
-    // the orderer's organisation has one user less.
+    // For each of two organisations: two authorities, a peer, a user and an administrator, the last three with TLS; the
+    // orderer's organisation has one user less.
     assert_eq!(keys, 2 * 8 + 5);
 }
 
@@ -122,13 +122,13 @@ async fn a_port_that_is_taken_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_without_tls_works_too() {
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let config = Config { tls: false, ..config(2) };
+    let config = HeddleConfig { tls: false, ..config(2) };
     let running = Network::create(folder.path(), &config).await.expect("a network").run().await.expect("it runs");
     let client = client(&running, 1).await;
     let created = client.transact("mychannel", "basic", "CreateAsset", &args(&["a", "blue", "5", "Ada", "300"])).await;
     assert!(created.unwrap_or_else(|status| panic!("{status}")).commit.is_valid());
     let client = client.with_deadline(Some(Duration::from_millis(200)));
     let status = client.commit_status("mychannel", "unknown").await.expect_err("no such transaction");
-    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     running.stop().await.expect("a stop without errors");
 }

@@ -1,4 +1,5 @@
-//! Whole networks in this process: one program, since what it links takes longer to build than its tests to run.
+//! Tests of whole networks in this process. They are one test program, because linking it takes longer than running the
+//! tests.
 
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 

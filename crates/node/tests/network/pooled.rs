@@ -1,14 +1,14 @@
-//! A network in one process is made of the same parts as one of many processes.
+//! Checks that a network in one process consists of the same parts as a network of several processes.
 
 use std::sync::Arc;
 
 use crate::common::{TestNetwork, args, config};
 use base::rt;
-use base::rt::net::{Parts, call};
+use base::rt::net::{GatherList, rpc};
 use chain::remote::messages::Welcome;
-use chain::remote::{RemotePeer, RemotePeerOptions, VERSION};
+use chain::remote::{RemotePeer, RemotePeerConfig, VERSION};
 use node::Network;
-use node::config::Form;
+use node::config::PeerMode;
 use prost::Message as _;
 
 const WRITES: usize = 20;
@@ -33,7 +33,7 @@ async fn read(network: &TestNetwork, round: &str) {
     }
 }
 
-/// Has an asset made, handed on often enough for more than one page in the end, and deleted.
+/// Creates an asset, transfers it often enough for more than one page of history, and deletes it.
 async fn change_asset(network: &TestNetwork, changes: &mut Vec<(String, Option<String>)>) {
     let client = network.client(0).await;
     let owners = (0..40).map(|number| format!("owner{number}"));
@@ -44,7 +44,7 @@ async fn change_asset(network: &TestNetwork, changes: &mut Vec<(String, Option<S
         let call: Vec<&str> = call.iter().map(String::as_str).collect();
         let start = std::time::Instant::now();
         let committed = loop {
-            // A peer that does not have the change before yet does not endorse this one.
+            // A peer that does not have the previous change yet does not endorse this one.
             match client.transact(crate::common::CHANNEL, "basic", function, &args(&call)).await {
                 Ok(committed) if committed.commit.is_valid() => break committed,
                 refused => assert!(start.elapsed().as_secs() < 30, "{refused:?}"),
@@ -60,7 +60,7 @@ async fn change_asset(network: &TestNetwork, changes: &mut Vec<(String, Option<S
     }
 }
 
-/// Every peer knows every change, newest first.
+/// Checks that every peer knows every change, newest first.
 async fn check_history(network: &TestNetwork, changes: &[(String, Option<String>)]) {
     for organization in 0..2 {
         let client = network.client(organization).await;
@@ -93,7 +93,7 @@ async fn one_process_reads_and_writes_remote_memory_with_verbs() {
     let before = counts(&network);
     write(&network, "first").await;
     for (peer, before) in before.iter().enumerate() {
-        // A write of each record at least, and a swap of its slot; to find the place for it, a read.
+        // At least a write of each record and a swap of its slot, and a read to find the slot.
         let wanted = WRITES as u64;
         let start = std::time::Instant::now();
         loop {
@@ -122,14 +122,14 @@ async fn a_network_may_change_its_form_at_every_start() {
     let mut changes = Vec::new();
     change_asset(&network, &mut changes).await;
     check_history(&network, &changes).await;
-    for (round, form) in [Form::Monolithic, Form::Disaggregated, Form::Monolithic].into_iter().enumerate() {
+    for (round, form) in [PeerMode::Monolithic, PeerMode::Disaggregated, PeerMode::Monolithic].into_iter().enumerate() {
         let TestNetwork { running, folder } = network;
         running.stop().await.expect("a clean stop");
         let mut config = config(2);
         config.pool.form = form;
         let opened = Network::open_with(folder.path(), &config).await.expect("the same network");
         network = TestNetwork { running: opened.run().await.expect("it starts"), folder };
-        assert_eq!(network.running.verbs(0).is_some(), form == Form::Disaggregated);
+        assert_eq!(network.running.verbs(0).is_some(), form == PeerMode::Disaggregated);
         for earlier in &written {
             read(&network, earlier).await;
         }
@@ -146,8 +146,8 @@ async fn a_network_may_change_its_form_at_every_start() {
 /// A peer of another release.
 struct Stranger;
 
-impl call::Handler for Stranger {
-    fn request(&self, _: Parts) -> call::Answer {
+impl rpc::RpcHandler for Stranger {
+    fn request(&self, _: GatherList) -> rpc::ResponseFuture {
         let welcome = Welcome { version: VERSION + 1, channels: Vec::new() };
         Box::pin(async move { Ok(welcome.encode_to_vec().into()) })
     }
@@ -158,10 +158,10 @@ async fn roles_of_different_releases_refuse_each_other_and_say_so() {
     let mut listener = rt::net::listen("a peer of another release").await.expect("the name is free");
     let server = rt::spawn(async move {
         while let Ok(link) = listener.accept().await {
-            drop(rt::spawn(call::serve(link, Arc::new(Stranger), 1, rt::Stop::new())));
+            drop(rt::spawn(rpc::serve(link, Arc::new(Stranger), 1, rt::CancellationToken::new())));
         }
     });
-    let peer = RemotePeer::new(RemotePeerOptions {
+    let peer = RemotePeer::new(RemotePeerConfig {
         parties: rt::net::Parties::anyone(),
         name: "compute-org1".to_owned(),
         addresses: vec!["a peer of another release".to_owned()],

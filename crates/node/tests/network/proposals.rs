@@ -1,42 +1,42 @@
-//! What the gateway answers to proposals: each row of the table of statuses that Fabric 3.1 gave to bad input.
+//! The gateway's answers to bad proposals: one table row per status that Fabric 3.1 returned for the same input.
 
 use crate::common::{CHANNEL, Craft, TestNetwork, config, high_s};
 use base::Bytes;
-use gateway::client::{Client, Code, Status};
+use gateway::client::{GatewayClient, GrpcCode, GrpcStatus};
 use proto::gateway::{EndorseRequest, EndorseResponse, EvaluateRequest, EvaluateResponse};
 use proto::protos::SignedProposal;
 
-async fn evaluate(client: &Client, signed: &SignedProposal, organizations: &[&str]) -> Result<(), Status> {
+async fn evaluate(client: &GatewayClient, signed: &SignedProposal, organizations: &[&str]) -> Result<(), GrpcStatus> {
     let request = EvaluateRequest {
         channel_id: CHANNEL.into(),
         proposed_transaction: Some(signed.clone()),
         target_organizations: organizations.iter().map(|&name| name.into()).collect(),
         ..Default::default()
     };
-    let answer: Result<EvaluateResponse, Status> =
+    let answer: Result<EvaluateResponse, GrpcStatus> =
         client.connection().unary("/gateway.Gateway/Evaluate", &request, None).await;
     answer.map(|_| ())
 }
 
-async fn endorse(client: &Client, signed: &SignedProposal, organizations: &[&str]) -> Result<(), Status> {
+async fn endorse(client: &GatewayClient, signed: &SignedProposal, organizations: &[&str]) -> Result<(), GrpcStatus> {
     let request = EndorseRequest {
         channel_id: CHANNEL.into(),
         proposed_transaction: Some(signed.clone()),
         endorsing_organizations: organizations.iter().map(|&name| name.into()).collect(),
         ..Default::default()
     };
-    let answer: Result<EndorseResponse, Status> =
+    let answer: Result<EndorseResponse, GrpcStatus> =
         client.connection().unary("/gateway.Gateway/Endorse", &request, None).await;
     answer.map(|_| ())
 }
 
 /// Checks both answers to one proposal.
-async fn expect(client: &Client, case: &str, signed: &SignedProposal, evaluated: Code, endorsed: Code) {
+async fn expect(client: &GatewayClient, case: &str, signed: &SignedProposal, evaluated: GrpcCode, endorsed: GrpcCode) {
     let status = evaluate(client, signed, &[]).await.expect_err(case);
     assert_eq!(status.code, evaluated, "{case}, evaluate: {status}");
     let status = endorse(client, signed, &[]).await.expect_err(case);
     assert_eq!(status.code, endorsed, "{case}, endorse: {status}");
-    if endorsed == Code::Aborted {
+    if endorsed == GrpcCode::Aborted {
         let detail = status.details.first().unwrap_or_else(|| panic!("{case}: {status} has no detail"));
         assert_eq!(detail.msp_id, "Org1MSP", "{case}");
         assert!(detail.address.starts_with("127.0.0.1:") && !detail.message.is_empty(), "{case}: {detail:?}");
@@ -56,7 +56,7 @@ async fn what_a_contract_refuses_is_unknown_to_evaluate_and_aborted_to_endorse()
         ("no function", &[]),
     ] {
         let signed = Craft::new(client.signer(), "basic", call).sign();
-        expect(&client, case, &signed, Code::Unknown, Code::Aborted).await;
+        expect(&client, case, &signed, GrpcCode::Unknown, GrpcCode::Aborted).await;
     }
     let signed = Craft::new(client.signer(), "basic", &["ReadAsset", "none"]).sign();
     let status = evaluate(&client, &signed, &[]).await.expect_err("no such asset");
@@ -77,14 +77,14 @@ async fn names_that_do_not_exist_have_codes_of_their_own() {
     let client = network.client(0).await;
     let good = ["AssetExists", "a"];
     let signed = Craft::new(client.signer(), "nothing", &good).sign();
-    expect(&client, "an unknown chaincode", &signed, Code::FailedPrecondition, Code::FailedPrecondition).await;
+    expect(&client, "an unknown chaincode", &signed, GrpcCode::FailedPrecondition, GrpcCode::FailedPrecondition).await;
     let signed = Craft::new(client.signer(), "basic", &good).with(|craft| craft.channel = "other".into()).sign();
-    expect(&client, "an unknown channel", &signed, Code::Unavailable, Code::FailedPrecondition).await;
+    expect(&client, "an unknown channel", &signed, GrpcCode::Unavailable, GrpcCode::FailedPrecondition).await;
     let signed = Craft::new(client.signer(), "basic", &good).sign();
     let status = evaluate(&client, &signed, &["Org9MSP"]).await.expect_err("an unknown organisation");
-    assert_eq!(status.code, Code::FailedPrecondition, "{status}");
+    assert_eq!(status.code, GrpcCode::FailedPrecondition, "{status}");
     let status = endorse(&client, &signed, &["Org1MSP", "Org9MSP"]).await.expect_err("an unknown organisation");
-    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert_eq!(status.code, GrpcCode::Unavailable, "{status}");
     network.stop().await;
 }
 
@@ -135,14 +135,14 @@ async fn proposals_that_are_wrong_in_one_way_are_refused() {
         ),
     ];
     for (case, signed) in cases {
-        expect(&client, case, &signed, Code::FailedPrecondition, Code::Aborted).await;
+        expect(&client, case, &signed, GrpcCode::FailedPrecondition, GrpcCode::Aborted).await;
     }
 
     let late = Craft::new(&network.expired_user(), "basic", &["AssetExists", "a"]).sign();
-    expect(&client, "an expired certificate", &late, Code::Unavailable, Code::Aborted).await;
+    expect(&client, "an expired certificate", &late, GrpcCode::Unavailable, GrpcCode::Aborted).await;
     for hours in [-1, 1] {
         let signed = craft().with(|craft| craft.seconds += hours * 3600).sign();
-        expect(&client, "a timestamp an hour off", &signed, Code::Unavailable, Code::Aborted).await;
+        expect(&client, "a timestamp an hour off", &signed, GrpcCode::Unavailable, GrpcCode::Aborted).await;
     }
     network.stop().await;
 }
@@ -157,7 +157,7 @@ async fn a_proposal_that_was_committed_is_refused() {
     let transaction = client.endorse(&proposal).await.expect("an endorsement");
     client.submit(&transaction).await.expect("an orderer");
     assert!(client.commit_status(CHANNEL, proposal.tx_id()).await.expect("a commit").is_valid());
-    expect(&client, "a committed proposal", proposal.signed(), Code::FailedPrecondition, Code::Aborted).await;
+    expect(&client, "a committed proposal", proposal.signed(), GrpcCode::FailedPrecondition, GrpcCode::Aborted).await;
     network.stop().await;
 }
 
@@ -174,12 +174,12 @@ async fn bytes_that_are_no_proposal_are_invalid_arguments() {
         ("random bytes", sign(b"\xff\xfe\xfd random")),
         ("a proposal of random parts", sign(b"\x0a\x03abc\x12\x03def")),
     ] {
-        expect(&client, case, &signed, Code::InvalidArgument, Code::InvalidArgument).await;
+        expect(&client, case, &signed, GrpcCode::InvalidArgument, GrpcCode::InvalidArgument).await;
     }
     let request = EndorseRequest::default();
-    let answer: Result<EndorseResponse, Status> =
+    let answer: Result<EndorseResponse, GrpcStatus> =
         client.connection().unary("/gateway.Gateway/Endorse", &request, None).await;
-    assert_eq!(answer.expect_err("no proposal").code, Code::InvalidArgument);
+    assert_eq!(answer.expect_err("no proposal").code, GrpcCode::InvalidArgument);
     network.stop().await;
 }
 

@@ -1,12 +1,12 @@
-//! Commit statuses, events and blocks: where they start, when they end, and who may have them.
+//! Streams of commit statuses, events and blocks: their start, their end, and the clients that may read them.
 
 use std::time::Duration;
 
 use crate::common::{CHANNEL, TestNetwork, args, config};
 use base::Bytes;
-use gateway::client::{Client, Code, Connection, Form, Start, Status};
-use identity::deny::{Denial, Denied};
-use identity::issue::Terms;
+use gateway::client::{BlockView, GatewayClient, GrpcCode, GrpcConnection, GrpcStatus, StartPosition};
+use identity::deny::{Denial, DeniedCertificate};
+use identity::issue::CertificateTerms;
 use identity::{DenyList, KeyKind};
 use prost::Message as _;
 use proto::common::{Envelope, Payload, Status as Answer};
@@ -20,10 +20,10 @@ use proto::protos::deliver_response::Type;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Generous: nothing is measured, a test that hangs is to fail.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Generous: the test measures nothing, and only a hanging test must fail.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
 
-async fn create(client: &Client, id: &str) -> gateway::client::Committed {
+async fn create(client: &GatewayClient, id: &str) -> gateway::client::CommittedTransaction {
     let committed = client.transact(CHANNEL, "events", "CreateAsset", &args(&[id, "blue", "5", "Ada", "300"])).await;
     let committed = committed.unwrap_or_else(|status| panic!("{status}"));
     assert!(committed.commit.is_valid(), "{committed:?}");
@@ -44,19 +44,19 @@ async fn a_status_is_for_members_who_signed_the_request() {
         let request = Bytes::from(request.encode_to_vec());
         let signature = if spoil { signer.sign(b"other bytes") } else { signer.sign(&request) };
         let request = SignedCommitStatusRequest { request, signature };
-        let answer: Result<CommitStatusResponse, Status> =
+        let answer: Result<CommitStatusResponse, GrpcStatus> =
             client.connection().unary("/gateway.Gateway/CommitStatus", &request, None).await;
         answer.map_err(|status| status.code)
     };
     let user = client.signer();
     assert_eq!(ask(user, CHANNEL, false).await.map(|answer| answer.result), Ok(0));
     assert_eq!(ask(&network.expired_user(), CHANNEL, false).await.map(|answer| answer.result), Ok(0));
-    assert_eq!(ask(user, CHANNEL, true).await.map(|_| ()), Err(Code::PermissionDenied));
-    assert_eq!(ask(&network.foreign_user(), CHANNEL, false).await.map(|_| ()), Err(Code::PermissionDenied));
-    assert_eq!(ask(user, "other", false).await.map(|_| ()), Err(Code::PermissionDenied));
+    assert_eq!(ask(user, CHANNEL, true).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
+    assert_eq!(ask(&network.foreign_user(), CHANNEL, false).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
+    assert_eq!(ask(user, "other", false).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
     let impatient = client.with_deadline(Some(Duration::from_millis(200)));
     let status = impatient.commit_status(CHANNEL, "unknown").await.expect_err("no such transaction");
-    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     network.stop().await;
 }
 
@@ -82,11 +82,11 @@ async fn events_are_for_members_who_signed_the_request() {
     let user = client.signer();
     assert_eq!(ask(user, CHANNEL, None, false).await, Ok(()));
     assert_eq!(ask(&network.expired_user(), CHANNEL, None, false).await, Ok(()));
-    assert_eq!(ask(user, CHANNEL, None, true).await, Err(Code::PermissionDenied));
-    assert_eq!(ask(&network.foreign_user(), CHANNEL, None, false).await, Err(Code::PermissionDenied));
-    assert_eq!(ask(user, "other", None, false).await, Err(Code::PermissionDenied));
-    let newest = Some(Start::Newest.position());
-    assert_eq!(ask(user, CHANNEL, newest, false).await, Err(Code::InvalidArgument));
+    assert_eq!(ask(user, CHANNEL, None, true).await, Err(GrpcCode::PermissionDenied));
+    assert_eq!(ask(&network.foreign_user(), CHANNEL, None, false).await, Err(GrpcCode::PermissionDenied));
+    assert_eq!(ask(user, "other", None, false).await, Err(GrpcCode::PermissionDenied));
+    let newest = Some(StartPosition::Newest.position());
+    assert_eq!(ask(user, CHANNEL, newest, false).await, Err(GrpcCode::InvalidArgument));
     network.stop().await;
 }
 
@@ -94,7 +94,8 @@ async fn events_are_for_members_who_signed_the_request() {
 async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
-    let mut following = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
+    let mut following =
+        client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a stream");
     let first = create(&client, "a").await;
     let second = create(&client, "b").await;
     let event = following.next().await.expect("events").expect("events");
@@ -102,7 +103,7 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     assert_eq!(event.events[0].event_name, "CreateAsset");
     assert!(event.events[0].payload.starts_with(b"{"));
 
-    // Two endorsed against one state: the later one conflicts, and its event never shows.
+    // Two endorsed against the same state: the later one conflicts, and its event never shows.
     let transfer = |owner: &str| client.proposal(CHANNEL, "events", "TransferAsset", &args(&["a", owner])).sign();
     let (winner, loser) = (transfer("Grace"), transfer("Edsger"));
     let winning = client.endorse(&winner).await.expect("an endorsement");
@@ -113,7 +114,8 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     assert_eq!(client.commit_status(CHANNEL, loser.tx_id()).await.expect("a commit").code, 11);
     let last = create(&client, "c").await;
 
-    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Block(0), None).await.expect("a stream");
+    let mut replayed =
+        client.chaincode_events(CHANNEL, "events", StartPosition::Block(0), None).await.expect("a stream");
     let mut seen = Vec::new();
     while seen.last() != Some(&last.tx_id) {
         let events = replayed.next().await.expect("events").expect("events");
@@ -121,11 +123,13 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     }
     assert_eq!(seen, [&first.tx_id, &second.tx_id, winner.tx_id(), &last.tx_id]);
 
-    let mut after =
-        client.chaincode_events(CHANNEL, "events", Start::Block(0), Some(&second.tx_id)).await.expect("a stream");
+    let mut after = client
+        .chaincode_events(CHANNEL, "events", StartPosition::Block(0), Some(&second.tx_id))
+        .await
+        .expect("a stream");
     let event = after.next().await.expect("events").expect("events");
     assert_eq!(event.events[0].tx_id, winner.tx_id());
-    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Block(0), None).await.expect("a stream");
+    let mut other = client.chaincode_events(CHANNEL, "basic", StartPosition::Block(0), None).await.expect("a stream");
     let silent = tokio::time::timeout(Duration::from_millis(200), other.next()).await;
     assert!(silent.is_err(), "events of another contract: {silent:?}");
     network.stop().await;
@@ -137,7 +141,8 @@ async fn filtered_blocks_name_events_and_leave_their_payload_out() {
     let client = network.client(0).await;
     let committed = create(&client, "a").await;
     let block = committed.commit.block;
-    let mut blocks = client.deliver(CHANNEL, Start::Block(0), Some(block), Form::Filtered).await.expect("a stream");
+    let mut blocks =
+        client.deliver(CHANNEL, StartPosition::Block(0), Some(block), BlockView::Filtered).await.expect("a stream");
     let Some(Type::FilteredBlock(genesis)) = blocks.next().await.expect("a block") else { panic!("no block") };
     assert_eq!((genesis.number, genesis.channel_id.as_str()), (0, CHANNEL));
     let mut last = None;
@@ -163,12 +168,12 @@ async fn requests_for_blocks_get_fabrics_statuses() {
     create(&client, "a").await;
     let height =
         network.running.peer(0).expect("a peer with one compute node").channel(CHANNEL).expect("a channel").height();
-    let seek = |start: Start, stop: Start| SeekInfo {
+    let seek = |start: StartPosition, stop: StartPosition| SeekInfo {
         start: Some(start.position()),
         stop: Some(stop.position()),
         ..Default::default()
     };
-    let good = seek(Start::Oldest, Start::Newest);
+    let good = seek(StartPosition::Oldest, StartPosition::Newest);
     let of = async |signer: identity::Signer, channel: &str, seek: &SeekInfo| {
         network.client_of(signer).await.seek_envelope(channel, seek)
     };
@@ -183,8 +188,10 @@ async fn requests_for_blocks_get_fabrics_statuses() {
             header.channel_header = channel_header.encode_to_vec().into();
         })
     };
-    let fail_if_not_ready =
-        SeekInfo { behavior: SeekBehavior::FailIfNotReady as i32, ..seek(Start::Newest, Start::Block(1 << 40)) };
+    let fail_if_not_ready = SeekInfo {
+        behavior: SeekBehavior::FailIfNotReady as i32,
+        ..seek(StartPosition::Newest, StartPosition::Block(1 << 40))
+    };
     let cases = [
         ("random bytes", crate::common::signed(Bytes::from_static(b"\xff\xff"), &user), Answer::BadRequest),
         ("no header", crate::common::signed(Payload::default().encode_to_vec().into(), &user), Answer::BadRequest),
@@ -198,13 +205,13 @@ async fn requests_for_blocks_get_fabrics_statuses() {
         ("no stop", of(user.clone(), CHANNEL, &SeekInfo { stop: None, ..good }).await, Answer::BadRequest),
         (
             "a stop before the start",
-            of(user.clone(), CHANNEL, &seek(Start::Block(1), Start::Block(0))).await,
+            of(user.clone(), CHANNEL, &seek(StartPosition::Block(1), StartPosition::Block(0))).await,
             Answer::BadRequest,
         ),
         ("an unknown channel", of(user.clone(), "other", &good).await, Answer::NotFound),
         (
             "a start beyond the next block",
-            of(user.clone(), CHANNEL, &seek(Start::Block(height + 1), Start::Block(height + 9))).await,
+            of(user.clone(), CHANNEL, &seek(StartPosition::Block(height + 1), StartPosition::Block(height + 9))).await,
             Answer::NotFound,
         ),
         ("no signature", Envelope { signature: Bytes::new(), ..envelope.clone() }, Answer::Forbidden),
@@ -212,7 +219,7 @@ async fn requests_for_blocks_get_fabrics_statuses() {
         ("a foreign authority", of(network.foreign_user(), CHANNEL, &good).await, Answer::Forbidden),
         ("an expired certificate", of(network.expired_user(), CHANNEL, &good).await, Answer::Forbidden),
     ];
-    for form in [Form::Full, Form::Filtered] {
+    for form in [BlockView::Full, BlockView::Filtered] {
         for (case, envelope, expected) in &cases {
             let mut blocks = client.deliver_envelope(envelope.clone(), form).await.expect("a stream");
             assert_eq!(blocks.next().await, Ok(Some(Type::Status(*expected as i32))), "{case}");
@@ -230,7 +237,7 @@ async fn requests_for_blocks_get_fabrics_statuses() {
 async fn blocks_are_waited_for_and_follow_one_another() {
     let network = TestNetwork::start(&config(2)).await;
     let client = network.client(0).await;
-    let mut blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    let mut blocks = client.deliver(CHANNEL, StartPosition::NextCommit, None, BlockView::Full).await.expect("a stream");
     let height =
         network.running.peer(0).expect("a peer with one compute node").channel(CHANNEL).expect("a channel").height();
     let early = tokio::time::timeout(Duration::from_millis(100), blocks.next()).await;
@@ -246,18 +253,20 @@ async fn blocks_are_waited_for_and_follow_one_another() {
     network.stop().await;
 }
 
-/// The story: whoever had taken a key kept the streams that were open, and read every block and event until it hung up.
+/// Regression: a thief of a key kept the open streams, and read every block and event until it hung up.
 #[tokio::test(flavor = "multi_thread")]
 async fn open_streams_end_when_their_certificate_is_denied() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
-    let issuer = network.issuer(&Terms::starting_now(KeyKind::P256));
-    let stolen = issuer.issue(identity::Role::Client, "stolen").expect("it can be issued");
+    let issuer = network.issuer(&CertificateTerms::starting_now(KeyKind::P256));
+    let stolen = issuer.issue(identity::MemberRole::Client, "stolen").expect("it can be issued");
     let thief = network.client_of(stolen.clone()).await;
-    let open = async |client: &Client| {
-        let events = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
-        let full = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
-        let filtered = client.deliver(CHANNEL, Start::NextCommit, None, Form::Filtered).await.expect("a stream");
+    let open = async |client: &GatewayClient| {
+        let events =
+            client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a stream");
+        let full = client.deliver(CHANNEL, StartPosition::NextCommit, None, BlockView::Full).await.expect("a stream");
+        let filtered =
+            client.deliver(CHANNEL, StartPosition::NextCommit, None, BlockView::Filtered).await.expect("a stream");
         (events, [full, filtered])
     };
     let (mut events, mut blocks) = open(&thief).await;
@@ -265,14 +274,14 @@ async fn open_streams_end_when_their_certificate_is_denied() {
     let waiting = tokio::spawn(async move { patient.commit_status(CHANNEL, "never").await });
     let (mut others_events, mut others_blocks) = open(&client).await;
     create(&client, "a").await;
-    // What the streams wait for is the next block, which does not come.
+    // The streams wait for the next block, which does not come.
     assert!(events.next().await.expect("events").is_some());
     for blocks in &mut blocks {
         assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_) | Type::FilteredBlock(_)))));
     }
 
-    let holder = Denied::Serial("Org1MSP".into(), stolen.certificate().serial().to_vec());
-    // Again and again, since the list is the process's: a network that another test starts puts its own in.
+    let holder = DeniedCertificate::Serial("Org1MSP".into(), stolen.certificate().serial().to_vec());
+    // Repeatedly, since the list is the process's: a network that another test starts puts its own list in force.
     let denying = async {
         loop {
             let denial = Denial { holder: holder.clone(), reason: "stolen".to_owned(), until: None };
@@ -280,10 +289,10 @@ async fn open_streams_end_when_their_certificate_is_denied() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let ended = tokio::time::timeout(PATIENCE, async {
-        assert_eq!(events.next().await.expect_err("denied").code, Code::PermissionDenied);
+    let ended = tokio::time::timeout(STREAM_TIMEOUT, async {
+        assert_eq!(events.next().await.expect_err("denied").code, GrpcCode::PermissionDenied);
         let status = waiting.await.expect("no panic").expect_err("denied");
-        assert_eq!(status.code, Code::PermissionDenied);
+        assert_eq!(status.code, GrpcCode::PermissionDenied);
         for blocks in &mut blocks {
             assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::Forbidden as i32))));
             assert_eq!(blocks.next().await, Ok(None));
@@ -309,7 +318,7 @@ async fn open_streams_end_when_their_certificate_is_denied() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
     let mut config = config(1);
-    // One connection has a share of half the places for calls.
+    // One connection gets at most half of the permits for calls.
     config.limits.calls = 6;
     config.limits.streams = 2;
     let network = TestNetwork::start(&config).await;
@@ -323,18 +332,21 @@ async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
         .collect();
     tokio::time::sleep(Duration::from_millis(200)).await;
     let status = client.commit_status(CHANNEL, "unknown").await.expect_err("no place");
-    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+    assert_eq!(status.code, GrpcCode::ResourceExhausted, "{status}");
     for call in waiting {
-        assert_eq!(call.await.expect("no panic").expect_err("no commit").code, Code::DeadlineExceeded);
+        assert_eq!(call.await.expect("no panic").expect_err("no commit").code, GrpcCode::DeadlineExceeded);
     }
     create(&client, "a").await;
-    let first = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place");
-    let _second = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place");
-    let refused = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await;
-    assert_eq!(refused.err().map(|status| status.code), Some(Code::ResourceExhausted));
+    let first = client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a place");
+    let _second = client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a place");
+    let refused = client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await;
+    assert_eq!(refused.err().map(|status| status.code), Some(GrpcCode::ResourceExhausted));
     drop(first);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place that was given back");
+    client
+        .chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None)
+        .await
+        .expect("a place that was given back");
     network.stop().await;
 }
 
@@ -342,8 +354,9 @@ async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
 async fn a_client_that_does_not_read_misses_nothing_and_holds_up_nobody() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
-    let mut slow = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
-    let mut slow_blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    let mut slow = client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a stream");
+    let mut slow_blocks =
+        client.deliver(CHANNEL, StartPosition::NextCommit, None, BlockView::Full).await.expect("a stream");
     let payload = "x".repeat(200_000);
     let mut expected = Vec::new();
     for index in 0..40 {
@@ -378,13 +391,13 @@ async fn a_disk_that_is_nearly_full_takes_nothing_new_and_still_answers() {
     let client = network.client(0).await;
     let proposal = client.proposal(CHANNEL, "events", "DeleteAsset", &args(&["a"])).sign();
     let status = client.endorse(&proposal).await.expect_err("no room");
-    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert_eq!(status.code, GrpcCode::Unavailable, "{status}");
     assert!(status.message.contains("disk"), "{status}");
     let status = client
         .submit_envelope(CHANNEL, "", crate::common::signed(Bytes::from_static(b"payload"), client.signer()))
         .await
         .expect_err("no room");
-    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert_eq!(status.code, GrpcCode::Unavailable, "{status}");
     let read = client.proposal(CHANNEL, "events", "ReadAsset", &args(&["a"])).sign();
     client.evaluate(&read).await.expect("an answer");
     assert!(client.commit_status(CHANNEL, &committed.tx_id).await.expect("a status").is_valid());
@@ -395,15 +408,16 @@ async fn a_disk_that_is_nearly_full_takes_nothing_new_and_still_answers() {
 async fn streams_end_as_unavailable_when_the_network_stops() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
-    let mut events = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
-    let mut blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    let mut events =
+        client.chaincode_events(CHANNEL, "events", StartPosition::NextCommit, None).await.expect("a stream");
+    let mut blocks = client.deliver(CHANNEL, StartPosition::NextCommit, None, BlockView::Full).await.expect("a stream");
     tokio::time::sleep(Duration::from_millis(100)).await;
     network.stop().await;
-    assert_eq!(events.next().await.expect_err("an end").code, Code::Unavailable);
-    assert_eq!(blocks.next().await.expect_err("an end").code, Code::Unavailable);
+    assert_eq!(events.next().await.expect_err("an end").code, GrpcCode::Unavailable);
+    assert_eq!(blocks.next().await.expect_err("an end").code, GrpcCode::Unavailable);
 }
 
-/// The orderer's channel could end by itself, and all that anybody saw was transactions that were never committed.
+/// Regression: the orderer's channel could end by itself, and the only sign was that transactions never committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_orderer_that_stops_by_itself_does_not_go_unseen() {
     let network = TestNetwork::start(&config(1)).await;
@@ -414,8 +428,8 @@ async fn an_orderer_that_stops_by_itself_does_not_go_unseen() {
     let waiting = tokio::time::timeout(Duration::from_millis(50), running.failed()).await;
     assert!(waiting.is_err(), "nothing has failed");
 
-    let chain = running.orderer().chain(CHANNEL).expect("a channel that was joined");
-    // Somebody else writes to the orderer's log, which then refuses what the orderer appends.
+    let chain = running.orderer().channel(CHANNEL).expect("a channel that was joined");
+    // Another writer appends to the orderer's log, which then rejects the orderer's own append.
     let tip = chain.store().tip();
     let strange = ledger::Block::build(base::BlockNumber(tip.height), Some(tip.header_hash), &[]);
     let new = storage::blocks::NewBlock {
@@ -435,14 +449,14 @@ async fn an_orderer_that_stops_by_itself_does_not_go_unseen() {
     assert!(reason.starts_with("orderer.example.com has stopped: ordering: "), "{reason}");
     assert_eq!(health(running).await, format!("HTTP/1.1 503 Service Unavailable: {reason}"));
     let status = client.submit(&transaction).await.expect_err("nobody takes it");
-    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert_eq!(status.code, GrpcCode::Unavailable, "{status}");
     network.stop().await;
 }
 
 /// The first line of the answer to `/healthz`, and its body.
-async fn health(running: &node::Running) -> String {
+async fn health(running: &node::RunningNetwork) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let metrics = running.endpoints().iter().find(|endpoint| endpoint.role == node::Role::Metrics);
+    let metrics = running.endpoints().iter().find(|endpoint| endpoint.role == node::EndpointRole::Metrics);
     let address = metrics.expect("metrics are served").address;
     let mut socket = tokio::net::TcpStream::connect(address).await.expect("a port that listens");
     socket.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").await.expect("room");
@@ -452,7 +466,7 @@ async fn health(running: &node::Running) -> String {
     format!("{}: {}", head.lines().next().unwrap_or_default(), body.trim_end())
 }
 
-/// Requests for blocks that are no envelopes, on streams of a connection whose client takes no answers.
+/// Opens streams with requests for blocks that are not envelopes, on a connection whose client reads no answers.
 async fn garbage_streams(network: &TestNetwork, count: u32) -> TcpStream {
     let address = network.running.gateway(0).address;
     let mut socket = TcpStream::connect(address).await.expect("a port that listens");
@@ -485,15 +499,15 @@ async fn garbage_streams(network: &TestNetwork, count: u32) -> TcpStream {
         bytes.extend(frame(0, 0, stream, b"\0\0\0\0\x07garbage"));
     }
     socket.write_all(&bytes).await.expect("room");
-    // What it has to say does not matter, as long as it says something: it has come to the calls.
+    // The content of the answer does not matter; any answer shows that the connection has reached the calls.
     let mut heard = [0; 1 << 10];
     let read = tokio::time::timeout(Duration::from_secs(20), socket.read(&mut heard)).await;
     assert!(read.expect("a server that answers").expect("an open connection") > 0);
     socket
 }
 
-/// The story: a stream whose request was refused, and whose client took no answers, kept its place for ever. Two thousand
-/// of them, from a client without any certificate, were all places of a port.
+/// Regression: a stream whose request was rejected, and whose client read no answers, kept its permit for ever. Two
+/// thousand of them, from a client without any certificate, took all permits of a port.
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_on_streams_leaves_their_places_to_members() {
     let mut config = config(2);
@@ -503,13 +517,14 @@ async fn garbage_on_streams_leaves_their_places_to_members() {
     let _first = garbage_streams(&network, 1500).await;
     let _second = garbage_streams(&network, 1500).await;
     let client = network.client(0).await;
-    let mut blocks = client.deliver(CHANNEL, Start::Oldest, Some(0), Form::Full).await.expect("a stream");
+    let mut blocks = client.deliver(CHANNEL, StartPosition::Oldest, Some(0), BlockView::Full).await.expect("a stream");
     let served = tokio::time::timeout(Duration::from_secs(10), blocks.next()).await.expect("a place");
     assert!(matches!(served, Ok(Some(Type::Block(_)))), "{served:?}");
     network.stop().await;
 }
 
-/// The story: a member of one organisation opened streams until no place was left, and nobody else could follow the ledger.
+/// Regression: a member of one organisation opened streams until no permit was left, and nobody else could follow the
+/// ledger.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_one_organization_leave_places_to_another() {
     let mut config = config(2);
@@ -518,18 +533,19 @@ async fn streams_of_one_organization_leave_places_to_another() {
     let greedy = network.client(0).await;
     let mut held = Vec::new();
     let refused = loop {
-        let mut blocks = greedy.deliver(CHANNEL, Start::Oldest, None, Form::Full).await.expect("a connection");
+        let mut blocks =
+            greedy.deliver(CHANNEL, StartPosition::Oldest, None, BlockView::Full).await.expect("a connection");
         match blocks.next().await {
             Ok(Some(_)) => held.push(blocks),
             other => break other.expect_err("a refusal"),
         }
         assert!(held.len() <= 130, "one organisation has all places");
     };
-    assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+    assert_eq!(refused.code, GrpcCode::ResourceExhausted, "{refused}");
     assert!(refused.message.contains("its organisation"), "{refused}");
-    let connection = Connection::connect(&network.running.gateway(0)).await.expect("a gateway");
-    let other = Client::new(connection, network.running.user(1));
-    let mut blocks = other.deliver(CHANNEL, Start::Oldest, Some(0), Form::Full).await.expect("a stream");
+    let connection = GrpcConnection::connect(&network.running.gateway(0)).await.expect("a gateway");
+    let other = GatewayClient::new(connection, network.running.user(1));
+    let mut blocks = other.deliver(CHANNEL, StartPosition::Oldest, Some(0), BlockView::Full).await.expect("a stream");
     assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_)))));
     network.stop().await;
 }

@@ -1,7 +1,8 @@
-//! The bounds of the lanes' field, proved by intervals: the same code, on lanes whose words are sets of numbers.
+//! The bounds of the lanes' field, proved by intervals: the tests run the same code on lanes whose words are sets of
+//! numbers.
 //!
-//! A word of [`Intervals`] stands for every signed number from `low` to `high`. An operation gives the smallest
-//! interval that has all results, and fails if one of them leaves 64 bits. So one run covers every input within the
+//! A word of [`Intervals`] stands for every signed number from `low` to `high`. An operation returns the smallest
+//! interval that contains all results, and fails if a result leaves 64 bits. So one run covers every input within the
 //! intervals that it starts with.
 
 use crate::field::{Field, Loose, Tight};
@@ -18,7 +19,7 @@ struct Interval {
 struct Intervals;
 
 const MASK: i128 = (1 << 52) - 1;
-/// What a word holds of which nothing is known.
+/// A word about which nothing is known.
 const ANY: Interval = Interval { low: i64::MIN as i128, high: i64::MAX as i128 };
 
 impl Interval {
@@ -84,7 +85,7 @@ impl Lanes for Intervals {
         Interval::new(a.low >> BITS, a.high >> BITS)
     }
 
-    /// What is shifted out is lost: where that can happen nothing is known, and only a mask may follow.
+    /// Bits that are shifted out are lost: where that can happen nothing is known, and only a mask may follow.
     fn shift_left<const BITS: u32>(self, a: Interval) -> Interval {
         let (low, high) = (a.low << BITS, a.high << BITS);
         if low >= ANY.low && high <= ANY.high { Interval { low, high } } else { ANY }
@@ -155,7 +156,7 @@ fn no_word_overflows_in_the_field() {
     let difference = f.product_difference(&a, &a, &a, &a);
     assert!(within(&difference, -11, 17), "{:?}", difference.0);
     assert!(is_tight(&f.carry(&f.product(&a, &a))));
-    // Everything that `reduce` may be given.
+    // All inputs that `reduce` accepts.
     let limb = Interval::new(-(1 << 60), 1 << 60);
     assert!(is_tight(&f.reduce(&Loose([limb; 5]))));
 }

@@ -1,8 +1,10 @@
-//! Points: tables against each other and against affine big integers, and exceptional additions.
+//! Tests of point arithmetic. They compare the tables of multiples of all builders with textbook affine arithmetic on
+//! big integers, tables built together with tables built alone, and additions with the textbook's, including the
+//! exceptional cases. Bytes that are no point of the curve are refused.
 
 use num_bigint::BigUint;
 
-use super::{Chance, big, small};
+use super::{Prng, big, small};
 use crate::builder;
 use crate::digits::{entries, windows};
 use crate::field::{Field, Tight};
@@ -59,7 +61,7 @@ fn key(point: &Point) -> PublicKey {
 }
 
 fn some_key(seed: u64) -> PublicKey {
-    let scalar = big(&Chance::new(seed).limbs()) % big(&N);
+    let scalar = big(&Prng::new(seed).limbs()) % big(&N);
     key(&times(&scalar, &point(&PublicKey::GENERATOR)))
 }
 
@@ -131,7 +133,7 @@ fn tables_built_together_are_those_built_alone() {
     }
 }
 
-/// What becomes of one + other, in all coordinates, lane by lane: and the ZZ, after more additions, where the sum was
+/// The results of one + other, in all coordinates, lane by lane; and the ZZ, after more additions, where the sum was
 /// exceptional.
 struct Additions {
     one: [Words; LANES],

@@ -2,7 +2,7 @@
 
 use num_bigint::{BigInt, BigUint, Sign};
 
-use super::{Chance, big};
+use super::{Prng, big};
 use crate::field::{Field, Loose, Tight};
 #[cfg(target_arch = "x86_64")]
 use crate::ifma::Ifma;
@@ -42,7 +42,7 @@ struct Operands {
     loose: [Five; LANES],
 }
 
-/// What the operations make of them.
+/// The results of the operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Results {
     product: [Five; LANES],
@@ -149,7 +149,7 @@ fn check(operands: &Operands, results: &Results) {
 }
 
 /// Tight elements at the limits: extreme limbs in every pattern, multiples of p and their neighbours, and random ones.
-fn tight_elements(chance: &mut Chance) -> Vec<Five> {
+fn tight_elements(rng: &mut Prng) -> Vec<Five> {
     const LOW: [i64; 6] = [0, 1, LIMB - 1, LIMB - 2, 1 << 51, (1 << 44) - 1];
     const TOP: [i64; 7] = [0, 1, (1 << 50) - 1, 1 << 49, 1 << 48, (1 << 48) - 1, (1 << 48) - (1 << 16)];
     let split = |value: &BigInt| -> Five {
@@ -174,11 +174,11 @@ fn tight_elements(chance: &mut Chance) -> Vec<Five> {
     }
     elements.push(split(&((BigInt::from(1) << 258u32) - 1)));
     for _ in 0..60 {
-        let pick = |chance: &mut Chance, from: &[i64]| from[chance.word() as usize % from.len()];
-        let mut element: Five = std::array::from_fn(|_| pick(chance, &LOW));
-        element[4] = pick(chance, &TOP);
+        let pick = |rng: &mut Prng, from: &[i64]| from[rng.word() as usize % from.len()];
+        let mut element: Five = std::array::from_fn(|_| pick(rng, &LOW));
+        element[4] = pick(rng, &TOP);
         elements.push(element);
-        let mut element: Five = std::array::from_fn(|_| (chance.word() >> 12) as i64);
+        let mut element: Five = std::array::from_fn(|_| (rng.word() >> 12) as i64);
         element[4] >>= 2;
         elements.push(element);
     }
@@ -188,21 +188,21 @@ fn tight_elements(chance: &mut Chance) -> Vec<Five> {
     elements
 }
 
-fn loose_elements(chance: &mut Chance) -> Vec<Five> {
+fn loose_elements(rng: &mut Prng) -> Vec<Five> {
     let edges = [LOOSE_MAX, -LOOSE_MAX, 0, -1, 1, LIMB, -LIMB, LIMB - 1, 1 << 48, -(1 << 48), (1 << 48) - 1];
     let mut elements = vec![[LOOSE_MAX; 5], [-LOOSE_MAX; 5], [0; 5], [-1; 5]];
     for _ in 0..300 {
-        elements.push(std::array::from_fn(|_| edges[chance.word() as usize % edges.len()]));
-        elements.push(std::array::from_fn(|_| chance.word() as i64 >> 3));
+        elements.push(std::array::from_fn(|_| edges[rng.word() as usize % edges.len()]));
+        elements.push(std::array::from_fn(|_| rng.word() as i64 >> 3));
     }
     elements
 }
 
 #[test]
 fn lanes_compute_as_big_integers_do_up_to_the_bounds() {
-    let mut chance = Chance::new(3);
-    let tight = tight_elements(&mut chance);
-    let loose = loose_elements(&mut chance);
+    let mut rng = Prng::new(3);
+    let tight = tight_elements(&mut rng);
+    let loose = loose_elements(&mut rng);
     let mut pairs = 0;
     for (i, &a) in tight.iter().enumerate() {
         for (j, others) in tight.chunks(LANES).enumerate() {

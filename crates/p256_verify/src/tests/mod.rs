@@ -1,4 +1,4 @@
-//! Tests of the parts against big integers.
+//! Tests that compare the parts with big integers.
 
 mod bounds;
 mod curve;
@@ -10,11 +10,11 @@ use num_bigint::BigUint;
 use crate::limbs::{self, Limbs};
 
 /// Numbers from a seed (splitmix64): the same in every run.
-pub(crate) struct Chance(u64);
+pub(crate) struct Prng(u64);
 
-impl Chance {
-    pub(crate) fn new(seed: u64) -> Chance {
-        Chance(seed)
+impl Prng {
+    pub(crate) fn new(seed: u64) -> Prng {
+        Prng(seed)
     }
 
     pub(crate) fn word(&mut self) -> u64 {

@@ -2,7 +2,7 @@
 
 use num_bigint::BigUint;
 
-use super::{Chance, big, edges, small};
+use super::{Prng, big, edges, small};
 use crate::inverse;
 use crate::limbs::{B, GX, GY, Limbs, N, P, is_less};
 use crate::residue::{FieldElement, FieldPrime, GroupOrder, Modulus, Residue, Scalar};
@@ -50,9 +50,9 @@ fn check_residues<M: Modulus + std::fmt::Debug>() {
     let m = big(&M::MODULUS);
     let r = BigUint::from(1u8) << 256u32;
     let r_inverse = r.modinv(&m).expect("m is odd");
-    let mut chance = Chance::new(1);
+    let mut rng = Prng::new(1);
     let mut numbers = edges(&M::MODULUS);
-    numbers.extend((0..40).map(|_| chance.limbs()));
+    numbers.extend((0..40).map(|_| rng.limbs()));
     for a in &numbers {
         let residue = Residue::<M>::new(a);
         assert_eq!(big(residue.montgomery()), big(a) * &r % &m);
@@ -85,11 +85,11 @@ fn residues_compute_as_big_integers_do() {
 
 fn check_inverses<M: Modulus + std::fmt::Debug>() {
     let m = big(&M::MODULUS);
-    let mut chance = Chance::new(2);
+    let mut rng = Prng::new(2);
     let mut numbers: Vec<Limbs> = edges(&M::MODULUS).into_iter().filter(|n| is_less(n, &M::MODULUS)).collect();
-    numbers.extend((0..2000).map(|_| small(&(big(&chance.limbs()) % &m))));
+    numbers.extend((0..2000).map(|_| small(&(big(&rng.limbs()) % &m))));
     // Numbers of every length, which take the most different numbers of steps.
-    numbers.extend((1..256u32).map(|bits| small(&(big(&chance.limbs()) % (BigUint::from(1u8) << bits)))));
+    numbers.extend((1..256u32).map(|bits| small(&(big(&rng.limbs()) % (BigUint::from(1u8) << bits)))));
     for number in &numbers {
         let expected = big(number).modinv(&m);
         // Without the fallback: the algorithm itself is right.

@@ -1,5 +1,5 @@
-//! Signatures for differential tests: valid ones and ones broken in every part, and the comparison of every path with
-//! other implementations.
+//! Signatures for differential tests: valid ones, and ones with an altered key, digest, r or s. Also the comparison of
+//! every path with other implementations.
 
 #![allow(dead_code, reason = "each program uses a part")]
 
@@ -10,7 +10,7 @@ use p256::ecdsa::signature::hazmat::PrehashVerifier;
 use p256::elliptic_curve::ops::Reduce;
 use p256::elliptic_curve::sec1::ToSec1Point;
 use p256::{FieldBytes, ProjectivePoint, Scalar};
-use p256_verify::{COLD_MIN, Item, Key, Path, PublicKey, Signature, Table, Verdict, Verifier};
+use p256_verify::{Backend, COLD_MIN, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 
 pub type Number = [u8; 32];
 
@@ -20,13 +20,13 @@ const NONCE_USES: usize = 16;
 const BATCH_MAX: usize = 40;
 
 /// Numbers from a seed (splitmix64).
-pub struct Chance(u64);
+pub struct Prng(u64);
 
-impl Chance {
-    pub fn new(seed: u64) -> Chance {
-        let mut chance = Chance(seed);
-        chance.0 = chance.word();
-        chance
+impl Prng {
+    pub fn new(seed: u64) -> Prng {
+        let mut rng = Prng(seed);
+        rng.0 = rng.word();
+        rng
     }
 
     pub fn word(&mut self) -> u64 {
@@ -131,7 +131,7 @@ impl Signer {
         Signer { secret, ..Signer::public(&(ProjectivePoint::GENERATOR * secret)) }
     }
 
-    /// A key whose secret nobody knows.
+    /// A key whose secret is unknown.
     pub fn public(point: &ProjectivePoint) -> Signer {
         let point = sec1(point).expect("not infinity");
         Signer {
@@ -166,13 +166,13 @@ pub fn der(signature: &Signature) -> Vec<u8> {
     [vec![0x30, content.len() as u8], content].concat()
 }
 
-/// What the library says.
+/// The library's verdict.
 pub fn library(signer: &Signer, digest: &Number, der: &[u8]) -> bool {
     let digest = Digest::import_less_safe(digest, &SHA256).expect("32 bytes");
     signer.library.verify_digest_sig(&digest, der).is_ok()
 }
 
-/// What the `p256` crate says.
+/// The verdict of the `p256` crate.
 pub fn second(signer: &Signer, case: &Case) -> bool {
     let (r, s) = (FieldBytes::from(case.signature.r), FieldBytes::from(case.signature.s));
     p256::ecdsa::Signature::from_scalars(r, s)
@@ -181,7 +181,7 @@ pub fn second(signer: &Signer, case: &Case) -> bool {
 
 /// Cases without end: about half are valid signatures.
 pub struct Cases {
-    chance: Chance,
+    rng: Prng,
     edges: Vec<Number>,
     r: Scalar,
     nonce_inverse: Scalar,
@@ -190,28 +190,28 @@ pub struct Cases {
 
 impl Cases {
     pub fn new(seed: u64) -> Cases {
-        Cases { chance: Chance::new(seed), edges: edges(), r: Scalar::ZERO, nonce_inverse: Scalar::ZERO, uses: 0 }
+        Cases { rng: Prng::new(seed), edges: edges(), r: Scalar::ZERO, nonce_inverse: Scalar::ZERO, uses: 0 }
     }
 
     fn edge(&mut self) -> Number {
-        self.edges[self.chance.below(self.edges.len())]
+        self.edges[self.rng.below(self.edges.len())]
     }
 
     /// A valid signature over any digest: a few digests are edges.
     fn valid(&mut self, signers: &[Signer]) -> Case {
         loop {
             if self.uses == 0 {
-                let nonce = scalar(&self.chance.number());
+                let nonce = scalar(&self.rng.number());
                 let Some(point) = sec1(&(ProjectivePoint::GENERATOR * nonce)) else { continue };
                 self.r = scalar(point[1..33].try_into().expect("32 bytes"));
                 self.nonce_inverse = inverse(&nonce);
                 self.uses = NONCE_USES;
             }
             self.uses -= 1;
-            let key = self.chance.below(signers.len());
-            let digest = if self.chance.below(16) == 0 { self.edge() } else { self.chance.number() };
+            let key = self.rng.below(signers.len());
+            let digest = if self.rng.below(16) == 0 { self.edge() } else { self.rng.number() };
             let mut s = self.nonce_inverse * (scalar(&digest) + self.r * signers[key].secret);
-            if self.chance.below(2) == 0 {
+            if self.rng.below(2) == 0 {
                 s = -s;
             }
             if self.r != Scalar::ZERO && s != Scalar::ZERO {
@@ -221,14 +221,14 @@ impl Cases {
     }
 
     fn flip(&mut self, number: &mut Number) {
-        let bit = self.chance.below(256);
+        let bit = self.rng.below(256);
         number[bit / 8] ^= 1 << (bit % 8);
     }
 
     pub fn next(&mut self, signers: &[Signer]) -> Case {
         let mut case = self.valid(signers);
         let Case { key, digest, signature: Signature { r, s } } = &mut case;
-        match self.chance.below(32) {
+        match self.rng.below(32) {
             0..16 => {}
             16 | 17 => self.flip(digest),
             18 | 19 => self.flip(r),
@@ -238,14 +238,14 @@ impl Cases {
             24 => (*r, *s) = (self.edge(), self.edge()),
             25 => std::mem::swap(r, s),
             26 => *key = (*key + 1) % signers.len(),
-            27 => *digest = self.chance.number(),
-            28 => (*r, *s) = (self.chance.number(), self.chance.number()),
+            27 => *digest = self.rng.number(),
+            28 => (*r, *s) = (self.rng.number(), self.rng.number()),
             29 => *r = minus(&order(), r),
             30 => *digest = plus(digest, &self.edge()),
             _ => {
                 // The same numbers modulo n, out of range or wrapped.
                 *r = plus(r, &order());
-                if self.chance.below(2) == 0 {
+                if self.rng.below(2) == 0 {
                     *s = plus(s, &order());
                 }
             }
@@ -254,7 +254,7 @@ impl Cases {
     }
 }
 
-/// How often each way was taken, and what came of it.
+/// How often each path was taken, and the results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub cases: u64,
@@ -289,13 +289,13 @@ impl Counts {
 /// Keys, and a verifier of each path with their tables.
 pub struct Harness {
     pub signers: Vec<Signer>,
-    pub verifiers: Vec<(Verifier, Vec<Table>)>,
+    pub verifiers: Vec<(Verifier, Vec<KeyTable>)>,
 }
 
 impl Harness {
-    pub fn new(signers: Vec<Signer>, paths: &[Path]) -> Harness {
+    pub fn new(signers: Vec<Signer>, paths: &[Backend]) -> Harness {
         let keys: Vec<PublicKey> = signers.iter().map(|signer| signer.key).collect();
-        let verifiers = paths.iter().filter_map(|path| Verifier::with_path(*path)).map(|verifier| {
+        let verifiers = paths.iter().filter_map(|path| Verifier::with_backend(*path)).map(|verifier| {
             let tables = verifier.tables(&keys);
             (verifier, tables)
         });
@@ -303,21 +303,15 @@ impl Harness {
     }
 
     /// Some ordinary keys.
-    pub fn with_keys(count: usize, seed: u64, paths: &[Path]) -> Harness {
-        let mut chance = Chance::new(seed);
-        let signers = (0..count).map(|_| Signer::new(scalar(&chance.number())));
+    pub fn with_keys(count: usize, seed: u64, paths: &[Backend]) -> Harness {
+        let mut rng = Prng::new(seed);
+        let signers = (0..count).map(|_| Signer::new(scalar(&rng.number())));
         Harness::new(signers.collect(), paths)
     }
 
     /// Verifies cases on every path, in groups of every size, and compares with the library. One case in
     /// `portable_every` takes the portable path, and one in `second_every` is compared with the second implementation.
-    pub fn run(
-        &self,
-        cases: &[Case],
-        chance: &mut Chance,
-        portable_every: usize,
-        second_every: Option<usize>,
-    ) -> Counts {
+    pub fn run(&self, cases: &[Case], rng: &mut Prng, portable_every: usize, second_every: Option<usize>) -> Counts {
         let mut counts = Counts { cases: cases.len() as u64, ..Counts::default() };
         let expected: Vec<bool> = cases
             .iter()
@@ -328,7 +322,7 @@ impl Harness {
             })
             .collect();
         counts.valid = expected.iter().filter(|valid| **valid).count() as u64;
-        let mut compare = |path: Path, way: &str, at: usize, verdict: Verdict, may_be_unsure: bool| {
+        let mut compare = |path: Backend, way: &str, at: usize, verdict: Verdict, may_be_unsure: bool| {
             if (verdict == Verdict::Valid) == expected[at] {
                 return;
             }
@@ -341,24 +335,24 @@ impl Harness {
             eprintln!("difference: {path:?} {way} says {verdict:?}, the library {expected}: {case:x?}");
         };
         for (verifier, tables) in &self.verifiers {
-            let path = verifier.path();
+            let path = verifier.backend();
             let mut start = 0;
             while start < cases.len() {
-                let size = (1 + chance.below(BATCH_MAX)).min(cases.len() - start);
+                let size = (1 + rng.below(BATCH_MAX)).min(cases.len() - start);
                 let batch = &cases[start..start + size];
-                let every = if path == Path::Portable { portable_every } else { 1 };
-                if chance.below(every) == 0 {
+                let every = if path == Backend::Portable { portable_every } else { 1 };
+                if rng.below(every) == 0 {
                     // A few of the batches have keys without tables, or some of them.
-                    let cold = if path == Path::Portable { 0 } else { [0, 0, 0, 0, 0, 0, 50, 100][chance.below(8)] };
-                    let is_cold: Vec<bool> = batch.iter().map(|_| chance.below(100) < cold).collect();
-                    let items: Vec<Item> = batch
+                    let cold = if path == Backend::Portable { 0 } else { [0, 0, 0, 0, 0, 0, 50, 100][rng.below(8)] };
+                    let is_cold: Vec<bool> = batch.iter().map(|_| rng.below(100) < cold).collect();
+                    let items: Vec<VerifyItem> = batch
                         .iter()
                         .zip(&is_cold)
-                        .map(|(case, cold)| Item {
+                        .map(|(case, cold)| VerifyItem {
                             key: if *cold {
-                                Key::Cold(&self.signers[case.key].key)
+                                KeyRef::Cold(&self.signers[case.key].key)
                             } else {
-                                Key::Table(&tables[case.key])
+                                KeyRef::Table(&tables[case.key])
                             },
                             digest: case.digest,
                             signature: case.signature,
@@ -374,14 +368,14 @@ impl Harness {
                         compare(path, "many", start + i, verdict, is_cold[i] && left > unsure_from);
                     }
                     let cold = is_cold.iter().filter(|cold| **cold).count() as u64;
-                    if path == Path::Portable {
+                    if path == Backend::Portable {
                         counts.portable += size as u64;
                     } else {
                         counts.cold += cold;
                         counts.many += size as u64 - cold;
                     }
                 }
-                if chance.below(4) == 0 && path != Path::Portable {
+                if rng.below(4) == 0 && path != Backend::Portable {
                     for (i, case) in batch.iter().enumerate() {
                         let verdict = verifier.verify_one(&tables[case.key], &case.digest, &case.signature);
                         compare(path, "one", start + i, verdict, false);

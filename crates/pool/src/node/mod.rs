@@ -1,25 +1,28 @@
-//! Memory nodes: donors that give sections of their memory, and are passive otherwise.
+//! Memory nodes: donors that grant sections of their memory, and are passive otherwise.
 //!
-//! 1. An owner connects; the provider of the [`rma::Host`] has checked its name, which is the owner. Its first message is
-//!    a hello with version and section size, its second a fence with its epoch and a random number, the holder.
-//! 2. The fence is refused when the owner has a newer epoch, or another holder with this epoch. Else epoch, holder and
-//!    connection become the owner's current ones, which ends whatever connection was current before; then every section
-//!    given under an older epoch is revoked and its memory taken back; then the fence is answered.
-//! 3. On the current connection the owner asks for sections, releases them and lists them. Anything on another
-//!    connection is refused, so that a request which is still under way on a lost connection cannot do anything after the
-//!    list by which its owner found out what it has.
-//! 4. The owner may have a section shared with readers, other compute nodes of its own: each has a capability of its own,
-//!    to read, which is revoked alone or with the section. A reader's connection says hello and asks for nothing.
-//! 5. A connection that ends leaves the sections where they are: its holder may connect again. They come back when the
-//!    holder releases them, when a newer epoch fences them, or, if nobody has been connected for [`ABANDONED_AFTER`],
-//!    when another owner needs the room.
+//! 1. An owner connects under a name that the provider of the [`rma::Host`] has verified; the name identifies the
+//!    owner. Its first message is a hello with version and section size. Its second message is a fence with its epoch
+//!    and a random nonce, which identifies the process that holds the memory.
+//! 2. The node rejects the fence if the owner's current epoch is newer, or if the epochs are equal and the nonces
+//!    differ. Otherwise epoch, nonce and connection of the fence become the owner's current ones, and the previous
+//!    connection ends. Then the node revokes every section granted under an older epoch and reclaims its memory, and
+//!    then it answers the fence.
+//! 3. On the current connection the owner requests, releases and lists sections. The node rejects such requests on any
+//!    other connection. Hence, once the owner has listed its sections on a new connection, no request from an old
+//!    connection can change that list.
+//! 4. The owner may request read grants of a section for followers, its other compute nodes. Each follower gets a
+//!    separate capability, for reading only, which is revoked alone or with the section. A follower's connection sends
+//!    only a hello.
+//! 5. When a connection ends, the owner keeps its sections: the same process may connect again. The node reclaims the
+//!    sections when that process releases them, when a newer epoch fences them, or when another owner needs the memory
+//!    and the owner has had no connection for [`ABANDONED_AFTER`].
 //!
 //! Invariants:
-//! * What a request sees and changes is its connection's owner alone. One request of an owner runs at a time.
+//! * A request sees and changes only the state of its connection's owner. One request of an owner runs at a time.
 //! * A section is in the table, and counts against the budget, from before its memory is registered until its
 //!   deregistration is confirmed.
-//! * Epochs only grow in the life of a node. A node that starts anew knows none: it has no memory of the past, and nobody
-//!   has a capability for it.
+//! * During one run of a node the epoch of an owner only grows. A node that restarts knows no epochs; it needs none,
+//!   because it has no memory from before and nobody has a capability for it.
 //! * Bounded: owners, connections, sections.
 
 mod owner;
@@ -32,51 +35,52 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use base::rt::sync::Semaphore;
-use base::rt::{self, Stop, Task};
+use base::rt::{self, CancellationToken, Task};
 use rma::Host;
 
-use crate::events::{BudgetBytes, ConnectionsRefused, GrantedBytes};
+use crate::events::{BudgetBytes, ConnectionsRejected, GrantedBytes};
 use crate::{Error, check_section_bytes};
 use owner::Owner;
 
-/// Owners that a node remembers; one more is refused unless one can be forgotten that has nothing and has gone.
+/// Owners that a node remembers; one more is rejected unless an owner without sections and connections can be dropped.
 pub const OWNERS_MAX: usize = 4096;
-/// Connections at once that have said hello; one more is refused.
+/// Connections at once that have completed their hello; one more is rejected.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// Connections at once that have not; one more is closed. As many as any host has, which gives each name a share of them.
-const INTRODUCTIONS_MAX: usize = 4096;
-/// How long an owner may be away before others may have its memory.
+/// Connections at once that have not completed it; one more is closed. As many as any host has, which limits the part
+/// of each name.
+const HANDSHAKES_MAX: usize = 4096;
+/// How long an owner must be without a connection before other owners may get its memory.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Connections of one owner at once.
 pub const CONNECTIONS_PER_OWNER_MAX: usize = 16;
-/// Readers of one section.
-pub const READERS_MAX: usize = 64;
+/// Read grants of one section.
+pub const FOLLOWERS_MAX: usize = 64;
 /// How long a connection may take until its hello is answered.
-const INTRODUCTION_MAX: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a memory node is made of.
+/// The configuration of a memory node.
 #[derive(Clone)]
-pub struct MemoryNodeOptions {
-    /// Where its memory is registered and who may connect. The node closes it when it ends.
+pub struct MemoryNodeConfig {
+    /// Where its memory is registered and who may connect. The node closes the host when it ends.
     pub host: Arc<dyn Host>,
-    /// Bytes that it may give.
+    /// Bytes that it may grant.
     pub budget_bytes: u64,
     /// Bytes of each section: a power of two, the same in the whole pool.
     pub section_bytes: u64,
     /// Ends the node.
-    pub stop: Stop,
+    pub stop: CancellationToken,
 }
 
-/// What a memory node has given.
+/// How much a memory node has granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
-    /// Bytes that it may give.
+pub struct MemoryNodeUsage {
+    /// Bytes that it may grant.
     pub budget_bytes: u64,
-    /// Bytes that it has given; never above the budget.
+    /// Bytes that it has granted; never above the budget.
     pub granted_bytes: u64,
-    /// Sections that it has given.
+    /// Sections that it has granted.
     pub sections: u64,
     /// Owners that it remembers.
     pub owners: u64,
@@ -86,28 +90,28 @@ pub struct Usage {
 
 /// A donor. Dropping it ends it.
 pub struct MemoryNode {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryNodeCore>,
     accepting: Mutex<Option<Task<()>>>,
 }
 
-/// What all connections share.
-struct Shared {
+/// The state that all connections share.
+struct MemoryNodeCore {
     host: Arc<dyn Host>,
     section_bytes: u64,
     budget_bytes: u64,
-    /// Tells this life of the node from others.
-    life: u64,
-    stop: Stop,
-    given: Mutex<Given>,
+    /// Identifies this incarnation of the node.
+    incarnation: u64,
+    stop: CancellationToken,
+    granted: Mutex<GrantedTotals>,
     owners: Mutex<BTreeMap<String, Arc<Owner>>>,
     connections: Semaphore,
-    introductions: Semaphore,
+    handshakes: Semaphore,
     connections_next: AtomicU64,
 }
 
-/// What counts against the budget.
+/// The sections that count against the budget.
 #[derive(Default)]
-struct Given {
+struct GrantedTotals {
     bytes: u64,
     sections: u64,
     /// The number of the next section.
@@ -115,33 +119,33 @@ struct Given {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What we guard so is whole between any two statements: a poisoned lock is as good as another.
+    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryNode {
-    /// Begins to serve.
+    /// Starts to serve.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], [`Error::Invalid`].
-    pub async fn start(options: MemoryNodeOptions) -> Result<Arc<MemoryNode>, Error> {
-        let MemoryNodeOptions { host, budget_bytes, section_bytes, stop: outer } = options;
+    pub async fn start(options: MemoryNodeConfig) -> Result<Arc<MemoryNode>, Error> {
+        let MemoryNodeConfig { host, budget_bytes, section_bytes, stop: outer } = options;
         check_section_bytes(section_bytes)?;
         if budget_bytes < section_bytes {
             return Err(Error::BudgetTooSmall { budget_bytes, section_bytes });
         }
-        // The caller's token ends more than this node, so that the node has one of its own.
-        let stop = Stop::new();
-        let shared = Arc::new(Shared {
+        // The caller's token ends more than this node, so the node gets its own.
+        let stop = CancellationToken::new();
+        let shared = Arc::new(MemoryNodeCore {
             host,
             section_bytes,
             budget_bytes,
-            life: rt::random_u64(),
+            incarnation: rt::random_u64(),
             stop: stop.clone(),
-            given: Mutex::new(Given { next: 1, ..Given::default() }),
+            granted: Mutex::new(GrantedTotals { next: 1, ..GrantedTotals::default() }),
             owners: Mutex::default(),
             connections: Semaphore::new(CONNECTIONS_MAX),
-            introductions: Semaphore::new(INTRODUCTIONS_MAX),
+            handshakes: Semaphore::new(HANDSHAKES_MAX),
             connections_next: AtomicU64::new(1),
         });
         BudgetBytes.add(i64::try_from(budget_bytes).unwrap_or(i64::MAX));
@@ -149,13 +153,13 @@ impl MemoryNode {
         Ok(Arc::new(MemoryNode { shared, accepting: Mutex::new(Some(accepting)) }))
     }
 
-    /// What has been given.
-    pub fn usage(&self) -> Usage {
+    /// How much has been granted.
+    pub fn usage(&self) -> MemoryNodeUsage {
         let (granted_bytes, sections) = {
-            let given = lock(&self.shared.given);
+            let given = lock(&self.shared.granted);
             (given.bytes, given.sections)
         };
-        Usage {
+        MemoryNodeUsage {
             budget_bytes: self.shared.budget_bytes,
             granted_bytes,
             sections,
@@ -169,23 +173,23 @@ impl MemoryNode {
         self.shared.section_bytes
     }
 
-    /// Where owners reach it.
+    /// The address at which owners reach it.
     pub fn address(&self) -> String {
         self.shared.host.address()
     }
 
-    /// Stopped when nobody is served any more: it was stopped or dropped, or its host has ended by itself.
-    pub fn ended(&self) -> &Stop {
+    /// Stopped once nobody is served any more: the node was stopped or dropped, or its host has ended.
+    pub fn ended(&self) -> &CancellationToken {
         &self.shared.stop
     }
 
-    /// Ends it and its host: connections are lost, memory is gone. On return none of its tasks runs. Dropping the
-    /// future leaves the node ending.
+    /// Ends the node and its host: connections are lost, memory is gone. On return none of its tasks runs. If the
+    /// future is dropped, the node still ends.
     pub async fn stop(&self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         let accepting = lock(&self.accepting).take();
         if let Some(accepting) = accepting {
-            // It is aborted only together with the runtime.
+            // The task is aborted only together with the runtime.
             let _ = accepting.await;
         }
     }
@@ -193,20 +197,22 @@ impl MemoryNode {
 
 impl Drop for MemoryNode {
     fn drop(&mut self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
     }
 }
 
-/// Takes connections until the node is to end, then ends it.
-async fn accept(shared: Arc<Shared>, outer: Stop) {
-    while let Some(Some(accepted)) = outer.or_stopped(shared.stop.or_stopped(shared.host.accept())).await {
+/// Accepts connections until the node is told to end, then ends it.
+async fn accept(shared: Arc<MemoryNodeCore>, outer: CancellationToken) {
+    while let Some(Some(accepted)) =
+        outer.run_until_cancelled(shared.stop.run_until_cancelled(shared.host.accept())).await
+    {
         match accepted {
-            Ok(endpoint) => match shared.introductions.try_acquire() {
+            Ok(endpoint) => match shared.handshakes.try_acquire() {
                 Some(permit) => {
                     rt::spawn(serve::serve(Arc::clone(&shared), endpoint, permit));
                 }
                 None => {
-                    ConnectionsRefused.add(1);
+                    ConnectionsRejected.add(1);
                     endpoint.close();
                 }
             },
@@ -217,12 +223,12 @@ async fn accept(shared: Arc<Shared>, outer: Stop) {
             }
         }
     }
-    shared.stop.stop();
+    shared.stop.cancel();
     shared.host.close().await;
     // Each connection's task ends by itself now.
-    let _all = shared.introductions.acquire_many(INTRODUCTIONS_MAX as u32).await;
+    let _all = shared.handshakes.acquire_many(HANDSHAKES_MAX as u32).await;
     let _all = shared.connections.acquire_many(CONNECTIONS_MAX as u32).await;
-    let given = std::mem::take(&mut *lock(&shared.given));
+    let given = std::mem::take(&mut *lock(&shared.granted));
     GrantedBytes.add(-signed(given.bytes));
     BudgetBytes.add(-signed(shared.budget_bytes));
 }
@@ -231,10 +237,10 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-impl Shared {
-    /// Sets room for one section aside and numbers it.
+impl MemoryNodeCore {
+    /// Reserves memory for one section and assigns its number.
     fn reserve(&self, bytes: u64) -> Option<u64> {
-        let mut given = lock(&self.given);
+        let mut given = lock(&self.granted);
         if bytes > self.budget_bytes - given.bytes {
             return None;
         }
@@ -242,21 +248,21 @@ impl Shared {
         given.sections += 1;
         let number = given.next;
         given.next += 1;
-        assert!(given.bytes <= self.budget_bytes, "no more is given than there is");
+        assert!(given.bytes <= self.budget_bytes, "no more is granted than there is");
         GrantedBytes.add(signed(bytes));
         Some(number)
     }
 
-    /// Ends what [`Shared::reserve`] began.
-    fn give_back(&self, bytes: u64) {
-        let mut given = lock(&self.given);
+    /// Returns what [`MemoryNodeCore::reserve`] reserved.
+    fn unreserve(&self, bytes: u64) {
+        let mut given = lock(&self.granted);
         given.bytes = given.bytes.checked_sub(bytes).expect("what comes back was given");
         given.sections = given.sections.checked_sub(1).expect("what comes back was given");
         GrantedBytes.add(-signed(bytes));
     }
 
     fn free_bytes(&self) -> u64 {
-        self.budget_bytes - lock(&self.given).bytes
+        self.budget_bytes - lock(&self.granted).bytes
     }
 
     fn next_connection(&self) -> u64 {

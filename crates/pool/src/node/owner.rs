@@ -8,57 +8,57 @@ use base::rt::sync::MutexGuard;
 use base::rt::{self, Instant};
 use rma::{Capability, Endpoint, RegionId, Rights};
 
-use super::{ABANDONED_AFTER, CONNECTIONS_PER_OWNER_MAX, OWNERS_MAX, READERS_MAX, Shared, lock};
+use super::{ABANDONED_AFTER, CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeCore, OWNERS_MAX, lock};
 use crate::events::{
-    GrantsRefused, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
+    GrantsRejected, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
     SectionsReclaimed, SectionsReleased,
 };
-use crate::message::{DonorSection, NOTICE, Refusal, Reply, SECTIONS_PER_OWNER_MAX};
+use crate::message::{DonorSection, NOTIFICATION, Rejection, Response, SECTIONS_PER_OWNER_MAX};
 
 /// An owner, from its first connection on.
 pub(super) struct Owner {
     name: String,
-    presence: Mutex<Presence>,
+    presence: Mutex<OwnerPresence>,
     /// Held while one of its requests runs.
-    state: rt::sync::Mutex<State>,
+    state: rt::sync::Mutex<OwnerState>,
 }
 
-struct Presence {
+struct OwnerPresence {
     connections: usize,
-    /// Since when there are none.
+    /// Since when there has been no connection.
     since: Instant,
 }
 
 #[derive(Default)]
-struct State {
-    reign: Option<Reign>,
-    sections: BTreeMap<DonorSection, Held>,
+struct OwnerState {
+    session: Option<OwnerSession>,
+    sections: BTreeMap<DonorSection, GrantedSection>,
 }
 
-/// Who may ask now.
-struct Reign {
+/// The epoch and the connection whose requests are executed.
+struct OwnerSession {
     epoch: Epoch,
-    holder: u64,
+    nonce: u64,
     connection: u64,
     endpoint: Endpoint,
 }
 
-/// A section that was given, or whose return is not confirmed.
-struct Held {
+/// A section that was granted, or whose return is not confirmed.
+struct GrantedSection {
     epoch: Epoch,
-    /// `None` while it is not registered.
+    /// `None` while the section is not registered.
     region: Option<RegionId>,
     bytes: u64,
     /// Its return could not be confirmed; nobody may use it any more.
-    leaving: bool,
-    /// What readers may read it with.
-    shares: BTreeMap<u64, Capability>,
+    returning: bool,
+    /// The capabilities of followers, by number.
+    read_grants: BTreeMap<u64, Capability>,
 }
 
-/// A connection of an owner, for as long as it lives.
-pub(super) struct Present(pub(super) Arc<Owner>);
+/// Counts a connection of an owner while it exists.
+pub(super) struct ConnectionGuard(pub(super) Arc<Owner>);
 
-impl Drop for Present {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let mut presence = lock(&self.0.presence);
         presence.connections -= 1;
@@ -70,7 +70,7 @@ impl Drop for Present {
 }
 
 impl Owner {
-    /// Since when nobody has been connected.
+    /// Since when the owner has had no connection; `None` while it has one.
     fn absent_since(&self) -> Option<Instant> {
         let presence = lock(&self.presence);
         (presence.connections == 0).then_some(presence.since)
@@ -81,19 +81,19 @@ impl Owner {
     }
 }
 
-fn refused(refusal: Refusal, detail: u64, text: impl Into<String>) -> Reply {
-    Reply::Refused { refusal, detail, text: text.into() }
+fn rejected(refusal: Rejection, detail: u64, text: impl Into<String>) -> Response {
+    Response::Rejected { rejection: refusal, detail, text: text.into() }
 }
 
-/// The refusal that ends a reign.
-fn fenced(newest: Epoch) -> Reply {
+/// The rejection of a request under an older epoch.
+fn fenced(newest: Epoch) -> Response {
     RequestsFenced.add(1);
-    refused(Refusal::Fenced, newest.get(), "a newer holder has this owner's memory")
+    rejected(Rejection::Fenced, newest.get(), "another process has taken over this owner's memory")
 }
 
-impl Shared {
-    /// The owner of a name, with one connection more; `None` when there are too many.
-    pub(super) fn admit(&self, name: &str) -> Option<Present> {
+impl MemoryNodeCore {
+    /// The owner of a name, with one more connection; `None` when there are too many.
+    pub(super) fn admit(&self, name: &str) -> Option<ConnectionGuard> {
         let mut owners = lock(&self.owners);
         if !owners.contains_key(name) {
             if owners.len() >= OWNERS_MAX {
@@ -103,7 +103,7 @@ impl Shared {
                 let idle = owners.values().find(idle)?.name.clone();
                 owners.remove(&idle);
             }
-            let presence = Presence { connections: 0, since: rt::now() };
+            let presence = OwnerPresence { connections: 0, since: rt::now() };
             let owner = Owner { name: name.to_owned(), presence: Mutex::new(presence), state: Default::default() };
             owners.insert(name.to_owned(), Arc::new(owner));
         }
@@ -117,10 +117,10 @@ impl Shared {
             OwnersConnected.add(1);
         }
         drop(presence);
-        Some(Present(owner))
+        Some(ConnectionGuard(owner))
     }
 
-    /// Takes an owner's memory over; see step 2 at the head of [`super`].
+    /// Takes an owner's memory over; see step 2 in the module head of [`super`].
     pub(super) async fn fence(
         &self,
         owner: &Owner,
@@ -128,21 +128,21 @@ impl Shared {
         endpoint: &Endpoint,
         epoch: Epoch,
         holder: u64,
-    ) -> Reply {
+    ) -> Response {
         let mut state = owner.state.lock().await;
-        if let Some(reign) = &state.reign
-            && (epoch < reign.epoch || (epoch == reign.epoch && holder != reign.holder))
+        if let Some(session) = &state.session
+            && (epoch < session.epoch || (epoch == session.epoch && holder != session.nonce))
         {
-            return fenced(reign.epoch);
+            return fenced(session.epoch);
         }
-        // First of all, so that nothing more is given to whoever reigned before.
-        let reign = Reign { epoch, holder, connection, endpoint: endpoint.clone() };
-        if let Some(before) = state.reign.replace(reign)
+        // Before anything else, so that the earlier process gets no more sections.
+        let session = OwnerSession { epoch, nonce: holder, connection, endpoint: endpoint.clone() };
+        if let Some(before) = state.session.replace(session)
             && before.connection != connection
         {
             if before.epoch < epoch {
-                // A courtesy; who does not get it learns of the fence when it connects again.
-                drop(before.endpoint.send(&[fenced(epoch).encode(NOTICE)]));
+                // A courtesy: a process that misses this notice learns of the fence when it connects again.
+                drop(before.endpoint.send(&[fenced(epoch).encode(NOTIFICATION)]));
                 before.endpoint.flush();
             }
             before.endpoint.close();
@@ -152,7 +152,7 @@ impl Shared {
         let mut revoked = 0;
         let mut confirmed = true;
         for section in older {
-            if self.take_back(&mut state, section).await {
+            if self.reclaim_section(&mut state, section).await {
                 revoked += 1;
             } else {
                 confirmed = false;
@@ -160,52 +160,61 @@ impl Shared {
         }
         SectionsFenced.add(u64::from(revoked));
         if !confirmed {
-            return refused(Refusal::Unconfirmed, 0, "the fence of an older epoch is not confirmed");
+            return rejected(Rejection::Unconfirmed, 0, "the fence of an older epoch is not confirmed; fence again");
         }
-        assert!(state.sections.values().all(|held| held.epoch >= epoch), "a fence leaves nothing to older epochs");
-        Reply::Fenced { free_bytes: self.free_bytes(), revoked }
+        assert!(state.sections.values().all(|held| held.epoch >= epoch), "after a fence no older epoch has a section");
+        Response::Fenced { free_bytes: self.free_bytes(), revoked }
     }
 
-    /// The owner's state, if this connection may ask.
-    async fn reigning<'a>(&self, owner: &'a Owner, connection: u64) -> Result<MutexGuard<'a, State>, Reply> {
+    /// The owner's state, if this connection is the current one.
+    async fn session_state<'a>(
+        &self,
+        owner: &'a Owner,
+        connection: u64,
+    ) -> Result<MutexGuard<'a, OwnerState>, Response> {
         let state = owner.state.lock().await;
-        match &state.reign {
-            Some(reign) if reign.connection == connection => Ok(state),
-            Some(_) => Err(refused(Refusal::Superseded, 0, "another connection has taken over")),
-            None => Err(refused(Refusal::Malformed, 0, "fence first")),
+        match &state.session {
+            Some(session) if session.connection == connection => Ok(state),
+            Some(_) => {
+                Err(rejected(Rejection::Superseded, 0, "a newer connection of this owner has replaced this one"))
+            }
+            None => Err(rejected(Rejection::Malformed, 0, "the owner must fence before any other request")),
         }
     }
 
-    /// Gives a section.
-    pub(super) async fn grant(&self, owner: &Owner, connection: u64, bytes: u64) -> Reply {
-        let mut state = match self.reigning(owner, connection).await {
+    /// Grants a section.
+    pub(super) async fn grant(&self, owner: &Owner, connection: u64, bytes: u64) -> Response {
+        let mut state = match self.session_state(owner, connection).await {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
-        let epoch = state.reign.as_ref().map(|reign| reign.epoch).expect("this connection reigns");
+        let epoch = state.session.as_ref().map(|session| session.epoch).expect("this connection is the current one");
         if bytes != self.section_bytes {
             let text = format!("sections of this memory node have {} bytes, not {bytes}", self.section_bytes);
-            return refused(Refusal::SectionSize, self.section_bytes, text);
+            return rejected(Rejection::SectionSize, self.section_bytes, text);
         }
         if state.sections.len() >= SECTIONS_PER_OWNER_MAX {
-            return refused(Refusal::TooMany, 0, format!("an owner has at most {SECTIONS_PER_OWNER_MAX} sections"));
+            return rejected(Rejection::TooMany, 0, format!("an owner has at most {SECTIONS_PER_OWNER_MAX} sections"));
         }
-        self.take_back_leaving(&mut state).await;
+        self.reclaim_unconfirmed(&mut state).await;
         let section = match self.reserve(bytes) {
             Some(section) => section,
             None => {
                 self.reclaim(bytes).await;
                 let Some(section) = self.reserve(bytes) else {
-                    GrantsRefused.add(1);
+                    GrantsRejected.add(1);
                     let free = self.free_bytes();
                     let text = format!("{free} of {} bytes are free", self.budget_bytes);
-                    return refused(Refusal::Exhausted, free, text);
+                    return rejected(Rejection::Exhausted, free, text);
                 };
                 section
             }
         };
-        // Known before it is registered: whatever happens from here on, it is in the table.
-        state.sections.insert(section, Held { epoch, region: None, bytes, leaving: false, shares: BTreeMap::new() });
+        // Entered before it is registered: whatever fails from here on, the section is in the table.
+        state.sections.insert(
+            section,
+            GrantedSection { epoch, region: None, bytes, returning: false, read_grants: BTreeMap::new() },
+        );
         let registered = match rt::fault_point("pool.grant.register") {
             true => Err(rma::Error::Exhausted("a fault was injected".to_owned())),
             false => self.host.register(&owner.name, bytes).await,
@@ -217,85 +226,91 @@ impl Shared {
         match granted {
             Ok(capability) => {
                 SectionsGranted.add(1);
-                Reply::Granted { free_bytes: self.free_bytes(), section, bytes, capability }
+                Response::Granted { free_bytes: self.free_bytes(), section, bytes, capability }
             }
             Err(error) => {
-                self.take_back(&mut state, section).await;
-                GrantsRefused.add(1);
-                refused(Refusal::Exhausted, self.free_bytes(), error.to_string())
+                self.reclaim_section(&mut state, section).await;
+                GrantsRejected.add(1);
+                rejected(Rejection::Exhausted, self.free_bytes(), error.to_string())
             }
         }
     }
 
     /// Takes a section back.
-    pub(super) async fn release(&self, owner: &Owner, connection: u64, section: DonorSection) -> Reply {
-        let mut state = match self.reigning(owner, connection).await {
+    pub(super) async fn release(&self, owner: &Owner, connection: u64, section: DonorSection) -> Response {
+        let mut state = match self.session_state(owner, connection).await {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
         if !state.sections.contains_key(&section) {
-            return refused(Refusal::UnknownSection, section, "no such section");
+            return rejected(Rejection::UnknownSection, section, "this owner has no such section");
         }
-        if !self.take_back(&mut state, section).await {
-            return refused(Refusal::Unconfirmed, section, "the revocation is not confirmed");
+        if !self.reclaim_section(&mut state, section).await {
+            return rejected(Rejection::Unconfirmed, section, "the revocation is not confirmed; ask again");
         }
         SectionsReleased.add(1);
-        Reply::Released { free_bytes: self.free_bytes() }
+        Response::Released { free_bytes: self.free_bytes() }
     }
 
-    /// Lets a reader read a section. Asked again, it gives the same capability.
-    pub(super) async fn share(&self, owner: &Owner, connection: u64, section: DonorSection, reader: u64) -> Reply {
-        let mut state = match self.reigning(owner, connection).await {
+    /// Gives a follower a read grant of a section. A repeated request returns the same capability.
+    pub(super) async fn grant_read(
+        &self,
+        owner: &Owner,
+        connection: u64,
+        section: DonorSection,
+        follower: u64,
+    ) -> Response {
+        let mut state = match self.session_state(owner, connection).await {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
-        let unknown = || refused(Refusal::UnknownSection, section, "no such section");
-        let Some(held) = state.sections.get_mut(&section).filter(|held| !held.leaving) else { return unknown() };
+        let unknown = || rejected(Rejection::UnknownSection, section, "this owner has no such section");
+        let Some(held) = state.sections.get_mut(&section).filter(|held| !held.returning) else { return unknown() };
         let Some(region) = held.region else { return unknown() };
-        let shared = |capability| Reply::Shared { free_bytes: self.free_bytes(), section, capability };
-        if let Some(capability) = held.shares.get(&reader) {
+        let shared = |capability| Response::ReadGranted { free_bytes: self.free_bytes(), section, capability };
+        if let Some(capability) = held.read_grants.get(&follower) {
             return shared(*capability);
         }
-        if held.shares.len() >= READERS_MAX {
-            return refused(Refusal::TooMany, 0, format!("a section has at most {READERS_MAX} readers"));
+        if held.read_grants.len() >= FOLLOWERS_MAX {
+            return rejected(Rejection::TooMany, 0, format!("a section has at most {FOLLOWERS_MAX} readers"));
         }
         match self.host.grant(region, Rights::READ, &owner.name) {
             Ok(capability) => {
-                held.shares.insert(reader, capability);
+                held.read_grants.insert(follower, capability);
                 shared(capability)
             }
-            Err(error) => refused(Refusal::TooMany, 0, error.to_string()),
+            Err(error) => rejected(Rejection::TooMany, 0, error.to_string()),
         }
     }
 
-    /// Revokes what a reader was given; on the answer no verb of its takes effect, ever.
-    pub(super) async fn unshare(&self, owner: &Owner, connection: u64, reader: u64) -> Reply {
-        let mut state = match self.reigning(owner, connection).await {
+    /// Revokes a follower's capabilities; once this is answered, no verb of that follower ever takes effect.
+    pub(super) async fn revoke_reads(&self, owner: &Owner, connection: u64, follower: u64) -> Response {
+        let mut state = match self.session_state(owner, connection).await {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
         let mut revoked = 0;
         for held in state.sections.values_mut() {
-            let Some(capability) = held.shares.get(&reader) else { continue };
+            let Some(capability) = held.read_grants.get(&follower) else { continue };
             match self.host.revoke(capability).await {
                 Ok(()) | Err(rma::Error::Unknown) => {
-                    held.shares.remove(&reader);
+                    held.read_grants.remove(&follower);
                     revoked += 1;
                 }
                 Err(error) => {
                     RevocationsUnconfirmed.add(1);
-                    tracing::warn!(%error, reader, "a reader's capability could not be revoked; ask again");
-                    return refused(Refusal::Unconfirmed, 0, "the revocation is not confirmed");
+                    tracing::warn!(%error, follower, "a follower's capability is not revoked; the owner must ask again");
+                    return rejected(Rejection::Unconfirmed, 0, "the revocation is not confirmed; ask again");
                 }
             }
         }
-        Reply::Unshared { free_bytes: self.free_bytes(), revoked }
+        Response::ReadsRevoked { free_bytes: self.free_bytes(), revoked }
     }
 
-    /// What the owner has.
-    pub(super) async fn list(&self, owner: &Owner, connection: u64) -> Reply {
-        match self.reigning(owner, connection).await {
-            Ok(state) => Reply::Listed {
+    /// The sections of the owner.
+    pub(super) async fn list(&self, owner: &Owner, connection: u64) -> Response {
+        match self.session_state(owner, connection).await {
+            Ok(state) => Response::Listed {
                 free_bytes: self.free_bytes(),
                 sections: state.sections.iter().map(|(section, held)| (*section, held.bytes)).collect(),
             },
@@ -303,8 +318,9 @@ impl Shared {
         }
     }
 
-    /// Revokes a section and takes its memory back; false when that could not be confirmed, and the section stays.
-    async fn take_back(&self, state: &mut State, section: DonorSection) -> bool {
+    /// Revokes a section and frees its memory; false if that could not be confirmed: then the section stays in the
+    /// table.
+    async fn reclaim_section(&self, state: &mut OwnerState, section: DonorSection) -> bool {
         let held = state.sections.get(&section).expect("callers found it in the table");
         if let Some(region) = held.region {
             let outcome = match rt::fault_point("pool.revoke.unconfirmed") {
@@ -312,31 +328,31 @@ impl Shared {
                 false => self.host.deregister(region).await,
             };
             match outcome {
-                // Deregistered before, by a call whose outcome was not confirmed.
+                // `Unknown`: deregistered earlier, by a call whose outcome was not confirmed.
                 Ok(()) | Err(rma::Error::Unknown) => {}
                 Err(error) => {
                     RevocationsUnconfirmed.add(1);
-                    state.sections.get_mut(&section).expect("it is there").leaving = true;
-                    tracing::warn!(%error, section, "a section could not be taken back; it is tried again");
+                    state.sections.get_mut(&section).expect("it is there").returning = true;
+                    tracing::warn!(%error, section, "a section could not be reclaimed; it is retried");
                     return false;
                 }
             }
         }
         let held = state.sections.remove(&section).expect("it was there");
-        self.give_back(held.bytes);
+        self.unreserve(held.bytes);
         true
     }
 
-    /// Tries again what could not be confirmed before.
-    async fn take_back_leaving(&self, state: &mut State) {
-        let leaving = state.sections.iter().filter(|(_, held)| held.leaving).map(|(section, _)| *section);
+    /// Retries the returns that could not be confirmed before.
+    async fn reclaim_unconfirmed(&self, state: &mut OwnerState) {
+        let leaving = state.sections.iter().filter(|(_, held)| held.returning).map(|(section, _)| *section);
         for section in leaving.collect::<Vec<_>>() {
-            self.take_back(state, section).await;
+            self.reclaim_section(state, section).await;
         }
     }
 
-    /// Takes memory back until there is room: first what could not be confirmed before, then from abandoned owners, from
-    /// those first that went first.
+    /// Reclaims memory until enough is free: first the sections whose return could not be confirmed, then those of
+    /// abandoned owners, longest absent first.
     async fn reclaim(&self, bytes: u64) {
         let mut owners: Vec<(Option<Instant>, Arc<Owner>)> = {
             let owners = lock(&self.owners);
@@ -347,15 +363,16 @@ impl Shared {
             if self.free_bytes() >= bytes {
                 return;
             }
-            // Whoever holds the lock is not away; and the caller holds its own, so that waiting could be for ever.
+            // An owner whose lock is held is active. And the caller holds its own owner's lock, so waiting could
+            // deadlock.
             let Some(mut state) = owner.state.try_lock() else { continue };
-            self.take_back_leaving(&mut state).await;
+            self.reclaim_unconfirmed(&mut state).await;
             let sections: Vec<DonorSection> = state.sections.keys().copied().collect();
             for section in sections {
                 if self.free_bytes() >= bytes || !owner.is_abandoned() {
                     break;
                 }
-                if self.take_back(&mut state, section).await {
+                if self.reclaim_section(&mut state, section).await {
                     SectionsReclaimed.add(1);
                 }
             }

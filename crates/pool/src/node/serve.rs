@@ -4,151 +4,160 @@
 use std::sync::Arc;
 
 use base::Bytes;
-use base::rt::{self, sync::Permit};
-use rma::{Endpoint, Incoming};
+use base::rt::{self, sync::SemaphorePermit};
+use rma::{Endpoint, IncomingEvent};
 
-use super::owner::{Owner, Present};
-use super::{INTRODUCTION_MAX, Shared};
-use crate::events::ConnectionsRefused;
-use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
+use super::owner::{ConnectionGuard, Owner};
+use super::{HANDSHAKE_TIMEOUT, MemoryNodeCore};
+use crate::events::ConnectionsRejected;
+use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
 
-/// Serves a connection until it ends, or says what it must not. It has a place among those that have not said hello, and
-/// gives it back for one among those that have.
-pub(super) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, permit: Permit) {
+/// Serves a connection until it ends or sends an invalid message. The connection starts with a permit for connections
+/// before their hello, and exchanges it for one for connections after it.
+pub(super) async fn serve(shared: Arc<MemoryNodeCore>, endpoint: Endpoint, permit: SemaphorePermit) {
     let stop = shared.stop.clone();
-    let served = stop.or_stopped(converse(&shared, &endpoint, permit)).await;
-    if served == Some(End::Refused) {
-        ConnectionsRefused.add(1);
+    let served = stop.run_until_cancelled(serve_requests(&shared, &endpoint, permit)).await;
+    if served == Some(ConnectionEnd::Rejected) {
+        ConnectionsRejected.add(1);
     }
     endpoint.close();
 }
 
 /// How a connection ended.
 #[derive(PartialEq, Eq)]
-enum End {
+enum ConnectionEnd {
     Lost,
-    Refused,
+    Rejected,
 }
 
-async fn converse(shared: &Arc<Shared>, endpoint: &Endpoint, permit: Permit) -> End {
-    let introduced = rt::timeout(INTRODUCTION_MAX, introduce(shared, endpoint)).await;
+async fn serve_requests(shared: &Arc<MemoryNodeCore>, endpoint: &Endpoint, permit: SemaphorePermit) -> ConnectionEnd {
+    let introduced = rt::timeout(HANDSHAKE_TIMEOUT, handshake(shared, endpoint)).await;
     let (connection, present, _place) = match introduced {
         Ok(Ok(introduced)) => introduced,
         Ok(Err(end)) => return end,
-        Err(rt::Elapsed) => return End::Refused,
+        Err(rt::Elapsed) => return ConnectionEnd::Rejected,
     };
     drop(permit);
     loop {
         let message = match endpoint.receive().await {
-            Ok(Incoming::Message(message)) => message,
-            // Owners have no capability of ours that would allow it; pay no heed.
-            Ok(Incoming::Immediate { .. }) => continue,
-            Err(_) => return End::Lost,
+            Ok(IncomingEvent::Message(message)) => message,
+            // Owners have no capability of ours that would allow an immediate; ignore it.
+            Ok(IncomingEvent::Immediate { .. }) => continue,
+            Err(_) => return ConnectionEnd::Lost,
         };
-        let Some((number, request)) = decode(endpoint, &message).await else { return End::Refused };
+        let Some((number, request)) = decode(endpoint, &message).await else { return ConnectionEnd::Rejected };
         let (before, after) = fault_points(&request);
         if rt::fault_point(before) {
-            return End::Lost;
+            return ConnectionEnd::Lost;
         }
         let reply = perform(shared, &present.0, connection, endpoint, request).await;
         if rt::fault_point(after) {
-            return End::Lost;
+            return ConnectionEnd::Lost;
         }
         let ends = matches!(
             &reply,
-            Reply::Refused { refusal: Refusal::Malformed | Refusal::Fenced | Refusal::Superseded, .. }
+            Response::Rejected { rejection: Rejection::Malformed | Rejection::Fenced | Rejection::Superseded, .. }
         );
-        if !answer(endpoint, number, &reply).await {
-            return End::Lost;
+        if !respond(endpoint, number, &reply).await {
+            return ConnectionEnd::Lost;
         }
         if ends {
-            return End::Refused;
+            return ConnectionEnd::Rejected;
         }
     }
 }
 
-/// Hello: versions and sizes must agree. Gives the connection's number and place.
-async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Present, Permit), End> {
+/// Hello: versions and sizes must agree. Returns the connection's number, its owner and its permit.
+async fn handshake(
+    shared: &Arc<MemoryNodeCore>,
+    endpoint: &Endpoint,
+) -> Result<(u64, ConnectionGuard, SemaphorePermit), ConnectionEnd> {
     let message = loop {
         match endpoint.receive().await {
-            Ok(Incoming::Message(message)) => break message,
-            Ok(Incoming::Immediate { .. }) => {}
-            Err(_) => return Err(End::Lost),
+            Ok(IncomingEvent::Message(message)) => break message,
+            Ok(IncomingEvent::Immediate { .. }) => {}
+            Err(_) => return Err(ConnectionEnd::Lost),
         }
     };
-    let Some((number, request)) = decode(endpoint, &message).await else { return Err(End::Refused) };
+    let Some((number, request)) = decode(endpoint, &message).await else { return Err(ConnectionEnd::Rejected) };
     if rt::fault_point("pool.hello.lost") {
-        return Err(End::Lost);
+        return Err(ConnectionEnd::Lost);
     }
     let refusal = match request {
         Request::Hello { version, .. } if version != PROTOCOL_VERSION => (
-            Refusal::Version,
+            Rejection::Version,
             u64::from(PROTOCOL_VERSION),
             format!("this memory node speaks version {PROTOCOL_VERSION}, not {version}"),
         ),
         Request::Hello { section_bytes, .. } if section_bytes != shared.section_bytes => (
-            Refusal::SectionSize,
+            Rejection::SectionSize,
             shared.section_bytes,
             format!("sections of this memory node have {} bytes, not {section_bytes}", shared.section_bytes),
         ),
         Request::Hello { .. } => match shared.connections.try_acquire().zip(shared.admit(endpoint.name())) {
             Some((place, present)) => {
-                let welcome = Reply::Welcome {
+                let welcome = Response::Welcome {
                     version: PROTOCOL_VERSION,
                     node: shared.host.node().0,
                     section_bytes: shared.section_bytes,
                     budget_bytes: shared.budget_bytes,
                     free_bytes: shared.free_bytes(),
-                    life: shared.life,
+                    incarnation: shared.incarnation,
                 };
-                if rt::fault_point("pool.hello.answer_lost") || !answer(endpoint, number, &welcome).await {
-                    return Err(End::Lost);
+                if rt::fault_point("pool.hello.answer_lost") || !respond(endpoint, number, &welcome).await {
+                    return Err(ConnectionEnd::Lost);
                 }
                 return Ok((shared.next_connection(), present, place));
             }
             None => (
-                Refusal::TooMany,
+                Rejection::TooMany,
                 0,
-                "this memory node has as many owners, or connections of this one, as it may".to_owned(),
+                "this memory node is at its limit of owners, or of connections of this owner".to_owned(),
             ),
         },
-        _ => (Refusal::Malformed, 0, "the first message is a hello".to_owned()),
+        _ => (Rejection::Malformed, 0, "the first message must be a hello".to_owned()),
     };
     let (refusal, detail, text) = refusal;
-    answer(endpoint, number, &Reply::Refused { refusal, detail, text }).await;
-    Err(End::Refused)
+    respond(endpoint, number, &Response::Rejected { rejection: refusal, detail, text }).await;
+    Err(ConnectionEnd::Rejected)
 }
 
 async fn decode(endpoint: &Endpoint, message: &Bytes) -> Option<(u32, Request)> {
     match Request::decode(message) {
         Ok(decoded) => Some(decoded),
         Err(error) => {
-            tracing::warn!(%error, owner = endpoint.name(), "a memory node's connection says what it must not");
+            tracing::warn!(%error, owner = endpoint.name(), "an owner sent an invalid message; its connection is closed");
             let text = error.to_string();
-            let refusal = Reply::Refused { refusal: Refusal::Malformed, detail: 0, text };
-            answer(endpoint, crate::message::NOTICE, &refusal).await;
+            let refusal = Response::Rejected { rejection: Rejection::Malformed, detail: 0, text };
+            respond(endpoint, crate::message::NOTIFICATION, &refusal).await;
             None
         }
     }
 }
 
-async fn perform(shared: &Arc<Shared>, owner: &Owner, connection: u64, endpoint: &Endpoint, request: Request) -> Reply {
+async fn perform(
+    shared: &Arc<MemoryNodeCore>,
+    owner: &Owner,
+    connection: u64,
+    endpoint: &Endpoint,
+    request: Request,
+) -> Response {
     match request {
         Request::Hello { .. } => {
             let text = "a second hello".to_owned();
-            Reply::Refused { refusal: Refusal::Malformed, detail: 0, text }
+            Response::Rejected { rejection: Rejection::Malformed, detail: 0, text }
         }
-        Request::Fence { epoch, holder } => shared.fence(owner, connection, endpoint, epoch, holder).await,
+        Request::Fence { epoch, nonce: holder } => shared.fence(owner, connection, endpoint, epoch, holder).await,
         Request::Grant { bytes } => shared.grant(owner, connection, bytes).await,
         Request::Release { section } => shared.release(owner, connection, section).await,
         Request::List => shared.list(owner, connection).await,
-        Request::Share { section, reader } => shared.share(owner, connection, section, reader).await,
-        Request::Unshare { reader } => shared.unshare(owner, connection, reader).await,
-        Request::Room => Reply::Room { free_bytes: shared.free_bytes(), budget_bytes: shared.budget_bytes },
+        Request::GrantRead { section, follower: reader } => shared.grant_read(owner, connection, section, reader).await,
+        Request::RevokeReads { follower: reader } => shared.revoke_reads(owner, connection, reader).await,
+        Request::Capacity => Response::Capacity { free_bytes: shared.free_bytes(), budget_bytes: shared.budget_bytes },
     }
 }
 
-/// Where a simulation may lose the connection: before a request is performed, and before it is answered.
+/// Where a simulation may lose the connection: before a request is executed, and before it is answered.
 fn fault_points(request: &Request) -> (&'static str, &'static str) {
     match request {
         Request::Hello { .. } => ("pool.hello.lost", "pool.hello.answer_lost"),
@@ -156,14 +165,14 @@ fn fault_points(request: &Request) -> (&'static str, &'static str) {
         Request::Grant { .. } => ("pool.grant.lost", "pool.grant.answer_lost"),
         Request::Release { .. } => ("pool.release.lost", "pool.release.answer_lost"),
         Request::List => ("pool.list.lost", "pool.list.answer_lost"),
-        Request::Room => ("pool.room.lost", "pool.room.answer_lost"),
-        Request::Share { .. } => ("pool.share.lost", "pool.share.answer_lost"),
-        Request::Unshare { .. } => ("pool.unshare.lost", "pool.unshare.answer_lost"),
+        Request::Capacity => ("pool.room.lost", "pool.room.answer_lost"),
+        Request::GrantRead { .. } => ("pool.read_grant.lost", "pool.read_grant.answer_lost"),
+        Request::RevokeReads { .. } => ("pool.read_revoke.lost", "pool.read_revoke.answer_lost"),
     }
 }
 
 /// Sends an answer; false when the connection has ended.
-async fn answer(endpoint: &Endpoint, number: u32, reply: &Reply) -> bool {
+async fn respond(endpoint: &Endpoint, number: u32, reply: &Response) -> bool {
     let sent = endpoint.send(&[reply.encode(number)]);
     endpoint.flush();
     sent.await.is_ok()

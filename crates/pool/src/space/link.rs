@@ -1,12 +1,14 @@
 //! One connection of an address space to a donor: requests and their answers, one at a time.
 //!
-//! 1. Whoever holds the link's turn sends a request and waits for its answer, for a while.
-//! 2. An answer that comes later than that finds nobody: its number is an old one. What it granted is found by the list of
-//!    the next sweep, which the link is then in need of, and given back.
-//! 3. The link ends when the connection does, when the donor says that this holder is fenced, or when a verb shows that its
-//!    capabilities are void. Its sections end with it.
+//! 1. The task that holds the link's turn sends a request and waits for its answer, up to a time-out.
+//! 2. An answer that comes after the time-out is recognised by its old number and dropped. If the request might have
+//!    changed something, the link is due for a sweep: the donor's list shows any section that the late answer granted,
+//!    and the sweep returns that section.
+//! 3. The link ends when the connection does, when the donor reports that this process is fenced, or when a verb shows
+//!    that the link's capabilities are void. Its sections end with it.
 //!
-//! Invariant: whoever gives up on a request that might have changed something leaves the link unswept.
+//! Invariant: when a task stops waiting for a request that might have changed something, it marks the link as due for
+//! a sweep.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,62 +18,62 @@ use std::time::Duration;
 use base::Epoch;
 use base::rt::channel::{OneshotSender, oneshot};
 use base::rt::sync::{self, Notify};
-use base::rt::{self, Instant, Stop};
-use rma::{Endpoint, Incoming};
+use base::rt::{self, CancellationToken, Instant};
+use rma::{Endpoint, IncomingEvent};
 
 use super::SectionId;
 use crate::Error;
-use crate::message::{DonorSection, NOTICE, Refusal, Reply, Request};
+use crate::message::{DonorSection, NOTIFICATION, Rejection, Request, Response};
 
-/// Where a donor is, from the space's view.
-pub(crate) struct Link {
+/// A donor's connection and state, as the space sees them.
+pub(crate) struct DonorLink {
     pub(crate) endpoint: Endpoint,
     pub(crate) address: String,
-    /// The number of the last request. Locked by whose turn it is.
+    /// The number of the last request. Locked by the task whose turn it is.
     turn: sync::Mutex<u32>,
-    /// Who waits for which answer.
-    waiting: Mutex<Option<(u32, OneshotSender<Reply>)>>,
-    /// Set when nothing can be asked any more.
-    pub(crate) ended: Stop,
+    /// The number of the awaited answer, and the task that awaits it.
+    waiting: Mutex<Option<(u32, OneshotSender<Response>)>>,
+    /// Stopped when no request is possible any more.
+    pub(crate) ended: CancellationToken,
     unswept: AtomicBool,
     pub(crate) sweep: Notify,
-    sections: Mutex<Sections>,
+    sections: Mutex<LiveSections>,
     free_bytes: AtomicU64,
     budget_bytes: AtomicU64,
     free_at_nanos: AtomicU64,
     answering: AtomicBool,
-    /// The epoch that fenced us here.
+    /// The newer epoch that fenced this process at the donor.
     fenced: OnceLock<Epoch>,
 }
 
 /// The live sections of a link.
 #[derive(Default)]
-struct Sections {
+struct LiveSections {
     over: bool,
     live: BTreeMap<DonorSection, SectionId>,
 }
 
-/// The right to ask.
-pub(crate) struct Turn<'a> {
-    link: &'a Link,
+/// The right to send a request.
+pub(crate) struct RequestTurn<'a> {
+    link: &'a DonorLink,
     number: sync::MutexGuard<'a, u32>,
-    /// A request that may change something has been sent, and its answer has not come.
+    /// A request that may change something was sent, and its answer has not come.
     open: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What we guard so is whole between any two statements: a poisoned lock is as good as another.
+    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Link {
-    pub(crate) fn new(endpoint: Endpoint, address: String) -> Link {
-        Link {
+impl DonorLink {
+    pub(crate) fn new(endpoint: Endpoint, address: String) -> DonorLink {
+        DonorLink {
             endpoint,
             address,
-            turn: sync::Mutex::new(NOTICE),
+            turn: sync::Mutex::new(NOTIFICATION),
             waiting: Mutex::new(None),
-            ended: Stop::new(),
+            ended: CancellationToken::new(),
             unswept: AtomicBool::new(false),
             sweep: Notify::new(),
             sections: Mutex::default(),
@@ -83,86 +85,86 @@ impl Link {
         }
     }
 
-    /// Hands answers to who waits for them, until the connection ends or we are told that we are fenced; ends the link.
+    /// Hands answers to the waiting task, until the connection ends or the donor reports a fence; then ends the link.
     pub(crate) async fn receive(&self) {
         self.receive_all().await;
-        self.ended.stop();
-        // After that: whoever enters later sees that the link has ended. An answer that was there is not lost.
+        self.ended.cancel();
+        // Only now: a task that registers later sees that the link has ended. An answer that had arrived is not lost.
         *lock(&self.waiting) = None;
     }
 
-    /// The epoch that the donor said is newer than ours.
+    /// The newer epoch by which the donor has fenced us, if it has.
     pub(crate) fn fenced(&self) -> Option<Epoch> {
         self.fenced.get().copied()
     }
 
     async fn receive_all(&self) {
         loop {
-            let message = match self.ended.or_stopped(self.endpoint.receive()).await {
-                Some(Ok(Incoming::Message(message))) => message,
-                Some(Ok(Incoming::Immediate { .. })) => continue,
+            let message = match self.ended.run_until_cancelled(self.endpoint.receive()).await {
+                Some(Ok(IncomingEvent::Message(message))) => message,
+                Some(Ok(IncomingEvent::Immediate { .. })) => continue,
                 Some(Err(_)) | None => return,
             };
-            let (number, reply) = match Reply::decode(&message) {
+            let (number, reply) = match Response::decode(&message) {
                 Ok(decoded) => decoded,
                 Err(error) => {
-                    tracing::warn!(%error, donor = %self.address, "a memory node says what it must not");
+                    tracing::warn!(%error, donor = %self.address, "a memory node sent an invalid message");
                     return;
                 }
             };
-            if let Reply::Refused { refusal: Refusal::Fenced, detail, .. } = reply {
-                // Told once is enough.
+            if let Response::Rejected { rejection: Rejection::Fenced, detail, .. } = reply {
+                // It may have been set before, which is enough.
                 let _ = self.fenced.set(Epoch(detail));
                 return;
             }
-            if let Reply::Refused { refusal: Refusal::Superseded, .. } = reply {
+            if let Response::Rejected { rejection: Rejection::Superseded, .. } = reply {
                 return;
             }
             self.answering.store(true, Ordering::Relaxed);
-            self.note_room(&reply);
+            self.record_capacity(&reply);
             let waiting = {
                 let mut waiting = lock(&self.waiting);
                 waiting.take_if(|(due, _)| *due == number)
             };
             match waiting {
-                // Whoever has just gone has left the link unswept.
+                // A task that has just gone has left the link unswept.
                 Some((_, waiting)) => drop(waiting.send(reply)),
-                None => tracing::debug!(donor = %self.address, number, "an answer that nobody waits for"),
+                None => tracing::debug!(donor = %self.address, number, "an answer came too late"),
             }
         }
     }
 
-    fn note_room(&self, reply: &Reply) {
-        if let Reply::Welcome { budget_bytes, .. } | Reply::Room { budget_bytes, .. } = reply {
+    fn record_capacity(&self, reply: &Response) {
+        if let Response::Welcome { budget_bytes, .. } | Response::Capacity { budget_bytes, .. } = reply {
             self.budget_bytes.store(*budget_bytes, Ordering::Relaxed);
         }
         let free_bytes = match reply {
-            Reply::Welcome { free_bytes, .. }
-            | Reply::Fenced { free_bytes, .. }
-            | Reply::Granted { free_bytes, .. }
-            | Reply::Released { free_bytes }
-            | Reply::Listed { free_bytes, .. }
-            | Reply::Room { free_bytes, .. }
-            | Reply::Shared { free_bytes, .. }
-            | Reply::Unshared { free_bytes, .. }
-            | Reply::Refused { refusal: Refusal::Exhausted, detail: free_bytes, .. } => *free_bytes,
-            Reply::Refused { .. } => return,
+            Response::Welcome { free_bytes, .. }
+            | Response::Fenced { free_bytes, .. }
+            | Response::Granted { free_bytes, .. }
+            | Response::Released { free_bytes }
+            | Response::Listed { free_bytes, .. }
+            | Response::Capacity { free_bytes, .. }
+            | Response::ReadGranted { free_bytes, .. }
+            | Response::ReadsRevoked { free_bytes, .. }
+            | Response::Rejected { rejection: Rejection::Exhausted, detail: free_bytes, .. } => *free_bytes,
+            Response::Rejected { .. } => return,
         };
         self.free_bytes.store(free_bytes, Ordering::Relaxed);
         self.free_at_nanos.store(rt::now().nanos(), Ordering::Relaxed);
     }
 
-    /// What the donor could give when it was last heard of.
+    /// Bytes that the donor could grant, by its last report.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes.load(Ordering::Relaxed)
     }
 
-    /// How long ago that was.
+    /// The age of that report.
     pub(crate) fn free_age(&self) -> Duration {
         Instant::from_nanos(self.free_at_nanos.load(Ordering::Relaxed)).elapsed()
     }
 
-    /// What the donor may give, to all its owners together.
+    /// Bytes that the donor may grant, to all its owners together.
     pub(crate) fn budget_bytes(&self) -> u64 {
         self.budget_bytes.load(Ordering::Relaxed)
     }
@@ -172,13 +174,13 @@ impl Link {
         self.answering.load(Ordering::Relaxed)
     }
 
-    /// Waits for the turn to ask.
+    /// Waits for the turn to send a request.
     ///
     /// # Errors
-    /// [`Error::NoAnswer`] when the link ends, or somebody else's request takes too long.
-    pub(crate) async fn turn(&self, patience: Duration) -> Result<Turn<'_>, Error> {
-        match rt::timeout(patience, self.ended.or_stopped(self.turn.lock())).await {
-            Ok(Some(number)) => Ok(Turn { link: self, number, open: false }),
+    /// [`Error::NoAnswer`] when the link ends, or another task's request takes too long.
+    pub(crate) async fn turn(&self, timeout: Duration) -> Result<RequestTurn<'_>, Error> {
+        match rt::timeout(timeout, self.ended.run_until_cancelled(self.turn.lock())).await {
+            Ok(Some(number)) => Ok(RequestTurn { link: self, number, open: false }),
             Ok(None) => Err(self.no_answer("the connection was lost")),
             Err(rt::Elapsed) => Err(self.no_answer("it is busy with earlier requests")),
         }
@@ -188,19 +190,19 @@ impl Link {
         Error::NoAnswer { address: self.address.clone(), reason: reason.to_owned() }
     }
 
-    /// Asks for a sweep.
+    /// Requests a sweep.
     pub(crate) fn leave_unswept(&self) {
         self.unswept.store(true, Ordering::SeqCst);
         self.sweep.notify_one();
     }
 
-    /// Whether a sweep is due; the caller makes it.
+    /// Whether a sweep is due; if so, the caller makes it.
     pub(crate) fn take_unswept(&self) -> bool {
         self.unswept.swap(false, Ordering::SeqCst)
     }
 
-    /// Counts a section among the live ones, which `insert` makes known; false when the link is over. Only on the
-    /// holder's turn, when the donor has not given it before.
+    /// Adds a section to the live ones and calls `insert` to enter it; false when the link has ended. The caller must
+    /// hold the turn, and the donor must not have granted the section before.
     pub(crate) fn add(&self, section: DonorSection, id: SectionId, insert: impl FnOnce()) -> bool {
         let mut sections = lock(&self.sections);
         if sections.over {
@@ -217,14 +219,14 @@ impl Link {
         lock(&self.sections).live.contains_key(&section)
     }
 
-    /// Takes a section from the live ones.
+    /// Removes a section from the live ones.
     pub(crate) fn remove(&self, section: DonorSection) {
         lock(&self.sections).live.remove(&section);
     }
 
-    /// Ends the link; gives the sections that were live, once.
+    /// Ends the link; returns the sections that were live, once.
     pub(crate) fn end(&self) -> Vec<SectionId> {
-        self.ended.stop();
+        self.ended.cancel();
         let live = {
             let mut sections = lock(&self.sections);
             sections.over = true;
@@ -236,14 +238,15 @@ impl Link {
     }
 }
 
-impl Turn<'_> {
-    /// Asks and waits for the answer.
+impl RequestTurn<'_> {
+    /// Sends a request and waits for the answer.
     ///
-    /// When dropped, or without an answer in time, the request may have been performed: the link is then unswept.
+    /// If the future is dropped, or no answer comes in time, the request may have been executed: the link is then
+    /// unswept.
     ///
     /// # Errors
     /// [`Error::NoAnswer`].
-    pub(crate) async fn ask(&mut self, request: Request, patience: Duration) -> Result<Reply, Error> {
+    pub(crate) async fn ask(&mut self, request: Request, timeout: Duration) -> Result<Response, Error> {
         let link = self.link;
         if self.open {
             link.leave_unswept();
@@ -251,15 +254,15 @@ impl Turn<'_> {
         *self.number = match self.number.checked_add(1) {
             Some(number) => number,
             None => {
-                // Four billion requests later: a new connection counts anew.
-                link.ended.stop();
-                return Err(link.no_answer("the connection is worn out"));
+                // After four billion requests, a new connection starts its numbers again.
+                link.ended.cancel();
+                return Err(link.no_answer("the connection has used up its request numbers"));
             }
         };
         let number = *self.number;
         let (answer, answered) = oneshot();
         *lock(&link.waiting) = Some((number, answer));
-        if link.ended.is_stopped() {
+        if link.ended.is_cancelled() {
             return Err(link.no_answer("the connection was lost"));
         }
         self.open = matches!(request, Request::Grant { .. } | Request::Release { .. });
@@ -270,7 +273,7 @@ impl Turn<'_> {
             answered.await.ok()
         };
         // Not until the link ends: an answer may have come before that.
-        match rt::timeout(patience, exchange).await {
+        match rt::timeout(timeout, exchange).await {
             Ok(Some(reply)) => {
                 self.open = false;
                 Ok(reply)
@@ -278,13 +281,13 @@ impl Turn<'_> {
             Ok(None) => Err(link.no_answer("the connection was lost")),
             Err(rt::Elapsed) => {
                 link.answering.store(false, Ordering::Relaxed);
-                Err(link.no_answer(&format!("nothing came within {} s", patience.as_secs())))
+                Err(link.no_answer(&format!("no answer within {} s", timeout.as_secs())))
             }
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for RequestTurn<'_> {
     fn drop(&mut self) {
         if self.open {
             self.link.leave_unswept();

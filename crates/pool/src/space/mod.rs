@@ -1,33 +1,39 @@
-//! Address spaces: one owner's flat 64-bit space, made of sections that donors gave.
+//! Address spaces: the flat 64-bit space of one owner, made of sections that donors granted.
 //!
-//! 1. [`AddressSpace::open`] connects to every donor as the owner and fences, under the owner's new epoch, whoever held its
-//!    memory before: the donor revokes their capabilities and takes their sections back before it answers. A donor that
-//!    cannot be reached is tried again in the background, for as long as the space lives.
-//! 2. [`AddressSpace::grow`] asks the donor with most room for a section and enters it into the [section table](table).
-//! 3. A verb looks its address up and goes to the section's endpoint with the section's capability. That is all the code
-//!    of this crate on the data path.
-//! 4. When a donor's connection ends, or a verb shows that the donor does not know its capability any more, the donor's
-//!    sections are lost, all at once and for good: verbs fail with [`rma::Error::Closed`], [`AddressSpace::lost`] tells
-//!    once. We do not try to resume them: verbs in flight when a connection breaks may still take effect, which only a
-//!    revocation ends.
-//! 5. On each new connection, the same holder fences again and gives back everything that the donor lists. On a connection
-//!    that lasts, it does so with what is unknown to it, whenever an answer did not come in time (a sweep).
+//! 1. [`AddressSpace::open`] connects to every donor as the owner and fences, under the owner's new epoch, every
+//!    process that held the owner's memory before. The donor revokes the capabilities of these processes and reclaims
+//!    their sections before it answers. If a donor cannot be reached, a background task retries it for as long as the
+//!    space exists.
+//! 2. [`AddressSpace::grow`] requests a section from the donor with the most free memory and enters it into the
+//!    [section table](table).
+//! 3. A verb looks up its address and goes to the section's endpoint with the section's capability. That is all the
+//!    code of this crate on the data path.
+//! 4. When a donor's connection ends, or a verb shows that the donor no longer knows its capability, the donor's
+//!    sections are lost, all at once and for good: verbs fail with [`rma::Error::Closed`], and [`AddressSpace::lost`]
+//!    reports the loss once. The space does not try to resume the sections: verbs in flight when a connection breaks
+//!    may still take effect, and only a revocation ends that.
+//! 5. On each new connection, the same process fences again and returns every section that the donor lists. On a
+//!    lasting connection, when an answer did not come in time, it makes a sweep: it asks for the list and returns the
+//!    listed sections that it does not know.
 //!
 //! Invariants:
-//! * Address 0 is never given, and no address and no [`SectionId`] is given twice: a space that has used up its addresses is
-//!   opened anew.
-//! * Sections and those being asked for stay within the space's budget.
+//! * Address 0 is never granted, and no address and no [`SectionId`] is granted twice: a space that has used up its
+//!   addresses must be opened again.
+//! * Live and requested sections together stay within the space's budget.
 //! * A section is live, released or lost; it is live once, and reported lost at most once.
-//! * When a section is not in the table, its donor has taken it back or the link is due for a sweep or has ended.
+//! * When a section is not in the table, its donor has reclaimed it, or the link is due for a sweep, or the link has
+//!   ended.
 //!
-//! Other compute nodes of the owner read the same sections through a [`LentSpace`], with capabilities that this space asks
-//! for ([`AddressSpace::share`]) and that end with the section, with its epoch, or by themselves.
+//! Other compute nodes of the owner read the same sections through a [`ReadOnlySpace`], with capabilities that this
+//! space requests ([`AddressSpace::grant_read`]). Such a capability ends with the section, with the epoch of the
+//! space, or by revocation.
 //!
-//! What the bytes mean, and what to do after a loss, is left to the layers above.
+//! The layers above decide what the bytes mean, and what to do after a loss.
 
-mod keeper;
-mod lent;
+mod donor_session;
 mod link;
+mod read_grant;
+mod read_only;
 mod table;
 
 use std::cmp::Reverse;
@@ -40,37 +46,38 @@ use std::time::Duration;
 use base::bytes::{Bytes, BytesMut};
 use base::rt::channel::oneshot;
 use base::rt::sync::Notify;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Epoch, ErrorKind};
-use rma::{Completion, Fabric, Token};
+use rma::{Completion, Provider, Token};
 
 use crate::events::{DonorsFoundSilent, GrowTime, SectionsGrown, SectionsLost, SpaceBytes};
-use crate::message::{Refusal, Reply, Request};
+use crate::message::{Rejection, Request, Response};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
-pub use lent::{Lent, LentSpace, LentSpaceOptions};
-use link::{Link, Turn};
+use link::{DonorLink, RequestTurn};
+pub use read_grant::ReadGrant;
+pub use read_only::{ReadOnlySpace, ReadOnlySpaceConfig};
 pub use table::SECTIONS_EVER_MAX;
-use table::{Entry, State, Table};
+use table::{SectionEntry, SectionState, SectionTable};
 
 /// Donors of one space.
 pub const DONORS_MAX: usize = 1024;
 /// How long a donor may take to answer a request.
-pub const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// How long a donor may take to say how much room it has.
-const ROOM_ANSWER_MAX: Duration = Duration::from_secs(1);
-/// What a donor said about its room is believed for so long.
-const ROOM_AGE_MAX: Duration = Duration::from_secs(1);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a donor may take to report its free memory.
+const CAPACITY_TIMEOUT: Duration = Duration::from_secs(1);
+/// For how long a donor's report of its free memory counts as current.
+const CAPACITY_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// What an address space is made of.
+/// The configuration of an address space.
 #[derive(Clone)]
-pub struct SpaceOptions {
-    /// Whose memory: the name that donors know.
+pub struct AddressSpaceConfig {
+    /// The owner of the memory: the name that donors know.
     pub owner: String,
     /// Greater than any epoch under which this owner's memory was held before.
     pub epoch: Epoch,
-    /// How donors are reached.
-    pub fabric: Arc<dyn Fabric>,
-    /// Who may give sections.
+    /// The RMA provider by which donors are reached.
+    pub provider: Arc<dyn Provider>,
+    /// The memory nodes that may grant sections.
     pub donors: Vec<Donor>,
     /// Bytes of a section: the same as at the donors.
     pub section_bytes: u64,
@@ -78,64 +85,64 @@ pub struct SpaceOptions {
     pub budget_bytes: u64,
 }
 
-/// A memory node, and what proves to it who we are.
+/// A memory node, and the secret that proves the owner's identity to it.
 #[derive(Clone, Debug)]
 pub struct Donor {
-    /// Where it is.
+    /// The donor's network address.
     pub address: String,
     /// The secret that it shares with the owner.
     pub token: Token,
 }
 
-/// The number of a section, never used twice in a space's life; never 0.
+/// The number of a section, never reused during a space's existence; never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SectionId(pub u32);
 
 /// A section of the space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Section {
-    /// Which.
+    /// The section's number.
     pub id: SectionId,
     /// The first address.
     pub address: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub bytes: u64,
 }
 
-/// Sections that are gone, and why.
+/// Lost sections, and why they were lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Loss {
-    /// Which; in order. None when a space without sections was fenced.
+pub struct SectionLoss {
+    /// The sections, in order. Empty when a space without sections was fenced.
     pub sections: Vec<SectionId>,
-    /// Whose they were.
+    /// The donor that granted them.
     pub donor: String,
-    /// Why.
+    /// The reason of the loss.
     pub reason: LossReason,
 }
 
-/// Why sections are gone.
+/// Why sections were lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LossReason {
     /// The connection to the donor ended.
     Disconnected,
-    /// The donor does not know the capabilities any more.
+    /// The donor no longer knows the capabilities.
     Revoked,
-    /// A newer holder has this owner's memory: this space is at its end.
+    /// Another process has taken over this owner's memory: this space has ended.
     Fenced,
 }
 
-/// How a donor is, from the space's view.
+/// The state of a donor, as the space sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DonorStatus {
-    /// Where it is.
+    /// The donor's network address.
     pub address: String,
-    /// Whether sections can be asked for.
+    /// Whether sections can be requested.
     pub connected: bool,
-    /// What it could give when it was last heard of.
+    /// Bytes that it could grant, by its last report.
     pub free_bytes: u64,
-    /// What it may give, to all its owners together; 0 while it is not connected.
+    /// Bytes that it may grant, to all its owners together; 0 while it is not connected.
     pub budget_bytes: u64,
-    /// Whether it is connected and answered what it was asked last.
+    /// Whether it is connected and answered the last request.
     pub answers: bool,
     /// Why it is not connected, or that it does not answer.
     pub problem: Option<String>,
@@ -161,59 +168,60 @@ impl VerbCounts {
     }
 }
 
-/// One owner's memory. Clones share it. When the last is dropped, its connections end; what it had stays with the donors
-/// until the owner's next epoch, or until others need the room. [`AddressSpace::close`] gives it back at once.
+/// One owner's memory. Clones share it. When the last clone is dropped, its connections end; its sections stay with the
+/// donors until the owner's next epoch, or until other owners need the memory. [`AddressSpace::close`] returns them at
+/// once.
 #[derive(Clone)]
 pub struct AddressSpace {
-    shared: Arc<Shared>,
-    _alive: Arc<Alive>,
+    shared: Arc<SpaceCore>,
+    _alive: Arc<CancelOnDrop>,
 }
 
-/// Ends the space when the last handle goes: the background tasks have the rest.
-struct Alive(Stop);
+/// Ends the space when the last handle is dropped: the background tasks hold the remaining references.
+struct CancelOnDrop(CancellationToken);
 
-impl Drop for Alive {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.cancel();
     }
 }
 
-struct Shared {
-    table: Table,
+struct SpaceCore {
+    table: SectionTable,
     section_bytes: u64,
     verbs: [AtomicU64; 4],
-    /// Connections whose verbs do not complete while they are posted.
+    /// Number of connections whose verbs do not complete while they are posted.
     asynchronous: AtomicUsize,
     owner: String,
     epoch: Epoch,
-    /// Tells this holder from others that use the same epoch by mistake.
-    holder: u64,
-    fabric: Arc<dyn Fabric>,
-    donors: Vec<Place>,
-    room: Mutex<Room>,
+    /// A nonce that distinguishes this process from others that use the same epoch by mistake.
+    nonce: u64,
+    provider: Arc<dyn Provider>,
+    donors: Vec<DonorConnection>,
+    budget: Mutex<BudgetUse>,
     live: Mutex<BTreeSet<SectionId>>,
-    losses: Mutex<VecDeque<Loss>>,
+    losses: Mutex<VecDeque<SectionLoss>>,
     lost: Notify,
     is_fenced: AtomicBool,
     newest: OnceLock<Epoch>,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
-/// A donor's place.
-struct Place {
+/// A donor and the link to it, if there is one.
+struct DonorConnection {
     donor: Donor,
-    link: Mutex<Option<Arc<Link>>>,
+    link: Mutex<Option<Arc<DonorLink>>>,
     problem: Mutex<Option<String>>,
 }
 
-/// The budget, and what is taken of it: live sections and those being asked for.
-struct Room {
+/// The budget, and the part of it in use: live sections and requested ones.
+struct BudgetUse {
     budget_bytes: u64,
     taken_bytes: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What we guard so is whole between any two statements: a poisoned lock is as good as another.
+    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -239,7 +247,7 @@ impl AddressSpace {
         })
     }
 
-    /// Writes the parts one behind the other. Fails as [`AddressSpace::read`] does.
+    /// Writes the parts one after the other. Fails as [`AddressSpace::read`] does.
     #[inline]
     pub fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()> {
         let length = parts.iter().map(|part| part.len() as u64).sum();
@@ -248,7 +256,7 @@ impl AddressSpace {
         })
     }
 
-    /// Puts `new` where `expected` stands; gives what stood there. Fails as [`AddressSpace::read`] does.
+    /// Replaces `expected` by `new`; returns the value before. Fails as [`AddressSpace::read`] does.
     #[inline]
     pub fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64> {
         self.post(Verb::CompareSwap, address, rma::WORD_BYTES as u64, |entry, offset| {
@@ -256,7 +264,7 @@ impl AddressSpace {
         })
     }
 
-    /// Adds to a word, wrapping; gives what stood there. Fails as [`AddressSpace::read`] does.
+    /// Adds to a word, wrapping; returns the value before. Fails as [`AddressSpace::read`] does.
     #[inline]
     pub fn fetch_add(&self, address: u64, add: u64) -> Completion<u64> {
         self.post(Verb::FetchAdd, address, rma::WORD_BYTES as u64, |entry, offset| {
@@ -270,7 +278,7 @@ impl AddressSpace {
         verb: Verb,
         address: u64,
         length: u64,
-        post: impl FnOnce(&Entry, u64) -> Completion<T>,
+        post: impl FnOnce(&SectionEntry, u64) -> Completion<T>,
     ) -> Completion<T> {
         let shared = &*self.shared;
         let Some((entry, offset)) = shared.table.translate(address) else {
@@ -290,15 +298,16 @@ impl AddressSpace {
         completion
     }
 
-    /// Tells the space that a verb failed. Verbs that complete while they are posted are seen anyway; of others, this is
-    /// how a donor that revoked a capability without ending the connection is noticed.
+    /// Reports a failed verb to the space. The space itself sees the failures of verbs that complete while they are
+    /// posted. For other verbs, this call is how it learns that a donor revoked a capability without ending the
+    /// connection.
     pub fn note_failure(&self, address: u64, error: &rma::Error) {
         if let Some((entry, _)) = self.shared.table.translate(address) {
             self.shared.note_failure(entry, error);
         }
     }
 
-    /// Starts whatever was posted and held back for a batch.
+    /// Starts all verbs that were posted and held back for a batch.
     pub fn flush(&self) {
         if self.synchronous() {
             return;
@@ -326,23 +335,23 @@ impl AddressSpace {
 
 /// Sections and donors.
 impl AddressSpace {
-    /// Connects to the donors and fences, under the options' epoch, whoever held this owner's memory before, at every donor
-    /// that can be reached. The space has no section yet.
+    /// Connects to the donors and fences, under the options' epoch, every process that held this owner's memory before,
+    /// at every donor that can be reached. The space has no section yet.
     ///
-    /// Dropping the future may leave earlier holders fenced.
+    /// Dropping the future may leave earlier processes fenced.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when a donor knows a newer epoch, or another holder of this one; [`Error::Version`],
-    /// [`Error::SectionSize`], [`Error::Refused`], [`Error::BudgetTooSmall`] and [`Error::Invalid`] for what an operator
-    /// must change.
-    pub async fn open(options: SpaceOptions) -> Result<AddressSpace, Error> {
-        let SpaceOptions { owner, epoch, fabric, donors, section_bytes, budget_bytes } = options;
+    /// [`Error::Fenced`] when a donor knows a newer epoch, or another process under this one; [`Error::Version`],
+    /// [`Error::SectionSize`], [`Error::Rejected`], [`Error::BudgetTooSmall`] and [`Error::Invalid`] for mistakes that
+    /// an operator must correct.
+    pub async fn open(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
+        let AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes } = options;
         check_section_bytes(section_bytes)?;
         if budget_bytes < section_bytes {
             return Err(Error::BudgetTooSmall { budget_bytes, section_bytes });
         }
         if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
-            return Err(Error::Invalid(format!("the owner's name {owner:?} has not 1 to {OWNER_BYTES_MAX} bytes")));
+            return Err(Error::Invalid(format!("the owner's name {owner:?} must have 1 to {OWNER_BYTES_MAX} bytes")));
         }
         if donors.is_empty() || donors.len() > DONORS_MAX {
             return Err(Error::Invalid(format!("{} donors: name 1 to {DONORS_MAX} memory nodes", donors.len())));
@@ -351,38 +360,42 @@ impl AddressSpace {
         if addresses.len() < donors.len() {
             return Err(Error::Invalid("a memory node is named twice among the donors".to_owned()));
         }
-        let places = donors.into_iter().map(|donor| Place { donor, link: Mutex::default(), problem: Mutex::default() });
-        let shared = Arc::new(Shared {
-            table: Table::new(section_bytes),
+        let places = donors.into_iter().map(|donor| DonorConnection {
+            donor,
+            link: Mutex::default(),
+            problem: Mutex::default(),
+        });
+        let shared = Arc::new(SpaceCore {
+            table: SectionTable::new(section_bytes),
             section_bytes,
             verbs: Default::default(),
             asynchronous: AtomicUsize::new(0),
             owner,
             epoch,
-            holder: rt::random_u64(),
-            fabric,
+            nonce: rt::random_u64(),
+            provider,
             donors: places.collect(),
-            room: Mutex::new(Room { budget_bytes, taken_bytes: 0 }),
+            budget: Mutex::new(BudgetUse { budget_bytes, taken_bytes: 0 }),
             live: Mutex::default(),
             losses: Mutex::default(),
             lost: Notify::new(),
             is_fenced: AtomicBool::new(false),
             newest: OnceLock::new(),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         });
         // From here on, dropping the future ends the tasks too.
-        let space = AddressSpace { _alive: Arc::new(Alive(shared.stop.clone())), shared: Arc::clone(&shared) };
+        let space = AddressSpace { _alive: Arc::new(CancelOnDrop(shared.stop.clone())), shared: Arc::clone(&shared) };
         let mut firsts = Vec::new();
         for place in 0..shared.donors.len() {
             let (first, outcome) = oneshot();
-            rt::spawn(keeper::keep(Arc::clone(&shared), place, first));
+            rt::spawn(donor_session::run(Arc::clone(&shared), place, first));
             firsts.push(outcome);
         }
         for outcome in firsts {
             match outcome.await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Rejected) => return Err(error),
-                // Reported by the keeper, which tries again.
+                // Reported by the donor's background task, which tries again.
                 Ok(Err(_)) => {}
                 Err(_) => return Err(shared.closed()),
             }
@@ -400,10 +413,10 @@ impl AddressSpace {
         self.shared.epoch
     }
 
-    /// One section more, of zeros, from the donor with most room.
+    /// Adds one section, filled with zeros, from the donor with the most free memory.
     ///
-    /// When dropped, a section may have been added that is in [`AddressSpace::sections`] all the same; else what was
-    /// asked for is given back in the background.
+    /// When the future is dropped, the section may have been added, and is then in [`AddressSpace::sections`];
+    /// otherwise a section that was requested is returned in the background.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the space's budget or every donor is exhausted, [`Error::NoDonor`] when none answers,
@@ -412,13 +425,14 @@ impl AddressSpace {
         let shared = &self.shared;
         let start = rt::now();
         shared.check_open()?;
-        let reserved = Reserved::new(shared)?;
+        let reserved = BudgetReservation::new(shared)?;
         let mut links = shared.links();
         if links.len() > 1 {
-            for link in links.iter().filter(|link| link.is_answering() && link.free_age() > ROOM_AGE_MAX) {
-                if let Ok(mut turn) = link.turn(ROOM_ANSWER_MAX).await {
-                    // Its room is noted when the answer arrives; without one it comes last.
-                    let _ = turn.ask(Request::Room, ROOM_ANSWER_MAX).await;
+            for link in links.iter().filter(|link| link.is_answering() && link.free_age() > CAPACITY_AGE_MAX) {
+                if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {
+                    // The answer's report of free memory is noted when it arrives; a donor without an answer is tried
+                    // last.
+                    let _ = turn.ask(Request::Capacity, CAPACITY_TIMEOUT).await;
                 }
             }
         }
@@ -428,7 +442,7 @@ impl AddressSpace {
         for link in links {
             match shared.grow_from(&link).await {
                 Ok(section) => {
-                    reserved.keep();
+                    reserved.disarm();
                     SectionsGrown.add(1);
                     GrowTime.record_since(start);
                     return Ok(section);
@@ -447,66 +461,68 @@ impl AddressSpace {
         Err(Error::Exhausted(format!("{full}; release sections, add a memory node, or raise a memory node's budget")))
     }
 
-    /// Gives a section back. Its addresses fail from the call on; on return no verb to them takes effect. When dropped,
-    /// the section is given back in the background.
+    /// Returns a section. Verbs to its addresses fail from the call on; on return none of them takes effect any more.
+    /// When the future is dropped, the section is returned in the background.
     ///
     /// # Errors
     /// [`Error::UnknownSection`]; [`Error::NoAnswer`] and [`Error::Unconfirmed`] when the donor has not confirmed: the
-    /// section is no longer the space's, and is given back in the background.
+    /// section no longer belongs to the space, and is returned in the background.
     pub async fn release(&self, id: SectionId) -> Result<(), Error> {
         let shared = &self.shared;
         let entry = shared.table.get(id).ok_or(Error::UnknownSection(id.0))?;
-        if !entry.end(State::Released) {
+        if !entry.end(SectionState::Released) {
             return Err(Error::UnknownSection(id.0));
         }
         let link = &entry.link;
-        let unswept = Unswept(Some(link));
+        let unswept = SweepOnDrop(Some(link));
         link.remove(entry.section);
         shared.forget(&[id]);
-        let mut turn = link.turn(ANSWER_MAX).await?;
-        match turn.ask(Request::Release { section: entry.section }, ANSWER_MAX).await? {
-            // A sweep may have been there first.
-            Reply::Released { .. } | Reply::Refused { refusal: Refusal::UnknownSection, .. } => {
+        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::Release { section: entry.section }, RESPONSE_TIMEOUT).await? {
+            // A sweep may have released it first.
+            Response::Released { .. } | Response::Rejected { rejection: Rejection::UnknownSection, .. } => {
                 unswept.keep();
                 Ok(())
             }
-            Reply::Refused { refusal: Refusal::Unconfirmed, .. } => Err(Error::Unconfirmed(link.address.clone())),
+            Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
+                Err(Error::Unconfirmed(link.address.clone()))
+            }
             reply => Err(shared.unexpected(link, &reply)),
         }
     }
 
-    /// Lets a reader read a section: another compute node of this owner, which [enters](LentSpace::enter) what this gives.
-    /// Asked again, it gives the same.
+    /// Gets a read grant of a section for a follower, another compute node of this owner, which
+    /// [enters](ReadOnlySpace::enter) the result. A repeated call returns the same grant.
     ///
     /// # Errors
-    /// [`Error::UnknownSection`]; [`Error::NoAnswer`]; the donor's refusal.
-    pub async fn share(&self, id: SectionId, reader: u64) -> Result<Lent, Error> {
+    /// [`Error::UnknownSection`]; [`Error::NoAnswer`]; the donor's rejection.
+    pub async fn grant_read(&self, id: SectionId, follower: u64) -> Result<ReadGrant, Error> {
         let shared = &self.shared;
         let entry = shared.table.get(id).filter(|entry| entry.is_live()).ok_or(Error::UnknownSection(id.0))?;
-        let mut turn = entry.link.turn(ANSWER_MAX).await?;
-        match turn.ask(Request::Share { section: entry.section, reader }, ANSWER_MAX).await? {
-            Reply::Shared { section, capability, .. } if section == entry.section => {
+        let mut turn = entry.link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::GrantRead { section: entry.section, follower }, RESPONSE_TIMEOUT).await? {
+            Response::ReadGranted { section, capability, .. } if section == entry.section => {
                 let section = shared.table.section(id).ok_or(Error::UnknownSection(id.0))?;
-                Ok(Lent { section, donor: entry.link.address.clone(), capability })
+                Ok(ReadGrant { section, donor: entry.link.address.clone(), capability })
             }
-            Reply::Refused { refusal: Refusal::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
+            Response::Rejected { rejection: Rejection::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
             reply => Err(shared.unexpected(&entry.link, &reply)),
         }
     }
 
-    /// Revokes everything that a reader was given: on return no verb of its takes effect, ever, at the donors that are
-    /// connected. What a donor that is lost has given has ended with its sections.
+    /// Revokes all capabilities of a follower at the donors that are connected: on return no verb of the follower ever
+    /// takes effect there. Capabilities at a lost donor have ended with its sections.
     ///
     /// # Errors
-    /// [`Error::NoAnswer`] and [`Error::Unconfirmed`] where a donor has not confirmed: ask again.
-    pub async fn unshare(&self, reader: u64) -> Result<(), Error> {
+    /// [`Error::NoAnswer`] and [`Error::Unconfirmed`] if a donor has not confirmed: ask again.
+    pub async fn revoke_reads(&self, follower: u64) -> Result<(), Error> {
         let mut outcome = Ok(());
         for link in self.shared.links() {
             let revoked = async {
-                let mut turn = link.turn(ANSWER_MAX).await?;
-                match turn.ask(Request::Unshare { reader }, ANSWER_MAX).await? {
-                    Reply::Unshared { .. } => Ok(()),
-                    Reply::Refused { refusal: Refusal::Unconfirmed, .. } => {
+                let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+                match turn.ask(Request::RevokeReads { follower }, RESPONSE_TIMEOUT).await? {
+                    Response::ReadsRevoked { .. } => Ok(()),
+                    Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
                         Err(Error::Unconfirmed(link.address.clone()))
                     }
                     reply => Err(self.shared.unexpected(&link, &reply)),
@@ -518,30 +534,30 @@ impl AddressSpace {
         outcome
     }
 
-    /// The sections that are live, in order.
+    /// The live sections, in order.
     pub fn sections(&self) -> Vec<Section> {
         lock(&self.shared.live).iter().filter_map(|id| self.shared.table.section(*id)).collect()
     }
 
-    /// Which donor gave a section, live or not; `None` when there never was such a section.
+    /// The donor that granted a section, live or not; `None` if there never was such a section.
     pub fn donor_of(&self, id: SectionId) -> Option<&str> {
         self.shared.table.get(id).map(|entry| entry.link.address.as_str())
     }
 
     /// Bytes of sections that the space may have.
     pub fn budget_bytes(&self) -> u64 {
-        lock(&self.shared.room).budget_bytes
+        lock(&self.shared.budget).budget_bytes
     }
 
-    /// Changes how many bytes of sections the space may have. What is above stays until it is released; there is no
-    /// growth meanwhile.
+    /// Changes how many bytes of sections the space may have. Sections above the new budget stay until they are
+    /// released; meanwhile the space does not grow.
     pub fn set_budget(&self, bytes: u64) {
-        lock(&self.shared.room).budget_bytes = bytes;
+        lock(&self.shared.budget).budget_bytes = bytes;
     }
 
     /// The donors, in the options' order.
     pub fn donors(&self) -> Vec<DonorStatus> {
-        let status = |place: &Place| {
+        let status = |place: &DonorConnection| {
             let link = lock(&place.link).clone();
             DonorStatus {
                 address: place.donor.address.clone(),
@@ -558,19 +574,19 @@ impl AddressSpace {
         self.shared.donors.iter().map(status).collect()
     }
 
-    /// Asks every donor of which nothing was heard for a while how much room it has, so that one which has stopped without
-    /// closing its connections shows in [`AddressSpace::donors`].
+    /// Asks every donor without a recent answer how much memory is free, so that [`AddressSpace::donors`] shows a donor
+    /// that has stopped without closing its connections.
     pub async fn probe(&self) {
-        for link in self.shared.links().into_iter().filter(|link| link.free_age() > ROOM_AGE_MAX) {
+        for link in self.shared.links().into_iter().filter(|link| link.free_age() > CAPACITY_AGE_MAX) {
             let answered = link.is_answering();
-            if let Ok(mut turn) = link.turn(ROOM_ANSWER_MAX).await {
-                // Its room is noted when the answer arrives, and that none came when its time is up.
-                let _ = turn.ask(Request::Room, ROOM_ANSWER_MAX).await;
+            if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {
+                // An answer updates the donor's free memory; a time-out marks the donor as silent.
+                let _ = turn.ask(Request::Capacity, CAPACITY_TIMEOUT).await;
             }
             match (answered, link.is_answering()) {
                 (true, false) => {
                     DonorsFoundSilent.add(1);
-                    tracing::warn!(donor = %link.address, owner = %self.shared.owner, "a memory node answers nothing");
+                    tracing::warn!(donor = %link.address, owner = %self.shared.owner, "a memory node does not answer");
                 }
                 (false, true) => tracing::info!(donor = %link.address, "a memory node answers again"),
                 _ => {}
@@ -578,9 +594,9 @@ impl AddressSpace {
         }
     }
 
-    /// The next loss: each section is reported once. One task at a time; dropping the future loses nothing. Never
+    /// The next loss: each section is reported once. For one task at a time; dropping the future loses nothing. Never
     /// completes when nothing can be lost any more.
-    pub async fn lost(&self) -> Loss {
+    pub async fn lost(&self) -> SectionLoss {
         loop {
             let notified = self.shared.lost.notified();
             if let Some(loss) = lock(&self.shared.losses).pop_front() {
@@ -590,24 +606,24 @@ impl AddressSpace {
         }
     }
 
-    /// Whether a newer holder has this owner's memory: this space is at its end.
+    /// Whether another process has taken over this owner's memory: this space has ended.
     pub fn is_fenced(&self) -> bool {
         self.shared.is_fenced.load(Ordering::Acquire)
     }
 
-    /// Gives every section back that its donor confirms, and ends the space. Verbs then fail. Dropping the future leaves
-    /// the space as it is by then.
+    /// Returns every section whose donor confirms it, and ends the space. Verbs then fail. Dropping the future leaves
+    /// the space in its current state.
     pub async fn close(&self) {
         for section in self.sections() {
             let entry = self.shared.table.get(section.id);
-            // What a silent donor has is taken back under the owner's next epoch.
+            // The sections of a silent donor are reclaimed under the owner's next epoch.
             if entry.is_some_and(|entry| entry.link.is_answering())
                 && let Err(error) = self.release(section.id).await
             {
-                tracing::debug!(%error, "a section was not given back at the end of its address space");
+                tracing::debug!(%error, "a section was not returned at the end of its address space");
             }
         }
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         self.shared.end_links(LossReason::Disconnected);
     }
 }
@@ -618,12 +634,12 @@ impl fmt::Debug for AddressSpace {
     }
 }
 
-/// Room for one section, given back unless kept.
-struct Reserved<'a>(Option<&'a Shared>);
+/// Budget for one section, returned unless `keep` is called.
+struct BudgetReservation<'a>(Option<&'a SpaceCore>);
 
-impl<'a> Reserved<'a> {
-    fn new(shared: &'a Shared) -> Result<Reserved<'a>, Error> {
-        let mut room = lock(&shared.room);
+impl<'a> BudgetReservation<'a> {
+    fn new(shared: &'a SpaceCore) -> Result<BudgetReservation<'a>, Error> {
+        let mut room = lock(&shared.budget);
         let taken_bytes = room.taken_bytes + shared.section_bytes;
         if taken_bytes > room.budget_bytes {
             let (taken, budget) = (room.taken_bytes, room.budget_bytes);
@@ -632,32 +648,32 @@ impl<'a> Reserved<'a> {
             )));
         }
         room.taken_bytes = taken_bytes;
-        Ok(Reserved(Some(shared)))
+        Ok(BudgetReservation(Some(shared)))
     }
 
-    fn keep(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for BudgetReservation<'_> {
     fn drop(&mut self) {
         if let Some(shared) = self.0 {
-            lock(&shared.room).taken_bytes -= shared.section_bytes;
+            lock(&shared.budget).taken_bytes -= shared.section_bytes;
         }
     }
 }
 
-/// Leaves a link unswept, unless kept from that.
-struct Unswept<'a>(Option<&'a Link>);
+/// Marks a link as unswept on drop, unless `keep` is called.
+struct SweepOnDrop<'a>(Option<&'a DonorLink>);
 
-impl Unswept<'_> {
+impl SweepOnDrop<'_> {
     fn keep(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Unswept<'_> {
+impl Drop for SweepOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(link) = self.0 {
             link.leave_unswept();
@@ -665,7 +681,7 @@ impl Drop for Unswept<'_> {
     }
 }
 
-impl Shared {
+impl SpaceCore {
     #[cold]
     fn outside(&self, offset: u64, length: u64) -> rma::Error {
         rma::Error::OutOfBounds { offset, length, region_bytes: self.section_bytes }
@@ -679,58 +695,58 @@ impl Shared {
     }
 
     fn check_open(&self) -> Result<(), Error> {
-        if self.stop.is_stopped() { Err(self.closed()) } else { Ok(()) }
+        if self.stop.is_cancelled() { Err(self.closed()) } else { Ok(()) }
     }
 
-    fn links(&self) -> Vec<Arc<Link>> {
+    fn links(&self) -> Vec<Arc<DonorLink>> {
         self.donors.iter().filter_map(|place| lock(&place.link).clone()).collect()
     }
 
-    fn unexpected(&self, link: &Link, reply: &Reply) -> Error {
+    fn unexpected(&self, link: &DonorLink, reply: &Response) -> Error {
         match reply {
-            Reply::Refused { refusal: Refusal::Fenced, detail, .. } => {
+            Response::Rejected { rejection: Rejection::Fenced, detail, .. } => {
                 Error::Fenced { owner: self.owner.clone(), ours: self.epoch, newest: Epoch(*detail) }
             }
-            Reply::Refused { refusal: Refusal::Version, detail, .. } => Error::Version {
+            Response::Rejected { rejection: Rejection::Version, detail, .. } => Error::Version {
                 address: link.address.clone(),
                 ours: crate::PROTOCOL_VERSION,
                 theirs: u32::try_from(*detail).unwrap_or(u32::MAX),
             },
-            Reply::Refused { refusal: Refusal::SectionSize, detail, .. } => {
+            Response::Rejected { rejection: Rejection::SectionSize, detail, .. } => {
                 Error::SectionSize { address: link.address.clone(), ours: self.section_bytes, theirs: *detail }
             }
-            Reply::Refused { refusal: Refusal::Exhausted | Refusal::TooMany, text, .. } => {
+            Response::Rejected { rejection: Rejection::Exhausted | Rejection::TooMany, text, .. } => {
                 Error::Exhausted(format!("{}: {text}", link.address))
             }
-            Reply::Refused { text, .. } => {
-                Error::Refused { address: link.address.clone(), owner: self.owner.clone(), reason: text.clone() }
+            Response::Rejected { text, .. } => {
+                Error::Rejected { address: link.address.clone(), owner: self.owner.clone(), reason: text.clone() }
             }
-            _ => Error::Malformed("an answer to another question"),
+            _ => Error::Malformed("the answer does not fit the request"),
         }
     }
 
-    /// Asks one donor for a section and enters it.
-    async fn grow_from(&self, link: &Arc<Link>) -> Result<Section, Error> {
-        let mut turn = link.turn(ANSWER_MAX).await?;
-        let reply = turn.ask(Request::Grant { bytes: self.section_bytes }, ANSWER_MAX).await?;
-        // No await between the answer and its entry: a sweep, which waits for the turn, finds it known.
+    /// Requests a section from one donor and enters it.
+    async fn grow_from(&self, link: &Arc<DonorLink>) -> Result<Section, Error> {
+        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+        let reply = turn.ask(Request::Grant { bytes: self.section_bytes }, RESPONSE_TIMEOUT).await?;
+        // No await between the answer and the entry: a sweep, which waits for the turn, finds the section known.
         self.enter(link, &turn, reply)
     }
 
-    fn enter(&self, link: &Arc<Link>, _turn: &Turn<'_>, reply: Reply) -> Result<Section, Error> {
-        let Reply::Granted { section, bytes, capability, .. } = reply else {
+    fn enter(&self, link: &Arc<DonorLink>, _turn: &RequestTurn<'_>, reply: Response) -> Result<Section, Error> {
+        let Response::Granted { section, bytes, capability, .. } = reply else {
             return Err(self.unexpected(link, &reply));
         };
         if rt::fault_point("pool.grow.link_lost") {
-            link.ended.stop();
+            link.ended.cancel();
         }
         if bytes != self.section_bytes || capability.rights != rma::Rights::ALL || link.knows(section) {
-            link.ended.stop();
-            return Err(Error::Malformed("a grant of something else"));
+            link.ended.cancel();
+            return Err(Error::Malformed("a grant does not fit the request, or repeats a section"));
         }
         let Some(position) = self.table.position() else {
             link.leave_unswept();
-            return Err(Error::Invalid("the address space has used up its addresses; open it anew".to_owned()));
+            return Err(Error::Invalid("the address space has used up its addresses; open it again".to_owned()));
         };
         let id = position.0;
         let entered = link.add(section, id, || {
@@ -747,7 +763,7 @@ impl Shared {
         Ok(self.table.section(id).expect("it was entered"))
     }
 
-    /// Sections that were live are not any more.
+    /// Removes sections that are no longer live.
     fn forget(&self, ids: &[SectionId]) {
         {
             let mut live = lock(&self.live);
@@ -756,40 +772,40 @@ impl Shared {
             }
         }
         let bytes = self.section_bytes * ids.len() as u64;
-        lock(&self.room).taken_bytes -= bytes;
+        lock(&self.budget).taken_bytes -= bytes;
         SpaceBytes.add(-(bytes as i64));
     }
 
-    /// What a failed verb says about its donor.
+    /// Draws the conclusions of a failed verb about its donor.
     #[cold]
-    fn note_failure(&self, entry: &Entry, error: &rma::Error) {
+    fn note_failure(&self, entry: &SectionEntry, error: &rma::Error) {
         let reason = match error {
             rma::Error::Ambiguous(_) | rma::Error::Closed => LossReason::Disconnected,
             rma::Error::Revoked | rma::Error::Unknown => LossReason::Revoked,
             _ => return,
         };
-        // A section that we have just released is no news.
+        // A failure on a section that was just released is expected.
         if entry.is_live() {
             self.lose(&entry.link, reason);
         }
     }
 
-    /// Ends a link and its sections; what it had is reported, once.
-    fn lose(&self, link: &Link, reason: LossReason) {
+    /// Ends a link and its sections; the loss of its live sections is reported, once.
+    fn lose(&self, link: &DonorLink, reason: LossReason) {
         let reason =
             if link.fenced().is_some() || self.is_fenced.load(Ordering::Acquire) { LossReason::Fenced } else { reason };
         let mut sections = link.end();
-        sections.retain(|id| self.table.get(*id).is_some_and(|entry| entry.end(State::Lost)));
+        sections.retain(|id| self.table.get(*id).is_some_and(|entry| entry.end(SectionState::Lost)));
         if sections.is_empty() {
             return;
         }
         self.forget(&sections);
         SectionsLost.add(sections.len() as u64);
         sections.sort();
-        self.report(Loss { sections, donor: link.address.clone(), reason });
+        self.report(SectionLoss { sections, donor: link.address.clone(), reason });
     }
 
-    fn report(&self, loss: Loss) {
+    fn report(&self, loss: SectionLoss) {
         lock(&self.losses).push_back(loss);
         self.lost.notify_one();
     }
@@ -800,18 +816,18 @@ impl Shared {
         }
     }
 
-    /// A newer holder has our memory.
+    /// Another process has taken over our memory.
     fn become_fenced(&self, newest: Epoch) {
         if self.newest.set(newest).is_err() {
             return;
         }
         self.is_fenced.store(true, Ordering::Release);
-        self.stop.stop();
-        tracing::warn!(owner = %self.owner, epoch = %self.epoch, %newest, "a newer holder has this owner's memory");
+        self.stop.cancel();
+        tracing::warn!(owner = %self.owner, epoch = %self.epoch, %newest, "another process has this owner's memory");
         let before = lock(&self.losses).len();
         self.end_links(LossReason::Fenced);
         if lock(&self.losses).len() == before {
-            self.report(Loss { sections: Vec::new(), donor: String::new(), reason: LossReason::Fenced });
+            self.report(SectionLoss { sections: Vec::new(), donor: String::new(), reason: LossReason::Fenced });
         }
     }
 }

@@ -1,84 +1,84 @@
-//! The section table: which donor's region stands behind the high bits of an address.
+//! The section table: maps the high bits of an address to a donor's region.
 //!
 //! ```text
 //!  address:  number << shift | offset
 //!  entries[number] ──▶ { state, capability, link }
 //! ```
 //!
-//! Entries are written once; a section's number is its [`SectionId`]. Looking an address up takes a few loads, no lock and no
-//! counting of references: whoever reads an entry that has ended meanwhile sees its state, and a capability that its donor
-//! has revoked.
+//! Entries are written once; a section's number is its [`SectionId`]. Looking up an address takes a few loads, no lock
+//! and no reference counting. If a section ends meanwhile, a reader of its entry sees the new state, and its
+//! capability is one that the donor has revoked.
 //!
-//! Invariants: number 0 is never given, since address 0 is the null pointer; no number is given twice, so that an address never
-//! comes to mean another section. A space that has given all of them is to be opened anew.
+//! Invariants: number 0 is never used, since address 0 is the null pointer; no number is used twice, so an address
+//! never refers to another section later. A space that has used all numbers must be opened again.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rma::Capability;
 
-use super::link::Link;
+use super::link::DonorLink;
 use super::{Section, SectionId};
 use crate::ADDRESS_BITS;
 use crate::message::DonorSection;
 
-/// Sections that a space may be given in its life; fewer where sections are so long that their addresses are used up first.
+/// Sections that a space may get in total; fewer if sections are so long that the addresses are used up first.
 pub const SECTIONS_EVER_MAX: u32 = 1 << 20;
 /// Entries that are allocated at once.
 const CHUNK: usize = 1024;
 
-/// Where a section is in its life.
+/// The state of a section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum State {
+pub(crate) enum SectionState {
     Live = 1,
     Released = 2,
     Lost = 3,
 }
 
 /// A section.
-pub(crate) struct Entry {
+pub(crate) struct SectionEntry {
     state: AtomicU8,
     pub(crate) capability: Capability,
-    pub(crate) link: Arc<Link>,
-    /// What the donor calls it.
+    pub(crate) link: Arc<DonorLink>,
+    /// The donor's number for it.
     pub(crate) section: DonorSection,
 }
 
-impl Entry {
+impl SectionEntry {
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
-        self.state.load(Ordering::Acquire) == State::Live as u8
+        self.state.load(Ordering::Acquire) == SectionState::Live as u8
     }
 
-    /// Ends the section; false when that has happened before.
-    pub(crate) fn end(&self, state: State) -> bool {
-        assert!(state != State::Live, "an end");
-        self.state.compare_exchange(State::Live as u8, state as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    /// Ends the section; false if it has ended before.
+    pub(crate) fn end(&self, state: SectionState) -> bool {
+        assert!(state != SectionState::Live, "an end");
+        self.state.compare_exchange(SectionState::Live as u8, state as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
-type Chunk = Box<[OnceLock<Entry>]>;
+type EntryChunk = Box<[OnceLock<SectionEntry>]>;
 
-/// All sections that there ever were.
-pub(crate) struct Table {
+/// All sections that the space ever had.
+pub(crate) struct SectionTable {
     shift: u32,
-    chunks: Box<[OnceLock<Chunk>]>,
+    chunks: Box<[OnceLock<EntryChunk>]>,
     /// The next number.
     next: AtomicU32,
-    /// How many numbers there are.
+    /// The number of available section numbers.
     numbers: u32,
 }
 
-/// Where a section is to be entered.
-pub(crate) struct Position(pub(crate) SectionId);
+/// The number under which a section is to be entered.
+pub(crate) struct TablePosition(pub(crate) SectionId);
 
-impl Table {
-    pub(crate) fn new(section_bytes: u64) -> Table {
+impl SectionTable {
+    pub(crate) fn new(section_bytes: u64) -> SectionTable {
         assert!(section_bytes.is_power_of_two(), "options are checked");
         let shift = section_bytes.trailing_zeros();
         let numbers = SECTIONS_EVER_MAX.min(1 << (ADDRESS_BITS - shift));
-        Table {
+        SectionTable {
             shift,
             chunks: (0..(numbers as usize).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             next: AtomicU32::new(1),
@@ -86,18 +86,24 @@ impl Table {
         }
     }
 
-    /// Where the next section goes; `None` when there is no address left, or there have been too many. It is used up, also when
-    /// nothing is entered there.
-    pub(crate) fn position(&self) -> Option<Position> {
+    /// The next section's position; `None` when no address or number is left. The position is used up even if no
+    /// section is entered there.
+    pub(crate) fn position(&self) -> Option<TablePosition> {
         let next = |number| (number < self.numbers).then_some(number + 1);
         let number = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-        Some(Position(SectionId(number)))
+        Some(TablePosition(SectionId(number)))
     }
 
-    /// Enters a section, live.
-    pub(crate) fn enter(&self, position: Position, capability: Capability, link: Arc<Link>, section: DonorSection) {
-        let Position(SectionId(id)) = position;
-        let entry = Entry { state: AtomicU8::new(State::Live as u8), capability, link, section };
+    /// Enters a section as live.
+    pub(crate) fn enter(
+        &self,
+        position: TablePosition,
+        capability: Capability,
+        link: Arc<DonorLink>,
+        section: DonorSection,
+    ) {
+        let TablePosition(SectionId(id)) = position;
+        let entry = SectionEntry { state: AtomicU8::new(SectionState::Live as u8), capability, link, section };
         let chunk = self.chunks[id as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
         let fresh = chunk[id as usize % CHUNK].set(entry).is_ok();
         assert!(fresh, "a position is given once");
@@ -105,7 +111,7 @@ impl Table {
 
     /// The entry of a section.
     #[inline]
-    pub(crate) fn get(&self, id: SectionId) -> Option<&Entry> {
+    pub(crate) fn get(&self, id: SectionId) -> Option<&SectionEntry> {
         let id = id.0 as usize;
         self.chunks.get(id / CHUNK)?.get()?[id % CHUNK].get()
     }
@@ -118,7 +124,7 @@ impl Table {
 
     /// The entry that an address lies in, and the offset in it.
     #[inline]
-    pub(crate) fn translate(&self, address: u64) -> Option<(&Entry, u64)> {
+    pub(crate) fn translate(&self, address: u64) -> Option<(&SectionEntry, u64)> {
         let number = u32::try_from(address >> self.shift).ok()?;
         Some((self.get(SectionId(number))?, address & ((1 << self.shift) - 1)))
     }
@@ -130,11 +136,11 @@ mod tests {
     use std::task::{Context, Poll};
 
     use base::{Bytes, BytesMut};
-    use rma::{CAPABILITY_BYTES, Completion, Connection, Endpoint, Error, Incoming, NodeId, Profile};
+    use rma::{CAPABILITY_BYTES, Completion, Connection, Endpoint, Error, IncomingEvent, NodeId, ProviderProfile};
 
     use super::*;
 
-    /// A connection to nobody.
+    /// A connection without a remote end.
     struct Nobody;
 
     impl Connection for Nobody {
@@ -144,7 +150,7 @@ mod tests {
         fn name(&self) -> &str {
             "nobody"
         }
-        fn profile(&self) -> Profile {
+        fn profile(&self) -> ProviderProfile {
             rma::sim::WEAKEST
         }
         fn read(&self, _: &Capability, _: u64, _: usize, _: BytesMut) -> Completion<BytesMut> {
@@ -162,7 +168,7 @@ mod tests {
         fn send(&self, _: &[Bytes]) -> Completion<()> {
             Completion::ready(Err(Error::Closed))
         }
-        fn poll_receive(&self, _: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+        fn poll_receive(&self, _: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
             Poll::Ready(Err(Error::Closed))
         }
         fn flush(&self) {}
@@ -171,7 +177,7 @@ mod tests {
 
     const SECTION: u64 = 1 << 36;
 
-    fn enter(table: &Table, link: &Arc<Link>) -> Option<Section> {
+    fn enter(table: &SectionTable, link: &Arc<DonorLink>) -> Option<Section> {
         let position = table.position()?;
         let id = position.0;
         let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("well-formed");
@@ -179,18 +185,22 @@ mod tests {
         table.section(id)
     }
 
-    /// When all addresses had been given, those of sections that had ended were given again. Whoever stores addresses had been
-    /// told that this never happens: what still led into the section of before was taken to lead into the new one.
+    /// The story: when all addresses had been used, those of ended sections were used again. The layers above store
+    /// addresses and rely on this never happening: what still led into the old section was taken to lead into the new
+    /// one.
     #[test]
     fn no_address_is_given_twice() {
-        let table = Table::new(SECTION);
-        let link = Arc::new(Link::new(Endpoint::new(Arc::new(Nobody)), "nobody".to_owned()));
+        let table = SectionTable::new(SECTION);
+        let link = Arc::new(DonorLink::new(Endpoint::new(Arc::new(Nobody)), "nobody".to_owned()));
         let mut addresses = BTreeSet::new();
         while let Some(section) = enter(&table, &link) {
             assert!(section.address > 0 && section.address + section.bytes <= 1 << ADDRESS_BITS);
             assert!(addresses.insert(section.address), "{:#x} is given again", section.address);
             let entry = table.get(section.id).expect("entered");
-            assert!(entry.is_live() && entry.end(State::Released) && !entry.end(State::Lost), "it ends once");
+            assert!(
+                entry.is_live() && entry.end(SectionState::Released) && !entry.end(SectionState::Lost),
+                "it ends once"
+            );
             let (ended, offset) = table.translate(section.address + 5).expect("it was there");
             assert!(!ended.is_live() && offset == 5);
         }
@@ -200,7 +210,7 @@ mod tests {
 
     #[test]
     fn no_address_outside_of_the_table_means_anything() {
-        let table = Table::new(4096);
+        let table = SectionTable::new(4096);
         for address in [0, 4095, 4096, 1 << ADDRESS_BITS, u64::MAX] {
             assert!(table.translate(address).is_none(), "{address}");
         }

@@ -1,14 +1,16 @@
-//! Who says what it must not: owners to memory nodes, and memory nodes to owners.
+//! Tests with invalid messages: from owners to memory nodes, and from memory nodes to owners.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::Loopback;
 use base::rt::simulation::Simulation;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
-use pool::{AddressSpace, Donor, Error, MemoryNode, MemoryNodeOptions, PROTOCOL_VERSION, SpaceOptions};
-use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, Incoming, NodeId, Rights, TOKEN_BYTES, Token};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, Error, MemoryNode, MemoryNodeConfig, PROTOCOL_VERSION};
+use rma::{
+    Capability, Credential, Endpoint, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, TOKEN_BYTES, Token,
+};
 
 const SECTION: u64 = 4096;
 const TOKEN: Token = Token::new([5; TOKEN_BYTES]);
@@ -17,20 +19,20 @@ fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Arc<Loopback>)
     Simulation::new(1).run(|_| test(Arc::new(Loopback::default()))).expect("the test succeeds");
 }
 
-async fn host(fabric: &Arc<Loopback>) -> Arc<dyn Host> {
-    let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
-    fabric.host("a", options).await.expect("the address is free")
+async fn host(provider: &Arc<Loopback>) -> Arc<dyn Host> {
+    let options = HostConfig { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+    provider.host("a", options).await.expect("the address is free")
 }
 
-async fn donor(fabric: &Arc<Loopback>) -> Arc<MemoryNode> {
-    let (host, budget_bytes) = (host(fabric).await, 4 * SECTION);
-    let options = MemoryNodeOptions { host, budget_bytes, section_bytes: SECTION, stop: Stop::new() };
+async fn donor(provider: &Arc<Loopback>) -> Arc<MemoryNode> {
+    let (host, budget_bytes) = (host(provider).await, 4 * SECTION);
+    let options = MemoryNodeConfig { host, budget_bytes, section_bytes: SECTION, stop: CancellationToken::new() };
     MemoryNode::start(options).await.expect("the options are good")
 }
 
-async fn connect(fabric: &Arc<Loopback>, owner: &str) -> Endpoint {
+async fn connect(provider: &Arc<Loopback>, owner: &str) -> Endpoint {
     let credential = Credential { name: owner.to_owned(), token: TOKEN };
-    fabric.connect("a", &credential).await.expect("the donor is there")
+    provider.connect("a", &credential).await.expect("the donor is there")
 }
 
 /// A request in the notation of `docs/formats/section-table.md`.
@@ -49,14 +51,14 @@ fn fence(number: u32, epoch: u64, holder: u64) -> Bytes {
     message(2, number, &[epoch, holder])
 }
 
-/// Kind of the answer, its number, and the words behind; `None` when the connection has ended.
+/// The kind of the answer, its number, and the words after it; `None` when the connection has ended.
 async fn ask(endpoint: &Endpoint, request: Bytes) -> Option<(u8, u32, Vec<u64>)> {
     endpoint.send(&[request]).await.ok()?;
     hear(endpoint).await
 }
 
 async fn hear(endpoint: &Endpoint) -> Option<(u8, u32, Vec<u64>)> {
-    let Incoming::Message(bytes) = endpoint.receive().await.ok()? else { return None };
+    let IncomingEvent::Message(bytes) = endpoint.receive().await.ok()? else { return None };
     let words = bytes[8..].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     let number = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
     Some((bytes[0], number, words.collect()))
@@ -64,46 +66,46 @@ async fn hear(endpoint: &Endpoint) -> Option<(u8, u32, Vec<u64>)> {
 
 const REFUSED: u8 = 0xFF;
 
-/// The story: a memory node had 1,024 places, and a connection took one before it had said anything.
+/// The story: a memory node had 1,024 permits for connections, and a connection took one before it had said anything.
 #[test]
 fn connections_that_say_nothing_keep_no_owner_out() {
-    run(|fabric| async move {
-        let _node = donor(&fabric).await;
+    run(|provider| async move {
+        let _node = donor(&provider).await;
         let mut silent = Vec::new();
         for _ in 0..1100 {
-            silent.push(connect(&fabric, "silent").await);
+            silent.push(connect(&provider, "silent").await);
         }
-        let owner = connect(&fabric, "owner").await;
+        let owner = connect(&provider, "owner").await;
         let (kind, ..) = ask(&owner, hello()).await.expect("an answer");
         assert_eq!(kind, 0x81);
-        // Each goes when its time is over, and an owner has its share of places.
+        // Each is closed when its time is over, and the permits of one owner's name are limited.
         for endpoint in &silent {
             assert_eq!(hear(endpoint).await, None);
         }
         let mut served = Vec::new();
         for _ in 0..16 {
-            served.push(connect(&fabric, "greedy").await);
+            served.push(connect(&provider, "greedy").await);
             assert_eq!(ask(&served[served.len() - 1], hello()).await.expect("an answer").0, 0x81);
         }
-        let late = connect(&fabric, "greedy").await;
+        let late = connect(&provider, "greedy").await;
         assert_eq!(ask(&late, hello()).await.expect("an answer").0, REFUSED);
-        assert_eq!(ask(&connect(&fabric, "another").await, hello()).await.expect("an answer").0, 0x81);
+        assert_eq!(ask(&connect(&provider, "another").await, hello()).await.expect("an answer").0, 0x81);
     });
 }
 
 #[test]
 fn a_connection_that_does_not_introduce_itself_gets_nothing() {
-    run(|fabric| async move {
-        let node = donor(&fabric).await;
+    run(|provider| async move {
+        let node = donor(&provider).await;
         for first in
             [fence(1, 1, 1), message(3, 1, &[SECTION]), message(5, 1, &[]), message(0x77, 1, &[]), Bytes::new()]
         {
-            let endpoint = connect(&fabric, "owner").await;
+            let endpoint = connect(&provider, "owner").await;
             let (kind, _, words) = ask(&endpoint, first.clone()).await.expect("an answer");
             assert_eq!((kind, words[0]), (REFUSED, 1), "{first:?}");
             assert_eq!(hear(&endpoint).await, None, "the connection has ended");
         }
-        let silent = connect(&fabric, "owner").await;
+        let silent = connect(&provider, "owner").await;
         assert_eq!(hear(&silent).await, None, "who says nothing is shown the door after a while");
         assert_eq!(node.usage().connections, 0);
     });
@@ -111,10 +113,10 @@ fn a_connection_that_does_not_introduce_itself_gets_nothing() {
 
 #[test]
 fn nothing_is_given_before_a_fence() {
-    run(|fabric| async move {
-        let _node = donor(&fabric).await;
+    run(|provider| async move {
+        let _node = donor(&provider).await;
         for request in [message(3, 2, &[SECTION]), message(4, 2, &[1]), message(5, 2, &[])] {
-            let endpoint = connect(&fabric, "owner").await;
+            let endpoint = connect(&provider, "owner").await;
             assert_eq!(ask(&endpoint, hello()).await.expect("an answer").0, 0x81);
             let (kind, number, words) = ask(&endpoint, request).await.expect("an answer");
             assert_eq!((kind, number, words[0]), (REFUSED, 2, 1));
@@ -124,14 +126,14 @@ fn nothing_is_given_before_a_fence() {
 
 #[test]
 fn a_connection_that_was_taken_over_can_do_nothing_more() {
-    run(|fabric| async move {
-        let node = donor(&fabric).await;
-        let old = connect(&fabric, "owner").await;
+    run(|provider| async move {
+        let node = donor(&provider).await;
+        let old = connect(&provider, "owner").await;
         ask(&old, hello()).await.expect("an answer");
         assert_eq!(ask(&old, fence(2, 1, 7)).await.expect("an answer").0, 0x82);
         assert_eq!(ask(&old, message(3, 3, &[SECTION])).await.expect("an answer").0, 0x83);
-        // The same holder, which has lost sight of the first connection.
-        let new = connect(&fabric, "owner").await;
+        // The same process, which has lost its first connection.
+        let new = connect(&provider, "owner").await;
         ask(&new, hello()).await.expect("an answer");
         assert_eq!(ask(&new, fence(2, 1, 7)).await.expect("an answer").0, 0x82);
         let listed = ask(&new, message(5, 3, &[])).await.expect("an answer");
@@ -143,9 +145,9 @@ fn a_connection_that_was_taken_over_can_do_nothing_more() {
 
 #[test]
 fn others_sections_cannot_be_released_nor_seen() {
-    run(|fabric| async move {
-        let node = donor(&fabric).await;
-        let (one, other) = (connect(&fabric, "one").await, connect(&fabric, "other").await);
+    run(|provider| async move {
+        let node = donor(&provider).await;
+        let (one, other) = (connect(&provider, "one").await, connect(&provider, "other").await);
         for endpoint in [&one, &other] {
             ask(endpoint, hello()).await.expect("an answer");
             ask(endpoint, fence(2, 1, 1)).await.expect("an answer");
@@ -161,9 +163,9 @@ fn others_sections_cannot_be_released_nor_seen() {
 
 #[test]
 fn sections_of_another_size_are_refused() {
-    run(|fabric| async move {
-        let _node = donor(&fabric).await;
-        let endpoint = connect(&fabric, "owner").await;
+    run(|provider| async move {
+        let _node = donor(&provider).await;
+        let endpoint = connect(&provider, "owner").await;
         ask(&endpoint, hello()).await.expect("an answer");
         ask(&endpoint, fence(2, 1, 1)).await.expect("an answer");
         for bytes in [0, 1, SECTION - 1, 2 * SECTION, u64::MAX] {
@@ -175,21 +177,21 @@ fn sections_of_another_size_are_refused() {
 
 #[test]
 fn another_version_is_refused_by_its_number() {
-    run(|fabric| async move {
-        let _node = donor(&fabric).await;
-        let endpoint = connect(&fabric, "owner").await;
+    run(|provider| async move {
+        let _node = donor(&provider).await;
+        let endpoint = connect(&provider, "owner").await;
         let refused = ask(&endpoint, message(1, 1, &[99, 0, 0, 0])).await.expect("an answer");
         assert_eq!((refused.0, refused.2[0], refused.2[1]), (REFUSED, 2, u64::from(PROTOCOL_VERSION)));
     });
 }
 
-/// A donor that answers by a script: the answers' kinds and bodies, in order, each to one request.
-async fn scripted(fabric: &Arc<Loopback>, script: Vec<(u8, Vec<u8>)>) {
-    let host = host(fabric).await;
+/// A donor that answers by a script: the kinds and bodies of the answers, in order, one per request.
+async fn scripted(provider: &Arc<Loopback>, script: Vec<(u8, Vec<u8>)>) {
+    let host = host(provider).await;
     rt::spawn(async move {
         while let Ok(endpoint) = host.accept().await {
             for (kind, body) in &script {
-                let Ok(Incoming::Message(request)) = endpoint.receive().await else { break };
+                let Ok(IncomingEvent::Message(request)) = endpoint.receive().await else { break };
                 let head = [&[*kind, 0, 0, 0], &request[4..8]].concat();
                 let _ = endpoint.send(&[head.into(), Bytes::copy_from_slice(body)]).await;
             }
@@ -202,11 +204,11 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-fn options(fabric: &Arc<Loopback>) -> SpaceOptions {
-    SpaceOptions {
+fn options(provider: &Arc<Loopback>) -> AddressSpaceConfig {
+    AddressSpaceConfig {
         owner: "owner".to_owned(),
         epoch: Epoch(1),
-        fabric: Arc::clone(fabric) as Arc<dyn Fabric>,
+        provider: Arc::clone(provider) as Arc<dyn Provider>,
         donors: vec![Donor { address: "a".to_owned(), token: TOKEN }],
         section_bytes: SECTION,
         budget_bytes: 8 * SECTION,
@@ -229,10 +231,10 @@ fn granted(section: u64, bytes: u64, rights: Rights) -> (u8, Vec<u8>) {
 
 #[test]
 fn a_donor_of_another_version_is_named() {
-    run(|fabric| async move {
+    run(|provider| async move {
         let refused = (REFUSED, [words(&[2, 99]), b"no".to_vec()].concat());
-        scripted(&fabric, vec![refused]).await;
-        let error = AddressSpace::open(options(&fabric)).await.expect_err("another version");
+        scripted(&provider, vec![refused]).await;
+        let error = AddressSpace::open(options(&provider)).await.expect_err("another version");
         assert_eq!(error, Error::Version { address: "a".to_owned(), ours: PROTOCOL_VERSION, theirs: 99 });
         assert!(error.to_string().contains("run the same release on both"));
     });
@@ -250,9 +252,9 @@ fn grants_of_something_else_are_not_entered() {
         ("no message at all", vec![(0x77, Vec::new())]),
     ] {
         let script = [vec![welcome(), fenced.clone(), listed.clone()], grants.clone()].concat();
-        run(move |fabric| async move {
-            scripted(&fabric, script).await;
-            let space = AddressSpace::open(options(&fabric)).await.expect("it says what it should so far");
+        run(move |provider| async move {
+            scripted(&provider, script).await;
+            let space = AddressSpace::open(options(&provider)).await.expect("it says what it should so far");
             for _ in 1..grants.len() {
                 space.grow().await.expect("the first is good");
             }
@@ -268,10 +270,10 @@ fn grants_of_something_else_are_not_entered() {
 
 #[test]
 fn a_donor_that_revokes_without_a_word_is_found_out_by_the_first_verb() {
-    run(|fabric| async move {
+    run(|provider| async move {
         let (fenced, listed) = ((0x82, words(&[0, 0])), (0x85, words(&[0, 0])));
-        scripted(&fabric, vec![welcome(), fenced, listed, granted(1, SECTION, Rights::ALL)]).await;
-        let space = AddressSpace::open(options(&fabric)).await.expect("it says what it should");
+        scripted(&provider, vec![welcome(), fenced, listed, granted(1, SECTION, Rights::ALL)]).await;
+        let space = AddressSpace::open(options(&provider)).await.expect("it says what it should");
         let section = space.grow().await.expect("it gives a capability of nothing");
         assert_eq!(space.read(section.address, 8, BytesMut::new()).await, Err(rma::Error::Unknown));
         let loss = space.lost().await;
@@ -282,13 +284,13 @@ fn a_donor_that_revokes_without_a_word_is_found_out_by_the_first_verb() {
 
 #[test]
 fn a_donor_that_never_answers_does_not_hold_the_owner_up_for_ever() {
-    run(|fabric| async move {
+    run(|provider| async move {
         let (fenced, listed) = ((0x82, words(&[0, 0])), (0x85, words(&[0, 0])));
-        scripted(&fabric, vec![welcome(), fenced, listed]).await;
-        let space = AddressSpace::open(options(&fabric)).await.expect("it says what it should so far");
+        scripted(&provider, vec![welcome(), fenced, listed]).await;
+        let space = AddressSpace::open(options(&provider)).await.expect("it says what it should so far");
         let start = rt::now();
         let error = space.grow().await.expect_err("it has fallen silent");
         assert!(matches!(&error, Error::NoDonor(why) if why.contains("did not answer")), "{error}");
-        assert!(start.elapsed() <= pool::space::ANSWER_MAX + Duration::from_secs(1));
+        assert!(start.elapsed() <= pool::space::RESPONSE_TIMEOUT + Duration::from_secs(1));
     });
 }

@@ -1,5 +1,5 @@
-//! The pool from outside, in one program: what owners get ([`sections`], on real memory [`shm`]), what strangers do not
-//! ([`hostile`]), and both under simulated faults ([`simulation`]).
+//! Tests of the pool through its public interface, in one program: its services to owners ([`sections`], on real
+//! memory [`shm`]), how it rejects hostile peers ([`hostile`]), and both under simulated faults ([`simulation`]).
 
 mod hostile;
 mod sections;

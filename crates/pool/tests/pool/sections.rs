@@ -1,18 +1,18 @@
-//! What the pool does for its owners, on a fabric where nothing goes wrong by itself.
+//! The pool's services to its owners, on an RMA provider without faults.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::Loopback;
 use base::rt::simulation::{Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
 use pool::{
-    AddressSpace, Donor, Error, Lent, LentSpace, LentSpaceOptions, LossReason, MemoryNode, MemoryNodeOptions,
-    SpaceOptions, Usage,
+    AddressSpace, AddressSpaceConfig, Donor, Error, LossReason, MemoryNode, MemoryNodeConfig, MemoryNodeUsage,
+    ReadGrant, ReadOnlySpace, ReadOnlySpaceConfig,
 };
-use rma::sim::SimFabric;
-use rma::{Fabric as _, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::sim::SimProvider;
+use rma::{HostConfig, NodeId, Provider as _, TOKEN_BYTES, Token};
 
 const SECTION: u64 = 4096;
 
@@ -24,43 +24,43 @@ fn token(owner: &str) -> Option<Token> {
     })
 }
 
-async fn donor(fabric: &Arc<Loopback>, address: &str, sections: u64) -> Arc<MemoryNode> {
-    let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
-    let host = fabric.host(address, options).await.expect("the address is free");
+async fn donor(provider: &Arc<Loopback>, address: &str, sections: u64) -> Arc<MemoryNode> {
+    let options = HostConfig { node: NodeId(1), tokens: Arc::new(token) };
+    let host = provider.host(address, options).await.expect("the address is free");
     let budget_bytes = sections * SECTION;
-    let options = MemoryNodeOptions { host, budget_bytes, section_bytes: SECTION, stop: Stop::new() };
+    let options = MemoryNodeConfig { host, budget_bytes, section_bytes: SECTION, stop: CancellationToken::new() };
     MemoryNode::start(options).await.expect("the options are good")
 }
 
-fn options(fabric: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> SpaceOptions {
+fn options(provider: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> AddressSpaceConfig {
     let donor = |address: &&str| Donor {
         address: (*address).to_owned(),
         token: token(owner).unwrap_or_else(|| Token::new([0; TOKEN_BYTES])),
     };
-    SpaceOptions {
+    AddressSpaceConfig {
         owner: owner.to_owned(),
         epoch: Epoch(epoch),
-        fabric: Arc::clone(fabric) as Arc<dyn rma::Fabric>,
+        provider: Arc::clone(provider) as Arc<dyn rma::Provider>,
         donors: donors.iter().map(donor).collect(),
         section_bytes: SECTION,
         budget_bytes: 1 << 20,
     }
 }
 
-async fn open(fabric: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> AddressSpace {
-    AddressSpace::open(options(fabric, owner, epoch, donors)).await.expect("the donors are there")
+async fn open(provider: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> AddressSpace {
+    AddressSpace::open(options(provider, owner, epoch, donors)).await.expect("the donors are there")
 }
 
-/// Runs in simulated time, so that nothing depends on the machine's.
+/// Runs in simulated time, so that no result depends on the machine's clock.
 fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Arc<Loopback>) -> F) {
     Simulation::new(1).run(|_| test(Arc::new(Loopback::default()))).expect("the test succeeds");
 }
 
 #[test]
 fn sections_are_read_and_written_through_flat_addresses() {
-    run(|fabric| async move {
-        let _donor = donor(&fabric, "a", 4).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
+    run(|provider| async move {
+        let _donor = donor(&provider, "a", 4).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
         assert!(space.synchronous() && space.sections().is_empty());
         let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
         assert!(one.address >= 4096 && one.address != other.address && one.bytes == SECTION);
@@ -87,9 +87,9 @@ fn sections_are_read_and_written_through_flat_addresses() {
 
 #[test]
 fn ranges_that_no_section_holds_are_refused() {
-    run(|fabric| async move {
-        let _donor = donor(&fabric, "a", 4).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
+    run(|provider| async move {
+        let _donor = donor(&provider, "a", 4).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
         let (one, _next) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
         let end = one.address + one.bytes;
         for (address, length) in
@@ -106,16 +106,19 @@ fn ranges_that_no_section_holds_are_refused() {
 
 #[test]
 fn a_released_section_is_gone_and_its_room_is_there_again() {
-    run(|fabric| async move {
-        let node = donor(&fabric, "a", 1).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
+    run(|provider| async move {
+        let node = donor(&provider, "a", 1).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
         let section = space.grow().await.expect("room");
         space.write(section.address, &[Bytes::from_static(b"secret")]).await.expect("live");
         let full = space.grow().await.expect_err("one section is all there is");
         assert_eq!(full.kind(), ErrorKind::Retry);
         assert!(full.to_string().contains("add a memory node"), "{full}");
         space.release(section.id).await.expect("it is ours");
-        assert_eq!(node.usage(), Usage { budget_bytes: SECTION, owners: 1, connections: 1, ..Usage::default() });
+        assert_eq!(
+            node.usage(),
+            MemoryNodeUsage { budget_bytes: SECTION, owners: 1, connections: 1, ..MemoryNodeUsage::default() }
+        );
         assert_eq!(space.read(section.address, 1, BytesMut::new()).await, Err(rma::Error::Closed));
         assert_eq!(space.release(section.id).await, Err(Error::UnknownSection(section.id.0)));
         let next = space.grow().await.expect("room");
@@ -127,9 +130,9 @@ fn a_released_section_is_gone_and_its_room_is_there_again() {
 
 #[test]
 fn growth_stays_within_the_owners_budget() {
-    run(|fabric| async move {
-        let _donor = donor(&fabric, "a", 8).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
+    run(|provider| async move {
+        let _donor = donor(&provider, "a", 8).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
         space.set_budget(2 * SECTION);
         let first = space.grow().await.expect("room");
         space.grow().await.expect("room");
@@ -145,15 +148,15 @@ fn growth_stays_within_the_owners_budget() {
 
 #[test]
 fn sections_come_from_the_donor_with_most_room() {
-    run(|fabric| async move {
-        let (small, large) = (donor(&fabric, "small", 2).await, donor(&fabric, "large", 5).await);
-        let space = open(&fabric, "owner", 1, &["small", "large"]).await;
+    run(|provider| async move {
+        let (small, large) = (donor(&provider, "small", 2).await, donor(&provider, "large", 5).await);
+        let space = open(&provider, "owner", 1, &["small", "large"]).await;
         for _ in 0..3 {
             space.grow().await.expect("room");
         }
         assert_eq!((small.usage().sections, large.usage().sections), (0, 3));
-        // Another owner takes what the first thinks is free.
-        let other = open(&fabric, "owner2", 1, &["small"]).await;
+        // Another owner takes the memory that the first still believes to be free.
+        let other = open(&provider, "owner2", 1, &["small"]).await;
         other.grow().await.expect("room");
         other.grow().await.expect("room");
         rt::sleep(Duration::from_secs(2)).await;
@@ -166,11 +169,11 @@ fn sections_come_from_the_donor_with_most_room() {
 
 #[test]
 fn a_newer_epoch_fences_the_older_holder() {
-    run(|fabric| async move {
-        let nodes = [donor(&fabric, "a", 2).await, donor(&fabric, "b", 2).await];
-        let old = open(&fabric, "owner", 1, &["a", "b"]).await;
+    run(|provider| async move {
+        let nodes = [donor(&provider, "a", 2).await, donor(&provider, "b", 2).await];
+        let old = open(&provider, "owner", 1, &["a", "b"]).await;
         let held = [old.grow().await.expect("room"), old.grow().await.expect("room")];
-        let new = open(&fabric, "owner", 2, &["a", "b"]).await;
+        let new = open(&provider, "owner", 2, &["a", "b"]).await;
         assert!(nodes.iter().all(|node| node.usage().granted_bytes == 0), "the fence took everything back");
         for section in held {
             assert!(old.write(section.address, &[Bytes::from_static(b"late")]).await.is_err());
@@ -185,9 +188,9 @@ fn a_newer_epoch_fences_the_older_holder() {
         assert!(old.is_fenced() && !new.is_fenced());
         let fenced = old.grow().await.expect_err("fenced");
         assert_eq!(fenced, Error::Fenced { owner: "owner".to_owned(), ours: Epoch(1), newest: Epoch(2) });
-        let late = AddressSpace::open(options(&fabric, "owner", 1, &["a", "b"])).await.expect_err("an older epoch");
+        let late = AddressSpace::open(options(&provider, "owner", 1, &["a", "b"])).await.expect_err("an older epoch");
         assert_eq!(late.kind(), ErrorKind::Fenced);
-        let twin = AddressSpace::open(options(&fabric, "owner", 2, &["a", "b"])).await.expect_err("the same epoch");
+        let twin = AddressSpace::open(options(&provider, "owner", 2, &["a", "b"])).await.expect_err("the same epoch");
         assert_eq!(twin.kind(), ErrorKind::Fenced);
         new.grow().await.expect("the new holder goes on");
     });
@@ -195,16 +198,16 @@ fn a_newer_epoch_fences_the_older_holder() {
 
 #[test]
 fn owners_see_their_own_sections_alone() {
-    run(|fabric| async move {
-        let node = donor(&fabric, "a", 4).await;
-        let (one, other) = (open(&fabric, "owner1", 5, &["a"]).await, open(&fabric, "owner2", 1, &["a"]).await);
+    run(|provider| async move {
+        let node = donor(&provider, "a", 4).await;
+        let (one, other) = (open(&provider, "owner1", 5, &["a"]).await, open(&provider, "owner2", 1, &["a"]).await);
         let ours = one.grow().await.expect("room");
         let theirs = other.grow().await.expect("room");
         one.write(ours.address, &[Bytes::from_static(b"ours")]).await.expect("live");
         let zeros = other.read(theirs.address, 4, BytesMut::new()).await.expect("live");
         assert_eq!(zeros[..], [0; 4]);
-        // The fence of one owner is no matter of the other.
-        let _newer = open(&fabric, "owner2", 9, &["a"]).await;
+        // The fence of one owner does not affect the other.
+        let _newer = open(&provider, "owner2", 9, &["a"]).await;
         one.write(ours.address, &[Bytes::from_static(b"ours")]).await.expect("still live");
         assert_eq!((node.usage().owners, node.usage().sections), (2, 1));
     });
@@ -212,9 +215,9 @@ fn owners_see_their_own_sections_alone() {
 
 #[test]
 fn a_lost_donor_is_reported_once_and_grown_from_again_when_it_is_back() {
-    run(|fabric| async move {
-        let (kept, lost) = (donor(&fabric, "kept", 1).await, donor(&fabric, "lost", 3).await);
-        let space = open(&fabric, "owner", 1, &["kept", "lost"]).await;
+    run(|provider| async move {
+        let (kept, lost) = (donor(&provider, "kept", 1).await, donor(&provider, "lost", 3).await);
+        let space = open(&provider, "owner", 1, &["kept", "lost"]).await;
         let mut sections = Vec::new();
         for _ in 0..4 {
             sections.push(space.grow().await.expect("room"));
@@ -233,7 +236,7 @@ fn a_lost_donor_is_reported_once_and_grown_from_again_when_it_is_back() {
         assert_eq!(space.grow().await.expect_err("what is left is full").kind(), ErrorKind::Retry);
         let problem = space.donors()[1].problem.clone();
         assert!(problem.is_some_and(|problem| problem.contains("cannot reach lost")));
-        let back = donor(&fabric, "lost", 3).await;
+        let back = donor(&provider, "lost", 3).await;
         rt::sleep(Duration::from_secs(15)).await;
         let again = space.grow().await.expect("it is back, and empty");
         assert!(sections.iter().all(|section| section.id != again.id && section.address != again.address));
@@ -241,19 +244,19 @@ fn a_lost_donor_is_reported_once_and_grown_from_again_when_it_is_back() {
     });
 }
 
-/// A memory node that hung without closing its connections was good in its owner's health for ever.
+/// The story: a memory node that hung without closing its connections stayed healthy in its owner's view for ever.
 #[test]
 fn a_donor_that_stops_without_a_word_shows_when_it_is_probed() {
     let scenario = |sim: Sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let hosted = fabric.clone();
+        let provider = SimProvider::new(&sim);
+        let hosted = provider.clone();
         sim.node("memory").start(move || {
-            let fabric = hosted.clone();
+            let provider = hosted.clone();
             async move {
-                let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
-                let host = fabric.host("a", options).await.expect("the address is free");
-                let (budget_bytes, section_bytes, stop) = (SECTION, SECTION, Stop::new());
-                let options = MemoryNodeOptions { host, budget_bytes, section_bytes, stop };
+                let options = HostConfig { node: NodeId(1), tokens: Arc::new(token) };
+                let host = provider.host("a", options).await.expect("the address is free");
+                let (budget_bytes, section_bytes, stop) = (SECTION, SECTION, CancellationToken::new());
+                let options = MemoryNodeConfig { host, budget_bytes, section_bytes, stop };
                 let _node = MemoryNode::start(options).await.expect("the options are good");
                 std::future::pending::<()>().await;
             }
@@ -261,8 +264,8 @@ fn a_donor_that_stops_without_a_word_shows_when_it_is_probed() {
         let memory = sim.node("memory");
         let watching = sim.node("owner").spawn(async move {
             rt::sleep(Duration::from_millis(100)).await;
-            let fabric = Arc::new(fabric) as Arc<dyn rma::Fabric>;
-            let options = SpaceOptions { fabric, ..options(&Arc::default(), "owner", 1, &["a"]) };
+            let provider = Arc::new(provider) as Arc<dyn rma::Provider>;
+            let options = AddressSpaceConfig { provider, ..options(&Arc::default(), "owner", 1, &["a"]) };
             let space = AddressSpace::open(options).await.expect("the donor is there");
             let probed = async || {
                 rt::sleep(Duration::from_secs(2)).await;
@@ -286,11 +289,11 @@ fn a_donor_that_stops_without_a_word_shows_when_it_is_probed() {
 
 #[test]
 fn a_donor_that_is_not_there_at_first_joins_later() {
-    run(|fabric| async move {
-        let space = open(&fabric, "owner", 1, &["late"]).await;
+    run(|provider| async move {
+        let space = open(&provider, "owner", 1, &["late"]).await;
         let nobody = space.grow().await.expect_err("nobody is there");
         assert!(matches!(&nobody, Error::NoDonor(donors) if donors.contains("late")), "{nobody}");
-        let _late = donor(&fabric, "late", 1).await;
+        let _late = donor(&provider, "late", 1).await;
         rt::sleep(Duration::from_secs(15)).await;
         space.grow().await.expect("it is there");
     });
@@ -298,9 +301,9 @@ fn a_donor_that_is_not_there_at_first_joins_later() {
 
 #[test]
 fn a_closed_space_has_given_everything_back() {
-    run(|fabric| async move {
-        let node = donor(&fabric, "a", 4).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
+    run(|provider| async move {
+        let node = donor(&provider, "a", 4).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
         let section = space.grow().await.expect("room");
         space.grow().await.expect("room");
         space.close().await;
@@ -312,13 +315,13 @@ fn a_closed_space_has_given_everything_back() {
 
 #[test]
 fn an_abandoned_owner_keeps_its_sections_until_another_needs_the_room() {
-    run(|fabric| async move {
-        let node = donor(&fabric, "a", 2).await;
-        let gone = open(&fabric, "owner1", 1, &["a"]).await;
+    run(|provider| async move {
+        let node = donor(&provider, "a", 2).await;
+        let gone = open(&provider, "owner1", 1, &["a"]).await;
         gone.grow().await.expect("room");
         gone.grow().await.expect("room");
         drop(gone);
-        let needy = open(&fabric, "owner2", 1, &["a"]).await;
+        let needy = open(&provider, "owner2", 1, &["a"]).await;
         assert!(needy.grow().await.is_err(), "it may come back");
         rt::sleep(pool::node::ABANDONED_AFTER * 2).await;
         assert_eq!(node.usage().sections, 2, "nobody has needed it");
@@ -329,13 +332,13 @@ fn an_abandoned_owner_keeps_its_sections_until_another_needs_the_room() {
 
 #[test]
 fn bad_configurations_are_refused_with_what_to_do() {
-    run(|fabric| async move {
+    run(|provider| async move {
         let options_of = |section_bytes, budget_bytes| {
-            let fabric = Arc::clone(&fabric);
+            let provider = Arc::clone(&provider);
             async move {
-                let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
-                let host = fabric.host("refused", options).await.expect("free");
-                MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() }
+                let options = HostConfig { node: NodeId(1), tokens: Arc::new(token) };
+                let host = provider.host("refused", options).await.expect("free");
+                MemoryNodeConfig { host, budget_bytes, section_bytes, stop: CancellationToken::new() }
             }
         };
         for (section_bytes, budget_bytes, advice) in [
@@ -347,15 +350,15 @@ fn bad_configurations_are_refused_with_what_to_do() {
             assert_eq!(refused.kind(), ErrorKind::Rejected);
             assert!(refused.to_string().contains(advice), "{refused}");
         }
-        let _node = donor(&fabric, "a", 1).await;
-        let good = options(&fabric, "owner", 1, &["a"]);
+        let _node = donor(&provider, "a", 1).await;
+        let good = options(&provider, "owner", 1, &["a"]);
         for (bad, advice) in [
-            (SpaceOptions { budget_bytes: SECTION - 1, ..good.clone() }, "raise it"),
-            (SpaceOptions { section_bytes: 2 * SECTION, ..good.clone() }, "configure the same section_bytes"),
-            (SpaceOptions { donors: Vec::new(), ..good.clone() }, "name 1 to"),
-            (SpaceOptions { owner: String::new(), ..good.clone() }, "name"),
-            (options(&fabric, "stranger", 1, &["a"]), "register this owner"),
-            (options(&fabric, "owner", 1, &["a", "a"]), "twice"),
+            (AddressSpaceConfig { budget_bytes: SECTION - 1, ..good.clone() }, "raise it"),
+            (AddressSpaceConfig { section_bytes: 2 * SECTION, ..good.clone() }, "configure the same section_bytes"),
+            (AddressSpaceConfig { donors: Vec::new(), ..good.clone() }, "name 1 to"),
+            (AddressSpaceConfig { owner: String::new(), ..good.clone() }, "name"),
+            (options(&provider, "stranger", 1, &["a"]), "register this owner"),
+            (options(&provider, "owner", 1, &["a", "a"]), "twice"),
         ] {
             let refused = AddressSpace::open(bad).await.expect_err("bad");
             assert_eq!(refused.kind(), ErrorKind::Rejected, "{refused}");
@@ -366,16 +369,16 @@ fn bad_configurations_are_refused_with_what_to_do() {
 
 #[test]
 fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
-    run(|fabric| async move {
-        let _donor = donor(&fabric, "a", 4).await;
-        let space = open(&fabric, "owner", 1, &["a"]).await;
-        let lent = |owner: &str| LentSpaceOptions {
+    run(|provider| async move {
+        let _donor = donor(&provider, "a", 4).await;
+        let space = open(&provider, "owner", 1, &["a"]).await;
+        let lent = |owner: &str| ReadOnlySpaceConfig {
             owner: owner.to_owned(),
-            fabric: Arc::clone(&fabric) as Arc<dyn rma::Fabric>,
-            donors: options(&fabric, owner, 1, &["a"]).donors,
+            provider: Arc::clone(&provider) as Arc<dyn rma::Provider>,
+            donors: options(&provider, owner, 1, &["a"]).donors,
             section_bytes: SECTION,
         };
-        let readers = [LentSpace::open(lent("owner")).await, LentSpace::open(lent("owner")).await];
+        let readers = [ReadOnlySpace::open(lent("owner")).await, ReadOnlySpace::open(lent("owner")).await];
         let readers = readers.map(|reader| reader.expect("the donor is there"));
         let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
         for section in [one, other] {
@@ -383,24 +386,24 @@ fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
             for (number, reader) in readers.iter().enumerate() {
                 let read = reader.read(section.address + 8, 8, BytesMut::new()).await;
                 assert_eq!(read, Err(rma::Error::Closed), "it was not shared yet");
-                let shared = space.share(section.id, number as u64).await.expect("it is live");
-                let again = space.share(section.id, number as u64).await.expect("it is live");
-                assert_eq!(shared.place(), again.place(), "a reader has one capability a section");
-                let shared = Lent::of_place(section, &shared.place()).expect("it is one");
+                let shared = space.grant_read(section.id, number as u64).await.expect("it is live");
+                let again = space.grant_read(section.id, number as u64).await.expect("it is live");
+                assert_eq!(shared.encode(), again.encode(), "a reader has one capability a section");
+                let shared = ReadGrant::decode(section, &shared.encode()).expect("it is one");
                 reader.enter(&shared).expect("its donor is known");
                 let read = reader.read(section.address + 8, 8, BytesMut::new()).await.expect("it is shared");
                 assert_eq!(read[..], *b"a record");
                 assert!(reader.read(section.address + SECTION - 4, 8, BytesMut::new()).await.is_err());
             }
         }
-        space.unshare(0).await.expect("the donor confirms");
+        space.revoke_reads(0).await.expect("the donor confirms");
         assert!(readers[0].read(one.address + 8, 8, BytesMut::new()).await.is_err(), "it was revoked");
         assert!(readers[1].read(one.address + 8, 8, BytesMut::new()).await.is_ok(), "of the other reader nothing was");
         space.release(one.id).await.expect("the donor confirms");
         assert!(readers[1].read(one.address + 8, 8, BytesMut::new()).await.is_err(), "it was given back");
-        assert!(space.share(one.id, 1).await.is_err());
-        let _newer = open(&fabric, "owner", 2, &["a"]).await;
+        assert!(space.grant_read(one.id, 1).await.is_err());
+        let _newer = open(&provider, "owner", 2, &["a"]).await;
         assert!(readers[1].read(other.address + 8, 8, BytesMut::new()).await.is_err(), "it is a newer holder's");
-        assert!(LentSpace::open(lent("")).await.is_err());
+        assert!(ReadOnlySpace::open(lent("")).await.is_err());
     });
 }

@@ -1,31 +1,32 @@
-//! The pool over shared memory within one process, as a network in one process runs it.
+//! The pool over shared memory within one process, which is how a network in one process runs it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut, Epoch};
-use pool::{AddressSpace, Donor, LossReason, MemoryNode, MemoryNodeOptions, SpaceOptions};
-use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, LossReason, MemoryNode, MemoryNodeConfig};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 const SECTION: u64 = 1 << 20;
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
 
-async fn donor(fabric: &Arc<dyn Fabric>, node: u32, address: &str) -> Arc<MemoryNode> {
-    let options = HostOptions { node: NodeId(node), tokens: Arc::new(|_| Some(TOKEN)) };
-    let host = fabric.host(address, options).await.expect("the address is free");
-    let options = MemoryNodeOptions { host, budget_bytes: 4 * SECTION, section_bytes: SECTION, stop: Stop::new() };
+async fn donor(provider: &Arc<dyn Provider>, node: u32, address: &str) -> Arc<MemoryNode> {
+    let options = HostConfig { node: NodeId(node), tokens: Arc::new(|_| Some(TOKEN)) };
+    let host = provider.host(address, options).await.expect("the address is free");
+    let options =
+        MemoryNodeConfig { host, budget_bytes: 4 * SECTION, section_bytes: SECTION, stop: CancellationToken::new() };
     MemoryNode::start(options).await.expect("the options are good")
 }
 
-async fn open(fabric: &Arc<dyn Fabric>, epoch: u64, donors: &[&str]) -> AddressSpace {
+async fn open(provider: &Arc<dyn Provider>, epoch: u64, donors: &[&str]) -> AddressSpace {
     let donor = |address: &&str| Donor { address: (*address).to_owned(), token: TOKEN };
-    let options = SpaceOptions {
+    let options = AddressSpaceConfig {
         owner: "owner".to_owned(),
         epoch: Epoch(epoch),
-        fabric: Arc::clone(fabric),
+        provider: Arc::clone(provider),
         donors: donors.iter().map(donor).collect(),
         section_bytes: SECTION,
         budget_bytes: 8 * SECTION,
@@ -37,9 +38,9 @@ async fn open(fabric: &Arc<dyn Fabric>, epoch: u64, donors: &[&str]) -> AddressS
 fn sections_are_shared_memory_and_verbs_complete_at_once() {
     let runtime = rt::production::Runtime::new(2).expect("threads");
     runtime.block_on(async {
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
-        let _nodes = [donor(&fabric, 1, "local:pool-a").await, donor(&fabric, 2, "local:pool-b").await];
-        let space = open(&fabric, 1, &["local:pool-a", "local:pool-b"]).await;
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
+        let _nodes = [donor(&provider, 1, "local:pool-a").await, donor(&provider, 2, "local:pool-b").await];
+        let space = open(&provider, 1, &["local:pool-a", "local:pool-b"]).await;
         for round in 0..4_u8 {
             let section = space.grow().await.expect("room");
             let zeros = space.read(section.address, SECTION as usize, BytesMut::new()).now();
@@ -65,10 +66,10 @@ fn sections_are_shared_memory_and_verbs_complete_at_once() {
 fn a_takeover_and_a_lost_donor_end_the_verbs_of_a_busy_holder() {
     let runtime = rt::production::Runtime::new(2).expect("threads");
     runtime.block_on(async {
-        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
-        let nodes = [donor(&fabric, 3, "local:pool-c").await, donor(&fabric, 4, "local:pool-d").await];
+        let provider: Arc<dyn Provider> = Arc::new(ShmProvider::default());
+        let nodes = [donor(&provider, 3, "local:pool-c").await, donor(&provider, 4, "local:pool-d").await];
         let donors = ["local:pool-c", "local:pool-d"];
-        let old = open(&fabric, 1, &donors).await;
+        let old = open(&provider, 1, &donors).await;
         let section = old.grow().await.expect("room");
         let (busy, fenced) = (old.clone(), Arc::new(AtomicBool::new(false)));
         let after = Arc::clone(&fenced);
@@ -84,7 +85,7 @@ fn a_takeover_and_a_lost_donor_end_the_verbs_of_a_busy_holder() {
                 rt::yield_now().await;
             }
         });
-        let new = open(&fabric, 2, &donors).await;
+        let new = open(&provider, 2, &donors).await;
         fenced.store(true, Ordering::SeqCst);
         writing.await.expect("nobody aborts it");
         assert!(nodes.iter().all(|node| node.usage().granted_bytes == 0));

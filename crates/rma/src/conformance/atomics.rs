@@ -2,7 +2,7 @@
 
 use base::rt;
 
-use super::{Fixture, Pair, REGION_BYTES, Region, ensure, read_word, while_doing, word};
+use super::{EndpointPair, Fixture, REGION_BYTES, TestRegion, ensure, read_word, while_doing, word};
 use crate::{Error, IN_FLIGHT_MAX};
 
 type Checked = Result<Option<&'static str>, String>;
@@ -13,8 +13,8 @@ const ENDPOINTS: usize = 4;
 const TASKS: usize = 2;
 
 pub(super) async fn a_swap_happens_only_where_the_expected_word_stands(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let Pair { connected, accepted: _accepted } = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let EndpointPair { connected, accepted: _accepted } = EndpointPair::new(fixture).await?;
     let last = region.bytes - 8;
     for offset in [0, 8, 4096, last] {
         let swap = async |expected, new| {
@@ -38,8 +38,8 @@ pub(super) async fn a_swap_happens_only_where_the_expected_word_stands(fixture: 
 }
 
 pub(super) async fn additions_wrap_and_give_what_stood_there(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let Pair { connected, accepted: _accepted } = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let EndpointPair { connected, accepted: _accepted } = EndpointPair::new(fixture).await?;
     let add = async |add| connected.fetch_add(&region.all, 8, add).await.map_err(while_doing("adding"));
     let mut expected = 0u64;
     for number in [1, 0, u64::MAX, 1 << 63, 1 << 63, u64::MAX, 5] {
@@ -47,7 +47,7 @@ pub(super) async fn additions_wrap_and_give_what_stood_there(fixture: &dyn Fixtu
         ensure!(before == expected, "an addition found {before} where {expected} stood");
         expected = expected.wrapping_add(number);
     }
-    // A word that was written is one that is added to.
+    // The word to add to was written before.
     connected.write(&region.all, 8, &[word(41)]).await.map_err(while_doing("writing"))?;
     let before = add(1).await?;
     let after = read_word(&connected, &region.all, 8).await?;
@@ -59,14 +59,14 @@ pub(super) async fn additions_wrap_and_give_what_stood_there(fixture: &dyn Fixtu
 
 pub(super) async fn swaps_under_contention_lose_nothing(fixture: &dyn Fixture) -> Checked {
     let rounds = fixture.features().rounds / 4;
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pairs = Pair::several(fixture, ENDPOINTS).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pairs = EndpointPair::several(fixture, ENDPOINTS).await?;
     let (capability, mut tasks) = (region.all, Vec::new());
     for pair in &pairs {
         for _ in 0..TASKS {
             let endpoint = pair.connected.clone();
             tasks.push(rt::spawn(async move {
-                // A counter and, beside it, one that only the successes of swaps are added to.
+                // A counter, and beside it one that is raised only by successful swaps.
                 let mut expected = 0;
                 for _ in 0..rounds {
                     loop {
@@ -100,8 +100,8 @@ pub(super) async fn swaps_under_contention_lose_nothing(fixture: &dyn Fixture) -
 
 pub(super) async fn additions_under_contention_lose_nothing(fixture: &dyn Fixture) -> Checked {
     let rounds = fixture.features().rounds;
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pairs = Pair::several(fixture, ENDPOINTS).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pairs = EndpointPair::several(fixture, ENDPOINTS).await?;
     let (capability, mut tasks) = (region.all, Vec::new());
     for pair in &pairs {
         for _ in 0..TASKS {
@@ -134,8 +134,8 @@ pub(super) async fn additions_under_contention_lose_nothing(fixture: &dyn Fixtur
 }
 
 pub(super) async fn thousands_of_verbs_are_in_flight_in_order(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     for round in 0..3u64 {
         let count = IN_FLIGHT_MAX as u64;
         let posted: Vec<_> = (0..count).map(|_| pair.connected.fetch_add(&region.all, 0, 1)).collect();
@@ -150,8 +150,8 @@ pub(super) async fn thousands_of_verbs_are_in_flight_in_order(fixture: &dyn Fixt
 }
 
 pub(super) async fn too_many_verbs_are_busy_and_without_effect(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     let posted: Vec<_> = (0..3 * IN_FLIGHT_MAX).map(|_| pair.connected.fetch_add(&region.all, 0, 1)).collect();
     pair.connected.flush();
     let mut done = 0;

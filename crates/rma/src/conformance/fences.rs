@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{BytesMut, rt};
 
-use super::refusals::{Refused, VERBS, Verb};
-use super::{Fixture, Pair, REGION_BYTES, Region, ensure, read_word, while_doing, word};
-use crate::{Error, Incoming, Rights};
+use super::rejections::{RejectionCheck, VERBS, VerbKind};
+use super::{EndpointPair, Fixture, REGION_BYTES, TestRegion, ensure, read_word, while_doing, word};
+use crate::{Error, IncomingEvent, Rights};
 
 type Checked = Result<Option<&'static str>, String>;
 
-/// Bytes of a write that a revocation may fall into.
+/// Bytes of a write that is long enough for a revocation to interrupt.
 const LONG_BYTES: usize = 1 << 20;
 
 pub(super) async fn a_revoked_capability_is_refused_for_every_verb(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let mut refused = Refused::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let mut refused = RejectionCheck::new(fixture).await?;
     for used_before in [false, true] {
         let stale = region.grant(Rights::ALL)?;
         if used_before {
-            for verb in [Verb::Read(16), Verb::Read(0)] {
+            for verb in [VerbKind::Read(16), VerbKind::Read(0)] {
                 verb.post(refused.endpoint(), &stale, 0).await.map_err(while_doing("reading before the revocation"))?;
             }
         }
@@ -29,12 +29,12 @@ pub(super) async fn a_revoked_capability_is_refused_for_every_verb(fixture: &dyn
             refused.verb(verb, &stale, 0, |error| *error == Error::Revoked).await?;
         }
         region.host.revoke(&stale).await.map_err(while_doing("revoking again"))?;
-        refused.verb(Verb::Write(16), &stale, 0, |error| *error == Error::Revoked).await?;
+        refused.verb(VerbKind::Write(16), &stale, 0, |error| *error == Error::Revoked).await?;
     }
     let contents = region.contents(refused.endpoint()).await?;
     ensure!(contents.iter().all(|byte| *byte == 0), "a verb under a revoked capability took effect");
-    // No immediate data either: what arrives next is the message behind them.
-    let pair = Pair::new(fixture).await?;
+    // No immediate data either: the next arrival is the message behind them.
+    let pair = EndpointPair::new(fixture).await?;
     if pair.connected.profile().immediate && fixture.features().refusals_keep_connections {
         let stale = region.grant(Rights::ALL)?;
         region.host.revoke(&stale).await.map_err(while_doing("revoking"))?;
@@ -42,19 +42,19 @@ pub(super) async fn a_revoked_capability_is_refused_for_every_verb(fixture: &dyn
         ensure!(outcome == Err(Error::Revoked), "a write with immediate data came to {outcome:?}");
         pair.connected.send(&[word(2)]).await.map_err(while_doing("sending"))?;
         let incoming = pair.accepted.receive().await.map_err(while_doing("receiving"))?;
-        ensure!(incoming == Incoming::Message(word(2)), "{incoming:?} arrived under a revoked capability");
+        ensure!(incoming == IncomingEvent::Message(word(2)), "{incoming:?} arrived under a revoked capability");
     }
     region.end().await
 }
 
 pub(super) async fn nothing_lands_after_a_revocation(fixture: &dyn Fixture) -> Checked {
     let rounds = fixture.features().rounds.div_ceil(10);
-    let region = Region::new(fixture, LONG_BYTES as u64).await?;
-    let observer = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, LONG_BYTES as u64).await?;
+    let observer = EndpointPair::new(fixture).await?;
     for round in 0..rounds {
-        // Long writes, which a revocation falls into, or single words.
+        // Long writes, which a revocation interrupts, or single words.
         let length = if round % 2 == 0 { LONG_BYTES } else { 4096 };
-        let (stale, writer) = (region.grant(Rights::ALL)?, Pair::new(fixture).await?);
+        let (stale, writer) = (region.grant(Rights::ALL)?, EndpointPair::new(fixture).await?);
         let revoked = Arc::new(AtomicBool::new(false));
         let writing = rt::spawn({
             let (endpoint, revoked) = (writer.connected.clone(), Arc::clone(&revoked));
@@ -76,7 +76,7 @@ pub(super) async fn nothing_lands_after_a_revocation(fixture: &dyn Fixture) -> C
                             match outcome {
                                 Ok(()) if !after => {}
                                 Err(Error::Revoked) => {}
-                                // It was cut off in the middle, or its connection was.
+                                // The verb was cut off in the middle, or its connection was.
                                 Err(Error::Ambiguous(_)) if !after => {}
                                 Err(Error::Closed) => {}
                                 outcome => return Err(format!("a verb of a stale writer came to {outcome:?}")),
@@ -91,7 +91,7 @@ pub(super) async fn nothing_lands_after_a_revocation(fixture: &dyn Fixture) -> C
             }
         });
         for _ in 0..round % 7 {
-            // Something that takes time, so that the writer comes along.
+            // Takes some time, so that the writer makes progress.
             observer.connected.fetch_add(&region.all, 0, 1).await.map_err(while_doing("adding"))?;
             rt::yield_now().await;
         }
@@ -107,20 +107,20 @@ pub(super) async fn nothing_lands_after_a_revocation(fixture: &dyn Fixture) -> C
     region.end().await
 }
 
-/// A capability is its holder's on every connection of that name, until it is revoked; then on none, whenever it was made.
+/// A capability is valid on every connection of its holder's name until it is revoked; after that on none, old or new.
 pub(super) async fn a_capability_that_was_revoked_is_refused_on_a_later_connection(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
     let kept = region.grant(Rights::ALL)?;
-    let first = Pair::new(fixture).await?;
+    let first = EndpointPair::new(fixture).await?;
     first.connected.fetch_add(&kept, 0, 1).await.map_err(while_doing("adding on the first connection"))?;
     first.connected.close();
     drop(first);
-    let second = Pair::new(fixture).await?;
+    let second = EndpointPair::new(fixture).await?;
     let before = second.connected.fetch_add(&kept, 0, 1).await;
     ensure!(before == Ok(1), "on a second connection of the same name it came to {before:?}");
     region.host.revoke(&kept).await.map_err(while_doing("revoking"))?;
     drop(second);
-    let mut refused = Refused::new(fixture).await?;
+    let mut refused = RejectionCheck::new(fixture).await?;
     for verb in VERBS {
         refused.verb(verb, &kept, 0, |error| *error == Error::Revoked).await?;
     }
@@ -130,9 +130,9 @@ pub(super) async fn a_capability_that_was_revoked_is_refused_on_a_later_connecti
 }
 
 pub(super) async fn one_grant_survives_the_revocation_of_another(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let other = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let other = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     let mut kept = vec![region.all, region.grant(Rights::ALL)?, other.all];
     for round in 0..20u64 {
         let stale = region.grant(Rights::ALL)?;
@@ -151,8 +151,8 @@ pub(super) async fn one_grant_survives_the_revocation_of_another(fixture: &dyn F
 }
 
 pub(super) async fn a_deregistered_region_is_gone(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let mut refused = Refused::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let mut refused = RejectionCheck::new(fixture).await?;
     let (second, never_used) = (region.grant(Rights::ALL)?, region.grant(Rights::ALL)?);
     for capability in [&region.all, &second] {
         refused.endpoint().fetch_add(capability, 0, 1).await.map_err(while_doing("adding"))?;
@@ -165,8 +165,8 @@ pub(super) async fn a_deregistered_region_is_gone(fixture: &dyn Fixture) -> Chec
             refused.verb(verb, capability, 0, gone).await?;
         }
     }
-    // A region that comes after it is not reached by its capabilities.
-    let next = Region::new(fixture, REGION_BYTES).await?;
+    // The capabilities of the old region do not reach a later one.
+    let next = TestRegion::new(fixture, REGION_BYTES).await?;
     for verb in VERBS {
         refused.verb(verb, &all, 0, gone).await?;
     }

@@ -1,21 +1,24 @@
-//! What every provider must keep, as claims that are tried on it.
+//! The guarantees that every provider must give, as claims that are tested on it.
 //!
-//! 1. A [`Fixture`] has a host of the provider under test, whose tasks run in this process, and connects endpoints to it.
-//! 2. [`run`] tries all [`CLAIMS`], one after the other, and reports which are broken; [`Report::assert_held`] is for tests.
-//!    A single claim is tried with [`Claim::check`].
-//! 3. Each claim makes regions, grants and endpoints of its own and gives them back. The last claim closes the host, after
-//!    which the fixture is used up.
+//! 1. A [`Fixture`] has a host of the provider under test and connects endpoints to that host. The host's tasks run in this
+//!    process.
+//! 2. [`run`] checks all [`CLAIMS`], one after the other, and reports the broken ones; a test then calls
+//!    [`ConformanceReport::assert_held`]. [`Claim::check`] checks a single claim.
+//! 3. Each claim creates its own regions, grants and endpoints and frees them. The last claim closes the host; the fixture
+//!    cannot be used afterwards.
 //!
-//! Invariants: no claim depends on how long anything takes, but for [`Features::patience`], after which a claim whose verbs
-//! never complete is broken. No claim panics: a broken one says what was seen.
+//! Invariants:
+//! * The verdict on a claim does not depend on timing, except that a claim is broken if it has not ended after
+//!   [`FixtureFeatures::patience`], for example because a verb never completes.
+//! * No claim panics: a broken claim reports what it observed.
 //!
-//! Claims run on the ambient runtime, real or simulated. That the suite finds what it claims to find is tested with
-//! providers that are broken on purpose: `tests/mutants.rs`.
+//! Claims run on the ambient runtime, real or simulated. `tests/rma/mutants.rs` runs the suite on deliberately broken
+//! providers, to test that the suite finds each defect.
 
 mod atomics;
 mod connections;
 mod fences;
-mod refusals;
+mod rejections;
 mod transfers;
 
 use std::fmt::{self, Display};
@@ -42,25 +45,25 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// What a fixture's provider is asked to show, and how much of it.
+/// The features of a fixture's provider, and the size of the tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Features {
+pub struct FixtureFeatures {
     /// [`Fixture::sever`] works.
     pub sever: bool,
-    /// A refused verb leaves the connection in use. Without it claims take a new connection for each refusal.
+    /// A rejected verb leaves the connection usable. Without this, claims take a new connection for each rejection.
     pub refusals_keep_connections: bool,
     /// Bytes of a large transfer and of a large message, at most [`crate::TRANSFER_BYTES_MAX`].
     pub large_bytes: usize,
-    /// How often things are repeated where more is better: a few hundred.
+    /// How often a test is repeated where more repetitions are better: a few hundred.
     pub rounds: usize,
     /// A claim that has not ended by then is broken.
     pub patience: Duration,
 }
 
-impl Default for Features {
-    /// For a provider that runs at full speed. It does not sever.
-    fn default() -> Features {
-        Features {
+impl Default for FixtureFeatures {
+    /// For a provider that runs at full speed and cannot sever connections.
+    fn default() -> FixtureFeatures {
+        FixtureFeatures {
             sever: false,
             refusals_keep_connections: true,
             large_bytes: 8 << 20,
@@ -73,7 +76,7 @@ impl Default for Features {
 /// A provider set up for the suite.
 #[async_trait]
 pub trait Fixture: Send + Sync {
-    /// A host with nobody connected and at least 256 MiB of memory to give. Always the same one.
+    /// A host without connections and with at least 256 MiB of free memory. Always the same one.
     fn host(&self) -> Arc<dyn Host>;
 
     /// A credential that the host accepts.
@@ -85,50 +88,50 @@ pub trait Fixture: Send + Sync {
     /// A new connection to the host.
     ///
     /// # Errors
-    /// As [`crate::Fabric::connect`].
+    /// As [`crate::Provider::connect`].
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error>;
 
-    /// Loses a connection as a broken cable would: neither side closes it. Both must learn of it in the end.
+    /// Loses a connection as a broken cable would: neither end closes it. Both must notice in the end.
     async fn sever(&self, connected: &Endpoint, accepted: &Endpoint) {
         let _ = (connected, accepted);
     }
 
-    /// What can be tried.
-    fn features(&self) -> Features {
-        Features::default()
+    /// The features to test.
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures::default()
     }
 }
 
-/// What a claim came to.
+/// The result of a claim.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// It holds.
+pub enum ClaimVerdict {
+    /// The claim holds.
     Held,
-    /// It does not apply to this provider: why.
+    /// The claim does not apply to this provider, for this reason.
     Skipped(&'static str),
-    /// It does not hold: what was seen.
+    /// The claim does not hold, with what was observed.
     Broken(String),
 }
 
 type Checked<'a> = Pin<Box<dyn Future<Output = Result<Option<&'static str>, String>> + Send + 'a>>;
 
-/// Something that every provider must keep.
+/// A guarantee that every provider must give.
 #[derive(Clone, Copy)]
 pub struct Claim {
-    /// What is claimed.
+    /// The claim in words.
     pub name: &'static str,
     check: for<'a> fn(&'a dyn Fixture) -> Checked<'a>,
 }
 
 impl Claim {
-    /// Tries it.
-    pub async fn check(&self, fixture: &dyn Fixture) -> Verdict {
+    /// Checks the claim.
+    pub async fn check(&self, fixture: &dyn Fixture) -> ClaimVerdict {
         let patience = fixture.features().patience;
         match rt::timeout(patience, (self.check)(fixture)).await {
-            Ok(Ok(None)) => Verdict::Held,
-            Ok(Ok(Some(reason))) => Verdict::Skipped(reason),
-            Ok(Err(seen)) => Verdict::Broken(seen),
-            Err(_) => Verdict::Broken(format!("it has not ended within {patience:?}")),
+            Ok(Ok(None)) => ClaimVerdict::Held,
+            Ok(Ok(Some(reason))) => ClaimVerdict::Skipped(reason),
+            Ok(Err(seen)) => ClaimVerdict::Broken(seen),
+            Err(_) => ClaimVerdict::Broken(format!("it has not ended within {patience:?}")),
         }
     }
 }
@@ -141,7 +144,7 @@ impl fmt::Debug for Claim {
 
 macro_rules! claims {
     ($($(#[$doc:meta])* $module:ident::$name:ident),+ $(,)?) => {
-        /// All claims, in the order in which [`run`] tries them. The last closes the host.
+        /// All claims, in the order in which [`run`] checks them. The last closes the host.
         pub const CLAIMS: &[Claim] = &[
             $(Claim { name: stringify!($name), check: |fixture| Box::pin($module::$name(fixture)) }),+
         ];
@@ -167,14 +170,14 @@ claims! {
     atomics::additions_under_contention_lose_nothing,
     atomics::thousands_of_verbs_are_in_flight_in_order,
     atomics::too_many_verbs_are_busy_and_without_effect,
-    refusals::ranges_out_of_bounds_are_refused_without_effect,
-    refusals::misaligned_atomics_are_refused,
-    refusals::wrong_secrets_and_unknown_regions_are_refused,
-    refusals::a_capability_of_one_on_the_connection_of_another_is_refused_as_unknown,
-    refusals::what_a_capability_lacks_is_forbidden,
-    refusals::forged_rights_are_refused,
-    refusals::too_much_at_once_is_refused,
-    refusals::a_refused_verb_leaves_the_connection_in_use,
+    rejections::ranges_out_of_bounds_are_refused_without_effect,
+    rejections::misaligned_atomics_are_refused,
+    rejections::wrong_secrets_and_unknown_regions_are_refused,
+    rejections::a_capability_of_one_on_the_connection_of_another_is_refused_as_unknown,
+    rejections::what_a_capability_lacks_is_forbidden,
+    rejections::forged_rights_are_refused,
+    rejections::too_much_at_once_is_refused,
+    rejections::a_refused_verb_leaves_the_connection_in_use,
     fences::a_revoked_capability_is_refused_for_every_verb,
     fences::nothing_lands_after_a_revocation,
     fences::a_capability_that_was_revoked_is_refused_on_a_later_connection,
@@ -193,18 +196,18 @@ claims! {
     connections::a_closed_host_ends_its_connections,
 }
 
-/// What all claims came to.
+/// The results of all claims.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// In the order of trying.
-    pub verdicts: Vec<(&'static str, Verdict)>,
+pub struct ConformanceReport {
+    /// In the order of checking.
+    pub verdicts: Vec<(&'static str, ClaimVerdict)>,
 }
 
-impl Report {
+impl ConformanceReport {
     /// The claims that are broken.
     pub fn broken(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.verdicts.iter().filter_map(|(name, verdict)| match verdict {
-            Verdict::Broken(seen) => Some((*name, seen.as_str())),
+            ClaimVerdict::Broken(seen) => Some((*name, seen.as_str())),
             _ => None,
         })
     }
@@ -215,78 +218,78 @@ impl Report {
     }
 }
 
-impl Display for Report {
+impl Display for ConformanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, verdict) in &self.verdicts {
             match verdict {
-                Verdict::Held => writeln!(f, "ok       {name}")?,
-                Verdict::Skipped(reason) => writeln!(f, "skipped  {name}: {reason}")?,
-                Verdict::Broken(seen) => writeln!(f, "BROKEN   {name}: {seen}")?,
+                ClaimVerdict::Held => writeln!(f, "ok       {name}")?,
+                ClaimVerdict::Skipped(reason) => writeln!(f, "skipped  {name}: {reason}")?,
+                ClaimVerdict::Broken(seen) => writeln!(f, "BROKEN   {name}: {seen}")?,
             }
         }
         Ok(())
     }
 }
 
-/// Tries all claims on a provider. Afterwards its host is closed.
-pub async fn run(fixture: &dyn Fixture) -> Report {
-    let mut report = Report::default();
+/// Checks all claims on a provider. Afterwards its host is closed.
+pub async fn run(fixture: &dyn Fixture) -> ConformanceReport {
+    let mut report = ConformanceReport::default();
     for claim in CLAIMS {
         report.verdicts.push((claim.name, claim.check(fixture).await));
     }
     report
 }
 
-/// Says what was being done when something failed.
+/// Adds the operation to the error of a failed one.
 fn while_doing<E: Display>(doing: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{doing}: {error}")
 }
 
 /// A connection's two ends.
-struct Pair {
+struct EndpointPair {
     connected: Endpoint,
     accepted: Endpoint,
 }
 
-impl Pair {
-    async fn new(fixture: &dyn Fixture) -> Result<Pair, String> {
-        Pair::of(fixture, &fixture.credential()).await
+impl EndpointPair {
+    async fn new(fixture: &dyn Fixture) -> Result<EndpointPair, String> {
+        EndpointPair::of(fixture, &fixture.credential()).await
     }
 
-    async fn of(fixture: &dyn Fixture, credential: &Credential) -> Result<Pair, String> {
+    async fn of(fixture: &dyn Fixture, credential: &Credential) -> Result<EndpointPair, String> {
         let host = fixture.host();
         let accepted = rt::spawn(async move { host.accept().await }).abort_on_drop();
         let connected = fixture.connect(credential).await.map_err(while_doing("connecting"))?;
         let accepted = accepted.await.map_err(while_doing("accepting"))?.map_err(while_doing("accepting"))?;
-        Ok(Pair { connected, accepted })
+        Ok(EndpointPair { connected, accepted })
     }
 
-    async fn several(fixture: &dyn Fixture, count: usize) -> Result<Vec<Pair>, String> {
+    async fn several(fixture: &dyn Fixture, count: usize) -> Result<Vec<EndpointPair>, String> {
         let mut pairs = Vec::new();
         for _ in 0..count {
-            pairs.push(Pair::new(fixture).await?);
+            pairs.push(EndpointPair::new(fixture).await?);
         }
         Ok(pairs)
     }
 }
 
 /// A region of the host under test, and a capability for all of it.
-struct Region {
+struct TestRegion {
     host: Arc<dyn Host>,
     id: RegionId,
     bytes: u64,
-    /// Whom capabilities are given to: the name of the fixture's credential.
+    /// The holder of its capabilities: the name of the fixture's credential.
     holder: String,
     all: Capability,
 }
 
-impl Region {
-    async fn new(fixture: &dyn Fixture, bytes: u64) -> Result<Region, String> {
+impl TestRegion {
+    async fn new(fixture: &dyn Fixture, bytes: u64) -> Result<TestRegion, String> {
         let host = fixture.host();
         let id = host.register("conformance", bytes).await.map_err(while_doing("registering a region"))?;
         let holder = fixture.credential().name;
         let all = host.grant(id, Rights::ALL, &holder).map_err(while_doing("granting"))?;
-        Ok(Region { host, id, bytes, holder, all })
+        Ok(TestRegion { host, id, bytes, holder, all })
     }
 
     fn grant(&self, rights: Rights) -> Result<Capability, String> {
@@ -318,7 +321,7 @@ async fn read_word(endpoint: &Endpoint, capability: &Capability, offset: u64) ->
     number(&read.map_err(while_doing("reading a word"))?)
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ from offset to offset and from seed to seed.
 fn pattern(seed: u64, length: usize) -> Bytes {
     let mut bytes = BytesMut::with_capacity(length + 8);
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -332,7 +335,7 @@ fn pattern(seed: u64, length: usize) -> Bytes {
     bytes.freeze()
 }
 
-/// Where two byte strings first differ; `None` when they are the same.
+/// The offset at which two byte strings first differ; `None` when they are the same.
 fn difference(seen: &[u8], expected: &[u8]) -> Option<String> {
     if seen.len() != expected.len() {
         return Some(format!("{} bytes instead of {}", seen.len(), expected.len()));

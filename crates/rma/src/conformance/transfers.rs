@@ -2,14 +2,16 @@
 
 use base::{Bytes, BytesMut, rt};
 
-use super::{Fixture, Pair, REGION_BYTES, Region, difference, ensure, number, pattern, read_word, while_doing, word};
-use crate::{Error, Incoming, Ordering, PARTS_MAX, RegionId};
+use super::{
+    EndpointPair, Fixture, REGION_BYTES, TestRegion, difference, ensure, number, pattern, read_word, while_doing, word,
+};
+use crate::{Error, IncomingEvent, PARTS_MAX, RegionId, VerbOrdering};
 
 type Checked = Result<Option<&'static str>, String>;
 
 pub(super) async fn what_was_written_is_read_by_all(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pairs = Pair::several(fixture, 2).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pairs = EndpointPair::several(fixture, 2).await?;
     let (writer, reader) = (&pairs[0].connected, &pairs[1].connected);
     let lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 1024, 4095, 4096, 4097, 10_240];
     for (round, length) in lengths.into_iter().enumerate() {
@@ -24,7 +26,7 @@ pub(super) async fn what_was_written_is_read_by_all(fixture: &dyn Fixture) -> Ch
             }
         }
     }
-    // What lies around a write is left alone.
+    // The bytes around a write stay untouched.
     writer.write(&region.all, 8192, &[pattern(1, 64)]).await.map_err(while_doing("writing"))?;
     writer.write(&region.all, 8203, &[pattern(2, 10)]).await.map_err(while_doing("writing"))?;
     let read = reader.read(&region.all, 8192, 64, BytesMut::new()).await.map_err(while_doing("reading"))?;
@@ -36,11 +38,11 @@ pub(super) async fn what_was_written_is_read_by_all(fixture: &dyn Fixture) -> Ch
 }
 
 pub(super) async fn regions_begin_as_zeros(fixture: &dyn Fixture) -> Checked {
-    let pair = Pair::new(fixture).await?;
+    let pair = EndpointPair::new(fixture).await?;
     let mut before = None;
     for round in 0..5 {
-        // The memory may be that of the region before.
-        let region = Region::new(fixture, REGION_BYTES).await?;
+        // The memory may be that of an earlier region.
+        let region = TestRegion::new(fixture, REGION_BYTES).await?;
         ensure!(before.replace(region.id) != Some(region.id), "two regions have the number {:?}", region.id);
         let contents = region.contents(&pair.connected).await?;
         ensure!(contents.iter().all(|byte| *byte == 0), "region {round} does not begin as zeros");
@@ -53,10 +55,10 @@ pub(super) async fn regions_begin_as_zeros(fixture: &dyn Fixture) -> Checked {
 
 pub(super) async fn owners_reach_their_memory(fixture: &dyn Fixture) -> Checked {
     let host = fixture.host();
-    if let Err(Error::Refused(_)) = host.load(RegionId(u32::MAX), 0, 8) {
+    if let Err(Error::Rejected(_)) = host.load(RegionId(u32::MAX), 0, 8) {
         return Ok(Some("its owners do not reach their memory"));
     }
-    let (region, pair) = (Region::new(fixture, REGION_BYTES).await?, Pair::new(fixture).await?);
+    let (region, pair) = (TestRegion::new(fixture, REGION_BYTES).await?, EndpointPair::new(fixture).await?);
     for (round, offset, length) in [(0, 0, 64), (1, 5, 300), (2, REGION_BYTES - 4096, 4096)] {
         let bytes = pattern(round, length);
         pair.connected
@@ -85,8 +87,8 @@ pub(super) async fn owners_reach_their_memory(fixture: &dyn Fixture) -> Checked 
 }
 
 pub(super) async fn reads_append_to_what_is_there(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     let bytes = pattern(1, 1000);
     pair.connected.write(&region.all, 0, std::slice::from_ref(&bytes)).await.map_err(while_doing("writing"))?;
     let mut into = BytesMut::from(&b"before"[..]);
@@ -99,10 +101,10 @@ pub(super) async fn reads_append_to_what_is_there(fixture: &dyn Fixture) -> Chec
 }
 
 pub(super) async fn parts_are_written_one_behind_the_other(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     for count in 0..=PARTS_MAX {
-        // Some of them empty.
+        // Some parts are empty.
         let parts: Vec<Bytes> = (0..count).map(|part| pattern(part as u64, part * 13 % 64)).collect();
         pair.connected.write(&region.all, 3, &parts).await.map_err(while_doing("writing parts"))?;
         let expected = parts.concat();
@@ -114,8 +116,8 @@ pub(super) async fn parts_are_written_one_behind_the_other(fixture: &dyn Fixture
 }
 
 pub(super) async fn transfers_of_no_bytes_pass(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     for offset in [0, 5, region.bytes] {
         let read = pair.connected.read(&region.all, offset, 0, BytesMut::from(&b"kept"[..])).await;
         let read = read.map_err(while_doing("reading no bytes"))?;
@@ -132,8 +134,8 @@ pub(super) async fn transfers_of_no_bytes_pass(fixture: &dyn Fixture) -> Checked
 pub(super) async fn large_transfers_arrive_whole(fixture: &dyn Fixture) -> Checked {
     let large = fixture.features().large_bytes;
     let bytes = (large as u64 + 4096).next_multiple_of(4096);
-    let region = Region::new(fixture, bytes).await?;
-    let pairs = Pair::several(fixture, 2).await?;
+    let region = TestRegion::new(fixture, bytes).await?;
+    let pairs = EndpointPair::several(fixture, 2).await?;
     let content = pattern(1, large);
     let (one, other) = (content.slice(..large / 3), content.slice(large / 3..));
     pairs[0].connected.write(&region.all, 5, &[one, other]).await.map_err(while_doing("writing"))?;
@@ -146,8 +148,8 @@ pub(super) async fn large_transfers_arrive_whole(fixture: &dyn Fixture) -> Check
 pub(super) async fn words_are_never_torn(fixture: &dyn Fixture) -> Checked {
     const WORDS: usize = 64;
     let rounds = fixture.features().rounds;
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pairs = Pair::several(fixture, 3).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pairs = EndpointPair::several(fixture, 3).await?;
     let (capability, mut writers) = (region.all, Vec::new());
     for (number, pair) in pairs[..2].iter().enumerate() {
         let endpoint = pair.connected.clone();
@@ -176,11 +178,11 @@ pub(super) async fn words_are_never_torn(fixture: &dyn Fixture) -> Checked {
 
 pub(super) async fn verbs_of_one_endpoint_take_effect_in_order(fixture: &dyn Fixture) -> Checked {
     let rounds = fixture.features().rounds as u64;
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     let mut posted = Vec::new();
     for round in 1..=rounds {
-        // The same words again and again; each read must see the write before it and none behind it.
+        // The same words each time: each read must see the write before it and none behind it.
         let length = 8 + (round as usize * 40) % 2048 / 8 * 8;
         let write = pair.connected.write(&region.all, 16, &[vec![round as u8; length].into()]);
         let read = pair.connected.read(&region.all, 16, length, BytesMut::new());
@@ -207,8 +209,8 @@ pub(super) async fn verbs_of_one_endpoint_take_effect_in_order(fixture: &dyn Fix
 pub(super) async fn data_written_before_a_flag_are_there_with_the_flag(fixture: &dyn Fixture) -> Checked {
     const DATA: usize = 1024;
     let rounds = fixture.features().rounds as u64;
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pairs = Pair::several(fixture, 2).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pairs = EndpointPair::several(fixture, 2).await?;
     let (capability, writer) = (region.all, pairs[0].connected.clone());
     let writing = rt::spawn(async move {
         for round in 1..=rounds {
@@ -244,8 +246,8 @@ pub(super) async fn data_written_before_a_flag_are_there_with_the_flag(fixture: 
 }
 
 pub(super) async fn verbs_take_effect_though_nobody_awaits_them(fixture: &dyn Fixture) -> Checked {
-    let region = Region::new(fixture, REGION_BYTES).await?;
-    let pair = Pair::new(fixture).await?;
+    let region = TestRegion::new(fixture, REGION_BYTES).await?;
+    let pair = EndpointPair::new(fixture).await?;
     for round in 0..100 {
         drop(pair.connected.fetch_add(&region.all, 0, 1));
         drop(pair.connected.write(&region.all, 8 + round * 8, &[word(round)]));
@@ -263,11 +265,11 @@ pub(super) async fn verbs_take_effect_though_nobody_awaits_them(fixture: &dyn Fi
 pub(super) async fn immediate_data_arrive_behind_their_bytes(fixture: &dyn Fixture) -> Checked {
     const SLOT: u64 = 4096;
     let rounds = fixture.features().rounds as u32;
-    let pairs = Pair::several(fixture, 2).await?;
+    let pairs = EndpointPair::several(fixture, 2).await?;
     if !pairs[0].connected.profile().immediate {
         return Ok(Some("the profile has no immediate data"));
     }
-    let region = Region::new(fixture, SLOT * u64::from(rounds)).await?;
+    let region = TestRegion::new(fixture, SLOT * u64::from(rounds)).await?;
     let length_of = |round: u32| (round as usize * 97) % SLOT as usize;
     let (capability, writer) = (region.all, pairs[0].connected.clone());
     let writing = rt::spawn(async move {
@@ -291,8 +293,12 @@ pub(super) async fn immediate_data_arrive_behind_their_bytes(fixture: &dyn Fixtu
     for round in 0..rounds {
         let incoming = pairs[0].accepted.receive().await.map_err(while_doing("receiving immediate data"))?;
         let (offset, length) = (u64::from(round) * SLOT, length_of(round));
-        let expected =
-            Incoming::Immediate { immediate: round ^ 0x8000_0000, region: region.id, offset, length: length as u64 };
+        let expected = IncomingEvent::Immediate {
+            immediate: round ^ 0x8000_0000,
+            region: region.id,
+            offset,
+            length: length as u64,
+        };
         ensure!(incoming == expected, "{incoming:?} arrived instead of {expected:?}");
         let read = observer.read(&region.all, offset, length, BytesMut::new()).await.map_err(while_doing("reading"))?;
         let different = difference(&read, &pattern(u64::from(round), length));
@@ -300,6 +306,6 @@ pub(super) async fn immediate_data_arrive_behind_their_bytes(fixture: &dyn Fixtu
     }
     writing.await.map_err(while_doing("writing"))?.map_err(while_doing("writing"))?;
     let ordering = pairs[0].connected.profile().ordering;
-    ensure!(ordering >= Ordering::Verbs, "a provider keeps verbs in order at least");
+    ensure!(ordering >= VerbOrdering::Verbs, "a provider keeps verbs in order at least");
     region.end().await
 }

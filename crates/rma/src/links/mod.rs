@@ -1,16 +1,18 @@
-//! Links over the messages of endpoints: control inside one organisation runs over the fabric that its data runs over.
+//! Links carried by the messages of RMA endpoints, so that control traffic inside an organisation uses the same network as its
+//! data.
 //!
-//! 1. [`RmaLinks`] is the transport of a scheme of [`base::rt::net`]: listening is being a host without regions, connecting
-//!    is an endpoint of its own for each link, and both ends prove themselves with the fabric's credential.
-//! 2. A message of a link is a message of the endpoint behind one byte that says what it is:
+//! 1. [`RmaTransport`] is registered as a transport of [`base::rt::net`] for one scheme of addresses. Listening starts a host
+//!    without regions; connecting opens a new endpoint for each link. The provider's handshake authenticates both ends.
+//! 2. Each message of a link is one message of the endpoint, preceded by one byte for its kind:
 //!
 //!    ```text
-//!    kind:u8 (0 message, 1 sender dropped, 2 receiver dropped, 3 heard that the sender was dropped) | the message
+//!    kind:u8 (0 message, 1 sender dropped, 2 receiver dropped, 3 confirms kind 1) | the message
 //!    ```
-//! 3. A dropped half says so to the other side, behind what was sent before. A side that dropped both closes the endpoint
-//!    when the other has heard so, or after [`LINGER`].
+//! 3. An end that drops a half sends a notice of kind 1 or 2, behind the messages that it sent before. An end that has dropped
+//!    both halves closes the endpoint when the other end has confirmed kind 1, or after [`LINGER`].
 //!
-//! Invariants: one link has one endpoint and nothing else uses it; what a side sent before it dropped the link arrives.
+//! Invariants: each link has its own endpoint, which nothing else uses; messages that an end sent before it dropped the link
+//! arrive.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,12 +24,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use base::rt::channel::{Closed, TrySendError};
-use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Listen, Parts, ReceiveHalf, SendHalf, Transport};
+use base::rt::net::{
+    BoxFuture, GatherList, LINK_MESSAGES_MAX, Link, ReceiveHalf, SendHalf, Transport, TransportListener,
+};
 use base::{Bytes, ErrorKind};
 
 use crate::{
-    Completion, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX,
-    Tokens,
+    Completion, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX,
+    Provider, TokenLookup,
 };
 
 const KIND_MESSAGE: Bytes = Bytes::from_static(&[0]);
@@ -36,42 +40,42 @@ const KIND_RECEIVER_DROPPED: Bytes = Bytes::from_static(&[2]);
 const KIND_HEARD: Bytes = Bytes::from_static(&[3]);
 /// Bytes of one message of a link.
 pub const LINK_MESSAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 1;
-/// How long a link that was dropped here waits for the other side to have received what was sent.
+/// How long a link that was dropped locally waits until the other end has received all that was sent.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// A transport of links over a fabric. See the module.
+/// A transport of links over a provider. See the module.
 #[derive(Clone)]
-pub struct RmaLinks {
-    fabric: Arc<dyn Fabric>,
+pub struct RmaTransport {
+    provider: Arc<dyn Provider>,
     credential: Credential,
-    tokens: Tokens,
+    tokens: TokenLookup,
 }
 
-impl RmaLinks {
-    /// Connects with `credential`, and accepts whoever bears one of `tokens`.
-    pub fn new(fabric: Arc<dyn Fabric>, credential: Credential, tokens: Tokens) -> RmaLinks {
-        RmaLinks { fabric, credential, tokens }
+impl RmaTransport {
+    /// Connects with `credential`, and accepts clients that know one of `tokens`.
+    pub fn new(provider: Arc<dyn Provider>, credential: Credential, tokens: TokenLookup) -> RmaTransport {
+        RmaTransport { provider, credential, tokens }
     }
 }
 
-impl Transport for RmaLinks {
-    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+impl Transport for RmaTransport {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>> {
         Box::pin(async move {
-            let options = HostOptions { node: NodeId(0), tokens: Arc::clone(&self.tokens) };
-            let host = self.fabric.host(rest, options).await.map_err(io_error)?;
-            Ok(Box::new(Accepting { host, next: None }) as Box<dyn Listen>)
+            let options = HostConfig { node: NodeId(0), tokens: Arc::clone(&self.tokens) };
+            let host = self.provider.host(rest, options).await.map_err(io_error)?;
+            Ok(Box::new(RmaListener { host, next: None }) as Box<dyn TransportListener>)
         })
     }
 
     fn connect<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Link>> {
-        Box::pin(async move { Ok(link(self.fabric.connect(rest, &self.credential).await.map_err(io_error)?)) })
+        Box::pin(async move { Ok(link(self.provider.connect(rest, &self.credential).await.map_err(io_error)?)) })
     }
 }
 
 fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::Unreachable { .. } => io::ErrorKind::ConnectionRefused,
-        Error::Refused(_) | Error::Version { .. } => io::ErrorKind::PermissionDenied,
+        Error::Rejected(_) | Error::Version { .. } => io::ErrorKind::PermissionDenied,
         Error::System { .. } if error.kind() == ErrorKind::Rejected => io::ErrorKind::AddrInUse,
         _ => io::ErrorKind::Other,
     };
@@ -80,12 +84,12 @@ fn io_error(error: Error) -> io::Error {
 
 type NextEndpoint = Pin<Box<dyn Future<Output = Result<Endpoint, Error>> + Send>>;
 
-struct Accepting {
+struct RmaListener {
     host: Arc<dyn Host>,
     next: Option<NextEndpoint>,
 }
 
-impl Listen for Accepting {
+impl TransportListener for RmaListener {
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Link, Closed>> {
         let host = &self.host;
         let next = self.next.get_or_insert_with(|| {
@@ -105,35 +109,35 @@ impl Listen for Accepting {
 /// A link that owns the endpoint.
 pub fn link(endpoint: Endpoint) -> Link {
     let peer = endpoint.name().to_owned();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(LinkCore {
         endpoint,
         refused: AtomicBool::new(false),
         sender_dropped: AtomicBool::new(false),
         heard: AtomicBool::new(false),
         underway: Mutex::new(VecDeque::new()),
     });
-    let receiver = LinkReceiver { shared: Arc::clone(&shared), ended: false };
-    Link::new(Box::new(LinkSender { shared }), Box::new(receiver), Some(&peer))
+    let receiver = RmaLinkReceiver { shared: Arc::clone(&shared), ended: false };
+    Link::new(Box::new(RmaLinkSender { shared }), Box::new(receiver), Some(&peer))
 }
 
-/// What both halves of one end share.
-struct Shared {
+/// State that both halves of one end share.
+struct LinkCore {
     endpoint: Endpoint,
-    /// The other side receives no more, or the connection is lost.
+    /// The other end receives no more, or the connection is lost.
     refused: AtomicBool,
     /// Our sender was dropped.
     sender_dropped: AtomicBool,
-    /// The other side has heard of that, so that it has received everything.
+    /// The other end has confirmed that, so it has received everything.
     heard: AtomicBool,
-    /// Messages that the endpoint has not taken yet, [`LINK_MESSAGES_MAX`] at most.
+    /// Messages that the endpoint has not accepted yet, [`LINK_MESSAGES_MAX`] at most.
     underway: Mutex<VecDeque<Completion<()>>>,
 }
 
-impl Shared {
-    /// Posts a message. The outcome of earlier ones is looked at first.
-    fn post(&self, parts: &[Bytes]) -> Result<(), Posting> {
+impl LinkCore {
+    /// Posts a message. Checks the outcomes of earlier ones first.
+    fn post(&self, parts: &[Bytes]) -> Result<(), PostError> {
         if self.refused.load(Ordering::Acquire) {
-            return Err(Posting::Closed);
+            return Err(PostError::Closed);
         }
         let mut underway = self.underway.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = underway.pop_front() {
@@ -141,24 +145,24 @@ impl Shared {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => {
                     self.refused.store(true, Ordering::Release);
-                    return Err(Posting::Closed);
+                    return Err(PostError::Closed);
                 }
                 Err(waiting) if underway.len() + 1 < LINK_MESSAGES_MAX => {
                     underway.push_front(waiting);
                     break;
                 }
-                Err(waiting) => return Err(Posting::Full(waiting)),
+                Err(waiting) => return Err(PostError::Full(waiting)),
             }
         }
         match self.endpoint.send(parts).now() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if error.kind() == ErrorKind::Retry => match underway.pop_front() {
-                Some(waiting) => Err(Posting::Full(waiting)),
-                None => Err(Posting::Closed),
+                Some(waiting) => Err(PostError::Full(waiting)),
+                None => Err(PostError::Closed),
             },
             Ok(Err(_)) => {
                 self.refused.store(true, Ordering::Release);
-                Err(Posting::Closed)
+                Err(PostError::Closed)
             }
             Err(waiting) => {
                 underway.push_back(waiting);
@@ -168,21 +172,21 @@ impl Shared {
     }
 }
 
-enum Posting {
+enum PostError {
     /// Wait for this, then try again.
     Full(Completion<()>),
     Closed,
 }
 
-struct LinkSender {
-    shared: Arc<Shared>,
+struct RmaLinkSender {
+    shared: Arc<LinkCore>,
 }
 
-impl LinkSender {
-    /// Posts, or gives what to wait for.
-    fn attempt(&self, message: &Parts) -> Result<(), Posting> {
+impl RmaLinkSender {
+    /// Posts the message, or returns the completion to wait for.
+    fn try_post(&self, message: &GatherList) -> Result<(), PostError> {
         if message.len() > LINK_MESSAGE_BYTES_MAX {
-            return Err(Posting::Closed);
+            return Err(PostError::Closed);
         }
         match message.as_slice() {
             [one] => self.shared.post(&[KIND_MESSAGE, one.clone()]),
@@ -195,12 +199,12 @@ impl LinkSender {
     }
 }
 
-impl SendHalf for LinkSender {
-    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
-        match self.attempt(&message) {
+impl SendHalf for RmaLinkSender {
+    fn try_send(&self, message: GatherList) -> Result<(), TrySendError<GatherList>> {
+        match self.try_post(&message) {
             Ok(()) => Ok(()),
-            Err(Posting::Closed) => Err(TrySendError::Closed(message)),
-            Err(Posting::Full(waiting)) => {
+            Err(PostError::Closed) => Err(TrySendError::Closed(message)),
+            Err(PostError::Full(waiting)) => {
                 let mut underway = self.shared.underway.lock().unwrap_or_else(PoisonError::into_inner);
                 underway.push_front(waiting);
                 Err(TrySendError::Full(message))
@@ -208,13 +212,13 @@ impl SendHalf for LinkSender {
         }
     }
 
-    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: GatherList) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(async move {
             loop {
-                match self.attempt(&message) {
+                match self.try_post(&message) {
                     Ok(()) => return Ok(()),
-                    Err(Posting::Closed) => return Err(Closed),
-                    Err(Posting::Full(waiting)) => {
+                    Err(PostError::Closed) => return Err(Closed),
+                    Err(PostError::Full(waiting)) => {
                         if waiting.await.is_err() {
                             self.shared.refused.store(true, Ordering::Release);
                         }
@@ -225,26 +229,26 @@ impl SendHalf for LinkSender {
     }
 }
 
-impl Drop for LinkSender {
+impl Drop for RmaLinkSender {
     fn drop(&mut self) {
         self.shared.sender_dropped.store(true, Ordering::Release);
-        // What the endpoint has not taken yet stands before this in its queue. A completion that nobody awaits is
-        // carried out all the same.
+        // Messages that the endpoint has not accepted yet stand before this one in its queue. A completion that is not awaited
+        // is executed all the same.
         drop(self.shared.endpoint.send(&[KIND_SENDER_DROPPED]));
         self.shared.endpoint.flush();
     }
 }
 
-struct LinkReceiver {
-    shared: Arc<Shared>,
+struct RmaLinkReceiver {
+    shared: Arc<LinkCore>,
     ended: bool,
 }
 
-impl Shared {
-    /// What a received message means to a link; `None` for what concerns the link alone. An error ends the receiving.
-    fn understand(&self, incoming: Result<Incoming, Error>) -> Result<Option<Bytes>, Closed> {
+impl LinkCore {
+    /// Handles a received message; returns `None` if it concerns only the link itself. An error ends receiving.
+    fn understand(&self, incoming: Result<IncomingEvent, Error>) -> Result<Option<Bytes>, Closed> {
         match incoming {
-            Ok(Incoming::Message(message)) => match message.first() {
+            Ok(IncomingEvent::Message(message)) => match message.first() {
                 Some(0) => return Ok(Some(message.slice(1..))),
                 Some(1) => {
                     drop(self.endpoint.send(&[KIND_HEARD]));
@@ -253,15 +257,15 @@ impl Shared {
                 }
                 Some(2) => self.refused.store(true, Ordering::Release),
                 Some(3) => self.heard.store(true, Ordering::Release),
-                // Not a message of links: this one is broken in both directions.
+                // Not a message of a link: the link is broken in both directions.
                 _ => {
                     self.refused.store(true, Ordering::Release);
                     self.endpoint.close();
                     return Err(Closed);
                 }
             },
-            // A link has no regions: nothing can have been written.
-            Ok(Incoming::Immediate { .. }) => {}
+            // A link has no regions, so nothing can have been written.
+            Ok(IncomingEvent::Immediate { .. }) => {}
             Err(_) => {
                 self.refused.store(true, Ordering::Release);
                 self.heard.store(true, Ordering::Release);
@@ -271,7 +275,7 @@ impl Shared {
         Ok(None)
     }
 
-    /// Receives on for a receiver that was dropped: until nothing is left to be done for our sender.
+    /// Receives in place of a dropped receiver, until our sender has nothing left to do.
     async fn drain(&self) {
         let heard = async {
             while !(self.sender_dropped.load(Ordering::Acquire) && self.heard.load(Ordering::Acquire)) {
@@ -297,7 +301,7 @@ impl Shared {
     }
 }
 
-impl ReceiveHalf for LinkReceiver {
+impl ReceiveHalf for RmaLinkReceiver {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>> {
         while !self.ended {
             let incoming = ready!(self.shared.endpoint.poll_receive(cx));
@@ -311,12 +315,12 @@ impl ReceiveHalf for LinkReceiver {
     }
 }
 
-impl Drop for LinkReceiver {
+impl Drop for RmaLinkReceiver {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
         drop(shared.endpoint.send(&[KIND_RECEIVER_DROPPED]));
         shared.endpoint.flush();
-        // Without a runtime nobody is left to wait; the endpoint closes with its last handle.
+        // Without a runtime no task can wait; the endpoint closes with its last handle.
         if base::rt::is_running() {
             base::rt::spawn(async move { shared.drain().await });
         }

@@ -1,13 +1,13 @@
-//! The two ends of a connection as endpoints: the caller's, whose verbs are copies, and the host's, which has messages only.
+//! The two ends of a connection as endpoints. The verbs of the caller's end are copies; the host's end has messages only.
 //!
 //! A verb:
-//! 1. puts its mark into the connection's area and looks whether the connection has ended;
-//! 2. reads the grant's generation, finds the region, compares the secret and the holder's name, checks rights and bounds;
+//! 1. sets its mark ([`hazards`]) in the connection's shared segment and checks whether the connection has ended;
+//! 2. reads the grant's generation, finds the region, compares the secret and the holder's name, and checks rights and bounds;
 //! 3. copies, or executes the atomic instruction;
-//! 4. takes the mark away and completes.
+//! 4. clears the mark and completes.
 //!
-//! A capability that this process has not used yet makes step 2 ask the host, once; that verb and those behind it are
-//! posted again, in order, when the answer is there.
+//! If this process has not used the capability yet, step 2 asks the host to confirm it, once. The verb and all verbs behind it
+//! wait; when the answer arrives, they are posted again, in order.
 
 #![allow(unsafe_code)]
 
@@ -17,52 +17,52 @@ use std::task::{Context, Poll};
 
 use base::{Bytes, BytesMut};
 
-use super::marks;
+use super::connection_end::ConnectionEnd;
+use super::hazards;
 use super::memory::Mapping;
-use super::side::Side;
-use super::view::{Holder, Proof, View, generation_offset};
-use super::waiting::{Verb, Waiting};
+use super::view::{HolderDigest, HostView, SecretCheck, generation_offset};
+use super::waiting::{WaitingVerb, WaitingVerbs};
 use crate::{
-    Atomicity, Capability, Completion, Connection, Error, Incoming, NodeId, Ordering, PARTS_MAX, Profile, Rights,
-    TRANSFER_BYTES_MAX, WORD_BYTES,
+    Atomicity, Capability, Completion, Connection, Error, IncomingEvent, NodeId, PARTS_MAX, ProviderProfile, Rights,
+    TRANSFER_BYTES_MAX, VerbOrdering, WORD_BYTES,
 };
 
-pub(super) const PROFILE: Profile = Profile {
+pub(super) const PROFILE: ProviderProfile = ProviderProfile {
     provider: "shm",
     atomicity: Atomicity::Processor,
-    ordering: Ordering::Verbs,
+    ordering: VerbOrdering::Verbs,
     immediate: true,
     synchronous: true,
     host_progress: false,
 };
 
 /// Why a verb did not take effect now.
-pub(super) enum Stopped {
-    /// It never will.
+pub(super) enum VerbFailure {
+    /// The verb fails.
     Failed(Error),
-    /// The host must be asked whether the capability is its own.
+    /// The host must confirm the capability first.
     Unconfirmed,
 }
 
-impl From<Error> for Stopped {
-    fn from(error: Error) -> Stopped {
-        Stopped::Failed(error)
+impl From<Error> for VerbFailure {
+    fn from(error: Error) -> VerbFailure {
+        VerbFailure::Failed(error)
     }
 }
 
 /// The caller's end.
-pub(super) struct Caller {
-    pub(super) side: Arc<Side>,
-    pub(super) view: Arc<View>,
-    /// What the host is called.
+pub(super) struct ShmConnection {
+    pub(super) side: Arc<ConnectionEnd>,
+    pub(super) view: Arc<HostView>,
+    /// The host's address.
     pub(super) name: String,
-    /// The name that this end proved to bear.
-    pub(super) holder: Holder,
-    /// Verbs that wait for an answer of the host; `None` where the host's own table is used.
-    pub(super) waiting: Option<Arc<Waiting>>,
+    /// The name that this end has proved.
+    pub(super) holder: HolderDigest,
+    /// Verbs that wait for an answer of the host; `None` if the host's own table is used.
+    pub(super) waiting: Option<Arc<WaitingVerbs>>,
 }
 
-impl Caller {
+impl ShmConnection {
     /// Steps 1 to 4 around `access`, which gets the region's memory and the offset.
     #[inline]
     pub(super) fn execute<T>(
@@ -72,16 +72,16 @@ impl Caller {
         length: usize,
         rights: Rights,
         access: impl FnOnce(&Mapping, usize) -> T,
-    ) -> Result<T, Stopped> {
+    ) -> Result<T, VerbFailure> {
         if capability.node != self.view.node {
             return Err(Error::Unknown.into());
         }
         let generation = generation_offset(capability.region, capability.grant).ok_or(Error::Unknown)?;
-        let _mark = self.side.area.enter(capability.region, capability.grant).ok_or(Error::Busy)?;
+        let _mark = self.side.segment.enter(capability.region, capability.grant).ok_or(Error::Busy)?;
         if self.side.is_closed() {
             return Err(Error::Closed.into());
         }
-        let current = marks::generation(self.view.generation(generation));
+        let current = hazards::generation(self.view.generation(generation));
         if current != capability.generation {
             let stale = capability.generation < current;
             return Err(if stale { Error::Revoked } else { Error::Unknown }.into());
@@ -90,10 +90,10 @@ impl Caller {
         unsafe {
             self.view.with_region(capability.region, |region| {
                 let Some(region) = region else { return Err(self.unconfirmed()) };
-                let granted = match region.prove(capability, self.holder) {
-                    Proof::Right(granted) => granted,
-                    Proof::Wrong => return Err(Error::Unknown.into()),
-                    Proof::Unknown => return Err(self.unconfirmed()),
+                let granted = match region.check_secret(capability, self.holder) {
+                    SecretCheck::Right(granted) => granted,
+                    SecretCheck::Wrong => return Err(Error::Unknown.into()),
+                    SecretCheck::Unknown => return Err(self.unconfirmed()),
                 };
                 if !capability.rights.include(rights) || !granted.include(rights) {
                     return Err(Error::Forbidden.into());
@@ -108,8 +108,8 @@ impl Caller {
     }
 
     #[cold]
-    fn unconfirmed(&self) -> Stopped {
-        if self.waiting.is_some() { Stopped::Unconfirmed } else { Error::Unknown.into() }
+    fn unconfirmed(&self) -> VerbFailure {
+        if self.waiting.is_some() { VerbFailure::Unconfirmed } else { Error::Unknown.into() }
     }
 
     /// Whether verbs wait, so that a new one must wait behind them.
@@ -119,7 +119,7 @@ impl Caller {
     }
 
     #[cold]
-    fn wait<T>(&self, verb: impl FnOnce(crate::Completer<T>) -> Verb) -> Completion<T> {
+    fn wait<T>(&self, verb: impl FnOnce(crate::Completer<T>) -> WaitingVerb) -> Completion<T> {
         match &self.waiting {
             Some(waiting) => waiting.post(verb),
             None => Completion::ready(Err(Error::Unknown)),
@@ -132,16 +132,21 @@ impl Caller {
         offset: u64,
         length: usize,
         into: &mut BytesMut,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), VerbFailure> {
         if length > TRANSFER_BYTES_MAX {
             return Err(Error::TooLarge(length).into());
         }
-        // Before the mark: taking memory may take long.
+        // Before the mark is set: allocating memory may take long.
         into.reserve(length);
         self.execute(capability, offset, length, Rights::READ, |memory, at| memory.read(at, length, into))
     }
 
-    pub(super) fn write_now(&self, capability: &Capability, offset: u64, parts: &[Bytes]) -> Result<usize, Stopped> {
+    pub(super) fn write_now(
+        &self,
+        capability: &Capability,
+        offset: u64,
+        parts: &[Bytes],
+    ) -> Result<usize, VerbFailure> {
         let length: usize = parts.iter().map(Bytes::len).sum();
         if length > TRANSFER_BYTES_MAX || parts.len() > PARTS_MAX {
             return Err(Error::TooLarge(length.max(parts.len())).into());
@@ -155,7 +160,7 @@ impl Caller {
         capability: &Capability,
         offset: u64,
         access: impl FnOnce(&Mapping, usize) -> T,
-    ) -> Result<T, Stopped> {
+    ) -> Result<T, VerbFailure> {
         if !offset.is_multiple_of(WORD_BYTES as u64) {
             return Err(Error::Misaligned(offset).into());
         }
@@ -168,7 +173,7 @@ impl Caller {
         offset: u64,
         expected: u64,
         new: u64,
-    ) -> Result<u64, Stopped> {
+    ) -> Result<u64, VerbFailure> {
         self.atomic(capability, offset, |memory, at| {
             let (expected, new) = (expected.to_le(), new.to_le());
             let found = memory.word(at).compare_exchange(expected, new, Memory::SeqCst, Memory::SeqCst);
@@ -176,18 +181,18 @@ impl Caller {
         })
     }
 
-    pub(super) fn fetch_add_now(&self, capability: &Capability, offset: u64, add: u64) -> Result<u64, Stopped> {
+    pub(super) fn fetch_add_now(&self, capability: &Capability, offset: u64, add: u64) -> Result<u64, VerbFailure> {
         const { assert!(cfg!(target_endian = "little"), "words are added as they lie in memory") };
         self.atomic(capability, offset, |memory, at| memory.word(at).fetch_add(add, Memory::SeqCst))
     }
 }
 
 #[cold]
-fn out_of_bounds(offset: u64, length: usize, size: usize) -> Stopped {
+fn out_of_bounds(offset: u64, length: usize, size: usize) -> VerbFailure {
     Error::OutOfBounds { offset, length: length as u64, region_bytes: size as u64 }.into()
 }
 
-impl Connection for Caller {
+impl Connection for ShmConnection {
     fn node(&self) -> NodeId {
         self.view.node
     }
@@ -196,7 +201,7 @@ impl Connection for Caller {
         &self.name
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         PROFILE
     }
 
@@ -205,12 +210,12 @@ impl Connection for Caller {
         if !self.is_waiting() {
             match self.read_now(capability, offset, length, &mut into) {
                 Ok(()) => return Completion::ready(Ok(into)),
-                Err(Stopped::Failed(error)) => return Completion::ready(Err(error)),
-                Err(Stopped::Unconfirmed) => {}
+                Err(VerbFailure::Failed(error)) => return Completion::ready(Err(error)),
+                Err(VerbFailure::Unconfirmed) => {}
             }
         }
         let capability = *capability;
-        self.wait(|completer| Verb::Read { capability, offset, length, into, completer })
+        self.wait(|completer| WaitingVerb::Read { capability, offset, length, into, completer })
     }
 
     #[inline]
@@ -223,12 +228,12 @@ impl Connection for Caller {
                         Some(immediate) => self.side.notify(immediate, capability.region, offset, length as u64),
                     };
                 }
-                Err(Stopped::Failed(error)) => return Completion::ready(Err(error)),
-                Err(Stopped::Unconfirmed) => {}
+                Err(VerbFailure::Failed(error)) => return Completion::ready(Err(error)),
+                Err(VerbFailure::Unconfirmed) => {}
             }
         }
         let (capability, parts) = (*capability, parts.to_vec());
-        self.wait(|completer| Verb::Write { capability, offset, parts, immediate, completer })
+        self.wait(|completer| WaitingVerb::Write { capability, offset, parts, immediate, completer })
     }
 
     #[inline]
@@ -236,12 +241,12 @@ impl Connection for Caller {
         if !self.is_waiting() {
             match self.compare_swap_now(capability, offset, expected, new) {
                 Ok(found) => return Completion::ready(Ok(found)),
-                Err(Stopped::Failed(error)) => return Completion::ready(Err(error)),
-                Err(Stopped::Unconfirmed) => {}
+                Err(VerbFailure::Failed(error)) => return Completion::ready(Err(error)),
+                Err(VerbFailure::Unconfirmed) => {}
             }
         }
         let capability = *capability;
-        self.wait(|completer| Verb::CompareSwap { capability, offset, expected, new, completer })
+        self.wait(|completer| WaitingVerb::CompareSwap { capability, offset, expected, new, completer })
     }
 
     #[inline]
@@ -249,23 +254,23 @@ impl Connection for Caller {
         if !self.is_waiting() {
             match self.fetch_add_now(capability, offset, add) {
                 Ok(found) => return Completion::ready(Ok(found)),
-                Err(Stopped::Failed(error)) => return Completion::ready(Err(error)),
-                Err(Stopped::Unconfirmed) => {}
+                Err(VerbFailure::Failed(error)) => return Completion::ready(Err(error)),
+                Err(VerbFailure::Unconfirmed) => {}
             }
         }
         let capability = *capability;
-        self.wait(|completer| Verb::FetchAdd { capability, offset, add, completer })
+        self.wait(|completer| WaitingVerb::FetchAdd { capability, offset, add, completer })
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
         if self.is_waiting() {
             let parts = parts.to_vec();
-            return self.wait(|completer| Verb::Send { parts, completer });
+            return self.wait(|completer| WaitingVerb::Send { parts, completer });
         }
         self.side.send(parts)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         self.side.poll_receive(cx)
     }
 
@@ -279,26 +284,26 @@ impl Connection for Caller {
     }
 }
 
-impl Drop for Caller {
+impl Drop for ShmConnection {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// The host's end. Whoever connects has no regions, so that no capability is good here.
-pub(super) struct Accepted {
-    pub(super) side: Arc<Side>,
+/// The host's end. A caller has no regions, so no capability is valid here.
+pub(super) struct AcceptedConnection {
+    pub(super) side: Arc<ConnectionEnd>,
     pub(super) node: NodeId,
     pub(super) name: String,
 }
 
-impl Accepted {
-    fn refuse<T>(&self) -> Completion<T> {
+impl AcceptedConnection {
+    fn reject<T>(&self) -> Completion<T> {
         Completion::ready(Err(if self.side.is_closed() { Error::Closed } else { Error::Unknown }))
     }
 }
 
-impl Connection for Accepted {
+impl Connection for AcceptedConnection {
     fn node(&self) -> NodeId {
         self.node
     }
@@ -307,31 +312,31 @@ impl Connection for Accepted {
         &self.name
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         PROFILE
     }
 
     fn read(&self, _: &Capability, _: u64, _: usize, _: BytesMut) -> Completion<BytesMut> {
-        self.refuse()
+        self.reject()
     }
 
     fn write(&self, _: &Capability, _: u64, _: &[Bytes], _: Option<u32>) -> Completion<()> {
-        self.refuse()
+        self.reject()
     }
 
     fn compare_swap(&self, _: &Capability, _: u64, _: u64, _: u64) -> Completion<u64> {
-        self.refuse()
+        self.reject()
     }
 
     fn fetch_add(&self, _: &Capability, _: u64, _: u64) -> Completion<u64> {
-        self.refuse()
+        self.reject()
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
         self.side.send(parts)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         self.side.poll_receive(cx)
     }
 
@@ -342,7 +347,7 @@ impl Connection for Accepted {
     }
 }
 
-impl Drop for Accepted {
+impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         self.side.end();
     }

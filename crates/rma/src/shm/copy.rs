@@ -1,10 +1,10 @@
-//! Copies between shared memory, which others read and write at the same time, and private memory.
+//! Copies between shared memory, which other processes read and write at the same time, and private memory.
 //!
 //! Invariants:
-//! * Shared memory is touched by atomic instructions and by assembly only, never through a Rust reference to bytes, so
-//!   that a concurrent writer is a race of the hardware and no undefined behaviour of the program.
-//! * An aligned word that lies wholly within a copy is read or written by one access, never torn. Bytes of words that the
-//!   copy covers in part are read or written one by one, so that their neighbours are left alone.
+//! * Shared memory is accessed only by atomic instructions and by assembly, never through a Rust reference to bytes. So a
+//!   concurrent writer is a race of the hardware and not undefined behaviour of the program.
+//! * An aligned word that lies entirely within a copy is read or written by one access, never torn. If a copy covers a word in
+//!   part, the covered bytes are read or written one by one, so that the word's other bytes stay untouched.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Bytes of a word.
 const WORD: usize = crate::WORD_BYTES;
 
-/// From this many bytes on, vectors pay for their start.
+/// From this many bytes on, vector instructions are worth their set-up.
 const BULK_BYTES_MIN: usize = 64;
 #[cfg(target_arch = "x86_64")]
 const _: () =
@@ -28,7 +28,7 @@ const VECTOR_BYTES: usize = 32;
 #[cfg(target_arch = "x86_64")]
 const ALIGNED_BYTES_MIN: usize = 512;
 
-/// How many bytes of `length` come before the first aligned word at or behind `shared`.
+/// How many of `length` bytes come before the first aligned word at or behind `shared`.
 #[inline]
 fn head(shared: usize, length: usize) -> usize {
     (shared.wrapping_neg() & (WORD - 1)).min(length)
@@ -37,7 +37,7 @@ fn head(shared: usize, length: usize) -> usize {
 /// Copies `length` bytes from shared memory to private memory.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `length` bytes; nobody else uses the bytes at `to` meanwhile.
+/// `from` is readable and `to` writable for `length` bytes; no other code uses the bytes at `to` meanwhile.
 #[inline]
 pub(super) unsafe fn load(from: *const u8, to: *mut u8, length: usize) {
     let head = head(from.addr(), length);
@@ -55,7 +55,7 @@ pub(super) unsafe fn load(from: *const u8, to: *mut u8, length: usize) {
 /// Copies `length` bytes from private memory to shared memory.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `length` bytes; nobody writes the bytes at `from` meanwhile.
+/// `from` is readable and `to` writable for `length` bytes; no other code writes the bytes at `from` meanwhile.
 #[inline]
 pub(super) unsafe fn store(to: *mut u8, from: *const u8, length: usize) {
     let head = head(to.addr(), length);
@@ -115,22 +115,22 @@ unsafe fn store_words(to: *mut u8, from: *const u8, words: usize) {
     }
 }
 
-/// Copies whole words, at least [`BULK_BYTES_MIN`] bytes; the shared side is aligned to words.
+/// Copies whole words, at least [`BULK_BYTES_MIN`] bytes; the shared end is aligned to words.
 ///
-/// Vectors are several words wide. The processor splits an access only where it crosses a cache line, and no aligned word
-/// does, so that words stay whole. Measured on a Zen 4: with vectors as fast as memcpy or faster at every alignment, where
-/// `rep movs` is up to three times slower when the target lies a few bytes behind the source modulo 4096.
+/// Vectors are several words wide. The processor splits an access only where it crosses a cache line, and no aligned word does,
+/// so words stay whole. Measured on a Zen 4: vectors are as fast as memcpy or faster at every alignment, while `rep movs` is up
+/// to three times slower when the target lies a few bytes behind the source modulo 4096.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
     let first = words_to_alignment(to.addr(), words);
     // SAFETY: the caller's promise is the same; `first` is less than `words`. Volatile accesses are neither merged nor split;
-    // whichever side is shared is aligned to words.
+    // the shared one of the two ranges is aligned to words.
     let (from, to, words) = unsafe {
         volatile_words(from, to, first);
         (from.add(first * WORD), to.add(first * WORD), words - first)
     };
-    // SAFETY: what is left lies within the ranges; the processor has the instructions.
+    // SAFETY: the rest lies within the ranges; the processor has the instructions.
     let done = unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
             avx(from, to, words * WORD)
@@ -138,11 +138,11 @@ unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
             sse(from, to, words * WORD)
         }
     };
-    // SAFETY: what is left lies within the ranges; as above.
+    // SAFETY: the rest lies within the ranges; as above.
     unsafe { volatile_words(from.add(done), to.add(done), words - done / WORD) };
 }
 
-/// How many of so many words come before the first vector that is aligned at the target, if that can be and is worth it.
+/// How many of the words come before the first vector that is aligned at the target, if aligning is possible and worth it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn words_to_alignment(to: usize, words: usize) -> usize {
@@ -152,7 +152,7 @@ fn words_to_alignment(to: usize, words: usize) -> usize {
     (to.wrapping_neg() & (VECTOR_BYTES - 1)) / WORD
 }
 
-/// Copies all whole vectors of 32 bytes; how many bytes that was.
+/// Copies all whole vectors of 32 bytes; returns the number of bytes copied.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn avx(from: *const u8, to: *mut u8, length: usize) -> usize {
@@ -201,7 +201,7 @@ unsafe fn avx(from: *const u8, to: *mut u8, length: usize) -> usize {
     length / VECTOR_BYTES * VECTOR_BYTES
 }
 
-/// Copies all whole vectors of 16 bytes, of which there is at least one; how many bytes that was.
+/// Copies all whole vectors of 16 bytes, of which there is at least one; returns the number of bytes copied.
 #[cfg(target_arch = "x86_64")]
 unsafe fn sse(from: *const u8, to: *mut u8, length: usize) -> usize {
     // SAFETY: as above.
@@ -224,7 +224,7 @@ unsafe fn sse(from: *const u8, to: *mut u8, length: usize) -> usize {
     length / 16 * 16
 }
 
-/// Copies whole words; the shared side is aligned to words.
+/// Copies whole words; the shared one of the two ranges is aligned to words.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
@@ -232,7 +232,7 @@ unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
     unsafe { volatile_words(from, to, words) };
 }
 
-/// Copies words; whichever side is shared is aligned to words.
+/// Copies words; the shared one of the two ranges is aligned to words.
 #[inline]
 unsafe fn volatile_words(from: *const u8, to: *mut u8, words: usize) {
     for at in 0..words {

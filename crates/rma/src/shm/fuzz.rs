@@ -1,30 +1,31 @@
-//! Harness of the messages on a shared memory's socket; see [`base::fuzz`].
+//! Fuzzing harness for the messages on the socket of the `shm` provider; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 
-use super::message::Message;
+use super::message::SocketMessage;
 use crate::{CAPABILITY_BYTES, Capability, NodeId, RegionId, Rights};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[Target { name: "rma-shm-messages", shape: Shape::Bytes, run: messages, seeds }];
+pub const TARGETS: &[FuzzTarget] =
+    &[FuzzTarget { name: "rma-shm-messages", shape: InputShape::Bytes, run: messages, seeds }];
 
 fn seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");
     let messages = [
-        Message::greeting(0x0102),
-        Message::Hello { version: 1, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() },
-        Message::Welcome { node: NodeId(3), life: [4; 16] },
-        Message::Refused { version: 1, reason: "no".to_owned() },
-        Message::Confirm { mapped: true, capability },
-        Message::Confirmed { rights: Rights::ALL, bytes: 4096 },
-        Message::Denied { revoked: true },
-        Message::Gone { region: RegionId(0x1002) },
+        SocketMessage::greeting(0x0102),
+        SocketMessage::Hello { version: 1, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() },
+        SocketMessage::Welcome { node: NodeId(3), life: [4; 16] },
+        SocketMessage::Rejected { version: 1, reason: "no".to_owned() },
+        SocketMessage::Confirm { mapped: true, capability },
+        SocketMessage::Confirmed { rights: Rights::ALL, bytes: 4096 },
+        SocketMessage::Denied { revoked: true },
+        SocketMessage::Gone { region: RegionId(0x1002) },
     ];
-    messages.iter().map(Message::encode).collect()
+    messages.iter().map(SocketMessage::encode).collect()
 }
 
 fn messages(input: &[u8]) {
-    if let Ok(message) = untrusted(input, || Message::decode(input)) {
+    if let Ok(message) = untrusted(input, || SocketMessage::decode(input)) {
         assert_eq!(message.encode(), input, "{message:?}");
     }
 }

@@ -1,23 +1,23 @@
-//! Hosts that are reached within this process, by name.
+//! The hosts of this process, found by name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::host::Inner;
+use super::host::ShmHostCore;
 use crate::Error;
 
-/// What their addresses begin with.
+/// The prefix of their addresses.
 pub(super) const PREFIX: &str = "local:";
 
-static HOSTS: Mutex<BTreeMap<String, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+static HOSTS: Mutex<BTreeMap<String, Weak<ShmHostCore>>> = Mutex::new(BTreeMap::new());
 
-fn hosts() -> MutexGuard<'static, BTreeMap<String, Weak<Inner>>> {
-    // Whole between any two statements.
+fn hosts() -> MutexGuard<'static, BTreeMap<String, Weak<ShmHostCore>>> {
+    // Consistent between any two statements.
     HOSTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a host known by its address.
-pub(super) fn insert(host: &Arc<Inner>) -> Result<(), Error> {
+/// Publishes a host under its address.
+pub(super) fn insert(host: &Arc<ShmHostCore>) -> Result<(), Error> {
     let mut hosts = hosts();
     if hosts.get(&host.address).is_some_and(|other| other.strong_count() > 0) {
         let taken = std::io::Error::from(std::io::ErrorKind::AddrInUse);
@@ -28,12 +28,12 @@ pub(super) fn insert(host: &Arc<Inner>) -> Result<(), Error> {
 }
 
 /// The host at an address.
-pub(super) fn find(address: &str) -> Option<Arc<Inner>> {
+pub(super) fn find(address: &str) -> Option<Arc<ShmHostCore>> {
     hosts().get(address).and_then(Weak::upgrade)
 }
 
-/// Forgets a host, unless another has its address by now.
-pub(super) fn remove(address: &str, host: &Inner) {
+/// Removes a host, unless another one has its address by now.
+pub(super) fn remove(address: &str, host: &ShmHostCore) {
     let mut hosts = hosts();
     if hosts.get(address).is_some_and(|found| std::ptr::eq(found.as_ptr(), host)) {
         hosts.remove(address);

@@ -1,9 +1,9 @@
 //! Shared memory: sealed memfds and their mappings.
 //!
 //! Invariants:
-//! * A memfd is mapped only when its seals say that it can neither shrink nor grow, and only as far as its size: no access
+//! * A memfd is mapped only if its seals guarantee that it can neither shrink nor grow, and only up to its size: no access
 //!   within a mapping faults, whatever another process does.
-//! * A mapping's bytes are reached by atomic instructions and by [`copy`] only; every access is checked against its size.
+//! * A mapping's bytes are accessed only by atomic instructions and by [`copy`]; every access is checked against the size.
 
 #![allow(unsafe_code)]
 
@@ -24,14 +24,14 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 /// Bytes of a huge page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Seals without which nothing is mapped.
+/// Seals that a memfd must have before it is mapped.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn system(doing: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
     move |errno| Error::system(doing, &std::io::Error::from(errno))
 }
 
-/// Makes a memfd of `bytes` zero bytes whose size is sealed.
+/// Creates a memfd of `bytes` zero bytes whose size is sealed.
 pub(super) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(system("create shared memory"))?;
@@ -40,16 +40,16 @@ pub(super) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
     Ok(fd)
 }
 
-/// Takes a memfd's memory from the system now, so that later accesses cannot fail for want of it; in huge pages where the
-/// system has them, since a random access then misses neither the processor's table of pages nor the page table's caches.
+/// Allocates a memfd's memory now, so that later accesses cannot fail for lack of it. Uses huge pages where the system has
+/// them: a random access then misses neither the TLB nor the caches of the page table.
 pub(super) fn reserve(fd: &OwnedFd, mapping: &Mapping) -> Result<(), Error> {
     let bytes = mapping.bytes as u64;
     let take = |offset: u64, length: u64| {
         rustix::fs::fallocate(fd, FallocateFlags::empty(), offset, length)
-            .map_err(|errno| Error::Exhausted(format!("{bytes} bytes of memory: {errno}")))
+            .map_err(|errno| Error::Exhausted(format!("cannot allocate {bytes} bytes of memory: {errno}")))
     };
     if mapping.is_huge() {
-        // Only what has a page can be made huge; the rest is then not taken twice.
+        // Only pages that exist can become huge; the later allocation then does not allocate the rest twice.
         for offset in (0..bytes - HUGE_PAGE_BYTES + 1).step_by(HUGE_PAGE_BYTES as usize) {
             take(offset, PAGE_BYTES)?;
         }
@@ -58,23 +58,23 @@ pub(super) fn reserve(fd: &OwnedFd, mapping: &Mapping) -> Result<(), Error> {
     take(0, bytes)
 }
 
-/// From now on nobody maps the memfd for writing; mappings that exist stay as they are.
+/// From now on no process can map the memfd for writing; existing mappings stay as they are.
 pub(super) fn seal_against_writers(fd: &OwnedFd) -> Result<(), Error> {
     rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL).map_err(system("seal shared memory"))
 }
 
-/// No seal can be added any more.
+/// From now on no seal can be added.
 pub(super) fn seal_finally(fd: &OwnedFd) -> Result<(), Error> {
     rustix::fs::fcntl_add_seals(fd, SealFlags::SEAL).map_err(system("seal shared memory"))
 }
 
-/// Gives a memfd's memory back to the system, whoever still maps it; it reads as zeros afterwards.
+/// Frees a memfd's memory, even while processes map it; it reads as zeros afterwards.
 pub(super) fn discard(fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
     rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
-        .map_err(system("give shared memory back"))
+        .map_err(system("free shared memory"))
 }
 
-/// Reads a part of a memfd, whoever maps it.
+/// Reads a part of a memfd, even while processes map it.
 pub(super) fn load(fd: &OwnedFd, offset: u64, length: usize) -> Result<BytesMut, Error> {
     let mut bytes = BytesMut::zeroed(length);
     let mut done = 0;
@@ -89,7 +89,7 @@ pub(super) fn load(fd: &OwnedFd, offset: u64, length: usize) -> Result<BytesMut,
     Ok(bytes)
 }
 
-/// Writes a part of a memfd, whoever maps it.
+/// Writes a part of a memfd, even while processes map it.
 pub(super) fn store(fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), Error> {
     let mut done = 0;
     while done < bytes.len() {
@@ -104,10 +104,10 @@ pub(super) fn store(fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), Error
 
 /// How a memfd is mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum MappingAccess {
     /// Its words can be loaded.
     Read,
-    /// Everything.
+    /// All accesses.
     Write,
 }
 
@@ -115,18 +115,18 @@ pub(super) enum Access {
 pub(super) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    access: Access,
+    access: MappingAccess,
 }
 
-// SAFETY: the memory is shared between processes to begin with; every access is atomic or made for racing.
+// SAFETY: the memory is shared between processes anyway; every access is atomic or made for races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` bytes, which must be all that the memfd has. `populate` fills the page table now rather than at the
-    /// first access of each page.
-    pub(super) fn new(fd: impl AsFd, bytes: u64, access: Access, populate: bool) -> Result<Mapping, Error> {
+    /// Maps `bytes` bytes, which must be the whole memfd. `populate` fills the page table now rather than at the first access
+    /// of each page.
+    pub(super) fn new(fd: impl AsFd, bytes: u64, access: MappingAccess, populate: bool) -> Result<Mapping, Error> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("read the seals of shared memory"))?;
         let size = rustix::fs::fstat(&fd).map_err(system("read the size of shared memory"))?.st_size;
         let length =
@@ -137,8 +137,8 @@ impl Mapping {
             ));
         }
         let protection = match access {
-            Access::Read => ProtFlags::READ,
-            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+            MappingAccess::Read => ProtFlags::READ,
+            MappingAccess::Write => ProtFlags::READ | ProtFlags::WRITE,
         };
         let start = match bytes >= HUGE_PAGE_BYTES {
             true => map_aligned(&fd, length, protection)?,
@@ -149,9 +149,9 @@ impl Mapping {
         };
         let start = NonNull::new(start).ok_or(Error::Malformed("a mapping at address zero"))?;
         let mapping = Mapping { start, bytes: length, access };
-        // A child that is forked without a new program could write without marks: it gets no mapping.
+        // A child forked without a new program could write without marks, so it does not inherit the mapping.
         mapping.advise(Advice::LinuxDontFork).map_err(system("keep shared memory from forked children"))?;
-        // What follows only makes accesses faster, so that a system which lacks it is good enough.
+        // The rest only makes accesses faster, so a system without it is good enough.
         let _unsupported = mapping.advise(Advice::LinuxHugepage);
         if populate {
             mapping.populate();
@@ -161,16 +161,18 @@ impl Mapping {
 
     /// Fills the page table.
     pub(super) fn populate(&self) {
-        let advice = if self.access == Access::Write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        let advice =
+            if self.access == MappingAccess::Write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         let _unsupported = self.advise(advice);
     }
 
-    /// Whether it may consist of huge pages.
+    /// Whether the mapping may consist of huge pages.
     fn is_huge(&self) -> bool {
         self.bytes as u64 >= HUGE_PAGE_BYTES
     }
 
-    /// Makes huge pages of what has pages. Linux 6.1 can; on others, and where memory is in pieces, pages stay as they are.
+    /// Turns existing pages into huge pages. Needs Linux 6.1; elsewhere, and where memory is fragmented, pages stay as they
+    /// are.
     fn collapse(&self) {
         // SAFETY: the range is this mapping; the advice does not change its contents.
         let _unsupported = unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_COLLAPSE) };
@@ -187,7 +189,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// The word at a byte offset. Of a mapping that can only be read, only relaxed loads are allowed.
+    /// The word at a byte offset. A read-only mapping allows only relaxed loads.
     #[inline]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(WORD_BYTES) && offset < self.bytes, "a word within the mapping");
@@ -221,13 +223,13 @@ impl Mapping {
     #[inline]
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        assert!(self.access == Access::Write, "a mapping for writing");
+        assert!(self.access == MappingAccess::Write, "a mapping for writing");
         // SAFETY: the target was checked; the source is a slice.
         unsafe { copy::store(self.start.as_ptr().add(offset), bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Writes the parts one behind the other from `offset` on. A word that is covered by the last bytes of one part and
-    /// the first of the next is written whole.
+    /// Writes the parts one behind the other from `offset` on. A word that spans the end of one part and the start of the next
+    /// is written whole.
     #[inline]
     pub(super) fn write_parts(&self, offset: usize, parts: &[Bytes]) {
         if let [only] = parts {
@@ -237,7 +239,7 @@ impl Mapping {
     }
 
     fn write_gathered(&self, mut offset: usize, parts: &[Bytes]) {
-        // Bytes of a word that earlier parts began and that was not yet written; they belong at `offset`.
+        // Bytes of a word that earlier parts started and that is not yet written; they belong at `offset`.
         let mut begun = [0u8; WORD_BYTES];
         let mut held = 0;
         for part in parts {
@@ -253,7 +255,7 @@ impl Mapping {
                 self.write(offset, &begun);
                 offset += WORD_BYTES;
             }
-            // What ends amid a word is held back when the word began within this verb.
+            // A part that ends within a word is held back if the word started within this verb.
             let end = offset + part.len();
             let kept = if end - end % WORD_BYTES >= offset { end % WORD_BYTES } else { 0 };
             let (now, later) = part.split_at(part.len() - kept);
@@ -284,8 +286,8 @@ fn map_aligned(fd: impl AsFd, length: usize, protection: ProtFlags) -> Result<*m
         unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE) };
     let room = room.map_err(&doing)?.cast::<u8>();
     let before = room.addr().wrapping_neg() & (huge - 1);
-    // SAFETY: all ranges lie within the room that was mapped just now and that nobody else knows: `before` is less than the
-    // size of a huge page. What surrounds the mapping is given back.
+    // SAFETY: all ranges lie within the address range that was reserved just now and that no other code knows: `before` is less
+    // than the size of a huge page. The rest around the mapping is freed.
     unsafe {
         let start = room.add(before);
         let mapped = rustix::mm::mmap(start.cast(), length, protection, MapFlags::SHARED | MapFlags::FIXED, fd, 0);
@@ -310,7 +312,7 @@ mod tests {
 
     fn mapping(bytes: u64) -> Mapping {
         let fd = create("test", bytes).expect("there is memory");
-        let mapping = Mapping::new(&fd, bytes, Access::Write, false).expect("it is sealed");
+        let mapping = Mapping::new(&fd, bytes, MappingAccess::Write, false).expect("it is sealed");
         reserve(&fd, &mapping).expect("there is memory");
         mapping.populate();
         mapping
@@ -319,7 +321,7 @@ mod tests {
     #[test]
     fn memory_of_another_size_or_of_one_that_may_change_is_not_mapped() {
         let refused = |fd: &OwnedFd, bytes: u64| {
-            let error = Mapping::new(fd, bytes, Access::Write, false).err();
+            let error = Mapping::new(fd, bytes, MappingAccess::Write, false).err();
             assert!(
                 matches!(error, Some(Error::Malformed(what)) if what.contains("another size")),
                 "{bytes}: {error:?}"
@@ -377,19 +379,19 @@ mod tests {
     fn memory_that_may_shrink_is_not_mapped() {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("there is memory");
         rustix::fs::ftruncate(&fd, PAGE_BYTES).expect("it has no seals");
-        assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());
+        assert!(Mapping::new(&fd, PAGE_BYTES, MappingAccess::Write, false).is_err());
         let sealed = create("test", PAGE_BYTES).expect("there is memory");
-        assert!(Mapping::new(&sealed, 2 * PAGE_BYTES, Access::Write, false).is_err());
+        assert!(Mapping::new(&sealed, 2 * PAGE_BYTES, MappingAccess::Write, false).is_err());
         assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
     }
 
     #[test]
     fn memory_sealed_against_writers_is_only_read() {
         let fd = create("test", PAGE_BYTES).expect("there is memory");
-        let writable = Mapping::new(&fd, PAGE_BYTES, Access::Write, false).expect("it is sealed");
+        let writable = Mapping::new(&fd, PAGE_BYTES, MappingAccess::Write, false).expect("it is sealed");
         seal_against_writers(&fd).expect("it can be sealed");
-        assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());
-        let readable = Mapping::new(&fd, PAGE_BYTES, Access::Read, false).expect("it can be read");
+        assert!(Mapping::new(&fd, PAGE_BYTES, MappingAccess::Write, false).is_err());
+        let readable = Mapping::new(&fd, PAGE_BYTES, MappingAccess::Read, false).expect("it can be read");
         writable.word(8).store(7, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(readable.word(8).load(std::sync::atomic::Ordering::Relaxed), 7);
     }

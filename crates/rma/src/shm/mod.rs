@@ -1,40 +1,42 @@
-//! The `shm` provider: regions are memory that processes of one machine share, and a one-sided verb is a copy or an atomic
-//! instruction in the caller. The host's processor has no part in it.
+//! The `shm` provider: regions are memory that the processes of one machine share, and a one-sided verb is a copy or an atomic
+//! instruction in the caller. The host's process takes no part in it.
 //!
-//! Addresses are `local:NAME`, a host within this process, or the path of a Unix socket. Both use the same memory, marks
-//! and rings; a socket only hands over file descriptors, after authentication, and says when the other side has gone.
+//! An address is `local:NAME` for a host within this process, or the path of a Unix socket. Hosts at both kinds of address use
+//! the same memory, marks and rings; a socket only passes file descriptors, after authentication, and reports when the other
+//! end has gone.
 //!
-//! 1. A region is a memfd whose size is sealed ([`memory`]). The host maps it, and hands it to whoever proves to hold a
-//!    capability for it.
-//! 2. A verb marks itself in flight, checks that its grant is in force, copies ([`copy`]), and takes the mark away
-//!    ([`connection`], [`area`]). Generations lie in memory that only the host can write ([`view`]).
-//! 3. A revocation raises the grant's generation, waits for marks, and kills the process that does not take its mark away
-//!    ([`marks`], [`host`]).
-//! 4. Messages and notices go through a ring for either direction ([`ring`], [`side`]).
+//! 1. A region is a memfd whose size is sealed ([`memory`]). The host maps it, and passes it to every process that proves that
+//!    it holds a capability for the region.
+//! 2. A verb sets a mark, which shows that it is in flight, checks that its grant is in force, copies ([`copy`]), and clears
+//!    the mark ([`connection`], [`segment`]). Generations lie in memory that only the host can write ([`view`]).
+//! 3. A revocation raises the grant's generation, waits for marks, and kills a process that does not clear its mark
+//!    ([`hazards`], [`host`]).
+//! 4. Messages and notices go through one ring per direction ([`ring`], [`segment`]).
 //!
 //! Invariants:
-//! * It holds against processes that are paused or killed at any instruction, not against malice: whoever has mapped a region
-//!   can write it. A region's processes are one trust domain: a capability is good for its holder's name alone, but only
-//!   until its process has mapped the region does the host see to that; from then on the process itself compares the names.
-//!   What is read from shared memory is checked all the same, so
-//!   that a broken process breaks only itself.
-//! * Verbs and notices of one endpoint take effect in the order of posting; a message that waits for room in its ring may be
+//! * The protocol is safe against processes that are paused or killed at any instruction, but not against malice: a process
+//!   that has mapped a region can write it. The processes that share a region are one trust domain. A capability is valid only
+//!   for its holder's name. The host enforces this until the holder's process has mapped the region; from then on the process
+//!   itself compares the names. Data read from shared memory is checked nevertheless, so that a broken process breaks only
+//!   itself.
+//! * Verbs and notices of one endpoint take effect in the order of posting; a message that waits for space in its ring may be
 //!   overtaken by later verbs.
-//! * A verb that was posted before the loss of its host was noticed may take effect in memory that nobody owns any more.
+//! * A caller may notice the loss of its host late. A verb that it posts before then may take effect in memory that no host
+//!   owns any more.
 
-mod area;
 mod connection;
+mod connection_end;
 mod copy;
 #[doc(hidden)]
 pub mod fuzz;
+mod hazards;
 mod host;
 mod local;
-mod marks;
 mod memory;
 mod message;
 mod remote;
 mod ring;
-mod side;
+mod segment;
 mod socket;
 mod view;
 mod waiting;
@@ -45,36 +47,36 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::{Credential, Endpoint, Error, Fabric, Host, HostOptions};
+use crate::{Credential, Endpoint, Error, Host, HostConfig, Provider};
 
-/// Settings of the provider.
+/// Options of the provider.
 #[derive(Clone, Debug)]
-pub struct ShmOptions {
-    /// How long a revocation waits for verbs in flight before it kills the process that posted them; within one process,
-    /// before it fails.
+pub struct ShmConfig {
+    /// How long a revocation waits for verbs in flight before it kills the process that posted them. For a caller within the
+    /// host's own process, how long it waits before it fails.
     pub drain: Duration,
 }
 
-impl Default for ShmOptions {
-    fn default() -> ShmOptions {
-        ShmOptions { drain: Duration::from_secs(2) }
+impl Default for ShmConfig {
+    fn default() -> ShmConfig {
+        ShmConfig { drain: Duration::from_secs(2) }
     }
 }
 
 /// The provider. See the module's description.
 #[derive(Clone, Debug, Default)]
-pub struct Shm {
-    options: ShmOptions,
+pub struct ShmProvider {
+    options: ShmConfig,
 }
 
-impl Shm {
+impl ShmProvider {
     /// With these settings.
-    pub fn new(options: ShmOptions) -> Shm {
-        Shm { options }
+    pub fn new(options: ShmConfig) -> ShmProvider {
+        ShmProvider { options }
     }
 }
 
-/// Sockets are real ones.
+/// Sockets are real ones, so a simulation must not use them.
 fn not_simulated(address: &str) -> Result<(), Error> {
     if base::rt::is_simulation() {
         let reason = "a simulation has no sockets; use local:NAME, or the sim provider".to_owned();
@@ -84,7 +86,7 @@ fn not_simulated(address: &str) -> Result<(), Error> {
 }
 
 #[async_trait]
-impl Fabric for Shm {
+impl Provider for ShmProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         if address.starts_with(local::PREFIX) {
             let host = local::find(address).ok_or_else(|| Error::Unreachable {
@@ -97,7 +99,7 @@ impl Fabric for Shm {
         remote::connect(Path::new(address), credential).await
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         if let Some(name) = address.strip_prefix(local::PREFIX) {
             let address = match name {
                 "" => format!("{}{:016x}", local::PREFIX, base::rt::random_u64()),
@@ -113,7 +115,7 @@ impl Fabric for Shm {
         Ok(Arc::new(host))
     }
 
-    fn provider(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         connection::PROFILE.provider
     }
 }

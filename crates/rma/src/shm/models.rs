@@ -1,7 +1,7 @@
-//! The marks and the rings under loom, which tries every order of steps and every value that a load may give.
+//! Models of the marks and the rings for loom, which tries every order of steps and every value that a load may return.
 //!
-//! Each claim has a counterpart with one fence taken away, in which loom must find the failure: a model that passes for
-//! another reason would not.
+//! Each claim has a counterpart with one fence removed, in which loom must find the failure. Without the counterpart, a model
+//! could pass for a reason other than the fence.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use loom::sync::Notify;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
-use super::marks::{self, FREE, Word, enter, generation, is_over, leave, raise, seen};
-use super::ring::{Consumer, Index, Place, Producer};
+use super::hazards::{self, FREE, Word, enter, generation, is_over, leave, raise, seen};
+use super::ring::{RingConsumer, RingIndex, RingMemory, RingProducer};
 
-super::marks::word!(loom::sync::atomic);
+super::hazards::word!(loom::sync::atomic);
 
 /// Runs a model to its end, with at most three preemptions in one run where a bound is given.
 fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
@@ -48,7 +48,7 @@ impl Fence {
 
     /// A verb that writes, under the generation that was in force at first.
     fn verb(&self, sequence: u16, enter: impl Fn(&AtomicU64, u64) -> bool) {
-        if !enter(&self.slot, marks::mark(0, 0, sequence)) {
+        if !enter(&self.slot, hazards::hazard(0, 0, sequence)) {
             return;
         }
         if generation(&self.generation) == IN_FORCE {
@@ -57,11 +57,11 @@ impl Fence {
         leave(&self.slot);
     }
 
-    /// A revocation, then a write of the owner's.
+    /// A revocation, then a write by the owner.
     fn revoke(&self) {
         raise(&self.generation, REVOKED);
         let mark = seen(&self.slot);
-        while marks::is_under(mark, 0, 0) && !is_over(&self.slot, mark) {
+        while hazards::is_under(mark, 0, 0) && !is_over(&self.slot, mark) {
             thread::yield_now();
         }
         self.word.store(NEW, Ordering::Relaxed);
@@ -119,7 +119,7 @@ fn unmapping(enter: impl Fn(&AtomicU64, u64) -> bool + Send + Sync + Clone + 'st
             let (slot, in_table, mapped) = (Arc::clone(&slot), Arc::clone(&in_table), Arc::clone(&mapped));
             let enter = enter.clone();
             thread::spawn(move || {
-                assert!(enter(&slot, marks::mark(0, 0, 0)), "the slot is free");
+                assert!(enter(&slot, hazards::hazard(0, 0, 0)), "the slot is free");
                 if in_table.load(Ordering::Acquire) == 1 {
                     assert_eq!(mapped.load(Ordering::Relaxed), 1, "a region was unmapped under a verb");
                 }
@@ -145,21 +145,21 @@ fn no_region_is_unmapped_under_a_verb() {
 struct Small {
     indices: [AtomicU64; 4],
     words: [AtomicU64; 4],
-    /// Whether a side that goes to sleep looks once more behind a fence.
+    /// Whether an end that goes to sleep checks once more behind a fence.
     fenced: bool,
 }
 
 #[derive(Clone)]
 struct Handle(Arc<Small>);
 
-impl Place for Handle {
+impl RingMemory for Handle {
     type Word = AtomicU64;
 
     fn bytes(&self) -> usize {
         32
     }
 
-    fn index(&self, index: Index) -> &AtomicU64 {
+    fn index(&self, index: RingIndex) -> &AtomicU64 {
         &self.0.indices[index as usize]
     }
 
@@ -180,7 +180,7 @@ impl Place for Handle {
     }
 }
 
-/// Records of two words through a ring with room for two; either side sleeps until it is rung.
+/// Records of two words through a ring with space for two; either end sleeps until its bell is rung.
 fn ring(records: u64, fenced: bool) -> impl Fn() {
     move || {
         let new = || [0; 4].map(AtomicU64::new);
@@ -190,9 +190,9 @@ fn ring(records: u64, fenced: bool) -> impl Fn() {
             let (place, for_consumer, for_producer) =
                 (place.clone(), Arc::clone(&for_consumer), Arc::clone(&for_producer));
             thread::spawn(move || {
-                let mut producer = Producer::new(place);
+                let mut producer = RingProducer::new(place);
                 for record in 0..records {
-                    while producer.room(16).expect("the consumer's index is possible") < 16 {
+                    while producer.free_bytes(16).expect("the consumer's index is possible") < 16 {
                         if producer.wait(16).expect("the consumer's index is possible") {
                             for_producer.wait();
                         }
@@ -206,14 +206,14 @@ fn ring(records: u64, fenced: bool) -> impl Fn() {
                 }
             })
         };
-        let mut consumer = Consumer::new(place.clone());
+        let mut consumer = RingConsumer::new(place.clone());
         for record in 0..records {
             while consumer.available().expect("the producer's index is possible") == 0 {
                 let asleep = if place.0.fenced {
                     consumer.sleep().expect("the producer's index is possible")
                 } else {
-                    // What `sleep` does, without its fence.
-                    place.index(Index::Asleep).swap(1, Ordering::AcqRel);
+                    // The same as `sleep`, without its fence.
+                    place.index(RingIndex::Asleep).swap(1, Ordering::AcqRel);
                     consumer.available().expect("the producer's index is possible") == 0
                 };
                 if asleep {

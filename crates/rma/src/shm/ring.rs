@@ -1,52 +1,57 @@
 //! A ring of bytes between one producer and one consumer in shared memory.
 //!
-//! 1. The producer writes behind the tail and publishes the tail; the consumer reads behind the head and publishes the
-//!    head. Both count bytes since the beginning, so that `tail - head` bytes are in the ring.
-//! 2. A consumer that finds nothing says that it is asleep, and looks once more; a producer that has published looks
-//!    whether the consumer is asleep, and then must ring ([`Producer::must_ring`]). A sequentially consistent fence lies
-//!    between the two steps of either, so that one of them sees the other.
-//! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). The consumer
-//!    looks at it once for every quarter of the ring that it has read, not at every record: whoever waits wants at most three
-//!    quarters, so that at least a quarter is in the ring and yet to be read.
-//! 4. A producer that finds the ring empty may begin again at its start ([`Producer::begin_again`]) before a longer record: a
-//!    message at a time then goes through the same few lines, which the nearest cache still has, and not round all of them.
+//! 1. The producer writes at the tail and publishes the new tail; the consumer reads at the head and publishes the new head.
+//!    Tail and head count bytes since the beginning, so that `tail - head` bytes are in the ring.
+//! 2. A consumer that finds no bytes sets its sleep flag, and then checks the ring once more. A producer that has published
+//!    bytes checks the sleep flag; if the flag is set, the producer must ring the consumer's doorbell
+//!    ([`RingProducer::must_ring`]). A sequentially consistent fence lies between the two steps of each end, so that at least
+//!    one end sees the first step of the other.
+//! 3. A producer that finds no space does the same with a flag of its own ([`RingProducer::wait`],
+//!    [`RingConsumer::must_ring`]). The consumer checks that flag once for every quarter of the ring that it has read, not at
+//!    every record. This suffices: a waiting producer wants at most three quarters, so at least a quarter is in the ring and
+//!    still to be read.
+//! 4. If a producer finds the ring empty, it may continue at the beginning of the ring ([`RingProducer::wrap`]) before it
+//!    writes a longer record. Single messages then use the same few cache lines, which are still in the nearest cache, and do
+//!    not go round the whole ring.
 //!
-//! The two flags are only ever exchanged, never stored: both sides write them, and exchanges have one order.
+//! Both ends write the two flags. Therefore a flag is set and cleared only by atomic exchanges, which have one order, and never
+//! by a plain store.
 //!
-//! Invariants: each side believes its own index only; the other's is hostile and checked at every reading, so that a
-//! wrong one is [`Corrupt`] and never an access outside of the ring. Records begin at multiples of a word.
+//! Invariants: each end trusts only its own index. The other end's index is hostile and is checked at every read: a wrong index
+//! is [`CorruptRing`], and never an access outside the ring. Records start at multiples of a word.
 
 use std::sync::atomic::Ordering;
 
 use base::BytesMut;
 
-use super::marks::Word;
+use super::hazards::Word;
 use crate::WORD_BYTES;
 
 /// Bytes of one ring; a power of two.
 pub(super) const RING_BYTES: usize = 256 << 10;
 
-/// From so many bytes on, what follows a record's header begins at a cache line, so that copies cross none.
+/// From this many bytes on, a record's bytes start at a cache line, so that copies cross none.
 const ALIGNED_BYTES_MIN: usize = 512;
 const LINE_BYTES: u64 = 64;
 
 const _: () = assert!(RING_BYTES.is_multiple_of(LINE_BYTES as usize));
 
-/// A record of so many bytes may go to the start of an empty ring, if that is so far behind its producer.
-const BEGIN_AGAIN_BYTES: (usize, usize) = (4 << 10, 16 << 10);
+/// A record of at least the first number of bytes may go to the start of an empty ring, if the producer is at least the second
+/// number of bytes behind that start.
+const WRAP_BYTES: (usize, usize) = (4 << 10, 16 << 10);
 
-/// Bytes that are left unused between a header that ends at `position` and the record's bytes.
+/// Bytes left unused between a header that ends at `position` and the record's bytes.
 fn gap(position: u64, length: usize) -> usize {
     if length < ALIGNED_BYTES_MIN { 0 } else { (position.wrapping_neg() % LINE_BYTES) as usize }
 }
 
-/// The other side's index is not possible.
+/// The other end's index is impossible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Corrupt;
+pub(super) struct CorruptRing;
 
-/// The words that both sides use.
+/// The words that both ends use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Index {
+pub(super) enum RingIndex {
     /// Bytes that the producer has written.
     Tail = 0,
     /// Bytes that the consumer has read.
@@ -57,12 +62,12 @@ pub(super) enum Index {
     Waiting = 3,
 }
 
-/// Where a ring lies.
-pub(super) trait Place {
+/// The memory in which a ring lies.
+pub(super) trait RingMemory {
     type Word: Word;
     /// A power of two, and a multiple of [`WORD_BYTES`].
     fn bytes(&self) -> usize;
-    fn index(&self, index: Index) -> &Self::Word;
+    fn index(&self, index: RingIndex) -> &Self::Word;
     /// The word at a position within the ring.
     fn load(&self, at: usize) -> u64;
     fn store(&self, at: usize, word: u64);
@@ -71,34 +76,34 @@ pub(super) trait Place {
     fn read(&self, at: usize, length: usize, into: &mut BytesMut);
 }
 
-/// `length` and what fills its last word.
+/// `length`, rounded up to whole words.
 pub(super) fn padded(length: usize) -> usize {
     length.next_multiple_of(WORD_BYTES)
 }
 
-/// The writing side.
-pub(super) struct Producer<P> {
+/// The writing end.
+pub(super) struct RingProducer<P> {
     place: P,
-    /// Written, published or not.
+    /// Bytes written, published or not.
     tail: u64,
-    /// The consumer's, as last read.
+    /// The consumer's index, as last read.
     head: u64,
 }
 
-impl<P: Place> Producer<P> {
-    pub(super) fn new(place: P) -> Producer<P> {
-        Producer { place, tail: 0, head: 0 }
+impl<P: RingMemory> RingProducer<P> {
+    pub(super) fn new(place: P) -> RingProducer<P> {
+        RingProducer { place, tail: 0, head: 0 }
     }
 
-    /// Bytes that can be written now: exact when less than `wanted`.
-    pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Corrupt> {
+    /// Bytes that can be written now: exact if less than `wanted`.
+    pub(super) fn free_bytes(&mut self, wanted: usize) -> Result<usize, CorruptRing> {
         let size = self.place.bytes() as u64;
         let mut used = self.tail - self.head;
         if size - used < wanted as u64 {
-            let head = self.place.index(Index::Head).load(Ordering::Acquire);
+            let head = self.place.index(RingIndex::Head).load(Ordering::Acquire);
             // The consumer is at or behind the tail and never goes back.
             if head < self.head || head > self.tail || !head.is_multiple_of(WORD_BYTES as u64) {
-                return Err(Corrupt);
+                return Err(CorruptRing);
             }
             self.head = head;
             used = self.tail - head;
@@ -106,25 +111,25 @@ impl<P: Place> Producer<P> {
         Ok((size - used) as usize)
     }
 
-    /// Writes a word; there must be room.
+    /// Writes a word; the ring must have space.
     pub(super) fn word(&mut self, word: u64) {
         self.place.store(self.tail as usize & (self.place.bytes() - 1), word);
         self.tail += WORD_BYTES as u64;
     }
 
-    /// What [`Producer::skip`] is to leave unused behind the header of a record of so many bytes, which is written next.
+    /// The bytes that [`RingProducer::skip`] must leave unused behind the header of the next record, which has `length` bytes.
     pub(super) fn gap(&self, length: usize) -> usize {
         gap(self.tail + WORD_BYTES as u64, length)
     }
 
-    /// Goes to the start of the ring, if that is empty and a record of so many bytes is better there: behind a word of its own,
-    /// by which the consumer knows.
-    pub(super) fn begin_again(&mut self, length: usize, word: u64) -> Result<(), Corrupt> {
+    /// Continues at the start of the ring, if the ring is empty and a record of `length` bytes is better placed there. Writes
+    /// `word` first, which tells the consumer to follow.
+    pub(super) fn wrap(&mut self, length: usize, word: u64) -> Result<(), CorruptRing> {
         let size = self.place.bytes();
         let at = self.tail as usize & (size - 1);
-        let (least, behind) = BEGIN_AGAIN_BYTES;
-        // As long as the consumer has not followed, what is passed over has no room.
-        if length < least || at < behind.max(length + 2 * LINE_BYTES as usize) || self.room(size)? < size {
+        let (least, behind) = WRAP_BYTES;
+        // Until the consumer has followed, the skipped bytes count as used.
+        if length < least || at < behind.max(length + 2 * LINE_BYTES as usize) || self.free_bytes(size)? < size {
             return Ok(());
         }
         self.word(word);
@@ -132,12 +137,12 @@ impl<P: Place> Producer<P> {
         Ok(())
     }
 
-    /// Leaves bytes unused; there must be room.
+    /// Leaves bytes unused; the ring must have space.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.tail += bytes as u64;
     }
 
-    /// Writes bytes; there must be room.
+    /// Writes bytes; the ring must have space.
     pub(super) fn write(&mut self, bytes: &[u8]) {
         let at = self.tail as usize & (self.place.bytes() - 1);
         let (first, second) = bytes.split_at(bytes.len().min(self.place.bytes() - at));
@@ -146,57 +151,58 @@ impl<P: Place> Producer<P> {
         self.tail += bytes.len() as u64;
     }
 
-    /// Ends a record: fills its last word and shows everything to the consumer.
+    /// Ends a record: pads its last word and publishes all bytes to the consumer.
     pub(super) fn publish(&mut self) {
         self.tail = self.tail.next_multiple_of(WORD_BYTES as u64);
         assert!(self.tail - self.head <= self.place.bytes() as u64, "there was room");
-        self.place.index(Index::Tail).store(self.tail, Ordering::Release);
+        self.place.index(RingIndex::Tail).store(self.tail, Ordering::Release);
     }
 
-    /// Whether the consumer sleeps and must be rung; call it after publishing.
+    /// Whether the consumer sleeps and must be woken; call this after publishing.
     pub(super) fn must_ring(&self) -> bool {
         P::Word::fence(Ordering::SeqCst);
-        let asleep = self.place.index(Index::Asleep);
+        let asleep = self.place.index(RingIndex::Asleep);
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Asks to be rung when there is room. False when there are `wanted` bytes by now, at most three quarters of the ring.
-    pub(super) fn wait(&mut self, wanted: usize) -> Result<bool, Corrupt> {
+    /// Requests a wake-up when there is space. False when the ring already has `wanted` free bytes, at most three quarters of
+    /// it.
+    pub(super) fn wait(&mut self, wanted: usize) -> Result<bool, CorruptRing> {
         assert!(wanted <= self.place.bytes() / 4 * 3, "with less in the ring the consumer does not look");
-        let waiting = self.place.index(Index::Waiting);
+        let waiting = self.place.index(RingIndex::Waiting);
         waiting.swap(1, Ordering::AcqRel);
         P::Word::fence(Ordering::SeqCst);
-        if self.room(wanted)? < wanted {
+        if self.free_bytes(wanted)? < wanted {
             return Ok(true);
         }
-        self.place.index(Index::Waiting).swap(0, Ordering::AcqRel);
+        self.place.index(RingIndex::Waiting).swap(0, Ordering::AcqRel);
         Ok(false)
     }
 }
 
-/// The reading side.
-pub(super) struct Consumer<P> {
+/// The reading end.
+pub(super) struct RingConsumer<P> {
     place: P,
-    /// Read, published or not.
+    /// Bytes read, published or not.
     head: u64,
-    /// The producer's, as last read.
+    /// The producer's index, as last read.
     tail: u64,
-    /// What the head was when the producer was last looked after.
+    /// The head when the producer's flag was last checked.
     looked: u64,
 }
 
-impl<P: Place> Consumer<P> {
-    pub(super) fn new(place: P) -> Consumer<P> {
-        Consumer { place, head: 0, tail: 0, looked: 0 }
+impl<P: RingMemory> RingConsumer<P> {
+    pub(super) fn new(place: P) -> RingConsumer<P> {
+        RingConsumer { place, head: 0, tail: 0, looked: 0 }
     }
 
     /// Bytes that can be read now.
-    pub(super) fn available(&mut self) -> Result<usize, Corrupt> {
+    pub(super) fn available(&mut self) -> Result<usize, CorruptRing> {
         if self.tail == self.head {
-            let tail = self.place.index(Index::Tail).load(Ordering::Acquire);
+            let tail = self.place.index(RingIndex::Tail).load(Ordering::Acquire);
             let ahead = tail.wrapping_sub(self.head);
             if ahead > self.place.bytes() as u64 || !tail.is_multiple_of(WORD_BYTES as u64) {
-                return Err(Corrupt);
+                return Err(CorruptRing);
             }
             self.tail = tail;
         }
@@ -210,22 +216,22 @@ impl<P: Place> Consumer<P> {
         word
     }
 
-    /// What [`Consumer::skip`] is to pass over between the header that was read last and the record's bytes.
+    /// The bytes that [`RingConsumer::skip`] must pass over between the last header and the record's bytes.
     pub(super) fn gap(&self, length: usize) -> usize {
         gap(self.head, length)
     }
 
     /// Follows the producer to the start of the ring.
-    pub(super) fn begin_again(&mut self) -> Result<(), Corrupt> {
+    pub(super) fn wrap(&mut self) -> Result<(), CorruptRing> {
         let start = self.head.next_multiple_of(self.place.bytes() as u64);
         if start > self.tail {
-            return Err(Corrupt);
+            return Err(CorruptRing);
         }
         self.head = start;
         Ok(())
     }
 
-    /// Passes over bytes, which must be available.
+    /// Skips bytes, which must be available.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.head += bytes as u64;
     }
@@ -239,32 +245,32 @@ impl<P: Place> Consumer<P> {
         self.head += length as u64;
     }
 
-    /// Ends a record: gives its room back.
+    /// Ends a record: frees its space.
     pub(super) fn publish(&mut self) {
         self.head = self.head.next_multiple_of(WORD_BYTES as u64);
         assert!(self.head <= self.tail, "only what was available is read");
-        self.place.index(Index::Head).store(self.head, Ordering::Release);
+        self.place.index(RingIndex::Head).store(self.head, Ordering::Release);
     }
 
-    /// Whether the producer waits for room, has some by now, and must be rung; call it after publishing.
+    /// Whether the producer waits for space, has some by now, and must be woken; call this after publishing.
     pub(super) fn must_ring(&mut self) -> bool {
         if self.head - self.looked < self.place.bytes() as u64 / 4 {
             return false;
         }
         self.looked = self.head;
         P::Word::fence(Ordering::SeqCst);
-        let waiting = self.place.index(Index::Waiting);
+        let waiting = self.place.index(RingIndex::Waiting);
         waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Asks to be rung when something is there. False when something is there by now.
-    pub(super) fn sleep(&mut self) -> Result<bool, Corrupt> {
-        self.place.index(Index::Asleep).swap(1, Ordering::AcqRel);
+    /// Requests a wake-up when data arrives. False when data is already there.
+    pub(super) fn sleep(&mut self) -> Result<bool, CorruptRing> {
+        self.place.index(RingIndex::Asleep).swap(1, Ordering::AcqRel);
         P::Word::fence(Ordering::SeqCst);
         if self.available()? == 0 {
             return Ok(true);
         }
-        self.place.index(Index::Asleep).swap(0, Ordering::AcqRel);
+        self.place.index(RingIndex::Asleep).swap(0, Ordering::AcqRel);
         Ok(false)
     }
 }
@@ -285,23 +291,23 @@ mod tests {
     }
 
     #[derive(Clone)]
-    struct Plain(Arc<Memory>);
+    struct TestRing(Arc<Memory>);
 
-    impl Plain {
-        fn new() -> Plain {
+    impl TestRing {
+        fn new() -> TestRing {
             let indices = [0; 4].map(AtomicU64::new);
-            Plain(Arc::new(Memory { indices, bytes: Mutex::new(vec![0; SIZE]) }))
+            TestRing(Arc::new(Memory { indices, bytes: Mutex::new(vec![0; SIZE]) }))
         }
     }
 
-    impl Place for Plain {
+    impl RingMemory for TestRing {
         type Word = AtomicU64;
 
         fn bytes(&self) -> usize {
             SIZE
         }
 
-        fn index(&self, index: Index) -> &AtomicU64 {
+        fn index(&self, index: RingIndex) -> &AtomicU64 {
             &self.0.indices[index as usize]
         }
 
@@ -323,10 +329,10 @@ mod tests {
         }
     }
 
-    fn take(consumer: &mut Consumer<Plain>) -> BytesMut {
+    fn take(consumer: &mut RingConsumer<TestRing>) -> BytesMut {
         let mut header = consumer.word();
         if header == AGAIN {
-            consumer.begin_again().expect("the producer went there");
+            consumer.wrap().expect("the producer went there");
             header = consumer.word();
         }
         let mut bytes = BytesMut::new();
@@ -337,25 +343,25 @@ mod tests {
 
     #[test]
     fn records_come_out_as_they_went_in_wherever_the_ring_begins_again() {
-        let place = Plain::new();
-        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        let place = TestRing::new();
+        let (mut producer, mut consumer) = (RingProducer::new(place.clone()), RingConsumer::new(place));
         let (mut sent, mut begun) = (std::collections::VecDeque::new(), 0);
         let mut random = 7u64;
         for step in 0..50_000u32 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let length = (random >> 40) as usize % (if step % 3 == 0 { 64 } else { 24 << 10 });
             let before = producer.tail;
-            producer.begin_again(length, AGAIN).expect("the consumer's index is possible");
+            producer.wrap(length, AGAIN).expect("the consumer's index is possible");
             begun += u32::from(producer.tail > before);
             let wanted = WORD_BYTES + padded(length);
-            if producer.room(wanted).expect("the consumer's index is possible") >= wanted {
+            if producer.free_bytes(wanted).expect("the consumer's index is possible") >= wanted {
                 let record = vec![step as u8; length];
                 producer.word(length as u64);
                 producer.write(&record);
                 producer.publish();
                 sent.push_back(record);
             }
-            // One at a time for a while, then several.
+            // For a while one record at a time, then several.
             let leave = if step / 1_000 % 2 == 0 { 0 } else { (random >> 33) as usize % 4 };
             while sent.len() > leave && consumer.available().expect("the producer's index is possible") > 0 {
                 let record = sent.pop_front().expect("it was sent");
@@ -367,14 +373,14 @@ mod tests {
 
     #[test]
     fn a_producer_without_room_is_rung_before_the_ring_is_empty() {
-        let place = Plain::new();
-        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        let place = TestRing::new();
+        let (mut producer, mut consumer) = (RingProducer::new(place.clone()), RingConsumer::new(place));
         let (mut random, mut waits, mut rings) = (11u64, 0, 0);
         for _ in 0..20_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let length = (random >> 40) as usize % (SIZE / 4 * 3 - WORD_BYTES);
             let wanted = WORD_BYTES + padded(length);
-            while producer.room(wanted).expect("the consumer's index is possible") < wanted {
+            while producer.free_bytes(wanted).expect("the consumer's index is possible") < wanted {
                 assert_eq!(producer.wait(wanted), Ok(true), "nobody reads meanwhile");
                 waits += 1;
                 let mut rung = false;
@@ -388,7 +394,7 @@ mod tests {
             producer.word(length as u64);
             producer.write(&vec![7; length]);
             producer.publish();
-            // Some are read while there is room, so that what was looked at last is anywhere.
+            // Some are read while there is space, so that the last check may be at any position.
             if random >> 33 & 3 == 0 && consumer.available().expect("the producer's index is possible") > 0 {
                 take(&mut consumer);
                 assert!(!consumer.must_ring(), "nobody waits");
@@ -399,11 +405,11 @@ mod tests {
 
     #[test]
     fn a_start_beyond_what_was_published_is_not_followed() {
-        let place = Plain::new();
-        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        let place = TestRing::new();
+        let (mut producer, mut consumer) = (RingProducer::new(place.clone()), RingConsumer::new(place));
         producer.word(AGAIN);
         producer.publish();
         assert!(consumer.available() == Ok(WORD_BYTES) && consumer.word() == AGAIN);
-        assert_eq!(consumer.begin_again(), Err(Corrupt));
+        assert_eq!(consumer.wrap(), Err(CorruptRing));
     }
 }

@@ -1,7 +1,7 @@
 //! Unix sockets that carry packets and file descriptors.
 //!
-//! A socket's file has mode 0600 from the moment it exists and lies in a directory that only its owner can change, so that
-//! only processes of the same user connect, and nobody else can take the file's place.
+//! A socket's file has mode 0600 from the moment it exists and lies in a directory that only its owner can change, so only
+//! processes of the same user connect, and no other user can replace the file.
 
 #![allow(unsafe_code)]
 
@@ -22,15 +22,15 @@ use rustix::net::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::message::{Message, PACKET_BYTES_MAX};
+use super::message::{PACKET_BYTES_MAX, SocketMessage};
 use crate::Error;
 
 /// File descriptors of one message.
 pub(super) const DESCRIPTORS_MAX: usize = 4;
-/// Connections that the system holds until they are accepted.
+/// Connections that the system queues until they are accepted.
 const BACKLOG: i32 = 64;
-/// Time between attempts to connect to a host that is busy.
-const RETRY_EVERY: Duration = Duration::from_millis(5);
+/// Time between attempts to connect to a busy host.
+const RETRY_PERIOD: Duration = Duration::from_millis(5);
 
 fn io(errno: Errno) -> std::io::Error {
     errno.into()
@@ -44,7 +44,7 @@ fn rejected(doing: &'static str, reason: String) -> Error {
     Error::System { doing, reason, kind: ErrorKind::Rejected }
 }
 
-/// Waits for a descriptor with tokio.
+/// Registers a descriptor with tokio's reactor.
 pub(super) fn watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, Error> {
     // SAFETY: an `OwnedFd` refers to the same open description from here until it is dropped, which deregisters it first.
     let watched = unsafe { AsyncFd::register(fd) };
@@ -52,15 +52,15 @@ pub(super) fn watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, Error> {
 }
 
 /// A connected socket.
-pub(super) struct Socket(AsyncFd<OwnedFd>);
+pub(super) struct MessageSocket(AsyncFd<OwnedFd>);
 
-impl Socket {
-    fn new(fd: OwnedFd) -> Result<Socket, Error> {
-        watch(fd).map(Socket)
+impl MessageSocket {
+    fn new(fd: OwnedFd) -> Result<MessageSocket, Error> {
+        watch(fd).map(MessageSocket)
     }
 
     /// Connects; waits while the host is busy.
-    pub(super) async fn connect(path: &Path) -> Result<Socket, Error> {
+    pub(super) async fn connect(path: &Path) -> Result<MessageSocket, Error> {
         let unreachable = |reason: String| Error::Unreachable { address: path.display().to_string(), reason };
         let address = SocketAddrUnix::new(path).map_err(|errno| unreachable(io(errno).to_string()))?;
         loop {
@@ -68,13 +68,13 @@ impl Socket {
             match rustix::net::connect(&fd, &address) {
                 Ok(()) => {
                     let other = rustix::net::sockopt::socket_peercred(&fd).map_err(system("ask who listens"))?;
-                    // The token is not for anybody else's eyes.
+                    // The token must not reach another user.
                     if other.uid != rustix::process::geteuid() && !other.uid.is_root() {
-                        return Err(Error::Refused(format!("{} is another user's", path.display())));
+                        return Err(Error::Rejected(format!("{} is another user's", path.display())));
                     }
-                    return Socket::new(fd);
+                    return MessageSocket::new(fd);
                 }
-                Err(Errno::AGAIN) => rt::sleep(RETRY_EVERY).await,
+                Err(Errno::AGAIN) => rt::sleep(RETRY_PERIOD).await,
                 Err(errno) => return Err(unreachable(io(errno).to_string())),
             }
         }
@@ -84,8 +84,8 @@ impl Socket {
         self.0.get_ref().as_fd()
     }
 
-    /// Sends a message. Dropping the future sends it wholly or not at all.
-    pub(super) async fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    /// Sends a message. If the future is dropped, the message is sent completely or not at all.
+    pub(super) async fn send(&self, message: &SocketMessage, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let bytes = message.encode();
         let sending = self.0.async_io(tokio::io::Interest::WRITABLE, |fd| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -100,8 +100,8 @@ impl Socket {
         Ok(())
     }
 
-    /// The next message; `None` when the other side has closed. Dropping the future loses nothing.
-    pub(super) async fn receive(&self) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
+    /// The next message; `None` when the other end has closed. Dropping the future loses nothing.
+    pub(super) async fn receive(&self) -> Result<Option<(SocketMessage, Vec<OwnedFd>)>, Error> {
         let mut bytes = [0u8; PACKET_BYTES_MAX];
         let receiving = self.0.async_io(tokio::io::Interest::READABLE, |fd| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -123,12 +123,12 @@ impl Socket {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Error::Malformed("a message on a shared memory's socket that is too long"));
         }
-        Ok(Some((Message::decode(&bytes[..received.bytes])?, descriptors)))
+        Ok(Some((SocketMessage::decode(&bytes[..received.bytes])?, descriptors)))
     }
 
-    /// Says that nothing more will be sent.
+    /// Announces that nothing more will be sent.
     pub(super) fn finish(&self) {
-        // When it fails, the other side has closed.
+        // A failure means that the other end has closed.
         let _closed = rustix::net::shutdown(self.0.get_ref(), Shutdown::Write);
     }
 }
@@ -138,28 +138,29 @@ fn packets() -> Result<OwnedFd, Error> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(system("make a socket"))
 }
 
-/// A socket at which connections arrive. Dropping it removes its file.
-pub(super) struct Listener {
+/// A listening socket. Dropping it removes its file.
+pub(super) struct SocketListener {
     fd: AsyncFd<OwnedFd>,
     path: PathBuf,
-    /// Device and number of the file, so that a later host's file is left alone.
+    /// Device and inode of the file, so that a later host's file is not removed.
     file: (u64, u64),
 }
 
 const LISTEN: &str = "host regions at a socket";
 
-impl Listener {
-    /// Listens at a path. Its directory is made when it is missing; a file that a dead host left is replaced.
-    pub(super) fn bind(path: &Path) -> Result<Listener, Error> {
+impl SocketListener {
+    /// Listens at a path. Creates a missing directory, and replaces a file that a dead host left.
+    pub(super) fn bind(path: &Path) -> Result<SocketListener, Error> {
         let shown = path.display();
         let address = SocketAddrUnix::new(path)
             .map_err(|errno| rejected(LISTEN, format!("{shown}: {}; use a shorter path", io(errno))))?;
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = directory.ok_or_else(|| rejected(LISTEN, format!("{shown} is no path within a directory")))?;
+        let directory =
+            directory.ok_or_else(|| rejected(LISTEN, format!("{shown} is not a path within a directory")))?;
         check_directory(directory)?;
         let bind = || {
             let fd = packets()?;
-            // The file gets the socket's mode.
+            // The file inherits the socket's mode.
             rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(system(LISTEN))?;
             Ok::<_, Error>(rustix::net::bind(&fd, &address).map(|()| fd))
         };
@@ -179,30 +180,30 @@ impl Listener {
         rustix::net::listen(&fd, BACKLOG).map_err(system(LISTEN))?;
         let file = std::fs::symlink_metadata(path).map_err(|error| Error::system(LISTEN, &error))?;
         let fd = watch(fd)?;
-        Ok(Listener { fd, path: path.to_owned(), file: (file.dev(), file.ino()) })
+        Ok(SocketListener { fd, path: path.to_owned(), file: (file.dev(), file.ino()) })
     }
 
     /// The next connection.
-    pub(super) async fn accept(&self) -> Result<Socket, Error> {
+    pub(super) async fn accept(&self) -> Result<MessageSocket, Error> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let accepting =
             self.fd.async_io(tokio::io::Interest::READABLE, |fd| rustix::net::accept_with(fd, flags).map_err(io));
         let fd = accepting.await.map_err(|error| Error::system("accept a connection", &error))?;
-        Socket::new(fd)
+        MessageSocket::new(fd)
     }
 }
 
-impl Drop for Listener {
+impl Drop for SocketListener {
     fn drop(&mut self) {
         let file = std::fs::symlink_metadata(&self.path).map(|file| (file.dev(), file.ino()));
         if file.is_ok_and(|file| file == self.file) {
-            // A file that stays is replaced by the next host.
+            // The next host replaces a file that stays.
             let _left = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Makes the directory when it is missing, and refuses one that others can change.
+/// Creates the directory if it is missing, and rejects one that others can change.
 fn check_directory(directory: &Path) -> Result<(), Error> {
     if let Err(error) = std::fs::DirBuilder::new().mode(0o700).create(directory)
         && error.kind() != std::io::ErrorKind::AlreadyExists

@@ -1,18 +1,18 @@
-//! The provider within one process, with and without a socket. `tests/shm.rs` has several processes.
+//! Tests of the provider within one process, with and without a socket. `tests/rma/shm.rs` tests it with several processes.
 
 use std::sync::Arc;
 
 use base::rt::production::run;
 use base::{Bytes, BytesMut, ErrorKind};
 
-use super::area::Area;
+use super::connection_end::ConnectionEnd;
 use super::host::ShmHost;
-use super::message::Message;
-use super::remote::{EndsHost, EndsSide};
-use super::side::Side;
-use super::socket::{Listener, Socket};
-use super::{Shm, ShmOptions};
-use crate::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
+use super::message::SocketMessage;
+use super::remote::{CloseEndOnDrop, CloseHostOnDrop};
+use super::segment::ConnectionSegment;
+use super::socket::{MessageSocket, SocketListener};
+use super::{ShmConfig, ShmProvider};
+use crate::{Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, Token};
 
 const TOKEN: Token = Token::new([7; 32]);
 
@@ -30,7 +30,7 @@ struct Connected {
 }
 
 async fn connected(socket: bool) -> Connected {
-    let fabric = Shm::new(ShmOptions::default());
+    let provider = ShmProvider::new(ShmConfig::default());
     let tokens = Arc::new(|name: &str| {
         assert_ne!(name, "bomb", "a panic that a test has asked for");
         (name == "caller").then_some(TOKEN)
@@ -39,8 +39,8 @@ async fn connected(socket: bool) -> Connected {
     let address = directory
         .as_ref()
         .map_or("local:".to_owned(), |directory| directory.path().join("run/host.sock").display().to_string());
-    let host = fabric.host(&address, HostOptions { node: NodeId(3), tokens }).await.expect("the name is new");
-    let caller = fabric.connect(&host.address(), &credential()).await.expect("the token is right");
+    let host = provider.host(&address, HostConfig { node: NodeId(3), tokens }).await.expect("the name is new");
+    let caller = provider.connect(&host.address(), &credential()).await.expect("the token is right");
     let accepted = host.accept().await.expect("somebody connected");
     Connected { host, caller, accepted, _directory: directory }
 }
@@ -51,8 +51,8 @@ fn both<F: Future<Output = ()>>(test: impl Fn(bool) -> F) {
     run(test(true));
 }
 
-/// A verb that waited for its capability to be confirmed was completed before it ceased to count as waiting: on a busy
-/// machine the next verb of whoever had awaited it was told to wait too, although this provider says that it is synchronous.
+/// Regression: a verb that had waited for the confirmation of its capability completed before it ceased to count as waiting. On
+/// a busy machine the next verb of the same caller then waited too, although this provider promises to be synchronous.
 #[test]
 fn verbs_reach_the_region_until_the_grant_is_revoked() {
     both(|socket| async move {
@@ -117,8 +117,8 @@ fn a_wrong_secret_is_unknown() {
         assert_eq!(caller.fetch_add(&capability, 0, 5).await, Err(Error::Unknown));
         assert_eq!(host.revoke(&capability).await, Err(Error::Unknown));
         let token = Credential { name: "caller".to_owned(), token: Token::new([8; 32]) };
-        let refused = Shm::default().connect(&host.address(), &token).await;
-        assert!(matches!(refused, Err(Error::Refused(_))));
+        let refused = ShmProvider::default().connect(&host.address(), &token).await;
+        assert!(matches!(refused, Err(Error::Rejected(_))));
     });
 }
 
@@ -141,14 +141,14 @@ fn messages_of_every_size_arrive_in_order() {
             caller
         });
         for size in sizes {
-            let Ok(Incoming::Message(message)) = accepted.receive().await else { panic!("a message was sent") };
+            let Ok(IncomingEvent::Message(message)) = accepted.receive().await else { panic!("a message was sent") };
             assert_eq!(message.len(), size);
             assert!(message.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
         }
         let caller = sending.await.expect("nothing aborts it");
         accepted.send(&[Bytes::from_static(b"bye")]).await.expect("there is room");
         drop(accepted);
-        assert_eq!(caller.receive().await, Ok(Incoming::Message(Bytes::from_static(b"bye"))));
+        assert_eq!(caller.receive().await, Ok(IncomingEvent::Message(Bytes::from_static(b"bye"))));
         assert_eq!(caller.receive().await, Err(Error::Closed));
         assert_eq!(caller.send(&[Bytes::new()]).await, Err(Error::Closed));
     });
@@ -163,7 +163,7 @@ fn immediate_data_follows_its_bytes() {
         let parts = [Bytes::from_static(b"12345")];
         caller.write_with_immediate(&capability, 8, &parts, 77).await.expect("it is granted");
         let incoming = accepted.receive().await.expect("it was sent");
-        assert_eq!(incoming, Incoming::Immediate { immediate: 77, region, offset: 8, length: 5 });
+        assert_eq!(incoming, IncomingEvent::Immediate { immediate: 77, region, offset: 8, length: 5 });
     });
 }
 
@@ -178,7 +178,7 @@ fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
         assert_eq!(waiting.await.expect_err("nobody received it").kind(), ErrorKind::Ambiguous);
         assert_eq!(caller.fetch_add(&capability, 0, 1).await, Err(Error::Closed));
         assert!(host.accept().await.is_err());
-        assert!(Shm::default().connect(&host.address(), &credential()).await.is_err());
+        assert!(ShmProvider::default().connect(&host.address(), &credential()).await.is_err());
         drop(accepted);
     });
 }
@@ -188,26 +188,26 @@ fn another_version_is_refused_on_both_sides() {
     run(async {
         let directory = tempfile::tempdir().expect("there is a disk");
         let path = directory.path().join("host.sock");
-        let listener = Listener::bind(&path).expect("the path is free");
+        let listener = SocketListener::bind(&path).expect("the path is free");
         let old = base::rt::spawn(async move {
             let socket = listener.accept().await.expect("somebody connects");
-            socket.send(&Message::Greeting { version: 99, nonce: 1 }, &[]).await.expect("it listens");
+            socket.send(&SocketMessage::Greeting { version: 99, nonce: 1 }, &[]).await.expect("it listens");
         });
-        let refused = Shm::default().connect(&path.display().to_string(), &credential()).await;
+        let refused = ShmProvider::default().connect(&path.display().to_string(), &credential()).await;
         assert_eq!(refused.err(), Some(Error::Version { ours: 2, theirs: 99 }));
         old.await.expect("nothing aborts it");
 
         let path = directory.path().join("new.sock");
         let tokens = Arc::new(|_: &str| Some(TOKEN));
-        let options = HostOptions { node: NodeId(3), tokens };
-        let _host = Shm::default().host(&path.display().to_string(), options).await.expect("the path is free");
-        let socket = Socket::connect(&path).await.expect("the host is there");
+        let options = HostConfig { node: NodeId(3), tokens };
+        let _host = ShmProvider::default().host(&path.display().to_string(), options).await.expect("the path is free");
+        let socket = MessageSocket::connect(&path).await.expect("the host is there");
         let greeting = socket.receive().await.expect("it is well-formed").expect("the host greets").0;
-        let Message::Greeting { version: 2, nonce } = greeting else { panic!("{greeting:?}") };
-        let hello = Message::Hello { version: 99, nonce, token: *TOKEN.bytes(), name: "caller".to_owned() };
+        let SocketMessage::Greeting { version: 2, nonce } = greeting else { panic!("{greeting:?}") };
+        let hello = SocketMessage::Hello { version: 99, nonce, token: *TOKEN.bytes(), name: "caller".to_owned() };
         socket.send(&hello, &[]).await.expect("the host listens");
         let answer = socket.receive().await.expect("it is well-formed").expect("the host answers").0;
-        let Message::Refused { version: 2, reason } = answer else { panic!("{answer:?}") };
+        let SocketMessage::Rejected { version: 2, reason } = answer else { panic!("{answer:?}") };
         assert!(reason.contains("version 99"), "{reason}");
         assert!(matches!(socket.receive().await, Ok(None)));
     });
@@ -218,11 +218,11 @@ fn a_panic_while_one_connects_harms_nobody_else() {
     run(async {
         let Connected { host, caller, accepted: _accepted, _directory } = connected(true).await;
         let bomb = Credential { name: "bomb".to_owned(), token: TOKEN };
-        assert!(Shm::default().connect(&host.address(), &bomb).await.is_err());
+        assert!(ShmProvider::default().connect(&host.address(), &bomb).await.is_err());
         let region = host.register("test", 4096).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
         assert_eq!(caller.fetch_add(&capability, 0, 1).await, Ok(0));
-        let again = Shm::default().connect(&host.address(), &credential()).await.expect("the host accepts on");
+        let again = ShmProvider::default().connect(&host.address(), &credential()).await.expect("the host accepts on");
         assert_eq!(again.fetch_add(&capability, 0, 1).await, Ok(1));
     });
 }
@@ -230,30 +230,30 @@ fn a_panic_while_one_connects_harms_nobody_else() {
 #[test]
 fn a_panic_in_a_task_of_one_connection_ends_it() {
     run(async {
-        let (area, _fd) = Area::create().expect("there is memory");
-        let (caller, host) = Side::pair(&Arc::new(area));
-        let guard = EndsSide(Arc::clone(&host));
+        let (area, _fd) = ConnectionSegment::create().expect("there is memory");
+        let (caller, host) = ConnectionEnd::pair(&Arc::new(area));
+        let guard = CloseEndOnDrop(Arc::clone(&host));
         drop(base::rt::spawn(async move {
             let _guard = guard;
             panic!("a panic that a test has asked for");
         }));
-        caller.ended.stopped().await;
+        caller.ended.cancelled().await;
         assert!(host.is_closed() && caller.is_closed());
     });
 }
 
-/// The story: the thread that served a memory node died, the process went on, and everything that asked it was told that all
-/// was well. A host that a defect has ended says so.
+/// Regression: the thread that served a memory node died while the process kept running, and health checks reported that all
+/// was well. A host that a defect has ended reports it.
 #[test]
 fn a_host_whose_accepting_task_panics_says_that_it_has_failed() {
     run(async {
         let host = ShmHost::new(
             "local:doomed".to_owned(),
-            HostOptions { node: NodeId(3), tokens: Arc::new(|_: &str| Some(TOKEN)) },
-            ShmOptions::default(),
+            HostConfig { node: NodeId(3), tokens: Arc::new(|_: &str| Some(TOKEN)) },
+            ShmConfig::default(),
         );
         let host = host.expect("there is memory");
-        let guard = EndsHost(Arc::downgrade(&host.inner));
+        let guard = CloseHostOnDrop(Arc::downgrade(&host.inner));
         drop(base::rt::spawn(async move {
             let _guard = guard;
             panic!("a panic that a test has asked for");

@@ -1,6 +1,6 @@
 //! Verbs that wait until the host has confirmed a capability.
 //!
-//! Invariant: verbs are executed in the order of posting. While one waits, later ones wait behind it.
+//! Invariant: verbs are executed in the order of posting. While a verb waits, all later verbs of the connection wait behind it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use base::rt::sync::Notify;
 use base::{Bytes, BytesMut};
 
-use super::connection::{Caller, Stopped};
+use super::connection::{ShmConnection, VerbFailure};
 use crate::{Capability, Completer, Completion, Error, IN_FLIGHT_MAX};
 
-/// A verb with what it needs to be posted again.
-pub(super) enum Verb {
+/// A verb with all that is needed to post it again.
+pub(super) enum WaitingVerb {
     Read { capability: Capability, offset: u64, length: usize, into: BytesMut, completer: Completer<BytesMut> },
     Write { capability: Capability, offset: u64, parts: Vec<Bytes>, immediate: Option<u32>, completer: Completer<()> },
     CompareSwap { capability: Capability, offset: u64, expected: u64, new: u64, completer: Completer<u64> },
@@ -21,46 +21,50 @@ pub(super) enum Verb {
     Send { parts: Vec<Bytes>, completer: Completer<()> },
 }
 
-impl Verb {
+impl WaitingVerb {
     /// The capability that must be confirmed.
     pub(super) fn capability(&self) -> Option<&Capability> {
         match self {
-            Verb::Read { capability, .. }
-            | Verb::Write { capability, .. }
-            | Verb::CompareSwap { capability, .. }
-            | Verb::FetchAdd { capability, .. } => Some(capability),
-            Verb::Send { .. } => None,
+            WaitingVerb::Read { capability, .. }
+            | WaitingVerb::Write { capability, .. }
+            | WaitingVerb::CompareSwap { capability, .. }
+            | WaitingVerb::FetchAdd { capability, .. } => Some(capability),
+            WaitingVerb::Send { .. } => None,
         }
     }
 
-    /// Ends it without effect.
+    /// Fails the verb, which had no effect.
     pub(super) fn fail(self, error: Error) {
         match self {
-            Verb::Read { completer, .. } => completer.complete(Err(error)),
-            Verb::Write { completer, .. } | Verb::Send { completer, .. } => completer.complete(Err(error)),
-            Verb::CompareSwap { completer, .. } | Verb::FetchAdd { completer, .. } => completer.complete(Err(error)),
+            WaitingVerb::Read { completer, .. } => completer.complete(Err(error)),
+            WaitingVerb::Write { completer, .. } | WaitingVerb::Send { completer, .. } => {
+                completer.complete(Err(error))
+            }
+            WaitingVerb::CompareSwap { completer, .. } | WaitingVerb::FetchAdd { completer, .. } => {
+                completer.complete(Err(error))
+            }
         }
     }
 
-    /// Executes it; gives it back when its capability is not confirmed. Whoever waits is told after `settle`.
-    fn execute(self, caller: &Caller, settle: impl FnOnce()) -> Result<(), Verb> {
+    /// Executes the verb, or returns it when its capability is not confirmed. The waiter is woken after `settle`.
+    fn execute(self, caller: &ShmConnection, settle: impl FnOnce()) -> Result<(), WaitingVerb> {
         match self {
-            Verb::Read { capability, offset, length, mut into, completer } => {
+            WaitingVerb::Read { capability, offset, length, mut into, completer } => {
                 match caller.read_now(&capability, offset, length, &mut into) {
                     Ok(()) => {
                         settle();
                         completer.complete(Ok(into));
                     }
-                    Err(Stopped::Failed(error)) => {
+                    Err(VerbFailure::Failed(error)) => {
                         settle();
                         completer.complete(Err(error));
                     }
-                    Err(Stopped::Unconfirmed) => {
-                        return Err(Verb::Read { capability, offset, length, into, completer });
+                    Err(VerbFailure::Unconfirmed) => {
+                        return Err(WaitingVerb::Read { capability, offset, length, into, completer });
                     }
                 }
             }
-            Verb::Write { capability, offset, parts, immediate, completer } => {
+            WaitingVerb::Write { capability, offset, parts, immediate, completer } => {
                 match (caller.write_now(&capability, offset, &parts), immediate) {
                     (Ok(_), None) => {
                         settle();
@@ -71,44 +75,46 @@ impl Verb {
                         settle();
                         forward(notice, completer);
                     }
-                    (Err(Stopped::Failed(error)), _) => {
+                    (Err(VerbFailure::Failed(error)), _) => {
                         settle();
                         completer.complete(Err(error));
                     }
-                    (Err(Stopped::Unconfirmed), immediate) => {
-                        return Err(Verb::Write { capability, offset, parts, immediate, completer });
+                    (Err(VerbFailure::Unconfirmed), immediate) => {
+                        return Err(WaitingVerb::Write { capability, offset, parts, immediate, completer });
                     }
                 }
             }
-            Verb::CompareSwap { capability, offset, expected, new, completer } => {
+            WaitingVerb::CompareSwap { capability, offset, expected, new, completer } => {
                 match caller.compare_swap_now(&capability, offset, expected, new) {
                     Ok(found) => {
                         settle();
                         completer.complete(Ok(found));
                     }
-                    Err(Stopped::Failed(error)) => {
+                    Err(VerbFailure::Failed(error)) => {
                         settle();
                         completer.complete(Err(error));
                     }
-                    Err(Stopped::Unconfirmed) => {
-                        return Err(Verb::CompareSwap { capability, offset, expected, new, completer });
+                    Err(VerbFailure::Unconfirmed) => {
+                        return Err(WaitingVerb::CompareSwap { capability, offset, expected, new, completer });
                     }
                 }
             }
-            Verb::FetchAdd { capability, offset, add, completer } => {
+            WaitingVerb::FetchAdd { capability, offset, add, completer } => {
                 match caller.fetch_add_now(&capability, offset, add) {
                     Ok(found) => {
                         settle();
                         completer.complete(Ok(found));
                     }
-                    Err(Stopped::Failed(error)) => {
+                    Err(VerbFailure::Failed(error)) => {
                         settle();
                         completer.complete(Err(error));
                     }
-                    Err(Stopped::Unconfirmed) => return Err(Verb::FetchAdd { capability, offset, add, completer }),
+                    Err(VerbFailure::Unconfirmed) => {
+                        return Err(WaitingVerb::FetchAdd { capability, offset, add, completer });
+                    }
                 }
             }
-            Verb::Send { parts, completer } => {
+            WaitingVerb::Send { parts, completer } => {
                 let sent = caller.side.send(&parts);
                 settle();
                 forward(sent, completer);
@@ -118,34 +124,34 @@ impl Verb {
     }
 }
 
-/// Completes one with the outcome of the other.
+/// Completes `completer` with the outcome of `completion`.
 fn forward(completion: Completion<()>, completer: Completer<()>) {
     match completion.now() {
         Ok(outcome) => completer.complete(outcome),
         Err(completion) => {
-            // Ends when there is room in the ring or the connection ends.
+            // Ends when there is space in the ring or the connection ends.
             let _forwarded = base::rt::spawn(async move { completer.complete(completion.await) });
         }
     }
 }
 
-/// The verbs of one connection that wait.
+/// The waiting verbs of one connection.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingVerbs {
     count: AtomicUsize,
-    queue: Mutex<Queue>,
+    queue: Mutex<VerbQueue>,
     pub(super) changed: Notify,
 }
 
 #[derive(Default)]
-struct Queue {
-    verbs: VecDeque<Verb>,
+struct VerbQueue {
+    verbs: VecDeque<WaitingVerb>,
     closed: bool,
 }
 
-impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Whole between any two statements.
+impl WaitingVerbs {
+    fn lock(&self) -> MutexGuard<'_, VerbQueue> {
+        // Consistent between any two statements.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,8 +161,8 @@ impl Waiting {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Lets a verb wait.
-    pub(super) fn post<T>(&self, verb: impl FnOnce(Completer<T>) -> Verb) -> Completion<T> {
+    /// Queues a verb.
+    pub(super) fn post<T>(&self, verb: impl FnOnce(Completer<T>) -> WaitingVerb) -> Completion<T> {
         let mut queue = self.lock();
         if queue.closed {
             return Completion::ready(Err(Error::Closed));
@@ -172,13 +178,13 @@ impl Waiting {
         completion
     }
 
-    /// Executes verbs in order, until one's capability must be confirmed first: then gives the capability. `None` when no
-    /// verb waits any more. One caller at a time.
-    pub(super) fn advance(&self, caller: &Caller) -> Option<Capability> {
+    /// Executes verbs in order, until a verb's capability must be confirmed first; returns that capability. `None` when no verb
+    /// waits any more. One caller at a time.
+    pub(super) fn advance(&self, caller: &ShmConnection) -> Option<Capability> {
         loop {
             let verb = self.lock().verbs.pop_front()?;
-            // It counts until it has taken effect, so that none overtakes it; and no longer once anybody can know that it
-            // has, so that the verb which that one posts next need not wait.
+            // The verb counts as waiting until it has taken effect, so that no later verb overtakes it. It stops counting
+            // before its waiter can learn of the effect, so that the waiter's next verb need not wait.
             let settle = || {
                 self.count.fetch_sub(1, Ordering::Release);
             };
@@ -190,8 +196,8 @@ impl Waiting {
         }
     }
 
-    /// Fails the first verb that waits: the host refused its capability.
-    pub(super) fn refuse_first(&self, error: Error) {
+    /// Fails the first waiting verb: the host rejected its capability.
+    pub(super) fn reject_first(&self, error: Error) {
         let verb = self.lock().verbs.pop_front();
         if let Some(verb) = verb {
             self.count.fetch_sub(1, Ordering::Release);
@@ -199,7 +205,7 @@ impl Waiting {
         }
     }
 
-    /// Ends all that wait: the connection has ended.
+    /// Fails all waiting verbs: the connection has ended.
     pub(super) fn close(&self) {
         let verbs = {
             let mut queue = self.lock();

@@ -1,4 +1,4 @@
-//! Endpoints and hosts, as tasks hold them.
+//! The endpoints and hosts of the `sim` provider, as their users hold them.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -7,44 +7,44 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::{Bytes, BytesMut, rt};
 
-use super::memory::Access;
-use super::wire::{ConnectionKey, Side, Teller, Work};
-use super::{SimFabric, poll_accept};
+use super::memory::VerbAccess;
+use super::wire::{ConnectionKey, EndIndex, SimVerb, VerbCompleter};
+use super::{SimProvider, poll_accept};
 use crate::{
-    Capability, Completion, Connection, Endpoint, Error, Host, Incoming, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX, Profile,
-    RegionId, Rights, Secret, TRANSFER_BYTES_MAX, WORD_BYTES,
+    Capability, CapabilitySecret, Completion, Connection, Endpoint, Error, Host, IncomingEvent, MESSAGE_BYTES_MAX,
+    NodeId, PARTS_MAX, ProviderProfile, RegionId, Rights, TRANSFER_BYTES_MAX, WORD_BYTES,
 };
 
 /// How long a revocation takes at a fault point.
 const LATE_FENCE: std::ops::Range<Duration> = Duration::from_millis(1)..Duration::from_millis(50);
 
 pub(super) struct SimConnection {
-    fabric: SimFabric,
+    provider: SimProvider,
     key: ConnectionKey,
-    side: Side,
+    side: EndIndex,
     node: NodeId,
     name: Arc<str>,
-    profile: Profile,
+    profile: ProviderProfile,
 }
 
 impl SimConnection {
-    pub(super) fn take(fabric: &SimFabric, key: ConnectionKey, side: Side, name: Arc<str>) -> SimConnection {
-        let (node, profile) = fabric.locked(|state| {
+    pub(super) fn take(provider: &SimProvider, key: ConnectionKey, side: EndIndex, name: Arc<str>) -> SimConnection {
+        let (node, profile) = provider.locked(|state| {
             let accepted = NodeId(key as u32);
             let Some(connection) = state.connections.get_mut(&key) else { return (accepted, state.profile) };
             connection.ends[side].held = true;
             let host = state.hosts.get(&connection.host).map(|host| host.memory.node());
             (host.filter(|_| side == 0).unwrap_or(accepted), state.profile)
         });
-        SimConnection { fabric: fabric.clone(), key, side, node, name, profile }
+        SimConnection { provider: provider.clone(), key, side, node, name, profile }
     }
 
-    fn post(&self, work: Work, access: Option<Access>, teller: Teller) {
-        self.fabric.act(|state, effects| state.post((self.key, self.side), work, access, teller, effects));
+    fn post(&self, work: SimVerb, access: Option<VerbAccess>, teller: VerbCompleter) {
+        self.provider.update(|state, effects| state.post((self.key, self.side), work, access, teller, effects));
     }
 }
 
-/// The parts as one, or what is wrong with them.
+/// The parts as one piece, or the error of their sizes.
 fn joined(parts: &[Bytes], bytes_max: usize) -> Result<Bytes, Error> {
     let length = parts.iter().map(Bytes::len).sum();
     if length > bytes_max {
@@ -67,7 +67,7 @@ impl Connection for SimConnection {
         &self.name
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         self.profile
     }
 
@@ -77,15 +77,15 @@ impl Connection for SimConnection {
         }
         let (completer, completion) = Completion::pending();
         let (capability, length) = (*capability, length as u64);
-        let access = Access { capability, needs: Rights::READ, offset, length, atomic: false };
-        self.post(Work::Read { into }, Some(access), Teller::Read(completer));
+        let access = VerbAccess { capability, needs: Rights::READ, offset, length, atomic: false };
+        self.post(SimVerb::Read { into }, Some(access), VerbCompleter::Read(completer));
         completion
     }
 
     fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
         if immediate.is_some() && !self.profile.immediate {
             let refused = "this provider has no writes with immediate data";
-            return Completion::ready(Err(Error::Refused(refused.to_owned())));
+            return Completion::ready(Err(Error::Rejected(refused.to_owned())));
         }
         let bytes = match joined(parts, TRANSFER_BYTES_MAX) {
             Ok(bytes) => bytes,
@@ -93,21 +93,21 @@ impl Connection for SimConnection {
         };
         let (completer, completion) = Completion::pending();
         let (capability, length) = (*capability, bytes.len() as u64);
-        let access = Access { capability, needs: Rights::WRITE, offset, length, atomic: false };
-        self.post(Work::Write { bytes, immediate }, Some(access), Teller::Done(completer));
+        let access = VerbAccess { capability, needs: Rights::WRITE, offset, length, atomic: false };
+        self.post(SimVerb::Write { bytes, immediate }, Some(access), VerbCompleter::Done(completer));
         completion
     }
 
     fn compare_swap(&self, capability: &Capability, offset: u64, expected: u64, new: u64) -> Completion<u64> {
         let (completer, completion) = Completion::pending();
         let access = atomic(capability, offset);
-        self.post(Work::CompareSwap { expected, new }, Some(access), Teller::Word(completer));
+        self.post(SimVerb::CompareSwap { expected, new }, Some(access), VerbCompleter::Word(completer));
         completion
     }
 
     fn fetch_add(&self, capability: &Capability, offset: u64, add: u64) -> Completion<u64> {
         let (completer, completion) = Completion::pending();
-        self.post(Work::FetchAdd { add }, Some(atomic(capability, offset)), Teller::Word(completer));
+        self.post(SimVerb::FetchAdd { add }, Some(atomic(capability, offset)), VerbCompleter::Word(completer));
         completion
     }
 
@@ -117,59 +117,59 @@ impl Connection for SimConnection {
             Err(error) => return Completion::ready(Err(error)),
         };
         let (completer, completion) = Completion::pending();
-        self.post(Work::Message(bytes), None, Teller::Done(completer));
+        self.post(SimVerb::Message(bytes), None, VerbCompleter::Done(completer));
         completion
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
-        let received = self.fabric.act(|state, effects| state.receive((self.key, self.side), cx.waker(), effects));
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
+        let received = self.provider.update(|state, effects| state.receive((self.key, self.side), cx.waker(), effects));
         received.map_or(Poll::Pending, Poll::Ready)
     }
 
     fn flush(&self) {}
 
     fn close(&self) {
-        self.fabric.act(|state, effects| state.end((self.key, self.side), false, effects));
+        self.provider.update(|state, effects| state.end((self.key, self.side), false, effects));
     }
 }
 
-fn atomic(capability: &Capability, offset: u64) -> Access {
+fn atomic(capability: &Capability, offset: u64) -> VerbAccess {
     let length = WORD_BYTES as u64;
-    Access { capability: *capability, needs: Rights::ATOMIC, offset, length, atomic: true }
+    VerbAccess { capability: *capability, needs: Rights::ATOMIC, offset, length, atomic: true }
 }
 
 impl Drop for SimConnection {
     fn drop(&mut self) {
-        self.fabric.act(|state, effects| state.let_go((self.key, self.side), effects));
+        self.provider.update(|state, effects| state.release((self.key, self.side), effects));
     }
 }
 
 pub(super) struct SimHost {
-    fabric: SimFabric,
+    provider: SimProvider,
     host: u64,
     node: NodeId,
     address: String,
 }
 
 impl SimHost {
-    pub(super) fn new(fabric: &SimFabric, host: u64, node: NodeId, address: &str) -> SimHost {
-        SimHost { fabric: fabric.clone(), host, node, address: address.to_owned() }
+    pub(super) fn new(provider: &SimProvider, host: u64, node: NodeId, address: &str) -> SimHost {
+        SimHost { provider: provider.clone(), host, node, address: address.to_owned() }
     }
 
-    fn memory<T>(&self, access: impl FnOnce(&mut super::Memory) -> Result<T, Error>) -> Result<T, Error> {
-        self.fabric.locked(|state| {
+    fn memory<T>(&self, access: impl FnOnce(&mut super::HostMemory) -> Result<T, Error>) -> Result<T, Error> {
+        self.provider.locked(|state| {
             let host = state.hosts.get_mut(&self.host).ok_or(Error::Closed)?;
             access(&mut host.memory)
         })
     }
 
-    /// The time until a fence stands.
+    /// Waits for the time that a fence takes.
     async fn delay_fence(&self) {
         let late = rt::fault_point("rma.sim.delay_revocation");
-        let delay = self.fabric.locked(|state| {
-            let range = if late { LATE_FENCE } else { state.timing.fence.clone() };
-            // Some find nothing in their way.
-            if state.chance.one_in(3) && !late { Duration::ZERO } else { state.chance.duration(&range) }
+        let delay = self.provider.locked(|state| {
+            let range = if late { LATE_FENCE } else { state.delays.fence.clone() };
+            // Some fences take no time.
+            if state.rng.one_in(3) && !late { Duration::ZERO } else { state.rng.duration(&range) }
         });
         if !delay.is_zero() {
             rt::sleep(delay).await;
@@ -177,7 +177,7 @@ impl SimHost {
     }
 
     fn end(&self) {
-        self.fabric.act(|state, effects| state.end_host(self.host, effects));
+        self.provider.update(|state, effects| state.end_host(self.host, effects));
     }
 }
 
@@ -195,7 +195,7 @@ impl Host for SimHost {
     }
 
     fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
-        let secret = Secret::random();
+        let secret = CapabilitySecret::random();
         self.memory(|memory| memory.grant(region, rights, holder, secret))
     }
 
@@ -210,7 +210,7 @@ impl Host for SimHost {
         capabilities.iter().try_for_each(|capability| self.memory(|memory| memory.raise(capability)))?;
         self.delay_fence().await;
         self.memory(|memory| {
-            // Those that were granted meanwhile go with the region.
+            // Capabilities that were granted meanwhile end with the region.
             capabilities.iter().try_for_each(|capability| memory.fence(capability))?;
             memory.remove(region);
             Ok(())
@@ -226,8 +226,8 @@ impl Host for SimHost {
     }
 
     async fn accept(&self) -> Result<Endpoint, Error> {
-        let (key, name) = std::future::poll_fn(|cx| poll_accept(&self.fabric, self.host, cx)).await?;
-        Ok(Endpoint::new(Arc::new(SimConnection::take(&self.fabric, key, 1, name))))
+        let (key, name) = std::future::poll_fn(|cx| poll_accept(&self.provider, self.host, cx)).await?;
+        Ok(Endpoint::new(Arc::new(SimConnection::take(&self.provider, key, 1, name))))
     }
 
     fn address(&self) -> String {

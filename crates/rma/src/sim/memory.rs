@@ -4,44 +4,44 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 
-use crate::{Capability, Error, GrantId, NodeId, Ordering, RegionId, Rights, Secret, WORD_BYTES};
+use crate::{Capability, CapabilitySecret, Error, GrantId, NodeId, RegionId, Rights, VerbOrdering, WORD_BYTES};
 
-/// Grants that a region may have in its life.
+/// Grants of a region, over its lifetime.
 const GRANTS_MAX: usize = u16::MAX as usize;
-/// What the size of a region is a multiple of.
+/// The size of a region is a multiple of this.
 const PAGE_BYTES: u64 = 4096;
 
-/// All regions of one life of a host.
-pub(super) struct Memory {
+/// All regions of one incarnation of a host.
+pub(super) struct HostMemory {
     node: NodeId,
-    regions: BTreeMap<RegionId, Region>,
+    regions: BTreeMap<RegionId, SimRegion>,
     regions_made: u32,
     bytes: u64,
     bytes_max: u64,
-    /// Whether fences are to hold; only a test of the checker says no.
+    /// Whether fences work; only a test of the checker disables them.
     pub(super) fences_hold: bool,
 }
 
-struct Region {
+struct SimRegion {
     bytes: Vec<u8>,
-    grants: Vec<Grant>,
+    grants: Vec<SimGrant>,
 }
 
-struct Grant {
+struct SimGrant {
     rights: Rights,
-    secret: Secret,
-    /// On whose connections it is good.
+    secret: CapabilitySecret,
+    /// The name on whose connections the grant is valid.
     holder: Arc<str>,
     generation: u64,
     /// A revocation has returned: from then on nothing may land under any capability of this grant.
     fenced: bool,
 }
 
-/// What a verb does to a region.
+/// The access of a verb to a region.
 #[derive(Clone, Copy)]
-pub(super) struct Access {
+pub(super) struct VerbAccess {
     pub capability: Capability,
     pub needs: Rights,
     pub offset: u64,
@@ -49,9 +49,9 @@ pub(super) struct Access {
     pub atomic: bool,
 }
 
-impl Memory {
-    pub(super) fn new(node: NodeId, bytes_max: u64) -> Memory {
-        Memory { node, regions: BTreeMap::new(), regions_made: 0, bytes: 0, bytes_max, fences_hold: true }
+impl HostMemory {
+    pub(super) fn new(node: NodeId, bytes_max: u64) -> HostMemory {
+        HostMemory { node, regions: BTreeMap::new(), regions_made: 0, bytes: 0, bytes_max, fences_hold: true }
     }
 
     pub(super) fn node(&self) -> NodeId {
@@ -65,7 +65,7 @@ impl Memory {
 
     pub(super) fn register(&mut self, bytes: u64) -> Result<RegionId, Error> {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
-            return Err(Error::Refused(format!(
+            return Err(Error::Rejected(format!(
                 "a region of {bytes} bytes: its size must be a multiple of {PAGE_BYTES}"
             )));
         }
@@ -76,7 +76,7 @@ impl Memory {
         self.bytes += bytes;
         let region = RegionId(self.regions_made);
         self.regions_made += 1;
-        self.regions.insert(region, Region { bytes: vec![0; length], grants: Vec::new() });
+        self.regions.insert(region, SimRegion { bytes: vec![0; length], grants: Vec::new() });
         Ok(region)
     }
 
@@ -85,7 +85,7 @@ impl Memory {
         region: RegionId,
         rights: Rights,
         holder: &str,
-        secret: Secret,
+        secret: CapabilitySecret,
     ) -> Result<Capability, Error> {
         let node = self.node;
         let grants = &mut self.regions.get_mut(&region).ok_or(Error::Unknown)?.grants;
@@ -93,7 +93,7 @@ impl Memory {
             return Err(Error::Exhausted(format!("all {GRANTS_MAX} grants of a region")));
         }
         let grant = GrantId(grants.len() as u16);
-        grants.push(Grant { rights, secret, holder: holder.into(), generation: 1, fenced: false });
+        grants.push(SimGrant { rights, secret, holder: holder.into(), generation: 1, fenced: false });
         Ok(Capability { node, region, grant, rights, generation: 1, secret })
     }
 
@@ -107,8 +107,8 @@ impl Memory {
         }
     }
 
-    /// The grant that a capability was once given for.
-    fn grant_of(&self, capability: &Capability) -> Result<(&Region, &Grant), Error> {
+    /// The grant that a capability was created for.
+    fn grant_of(&self, capability: &Capability) -> Result<(&SimRegion, &SimGrant), Error> {
         if capability.node != self.node {
             return Err(Error::Unknown);
         }
@@ -120,13 +120,13 @@ impl Memory {
         Ok((region, grant))
     }
 
-    fn grant_mut(&mut self, capability: &Capability) -> Result<&mut Grant, Error> {
+    fn grant_mut(&mut self, capability: &Capability) -> Result<&mut SimGrant, Error> {
         self.grant_of(capability)?;
         let region = self.regions.get_mut(&capability.region).ok_or(Error::Unknown)?;
         region.grants.get_mut(usize::from(capability.grant.0)).ok_or(Error::Unknown)
     }
 
-    /// First step of a revocation: verbs that have not begun are refused from now on.
+    /// First step of a revocation: verbs that have not started are rejected from now on.
     pub(super) fn raise(&mut self, capability: &Capability) -> Result<(), Error> {
         let grant = self.grant_mut(capability)?;
         if capability.generation == grant.generation {
@@ -135,7 +135,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Last step of a revocation: verbs that have begun do not go on.
+    /// Last step of a revocation: verbs that have started do not continue.
     pub(super) fn fence(&mut self, capability: &Capability) -> Result<(), Error> {
         self.grant_mut(capability)?.fenced = true;
         Ok(())
@@ -144,7 +144,7 @@ impl Memory {
     /// The capabilities of a region's grants that are not revoked.
     pub(super) fn capabilities(&self, region: RegionId) -> Result<Vec<Capability>, Error> {
         let state = self.regions.get(&region).ok_or(Error::Unknown)?;
-        let capability = |(number, grant): (usize, &Grant)| Capability {
+        let capability = |(number, grant): (usize, &SimGrant)| Capability {
             node: self.node,
             region,
             grant: GrantId(number as u16),
@@ -161,9 +161,9 @@ impl Memory {
         }
     }
 
-    /// Whether a verb that came over a connection of `holder` may begin.
-    pub(super) fn admit(&self, access: &Access, holder: &str) -> Result<(), Error> {
-        let Access { capability, needs, offset, length, atomic } = access;
+    /// Whether a verb that came over a connection of `holder` may start.
+    pub(super) fn admit(&self, access: &VerbAccess, holder: &str) -> Result<(), Error> {
+        let VerbAccess { capability, needs, offset, length, atomic } = access;
         let (region, grant) = self.grant_of(capability)?;
         if *grant.holder != *holder {
             return Err(Error::Unknown);
@@ -184,15 +184,15 @@ impl Memory {
         Ok(())
     }
 
-    /// The region's bytes for a verb that has begun; `None` when a fence or the region's end has cut it off.
-    pub(super) fn reach(&mut self, access: &Access) -> Option<&mut [u8]> {
+    /// The region's bytes for a verb that has started; `None` after a fence or the end of the region.
+    pub(super) fn reach(&mut self, access: &VerbAccess) -> Option<&mut [u8]> {
         let number = usize::from(access.capability.grant.0);
         let region = self.regions.get_mut(&access.capability.region)?;
         let fenced = region.grants[number].fenced;
         if fenced && self.fences_hold {
             return None;
         }
-        // The checker: independent of what lets the verb through above.
+        // The checker, which does not depend on the check that lets the verb through above.
         assert!(
             !fenced,
             "a word lands in {:?} under {:?}, which was revoked",
@@ -204,31 +204,31 @@ impl Memory {
     }
 }
 
-/// Which words of a transfer land together.
+/// The words of a transfer that land together.
 pub(super) enum Tear {
     /// All of them.
     Whole,
-    /// Chance decides for each word.
+    /// Random for each word.
     Scattered { seed: u64, bursts: u32 },
-    /// Runs of words that end at these places, from low addresses to high ones or the other way.
+    /// Runs of words that end at these indices, from low addresses to high ones or the other way.
     Runs { ends: Vec<u64>, descending: bool },
 }
 
 impl Tear {
-    /// By chance, for a transfer of so many words.
-    pub(super) fn draw(chance: &mut Chance, words: u64, ordering: Ordering) -> Tear {
+    /// A random tear for a transfer of `words` words.
+    pub(super) fn draw(rng: &mut Prng, words: u64, ordering: VerbOrdering) -> Tear {
         if words < 2 {
             return Tear::Whole;
         }
-        let bursts = 2 + u32::from(words > 2 && chance.one_in(3));
-        if ordering == Ordering::Verbs && words > 2 && chance.one_in(2) {
-            return Tear::Scattered { seed: chance.number(), bursts };
+        let bursts = 2 + u32::from(words > 2 && rng.one_in(3));
+        if ordering == VerbOrdering::Verbs && words > 2 && rng.one_in(2) {
+            return Tear::Scattered { seed: rng.number(), bursts };
         }
-        let mut ends: Vec<u64> = (1..bursts).map(|_| 1 + chance.below(words - 1)).collect();
+        let mut ends: Vec<u64> = (1..bursts).map(|_| 1 + rng.below(words - 1)).collect();
         ends.push(words);
         ends.sort_unstable();
         ends.dedup();
-        Tear::Runs { ends, descending: ordering == Ordering::Verbs && chance.one_in(2) }
+        Tear::Runs { ends, descending: ordering == VerbOrdering::Verbs && rng.one_in(2) }
     }
 
     pub(super) fn bursts(&self) -> u32 {
@@ -239,8 +239,8 @@ impl Tear {
         }
     }
 
-    /// Calls `land` with the bytes of a transfer from `offset` that land in a burst. Each range is of whole words, but for
-    /// the first and last word of the transfer, of which it has as much as belongs to the transfer.
+    /// Calls `land` with the bytes of a transfer from `offset` that land in a burst. Each range consists of whole words, except
+    /// for the first and last word of the transfer, of which it has only the bytes that belong to the transfer.
     pub(super) fn each(&self, burst: u32, offset: u64, length: usize, mut land: impl FnMut(Range<usize>)) {
         let word = WORD_BYTES as u64;
         let skew = (offset % word) as usize;
@@ -266,7 +266,7 @@ impl Tear {
     }
 }
 
-/// How many words a transfer touches.
+/// The number of words that a transfer touches.
 pub(super) fn words_of(offset: u64, length: usize) -> u64 {
     let skew = offset % WORD_BYTES as u64;
     (skew + length as u64).div_ceil(WORD_BYTES as u64)
@@ -285,19 +285,19 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_transfer_lands_once_and_words_never_tear() {
-        let mut chance = Chance::new(1);
+        let mut rng = Prng::new(1);
         let mut bursts_seen = [0; 4];
         for _ in 0..2000 {
-            let offset = chance.below(64);
-            let length = chance.index(200);
-            let ordering = *chance.pick(&[Ordering::Verbs, Ordering::Words]);
-            let tear = Tear::draw(&mut chance, words_of(offset, length), ordering);
+            let offset = rng.below(64);
+            let length = rng.index(200);
+            let ordering = *rng.pick(&[VerbOrdering::Verbs, VerbOrdering::Words]);
+            let tear = Tear::draw(&mut rng, words_of(offset, length), ordering);
             bursts_seen[tear.bursts() as usize] += 1;
             let mut landed = vec![None; length];
             let mut last = 0;
             for burst in 0..tear.bursts() {
                 tear.each(burst, offset, length, |range| {
-                    if ordering == Ordering::Words {
+                    if ordering == VerbOrdering::Words {
                         assert_eq!(range.start, last, "words land from low addresses to high ones");
                         last = range.end;
                     }
@@ -320,10 +320,11 @@ mod tests {
     #[test]
     #[should_panic(expected = "which was revoked")]
     fn the_checker_sees_a_word_that_lands_behind_a_fence() {
-        let mut memory = Memory::new(NodeId(1), 1 << 20);
+        let mut memory = HostMemory::new(NodeId(1), 1 << 20);
         let region = memory.register(4096).expect("there is room");
-        let capability = memory.grant(region, Rights::ALL, "owner", Secret([1; 16])).expect("the region is there");
-        let access = Access { capability, needs: Rights::WRITE, offset: 0, length: 8, atomic: false };
+        let capability =
+            memory.grant(region, Rights::ALL, "owner", CapabilitySecret([1; 16])).expect("the region is there");
+        let access = VerbAccess { capability, needs: Rights::WRITE, offset: 0, length: 8, atomic: false };
         assert!(memory.admit(&access, "owner").is_ok() && memory.reach(&access).is_some());
         memory.raise(&capability).expect("the grant is there");
         assert!(memory.reach(&access).is_some(), "a verb that has begun may go on until the fence stands");

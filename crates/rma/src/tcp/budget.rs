@@ -1,55 +1,57 @@
-//! What all connections of one name hold at a host together: messages that arrived and wait to be taken, and copied replies that
-//! wait to go out.
+//! The budget of one name at a host, over all of the name's connections. It covers untaken messages, which have arrived and
+//! wait until the application receives them, and copied replies that wait to be written.
 //!
 //! 1. A connection that has proved its name shares the name's [`NameBudget`] with the name's other connections.
-//! 2. **Messages.** The progress thread adds each message that it delivers, and whoever receives one takes it off again. While the
-//!    name's messages hold [`TcpOptions::untaken_bytes_max`](super::TcpOptions) or more, the thread reads no piece of a further one:
-//!    the connection [waits](NameBudget::wait), and is not read. Connections of the name that bring verbs and credit alone are.
-//! 3. Once an eighth of the budget is free again, the receiver that made it so has the thread serve the connection that has waited
-//!    longest. After its turn the thread serves the next one, for as long as there is room ([`NameBudget::next_waiting`]). A
-//!    connection whose messages were all taken, and from which somebody receives, waits for no room.
-//! 4. **Replies.** Each queue says how much its buffers take. While those of the name take
-//!    [`TcpOptions::reply_bytes_max`](super::TcpOptions) or more, a connection is read only when its own queue is empty.
+//! 2. **Messages.** The progress thread adds each message that it delivers; the receiver subtracts each message that it takes.
+//!    While the name's messages hold [`TcpConfig::untaken_bytes_max`](super::TcpConfig) or more, the thread reads no piece of a
+//!    further message: a connection that brings one [waits](NameBudget::wait), and is not read. Connections of the name that
+//!    bring only verbs and credit are still read.
+//! 3. Once an eighth of the budget is free again, the receiver that freed it asks the thread to serve the connection that has
+//!    waited longest. After the turn of that connection the thread serves the next one, as long as there is space
+//!    ([`NameBudget::next_waiting`]). A connection does not wait for space if all of its messages were taken and the
+//!    application is receiving from it.
+//! 4. **Replies.** The queue of each connection reports the size of its buffers. While the buffers of the name's queues take
+//!    [`TcpConfig::reply_bytes_max`](super::TcpConfig) or more, a connection is read only when its own queue is empty.
 //!
 //! Invariants:
-//! * A name's messages hold at most the budget and its unfinished ones together, beside one for each receiver that waits: a piece of
-//!   any other is read only while those that wait to be taken are below the budget, and the unfinished ones have a bound of their own
-//!   ([`super::server`]).
-//! * Nobody waits for ever: the bytes that fill the budget are those of messages that can be taken. An unfinished message is none of
-//!   them, so connections in the middle of a message do not wait for one another. Whoever receives from one connection before it takes
-//!   from the others gets what it waits for, and a message of at most [`SMALL_BYTES_MAX`](super::peer::SMALL_BYTES_MAX) comes to an
-//!   empty inbox in any case. Credit stands behind the messages before it: where all receivers of a name take nothing until something
-//!   that they sent has credit, and all of the budget is used, connections are lost after
-//!   [`TcpOptions::dead_after`](super::TcpOptions).
-//! * Queues wait for nobody but the other side of their own connection.
-//! * A connection waits only while it has something to bring, and no wake-up is lost: it enters the queue before it looks at the
-//!   budget, and a receiver takes off bytes before it looks at the queue.
+//! * The messages of a name hold at most its budget and its unfinished messages together, plus one message for each receiver
+//!   that waits: a piece of any other message is read only while the untaken messages are below the budget, and the unfinished
+//!   messages have a bound of their own ([`super::server`]).
+//! * No connection waits for ever: only messages that an application can take fill the budget. Unfinished messages do not
+//!   count, so connections in the middle of a message do not wait for one another. An application that receives from one
+//!   connection before it takes from the others gets the message that it waits for, and an empty inbox always accepts a message
+//!   of at most [`SMALL_BYTES_MAX`](super::peer::SMALL_BYTES_MAX). There is one exception, since credit arrives behind the
+//!   messages that were sent before it. If the whole budget is used, and no receiver of the name takes a message until a
+//!   message that it sent has credit, the connections are lost after [`TcpConfig::dead_after`](super::TcpConfig).
+//! * A queue waits only for the other end of its own connection.
+//! * A connection waits only while it has a message to deliver, and no wake-up is lost: the connection enters the queue before
+//!   it checks the budget, and a receiver subtracts bytes before it checks the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::host::Shared;
+use super::host::HostCore;
 
 /// The account of one name.
 pub struct NameBudget {
-    shared: Arc<Shared>,
+    shared: Arc<HostCore>,
     untaken: AtomicUsize,
     replies: AtomicUsize,
     /// Some connection waits. Written under the lock of the queue.
     has_waiting: AtomicBool,
-    /// Those that have something to bring, the longest waiting first.
+    /// Connections that have something to bring, the longest waiting first.
     waiting: Mutex<VecDeque<u64>>,
 }
 
 impl NameBudget {
     /// The account of this name at a host.
-    pub fn of(shared: &Arc<Shared>, name: &Arc<str>) -> Arc<NameBudget> {
+    pub fn of(shared: &Arc<HostCore>, name: &Arc<str>) -> Arc<NameBudget> {
         let mut budgets = shared.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(budget) = budgets.get(name).and_then(Weak::upgrade) {
             return budget;
         }
-        // So that there are as many as there are names with connections.
+        // Keeps the map no larger than the number of names with connections.
         budgets.retain(|_, budget| budget.strong_count() > 0);
         let budget = Arc::new(NameBudget {
             shared: Arc::clone(shared),
@@ -66,7 +68,7 @@ impl NameBudget {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection whose messages held `before` bytes holds `after` now.
+    /// Changes the account of one connection's messages from `before` to `after` bytes.
     pub fn hold(&self, before: usize, after: usize) {
         if after > before {
             self.untaken.fetch_add(after - before, Ordering::SeqCst);
@@ -78,7 +80,7 @@ impl NameBudget {
         }
     }
 
-    /// Whether no further piece of a message is to be read.
+    /// Whether no further piece of a message may be read.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.untaken.load(Ordering::Relaxed) >= self.shared.options.untaken_bytes_max
@@ -89,12 +91,12 @@ impl NameBudget {
         self.has_waiting.load(Ordering::SeqCst)
     }
 
-    fn has_room_again(&self) -> bool {
+    fn has_space_again(&self) -> bool {
         let most = self.shared.options.untaken_bytes_max;
         self.untaken.load(Ordering::SeqCst) <= most - most / 8
     }
 
-    /// Enters a connection into the queue. False when there is room again.
+    /// Enters a connection into the queue. Returns false when there is space again.
     pub fn wait(&self, connection: u64) -> bool {
         let mut waiting = self.waiting();
         if !waiting.contains(&connection) {
@@ -102,24 +104,24 @@ impl NameBudget {
         }
         self.has_waiting.store(true, Ordering::SeqCst);
         drop(waiting);
-        if !self.has_room_again() {
+        if !self.has_space_again() {
             return true;
         }
         self.leave(connection);
         false
     }
 
-    /// Takes a connection out of the queue.
+    /// Removes a connection from the queue.
     pub fn leave(&self, connection: u64) {
         let mut waiting = self.waiting();
         waiting.retain(|other| *other != connection);
         self.has_waiting.store(!waiting.is_empty(), Ordering::SeqCst);
     }
 
-    /// Takes the connection that has waited longest out of the queue, if there is room for what it brings.
+    /// Removes the connection that has waited longest from the queue, if there is space for what it brings.
     #[inline]
     pub fn next_waiting(&self) -> Option<u64> {
-        if !self.has_waiting() || !self.has_room_again() {
+        if !self.has_waiting() || !self.has_space_again() {
             return None;
         }
         let mut waiting = self.waiting();
@@ -128,7 +130,7 @@ impl NameBudget {
         next
     }
 
-    /// A queue whose buffers took `before` bytes takes `after` now.
+    /// Changes the account of one queue's buffers from `before` to `after` bytes.
     pub fn queue(&self, before: usize, after: usize) {
         if after > before {
             self.replies.fetch_add(after - before, Ordering::Relaxed);
@@ -137,13 +139,13 @@ impl NameBudget {
         }
     }
 
-    /// Whether replies are to wait until those before them on the same connection are out.
+    /// Whether a reply must wait until the replies before it on the same connection are written.
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.replies.load(Ordering::Relaxed) >= self.shared.options.reply_bytes_max
     }
 
-    /// Whether empty queues are to keep no large buffer: half of the budget is used.
+    /// Whether empty queues must free large buffers: half of the budget is used.
     pub fn is_scarce(&self) -> bool {
         self.replies.load(Ordering::Relaxed) >= self.shared.options.reply_bytes_max / 2
     }

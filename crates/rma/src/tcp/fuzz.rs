@@ -1,38 +1,46 @@
-//! Harnesses of what the other end of a TCP connection sends; see [`base::fuzz`].
+//! Fuzzing harnesses for what the other end of a TCP connection sends; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{FuzzTarget, InputShape, untrusted};
 use base::untrusted::Untrusted;
 
-use super::handshake::{Answered, CHALLENGE_BYTES, HELLO_BYTES, VERDICT_BYTES, answer, challenge, hello, verdict};
-use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
+use super::handshake::{CHALLENGE_BYTES, HELLO_BYTES, HelloResponse, VERDICT_BYTES, answer, challenge, hello, verdict};
+use super::wire::{FrameHeader, FrameKind, HEADER_BYTES, VERB_BYTES, VerbFrame, VerbStatus};
 use crate::{CAPABILITY_BYTES, Capability, Credential, NodeId, Token};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "rma-tcp-frames", shape: Shape::Bytes, run: frames, seeds: frame_seeds },
-    Target { name: "rma-tcp-handshake", shape: Shape::Bytes, run: handshake, seeds: handshake_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "rma-tcp-frames", shape: InputShape::Bytes, run: frames, seeds: frame_seeds },
+    FuzzTarget { name: "rma-tcp-handshake", shape: InputShape::Bytes, run: handshake, seeds: handshake_seeds },
 ];
 
 fn frame_seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");
-    let verb = Verb { capability, offset: Untrusted::new(64), first: 1, second: 2 }.encode();
-    let of = |kind| [&Header::new(kind, 7, 8).encode()[..], &verb[..], &[9; 8]].concat();
-    [Kind::Read, Kind::Write, Kind::CompareSwap, Kind::Message, Kind::Credit, Kind::Reply, Kind::LongReply]
-        .map(of)
-        .to_vec()
+    let verb = VerbFrame { capability, offset: Untrusted::new(64), first: 1, second: 2 }.encode();
+    let of = |kind| [&FrameHeader::new(kind, 7, 8).encode()[..], &verb[..], &[9; 8]].concat();
+    [
+        FrameKind::Read,
+        FrameKind::Write,
+        FrameKind::CompareSwap,
+        FrameKind::Message,
+        FrameKind::Credit,
+        FrameKind::Reply,
+        FrameKind::LongReply,
+    ]
+    .map(of)
+    .to_vec()
 }
 
-/// Header and verb have one encoding, and say no length above the bounds.
+/// Header and verb have one encoding, and no length exceeds its bound.
 fn frames(input: &[u8]) {
     let Some((header_bytes, rest)) = input.split_first_chunk::<HEADER_BYTES>() else { return };
-    let Ok(header) = untrusted(input, || Header::decode(header_bytes)) else { return };
+    let Ok(header) = untrusted(input, || FrameHeader::decode(header_bytes)) else { return };
     assert_eq!(header.encode(), *header_bytes);
     let bounded = header.length <= crate::TRANSFER_BYTES_MAX.max(crate::MESSAGE_BYTES_MAX) as u64;
-    assert!(bounded || header.kind == Kind::Credit, "{header:?}");
-    let _ = Status::from_code(header.status).map(|status| assert_eq!(status.code(), header.status));
+    assert!(bounded || header.kind == FrameKind::Credit, "{header:?}");
+    let _ = VerbStatus::from_code(header.status).map(|status| assert_eq!(status.code(), header.status));
     let Some((verb_bytes, _)) = rest.split_first_chunk::<VERB_BYTES>() else { return };
     if header.kind.is_verb()
-        && let Ok(verb) = untrusted(input, || Verb::decode(verb_bytes))
+        && let Ok(verb) = untrusted(input, || VerbFrame::decode(verb_bytes))
     {
         assert_eq!(verb.encode(), *verb_bytes);
     }
@@ -46,12 +54,12 @@ fn handshake_seeds() -> Vec<Vec<u8>> {
     vec![[&hello[..], &challenge, &[0; VERDICT_BYTES]].concat()]
 }
 
-/// Hello, challenge and verdict, one behind the other: none of them panics, and nobody is believed without the token.
+/// Hello, challenge and verdict, one behind the other: none of them panics, and no proof is accepted without the token.
 fn handshake(input: &[u8]) {
     let Some((hello_bytes, rest)) = input.split_first_chunk::<HELLO_BYTES>() else { return };
     let token_of = |name: &str| (name == "compute0").then(|| Token::new([3; 32]));
     let answered = untrusted(input, || challenge(hello_bytes, NodeId(7), NONCE, [0; 32], token_of));
-    if let Ok((Answered::Challenged(challenged), _)) = answered {
+    if let Ok((HelloResponse::Challenged(challenged), _)) = answered {
         assert!(!challenged.check(&[0; 32]), "a proof cannot be guessed");
     }
     let Some((challenge_bytes, rest)) = rest.split_first_chunk::<CHALLENGE_BYTES>() else { return };

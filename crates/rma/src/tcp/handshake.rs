@@ -1,12 +1,12 @@
-//! How two ends prove to each other that they know the same token, before anything else is said.
+//! The handshake: two ends prove to each other that they know the same token, before any other byte is exchanged.
 //!
-//! 1. The one that connects says its name, a version and a nonce.
-//! 2. The host answers with its number, a nonce of its own, and a proof: a keyed hash of all that was said so far.
-//! 3. The one that connects checks it and answers with a proof of its own.
-//! 4. The host says whether it is welcome.
+//! 1. The client sends its name, a version and a nonce.
+//! 2. The host answers with its number, a nonce of its own, and a proof: a keyed hash of all bytes sent so far.
+//! 3. The client checks the proof and answers with a proof of its own.
+//! 4. The host answers whether it accepts the connection.
 //!
-//! The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be passed on. A host answers
-//! a name that it does not know as it answers any other, with a proof that nobody can check.
+//! The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be relayed. A host answers an
+//! unknown name as it answers a known one, but proves a random token.
 
 use aws_lc_rs::hmac;
 
@@ -26,21 +26,21 @@ pub const PROOF_BYTES: usize = 32;
 pub const VERDICT_BYTES: usize = 8;
 
 pub const WELCOME: u32 = 0;
-pub const REFUSED: u32 = 1;
+pub const REJECTED: u32 = 1;
 pub const CROWDED: u32 = 2;
 
-const OF_HOST: &[u8] = b"heddle rma tcp host";
-const OF_CLIENT: &[u8] = b"heddle rma tcp client";
+const HOST_LABEL: &[u8] = b"heddle rma tcp host";
+const CLIENT_LABEL: &[u8] = b"heddle rma tcp client";
 
-/// What both sides have heard: what the proofs are about.
-struct Transcript<'a> {
+/// What both ends have received: the subject of the proofs.
+struct HandshakeTranscript<'a> {
     hello: &'a [u8; HELLO_BYTES],
     node: NodeId,
     nonce: &'a [u8; 32],
     binding: &'a [u8; 32],
 }
 
-impl Transcript<'_> {
+impl HandshakeTranscript<'_> {
     fn bytes(&self, label: &[u8]) -> Vec<u8> {
         let node = self.node.0.to_le_bytes();
         [label, &[0], &self.hello[..], &node, &self.nonce[..], &self.binding[..]].concat()
@@ -59,7 +59,7 @@ impl Transcript<'_> {
     }
 }
 
-/// The first bytes of the one that connects.
+/// The first bytes that a client sends.
 pub fn hello(name: &str, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES], Error> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::TooLarge(name.len()));
@@ -73,8 +73,8 @@ pub fn hello(name: &str, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES], Error> {
     Ok(bytes)
 }
 
-/// The host's part.
-pub struct Challenged {
+/// The host's state between its challenge and the client's proof.
+pub struct PendingChallenge {
     pub name: String,
     token: Token,
     hello: [u8; HELLO_BYTES],
@@ -84,24 +84,24 @@ pub struct Challenged {
 }
 
 /// The host's answer to a hello.
-pub enum Answered {
-    /// A proof is to come.
-    Challenged(Box<Challenged>),
-    /// The other side speaks another version, and learns of ours from the answer.
+pub enum HelloResponse {
+    /// A proof must follow.
+    Challenged(Box<PendingChallenge>),
+    /// The other end speaks another version, and learns ours from the answer.
     OtherVersion,
 }
 
-/// The host's answer to a hello, to be sent.
+/// The host's answer to a hello, ready to send.
 ///
 /// # Errors
-/// [`Error::Malformed`]: nothing is to be sent.
+/// [`Error::Malformed`]: send nothing.
 pub fn challenge(
     hello: &[u8; HELLO_BYTES],
     node: NodeId,
     nonce: [u8; 32],
     binding: [u8; 32],
     token_of: impl Fn(&str) -> Option<Token>,
-) -> Result<(Answered, [u8; CHALLENGE_BYTES]), Error> {
+) -> Result<(HelloResponse, [u8; CHALLENGE_BYTES]), Error> {
     if hello[..8] != MAGIC {
         return Err(Error::Malformed("the other side does not speak this protocol"));
     }
@@ -109,7 +109,7 @@ pub fn challenge(
     answer[..8].copy_from_slice(&MAGIC);
     answer[8..12].copy_from_slice(&VERSION.to_le_bytes());
     if u32_at(hello, 8) != VERSION {
-        return Ok((Answered::OtherVersion, answer));
+        return Ok((HelloResponse::OtherVersion, answer));
     }
     let name_bytes = u32_at(hello, 12) as usize;
     let name = hello[48..].get(..name_bytes).and_then(|name| std::str::from_utf8(name).ok());
@@ -118,23 +118,24 @@ pub fn challenge(
         return Err(Error::Malformed("a hello with reserved bytes set"));
     }
     let token = token_of(name).unwrap_or_else(Token::random);
-    let transcript = Transcript { hello, node, nonce: &nonce, binding: &binding };
+    let transcript = HandshakeTranscript { hello, node, nonce: &nonce, binding: &binding };
     answer[12..16].copy_from_slice(&node.0.to_le_bytes());
     answer[16..48].copy_from_slice(&nonce);
-    answer[48..].copy_from_slice(&transcript.prove(&token, OF_HOST));
-    let challenged = Challenged { name: name.to_owned(), token, hello: *hello, node, nonce, binding };
-    Ok((Answered::Challenged(Box::new(challenged)), answer))
+    answer[48..].copy_from_slice(&transcript.prove(&token, HOST_LABEL));
+    let challenged = PendingChallenge { name: name.to_owned(), token, hello: *hello, node, nonce, binding };
+    Ok((HelloResponse::Challenged(Box::new(challenged)), answer))
 }
 
-impl Challenged {
-    /// Whether the one that connected knows the token.
+impl PendingChallenge {
+    /// Whether the client knows the token.
     pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> bool {
-        let transcript = Transcript { hello: &self.hello, node: self.node, nonce: &self.nonce, binding: &self.binding };
-        transcript.check(&self.token, OF_CLIENT, proof)
+        let transcript =
+            HandshakeTranscript { hello: &self.hello, node: self.node, nonce: &self.nonce, binding: &self.binding };
+        transcript.check(&self.token, CLIENT_LABEL, proof)
     }
 }
 
-/// The answer of the one that connects, and the host's number.
+/// The client's proof, and the host's number.
 pub fn answer(
     hello: &[u8; HELLO_BYTES],
     challenge: &[u8; CHALLENGE_BYTES],
@@ -151,20 +152,20 @@ pub fn answer(
     let node = NodeId(u32_at(challenge, 12));
     let mut nonce = [0; 32];
     nonce.copy_from_slice(&challenge[16..48]);
-    let transcript = Transcript { hello, node, nonce: &nonce, binding };
-    if !transcript.check(&credential.token, OF_HOST, &challenge[48..]) {
+    let transcript = HandshakeTranscript { hello, node, nonce: &nonce, binding };
+    if !transcript.check(&credential.token, HOST_LABEL, &challenge[48..]) {
         let reason = format!("the host does not know our name {:?}, or knows it with another token", credential.name);
-        return Err(Error::Refused(reason));
+        return Err(Error::Rejected(reason));
     }
-    Ok((node, transcript.prove(&credential.token, OF_CLIENT)))
+    Ok((node, transcript.prove(&credential.token, CLIENT_LABEL)))
 }
 
-/// What the host said last.
+/// Decodes the host's verdict.
 pub fn verdict(bytes: &[u8; VERDICT_BYTES]) -> Result<(), Error> {
     match u32_at(bytes, 0) {
         WELCOME => Ok(()),
-        REFUSED => Err(Error::Refused("the host does not believe that we know the token".to_owned())),
-        CROWDED => Err(Error::Refused("the host has as many connections as it takes; try again later".to_owned())),
+        REJECTED => Err(Error::Rejected("the host rejected our proof; use the same token on both ends".to_owned())),
+        CROWDED => Err(Error::Rejected("too many connections wait at the host; try again later".to_owned())),
         _ => Err(Error::Malformed("an unknown verdict")),
     }
 }
@@ -177,12 +178,12 @@ mod tests {
         Credential { name: "compute0".to_owned(), token: Token::new([token; 32]) }
     }
 
-    /// Both sides with these tokens and TLS sessions; whether each believes the other.
+    /// Runs a handshake with these tokens and TLS sessions; returns whether each end believes the other.
     fn meet(client: u8, host: Option<u8>, bindings: [u8; 2]) -> (bool, bool) {
         let hello = hello("compute0", &[1; 32]).expect("the name is short");
         let token_of = |name: &str| host.filter(|_| name == "compute0").map(|token| Token::new([token; 32]));
         let challenged = challenge(&hello, NodeId(7), [2; 32], [bindings[1]; 32], token_of);
-        let Ok((Answered::Challenged(challenged), bytes)) = challenged else { panic!("the hello is well-formed") };
+        let Ok((HelloResponse::Challenged(challenged), bytes)) = challenged else { panic!("the hello is well-formed") };
         match answer(&hello, &bytes, &[bindings[0]; 32], &credential(client)) {
             Ok((node, proof)) => {
                 assert_eq!(node, NodeId(7));
@@ -219,7 +220,7 @@ mod tests {
     fn another_version_is_named_to_both() {
         let mut other = hello("compute0", &[1; 32]).expect("the name is short");
         other[8] = 9;
-        let Ok((Answered::OtherVersion, bytes)) = challenge(&other, NodeId(7), [2; 32], [0; 32], |_| None) else {
+        let Ok((HelloResponse::OtherVersion, bytes)) = challenge(&other, NodeId(7), [2; 32], [0; 32], |_| None) else {
             panic!("the version is another")
         };
         let mut theirs = bytes;

@@ -15,44 +15,44 @@ use rustix::fd::OwnedFd;
 
 use super::budget::NameBudget;
 use super::client::total;
-use super::memory::Regions;
-use super::peer::{Peer, TURN_BYTES_MAX};
-use super::spin::Spin;
-use super::{PROFILE, TcpOptions, clock, server, start_thread};
-use crate::failure::Failure;
+use super::memory::HostRegions;
+use super::peer::{ConnectionQueues, TURN_BYTES_MAX};
+use super::spin::AdaptiveSpin;
+use super::{PROFILE, TcpConfig, clock, server, start_thread};
+use crate::failure::HostFailure;
 use crate::{
-    Capability, Completion, Connection, Endpoint, Error, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId,
-    Profile, RegionId, Rights, Tokens,
+    Capability, Completion, Connection, Endpoint, Error, Host, HostConfig, IncomingEvent, MESSAGE_BYTES_MAX, NodeId,
+    ProviderProfile, RegionId, Rights, TokenLookup,
 };
 
-/// Connections that nobody has accepted yet; one more is refused.
+/// Connections that the application has not accepted yet; one more is rejected.
 const BACKLOG_MAX: usize = 64;
-/// Pauses between two looks at what the progress thread delivers, which must not wait for whoever looks.
+/// Pauses between two polls of what the progress thread delivers, so that polling does not slow that thread down.
 const LOOK_PAUSES: usize = 4;
 
-/// What a host's handles, endpoints and progress thread share.
-pub struct Shared {
+/// State that a host's handles, endpoints and progress thread share.
+pub struct HostCore {
     pub node: NodeId,
-    pub tokens: Tokens,
-    pub options: TcpOptions,
-    pub regions: Regions,
+    pub tokens: TokenLookup,
+    pub options: TcpConfig,
+    pub regions: HostRegions,
     /// Wakes the progress thread.
     pub wake: OwnedFd,
-    /// Connections that the progress thread is to look at, each once.
+    /// Connections that the progress thread is asked to serve, each once.
     pub attention: Mutex<Set<u64>>,
     pub stopping: AtomicBool,
-    /// Other certificates may be denied than before: the progress thread is to look at all connections.
+    /// The set of denied certificates may have changed: the progress thread must check all connections.
     pub denials_changed: AtomicBool,
     /// A defect of the progress thread.
-    pub failure: Failure,
-    /// Of names that have connections.
+    pub failure: HostFailure,
+    /// The budgets of names that have connections.
     pub budgets: Mutex<Map<Arc<str>, Weak<NameBudget>>>,
-    /// The connection at which the progress thread looks again and again; 0 when it does not.
+    /// The connection that the progress thread polls; 0 when it polls none.
     pub looked_at: AtomicU64,
 }
 
-impl Shared {
-    /// Has the progress thread look at a connection.
+impl HostCore {
+    /// Asks the progress thread to serve a connection.
     pub fn attend(&self, connection: u64) {
         let is_new = self.attention.lock().unwrap_or_else(PoisonError::into_inner).insert(connection);
         if is_new {
@@ -61,23 +61,23 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A counter that is full wakes as well.
+        // A full counter wakes the thread as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
 pub struct TcpHost {
-    shared: Arc<Shared>,
+    shared: Arc<HostCore>,
     address: String,
     accepted: rt::sync::Mutex<Receiver<Endpoint>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Tells the progress thread when other certificates are denied.
+    /// Notifies the progress thread when the set of denied certificates changes.
     _watching: Option<AbortOnDrop<()>>,
 }
 
 impl TcpHost {
     /// Binds the port and starts the progress thread.
-    pub fn start(address: &str, host: HostOptions, options: TcpOptions) -> Result<TcpHost, Error> {
+    pub fn start(address: &str, host: HostConfig, options: TcpConfig) -> Result<TcpHost, Error> {
         let doing = |error: &std::io::Error| match error.kind() {
             std::io::ErrorKind::AddrInUse => Error::System {
                 doing: "listening for rma over tcp",
@@ -95,21 +95,21 @@ impl TcpHost {
         let address = listener.local_addr().map_err(|error| doing(&error))?.to_string();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::system("making an event descriptor", &error.into()))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HostCore {
             node: host.node,
             tokens: host.tokens,
             options,
-            regions: Regions::new(host.node),
+            regions: HostRegions::new(host.node),
             wake,
             attention: Mutex::new(Set::default()),
             stopping: AtomicBool::new(false),
             denials_changed: AtomicBool::new(false),
-            failure: Failure::default(),
+            failure: HostFailure::default(),
             budgets: Mutex::new(Map::default()),
             looked_at: AtomicU64::new(0),
         });
         let (sender, accepted) = bounded(BACKLOG_MAX);
-        let progress = server::Progress::new(listener, Arc::clone(&shared), sender)
+        let progress = server::ProgressEngine::new(listener, Arc::clone(&shared), sender)
             .map_err(|error| Error::system("preparing the progress thread", &error))?;
         let thread = start_thread("rma-tcp", move || progress.run())
             .map_err(|error| Error::system("starting the progress thread", &error))?;
@@ -122,13 +122,13 @@ impl TcpHost {
         })
     }
 
-    /// Has connections end whose certificates are denied from now on, by a task on the current runtime.
+    /// Starts a task on the current runtime that has connections end when their certificates become denied.
     pub fn watching(mut self) -> TcpHost {
         self._watching = self.shared.options.tls.as_ref().map(|tls| {
             let (denials, shared) = (Arc::clone(tls.denials()), Arc::clone(&self.shared));
             let watching = rt::spawn(async move {
                 loop {
-                    // From before the look, so that a change during it is not missed.
+                    // Obtained before the check, so that a change during the check is not missed.
                     let changed = denials.changed();
                     shared.denials_changed.store(true, Ordering::Release);
                     shared.wake();
@@ -141,7 +141,7 @@ impl TcpHost {
     }
 
     #[cfg(test)]
-    pub fn shared(&self) -> &Arc<Shared> {
+    pub fn shared(&self) -> &Arc<HostCore> {
         &self.shared
     }
 
@@ -154,7 +154,7 @@ impl TcpHost {
 
 impl Drop for TcpHost {
     fn drop(&mut self) {
-        // It ends by itself, within one turn of its loop.
+        // The thread ends by itself, within one turn of its loop.
         drop(self.stop());
     }
 }
@@ -215,29 +215,31 @@ impl Host for TcpHost {
     }
 }
 
-/// An endpoint that a host accepted: messages only, since the one that connected has no regions.
-pub struct Accepted {
-    pub peer: Arc<Peer>,
-    pub shared: Arc<Shared>,
+/// An endpoint that a host accepted: messages only, since a client has no regions.
+pub struct AcceptedConnection {
+    pub peer: Arc<ConnectionQueues>,
+    pub shared: Arc<HostCore>,
     pub connection: u64,
     pub name: Arc<str>,
     /// Set when the last handle is dropped.
     pub dropped: Arc<AtomicBool>,
-    pub spin: Spin,
+    pub spin: AdaptiveSpin,
 }
 
-impl Accepted {
-    /// Writes the queue, or has the progress thread do so if it looks at this socket all the time: two that use one socket
-    /// at once keep each other waiting for the kernel's lock, asleep.
+impl AcceptedConnection {
+    /// Writes the queue. If the progress thread is polling this socket, it writes the queue instead: two threads that use one
+    /// socket at once wait for each other's kernel lock, asleep.
     fn write_out(&self) {
-        // In this order, and the other way round at the thread: it sees the request, or we that it looks no more.
-        self.peer.ask();
+        // Ask first, then check, and the thread does both in the opposite order: either it sees the request, or we see that it
+        // no longer polls.
+        self.peer.request_write();
         if self.shared.looked_at.load(Ordering::SeqCst) == self.connection {
             return;
         }
-        self.peer.take_asked();
+        self.peer.take_write_request();
         let mut outgoing = self.peer.outgoing();
-        // The progress thread sees an error as well, and writes the rest. No more than its own turn: it may wait for this.
+        // The progress thread sees an error as well, and writes the rest. Write no more than its own turn would: it may wait
+        // for this lock.
         let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX).map_or(true, |pumped| pumped.left);
         drop(outgoing);
         if left {
@@ -246,8 +248,8 @@ impl Accepted {
     }
 }
 
-impl Accepted {
-    /// Looks for a short while whether the progress thread delivers something. False when it did not.
+impl AcceptedConnection {
+    /// Polls for a short time for a delivery by the progress thread. Returns false when there was none.
     fn spins(&self) -> bool {
         let spin = self.shared.options.spin;
         if spin.is_zero() || !self.spin.is_worth_it() {
@@ -270,9 +272,9 @@ impl Accepted {
     }
 }
 
-impl Connection for Accepted {
+impl Connection for AcceptedConnection {
     fn node(&self) -> NodeId {
-        // Numbers of connections are never used again and a host does not live to see 2^32 of them.
+        // Numbers of connections are never reused, and no host runs long enough to see 2^32 of them.
         NodeId(self.connection as u32)
     }
 
@@ -280,7 +282,7 @@ impl Connection for Accepted {
         &self.name
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         PROFILE
     }
 
@@ -310,11 +312,11 @@ impl Connection for Accepted {
         completion
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         let mut polled = self.peer.poll_receive(cx);
         if polled.is_pending() {
             if self.peer.has_waiting() {
-                // It may be this connection. Now that somebody receives, it is read.
+                // It may be this connection that waits. Now that the application is receiving, it is read.
                 self.shared.attend(self.connection);
             }
             if self.spins() {
@@ -338,7 +340,7 @@ impl Connection for Accepted {
     }
 }
 
-impl Drop for Accepted {
+impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         self.peer.discard();
         self.dropped.store(true, Ordering::Release);

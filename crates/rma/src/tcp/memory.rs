@@ -1,5 +1,5 @@
-//! The regions of a `tcp` host. Every access holds the region's lock, from the check of the capability to the last byte it
-//! touches at that time: this is what makes a revocation exact, words whole and atomic verbs atomic.
+//! The regions of a `tcp` host. Each access (each piece, if the transfer is long) holds the region's lock from the check of the
+//! capability to its last byte. This makes revocations exact, words whole, and atomic verbs atomic.
 
 use std::io;
 use std::ops::Range;
@@ -8,96 +8,96 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use base::Map;
 use base::untrusted::Untrusted;
 
-use super::pipe::Pipe;
-use super::wire::{Status, u64_at};
-use crate::{Capability, Error, GrantId, NodeId, RegionId, Rights, Secret, WORD_BYTES};
+use super::pipe::SocketPipe;
+use super::wire::{VerbStatus, u64_at};
+use crate::{Capability, CapabilitySecret, Error, GrantId, NodeId, RegionId, Rights, WORD_BYTES};
 
 /// Regions of one host.
 const REGIONS_MAX: usize = 1 << 20;
 /// Grants of one region that are in force.
 const GRANTS_MAX: usize = 4096;
-/// Bytes that land while a region is locked; a revocation waits no longer than for these.
+/// Bytes that land in a region under one lock; a revocation waits at most for these.
 const LOCKED_BYTES_MAX: usize = 256 << 10;
-/// Regions come in pages.
+/// The size of a region is a multiple of this.
 const PAGE_BYTES: u64 = 4096;
 
 /// The regions of a host.
-pub struct Regions {
+pub struct HostRegions {
     node: NodeId,
-    table: RwLock<Table>,
+    table: RwLock<RegionTable>,
 }
 
-struct Table {
-    regions: Map<u32, Arc<Region>>,
+struct RegionTable {
+    regions: Map<u32, Arc<HostRegion>>,
     next: u32,
 }
 
 /// One region.
-pub struct Region {
+pub struct HostRegion {
     bytes: u64,
-    inner: Mutex<Inner>,
+    inner: Mutex<RegionContents>,
 }
 
-pub struct Inner {
-    /// Gone once the region is.
-    memory: Option<Memory>,
-    grants: Vec<Grant>,
-    /// Places in `grants` that were revoked and can be given again.
+pub struct RegionContents {
+    /// `None` once the region is deregistered.
+    memory: Option<RegionMemory>,
+    grants: Vec<RegionGrant>,
+    /// Indices in `grants` that were revoked and can be used again.
     free: Vec<u16>,
 }
 
-struct Grant {
+struct RegionGrant {
     generation: u64,
     rights: Rights,
-    secret: Secret,
-    /// On whose connections it is good.
+    secret: CapabilitySecret,
+    /// The name on whose connections the grant is valid.
     holder: Box<str>,
     revoked: bool,
 }
 
-impl Regions {
-    pub fn new(node: NodeId) -> Regions {
-        Regions { node, table: RwLock::new(Table { regions: Map::default(), next: 1 }) }
+impl HostRegions {
+    pub fn new(node: NodeId) -> HostRegions {
+        HostRegions { node, table: RwLock::new(RegionTable { regions: Map::default(), next: 1 }) }
     }
 
     pub fn register(&self, bytes: u64) -> Result<RegionId, Error> {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
             return Err(Error::Misaligned(bytes));
         }
-        let memory = Memory::new(bytes)?;
+        let memory = RegionMemory::new(bytes)?;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.regions.len() >= REGIONS_MAX || table.next == u32::MAX {
-            return Err(Error::Exhausted("the host has as many regions as it may have".to_owned()));
+            return Err(Error::Exhausted("the host has the maximum number of regions".to_owned()));
         }
         let id = table.next;
         table.next += 1;
-        let inner = Inner { memory: Some(memory), grants: Vec::new(), free: Vec::new() };
-        table.regions.insert(id, Arc::new(Region { bytes, inner: Mutex::new(inner) }));
+        let inner = RegionContents { memory: Some(memory), grants: Vec::new(), free: Vec::new() };
+        table.regions.insert(id, Arc::new(HostRegion { bytes, inner: Mutex::new(inner) }));
         Ok(RegionId(id))
     }
 
     pub fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         let found = self.get(region).ok_or(Error::Unknown)?;
         let mut inner = found.lock();
-        let secret = Secret::random();
+        let secret = CapabilitySecret::random();
         let holder: Box<str> = holder.into();
         let (at, generation) = match inner.free.pop() {
             Some(at) => {
                 let grant = &mut inner.grants[usize::from(at)];
-                *grant = Grant { generation: grant.generation, rights, secret, holder, revoked: false };
+                *grant = RegionGrant { generation: grant.generation, rights, secret, holder, revoked: false };
                 (at, grant.generation)
             }
             None if inner.grants.len() < GRANTS_MAX => {
-                inner.grants.push(Grant { generation: 1, rights, secret, holder, revoked: false });
+                inner.grants.push(RegionGrant { generation: 1, rights, secret, holder, revoked: false });
                 ((inner.grants.len() - 1) as u16, 1)
             }
-            None => return Err(Error::Exhausted("the region has as many grants as it may have".to_owned())),
+            None => return Err(Error::Exhausted("the region has the maximum number of grants".to_owned())),
         };
         Ok(Capability { node: self.node, region, grant: GrantId(at), rights, generation, secret })
     }
 
-    /// On return no verb under the capability takes effect: those before it have let go of the lock, those after it see
-    /// the generation.
+    /// On return no verb under the capability takes effect any more: earlier verbs have released the lock, later ones see the
+    /// new generation.
     pub fn revoke(&self, capability: &Capability) -> Result<(), Error> {
         if capability.node != self.node {
             return Err(Error::Unknown);
@@ -130,7 +130,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Does something with a part of a region, for its owner. It is locked meanwhile, so that no word is torn.
+    /// Gives the owner access to a part of a region. The region is locked meanwhile, so that no word is torn.
     pub fn owned<T>(
         &self,
         region: RegionId,
@@ -148,7 +148,7 @@ impl Regions {
         Ok(access(&mut memory.bytes()[offset as usize..][..length]))
     }
 
-    /// Frees every region: the host has ended.
+    /// Frees every region, when the host ends.
     pub fn clear(&self) {
         let regions = std::mem::take(&mut self.table.write().unwrap_or_else(PoisonError::into_inner).regions);
         for region in regions.values() {
@@ -156,57 +156,57 @@ impl Regions {
         }
     }
 
-    fn get(&self, region: RegionId) -> Option<Arc<Region>> {
+    fn get(&self, region: RegionId) -> Option<Arc<HostRegion>> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).regions.get(&region.0).cloned()
     }
 
-    /// Whether there was such a region once.
+    /// Whether such a region existed and was deregistered.
     fn is_gone(&self, region: RegionId) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         (1..table.next).contains(&region.0) && !table.regions.contains_key(&region.0)
     }
 
-    /// The region of a capability, not checked otherwise.
+    /// The region of a capability; nothing else of the capability is checked.
     ///
     /// # Errors
-    /// What the verb fails with.
-    pub fn find(&self, capability: &Capability) -> Result<Arc<Region>, Refusal> {
+    /// The status that the verb fails with.
+    pub fn find(&self, capability: &Capability) -> Result<Arc<HostRegion>, VerbRejection> {
         if capability.node != self.node {
-            return Err(Refusal::of(Status::Unknown));
+            return Err(VerbRejection::of(VerbStatus::Unknown));
         }
         match self.get(capability.region) {
             Some(region) => Ok(region),
-            None if self.is_gone(capability.region) => Err(Refusal::of(Status::Revoked)),
-            None => Err(Refusal::of(Status::Unknown)),
+            None if self.is_gone(capability.region) => Err(VerbRejection::of(VerbStatus::Revoked)),
+            None => Err(VerbRejection::of(VerbStatus::Unknown)),
         }
     }
 }
 
 /// Why a verb did not take effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
-    pub status: Status,
-    /// For [`Status::OutOfBounds`].
+pub struct VerbRejection {
+    pub status: VerbStatus,
+    /// For [`VerbStatus::OutOfBounds`].
     pub region_bytes: u64,
 }
 
-impl Refusal {
-    pub fn of(status: Status) -> Refusal {
-        Refusal { status, region_bytes: 0 }
+impl VerbRejection {
+    pub fn of(status: VerbStatus) -> VerbRejection {
+        VerbRejection { status, region_bytes: 0 }
     }
 }
 
-impl Region {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Whole between any two statements: a poisoned lock is as good as another.
+impl HostRegion {
+    fn lock(&self) -> MutexGuard<'_, RegionContents> {
+        // The state is consistent between any two statements, so a poisoned lock does no harm.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a verb that came over a connection of `holder`, and keeps the region locked: what the caller does to the
-    /// bytes meanwhile is one with the check.
+    /// Checks a verb that came over a connection of `holder`, and keeps the region locked: the check and the caller's access to
+    /// the bytes are atomic.
     ///
     /// # Errors
-    /// What the verb fails with.
+    /// The status that the verb fails with.
     pub fn open(
         &self,
         capability: &Capability,
@@ -214,59 +214,59 @@ impl Region {
         rights: Rights,
         offset: Untrusted<u64>,
         length: u64,
-    ) -> Result<Opened<'_>, Refusal> {
+    ) -> Result<OpenRegion<'_>, VerbRejection> {
         let inner = self.lock();
         inner.check(capability, holder, rights)?;
         match offset.range(Untrusted::new(length), self.bytes) {
-            // A region is mapped whole, so that its offsets fit.
-            Some(range) => Ok(Opened { inner, range: range.start as usize..range.end as usize }),
-            None => Err(Refusal { status: Status::OutOfBounds, region_bytes: self.bytes }),
+            // A region is mapped as a whole, so its offsets fit into `usize`.
+            Some(range) => Ok(OpenRegion { inner, range: range.start as usize..range.end as usize }),
+            None => Err(VerbRejection { status: VerbStatus::OutOfBounds, region_bytes: self.bytes }),
         }
     }
 }
 
-impl Inner {
-    fn check(&self, capability: &Capability, holder: &str, rights: Rights) -> Result<(), Refusal> {
+impl RegionContents {
+    fn check(&self, capability: &Capability, holder: &str, rights: Rights) -> Result<(), VerbRejection> {
         if self.memory.is_none() {
-            return Err(Refusal::of(Status::Revoked));
+            return Err(VerbRejection::of(VerbStatus::Revoked));
         }
-        let grant = self.grants.get(usize::from(capability.grant.0)).ok_or(Refusal::of(Status::Unknown))?;
+        let grant = self.grants.get(usize::from(capability.grant.0)).ok_or(VerbRejection::of(VerbStatus::Unknown))?;
         if capability.generation < grant.generation {
-            return Err(Refusal::of(Status::Revoked));
+            return Err(VerbRejection::of(VerbStatus::Revoked));
         }
-        // Whoever shows another's capability learns no more than one who made it up.
+        // A holder that presents another's capability learns no more than one that invents a capability.
         let known = grant.secret.matches(&capability.secret) && *grant.holder == *holder;
         if capability.generation > grant.generation || grant.revoked || !known {
-            return Err(Refusal::of(Status::Unknown));
+            return Err(VerbRejection::of(VerbStatus::Unknown));
         }
         if !grant.rights.include(rights) || !capability.rights.include(rights) {
-            return Err(Refusal::of(Status::Forbidden));
+            return Err(VerbRejection::of(VerbStatus::Forbidden));
         }
         Ok(())
     }
 }
 
-/// A region that is locked, after a check of a capability, and the bytes that the check allowed.
-pub struct Opened<'a> {
-    inner: MutexGuard<'a, Inner>,
-    /// Within the region.
+/// A region locked after a successful check of a capability, and the range that the check covered.
+pub struct OpenRegion<'a> {
+    inner: MutexGuard<'a, RegionContents>,
+    /// Checked to lie within the region.
     range: Range<usize>,
 }
 
-impl Opened<'_> {
-    /// The bytes that the check allowed.
+impl OpenRegion<'_> {
+    /// The bytes of the range.
     pub fn bytes(&mut self) -> &mut [u8] {
         let memory = self.inner.memory.as_mut();
         let memory = memory.expect("it was there when the capability was checked, and is locked since");
         &mut memory.bytes()[self.range.clone()]
     }
 
-    /// Where they begin.
+    /// The offset of the first byte.
     pub fn offset(&self) -> u64 {
         self.range.start as u64
     }
 
-    /// The first word of them, which must be there.
+    /// The first word of the range, which must have one.
     pub fn word(&mut self) -> u64 {
         u64_at(self.bytes(), 0)
     }
@@ -275,12 +275,12 @@ impl Opened<'_> {
         self.bytes()[..WORD_BYTES].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Receives from a plain socket into these bytes, from the first on: whole words only, unless it is all of them. 0 when
-    /// less than that has come: the caller then reads otherwise.
+    /// Receives from a plain socket into these bytes, from the first on: whole words only, unless it fills the whole range.
+    /// Returns 0 when less than that has arrived; the caller then reads through its buffer.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn receive(&mut self, pipe: &Pipe) -> io::Result<usize> {
+    pub fn receive(&mut self, pipe: &SocketPipe) -> io::Result<usize> {
         let here = usize::try_from(rustix::io::ioctl_fionread(pipe)?).unwrap_or(usize::MAX);
         let mut take = self.range.len().min(here).min(LOCKED_BYTES_MAX);
         if take < self.range.len() {
@@ -299,19 +299,19 @@ impl Opened<'_> {
     }
 }
 
-/// Zeroed pages of the kernel's, given when they are first touched.
-struct Memory {
+/// Zeroed pages of the kernel, allocated when they are first touched.
+struct RegionMemory {
     address: *mut u8,
     bytes: usize,
 }
 
 // SAFETY: the mapping is this value's alone, and reached through `&mut self` only.
 #[allow(unsafe_code)]
-unsafe impl Send for Memory {}
+unsafe impl Send for RegionMemory {}
 
-impl Memory {
-    fn new(bytes: u64) -> Result<Memory, Error> {
-        let exhausted = |reason: String| Error::Exhausted(format!("{bytes} bytes for a region: {reason}"));
+impl RegionMemory {
+    fn new(bytes: u64) -> Result<RegionMemory, Error> {
+        let exhausted = |reason: String| Error::Exhausted(format!("no memory for a region of {bytes} bytes: {reason}"));
         let length = usize::try_from(bytes).map_err(|error| exhausted(error.to_string()))?;
         // SAFETY: a new anonymous mapping at an address of the kernel's choosing touches nothing that exists.
         #[allow(unsafe_code)]
@@ -323,11 +323,11 @@ impl Memory {
                 rustix::mm::MapFlags::PRIVATE,
             )
         };
-        Ok(Memory { address: address.map_err(|error| exhausted(error.to_string()))?.cast(), bytes: length })
+        Ok(RegionMemory { address: address.map_err(|error| exhausted(error.to_string()))?.cast(), bytes: length })
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has so many readable and writable bytes until `drop`, and only this borrow reaches them.
+        // SAFETY: the mapping has `self.bytes` readable and writable bytes until `drop`, and only this borrow reaches them.
         #[allow(unsafe_code)]
         unsafe {
             std::slice::from_raw_parts_mut(self.address, self.bytes)
@@ -335,7 +335,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for RegionMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, which nothing else reaches, with the length it was made with.
         #[allow(unsafe_code)]

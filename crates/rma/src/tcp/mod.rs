@@ -1,22 +1,22 @@
-//! The `tcp` provider: the same verbs between any two hosts.
+//! The `tcp` provider: one-sided verbs over TCP, between any two hosts.
 //!
-//! 1. A host listens on a port. Who connects proves to know the token of its name ([`handshake`]), over mutual TLS where
-//!    the link leaves the trusted network ([`TcpTls`]).
-//! 2. The one that connects posts verbs; many go out with one call ([`client`], [`peer`]).
-//! 3. The host's progress thread, one for all of its connections, checks each verb's capability and carries it out
-//!    ([`server`], [`served`], [`memory`]); nothing above `rma` runs at the host. Long payloads land in the region, and leave it, without
-//!    a copy in between.
-//! 4. Whoever waits, on either side, looks at the socket for a short while ([`TcpOptions::spin`]) before it sleeps.
+//! 1. A host listens on a port. A client proves that it knows the token of its name ([`handshake`]). Where the link leaves the
+//!    trusted network, the handshake runs over mutual TLS ([`TcpTls`]).
+//! 2. The client posts verbs; one system call sends many of them ([`client`], [`peer`]).
+//! 3. The host's progress thread, one for all of its connections, checks the capability of each verb and executes the verb
+//!    ([`server`], [`served`], [`memory`]). No code above `rma` runs at the host. Long payloads go from the socket into the
+//!    region, and from the region into the socket, without a copy in between.
+//! 4. A waiting thread, at either end, polls the socket for a short time ([`TcpConfig::spin`]) before it sleeps.
 //!
 //! Invariants:
-//! * A capability is checked, and what it allows is done, under the lock of the region; long transfers are checked again
-//!   for each piece. So after a revocation nothing lands, and a verb that was half done completes as ambiguous.
-//! * Words land and are read whole; the bytes of a verb land from low addresses to high ones; atomic verbs are the progress
-//!   thread's.
-//! * A certificate that the caller denies ([`Denials`]) gets no connection, and those that are open end.
-//! * A lost connection completes every verb in flight as ambiguous, and later ones fail with [`Error::Closed`].
-//! * Everything that the other side sends is checked ([`wire`]); bytes that are no frame end the connection. Without TLS
-//!   the bytes, secrets of capabilities included, are as safe as the network is.
+//! * The check of a capability and the access that it allows happen under one lock of the region; a long transfer is checked
+//!   again for each piece. So no write lands after a revocation, and a verb that was half done completes as ambiguous.
+//! * Words are written and read whole. The bytes of a verb land from low addresses to high ones. Only the progress thread
+//!   executes atomic verbs.
+//! * A certificate that [`Denials`] denies gets no connection, and its open connections end.
+//! * When a connection is lost, every verb in flight completes as ambiguous, and later verbs fail with [`Error::Closed`].
+//! * Every byte from the other end is checked ([`wire`]); bytes that form no valid frame end the connection. Without TLS the
+//!   bytes, secrets of capabilities included, are only as safe as the network.
 //!
 //! The format is in `docs/formats/rma.md`. This module has its own thread, sockets and clock, as a production provider may.
 
@@ -45,62 +45,66 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::{Atomicity, Credential, Endpoint, Error, Fabric, Host, HostOptions, Ordering, Profile};
+use crate::{Atomicity, Credential, Endpoint, Error, Host, HostConfig, Provider, ProviderProfile, VerbOrdering};
 
 pub use tls::{Denials, TcpTls};
 
-const PROFILE: Profile = Profile {
+const PROFILE: ProviderProfile = ProviderProfile {
     provider: "tcp",
     atomicity: Atomicity::Adapter,
-    ordering: Ordering::Words,
+    ordering: VerbOrdering::Words,
     immediate: true,
     synchronous: false,
     host_progress: true,
 };
 
-/// A host drops a connection on which both sides have not proved themselves by then.
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a connection that was closed here waits for the other side to have received what was sent.
-const CLOSING_TIME_MAX: Duration = Duration::from_secs(5);
-/// A host that lives takes in what comes more often than this, however busy it is.
-const DEAD_AFTER_MIN: Duration = Duration::from_secs(4);
-/// Signs of life that may be missing.
+/// A host drops a connection whose handshake is not complete after this time.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection that was closed locally waits until the other end has received all that was sent.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A live host reads what it receives more often than this, however busy it is.
+const KEEPALIVE_TIMEOUT_MIN: Duration = Duration::from_secs(4);
+/// Keepalive probes that may go unanswered.
 const KEEP_ALIVE_PROBES: u32 = 3;
-/// Bytes that a socket takes before the other host has them, of which the kernel makes twice as many: more than a round trip
-/// within a data centre needs, and few enough for the caches.
+/// Size of a socket's send buffer, which the kernel doubles: more than the bandwidth-delay product within a data centre, and
+/// small enough to stay in the caches.
 const SEND_BUFFER_BYTES: usize = 512 << 10;
 
-/// Settings of the provider.
+/// Options of the provider.
 #[derive(Clone, Debug)]
-pub struct TcpOptions {
-    /// How long whoever waits looks at the socket before it sleeps; longer, by at most a millisecond, while the other side
-    /// has probably not taken yet what was written. Zero sleeps at once: slower, and easy on processors.
+pub struct TcpConfig {
+    /// How long a waiting thread polls the socket before it sleeps. While the other end has probably not yet received what was
+    /// written, the thread polls longer, by at most a millisecond. Zero makes it sleep at once, which is slower but saves
+    /// processor time.
     pub spin: Duration,
-    /// A host that has not been heard of for about so long, at least four seconds, is lost: verbs in flight to it complete as ambiguous.
+    /// A host that has been silent for about this time, at least four seconds, counts as lost: verbs in flight to it complete
+    /// as ambiguous.
     pub dead_after: Duration,
-    /// Mutual TLS. `None` on a network that both sides trust.
+    /// Mutual TLS. `None` only on a network that both ends trust.
     pub tls: Option<TcpTls>,
-    /// For how long a frame that a host has received a part of may pause, and how much time it has before its rate counts. A
-    /// connection whose frame does not arrive in time ends.
+    /// How long the arrival of a frame may pause, and how much time the frame has before its average rate counts. A host ends a
+    /// connection whose frame does not arrive in time.
     pub pause_max: Duration,
-    /// Once one name's messages that arrived at a host and were not taken hold so many bytes, over all of its connections, the
-    /// host reads no further ones of that name until some were taken. A connection that waits so for longer than
-    /// [`TcpOptions::dead_after`], while its sockets are full, is lost to its other side.
+    /// Bytes of one name's untaken messages at a host, over all of its connections. A message is untaken from its arrival until
+    /// the application receives it. At this limit the host reads no further messages of that name until the application has
+    /// taken some. If a connection waits longer than [`TcpConfig::dead_after`] and its socket buffers are full, the other end
+    /// counts the connection as lost.
     pub untaken_bytes_max: usize,
-    /// Once the replies to one name that wait to go out take so many bytes at a host, each of its connections has one reply after
-    /// the other.
+    /// Bytes of one name's replies that wait to be sent at a host. At this limit each connection of the name has one reply in
+    /// the queue at a time.
     pub reply_bytes_max: usize,
 }
 
-/// One connection brings at most a window and the longest message, 192 MiB: a name with one connection never fills this. With several,
-/// as a compute node has at a storage node, four windows fill before a sender has to wait.
+/// One connection brings at most a window and the longest message, 192 MiB, so a name with one connection never reaches this
+/// limit. With several connections, as between a compute node and a storage node, four windows fill before a sender has to
+/// wait.
 const UNTAKEN_BYTES_MAX: usize = 256 << 20;
-/// Sixteen connections, each with as many replies as it may have waiting.
+/// Sixteen connections, each with the most replies that it may queue.
 const REPLIES_BYTES_MAX: usize = 64 << 20;
 
-impl Default for TcpOptions {
-    fn default() -> TcpOptions {
-        TcpOptions {
+impl Default for TcpConfig {
+    fn default() -> TcpConfig {
+        TcpConfig {
             spin: Duration::from_micros(40),
             dead_after: Duration::from_secs(20),
             tls: None,
@@ -113,53 +117,53 @@ impl Default for TcpOptions {
 
 /// The provider. See the module's description.
 #[derive(Clone, Debug, Default)]
-pub struct Tcp {
-    options: TcpOptions,
+pub struct TcpProvider {
+    options: TcpConfig,
 }
 
-impl Tcp {
+impl TcpProvider {
     /// With these settings.
-    pub fn new(options: TcpOptions) -> Tcp {
-        Tcp { options }
+    pub fn new(options: TcpConfig) -> TcpProvider {
+        TcpProvider { options }
     }
 }
 
 #[async_trait]
-impl Fabric for Tcp {
+impl Provider for TcpProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let (address, credential, options) = (address.to_owned(), credential.clone(), self.options.clone());
         let connected = base::rt::blocking(move || client::connect(&address, &credential, &options)).await?;
         Ok(connected.endpoint(&self.options))
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         let (address, tcp) = (address.to_owned(), self.options.clone());
         let host = base::rt::blocking(move || host::TcpHost::start(&address, options, tcp)).await?;
         Ok(Arc::new(host.watching()))
     }
 
-    fn provider(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         PROFILE.provider
     }
 }
 
-/// No delay for small frames, little between the hosts, and the loss of the other is noticed.
-fn tune(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
+/// Sets the socket options: no delay for small frames, a small send buffer, and detection of a lost host.
+fn tune(socket: &TcpStream, options: &TcpConfig) -> io::Result<()> {
     use rustix::net::sockopt;
     let probe = (options.dead_after / (KEEP_ALIVE_PROBES + 1)).max(Duration::from_secs(1));
     socket.set_nodelay(true)?;
-    // The kernel would let it grow to several MiB, and a long reply would wait there in memory, not in the caches.
+    // The kernel would let the buffer grow to several MiB, and a long reply would wait there in memory, not in the caches.
     sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER_BYTES)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, probe)?;
     sockopt::set_tcp_keepintvl(socket, probe)?;
     sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
-    let dead_after = options.dead_after.max(DEAD_AFTER_MIN).as_millis();
+    let dead_after = options.dead_after.max(KEEPALIVE_TIMEOUT_MIN).as_millis();
     sockopt::set_tcp_user_timeout(socket, u32::try_from(dead_after).unwrap_or(u32::MAX))?;
     Ok(())
 }
 
-/// Starts a thread of the provider's own.
+/// Starts a thread for the provider.
 #[allow(clippy::disallowed_methods)] // A production provider: its progress must not wait for the tasks of others.
 fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)

@@ -1,13 +1,14 @@
-//! What both ends of a connection have: the queue of what goes out, the messages that came in, and the window between
-//! them.
+//! The parts that both ends of a connection have: the queue of outgoing bytes, the received messages, and the flow-control
+//! window.
 //!
-//! 1. Small pieces are copied into one buffer, long ones stay where they are; one call writes many of both.
-//! 2. At most [`WINDOW_MESSAGES`] messages may be sent and not yet received, and none while [`WINDOW_BYTES`] or more are.
-//!    The receiver gives credit as it takes them. A message without credit waits here, and what was posted behind it waits
-//!    with it; replies and credit do not. So an end never needs to stop reading, and verbs complete while messages wait.
+//! 1. Small pieces are copied into one buffer, long pieces are not copied; one system call writes many of both.
+//! 2. At most [`WINDOW_MESSAGES`] messages may be sent and not yet received; while such messages have [`WINDOW_BYTES`] or more,
+//!    no further message is sent. The receiver gives credit as its application takes messages. A message without credit waits
+//!    in the sender's queue, and so does everything posted behind it; replies and credit do not wait. So the window never makes
+//!    an end stop reading, and verbs complete while messages wait.
 //! 3. A write with immediate data counts as a message of no bytes.
-//! 4. At a host, what waits in both directions counts against the budget of the connection's name ([`super::budget`]): messages
-//!    until they are taken, and the buffers of replies until these are out. So a host may stop reading; an end that connects never does.
+//! 4. At a host, untaken messages and the buffers of unwritten replies count against the budget of the connection's name
+//!    ([`super::budget`]). Therefore a host may stop reading; a client never does.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,93 +17,94 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use base::admission::{Admitted, Reservation};
+use base::admission::{AdmissionPermit, Reservation};
 use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
 use super::budget::NameBudget;
 use super::clock;
-use super::memory::Region;
-use super::pipe::Pipe;
-use super::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES};
-use crate::{Capability, Completer, Completion, Error, Incoming, Rights, WORD_BYTES};
+use super::memory::HostRegion;
+use super::pipe::SocketPipe;
+use super::wire::{FrameHeader, FrameKind, HEADER_BYTES, TRAILER_BYTES, VerbStatus};
+use crate::{Capability, Completer, Completion, Error, IncomingEvent, Rights, WORD_BYTES};
 
 /// Messages sent and not yet received.
 pub const WINDOW_MESSAGES: usize = 1024;
 /// Bytes of messages sent and not yet received, above which no further message is sent.
 pub const WINDOW_BYTES: usize = 64 << 20;
-/// The receiver gives credit for so many messages at once.
+/// The receiver gives credit once it owes this number of messages.
 const CREDIT_MESSAGES: usize = WINDOW_MESSAGES / 4;
-/// The receiver gives credit for so many bytes at once.
+/// The receiver gives credit once it owes this number of bytes.
 const CREDIT_BYTES: usize = WINDOW_BYTES / 4;
-/// Frames that wait for credit; one more fails with [`Error::Busy`].
-const HELD_MAX: usize = 4096;
-/// Bytes that go out from a queue longer than this complete their message only when they are out.
+/// Frames that may wait for credit; posting one more fails with [`Error::Busy`].
+const HELD_FRAMES_MAX: usize = 4096;
+/// A message completes at once while the queue is at most this long; behind a longer queue it completes only when it is
+/// written.
 const TAKEN_BYTES_MAX: usize = 8 << 20;
-/// Parts up to this size are copied, which costs less than a buffer of their own in the call.
+/// Parts up to this size are copied, which costs less than one more buffer in the system call.
 const COPIED_BYTES_MAX: usize = 8 << 10;
-/// Bytes of replies that wait to go out, above which a connection is not read.
+/// Bytes of queued replies above which a connection is not read.
 const REPLY_BYTES_MAX: usize = 4 << 20;
-/// Bytes that leave a region while it is locked.
+/// Bytes written from a region while it is locked.
 const REGION_BYTES_MAX: usize = 256 << 10;
-/// Bytes that one turn of a host's connection writes; what is left has another turn, behind the others'.
+/// Bytes that one turn of a host's connection writes; the rest waits for its next turn, behind the other connections.
 pub const TURN_BYTES_MAX: usize = 2 << 20;
-/// Looks at the queue's lock before whoever wants it sleeps: about as long as a call that writes takes.
-const LOCK_LOOKS_MAX: usize = 200;
-/// Writing more than this at once makes whoever waits look longer.
-const PATIENCE_BYTES_MIN: usize = 16 << 10;
-/// What the other side is expected to take in a microsecond, a slow machine's pace.
-const PATIENCE_BYTES_PER_MICROSECOND: usize = 2 << 10;
-/// Nobody looks longer than this for the sake of what was written.
-const PATIENCE_MAX: Duration = Duration::from_millis(1);
-/// Messages up to this size wait in one buffer, and whoever receives one allocates it: memory that one thread takes and
-/// another gives back costs far more than a copy of so few bytes.
+/// Attempts to take the queue's lock before a thread sleeps: about as long as a system call that writes takes.
+const LOCK_SPINS_MAX: usize = 200;
+/// After a write of more than this, a waiting thread polls for longer.
+const LONG_SPIN_BYTES_MIN: usize = 16 << 10;
+/// The rate at which the other end is expected to receive, as on a slow machine.
+const LONG_SPIN_BYTES_PER_MICROSECOND: usize = 2 << 10;
+/// The most by which a write extends polling.
+const LONG_SPIN_MAX: Duration = Duration::from_millis(1);
+/// Messages up to this size wait in one buffer, and the receiver allocates the message: memory that one thread allocates and
+/// another frees costs far more than a copy of so few bytes.
 pub const SMALL_BYTES_MAX: usize = 4 << 10;
-/// An empty buffer of more is given back.
+/// An empty buffer of more than this is freed.
 const SMALL_BUFFER_BYTES_MAX: usize = 64 << 10;
-/// Bytes of small pieces that are out are given up when there are so many, and at least as many as are not.
+/// The queue drops written bytes of its tail once there are this many, and at least as many as unwritten ones.
 const TAIL_OUT_MAX: usize = 64 << 10;
-/// A buffer of small pieces that is empty and has more room than this is given back.
+/// An empty tail buffer with a larger capacity is freed.
 const TAIL_SPARE_BYTES_MAX: usize = 8 << 20;
-/// The same while the name's queues take half of their budget: a short reply and some.
+/// The same while the name's queues use half of their budget: a short reply and some more.
 const TAIL_SCARCE_BYTES_MAX: usize = 128 << 10;
-/// What a message that waits counts beside its bytes.
+/// What a waiting message counts in addition to its bytes.
 const ENTRY_BYTES: usize = 64;
-/// Buffers in one call.
+/// Buffers in one system call.
 const SLICES_MAX: usize = 64;
 
-/// What writing a queue out has come to.
+/// The result of writing a queue.
 #[derive(Clone, Copy)]
-pub struct Pumped {
-    /// Something is left of it.
+pub struct PumpProgress {
+    /// Something is left in the queue.
     pub left: bool,
-    /// Something went out.
+    /// Something was written.
     pub moved: bool,
 }
 
-/// What goes out.
-pub struct Outgoing {
-    segments: VecDeque<Segment>,
-    /// Behind the segments: small pieces, of which `tail_out` bytes are out.
+/// The queue of outgoing bytes.
+pub struct OutgoingQueue {
+    segments: VecDeque<QueueSegment>,
+    /// Small pieces that follow the segments; `tail_out` bytes of them are written.
     tail: Vec<u8>,
     tail_out: usize,
     bytes: usize,
-    /// At a host, what the buffers count against: so many bytes of the tail, and so many in all.
+    /// At a host, the budget that the buffers count against, with what the tail counts and what all buffers count.
     budget: Option<Arc<NameBudget>>,
     tail_counted: usize,
     counted: usize,
-    held: VecDeque<Held>,
+    held: VecDeque<HeldFrame>,
     messages_out: usize,
     message_bytes_out: usize,
-    /// When the other side has probably taken what was written, if that was much.
-    taken_by: Option<Instant>,
-    /// Nothing more is posted; what was posted goes out.
+    /// When the other end has probably received what was written, if that was much.
+    expected_taken_at: Option<Instant>,
+    /// Nothing more may be posted; queued frames are still written.
     ended: bool,
     closed: bool,
 }
 
-enum Segment {
-    /// Of which `counted` bytes count against the budget.
+enum QueueSegment {
+    /// Bytes, of which `counted` count against the budget.
     Bytes {
         bytes: Bytes,
         counted: usize,
@@ -112,31 +114,31 @@ enum Segment {
 }
 
 /// A frame that waits for credit, or behind one that does.
-struct Held {
+struct HeldFrame {
     head: Vec<u8>,
     parts: Vec<Bytes>,
     counts: Option<usize>,
     completer: Option<Completer<()>>,
 }
 
-/// Bytes that go out of a region as the socket takes them, under a capability that is checked each time.
+/// Bytes written from a region as the socket accepts them, under a capability that is checked each time.
 pub struct RegionRead {
-    pub region: Arc<Region>,
+    pub region: Arc<HostRegion>,
     pub capability: Capability,
-    /// Who the connection belongs to.
+    /// The name of the connection.
     pub holder: Arc<str>,
-    /// Of the next byte; the region has checked the range.
+    /// The offset of the next byte; the region has checked the range.
     pub offset: u64,
     pub remaining: usize,
-    /// The rest of a word whose first bytes are out: it goes out as it was.
+    /// The rest of a word whose first bytes are written: the word goes out with the value that it had then.
     pub word: [u8; WORD_BYTES],
     pub word_bytes: usize,
-    pub status: Status,
+    pub status: VerbStatus,
 }
 
-impl Outgoing {
-    fn new() -> Outgoing {
-        Outgoing {
+impl OutgoingQueue {
+    fn new() -> OutgoingQueue {
+        OutgoingQueue {
             segments: VecDeque::new(),
             tail: Vec::new(),
             tail_out: 0,
@@ -147,7 +149,7 @@ impl Outgoing {
             held: VecDeque::new(),
             messages_out: 0,
             message_bytes_out: 0,
-            taken_by: None,
+            expected_taken_at: None,
             ended: false,
             closed: false,
         }
@@ -157,14 +159,14 @@ impl Outgoing {
         self.closed
     }
 
-    /// Whether more than [`REPLY_BYTES_MAX`] is to go out beside messages, which the window bounds, or anything at all while the
-    /// name's budget is used up.
+    /// Whether more than [`REPLY_BYTES_MAX`] is queued in addition to messages, which the window bounds, or anything at all
+    /// while the name's budget is used up.
     pub fn is_crowded(&self) -> bool {
         self.bytes > REPLY_BYTES_MAX + self.message_bytes_out
             || (self.bytes > 0 && self.budget.as_ref().is_some_and(|budget| budget.is_crowded()))
     }
 
-    /// Counts what the tail's buffer takes by now.
+    /// Updates the account to the tail's present capacity.
     #[inline]
     fn count_tail(&mut self) {
         if self.tail.capacity() != self.tail_counted {
@@ -173,7 +175,7 @@ impl Outgoing {
         }
     }
 
-    /// Something that counted `before` bytes counts `after` now.
+    /// Changes the account of a buffer from `before` to `after` bytes.
     fn count(&mut self, before: usize, after: usize) {
         self.counted = self.counted - before + after;
         if let Some(budget) = &self.budget {
@@ -191,7 +193,7 @@ impl Outgoing {
         self.bytes == 0
     }
 
-    /// Whether nothing waits, for credit either.
+    /// Whether nothing is queued, and nothing waits for credit.
     pub fn is_done(&self) -> bool {
         self.bytes == 0 && self.held.is_empty()
     }
@@ -203,8 +205,8 @@ impl Outgoing {
         self.count_tail();
     }
 
-    /// So many more bytes of the tail are out. A queue that never runs empty gives them up all the same: without that it
-    /// would keep every byte that it has ever sent.
+    /// Marks `written` more bytes of the tail as written. A queue that never runs empty drops them too: otherwise it would keep
+    /// every byte that it has ever sent.
     fn advance_tail(&mut self, written: usize) {
         self.tail_out += written;
         if self.tail_out >= TAIL_OUT_MAX && self.tail_out >= self.tail.len() / 2 {
@@ -229,7 +231,7 @@ impl Outgoing {
             let mut tail = Bytes::from(std::mem::take(&mut self.tail));
             let _ = tail.split_to(self.tail_out);
             let counted = std::mem::take(&mut self.tail_counted);
-            self.segments.push_back(Segment::Bytes { bytes: tail, counted });
+            self.segments.push_back(QueueSegment::Bytes { bytes: tail, counted });
         }
         self.empty_tail();
     }
@@ -240,14 +242,14 @@ impl Outgoing {
         } else {
             self.end_tail();
             self.bytes += part.len();
-            self.segments.push_back(Segment::Bytes { bytes: part.clone(), counted: 0 });
+            self.segments.push_back(QueueSegment::Bytes { bytes: part.clone(), counted: 0 });
         }
     }
 
     pub fn push_region(&mut self, read: RegionRead) {
         self.end_tail();
         self.bytes += read.remaining + TRAILER_BYTES;
-        self.segments.push_back(Segment::Region(read));
+        self.segments.push_back(QueueSegment::Region(read));
     }
 
     fn may_send(&self) -> bool {
@@ -277,16 +279,16 @@ impl Outgoing {
             self.emit(head, parts, counts);
             return Ok(());
         }
-        if self.held.len() >= HELD_MAX {
+        if self.held.len() >= HELD_FRAMES_MAX {
             return Err(Error::Busy);
         }
-        self.held.push_back(Held { head: head.to_vec(), parts: parts.to_vec(), counts, completer: None });
+        self.held.push_back(HeldFrame { head: head.to_vec(), parts: parts.to_vec(), counts, completer: None });
         Ok(())
     }
 
-    /// Queues a message; gives a completion that is ready if it is as good as out.
+    /// Queues a message. The completion is ready at once if the queue ahead of it is short.
     pub fn post_message(&mut self, parts: &[Bytes], length: usize) -> Completion<()> {
-        let head = Header::new(Kind::Message, 0, length as u64).encode();
+        let head = FrameHeader::new(FrameKind::Message, 0, length as u64).encode();
         if let Err(error) = self.post(&head, parts, Some(length)) {
             return Completion::ready(Err(error));
         }
@@ -298,13 +300,13 @@ impl Outgoing {
             Some(held) => held.completer = Some(completer),
             None => {
                 self.end_tail();
-                self.segments.push_back(Segment::Taken(completer));
+                self.segments.push_back(QueueSegment::Taken(completer));
             }
         }
         completion
     }
 
-    /// The other side has received messages.
+    /// Accepts credit: the other end has received messages.
     ///
     /// # Errors
     /// [`Error::Malformed`] when they were never sent.
@@ -321,34 +323,34 @@ impl Outgoing {
                     completer.complete(Ok(()));
                 } else {
                     self.end_tail();
-                    self.segments.push_back(Segment::Taken(completer));
+                    self.segments.push_back(QueueSegment::Taken(completer));
                 }
             }
         }
         Ok(())
     }
 
-    /// Writes until nothing is left, nothing goes out, or `most` bytes are out.
+    /// Writes until the queue is empty, the socket accepts no more, or `most` bytes are written.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn pump(&mut self, pipe: &Pipe, most: usize) -> io::Result<Pumped> {
+    pub fn pump(&mut self, pipe: &SocketPipe, most: usize) -> io::Result<PumpProgress> {
         let mut out = 0;
         let pumped = self.pump_counted(pipe, most, &mut out);
-        if out > PATIENCE_BYTES_MIN {
+        if out > LONG_SPIN_BYTES_MIN {
             let now = clock();
-            let took = Duration::from_micros((out / PATIENCE_BYTES_PER_MICROSECOND) as u64);
-            let from = self.taken_by.map_or(now, |taken_by| taken_by.max(now));
-            self.taken_by = Some((from + took).min(now + PATIENCE_MAX));
+            let took = Duration::from_micros((out / LONG_SPIN_BYTES_PER_MICROSECOND) as u64);
+            let from = self.expected_taken_at.map_or(now, |taken_by| taken_by.max(now));
+            self.expected_taken_at = Some((from + took).min(now + LONG_SPIN_MAX));
         }
-        Ok(Pumped { left: pumped?, moved: out > 0 })
+        Ok(PumpProgress { left: pumped?, moved: out > 0 })
     }
 
-    /// As [`Outgoing::pump`]: whether something is left, and in `out` the bytes that are out.
-    fn pump_counted(&mut self, pipe: &Pipe, most: usize, out: &mut usize) -> io::Result<bool> {
+    /// As [`OutgoingQueue::pump`]. Returns whether something is left, and counts the written bytes in `out`.
+    fn pump_counted(&mut self, pipe: &SocketPipe, most: usize, out: &mut usize) -> io::Result<bool> {
         loop {
-            while let Some(Segment::Taken(_)) = self.segments.front() {
-                if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
+            while let Some(QueueSegment::Taken(_)) = self.segments.front() {
+                if let Some(QueueSegment::Taken(completer)) = self.segments.pop_front() {
                     completer.complete(Ok(()));
                 }
             }
@@ -369,12 +371,12 @@ impl Outgoing {
         }
     }
 
-    fn write_once(&mut self, pipe: &Pipe) -> io::Result<usize> {
-        if let Some(Segment::Region(read)) = self.segments.front_mut() {
+    fn write_once(&mut self, pipe: &SocketPipe) -> io::Result<usize> {
+        if let Some(QueueSegment::Region(read)) = self.segments.front_mut() {
             let written = read.write(pipe)?;
             if read.remaining == 0 {
                 let trailer = u64::from(read.status.code()).to_le_bytes();
-                self.segments[0] = Segment::Bytes { bytes: Bytes::copy_from_slice(&trailer), counted: 0 };
+                self.segments[0] = QueueSegment::Bytes { bytes: Bytes::copy_from_slice(&trailer), counted: 0 };
             }
             return Ok(written);
         }
@@ -389,13 +391,13 @@ impl Outgoing {
         let mut region_follows = false;
         for segment in &self.segments {
             match segment {
-                Segment::Bytes { bytes, .. } if count < SLICES_MAX => {
+                QueueSegment::Bytes { bytes, .. } if count < SLICES_MAX => {
                     slices[count] = IoSlice::new(bytes);
                     count += 1;
                 }
-                Segment::Taken(_) => {}
+                QueueSegment::Taken(_) => {}
                 other => {
-                    region_follows = matches!(other, Segment::Region(_));
+                    region_follows = matches!(other, QueueSegment::Region(_));
                     all = false;
                     break;
                 }
@@ -405,22 +407,22 @@ impl Outgoing {
             slices[count] = IoSlice::new(&self.tail[self.tail_out..]);
             count += 1;
         }
-        // The header of a long reply goes out with its first bytes.
+        // The header of a long reply goes out in one packet with the first bytes of its payload.
         let written = if region_follows { pipe.write_more(&slices[..count])? } else { pipe.write(&slices[..count])? };
         let mut rest = written;
         while let Some(segment) = self.segments.front_mut() {
             match segment {
-                Segment::Bytes { bytes, .. } if rest < bytes.len() => {
+                QueueSegment::Bytes { bytes, .. } if rest < bytes.len() => {
                     let _ = bytes.split_to(rest);
                     return Ok(written);
                 }
-                Segment::Bytes { bytes, .. } => rest -= bytes.len(),
-                Segment::Taken(_) => {}
-                Segment::Region(_) => return Ok(written),
+                QueueSegment::Bytes { bytes, .. } => rest -= bytes.len(),
+                QueueSegment::Taken(_) => {}
+                QueueSegment::Region(_) => return Ok(written),
             }
             match self.segments.pop_front() {
-                Some(Segment::Taken(completer)) => completer.complete(Ok(())),
-                Some(Segment::Bytes { counted, .. }) if counted > 0 => self.count(counted, 0),
+                Some(QueueSegment::Taken(completer)) => completer.complete(Ok(())),
+                Some(QueueSegment::Bytes { counted, .. }) if counted > 0 => self.count(counted, 0),
                 _ => {}
             }
         }
@@ -428,12 +430,12 @@ impl Outgoing {
         Ok(written)
     }
 
-    /// Nothing more may be posted.
+    /// Nothing more may be posted from now on.
     pub fn end(&mut self) {
         self.ended = true;
     }
 
-    /// The connection has ended: nothing goes out any more.
+    /// The connection has ended: drops the queue.
     pub fn close(&mut self) {
         self.closed = true;
         self.segments.clear();
@@ -446,14 +448,14 @@ impl Outgoing {
     }
 }
 
-impl Drop for Outgoing {
+impl Drop for OutgoingQueue {
     fn drop(&mut self) {
         self.count(self.counted, 0);
     }
 }
 
 impl RegionRead {
-    fn write(&mut self, pipe: &Pipe) -> io::Result<usize> {
+    fn write(&mut self, pipe: &SocketPipe) -> io::Result<usize> {
         if self.word_bytes > 0 {
             let written = pipe.write(&[IoSlice::new(&self.word[..self.word_bytes])])?;
             self.word.copy_within(written.., 0);
@@ -466,15 +468,16 @@ impl RegionRead {
             length = REGION_BYTES_MAX - (self.offset as usize + REGION_BYTES_MAX) % WORD_BYTES;
         }
         let opened = match self.status {
-            Status::Done => {
+            VerbStatus::Done => {
                 let offset = Untrusted::new(self.offset);
                 self.region.open(&self.capability, &self.holder, Rights::READ, offset, length as u64)
             }
-            status => Err(super::memory::Refusal::of(status)),
+            status => Err(super::memory::VerbRejection::of(status)),
         };
         let Ok(mut opened) = opened else {
-            // The fence came while the bytes were going out. The rest of them are zeroes, and the trailer says so.
-            self.status = Status::Revoked;
+            // A fence came while the bytes were being written. The rest is sent as zeroes, and the trailer reports the
+            // revocation.
+            self.status = VerbStatus::Revoked;
             const ZEROES: [u8; 4096] = [0; 4096];
             let written = pipe.write(&[IoSlice::new(&ZEROES[..length.min(ZEROES.len())])])?;
             self.remaining -= written;
@@ -482,7 +485,7 @@ impl RegionRead {
         };
         let bytes = opened.bytes();
         let written = pipe.write(&[IoSlice::new(bytes)])?;
-        // A word that has begun to go out goes out as it is now.
+        // A word whose first bytes are written goes out with its present value.
         let rest = (WORD_BYTES - (self.offset as usize + written) % WORD_BYTES) % WORD_BYTES;
         let rest = rest.min(length - written);
         self.word[..rest].copy_from_slice(&bytes[written..written + rest]);
@@ -494,16 +497,16 @@ impl RegionRead {
 }
 
 /// The messages that came in.
-pub struct Inbox {
-    messages: VecDeque<Arrived>,
+pub struct MessageInbox {
+    messages: VecDeque<ArrivedMessage>,
     /// The bytes of small messages, one behind the other.
     small: VecDeque<u8>,
-    /// The bytes of the others.
+    /// The bytes of the other messages.
     whole_bytes: usize,
-    /// What all of them count against the name's budget.
+    /// What all messages count against the name's budget.
     counted: usize,
     waker: Option<Waker>,
-    /// Received by us and not yet credited, and what of it our application has taken.
+    /// Received here and not yet credited, and the part of it that our application has taken.
     outstanding: usize,
     outstanding_bytes: usize,
     taken: usize,
@@ -511,16 +514,16 @@ pub struct Inbox {
     closed: bool,
 }
 
-/// A message that waits.
-enum Arrived {
-    Whole(Incoming),
-    /// So many bytes of the buffer.
+/// A message that waits to be taken.
+enum ArrivedMessage {
+    Whole(IncomingEvent),
+    /// A message of this length in the buffer of small messages.
     Small(usize),
 }
 
-impl Inbox {
-    fn new() -> Inbox {
-        Inbox {
+impl MessageInbox {
+    fn new() -> MessageInbox {
+        MessageInbox {
             messages: VecDeque::new(),
             small: VecDeque::new(),
             whole_bytes: 0,
@@ -536,21 +539,21 @@ impl Inbox {
 
     fn push_small(&mut self, bytes: &[u8]) {
         self.small.extend(bytes);
-        self.messages.push_back(Arrived::Small(bytes.len()));
+        self.messages.push_back(ArrivedMessage::Small(bytes.len()));
     }
 
-    fn push_whole(&mut self, incoming: Incoming) {
+    fn push_whole(&mut self, incoming: IncomingEvent) {
         self.whole_bytes += bytes_of(&incoming);
-        self.messages.push_back(Arrived::Whole(incoming));
+        self.messages.push_back(ArrivedMessage::Whole(incoming));
     }
 
-    /// Throws everything away: nobody receives any more.
+    /// Drops all messages: the application receives no more.
     fn discard(&mut self) {
         self.closed = true;
         (self.messages, self.small, self.whole_bytes) = (VecDeque::new(), VecDeque::new(), 0);
     }
 
-    /// What counts against the name's budget, before and now. Of an empty buffer nothing counts.
+    /// The charge against the name's budget, before and now. An empty buffer counts nothing.
     fn count(&mut self) -> (usize, usize) {
         let small = self.small.len().max(self.small.capacity().saturating_sub(SMALL_BUFFER_BYTES_MAX));
         let now = self.whole_bytes + small + self.messages.len() * ENTRY_BYTES;
@@ -566,13 +569,13 @@ impl Inbox {
         Ok(())
     }
 
-    fn next(&mut self) -> Option<Incoming> {
+    fn next(&mut self) -> Option<IncomingEvent> {
         let length = match self.messages.pop_front()? {
-            Arrived::Whole(incoming) => {
+            ArrivedMessage::Whole(incoming) => {
                 self.whole_bytes -= bytes_of(&incoming);
                 return Some(incoming);
             }
-            Arrived::Small(length) => length,
+            ArrivedMessage::Small(length) => length,
         };
         let mut message = BytesMut::with_capacity(length);
         let (first, second) = self.small.as_slices();
@@ -582,52 +585,59 @@ impl Inbox {
         self.small.drain(..length);
         let room = self.small.capacity();
         if room > SMALL_BUFFER_BYTES_MAX {
-            // One that never runs empty gives room back as well.
+            // A buffer that never runs empty shrinks as well.
             match self.small.len() {
                 0 => self.small = VecDeque::new(),
                 left if left < room / 4 => self.small.shrink_to(room / 2),
                 _ => {}
             }
         }
-        Some(Incoming::Message(message.freeze()))
+        Some(IncomingEvent::Message(message.freeze()))
     }
 }
 
-fn bytes_of(incoming: &Incoming) -> usize {
+fn bytes_of(incoming: &IncomingEvent) -> usize {
     match incoming {
-        Incoming::Message(message) => message.len(),
-        Incoming::Immediate { .. } => 0,
+        IncomingEvent::Message(message) => message.len(),
+        IncomingEvent::Immediate { .. } => 0,
     }
 }
 
-/// What both ends share.
-pub struct Peer {
-    pub pipe: Pipe,
-    outgoing: Mutex<Outgoing>,
-    inbox: Mutex<Inbox>,
-    /// Of the connection's name, at a host that knows it.
+/// The state that both ends of a connection need.
+pub struct ConnectionQueues {
+    pub pipe: SocketPipe,
+    outgoing: Mutex<OutgoingQueue>,
+    inbox: Mutex<MessageInbox>,
+    /// The budget of the connection's name, at a host that knows it.
     budget: OnceLock<Arc<NameBudget>>,
-    /// Somebody waits for a message: the inbox has a waker. Written under its lock.
+    /// The application waits for a message: the inbox has a waker. Written under the inbox's lock.
     awaited: AtomicBool,
-    /// An endpoint has left its queue to the progress thread.
-    asked: AtomicBool,
+    /// An endpoint has left its queue for the progress thread to write.
+    write_requested: AtomicBool,
 }
 
-impl Peer {
-    pub fn new(pipe: Pipe) -> Peer {
-        let outgoing = Mutex::new(Outgoing::new());
+impl ConnectionQueues {
+    pub fn new(pipe: SocketPipe) -> ConnectionQueues {
+        let outgoing = Mutex::new(OutgoingQueue::new());
         let [awaited, asked] = [false; 2].map(AtomicBool::new);
-        Peer { pipe, outgoing, inbox: Mutex::new(Inbox::new()), budget: OnceLock::new(), awaited, asked }
+        ConnectionQueues {
+            pipe,
+            outgoing,
+            inbox: Mutex::new(MessageInbox::new()),
+            budget: OnceLock::new(),
+            awaited,
+            write_requested: asked,
+        }
     }
 
-    /// From now on what waits here counts against this budget. Before that no message is delivered.
+    /// From now on what waits here counts against this budget. No message is delivered before this call.
     pub fn set_budget(&self, budget: &Arc<NameBudget>) {
         self.outgoing().set_budget(Arc::clone(budget));
         let _ = self.budget.set(Arc::clone(budget));
     }
 
-    /// Counts what waits in the inbox by now.
-    fn count(&self, mut inbox: MutexGuard<'_, Inbox>) {
+    /// Updates the account to what waits in the inbox now.
+    fn count(&self, mut inbox: MutexGuard<'_, MessageInbox>) {
         if let Some(budget) = self.budget.get() {
             let (before, now) = inbox.count();
             drop(inbox);
@@ -636,20 +646,20 @@ impl Peer {
     }
 
     /// Asks the progress thread to write the queue.
-    pub fn ask(&self) {
-        self.asked.store(true, Ordering::SeqCst);
+    pub fn request_write(&self) {
+        self.write_requested.store(true, Ordering::SeqCst);
     }
 
-    /// Whether that was asked for, once.
+    /// Takes that request, if there is one.
     #[inline]
-    pub fn take_asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst) && self.asked.swap(false, Ordering::SeqCst)
+    pub fn take_write_request(&self) -> bool {
+        self.write_requested.load(Ordering::SeqCst) && self.write_requested.swap(false, Ordering::SeqCst)
     }
 
-    /// The queue, which whoever writes keeps locked for some microseconds: that is looked for, since sleeping takes longer.
+    /// Locks the queue. A writer holds the lock for some microseconds, so the caller spins first: sleeping takes longer.
     #[inline]
-    pub fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        for _ in 0..LOCK_LOOKS_MAX {
+    pub fn outgoing(&self) -> MutexGuard<'_, OutgoingQueue> {
+        for _ in 0..LOCK_SPINS_MAX {
             match self.outgoing.try_lock() {
                 Ok(guard) => return guard,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
@@ -659,22 +669,22 @@ impl Peer {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the other side has probably not taken yet what was written, so that its answer is worth looking for a while
-    /// longer than usual.
+    /// Whether the other end has probably not received yet what was written, so that it pays to poll longer than usual for the
+    /// answer.
     pub fn is_being_taken(&self, now: Instant) -> bool {
         let mut outgoing = self.outgoing();
-        let is = outgoing.taken_by.is_some_and(|taken_by| now < taken_by);
+        let is = outgoing.expected_taken_at.is_some_and(|taken_by| now < taken_by);
         if !is {
-            outgoing.taken_by = None;
+            outgoing.expected_taken_at = None;
         }
         is
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+    fn inbox(&self) -> MutexGuard<'_, MessageInbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether another message of `length` bytes is within the window that we gave.
+    /// Whether another message of `length` bytes is within the window that we granted; if so, counts it.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -682,40 +692,40 @@ impl Peer {
         self.inbox().admit(length)
     }
 
-    /// What was admitted, a message of no bytes, is not delivered: it counts as taken.
-    pub fn forgo(&self) {
+    /// Counts an admitted message of no bytes as taken; it is not delivered.
+    pub fn discard_admitted(&self) {
         let mut inbox = self.inbox();
         inbox.outstanding -= 1;
         drop(inbox);
-        self.outgoing().push_copied(&Header::new(Kind::Credit, 1, 0).encode());
+        self.outgoing().push_copied(&FrameHeader::new(FrameKind::Credit, 1, 0).encode());
     }
 
-    /// Delivers what was admitted.
-    pub fn deliver(&self, incoming: Incoming) {
+    /// Delivers an admitted message.
+    pub fn deliver(&self, incoming: IncomingEvent) {
         let mut inbox = self.inbox();
-        // Nobody receives any more once our side has ended.
+        // Once our end has closed, the application receives no more.
         if !inbox.closed {
             inbox.push_whole(incoming);
         }
-        self.tell(inbox);
+        self.notify(inbox);
     }
 
     /// Admits and delivers a message of at most [`SMALL_BYTES_MAX`].
     ///
     /// # Errors
-    /// As [`Peer::admit`].
+    /// As [`ConnectionQueues::admit`].
     pub fn deliver_small(&self, bytes: &[u8]) -> Result<(), Error> {
         let mut inbox = self.inbox();
         inbox.admit(bytes.len())?;
         if !inbox.closed {
             inbox.push_small(bytes);
         }
-        self.tell(inbox);
+        self.notify(inbox);
         Ok(())
     }
 
-    /// Wakes whoever waits for a message.
-    fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
+    /// Wakes the receiver that waits for a message.
+    fn notify(&self, mut inbox: MutexGuard<'_, MessageInbox>) {
         let waker = inbox.waker.take();
         self.awaited.store(false, Ordering::Release);
         self.count(inbox);
@@ -724,8 +734,8 @@ impl Peer {
         }
     }
 
-    /// The next message. True beside it when credit was queued that is to go out.
-    pub fn poll_receive(&self, cx: &Context<'_>) -> Poll<Result<(Incoming, bool), Error>> {
+    /// The next message, and whether credit was queued that should now be written.
+    pub fn poll_receive(&self, cx: &Context<'_>) -> Poll<Result<(IncomingEvent, bool), Error>> {
         let mut inbox = self.inbox();
         let Some(incoming) = inbox.next() else {
             if inbox.closed {
@@ -736,7 +746,7 @@ impl Peer {
             return Poll::Pending;
         };
         inbox.taken += 1;
-        if let Incoming::Message(message) = &incoming {
+        if let IncomingEvent::Message(message) = &incoming {
             inbox.taken_bytes += message.len();
         }
         if inbox.taken < CREDIT_MESSAGES && inbox.taken_bytes < CREDIT_BYTES {
@@ -749,76 +759,77 @@ impl Peer {
         self.count(inbox);
         let mut outgoing = self.outgoing();
         if !outgoing.is_closed() {
-            outgoing.push_copied(&Header::new(Kind::Credit, messages as u32, bytes as u64).encode());
+            outgoing.push_copied(&FrameHeader::new(FrameKind::Credit, messages as u32, bytes as u64).encode());
         }
         Poll::Ready(Ok((incoming, true)))
     }
 
-    /// Whether a piece of a message of `length` bytes is read although the name's budget is full: nothing of it stays, or somebody
-    /// waits for it, or it is short and those before it were taken.
+    /// Whether a piece of a message of `length` bytes is read although the name's budget is full: because the inbox is closed
+    /// and keeps no bytes, or because the inbox is empty and the message is short or a receiver waits for it.
     pub fn takes_regardless(&self, length: usize) -> bool {
         let inbox = self.inbox();
         inbox.closed || (inbox.messages.is_empty() && (length <= SMALL_BYTES_MAX || inbox.waker.is_some()))
     }
 
-    /// Whether connections of the name wait until messages were taken.
+    /// Whether connections of the name wait for messages to be taken.
     pub fn has_waiting(&self) -> bool {
         self.budget.get().is_some_and(|budget| budget.has_waiting())
     }
 
-    /// Nobody receives any more: throws away what came in, and what still comes.
+    /// The application receives no more: drops the messages that came in, and those that still come.
     pub fn discard(&self) {
         let mut inbox = self.inbox();
         inbox.discard();
-        self.tell(inbox);
+        self.notify(inbox);
     }
 
-    /// Whether somebody waits for a message.
+    /// Whether a receiver waits for a message.
     pub fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::Acquire)
     }
 
-    /// Nothing more goes out; what came in can still be received.
+    /// Ends sending; messages that came in can still be received.
     pub fn close(&self) {
         self.outgoing().close();
         self.end_inbox();
     }
 
-    /// Nothing more comes in.
+    /// Ends receiving.
     pub fn end_inbox(&self) {
         let mut inbox = self.inbox();
         inbox.closed = true;
-        self.tell(inbox);
+        self.notify(inbox);
     }
 }
 
-/// A message of which some bytes have come.
-pub struct Assembly {
+/// A message that has arrived in part.
+pub struct MessageAssembly {
     bytes: BytesMut,
     length: usize,
-    /// What its bytes count against, at a host.
-    payer: Option<Arc<Admitted>>,
+    /// The account that its bytes count against, at a host.
+    payer: Option<Arc<AdmissionPermit>>,
     reserved: Vec<Reservation>,
     reserved_bytes: usize,
 }
 
-/// Bytes reserved for a message before any of it has come; later as many as have come.
+/// Bytes reserved for a message before any of it arrives; later the buffer doubles.
 const FIRST_RESERVE_BYTES: usize = 1 << 20;
 
-impl Assembly {
-    /// For a message of which nothing has come.
+impl MessageAssembly {
+    /// For a message of which no bytes have arrived.
     ///
     /// # Errors
-    /// [`Error::Exhausted`]: its sender has too much under way already.
-    pub fn new(length: usize, payer: Option<Arc<Admitted>>) -> Result<Assembly, Error> {
+    /// [`Error::Exhausted`]: the sender has too many unfinished messages.
+    pub fn new(length: usize, payer: Option<Arc<AdmissionPermit>>) -> Result<MessageAssembly, Error> {
         let first = length.min(FIRST_RESERVE_BYTES);
-        let mut assembly = Assembly { bytes: BytesMut::new(), length, payer, reserved: Vec::new(), reserved_bytes: 0 };
+        let mut assembly =
+            MessageAssembly { bytes: BytesMut::new(), length, payer, reserved: Vec::new(), reserved_bytes: 0 };
         assembly.account(first)?;
         assembly.bytes.reserve(first);
         Ok(assembly)
     }
 
-    /// Accounts room for so many bytes in all.
+    /// Accounts for `bytes` bytes in all.
     fn account(&mut self, bytes: usize) -> Result<(), Error> {
         if let Some(payer) = &self.payer
             && bytes > self.reserved_bytes
@@ -830,10 +841,10 @@ impl Assembly {
         Ok(())
     }
 
-    /// Takes bytes that are here already. True when the message is whole.
+    /// Takes bytes from the buffer. Returns whether the message is complete.
     ///
     /// # Errors
-    /// As [`Assembly::new`].
+    /// As [`MessageAssembly::new`].
     pub fn take(&mut self, buffer: &mut super::pipe::ReadBuffer) -> Result<bool, Error> {
         let missing = self.length - self.bytes.len();
         self.account(self.bytes.len() + missing.min(buffer.filled().len()))?;
@@ -841,11 +852,11 @@ impl Assembly {
         Ok(self.bytes.len() == self.length)
     }
 
-    /// Reads bytes that are not. 0 is the end.
+    /// Reads bytes from the socket. 0 is the end.
     ///
     /// # Errors
-    /// As [`Pipe::read`]; `OutOfMemory` as [`Assembly::new`].
-    pub fn read(&mut self, pipe: &Pipe) -> io::Result<usize> {
+    /// As [`SocketPipe::read`]; `OutOfMemory` as [`MessageAssembly::new`].
+    pub fn read(&mut self, pipe: &SocketPipe) -> io::Result<usize> {
         let missing = self.length - self.bytes.len();
         if self.bytes.capacity() == self.bytes.len() {
             let more = missing.min(self.bytes.len().max(FIRST_RESERVE_BYTES));
@@ -864,27 +875,27 @@ impl Assembly {
     }
 }
 
-/// Bytes of a header at the start of a buffer.
+/// The header at the start of a buffer, if its bytes are there.
 #[inline]
-pub fn header_of(filled: &[u8]) -> Option<Result<Header, Error>> {
-    filled.first_chunk::<HEADER_BYTES>().map(Header::decode)
+pub fn header_of(filled: &[u8]) -> Option<Result<FrameHeader, Error>> {
+    filled.first_chunk::<HEADER_BYTES>().map(FrameHeader::decode)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The story: a tenant that always had some reads outstanding made its host remember every reply that it had sent, and 17
-    /// MiB became 3 GiB in nine seconds. The one that connects has the same queue.
+    /// Regression: a tenant that always had some reads outstanding made its host keep every reply that it had sent, and 17 MiB
+    /// became 3 GiB in nine seconds. The client end uses the same queue.
     #[test]
     fn a_queue_that_never_runs_empty_stays_small() {
         let reply = vec![7; 64 << 10];
-        let mut outgoing = Outgoing::new();
+        let mut outgoing = OutgoingQueue::new();
         outgoing.push_copied(&reply);
         let mut most = 0;
         for round in 0..10_000 {
             outgoing.push_copied(&reply);
-            // Something is always left, now more of it and now less.
+            // Something is always left, sometimes more and sometimes less.
             let left = 1 + round * 977 % reply.len();
             let written = outgoing.tail.len() - outgoing.tail_out - left;
             outgoing.advance_tail(written);
@@ -897,7 +908,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_was_long_once_gives_its_room_back() {
-        let mut outgoing = Outgoing::new();
+        let mut outgoing = OutgoingQueue::new();
         outgoing.push_copied(&vec![7; 2 * TAIL_SPARE_BYTES_MAX]);
         outgoing.advance_tail(2 * TAIL_SPARE_BYTES_MAX);
         outgoing.empty_tail();
@@ -907,7 +918,7 @@ mod tests {
     #[test]
     fn small_messages_come_out_whole_and_in_order_also_where_their_buffer_wraps() {
         let message = |number: usize| vec![number as u8; number * 577 % (SMALL_BYTES_MAX + 1)];
-        let mut inbox = Inbox::new();
+        let mut inbox = MessageInbox::new();
         let (mut put, mut taken) = (0, 0);
         let mut wrapped = false;
         for round in 0..200 {
@@ -915,14 +926,14 @@ mod tests {
                 inbox.push_small(&message(put));
                 put += 1;
             }
-            inbox.push_whole(Incoming::Message(Bytes::from_static(b"whole")));
+            inbox.push_whole(IncomingEvent::Message(Bytes::from_static(b"whole")));
             wrapped |= !inbox.small.as_slices().1.is_empty();
             // Some stay behind, but now and then none.
             while taken + round % 10 < put {
                 match inbox.next() {
-                    Some(Incoming::Message(whole)) if whole == b"whole"[..] => {}
+                    Some(IncomingEvent::Message(whole)) if whole == b"whole"[..] => {}
                     found => {
-                        assert_eq!(found, Some(Incoming::Message(message(taken).into())), "message {taken}");
+                        assert_eq!(found, Some(IncomingEvent::Message(message(taken).into())), "message {taken}");
                         taken += 1;
                     }
                 }
@@ -932,10 +943,10 @@ mod tests {
         assert!(put - taken < 10);
     }
 
-    /// A connection that always leaves a message behind kept the largest buffer that it had ever filled.
+    /// Regression: a connection that always left a message behind kept the largest buffer that it had ever filled.
     #[test]
     fn small_messages_count_what_their_buffer_takes_and_it_shrinks() {
-        let mut inbox = Inbox::new();
+        let mut inbox = MessageInbox::new();
         for _ in 0..WINDOW_MESSAGES {
             inbox.push_small(&[7; SMALL_BYTES_MAX]);
         }

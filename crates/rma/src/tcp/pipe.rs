@@ -1,4 +1,4 @@
-//! A socket, with TLS or without, that never waits; and the buffer in front of it.
+//! A nonblocking socket, with or without TLS, and its read buffer.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -9,34 +9,34 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::handshake::{HELLO_BYTES, PROOF_BYTES};
-use super::session::Session;
+use super::session::TlsSession;
 use super::tls::Denials;
 
 /// A connected socket.
-pub struct Pipe {
+pub struct SocketPipe {
     socket: TcpStream,
-    tls: Option<Mutex<Session>>,
+    tls: Option<Mutex<TlsSession>>,
 }
 
-impl Pipe {
-    pub fn new(socket: TcpStream, tls: Option<rustls::Connection>) -> Pipe {
-        Pipe { socket, tls: tls.map(|tls| Mutex::new(Session::new(tls))) }
+impl SocketPipe {
+    pub fn new(socket: TcpStream, tls: Option<rustls::Connection>) -> SocketPipe {
+        SocketPipe { socket, tls: tls.map(|tls| Mutex::new(TlsSession::new(tls))) }
     }
 
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    fn tls(&self) -> Option<MutexGuard<'_, Session>> {
+    fn tls(&self) -> Option<MutexGuard<'_, TlsSession>> {
         self.tls.as_ref().map(|tls| tls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether bytes go to the socket as they are.
+    /// Whether bytes go to the socket unencrypted.
     pub fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
-    /// What only the two ends of this TLS connection know; zeroes without TLS.
+    /// A secret that only the two ends of this TLS connection know; zeroes without TLS.
     ///
     /// # Errors
     /// Before the handshake is complete.
@@ -44,7 +44,7 @@ impl Pipe {
         self.tls().map_or(Ok([0; 32]), |tls| tls.binding())
     }
 
-    /// Whether the other side has shown a certificate that is turned away now.
+    /// Whether the other end's certificate chain is denied now.
     pub fn is_denied(&self, denials: &dyn Denials) -> bool {
         self.tls().is_some_and(|tls| {
             let chain: Vec<&[u8]> = tls.shown().iter().map(|certificate| &certificate[..]).collect();
@@ -64,10 +64,10 @@ impl Pipe {
         tls.read(&self.socket, into)
     }
 
-    /// Reads what is there to one place and, once that is full, to another. 0 is the end. With TLS the other gets nothing.
+    /// Reads what is there into `first` and, once that is full, into `second`. 0 is the end. With TLS, `second` gets nothing.
     ///
     /// # Errors
-    /// As [`Pipe::read`].
+    /// As [`SocketPipe::read`].
     fn read_two(&self, first: &mut [MaybeUninit<u8>], second: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
         if !self.is_plain() || first.is_empty() {
             return self.read(first);
@@ -81,18 +81,18 @@ impl Pipe {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes as much as goes out now.
+    /// Writes as much as the socket accepts now.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing does.
+    /// `WouldBlock` when it accepts nothing.
     pub fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.write_with(slices, SendFlags::NOSIGNAL)
     }
 
-    /// As [`Pipe::write`], for bytes that others follow at once: they share a packet.
+    /// As [`SocketPipe::write`], for bytes that others follow at once: they share a packet.
     ///
     /// # Errors
-    /// As [`Pipe::write`].
+    /// As [`SocketPipe::write`].
     pub fn write_more(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.write_with(slices, SendFlags::NOSIGNAL | SendFlags::MORE)
     }
@@ -110,7 +110,7 @@ impl Pipe {
         tls.write(&self.socket, slices)
     }
 
-    /// Whether written bytes are still on this side of the socket, after trying.
+    /// Tries to write the encrypted bytes. Returns whether some are still on this side of the socket.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -120,12 +120,12 @@ impl Pipe {
         Ok(tls.wants_write())
     }
 
-    /// Whether written bytes are still on this side of the socket.
+    /// Whether encrypted bytes are still on this side of the socket.
     pub fn wants_write(&self) -> bool {
         self.tls().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Says that nothing more will be written.
+    /// Announces that nothing more will be written.
     pub fn finish(&self) {
         if let Some(mut tls) = self.tls() {
             tls.finish(&self.socket);
@@ -133,19 +133,19 @@ impl Pipe {
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Cuts the connection, as closing the descriptor would, whoever else still holds it. Where bytes of the other side were
-    /// not read, it is reset: a sender that waits for room in a full receive buffer would otherwise wait for ever, since
-    /// nobody will make any.
-    pub fn cut(&self) {
+    /// Cuts the connection, as closing the descriptor would, even while others hold it. If bytes of the other end were not
+    /// read, the connection is reset: otherwise a sender that waits for space in a full receive buffer would wait for ever,
+    /// since that buffer is not read any more.
+    pub fn abort(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
-        // No more bytes are queued from here on.
+        // No more bytes are queued after this.
         if rustix::io::ioctl_fionread(&self.socket).is_ok_and(|unread| unread > 0) {
             let _ = rustix::net::connect_unspec(&self.socket);
         }
     }
 }
 
-impl AsFd for Pipe {
+impl AsFd for SocketPipe {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -153,19 +153,19 @@ impl AsFd for Pipe {
 
 /// Bytes that a connection reads ahead.
 const READ_BUFFER_BYTES: usize = 128 << 10;
-/// Bytes that one reads ahead which has not proved itself: both of its messages, and not more than twice as many as it sends.
+/// Bytes that an unauthenticated connection reads ahead: both of its messages.
 const HANDSHAKE_BUFFER_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
 
-/// What a read has come to.
+/// The result of a read.
 #[derive(Clone, Copy)]
-pub struct Filled {
-    /// How many bytes; 0 is the end.
+pub struct FillProgress {
+    /// The number of bytes; 0 is the end.
     pub bytes: usize,
-    /// There was no more at that time, or the socket tells of it.
+    /// The socket had no more at that time, or a socket event will announce more.
     pub drained: bool,
 }
 
-/// Bytes that were read and not yet understood.
+/// Bytes that were read and not yet decoded.
 pub struct ReadBuffer {
     bytes: Box<[MaybeUninit<u8>]>,
     start: usize,
@@ -177,12 +177,12 @@ impl ReadBuffer {
         ReadBuffer { bytes: Box::new_uninit_slice(READ_BUFFER_BYTES), start: 0, end: 0 }
     }
 
-    /// With room for the handshake of one that connects.
+    /// With capacity for a client's handshake.
     pub fn for_handshake() -> ReadBuffer {
         ReadBuffer { bytes: Box::new_uninit_slice(HANDSHAKE_BUFFER_BYTES), start: 0, end: 0 }
     }
 
-    /// Makes as much room as [`ReadBuffer::new`]. What was read stays.
+    /// Grows to the capacity of [`ReadBuffer::new`]. Keeps the bytes that were read.
     pub fn widen(&mut self) {
         let mut wide = ReadBuffer::new();
         let here = self.end - self.start;
@@ -194,7 +194,7 @@ impl ReadBuffer {
     #[inline]
     pub fn filled(&self) -> &[u8] {
         let filled = &self.bytes[self.start..self.end];
-        // SAFETY: `start..end` were filled by `Pipe::read`; nothing un-initialises them.
+        // SAFETY: `start..end` were filled by `SocketPipe::read`; nothing un-initialises them.
         #[allow(unsafe_code)]
         unsafe {
             &*(std::ptr::from_ref(filled) as *const [u8])
@@ -213,31 +213,31 @@ impl ReadBuffer {
     /// Reads once, at most `limit` bytes.
     ///
     /// # Errors
-    /// As [`Pipe::read`].
+    /// As [`SocketPipe::read`].
     #[inline]
-    pub fn fill(&mut self, pipe: &Pipe, limit: usize) -> io::Result<Filled> {
+    pub fn fill(&mut self, pipe: &SocketPipe, limit: usize) -> io::Result<FillProgress> {
         if self.bytes.len() - self.end < self.bytes.len() / 4 && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        assert!(self.end < self.bytes.len(), "whoever reads takes frames off a full buffer");
+        assert!(self.end < self.bytes.len(), "the reader takes frames off a full buffer");
         let until = self.bytes.len().min(self.end.saturating_add(limit));
         let asked = until - self.end;
         let bytes = pipe.read(&mut self.bytes[self.end..until])?;
         self.end += bytes;
-        Ok(Filled { bytes, drained: bytes < asked })
+        Ok(FillProgress { bytes, drained: bytes < asked })
     }
 
-    /// Reads once to the end of `into`, at most `missing` bytes, for which it has the room, and what follows these, at most
-    /// `limit` bytes, into this buffer, which must be empty. Gives the bytes that `into` got; 0 is the end.
+    /// Reads once: at most `missing` bytes to the end of `into`, as far as its capacity goes, and at most `limit` of the bytes
+    /// behind them into this buffer, which must be empty. Returns how many bytes `into` got; 0 is the end.
     ///
     /// # Errors
-    /// As [`Pipe::read`].
+    /// As [`SocketPipe::read`].
     pub fn fill_behind(
         &mut self,
         into: &mut base::BytesMut,
         missing: usize,
-        pipe: &Pipe,
+        pipe: &SocketPipe,
         limit: usize,
     ) -> io::Result<usize> {
         assert!(self.start == self.end, "what was read before comes first");
@@ -249,7 +249,7 @@ impl ReadBuffer {
         assert!(read <= count + limit, "the kernel fills no more than it was given");
         (self.start, self.end) = (0, read.saturating_sub(count));
         let length = into.len() + read.min(count);
-        // SAFETY: `Pipe::read_two` has initialised so many bytes behind what was there, within the capacity.
+        // SAFETY: `SocketPipe::read_two` has initialised that many bytes behind those that were there, within the capacity.
         #[allow(unsafe_code)]
         unsafe {
             into.set_len(length);
@@ -265,17 +265,17 @@ impl ReadBuffer {
     }
 }
 
-/// Reads once to the end of `into`, at most `limit` bytes, for which it has the room.
+/// Reads once to the end of `into`, at most `limit` bytes, within its capacity.
 ///
 /// # Errors
-/// As [`Pipe::read`].
-pub fn read_to_end_of(into: &mut base::BytesMut, pipe: &Pipe, limit: usize) -> io::Result<usize> {
+/// As [`SocketPipe::read`].
+pub fn read_to_end_of(into: &mut base::BytesMut, pipe: &SocketPipe, limit: usize) -> io::Result<usize> {
     let spare = into.spare_capacity_mut();
     let count = limit.min(spare.len());
     let read = pipe.read(&mut spare[..count])?;
     assert!(read <= count, "the kernel fills no more than it was given");
     let length = into.len() + read;
-    // SAFETY: `Pipe::read` has initialised `read` bytes behind what was there, within the capacity.
+    // SAFETY: `SocketPipe::read` has initialised `read` bytes behind those that were there, within the capacity.
     #[allow(unsafe_code)]
     unsafe {
         into.set_len(length);
@@ -291,15 +291,15 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> (TcpStream, Pipe) {
+    fn pair() -> (TcpStream, SocketPipe) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let other = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
         let (socket, _) = listener.accept().expect("somebody connected");
-        (other, Pipe::new(socket, None))
+        (other, SocketPipe::new(socket, None))
     }
 
-    /// The story: a host ended a connection whose receive buffer was full while an endpoint still held it. The sender waited
-    /// for room that nobody made.
+    /// Regression: a host ended a connection whose receive buffer was full while an endpoint still held it. The sender waited
+    /// for space that was never freed.
     #[test]
     fn a_sender_that_waits_for_room_is_told_of_the_end() {
         let (mut sender, pipe) = pair();
@@ -311,7 +311,7 @@ mod tests {
             }
         };
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
-        pipe.cut();
+        pipe.abort();
         sender.set_nonblocking(false).expect("a socket");
         sender.set_write_timeout(Some(Duration::from_secs(60))).expect("a socket");
         let ended = sender.write_all(&chunk).expect_err("the connection has ended");
@@ -323,7 +323,7 @@ mod tests {
     fn what_was_written_before_the_cut_arrives() {
         let (mut receiver, pipe) = pair();
         assert_eq!(pipe.write(&[IoSlice::new(b"refused")]).expect("there is room"), 7);
-        pipe.cut();
+        pipe.abort();
         let mut received = Vec::new();
         io::Read::read_to_end(&mut receiver, &mut received).expect("the end is an orderly one");
         assert_eq!(received, b"refused");

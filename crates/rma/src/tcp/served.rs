@@ -1,126 +1,129 @@
 //! A connection as the progress thread serves it: its handshake, its verbs and its messages.
 //!
-//! Until its name is proven a connection is a stranger's: its buffer has room for the handshake and no more, and one that
-//! was refused is over when its answer is written.
+//! Until it proves its name, a connection is unauthenticated, and its buffer holds only a handshake. A rejected connection ends
+//! when the answer is written.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use base::admission::{Admitted, Principal};
+use base::admission::{AdmissionPermit, Principal};
 use base::rt::channel::Sender;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
-use super::arrival::Arrival;
+use super::arrival::FrameArrival;
 use super::budget::NameBudget;
-use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES, PROOF_BYTES, VERDICT_BYTES};
-use super::host::{Accepted, Shared};
-use super::landing::{Payload, refuse};
-use super::memory::Refusal;
-use super::peer::{Assembly, Peer, RegionRead, SMALL_BYTES_MAX, TURN_BYTES_MAX, header_of};
-use super::pipe::{Filled, ReadBuffer};
-use super::spin::Spin;
-use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
-use super::{HANDSHAKE_TIME_MAX, clock};
-use crate::{Endpoint, Error, Incoming, Rights, WORD_BYTES};
+use super::handshake::{
+    self, CHALLENGE_BYTES, HELLO_BYTES, HelloResponse, PROOF_BYTES, PendingChallenge, VERDICT_BYTES,
+};
+use super::host::{AcceptedConnection, HostCore};
+use super::landing::{WritePayload, reject};
+use super::memory::VerbRejection;
+use super::peer::{ConnectionQueues, MessageAssembly, RegionRead, SMALL_BYTES_MAX, TURN_BYTES_MAX, header_of};
+use super::pipe::{FillProgress, ReadBuffer};
+use super::spin::AdaptiveSpin;
+use super::wire::{FrameHeader, FrameKind, HEADER_BYTES, VERB_BYTES, VerbFrame, VerbStatus};
+use super::{HANDSHAKE_TIMEOUT, clock};
+use crate::{Endpoint, Error, IncomingEvent, Rights, WORD_BYTES};
 
-/// Bytes of a read that are copied to go out with other replies; longer ones go out of the region itself.
+/// A reply to a read of at most this size is copied and sent with other replies; a longer one is written straight from the
+/// region.
 const COPIED_BYTES_MAX: usize = 64 << 10;
-/// A payload of which more than this is missing lands in the region without a copy.
+/// If more than this is missing of a payload, it is received into the region without a copy.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Times that a connection is read before the others have their turn.
 const TURN_READS_MAX: usize = 32;
-/// A connection that was refused has taken its answer by then, or never learns it.
-const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a rejected connection may take to receive the answer.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub struct Served {
-    pub peer: Arc<Peer>,
-    shared: Arc<Shared>,
-    /// Its place in the accounts.
-    pub admitted: Arc<Admitted>,
-    /// Who it belongs to; of no characters until that is proven.
+pub struct ServedConnection {
+    pub peer: Arc<ConnectionQueues>,
+    shared: Arc<HostCore>,
+    /// Its entry in the admission accounts.
+    pub admitted: Arc<AdmissionPermit>,
+    /// The name that it proved; empty until then.
     pub name: Arc<str>,
-    /// Of its name, once that is proven.
+    /// The budget of its name, once that is proved.
     pub budget: Option<Arc<NameBudget>>,
     buffer: ReadBuffer,
-    state: State,
+    state: ReceiveState,
     interest: epoll::EventFlags,
-    /// When it is dropped, unless it gets beyond what it is at.
+    /// When the connection is dropped, unless its current step completes first.
     pub deadline: Option<Instant>,
-    /// A frame of which only a part has come.
-    arrival: Option<Arrival>,
-    /// Bytes that have come so far.
+    /// A partly received frame.
+    arrival: Option<FrameArrival>,
+    /// Bytes received so far.
     received: u64,
     pub dropped: Arc<AtomicBool>,
-    /// It ends once what is to go out is out.
+    /// The connection ends once its queue is written.
     pub closing: bool,
-    /// Our side has said that it sends no more.
+    /// We have announced that we send no more.
     finished: bool,
-    /// It is among the unfinished ones.
+    /// Whether it is in the list of unfinished connections.
     pub unfinished: bool,
-    /// Bytes were read and not carried out, because it was crowded or waits.
+    /// Bytes were read but not executed, because the connection was crowded or waits.
     held_back: bool,
-    /// It is not read until messages of its name were taken.
+    /// The connection is not read until the application has taken messages of its name.
     pub waits: bool,
-    /// What was carried out may have put something into the queue.
+    /// An executed frame may have put something into the queue.
     pushed: bool,
-    /// Something waited to go out after the last turn.
+    /// Something was left to write after the last turn.
     left: bool,
 }
 
-enum State {
+enum ReceiveState {
     Hello,
-    Proof(Box<Challenged>),
+    Proof(Box<PendingChallenge>),
     Header,
-    /// The payload of a write lands.
-    Payload(Box<Payload>),
-    Message(Assembly),
-    /// It did not prove itself, and ends when it has been told.
+    /// Receives the payload of a write.
+    Payload(Box<WritePayload>),
+    Message(MessageAssembly),
+    /// The client failed to authenticate; the connection ends when the answer is written.
     Refused,
 }
 
-/// Whether a connection goes on.
+/// The outcome of a turn.
 #[derive(PartialEq, Eq)]
-pub enum Turn {
-    /// As before the turn, there is nothing to write, and nothing more was there to be read.
+pub enum TurnOutcome {
+    /// Nothing changed: there was nothing to write and nothing more to read.
     Nothing,
-    /// Nothing more is there that its socket would not tell of.
+    /// Nothing is left that a socket event would not announce.
     Idle,
-    /// It had its turn, and there may be more on this side of the socket.
+    /// The turn is over, and there may be more to do without a socket event.
     Unfinished,
     Over,
 }
 
-/// What a connection could do.
+/// The outcome of one step.
 #[derive(PartialEq, Eq)]
-enum Step {
+enum ReceiveStep {
     Done,
-    /// Nothing more has come.
+    /// No more bytes have arrived.
     Nothing,
-    /// Its replies must go out first, or messages of its name be taken.
+    /// Its replies must be written first, or messages of its name be taken.
     Crowded,
 }
 
-/// What a connection needs of the thread.
-pub struct Door<'a> {
+/// The thread's part of an admission: the accept queue, and the number of the connection.
+pub struct TurnContext<'a> {
     pub accepted: &'a Sender<Endpoint>,
     pub connection: u64,
 }
 
-impl Served {
-    /// A connection that was accepted just now.
-    pub fn new(peer: Arc<Peer>, shared: &Arc<Shared>, admitted: Admitted) -> Served {
-        let deadline = clock() + HANDSHAKE_TIME_MAX;
-        Served {
+impl ServedConnection {
+    /// A connection that was just accepted.
+    pub fn new(peer: Arc<ConnectionQueues>, shared: &Arc<HostCore>, admitted: AdmissionPermit) -> ServedConnection {
+        let deadline = clock() + HANDSHAKE_TIMEOUT;
+        ServedConnection {
             peer,
             shared: Arc::clone(shared),
             admitted: Arc::new(admitted),
             name: Arc::from(""),
             budget: None,
             buffer: ReadBuffer::for_handshake(),
-            state: State::Hello,
+            state: ReceiveState::Hello,
             interest: epoll::EventFlags::IN,
             deadline: Some(deadline),
             arrival: None,
@@ -136,12 +139,12 @@ impl Served {
         }
     }
 
-    /// Whether it is to make room for another.
+    /// Whether it must give way to another connection.
     pub fn is_displaced(&self) -> bool {
-        self.admitted.displaced().is_stopped()
+        self.admitted.displaced().is_cancelled()
     }
 
-    /// Whether it has to be looked at again while nothing comes of it: it is a stranger, it closes, or a frame of it is not whole.
+    /// Whether it must be checked without a socket event: it is unauthenticated, it is closing, or a frame of it is incomplete.
     pub fn is_timed(&self) -> bool {
         self.deadline.is_some() || self.arrival.is_some()
     }
@@ -152,36 +155,37 @@ impl Served {
             || self.arrival.is_some_and(|arrival| arrival.is_overdue(now, pause_max))
     }
 
-    /// Notes after a turn whether a frame is not whole. True when that is new.
-    pub fn note_arrival(&mut self) -> bool {
+    /// Records after a turn whether a frame is incomplete. Returns whether that is new.
+    pub fn track_arrival(&mut self) -> bool {
         let begun = match &self.state {
-            // What was read and held back is ours to carry out.
-            State::Header => !self.buffer.filled().is_empty() && !self.held_back,
-            State::Payload(_) | State::Message(_) => !self.held_back,
-            // These have a deadline.
-            State::Hello | State::Proof(_) | State::Refused => false,
+            // Bytes that were read and held back wait for us, not for the client.
+            ReceiveState::Header => !self.buffer.filled().is_empty() && !self.held_back,
+            ReceiveState::Payload(_) | ReceiveState::Message(_) => !self.held_back,
+            // These states have a deadline.
+            ReceiveState::Hello | ReceiveState::Proof(_) | ReceiveState::Refused => false,
         };
         match (&mut self.arrival, begun) {
             (None, false) => false,
             (Some(arrival), true) => {
-                arrival.go_on(clock(), self.received);
+                arrival.extend(clock(), self.received);
                 false
             }
             (arrival, begun) => {
-                *arrival = begun.then(|| Arrival::begin(clock(), self.received));
+                *arrival = begun.then(|| FrameArrival::start(clock(), self.received));
                 begun
             }
         }
     }
 
-    pub fn is_stranger(&self) -> bool {
-        matches!(self.state, State::Hello | State::Proof(_) | State::Refused)
+    pub fn is_unauthenticated(&self) -> bool {
+        matches!(self.state, ReceiveState::Hello | ReceiveState::Proof(_) | ReceiveState::Refused)
     }
 
-    /// Asks to be told when what it waits for is there. An unfinished connection that is not read until its replies are
-    /// out waits for that as well, and is idle until then. So is one that waits in the queue of its name's budget.
-    pub fn watch(&mut self, epoll: &OwnedFd, connection: u64, turn: Turn) -> io::Result<Turn> {
-        // Both under one lock: an endpoint may write the queue out at any time, and a connection that is neither read nor
+    /// Sets the socket events that the connection waits for. An unfinished connection that is not read until its replies are
+    /// written waits for that event as well, and is idle until then. So is a connection that waits in the queue of its name's
+    /// budget.
+    pub fn watch(&mut self, epoll: &OwnedFd, connection: u64, turn: TurnOutcome) -> io::Result<TurnOutcome> {
+        // Both under one lock: an endpoint may write the whole queue at any time, and a connection that is neither read nor
         // waits to write would never be served again.
         let outgoing = self.peer.outgoing();
         let (crowded, empty) = (outgoing.is_crowded(), outgoing.is_empty());
@@ -195,43 +199,43 @@ impl Served {
             epoll::modify(epoll, &self.peer.pipe, epoll::EventData::new_u64(connection), interest)?;
             self.interest = interest;
         }
-        Ok(if stopped { Turn::Idle } else { turn })
+        Ok(if stopped { TurnOutcome::Idle } else { turn })
     }
 
-    /// Reads, carries out and replies, until nothing is left or the others are to have their turn.
-    pub fn turn(&mut self, door: &Door<'_>, asked: bool, any: &mut bool) -> Turn {
+    /// Reads, executes and replies, until nothing is left or the others are to have their turn.
+    pub fn turn(&mut self, door: &TurnContext<'_>, asked: bool, any: &mut bool) -> TurnOutcome {
         self.waits = false;
-        // Somebody waits for it.
+        // An endpoint waits for it.
         if asked && !self.write_out(any) {
-            return Turn::Over;
+            return TurnOutcome::Over;
         }
-        let mut turn = Turn::Unfinished;
+        let mut turn = TurnOutcome::Unfinished;
         for _ in 0..TURN_READS_MAX {
             match self.step(door, any) {
-                Ok(Step::Done) => {}
-                Ok(Step::Crowded) => break,
-                Ok(Step::Nothing) => {
-                    turn = Turn::Idle;
+                Ok(ReceiveStep::Done) => {}
+                Ok(ReceiveStep::Crowded) => break,
+                Ok(ReceiveStep::Nothing) => {
+                    turn = TurnOutcome::Idle;
                     break;
                 }
-                // The reason is the other side's business: it hung up, or sent what is no frame.
+                // The reason does not matter here: the other end hung up or sent an invalid frame.
                 Err(_) => {
-                    turn = Turn::Over;
+                    turn = TurnOutcome::Over;
                     break;
                 }
             }
         }
-        // Neither a look that finds nothing nor a message that came in must wait for the queue, which an endpoint locks
-        // while it writes: whoever waits for a lock sleeps, and being woken takes longer than a round trip.
+        // Neither a poll that finds nothing nor an incoming message may wait for the queue's lock, which an endpoint holds
+        // while it writes: waiting for a lock means sleeping, and waking up takes longer than a round trip.
         let is_read = self.interest.contains(epoll::EventFlags::IN);
         let may_write = self.pushed || self.left || self.closing || !is_read || !self.peer.pipe.is_plain();
-        if turn == Turn::Idle && !may_write {
-            return if asked { Turn::Idle } else { Turn::Nothing };
+        if turn == TurnOutcome::Idle && !may_write {
+            return if asked { TurnOutcome::Idle } else { TurnOutcome::Nothing };
         }
-        if self.write_out(any) { turn } else { Turn::Over }
+        if self.write_out(any) { turn } else { TurnOutcome::Over }
     }
 
-    /// Writes the queue. False when the connection is over.
+    /// Writes the queue. Returns false when the connection is over.
     fn write_out(&mut self, any: &mut bool) -> bool {
         self.pushed = false;
         let mut outgoing = self.peer.outgoing();
@@ -247,28 +251,28 @@ impl Served {
             self.peer.pipe.finish();
             self.finished = true;
         }
-        !(self.finished && matches!(self.state, State::Refused))
+        !(self.finished && matches!(self.state, ReceiveState::Refused))
     }
 
-    /// Carries out what is there, then reads once.
-    fn step(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
-        // Whatever was read was carried out then, unless it was crowded.
-        if (self.held_back || self.left) && self.carry_out(door, any)? == Step::Crowded {
-            return Ok(Step::Crowded);
+    /// Executes what was read before, then reads once.
+    fn step(&mut self, door: &TurnContext<'_>, any: &mut bool) -> io::Result<ReceiveStep> {
+        // Bytes that were read were executed at that time, unless the connection was crowded.
+        if (self.held_back || self.left) && self.carry_out(door, any)? == ReceiveStep::Crowded {
+            return Ok(ReceiveStep::Crowded);
         }
-        if matches!(self.state, State::Message(_)) && self.waits_for_room(door, usize::MAX) {
-            return Ok(Step::Crowded);
+        if matches!(self.state, ReceiveState::Message(_)) && self.waits_for_space(door, usize::MAX) {
+            return Ok(ReceiveStep::Crowded);
         }
         let pipe = &self.peer.pipe;
-        let some = |bytes: usize| Filled { bytes, drained: false };
+        let some = |bytes: usize| FillProgress { bytes, drained: false };
         let read = match &mut self.state {
-            State::Payload(payload) => {
+            ReceiveState::Payload(payload) => {
                 let missing = payload.missing();
                 let buffered = self.buffer.filled().len();
                 let direct = payload.target.is_ok() && missing > DIRECT_BYTES_MIN && pipe.is_plain();
                 if direct && buffered == 0 {
                     match payload.receive(pipe)? {
-                        // Less than a word is there: through the buffer, no more than that.
+                        // Less than a word has arrived: read it through the buffer, and no more than that.
                         0 => self.buffer.fill(pipe, payload.to_boundary()),
                         received => Ok(some(received)),
                     }
@@ -279,48 +283,49 @@ impl Served {
                     self.buffer.fill(pipe, usize::MAX)
                 }
             }
-            State::Message(assembly) if !assembly.is_whole() && self.buffer.filled().is_empty() => {
+            ReceiveState::Message(assembly) if !assembly.is_whole() && self.buffer.filled().is_empty() => {
                 assembly.read(pipe).map(some)
             }
             _ => self.buffer.fill(pipe, usize::MAX),
         };
         match read {
-            Ok(Filled { bytes: 0, .. }) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(Filled { bytes, drained }) => {
+            Ok(FillProgress { bytes: 0, .. }) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(FillProgress { bytes, drained }) => {
                 self.received = self.received.wrapping_add(bytes as u64);
                 *any = true;
-                // Where nothing more was there the replies go out at once: whoever waits for them sends nothing before.
+                // If no more bytes were there, the replies are written at once: a client that waits for them sends nothing
+                // before.
                 let step = self.carry_out(door, any)?;
-                Ok(if step == Step::Nothing && !drained { Step::Done } else { step })
+                Ok(if step == ReceiveStep::Nothing && !drained { ReceiveStep::Done } else { step })
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Nothing),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Step::Done),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(ReceiveStep::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(ReceiveStep::Done),
             Err(error) => Err(error),
         }
     }
 
-    /// Carries out what was read.
-    fn carry_out(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
+    /// Executes the frames in the buffer.
+    fn carry_out(&mut self, door: &TurnContext<'_>, any: &mut bool) -> io::Result<ReceiveStep> {
         loop {
             self.held_back = (self.pushed || self.left) && self.peer.outgoing().is_crowded();
             if self.held_back {
-                return Ok(Step::Crowded);
+                return Ok(ReceiveStep::Crowded);
             }
             match self.understand(door) {
-                Ok(Step::Done) => *any = true,
+                Ok(ReceiveStep::Done) => *any = true,
                 Ok(step) => return Ok(step),
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
             }
         }
     }
 
-    /// Whether the next piece of a message of `length` bytes is not to be taken before others of its name were.
-    fn waits_for_room(&mut self, door: &Door<'_>, length: usize) -> bool {
+    /// Whether the next piece of a message of `length` bytes must wait until other messages of its name are taken.
+    fn waits_for_space(&mut self, door: &TurnContext<'_>, length: usize) -> bool {
         let Some(budget) = &self.budget else { return false };
         if !budget.is_full() || self.peer.takes_regardless(length) || !budget.wait(door.connection) {
             return false;
         }
-        // Whoever has begun to receive before it could see that this connection waits tells nobody.
+        // A receiver that started to wait before it could see this connection in the queue does not ask for it.
         if self.peer.takes_regardless(length) {
             budget.leave(door.connection);
             return false;
@@ -329,34 +334,38 @@ impl Served {
         true
     }
 
-    /// Takes the next thing off the buffer. Nothing when more bytes are needed.
-    fn understand(&mut self, door: &Door<'_>) -> Result<Step, Error> {
-        if matches!(self.state, State::Message(_)) && self.waits_for_room(door, usize::MAX) {
-            return Ok(Step::Crowded);
+    /// Takes the next item off the buffer. `Nothing` when more bytes are needed.
+    fn understand(&mut self, door: &TurnContext<'_>) -> Result<ReceiveStep, Error> {
+        if matches!(self.state, ReceiveState::Message(_)) && self.waits_for_space(door, usize::MAX) {
+            return Ok(ReceiveStep::Crowded);
         }
-        self.pushed |= !matches!(self.state, State::Header | State::Message(_));
+        self.pushed |= !matches!(self.state, ReceiveState::Header | ReceiveState::Message(_));
         match &mut self.state {
-            State::Hello => {
-                let Some(hello) = self.buffer.filled().first_chunk::<HELLO_BYTES>() else { return Ok(Step::Nothing) };
+            ReceiveState::Hello => {
+                let Some(hello) = self.buffer.filled().first_chunk::<HELLO_BYTES>() else {
+                    return Ok(ReceiveStep::Nothing);
+                };
                 let mut nonce = [0; 32];
                 base::rt::fill_random(&mut nonce);
                 let binding = self.peer.pipe.binding().map_err(|_| Error::Malformed("no TLS session"))?;
                 let tokens = &self.shared.tokens;
                 let made = handshake::challenge(hello, self.shared.node, nonce, binding, |name| tokens(name));
                 self.buffer.consume(HELLO_BYTES);
-                let (answered, answer): (Answered, [u8; CHALLENGE_BYTES]) = made?;
+                let (answered, answer): (HelloResponse, [u8; CHALLENGE_BYTES]) = made?;
                 self.peer.outgoing().push_copied(&answer);
                 match answered {
-                    Answered::Challenged(challenged) => self.state = State::Proof(challenged),
-                    Answered::OtherVersion => self.refuse(),
+                    HelloResponse::Challenged(challenged) => self.state = ReceiveState::Proof(challenged),
+                    HelloResponse::OtherVersion => self.reject(),
                 }
-                Ok(Step::Done)
+                Ok(ReceiveStep::Done)
             }
-            State::Proof(challenged) => {
-                let Some(proof) = self.buffer.filled().first_chunk::<PROOF_BYTES>() else { return Ok(Step::Nothing) };
+            ReceiveState::Proof(challenged) => {
+                let Some(proof) = self.buffer.filled().first_chunk::<PROOF_BYTES>() else {
+                    return Ok(ReceiveStep::Nothing);
+                };
                 let verdict = match challenged.check(proof) {
-                    false => handshake::REFUSED,
-                    true if door.accepted.room() == 0 => handshake::CROWDED,
+                    false => handshake::REJECTED,
+                    true if door.accepted.free_capacity() == 0 => handshake::CROWDED,
                     true => handshake::WELCOME,
                 };
                 let name: Arc<str> = challenged.name.as_str().into();
@@ -365,129 +374,130 @@ impl Served {
                 answer[..4].copy_from_slice(&verdict.to_le_bytes());
                 self.peer.outgoing().push_copied(&answer);
                 if verdict != handshake::WELCOME {
-                    self.refuse();
-                    return Ok(Step::Done);
+                    self.reject();
+                    return Ok(ReceiveStep::Done);
                 }
-                // Before anything more of it is read: what a stranger leaves unfinished has no budget.
+                // Do this before anything more is read: there is no budget for unfinished messages of an unauthenticated
+                // connection.
                 self.admitted.authenticate(Principal { organization: Arc::clone(&name), identity: Arc::clone(&name) });
                 self.buffer.widen();
-                self.state = State::Header;
+                self.state = ReceiveState::Header;
                 self.deadline = None;
                 self.name = Arc::clone(&name);
                 let budget = NameBudget::of(&self.shared, &name);
                 self.peer.set_budget(&budget);
                 self.budget = Some(budget);
-                let endpoint = Endpoint::new(Arc::new(Accepted {
+                let endpoint = Endpoint::new(Arc::new(AcceptedConnection {
                     peer: Arc::clone(&self.peer),
                     shared: Arc::clone(&self.shared),
                     connection: door.connection,
                     name,
                     dropped: Arc::clone(&self.dropped),
-                    spin: Spin::default(),
+                    spin: AdaptiveSpin::default(),
                 }));
-                // There was room, and nobody else fills it; if the host has gone, the endpoint closes with this.
+                // There was space, and nothing else fills the queue. If the host has gone, the endpoint closes here.
                 let _ = door.accepted.try_send(endpoint);
-                Ok(Step::Done)
+                Ok(ReceiveStep::Done)
             }
-            State::Header => self.begin(door),
-            State::Payload(payload) => {
+            ReceiveState::Header => self.start_frame(door),
+            ReceiveState::Payload(payload) => {
                 payload.land(&mut self.buffer);
                 if payload.missing() > 0 {
-                    return Ok(Step::Nothing);
+                    return Ok(ReceiveStep::Nothing);
                 }
                 payload.finish(&self.peer);
-                self.state = State::Header;
-                Ok(Step::Done)
+                self.state = ReceiveState::Header;
+                Ok(ReceiveStep::Done)
             }
-            State::Message(assembly) => {
+            ReceiveState::Message(assembly) => {
                 if !assembly.take(&mut self.buffer)? {
-                    return Ok(Step::Nothing);
+                    return Ok(ReceiveStep::Nothing);
                 }
-                if let State::Message(assembly) = std::mem::replace(&mut self.state, State::Header) {
-                    self.peer.deliver(Incoming::Message(assembly.finish()));
+                if let ReceiveState::Message(assembly) = std::mem::replace(&mut self.state, ReceiveState::Header) {
+                    self.peer.deliver(IncomingEvent::Message(assembly.finish()));
                 }
-                Ok(Step::Done)
+                Ok(ReceiveStep::Done)
             }
-            State::Refused => {
+            ReceiveState::Refused => {
                 let waste = self.buffer.filled().len();
                 self.buffer.consume(waste);
-                Ok(Step::Nothing)
+                Ok(ReceiveStep::Nothing)
             }
         }
     }
 
-    /// It did not prove itself. What tells it so is in the queue.
-    fn refuse(&mut self) {
-        self.state = State::Refused;
+    /// Ends a connection that failed to authenticate. The answer that says so is in the queue.
+    fn reject(&mut self) {
+        self.state = ReceiveState::Refused;
         self.closing = true;
-        self.deadline = Some(clock() + REFUSAL_TIME_MAX);
+        self.deadline = Some(clock() + REJECTION_TIMEOUT);
     }
 
-    /// Begins the next frame, and finishes it if it is short.
-    fn begin(&mut self, door: &Door<'_>) -> Result<Step, Error> {
-        let Some(header) = header_of(self.buffer.filled()) else { return Ok(Step::Nothing) };
+    /// Starts the next frame, and finishes it if it is short.
+    fn start_frame(&mut self, door: &TurnContext<'_>) -> Result<ReceiveStep, Error> {
+        let Some(header) = header_of(self.buffer.filled()) else { return Ok(ReceiveStep::Nothing) };
         let header = header?;
         let length = header.length as usize;
-        self.pushed |= header.kind != Kind::Message;
+        self.pushed |= header.kind != FrameKind::Message;
         match header.kind {
-            Kind::Message if length <= SMALL_BYTES_MAX => {
+            FrameKind::Message if length <= SMALL_BYTES_MAX => {
                 let frame = HEADER_BYTES..HEADER_BYTES + length;
-                if self.buffer.filled().len() >= frame.end && self.waits_for_room(door, length) {
-                    return Ok(Step::Crowded);
+                if self.buffer.filled().len() >= frame.end && self.waits_for_space(door, length) {
+                    return Ok(ReceiveStep::Crowded);
                 }
-                let Some(bytes) = self.buffer.filled().get(frame.clone()) else { return Ok(Step::Nothing) };
+                let Some(bytes) = self.buffer.filled().get(frame.clone()) else { return Ok(ReceiveStep::Nothing) };
                 self.peer.deliver_small(bytes)?;
                 self.buffer.consume(frame.end);
-                return Ok(Step::Done);
+                return Ok(ReceiveStep::Done);
             }
-            Kind::Message => {
-                if self.waits_for_room(door, length) {
-                    return Ok(Step::Crowded);
+            FrameKind::Message => {
+                if self.waits_for_space(door, length) {
+                    return Ok(ReceiveStep::Crowded);
                 }
                 self.peer.admit(length)?;
                 self.buffer.consume(HEADER_BYTES);
-                self.state = State::Message(Assembly::new(length, Some(Arc::clone(&self.admitted)))?);
-                return Ok(Step::Done);
+                self.state = ReceiveState::Message(MessageAssembly::new(length, Some(Arc::clone(&self.admitted)))?);
+                return Ok(ReceiveStep::Done);
             }
-            Kind::Credit => {
+            FrameKind::Credit => {
                 self.buffer.consume(HEADER_BYTES);
                 self.peer.outgoing().credit(header.sequence as usize, header.length)?;
-                return Ok(Step::Done);
+                return Ok(ReceiveStep::Done);
             }
-            kind if !kind.is_verb() => return Err(Error::Malformed("a frame that only the other side sends")),
+            kind if !kind.is_verb() => return Err(Error::Malformed("a frame that only a host sends")),
             _ => {}
         }
         let Some(verb) = self.buffer.filled()[HEADER_BYTES..].first_chunk::<VERB_BYTES>() else {
-            return Ok(Step::Nothing);
+            return Ok(ReceiveStep::Nothing);
         };
-        let verb = Verb::decode(verb)?;
-        if header.kind == Kind::WriteWithImmediate && self.waits_for_room(door, 0) {
-            return Ok(Step::Crowded);
+        let verb = VerbFrame::decode(verb)?;
+        if header.kind == FrameKind::WriteWithImmediate && self.waits_for_space(door, 0) {
+            return Ok(ReceiveStep::Crowded);
         }
         self.buffer.consume(HEADER_BYTES + VERB_BYTES);
         match header.kind {
-            Kind::Read => self.read(&header, &verb),
-            Kind::CompareSwap | Kind::FetchAdd => self.word(&header, &verb),
+            FrameKind::Read => self.read(&header, &verb),
+            FrameKind::CompareSwap | FrameKind::FetchAdd => self.word(&header, &verb),
             kind => {
-                if kind == Kind::WriteWithImmediate {
+                if kind == FrameKind::WriteWithImmediate {
                     self.peer.admit(0)?;
                 }
-                let payload = Payload::new(&self.shared.regions, &self.name, &header, &verb)?;
-                self.state = State::Payload(Box::new(payload));
+                let payload = WritePayload::new(&self.shared.regions, &self.name, &header, &verb)?;
+                self.state = ReceiveState::Payload(Box::new(payload));
             }
         }
-        Ok(Step::Done)
+        Ok(ReceiveStep::Done)
     }
 
-    fn read(&mut self, header: &Header, verb: &Verb) {
+    fn read(&mut self, header: &FrameHeader, verb: &VerbFrame) {
         let length = header.length as usize;
         let found = self.shared.regions.find(&verb.capability);
-        // The queue before the region: whoever writes the queue out locks in this order.
+        // Lock the queue before the region: the writer of the queue locks in this order.
         let mut outgoing = self.peer.outgoing();
         let opened = found.and_then(|region| {
             let mut opened = region.open(&verb.capability, &self.name, Rights::READ, verb.offset, header.length)?;
             if length <= COPIED_BYTES_MAX {
-                outgoing.push_copied(&Header::new(Kind::Reply, header.sequence, header.length).encode());
+                outgoing.push_copied(&FrameHeader::new(FrameKind::Reply, header.sequence, header.length).encode());
                 outgoing.push_copied(opened.bytes());
                 return Ok(None);
             }
@@ -498,7 +508,7 @@ impl Served {
         match opened {
             Ok(None) => {}
             Ok(Some((region, offset))) => {
-                outgoing.push_copied(&Header::new(Kind::LongReply, header.sequence, header.length).encode());
+                outgoing.push_copied(&FrameHeader::new(FrameKind::LongReply, header.sequence, header.length).encode());
                 outgoing.push_region(RegionRead {
                     region,
                     capability: verb.capability,
@@ -507,25 +517,25 @@ impl Served {
                     remaining: length,
                     word: [0; WORD_BYTES],
                     word_bytes: 0,
-                    status: Status::Done,
+                    status: VerbStatus::Done,
                 });
             }
-            Err(refusal) => refuse(&mut outgoing, header.sequence, refusal),
+            Err(refusal) => reject(&mut outgoing, header.sequence, refusal),
         }
     }
 
-    fn word(&mut self, header: &Header, verb: &Verb) {
+    fn word(&mut self, header: &FrameHeader, verb: &VerbFrame) {
         let found = match verb.offset.unchecked().is_multiple_of(WORD_BYTES as u64) {
             true => self.shared.regions.find(&verb.capability),
-            false => Err(Refusal::of(Status::Misaligned)),
+            false => Err(VerbRejection::of(VerbStatus::Misaligned)),
         };
         let done = found.and_then(|region| {
             let (capability, length) = (&verb.capability, WORD_BYTES as u64);
             let mut opened = region.open(capability, &self.name, Rights::ATOMIC, verb.offset, length)?;
             let before = opened.word();
             match header.kind {
-                Kind::CompareSwap if before == verb.first => opened.set_word(verb.second),
-                Kind::CompareSwap => {}
+                FrameKind::CompareSwap if before == verb.first => opened.set_word(verb.second),
+                FrameKind::CompareSwap => {}
                 _ => opened.set_word(before.wrapping_add(verb.first)),
             }
             Ok(before)
@@ -533,10 +543,10 @@ impl Served {
         let mut outgoing = self.peer.outgoing();
         match done {
             Ok(before) => {
-                outgoing.push_copied(&Header::new(Kind::Reply, header.sequence, WORD_BYTES as u64).encode());
+                outgoing.push_copied(&FrameHeader::new(FrameKind::Reply, header.sequence, WORD_BYTES as u64).encode());
                 outgoing.push_copied(&before.to_le_bytes());
             }
-            Err(refusal) => refuse(&mut outgoing, header.sequence, refusal),
+            Err(refusal) => reject(&mut outgoing, header.sequence, refusal),
         }
     }
 }

@@ -1,29 +1,31 @@
-//! The progress thread of a host: carries out the verbs of everybody who is connected.
+//! The progress thread of a host: it executes the verbs of all connections.
 //!
-//! 1. It sleeps until a socket is ready, then serves it. For a short while after that it looks at the socket that was
-//!    served last again and again, and at the others now and then, before it sleeps anew.
-//! 2. What a connection has sent is carried out in order; the replies of all that was there go out with one call.
-//! 3. A connection whose replies do not go out is not read until they do. What it had sent by then is in our buffer, and no
-//!    socket tells of it: such a connection is among the [unfinished](Progress::unfinished) once there is room.
-//! 4. A connection that was just accepted is a stranger's. The newest are admitted: where there are too many, from one address
-//!    or in all, the oldest stranger gives way ([`base::admission`]). Whoever proves a name becomes a member. A name that
-//!    has its share of places displaces its own oldest connection, and the last places are for names that have none.
-//! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection, and so does a
-//!    frame that was begun and does not arrive in time ([`super::arrival`]).
-//!
-//! 6. What waits for a name, messages to be taken and replies to go out, counts against the name's budget ([`super::budget`]). A
-//!    connection that brings a message which the budget does not cover is not read until messages of the name were taken: it waits in
-//!    the name's queue, and is unfinished once its turn has come.
-//! 7. When the host's task says that other certificates are denied than before, the thread looks at the certificate of each
-//!    connection, and ends those that are denied.
+//! 1. The thread sleeps until a socket is ready, then serves it. For a short time after that it polls the socket that it served
+//!    last, and now and then the others, before it sleeps again.
+//! 2. The frames of a connection are executed in order. One system call sends the replies to all frames that had arrived.
+//! 3. A connection is not read while its replies cannot be written. Frames that arrived before may then be in the host's read
+//!    buffer, where no socket event announces them: such a connection becomes [unfinished](ProgressEngine::unfinished) once its
+//!    queue has space.
+//! 4. An accepted connection is unauthenticated at first. New connections are always admitted: if there are too many, from one
+//!    address or in all, the oldest unauthenticated one is dropped ([`base::admission`]). A connection that proves a name
+//!    becomes a member. A name that is at its limit displaces its own oldest connection, and the last free connections are
+//!    reserved for names that have no connection.
+//! 5. Unfinished messages count against the name. A connection ends if its message exceeds the bound for unfinished messages,
+//!    or if a frame has started and does not arrive in time ([`super::arrival`]).
+//! 6. Untaken messages and queued replies count against the name's budget ([`super::budget`]). If a connection brings a message
+//!    that the budget does not cover, the connection is not read until the application has taken messages of the name: it waits
+//!    in the name's queue, and becomes unfinished when its turn comes.
+//! 7. When the host's task reports that the set of denied certificates changed, the thread checks the certificate of each
+//!    connection, and ends the denied connections.
 //!
 //! Invariants:
-//! * Nothing that one connection sends, or does not, keeps the thread from serving the others: a turn reads and writes a
-//!   bounded number of bytes, and every [`LOOKS`] turns of one connection the others have theirs.
-//! * A panic in what is done for one connection ends that connection. One of the thread's own ends the host, which then says
-//!   so ([`crate::Host::failed`]).
-//! * A connection that has something to do is unfinished, or in its name's queue, or its socket is watched for what it waits for.
-//! * Messages of a name hold at most its budget and its unfinished ones, and no name waits for another.
+//! * No connection, whatever it sends or withholds, keeps the thread from serving the others: a turn reads and writes a bounded
+//!   number of bytes, and after every [`SPINS_MAX`] turns of one connection the other connections get a turn.
+//! * A panic while the thread serves one connection ends that connection. A panic in the thread's own code ends the host, which
+//!   then reports it ([`crate::Host::failed`]).
+//! * A connection that has work to do is unfinished, or waits in its name's queue, or its socket is watched for the event that
+//!   it needs.
+//! * The messages of a name stay within the bound of [`super::budget`], and no name waits for another.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -41,83 +43,83 @@ use base::rt::channel::Sender;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 
-use super::host::Shared;
-use super::peer::Peer;
-use super::pipe::Pipe;
-use super::served::{Door, Served, Turn};
-use super::{CLOSING_TIME_MAX, HANDSHAKE_TIME_MAX, clock, tune};
+use super::host::HostCore;
+use super::peer::ConnectionQueues;
+use super::pipe::SocketPipe;
+use super::served::{ServedConnection, TurnContext, TurnOutcome};
+use super::{CLOSE_TIMEOUT, HANDSHAKE_TIMEOUT, clock, tune};
 use crate::failure::reason_of;
 use crate::{Endpoint, MESSAGE_BYTES_MAX};
 
 /// Connections of one host.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of these, connections that have not proved themselves yet.
-const STRANGERS_MAX: usize = 512;
-/// Of these, from one address.
-const STRANGERS_PER_ADDRESS_MAX: usize = 256;
+/// Of these, connections that have not authenticated yet.
+const UNAUTHENTICATED_MAX: usize = 512;
+/// Of these, unauthenticated connections from one address.
+const UNAUTHENTICATED_PER_ADDRESS_MAX: usize = 256;
 /// Connections of one name.
 const CONNECTIONS_PER_NAME_MAX: usize = 512;
-/// When there are so many that proved themselves, only a name that has none gets one more.
-const MEMBERS_MAX: usize = CONNECTIONS_MAX - 2 * STRANGERS_MAX;
-/// Bytes of one name's unfinished messages: the longest message, and some.
+/// Above this number of members, only a name without a connection gets one more.
+const AUTHENTICATED_MAX: usize = CONNECTIONS_MAX - 2 * UNAUTHENTICATED_MAX;
+/// Bytes of one name's unfinished messages: the longest message, and a reserve.
 const UNFINISHED_BYTES_PER_NAME_MAX: u64 = MESSAGE_BYTES_MAX as u64 + (16 << 20);
-/// Connections taken from the kernel at once.
+/// Connections accepted in one go.
 const ACCEPTS_MAX: usize = 64;
-/// Connections that the kernel keeps until they are taken.
+/// Connections that the kernel queues until the thread accepts them.
 const KERNEL_BACKLOG: i32 = 4096;
-/// Times that the last connection is looked at, or served, before the others are.
-const LOOKS: u32 = 16;
-/// Events taken at once.
+/// Times that the last connection is polled or served before the others are.
+const SPINS_MAX: u32 = 16;
+/// Events that one call to epoll returns.
 const EVENTS_MAX: usize = 64;
-/// How often time limits are looked at while there are any.
+/// How often deadlines are checked while there are any.
 const TICK: Duration = Duration::from_millis(250);
 
-const OF_LISTENER: u64 = 0;
-const OF_WAKE: u64 = 1;
-const FIRST_CONNECTION: u64 = 2;
+const LISTENER_TOKEN: u64 = 0;
+const WAKE_TOKEN: u64 = 1;
+const CONNECTION_TOKEN_MIN: u64 = 2;
 
-pub struct Progress {
+pub struct ProgressEngine {
     listener: TcpListener,
-    shared: Arc<Shared>,
+    shared: Arc<HostCore>,
     accepted: Sender<Endpoint>,
     admission: Arc<Admission>,
     epoll: OwnedFd,
-    connections: Map<u64, Served>,
-    /// Those with a deadline: strangers, those that close, and those with a frame of which only a part has come.
+    connections: Map<u64, ServedConnection>,
+    /// Connections with a deadline: unauthenticated ones, closing ones, and those with a partly received frame.
     timed: BTreeSet<u64>,
     next: u64,
-    /// Served last.
+    /// The connection that was served last.
     hot: Option<u64>,
-    /// As the endpoints were told, [`Progress::look_at`].
+    /// The connection that this thread polls, as the endpoints see it: see [`ProgressEngine::look_at`].
     looked_at: u64,
-    /// Connections that have more to do than any socket tells of: bytes that were read and are not understood.
+    /// Connections with work that no socket event announces: bytes that were read and not yet executed.
     unfinished: Vec<u64>,
-    /// The listener is watched. It is not for a moment when the process has no descriptor left for a newcomer.
+    /// Whether epoll watches the listener. It does not while the process has no file descriptor left for a new connection.
     listening: bool,
 }
 
-/// The bounds of a host. What a member's connections received and nobody took yet is bounded by their windows and by the name's budget;
-/// buffers of strangers hold a handshake.
+/// The bounds of a host. The untaken messages of members are bounded by their windows and by the name's budget; the buffer of
+/// an unauthenticated connection holds only a handshake.
 fn limits() -> AdmissionLimits {
     AdmissionLimits {
-        strangers_max: STRANGERS_MAX,
-        strangers_per_address_max: STRANGERS_PER_ADDRESS_MAX,
+        unauthenticated_max: UNAUTHENTICATED_MAX,
+        unauthenticated_per_address_max: UNAUTHENTICATED_PER_ADDRESS_MAX,
         connections_per_organization_max: CONNECTIONS_PER_NAME_MAX,
         connections_per_identity_max: CONNECTIONS_PER_NAME_MAX,
-        handshake_time_max: HANDSHAKE_TIME_MAX,
+        handshake_time_max: HANDSHAKE_TIMEOUT,
         bytes_per_organization_max: UNFINISHED_BYTES_PER_NAME_MAX,
         ..AdmissionLimits::in_proportion(CONNECTIONS_MAX, 0, 1)
     }
 }
 
-impl Progress {
-    pub fn new(listener: TcpListener, shared: Arc<Shared>, accepted: Sender<Endpoint>) -> io::Result<Progress> {
-        // More than the library asks for, so that a crowd does not keep others from knocking.
+impl ProgressEngine {
+    pub fn new(listener: TcpListener, shared: Arc<HostCore>, accepted: Sender<Endpoint>) -> io::Result<ProgressEngine> {
+        // More than the library's default, so that a crowd of connections does not keep others out of the kernel's queue.
         rustix::net::listen(&listener, KERNEL_BACKLOG)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(OF_LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(OF_WAKE), epoll::EventFlags::IN)?;
-        Ok(Progress {
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER_TOKEN), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
+        Ok(ProgressEngine {
             listener,
             shared,
             accepted,
@@ -125,7 +127,7 @@ impl Progress {
             epoll,
             connections: Map::default(),
             timed: BTreeSet::new(),
-            next: FIRST_CONNECTION,
+            next: CONNECTION_TOKEN_MIN,
             hot: None,
             looked_at: 0,
             unfinished: Vec::new(),
@@ -133,13 +135,13 @@ impl Progress {
         })
     }
 
-    /// Serves until the host ends, or a defect ends it.
+    /// Serves until the host is stopped, or until a defect ends it.
     pub fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve_all()));
         for served in self.connections.values() {
-            // Whoever is told of the end may have the same defect; the others are told all the same.
+            // Waking this connection's waiter may hit the same defect; the other connections are closed all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| served.peer.close()));
-            served.peer.pipe.cut();
+            served.peer.pipe.abort();
         }
         self.shared.regions.clear();
         if let Err(panic) = outcome {
@@ -159,7 +161,7 @@ impl Progress {
             self.look_at(if spinning { self.hot } else { None });
             if spinning && let Some(hot) = self.hot {
                 looks = looks.wrapping_add(1);
-                if !looks.is_multiple_of(LOOKS) {
+                if !looks.is_multiple_of(SPINS_MAX) {
                     if self.serve(hot, false) {
                         spin_until = clock() + spin;
                     } else {
@@ -186,41 +188,42 @@ impl Progress {
         }
     }
 
-    /// Whether the caller that was served last is still busy with what it was sent.
+    /// Whether the client that was served last is probably still receiving what was sent to it.
     fn is_answered_soon(&self, now: Instant) -> bool {
         self.hot.and_then(|hot| self.connections.get(&hot)).is_some_and(|served| served.peer.is_being_taken(now))
     }
 
-    /// Says at which connection this thread looks, so that endpoints leave the writing to it.
+    /// Publishes which connection this thread polls, so that endpoints leave the writing to it.
     fn look_at(&mut self, connection: Option<u64>) {
         let connection = connection.unwrap_or(0);
         let before = self.looked_at;
         if connection != before {
             self.looked_at = connection;
             self.shared.looked_at.store(connection, Ordering::SeqCst);
-            // What was left to us by then.
+            // Endpoints have left frames for this thread to write until now.
             self.serve(before, false);
         }
     }
 
-    /// Serves whatever is ready. True when that was a connection with something to say.
+    /// Serves all ready connections. Returns whether one of them had work.
     fn turn(&mut self, wait: Option<Duration>) -> bool {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
         let wait = wait.map(|wait| Timespec { tv_sec: wait.as_secs() as _, tv_nsec: wait.subsec_nanos().into() });
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, wait.as_ref()) else {
-            // Interrupted; nothing else can happen to a descriptor of our own.
+            // Interrupted: no other error is possible on our own descriptor.
             return false;
         };
         let mut any = false;
         for event in ready.iter() {
             match event.data.u64() {
-                OF_LISTENER => self.accept(),
-                OF_WAKE => self.attend(),
+                LISTENER_TOKEN => self.accept(),
+                WAKE_TOKEN => self.attend(),
                 connection => {
                     any |= self.serve(connection, false);
                     let flags = event.flags;
                     let is_lost = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-                    // One that is neither read nor written does not find out, and its socket would tell of it for ever.
+                    // A connection that is neither read nor written does not notice the loss, and its socket would report it
+                    // for ever.
                     if is_lost && self.connections.get(&connection).is_some_and(|served| served.waits) {
                         self.end(connection);
                     }
@@ -240,13 +243,13 @@ impl Progress {
         crate::failure::may_panic();
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
-                // A socket that cannot be set up was lost already.
+                // A socket that cannot be set up was already lost.
                 Ok((socket, address)) => drop(self.adopt(socket, address.ip())),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // No descriptor is left, or the like. A stranger's is given to the newcomer; without one, the newcomer has
-                // to wait for the next tick.
-                Err(_) => match self.oldest_stranger() {
+                // No descriptor is left, or a similar error. The new connection gets the descriptor of the oldest
+                // unauthenticated one; if there is none, it has to wait for the next tick.
+                Err(_) => match self.oldest_unauthenticated() {
                     Some(stranger) => self.end(stranger),
                     None => {
                         self.listen(false);
@@ -255,24 +258,24 @@ impl Progress {
                 },
             }
         }
-        let is_displaced = |number: &u64| self.connections.get(number).is_some_and(Served::is_displaced);
+        let is_displaced = |number: &u64| self.connections.get(number).is_some_and(ServedConnection::is_displaced);
         let displaced: Vec<u64> = self.timed.iter().copied().filter(is_displaced).collect();
         displaced.into_iter().for_each(|number| self.end(number));
     }
 
-    fn oldest_stranger(&self) -> Option<u64> {
-        let is_stranger = |number: &u64| self.connections.get(number).is_some_and(Served::is_stranger);
+    fn oldest_unauthenticated(&self) -> Option<u64> {
+        let is_stranger = |number: &u64| self.connections.get(number).is_some_and(ServedConnection::is_unauthenticated);
         self.timed.iter().copied().find(is_stranger)
     }
 
-    /// A connection has proved its name: whoever has to make room for it goes.
+    /// A connection has proved its name: the connections that it displaces end.
     fn welcome(&mut self, connection: u64) {
         self.timed.remove(&connection);
         let Some(served) = self.connections.get(&connection) else { return };
         let name = Arc::clone(&served.name);
         let (_, members) = self.admission.open();
-        if members > MEMBERS_MAX {
-            let same = |(number, served): &(&u64, &Served)| **number != connection && served.name == name;
+        if members > AUTHENTICATED_MAX {
+            let same = |(number, served): &(&u64, &ServedConnection)| **number != connection && served.name == name;
             let oldest = self.connections.iter().filter(same).map(|(number, _)| *number).min();
             oldest.into_iter().for_each(|number| self.end(number));
         }
@@ -283,7 +286,7 @@ impl Progress {
 
     fn listen(&mut self, listening: bool) {
         let interest = if listening { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        let data = epoll::EventData::new_u64(OF_LISTENER);
+        let data = epoll::EventData::new_u64(LISTENER_TOKEN);
         if epoll::modify(&self.epoll, &self.listener, data, interest).is_ok() {
             self.listening = listening;
         }
@@ -296,17 +299,17 @@ impl Progress {
             Some(tls) => Some(tls.server().map_err(io::Error::other)?),
             None => None,
         };
-        let peer = Arc::new(Peer::new(Pipe::new(socket, tls)));
+        let peer = Arc::new(ConnectionQueues::new(SocketPipe::new(socket, tls)));
         let number = self.next;
         epoll::add(&self.epoll, &peer.pipe, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
         self.next += 1;
-        let served = Served::new(peer, &self.shared, self.admission.admit(address));
+        let served = ServedConnection::new(peer, &self.shared, self.admission.admit(address));
         self.connections.insert(number, served);
         self.timed.insert(number);
         Ok(())
     }
 
-    /// Looks at the connections that endpoints ask about.
+    /// Serves the connections for which endpoints asked.
     fn attend(&mut self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.shared.wake, &mut count);
@@ -319,29 +322,29 @@ impl Progress {
                 && served.dropped.load(Ordering::Acquire)
                 && !served.closing
             {
-                // Verbs are still carried out, and credit taken, until the other side has ended too.
+                // Verbs are still executed, and credit accepted, until the other end has closed too.
                 served.closing = true;
-                served.deadline = Some(clock() + CLOSING_TIME_MAX);
+                served.deadline = Some(clock() + CLOSE_TIMEOUT);
                 self.timed.insert(connection);
             }
             self.serve(connection, true);
         }
     }
 
-    /// Ends connections whose other side has shown a certificate that is denied by now.
+    /// Ends connections whose certificate is now denied.
     fn end_denied(&mut self) {
         let Some(denials) = self.shared.options.tls.as_ref().map(|tls| Arc::clone(tls.denials())) else { return };
-        let is_denied = |(_, served): &(&u64, &Served)| served.peer.pipe.is_denied(&*denials);
+        let is_denied = |(_, served): &(&u64, &ServedConnection)| served.peer.pipe.is_denied(&*denials);
         let denied: Vec<u64> = self.connections.iter().filter(is_denied).map(|(number, _)| *number).collect();
         denied.into_iter().for_each(|number| self.end(number));
     }
 
     fn drop_overdue(&mut self, now: Instant) {
-        self.timed.retain(|number| self.connections.get(number).is_some_and(Served::is_timed));
+        self.timed.retain(|number| self.connections.get(number).is_some_and(ServedConnection::is_timed));
         let is_overdue = |number: &u64| self.connections.get(number).is_some_and(|served| served.is_overdue(now));
         let overdue: Vec<u64> = self.timed.iter().copied().filter(is_overdue).collect();
         for number in overdue {
-            // Where it was this thread that paused, the rest may be there by now.
+            // If this thread was the one that paused, the rest of the frame may be there by now.
             self.serve(number, false);
             if let Some(served) = self.connections.get(&number)
                 && served.is_overdue(now)
@@ -357,13 +360,13 @@ impl Progress {
     fn end(&mut self, connection: u64) {
         self.timed.remove(&connection);
         if let Some(served) = self.connections.remove(&connection) {
-            // Closing the descriptor takes it off the set, but an endpoint may still hold it.
+            // Closing the descriptor would remove it from the epoll set, but an endpoint may still hold it.
             let _ = epoll::delete(&self.epoll, &served.peer.pipe);
             served.peer.close();
-            served.peer.pipe.cut();
+            served.peer.pipe.abort();
             if let Some(budget) = &served.budget {
                 budget.leave(connection);
-                // It may have had its turn just now.
+                // It may have been this connection's turn.
                 self.resume(budget.next_waiting());
             }
         }
@@ -372,7 +375,7 @@ impl Progress {
         }
     }
 
-    /// A connection that waited for its name's messages to be taken has its turn.
+    /// Gives a connection that waited for its name's messages to be taken its turn.
     fn resume(&mut self, connection: Option<u64>) {
         if let Some(connection) = connection
             && let Some(served) = self.connections.get_mut(&connection)
@@ -382,30 +385,31 @@ impl Progress {
         }
     }
 
-    /// Serves a connection; `asked` by an endpoint, which may have left something to write. True when something was done.
+    /// Serves a connection. `asked`: an endpoint asked for it and may have left something to write. Returns whether something
+    /// was done.
     fn serve(&mut self, connection: u64, asked: bool) -> bool {
         let Some(served) = self.connections.get_mut(&connection) else { return false };
-        let (door, epoll) = (Door { accepted: &self.accepted, connection }, &self.epoll);
-        let was_stranger = served.is_stranger();
+        let (door, epoll) = (TurnContext { accepted: &self.accepted, connection }, &self.epoll);
+        let was_stranger = served.is_unauthenticated();
         let served_so = catch_unwind(AssertUnwindSafe(|| {
             let mut any = false;
-            let asked = served.peer.take_asked() || asked;
+            let asked = served.peer.take_write_request() || asked;
             let mut turn = served.turn(&door, asked, &mut any);
-            if turn != Turn::Over && turn != Turn::Nothing {
-                turn = served.watch(epoll, connection, turn).unwrap_or(Turn::Over);
+            if turn != TurnOutcome::Over && turn != TurnOutcome::Nothing {
+                turn = served.watch(epoll, connection, turn).unwrap_or(TurnOutcome::Over);
             }
             (turn, any)
         }));
-        // A defect that one connection has found is that connection's end, and no other's.
-        let (turn, any) = served_so.unwrap_or((Turn::Over, true));
-        if turn == Turn::Unfinished && !std::mem::replace(&mut served.unfinished, true) {
+        // A defect that one connection hits ends that connection and no other.
+        let (turn, any) = served_so.unwrap_or((TurnOutcome::Over, true));
+        if turn == TurnOutcome::Unfinished && !std::mem::replace(&mut served.unfinished, true) {
             self.unfinished.push(connection);
         }
-        let is_stranger = served.is_stranger();
+        let is_stranger = served.is_unauthenticated();
         if any && !is_stranger {
             self.hot = Some(connection);
         }
-        let begun = turn != Turn::Over && !is_stranger && served.note_arrival();
+        let begun = turn != TurnOutcome::Over && !is_stranger && served.track_arrival();
         let next = served.budget.as_ref().and_then(|budget| budget.next_waiting());
         self.resume(next);
         if was_stranger && !is_stranger {
@@ -414,7 +418,7 @@ impl Progress {
         if begun {
             self.timed.insert(connection);
         }
-        if turn == Turn::Over {
+        if turn == TurnOutcome::Over {
             self.end(connection);
         }
         any

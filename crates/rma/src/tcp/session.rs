@@ -1,7 +1,7 @@
-//! One connection's TLS: what was read from the socket and not yet decrypted, and the session.
+//! The TLS session of one connection, with a buffer for bytes that were read from the socket and not yet decrypted.
 //!
-//! The library takes 4 KiB at a time from what it reads, and each would be a call of the system's. So one call fills a buffer
-//! here, which the library is fed from, and what it has decrypted is copied to where the caller wants it and nowhere else.
+//! rustls reads 4 KiB at a time, which would cost a system call each. Therefore one system call fills a larger buffer here, and
+//! rustls reads from that buffer. Decrypted bytes are copied once, to the place that the caller chose.
 
 use std::io::{self, BufRead as _, IoSlice, Write as _};
 use std::mem::MaybeUninit;
@@ -10,17 +10,17 @@ use std::net::TcpStream;
 use rustix::net::RecvFlags;
 use rustls::pki_types::CertificateDer;
 
-/// Bytes of plain text that the session holds, encrypted, before it refuses more. Two records: while one side encrypts the next
-/// ones, the other decrypts these.
+/// Encrypted bytes that the session holds before it accepts no more. Two records: while one end encrypts the next ones, the
+/// other decrypts these.
 const OUTGOING_BYTES_MAX: usize = 32 << 10;
-/// Bytes that one call reads from the socket once both sides have shaken hands.
+/// Bytes that one call reads from the socket after the handshake.
 const INCOMING_BYTES: usize = 128 << 10;
-/// The same before that: a few certificates.
+/// Bytes that one call reads during the handshake: a few certificates.
 const HANDSHAKE_INCOMING_BYTES: usize = 4 << 10;
 
-pub struct Session {
+pub struct TlsSession {
     tls: rustls::Connection,
-    /// Of which `start..end` was read and not yet given to the library.
+    /// `start..end` was read and not yet given to the library.
     incoming: Vec<u8>,
     start: usize,
     end: usize,
@@ -30,13 +30,13 @@ fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-impl Session {
-    pub fn new(mut tls: rustls::Connection) -> Session {
+impl TlsSession {
+    pub fn new(mut tls: rustls::Connection) -> TlsSession {
         tls.set_buffer_limit(Some(OUTGOING_BYTES_MAX));
-        Session { tls, incoming: Vec::new(), start: 0, end: 0 }
+        TlsSession { tls, incoming: Vec::new(), start: 0, end: 0 }
     }
 
-    /// What only the two ends of this session know.
+    /// A secret that only the two ends of this session know.
     ///
     /// # Errors
     /// Before the handshake is complete.
@@ -46,7 +46,7 @@ impl Session {
         Ok(binding)
     }
 
-    /// The chain of certificates that the other side has shown, its own first; empty before it has.
+    /// The certificate chain that the other end presented, its own certificate first; empty before that.
     pub fn shown(&self) -> &[CertificateDer<'static>] {
         self.tls.peer_certificates().unwrap_or_default()
     }
@@ -81,12 +81,12 @@ impl Session {
                 return Ok(done);
             }
             if self.start == self.end {
-                // Whoever has something does not ask the socket for more.
+                // A caller that already has bytes does not ask the socket for more.
                 if done > 0 {
                     return Ok(done);
                 }
                 if self.receive(socket)? == 0 {
-                    // An end without a notice is an end all the same: the protocol above counts its bytes.
+                    // An end without a close notice still counts as an end: the protocol above counts its bytes.
                     return Ok(0);
                 }
             }
@@ -104,10 +104,10 @@ impl Session {
         Ok(received)
     }
 
-    /// Gives the library as much as it takes, and has it decrypt that.
+    /// Feeds the library as much as it accepts, and lets it decrypt that.
     fn decrypt(&mut self, socket: &TcpStream) -> io::Result<()> {
         while self.start < self.end {
-            // It refuses more when it has a whole record, or plain text that nobody has taken.
+            // The library accepts no more when it holds a whole record, or plain text that was not read yet.
             match self.tls.read_tls(&mut &self.incoming[self.start..self.end]) {
                 Ok(taken) if taken > 0 => self.start += taken,
                 _ => break,
@@ -118,10 +118,10 @@ impl Session {
         processed.map(drop).map_err(invalid)
     }
 
-    /// Encrypts and writes as much as goes out now.
+    /// Encrypts and writes as much as the socket accepts now.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing does.
+    /// `WouldBlock` when it accepts nothing.
     pub fn write(&mut self, socket: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.push(socket)?;
         if self.tls.wants_write() || self.tls.is_handshaking() {
@@ -132,7 +132,7 @@ impl Session {
         Ok(written)
     }
 
-    /// Writes what is encrypted, as far as the socket takes it.
+    /// Writes the encrypted bytes, as far as the socket accepts them.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -148,12 +148,12 @@ impl Session {
         Ok(())
     }
 
-    /// Whether something is encrypted and not yet in the socket.
+    /// Whether encrypted bytes are not yet in the socket.
     pub fn wants_write(&self) -> bool {
         self.tls.wants_write()
     }
 
-    /// Says that nothing more will be written.
+    /// Announces that nothing more will be written.
     pub fn finish(&mut self, socket: &TcpStream) {
         self.tls.send_close_notify();
         let _ = self.push(socket);

@@ -1,34 +1,35 @@
-//! Whether whoever waits spins first: only where that has helped.
+//! Decides whether a waiter spins before it sleeps: always while spinning succeeds, and after [`FAILURES_MAX`] failures in a
+//! row only once in [`TRIALS`] waits.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// How often spinning may fail in a row before it is tried only now and then.
+/// Consecutive failures after which spinning is tried only now and then.
 const FAILURES_MAX: i32 = 8;
-/// Then every so many times.
+/// From then on one wait in this many spins.
 const TRIALS: i32 = 8;
 
-/// How spinning has gone so far.
+/// The record of spinning so far.
 #[derive(Default)]
-pub struct Spin {
-    /// How many times in a row it has failed; counts on beyond the bound.
+pub struct AdaptiveSpin {
+    /// Consecutive failures; the count continues beyond the bound.
     failures: AtomicI32,
 }
 
-impl Spin {
-    /// Whether the next waiter is to spin.
+impl AdaptiveSpin {
+    /// Whether the next waiter should spin.
     pub fn is_worth_it(&self) -> bool {
         let failures = self.failures.load(Ordering::Relaxed);
         failures < FAILURES_MAX || self.failures.fetch_add(1, Ordering::Relaxed) % TRIALS == 0
     }
 
-    /// What was waited for came meanwhile.
+    /// Spinning succeeded: the awaited event came meanwhile.
     pub fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It did not.
+    /// Spinning failed: it did not come.
     pub fn failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,11 +1,10 @@
 //! Mutual TLS below the provider's frames.
 //!
-//! 1. Each side verifies the other's chain, and asks [`Denials`] about it before the handshake is complete.
-//! 2. When the answers may have changed, each side asks again about the chains of connections that are open: a host about all of
-//!    its connections in its progress thread, a client in a task of each connection. A connection whose chain is denied by then
-//!    ends.
+//! 1. Each end verifies the other's certificate chain, and asks [`Denials`] about it before the handshake is complete.
+//! 2. When the answers may have changed, each end asks again about the chains of its open connections: a host about all of them
+//!    in its progress thread, a client in one task per connection. A connection whose chain is now denied ends.
 //!
-//! Which certificates are denied, and by whom, is the caller's business.
+//! The caller decides which certificates are denied.
 
 use std::fmt;
 use std::pin::Pin;
@@ -21,17 +20,17 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Signatu
 
 use crate::Error;
 
-/// Certificates that are turned away although their chains are in order, because they were revoked or denied.
+/// Certificates that are rejected although their chains are valid, because they were revoked or denied.
 pub trait Denials: Send + Sync {
-    /// Whether one of a chain of certificates in DER, the holder's first, is turned away now. It answers at once: a host asks
-    /// while it serves others.
+    /// Whether any certificate of a chain in DER, the holder's first, is denied now. The call must not block: a host makes it
+    /// between serving other connections.
     fn denies(&self, chain: &[&[u8]]) -> bool;
 
-    /// Completes when [`Denials::denies`] may answer otherwise than when this was called.
+    /// Completes when [`Denials::denies`] may answer differently from when this was called.
     fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Turns nobody away.
+/// Denies no certificate.
 struct NoDenials;
 
 impl Denials for NoDenials {
@@ -44,7 +43,7 @@ impl Denials for NoDenials {
     }
 }
 
-/// Certificates for connections in both directions. Each side must show one that ends in one of the roots.
+/// Certificates for connections in both directions. Each end must present a chain that ends in one of the roots.
 #[derive(Clone)]
 pub struct TcpTls {
     client: Arc<rustls::ClientConfig>,
@@ -58,7 +57,7 @@ impl fmt::Debug for TcpTls {
     }
 }
 
-/// The library's, with the fastest cipher first: memory is read at gigabytes a second.
+/// The library's provider, with the fastest cipher first: memory is read at gigabytes a second.
 fn provider() -> rustls::crypto::CryptoProvider {
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     let fastest = rustls::CipherSuite::TLS13_AES_128_GCM_SHA256;
@@ -67,16 +66,16 @@ fn provider() -> rustls::crypto::CryptoProvider {
 }
 
 impl TcpTls {
-    /// From PEM: our certificate chain, its PKCS#8 key, and the certificates that the other side's chain must end in. A
-    /// host's certificate must name the host as it is written in its address.
+    /// From PEM: our certificate chain, its PKCS#8 key, and the roots that the other end's chain must lead to. A host's
+    /// certificate must contain the host's name as it is written in its address.
     ///
     /// # Errors
-    /// [`Error::Refused`] when they cannot be read, or the key does not fit the certificate.
+    /// [`Error::Rejected`] when they cannot be read, or the key does not match the certificate.
     pub fn new(certificate_pem: &[u8], key_pem: &[u8], roots_pem: &[u8]) -> Result<TcpTls, Error> {
         TcpTls::with_denials(certificate_pem, key_pem, roots_pem, Arc::new(NoDenials))
     }
 
-    /// As [`TcpTls::new`]. Certificates that `denials` turns away get no connection, and lose those that are open.
+    /// As [`TcpTls::new`]. A certificate that `denials` denies gets no connection, and its open connections end.
     ///
     /// # Errors
     /// As [`TcpTls::new`].
@@ -86,7 +85,7 @@ impl TcpTls {
         roots_pem: &[u8],
         denials: Arc<dyn Denials>,
     ) -> Result<TcpTls, Error> {
-        let wrong = |error: &dyn std::fmt::Display| Error::Refused(format!("the TLS settings are of no use: {error}"));
+        let wrong = |error: &dyn std::fmt::Display| Error::Rejected(format!("the TLS settings are invalid: {error}"));
         let provider = Arc::new(provider());
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(roots_pem) {
@@ -100,12 +99,12 @@ impl TcpTls {
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
             .build()
             .map_err(|error| wrong(&error))?;
-        let clients = Arc::new(Checked { chains: clients, denials: Arc::clone(&denials) });
+        let clients = Arc::new(DenialVerifier { chains: clients, denials: Arc::clone(&denials) });
         let servers = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
             .map_err(|error| wrong(&error))?;
         let servers: Arc<dyn ServerCertVerifier> = servers;
-        let servers = Arc::new(Checked { chains: servers, denials: Arc::clone(&denials) });
+        let servers = Arc::new(DenialVerifier { chains: servers, denials: Arc::clone(&denials) });
         let client = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| wrong(&error))?
@@ -119,12 +118,12 @@ impl TcpTls {
             .with_client_cert_verifier(clients)
             .with_single_cert(chain, key)
             .map_err(|error| wrong(&error))?;
-        // Sessions are not resumed: nobody connects so often, and each proves its certificate.
+        // Sessions are not resumed: connections are rare, and each must prove its certificate.
         server.send_tls13_tickets = 0;
         Ok(TcpTls { client: Arc::new(client), server: Arc::new(server), denials })
     }
 
-    /// Who is turned away.
+    /// The certificates that are denied.
     pub(super) fn denials(&self) -> &Arc<dyn Denials> {
         &self.denials
     }
@@ -139,19 +138,19 @@ impl TcpTls {
         Ok(session.map_err(|error| unreachable(error.to_string()))?.into())
     }
 
-    /// A session with whoever connected.
+    /// A session with a client.
     pub(super) fn server(&self) -> Result<rustls::Connection, rustls::Error> {
         Ok(rustls::ServerConnection::new(Arc::clone(&self.server))?.into())
     }
 }
 
-/// Verifies chains as the library does, and asks about those that are in order.
-struct Checked<V: ?Sized> {
+/// Verifies chains as the library does, and asks `denials` about the valid ones.
+struct DenialVerifier<V: ?Sized> {
     denials: Arc<dyn Denials>,
     chains: Arc<V>,
 }
 
-impl<V: ?Sized> Checked<V> {
+impl<V: ?Sized> DenialVerifier<V> {
     fn check(&self, end: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let chain: Vec<&[u8]> = std::iter::once(end).chain(intermediates).map(|one| &one[..]).collect();
         match self.denials.denies(&chain) {
@@ -161,13 +160,13 @@ impl<V: ?Sized> Checked<V> {
     }
 }
 
-impl<V: ?Sized> fmt::Debug for Checked<V> {
+impl<V: ?Sized> fmt::Debug for DenialVerifier<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Checked(…)")
     }
 }
 
-impl ServerCertVerifier for Checked<dyn ServerCertVerifier> {
+impl ServerCertVerifier for DenialVerifier<dyn ServerCertVerifier> {
     fn verify_server_cert(
         &self,
         end: &CertificateDer<'_>,
@@ -203,7 +202,7 @@ impl ServerCertVerifier for Checked<dyn ServerCertVerifier> {
     }
 }
 
-impl ClientCertVerifier for Checked<dyn ClientCertVerifier> {
+impl ClientCertVerifier for DenialVerifier<dyn ClientCertVerifier> {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chains.root_hint_subjects()
     }

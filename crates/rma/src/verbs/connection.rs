@@ -1,15 +1,17 @@
-//! One side of a connection: a queue pair with what goes out and what comes in, and the progress thread that serves it.
+//! One end of a connection: a queue pair with its sender and its receiver, and the progress thread that serves it.
 //!
-//! 1. A verb is put into the intake, and whoever gets hold of the state takes all that is there to the adapter: one
-//!    thread alone posts at once, and of many the one that is there posts for all in one chain.
-//! 2. The thread polls for what has ended, for [`SPIN`] after the last that did, and then sleeps until the adapter, the
-//!    other side's frames or somebody of this side wakes it.
-//! 3. An idle connection writes nothing to nowhere once a second, so that both sides learn of the loss of one that nobody
-//!    uses.
-//! 4. Whatever breaks ends the connection as a whole: the queue pair is destroyed, what was posted is ambiguous, and the
-//!    regions of this host that it could reach are taken from the adapter.
+//! 1. A posting thread puts its verb into the intake queue, then tries to lock the state. The thread that holds the lock
+//!    hands the whole intake to the adapter in one chain. So a single thread posts without delay, and when several threads
+//!    post together, one of them posts for all.
+//! 2. The progress thread polls for completions while the adapter has work. When none has arrived for [`SPIN`], or the
+//!    adapter has no work, the thread sleeps until it is woken by the adapter, by a frame from the other end or by a thread
+//!    of this end.
+//! 3. An idle connection posts a zero-length write every second as a keepalive, so that both ends detect the loss of an unused
+//!    connection.
+//! 4. Any failure ends the connection as a whole: the queue pair is destroyed, posted verbs complete as ambiguous, and the
+//!    regions of this host that the connection could reach are deregistered.
 //!
-//! Invariant: who lets go of the state looks at the intake once more, so that no verb is left there.
+//! Invariant: a thread that releases the state checks the intake once more, so that no verb is left there.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -25,49 +27,51 @@ use base::{Bytes, BytesMut};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::PROFILE;
-use super::device::{CompletionQueue, Device, Domain, Ended, POLL_MAX, QueuePair, Registration, Work};
-use super::host::Regions;
+use super::device::{
+    CompletionQueue, Device, POLL_MAX, ProtectionDomain, QueuePair, Registration, WorkCompletion, WorkRequest,
+};
+use super::host::HostRegions;
 use super::memory::{RECEIVE_COUNT, Staging};
 use super::receiver::Receiver;
-use super::sender::{Data, SENDS_MAX, Sender, Target, Transfer, Verb};
-use super::wire::{self, Frame, PairAddress, Refusal, RemoteRegion};
+use super::sender::{PostedVerb, SENDS_MAX, Sender, Transfer, VerbTarget, WriteData};
+use super::wire::{self, Frame, PairAddress, Rejection, RemoteRegion};
 use crate::{
-    CAPABILITY_BYTES, Capability, Completion, Connection, Error, GrantId, IN_FLIGHT_MAX, Incoming, MESSAGE_BYTES_MAX,
-    NodeId, PARTS_MAX, Profile, RegionId, TRANSFER_BYTES_MAX, WORD_BYTES,
+    CAPABILITY_BYTES, Capability, Completion, Connection, Error, GrantId, IN_FLIGHT_MAX, IncomingEvent,
+    MESSAGE_BYTES_MAX, NodeId, PARTS_MAX, ProviderProfile, RegionId, TRANSFER_BYTES_MAX, WORD_BYTES,
 };
 
 /// How long the thread polls after the last completion while the adapter has work. A wake-up costs more than this.
 const SPIN: Duration = Duration::from_micros(20);
-/// Rounds of polling between two looks at the other side's frames.
+/// Rounds of polling between two checks for the other end's frames.
 const GLANCE_ROUNDS: u32 = 128;
-/// Marks the work that receives; the rest of the number is its slot.
+/// Marks the id of a receive; the rest of the number is its slot.
 const RECEIVE: u64 = 1 << 63;
-/// How long a connection may rest before the adapter is made to see whether the other side is still there.
-const BEAT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long a frame that has begun may take. Longer, and the other side has stopped in the middle.
-const FRAME_TIME: Duration = Duration::from_secs(2);
+/// How long a connection may be idle before a keepalive is posted.
+const KEEPALIVE_PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long the rest of a frame may take to arrive. If it takes longer, the other end has stopped in the middle.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection that is not yet connected.
-pub struct Draft {
-    domain: Arc<Domain>,
+pub struct ConnectionDraft {
+    domain: Arc<ProtectionDomain>,
     completions: Arc<CompletionQueue>,
     pair: QueuePair,
     staging: Staging,
 }
 
-impl Draft {
-    pub fn new(device: &Arc<Device>) -> io::Result<Draft> {
-        // Each connection has a domain of its own: a key that it learnt opens nothing for any other.
-        let domain = Domain::new(device)?;
+impl ConnectionDraft {
+    pub fn new(device: &Arc<Device>) -> io::Result<ConnectionDraft> {
+        // Each connection has its own domain: a key that it learnt opens nothing for any other connection.
+        let domain = ProtectionDomain::new(device)?;
         let completions = CompletionQueue::new(device, SENDS_MAX + RECEIVE_COUNT)?;
         let pair = QueuePair::new(&domain, &completions, SENDS_MAX as u32, RECEIVE_COUNT as u32)?;
         let staging = Staging::new(&domain)?;
         for slot in 0..RECEIVE_COUNT {
-            // SAFETY: the slot lies in the staging area, which is of the pair's domain, and is not touched before its work
-            // has ended; the pair is destroyed before the area (`Shared::tear_down`, and the order of fields here).
+            // SAFETY: the slot lies in the staging memory, which is of the pair's domain, and is not touched before its work
+            // has ended; the pair is destroyed before that memory (`ConnectionCore::tear_down`, and the order of fields here).
             unsafe { pair.post_receive(RECEIVE | slot as u64, staging.receive_local(slot)) }?;
         }
-        Ok(Draft { domain, completions, pair, staging })
+        Ok(ConnectionDraft { domain, completions, pair, staging })
     }
 
     pub fn address(&self) -> PairAddress {
@@ -79,35 +83,35 @@ impl Draft {
     }
 }
 
-/// Who is at the other end.
-pub struct Peer {
+/// The other end of the connection.
+pub struct RemotePeer {
     pub node: NodeId,
     pub name: String,
     pub control: TcpStream,
 }
 
-struct Intake {
+struct PostQueue {
     transfers: Vec<Transfer>,
     closed: bool,
 }
 
-struct State {
-    /// None once the connection has been cut.
+struct ConnectionState {
+    /// `None` once the connection has been cut.
     pair: Option<QueuePair>,
     staging: Staging,
     sender: Sender,
     receiver: Receiver,
-    chain: Vec<Work>,
-    /// Frames to be sent before the state is let go of.
+    chain: Vec<WorkRequest>,
+    /// Frames to send before the state is released.
     say: Vec<Frame>,
     failed: Option<&'static str>,
 }
 
-/// The regions of this host that the other side can reach.
+/// The regions of this host that the other end can reach.
 #[derive(Default)]
-struct Exposed {
+struct ExposedRegion {
     regions: Vec<Exposure>,
-    /// Who waits for the other side to let go of one.
+    /// Revocations that wait until the other end has released a region.
     draining: Vec<(u32, OneshotSender<()>)>,
     next_request: u32,
 }
@@ -120,38 +124,44 @@ struct Exposure {
     registration: Registration,
 }
 
-/// What the thread and the endpoint share.
-pub struct Shared {
+/// State that the thread and the endpoint share.
+pub struct ConnectionCore {
     /// Unique among the connections of one host.
     number: u64,
-    peer: Peer,
-    intake: Mutex<Intake>,
-    state: Mutex<State>,
-    exposed: Mutex<Exposed>,
+    peer: RemotePeer,
+    intake: Mutex<PostQueue>,
+    state: Mutex<ConnectionState>,
+    exposed: Mutex<ExposedRegion>,
     /// Held while a frame is sent.
     saying: Mutex<()>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     completions: Arc<CompletionQueue>,
     wake: OwnedFd,
     stop: AtomicBool,
     posted: Arc<AtomicUsize>,
-    /// None on the side that connected, which has no regions to offer here.
-    regions: Option<Arc<Regions>>,
+    /// `None` at the client, which has no regions to offer here.
+    regions: Option<Arc<HostRegions>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panics with it leaves at worst verbs that never complete; their completers are dropped with the connection.
+    // A thread that panics with the lock leaves at worst verbs that never complete; their completers are dropped with the
+    // connection.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    /// Starts the thread of a connected draft.
-    pub fn start(draft: Draft, number: u64, peer: Peer, regions: Option<Arc<Regions>>) -> io::Result<Arc<Shared>> {
-        peer.control.set_read_timeout(Some(FRAME_TIME))?;
-        peer.control.set_write_timeout(Some(FRAME_TIME))?;
-        let Draft { domain, completions, pair, staging } = draft;
+impl ConnectionCore {
+    /// Creates the shared state of a connected draft.
+    pub fn start(
+        draft: ConnectionDraft,
+        number: u64,
+        peer: RemotePeer,
+        regions: Option<Arc<HostRegions>>,
+    ) -> io::Result<Arc<ConnectionCore>> {
+        peer.control.set_read_timeout(Some(FRAME_TIMEOUT))?;
+        peer.control.set_write_timeout(Some(FRAME_TIMEOUT))?;
+        let ConnectionDraft { domain, completions, pair, staging } = draft;
         let posted = Arc::new(AtomicUsize::new(0));
-        let state = State {
+        let state = ConnectionState {
             pair: Some(pair),
             staging,
             sender: Sender::new(Arc::clone(&posted)),
@@ -160,10 +170,10 @@ impl Shared {
             say: Vec::new(),
             failed: None,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ConnectionCore {
             number,
             peer,
-            intake: Mutex::new(Intake { transfers: Vec::new(), closed: false }),
+            intake: Mutex::new(PostQueue { transfers: Vec::new(), closed: false }),
             state: Mutex::new(state),
             exposed: Mutex::default(),
             saying: Mutex::new(()),
@@ -177,16 +187,17 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Runs the progress thread. Apart from [`Shared::start`], so that a host can list the connection before it can end.
-    pub fn run(shared: &Arc<Shared>) -> io::Result<()> {
+    /// Runs the progress thread. Separate from [`ConnectionCore::start`], so that a host can list the connection before it can
+    /// end.
+    pub fn run(shared: &Arc<ConnectionCore>) -> io::Result<()> {
         let mine = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("rma-verbs".to_owned());
-        // The thread is the provider's own and of production only; no simulation comes here.
+        // Only the provider starts this thread, and only in production; no simulation comes here.
         #[allow(clippy::disallowed_methods)]
         thread.spawn(move || {
-            // A defect of ours ends this connection, not its callers' hope of an answer.
+            // A defect of this code ends this connection, and its callers still get an answer.
             let reason = catch_unwind(AssertUnwindSafe(|| mine.progress()));
-            mine.tear_down(reason.unwrap_or("the provider has a defect"));
+            mine.tear_down(reason.unwrap_or("the progress thread panicked"));
         })?;
         Ok(())
     }
@@ -202,11 +213,11 @@ impl Shared {
     }
 
     fn wake_thread(&self) {
-        // Only a full counter refuses, and that wakes the thread too.
+        // The write fails only on a full counter, and that wakes the thread too.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Puts a verb on its way.
+    /// Queues a verb for the adapter.
     fn post(&self, transfer: Transfer) {
         {
             let mut intake = lock(&self.intake);
@@ -220,7 +231,7 @@ impl Shared {
         self.settle();
     }
 
-    /// Takes the intake to the adapter, unless somebody else has the state and so will.
+    /// Hands the intake to the adapter, unless another thread holds the state and so will do it.
     fn settle(&self) {
         while !lock(&self.intake).transfers.is_empty() {
             match self.state.try_lock() {
@@ -231,8 +242,8 @@ impl Shared {
         }
     }
 
-    /// Does something with the state, and whatever follows from it.
-    fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+    /// Acts on the state, then posts the work that follows from it.
+    fn with<R>(&self, act: impl FnOnce(&mut ConnectionState) -> R) -> R {
         let result = {
             let mut state = lock(&self.state);
             let result = act(&mut state);
@@ -243,15 +254,15 @@ impl Shared {
         result
     }
 
-    /// Gives the adapter all that can be given, in one chain.
-    fn pump(&self, state: &mut State) {
+    /// Posts all work that can be posted, in one chain.
+    fn pump(&self, state: &mut ConnectionState) {
         for transfer in std::mem::take(&mut lock(&self.intake).transfers) {
             state.sender.accept(transfer);
         }
-        let State { pair: Some(pair), staging, sender, receiver, chain, say, failed } = state else { return };
+        let ConnectionState { pair: Some(pair), staging, sender, receiver, chain, say, failed } = state else { return };
         sender.issue(staging, chain, say);
-        // SAFETY: every piece is in a slot of the staging area, which is of the pair's domain; a piece in flight owns its
-        // slot, and the pair is destroyed before the area.
+        // SAFETY: every piece is in a slot of the staging memory, which is of the pair's domain; a piece in flight owns its
+        // slot, and the pair is destroyed before that memory.
         let mut posted = unsafe { pair.post(chain) };
         chain.clear();
         while let Some(slot) = receiver.next_owed() {
@@ -259,11 +270,11 @@ impl Shared {
             posted = posted.and(unsafe { pair.post_receive(RECEIVE | slot as u64, staging.receive_local(slot)) });
         }
         if posted.is_err() {
-            *failed = Some("the adapter refuses work");
+            *failed = Some("the adapter rejected a work request");
         }
         for frame in std::mem::take(say) {
             if self.say(&frame).is_err() {
-                *failed = Some("the other side has gone");
+                *failed = Some("the other end closed the connection");
             }
         }
         if failed.is_some() {
@@ -276,7 +287,7 @@ impl Shared {
         wire::send(&self.peer.control, frame)
     }
 
-    /// Serves the connection until it ends, and says why it did.
+    /// Serves the connection until it ends, and returns the reason.
     fn progress(&self) -> &'static str {
         let mut ended = Vec::with_capacity(POLL_MAX);
         let mut last = now();
@@ -285,15 +296,15 @@ impl Shared {
             let outcome = self.collect(&mut ended).and_then(|collected| {
                 rounds += 1;
                 match collected {
-                    Collected::Some => last = now(),
-                    Collected::Busy if last.elapsed() < SPIN => std::hint::spin_loop(),
+                    PollOutcome::Some => last = now(),
+                    PollOutcome::Busy if last.elapsed() < SPIN => std::hint::spin_loop(),
                     _ => {
                         rounds = 0;
                         self.sleep(&mut ended)?;
                         last = now();
                     }
                 }
-                // An adapter that never rests must not keep the other side's frames waiting.
+                // An adapter that is always busy must not keep the other end's frames waiting.
                 if rounds >= GLANCE_ROUNDS {
                     rounds = 0;
                     self.wait(Some(&Timespec::default()), &mut ended)?;
@@ -306,8 +317,8 @@ impl Shared {
         }
     }
 
-    /// Takes what has ended from the adapter.
-    fn collect(&self, ended: &mut Vec<Ended>) -> Result<Collected, &'static str> {
+    /// Handles the adapter's completions.
+    fn collect(&self, ended: &mut Vec<WorkCompletion>) -> Result<PollOutcome, &'static str> {
         if self.stop.load(Ordering::Acquire) {
             return Err("the connection was closed");
         }
@@ -321,41 +332,41 @@ impl Shared {
             }
             state.failed.map_or(Ok(()), Err)?;
             Ok(match (ended.is_empty(), state.sender.is_busy()) {
-                (false, _) => Collected::Some,
-                (true, true) => Collected::Busy,
-                (true, false) => Collected::Idle,
+                (false, _) => PollOutcome::Some,
+                (true, true) => PollOutcome::Busy,
+                (true, false) => PollOutcome::Idle,
             })
         })
     }
 
-    /// Sleeps until there is something to do.
-    fn sleep(&self, ended: &mut Vec<Ended>) -> Result<(), &'static str> {
+    /// Sleeps until there is work.
+    fn sleep(&self, ended: &mut Vec<WorkCompletion>) -> Result<(), &'static str> {
         self.completions.arm().map_err(|_| "the adapter failed")?;
-        // What ended between the last poll and the arming makes no event.
+        // A completion between the last poll and the arming makes no event.
         match self.collect(ended)? {
-            Collected::Some => Ok(()),
-            Collected::Busy | Collected::Idle => self.wait(Some(&BEAT), ended),
+            PollOutcome::Some => Ok(()),
+            PollOutcome::Busy | PollOutcome::Idle => self.wait(Some(&KEEPALIVE_PERIOD), ended),
         }
     }
 
-    /// Waits for the adapter, a frame or a wake-up, and hears the frame.
-    fn wait(&self, limit: Option<&Timespec>, ended: &mut Vec<Ended>) -> Result<(), &'static str> {
+    /// Waits for the adapter, a frame or a wake-up, and handles the frame.
+    fn wait(&self, limit: Option<&Timespec>, ended: &mut Vec<WorkCompletion>) -> Result<(), &'static str> {
         let mut waiting = [
             PollFd::new(&*self.completions, PollFlags::IN),
             PollFd::new(&self.peer.control, PollFlags::IN),
             PollFd::new(&self.wake, PollFlags::IN),
         ];
         match rustix::event::poll(&mut waiting, limit) {
-            Ok(0) if limit == Some(&BEAT) => self.with(|state| state.sender.beat(&mut state.chain)),
+            Ok(0) if limit == Some(&KEEPALIVE_PERIOD) => self.with(|state| state.sender.beat(&mut state.chain)),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Err("the connection cannot be waited for"),
+            Err(_) => return Err("polling the connection failed"),
         }
         let [adapter, control, wake] = waiting.map(|one| !one.revents().is_empty());
         if adapter {
             self.completions.take_events();
         }
         if wake {
-            // Nothing to read means that somebody woke us twice and we have heard it.
+            // Nothing to read: two wake-ups came, and both are handled.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
         if !control {
@@ -364,9 +375,9 @@ impl Shared {
         match wire::receive(&self.peer.control) {
             Ok(frame) => self.hear(frame),
             Err(_) => {
-                // What arrived before the other side went is still to be received.
-                while let Ok(Collected::Some) = self.collect(ended) {}
-                Err("the other side has gone")
+                // Messages that arrived before the other end closed are still to be received.
+                while let Ok(PollOutcome::Some) = self.collect(ended) {}
+                Err("the other end closed the connection")
             }
         }
     }
@@ -375,7 +386,7 @@ impl Shared {
         match frame {
             Frame::Open { request, capability } => self.open(request, &capability),
             Frame::Opened { request, remote } => self.with(|state| state.sender.answered(request, Ok(remote))),
-            Frame::Refused { request, refusal } => self.with(|state| state.sender.answered(request, Err(refusal))),
+            Frame::Rejected { request, rejection } => self.with(|state| state.sender.answered(request, Err(rejection))),
             Frame::Revoke { request, region, grant, generation } => {
                 self.with(|state| state.sender.revoke(request, (region, grant, generation), &mut state.say));
                 Ok(())
@@ -383,28 +394,28 @@ impl Shared {
             Frame::Drained { request } => {
                 let mut exposed = lock(&self.exposed);
                 let at = exposed.draining.iter().position(|(number, _)| *number == request);
-                let (_, waiting) = exposed.draining.swap_remove(at.ok_or("an answer to what nobody asked")?);
-                // Who asked may have stopped waiting.
+                let (_, waiting) = exposed.draining.swap_remove(at.ok_or("an answer without a request")?);
+                // The revocation may have stopped waiting.
                 let _ = waiting.send(());
                 Ok(())
             }
-            _ => Err("a frame that may not come now"),
+            _ => Err("a frame out of turn"),
         }
     }
 
-    /// Registers a region for the other side, if the capability is good. The thread does nothing else meanwhile: this
-    /// happens once a capability and connection.
+    /// Registers a region for the other end, if the capability is valid. The thread does nothing else meanwhile: this happens
+    /// once per capability and connection.
     fn open(&self, request: u32, capability: &[u8; CAPABILITY_BYTES]) -> Result<(), &'static str> {
         let said = match self.expose(request, capability) {
             Ok(said) => said,
-            Err(refusal) => self.say(&Frame::Refused { request, refusal }),
+            Err(rejection) => self.say(&Frame::Rejected { request, rejection }),
         };
-        said.map_err(|_| "the other side has gone")
+        said.map_err(|_| "the other end closed the connection")
     }
 
-    fn expose(&self, request: u32, capability: &[u8; CAPABILITY_BYTES]) -> Result<io::Result<()>, Refusal> {
-        let regions = self.regions.as_ref().ok_or(Refusal::Unknown)?;
-        let capability = Capability::decode(capability).map_err(|_| Refusal::Unknown)?;
+    fn expose(&self, request: u32, capability: &[u8; CAPABILITY_BYTES]) -> Result<io::Result<()>, Rejection> {
+        let regions = self.regions.as_ref().ok_or(Rejection::Unknown)?;
+        let capability = Capability::decode(capability).map_err(|_| Rejection::Unknown)?;
         let (memory, access, rights) = regions.find(&capability, &self.peer.name)?;
         let (region, grant, generation) = (capability.region, capability.grant, capability.generation);
         {
@@ -414,19 +425,19 @@ impl Shared {
                 return Ok(self.say(&Frame::Opened { request, remote: exposure.remote }));
             }
         }
-        let registration = Registration::new(&self.domain, &memory, access).map_err(|_| Refusal::Exhausted)?;
+        let registration = Registration::new(&self.domain, &memory, access).map_err(|_| Rejection::Exhausted)?;
         let (key, address, bytes) = (registration.remote_key(), registration.address(), memory.bytes() as u64);
         let remote = RemoteRegion { key, rights, address, bytes };
-        // A revocation that has begun meanwhile did not see this registration; one that begins now waits for the lock,
-        // and so speaks after us.
+        // A revocation that started meanwhile did not see this registration, so the capability is checked again; one that
+        // starts now waits for the lock, and so sends its frame after ours.
         let mut exposed = lock(&self.exposed);
         regions.find(&capability, &self.peer.name)?;
         exposed.regions.push(Exposure { region, grant, generation, remote, registration });
         Ok(self.say(&Frame::Opened { request, remote }))
     }
 
-    /// First step of a revocation: asks the other side to let go. None when it never had the key, or the connection has
-    /// ended; else the answer, or the news that there will be none.
+    /// First step of a revocation: asks the other end to release the region. `None` when it never had the key, or when the
+    /// connection has ended; otherwise the receiver gets the answer, or learns that there will be none.
     pub fn ask_to_drain(&self, region: RegionId, grant: GrantId) -> Option<OneshotReceiver<()>> {
         let mut exposed = lock(&self.exposed);
         let exposure = exposed.regions.iter().find(|one| one.region == region && one.grant == grant)?;
@@ -441,23 +452,23 @@ impl Shared {
         Some(receiver)
     }
 
-    /// Second step, where the other side did not answer: ends the connection. On return nothing of the other side's verbs
-    /// takes effect here any more.
+    /// Second step, if the other end did not answer: ends the connection. On return no verb of the other end takes effect here
+    /// any more.
     pub fn cut(&self) {
         // Destroying the pair waits for the adapter.
         lock(&self.state).pair = None;
         self.stop();
     }
 
-    /// Destroys the queue pair and tells nobody.
+    /// Destroys the queue pair without telling either end.
     pub fn lose(&self) {
         lock(&self.state).pair = None;
     }
 
-    /// Last step: takes the region from the adapter.
+    /// Last step: deregisters the region.
     ///
     /// # Errors
-    /// When the adapter refuses; it may still do verbs under the key.
+    /// When the adapter refuses; it may still execute verbs under the key.
     pub fn withdraw(&self, region: RegionId, grant: GrantId) -> io::Result<()> {
         let mut exposed = lock(&self.exposed);
         let at = exposed.regions.iter().position(|one| one.region == region && one.grant == grant);
@@ -466,7 +477,7 @@ impl Shared {
 
     fn tear_down(&self, reason: &'static str) {
         self.stop.store(true, Ordering::Release);
-        // The other side learns of it at once and not by a timeout of its adapter. It may have learnt already.
+        // The other end learns of the end at once, not by a time-out of its adapter. It may have learnt it already.
         let _ = self.peer.control.shutdown(Shutdown::Both);
         let left = {
             let mut intake = lock(&self.intake);
@@ -481,9 +492,9 @@ impl Shared {
             state.receiver.end();
         }
         {
-            // Under the lock, so that a revocation which finds none has none to wait for.
+            // Under the lock, so that a revocation that finds no exposure has none to wait for.
             let mut exposed = lock(&self.exposed);
-            *exposed = Exposed::default();
+            *exposed = ExposedRegion::default();
         }
         if let Some(regions) = &self.regions {
             regions.forget(self.number);
@@ -491,10 +502,10 @@ impl Shared {
     }
 }
 
-enum Collected {
-    /// Something had ended.
+enum PollOutcome {
+    /// Work had completed.
     Some,
-    /// Nothing yet, and the adapter has work.
+    /// Nothing has completed yet, and the adapter has work.
     Busy,
     Idle,
 }
@@ -505,8 +516,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-impl State {
-    fn ended(&mut self, ended: &Ended) -> Result<(), &'static str> {
+impl ConnectionState {
+    fn ended(&mut self, ended: &WorkCompletion) -> Result<(), &'static str> {
         if ended.id & RECEIVE == 0 {
             return self.sender.ended(ended, &mut self.staging, &mut self.say);
         }
@@ -516,20 +527,20 @@ impl State {
     }
 }
 
-/// What an endpoint holds: dropping it ends the connection.
-pub struct Link(Arc<Shared>);
+/// An endpoint's handle: dropping it ends the connection.
+pub struct VerbsConnection(Arc<ConnectionCore>);
 
-impl Link {
-    pub fn new(shared: Arc<Shared>) -> Link {
-        Link(shared)
+impl VerbsConnection {
+    pub fn new(shared: Arc<ConnectionCore>) -> VerbsConnection {
+        VerbsConnection(shared)
     }
 
-    /// Posts a verb that may be posted at all.
+    /// Posts a verb that passed the caller's checks.
     fn post<T>(
         &self,
-        target: Option<Target>,
+        target: Option<VerbTarget>,
         refused: Result<(), Error>,
-        verb: impl FnOnce(crate::Completer<T>) -> Verb,
+        verb: impl FnOnce(crate::Completer<T>) -> PostedVerb,
     ) -> Completion<T> {
         if let Err(error) = refused {
             return Completion::ready(Err(error));
@@ -557,11 +568,11 @@ fn aligned(offset: u64) -> Result<(), Error> {
     if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Error::Misaligned(offset)) }
 }
 
-fn at(capability: &Capability, offset: u64) -> Option<Target> {
-    Some(Target { capability: *capability, offset })
+fn at(capability: &Capability, offset: u64) -> Option<VerbTarget> {
+    Some(VerbTarget { capability: *capability, offset })
 }
 
-impl Connection for Link {
+impl Connection for VerbsConnection {
     fn node(&self) -> NodeId {
         self.0.peer.node
     }
@@ -570,36 +581,43 @@ impl Connection for Link {
         &self.0.peer.name
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         PROFILE
     }
 
     fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
         let refused = if length > TRANSFER_BYTES_MAX { Err(Error::TooLarge(length)) } else { Ok(()) };
-        self.post(at(capability, offset), refused, |completer| Verb::Read { into, length, completer })
+        self.post(at(capability, offset), refused, |completer| PostedVerb::Read { into, length, completer })
     }
 
     fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
-        self.post(at(capability, offset), fits(parts, TRANSFER_BYTES_MAX), |completer| Verb::Write {
-            data: Data::new(parts),
+        self.post(at(capability, offset), fits(parts, TRANSFER_BYTES_MAX), |completer| PostedVerb::Write {
+            data: WriteData::new(parts),
             immediate,
             completer,
         })
     }
 
     fn compare_swap(&self, capability: &Capability, offset: u64, expected: u64, new: u64) -> Completion<u64> {
-        self.post(at(capability, offset), aligned(offset), |completer| Verb::CompareSwap { expected, new, completer })
+        self.post(at(capability, offset), aligned(offset), |completer| PostedVerb::CompareSwap {
+            expected,
+            new,
+            completer,
+        })
     }
 
     fn fetch_add(&self, capability: &Capability, offset: u64, add: u64) -> Completion<u64> {
-        self.post(at(capability, offset), aligned(offset), |completer| Verb::FetchAdd { add, completer })
+        self.post(at(capability, offset), aligned(offset), |completer| PostedVerb::FetchAdd { add, completer })
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
-        self.post(None, fits(parts, MESSAGE_BYTES_MAX), |completer| Verb::Send { data: Data::new(parts), completer })
+        self.post(None, fits(parts, MESSAGE_BYTES_MAX), |completer| PostedVerb::Send {
+            data: WriteData::new(parts),
+            completer,
+        })
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         self.0.with(|state| state.receiver.poll(cx))
     }
 
@@ -612,7 +630,7 @@ impl Connection for Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for VerbsConnection {
     fn drop(&mut self) {
         self.0.stop();
     }

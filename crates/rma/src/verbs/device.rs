@@ -1,8 +1,8 @@
-//! The adapter's objects, each freed when the last that needs it is gone.
+//! The adapter's objects, each freed when its last user is gone.
 //!
-//! Everything here that the adapter reads or writes behind the processor's back is owned: a [`Registration`] holds the
-//! memory it covers, and one that cannot be ended leaks that memory rather than let the adapter reach what has become
-//! something else.
+//! This module owns all memory that the adapter reads or writes independently of the processor. A [`Registration`] owns the
+//! memory that it covers. If it cannot be deregistered, it leaks that memory, so that the adapter never reaches memory that has
+//! been reused.
 
 use std::ffi::CStr;
 use std::io;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use rdma_mummy_sys as sys;
 
-use super::memory::Memory;
+use super::memory::RegisteredMemory;
 use super::wire::PairAddress;
 
-/// Which adapter, where there are several.
+/// Selects the adapter, if there are several.
 #[derive(Clone, Debug, Default)]
-pub struct DeviceOptions {
+pub struct DeviceConfig {
     /// Its name as `rdma link` shows it; by default the first with an active port.
     pub name: Option<String>,
-    /// Which of the port's addresses; by default its IPv4 address over RoCE version 2, else the first.
+    /// The index of one of the port's addresses; by default its IPv4 address over RoCE version 2, otherwise the first.
     pub gid_index: Option<u8>,
 }
 
@@ -41,7 +41,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 fn outcome(status: i32) -> io::Result<()> {
-    // The library gives an error number, or -1 and sets `errno`.
+    // The library returns an error number, or -1 with `errno` set.
     match status {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
@@ -49,15 +49,15 @@ fn outcome(status: i32) -> io::Result<()> {
     }
 }
 
-/// An object that the library has made, or why not.
+/// An object that the library has created, or the reason why not.
 fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
 impl Device {
-    pub fn open(options: &DeviceOptions) -> io::Result<Arc<Device>> {
+    pub fn open(options: &DeviceConfig) -> io::Result<Arc<Device>> {
         let mut count = 0;
-        // SAFETY: the count is written before the call returns. A null list is an answer, too: none, or no library.
+        // SAFETY: the count is written before the call returns. A null list is an answer, too: no adapter, or no library.
         let list = unsafe { sys::ibv_get_device_list(&mut count) };
         let list = NonNull::new(list).ok_or_else(|| none("no RDMA adapter, or libibverbs is not installed"))?;
         let mut reason = none("no RDMA adapter");
@@ -86,8 +86,8 @@ impl Device {
         found.map(Arc::new).ok_or(reason)
     }
 
-    /// Takes the context over, and closes it on failure.
-    fn new(context: NonNull<sys::ibv_context>, options: &DeviceOptions) -> io::Result<Device> {
+    /// Takes ownership of the context, and closes it on failure.
+    fn new(context: NonNull<sys::ibv_context>, options: &DeviceConfig) -> io::Result<Device> {
         let mut device = Device { context, port: 1, gid_index: 0, gid: [0; 16], lid: 0, mtu: 0, reads_max: 0 };
         // SAFETY: all zero is a value of this plain structure.
         let mut limits: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -123,7 +123,7 @@ impl Device {
             // SAFETY: all zero is a value of this plain structure.
             let mut entry: sys::ibv_gid_entry = unsafe { std::mem::zeroed() };
             let (port, at) = (u32::from(self.port), u32::from(index));
-            // SAFETY: the context is open and the structure is the library's own. An empty place is an error.
+            // SAFETY: the context is open and the structure is the library's own. An empty entry gives an error.
             if unsafe { sys::ibv_query_gid_ex(self.context.as_ptr(), port, at, &mut entry, 0) } != 0 {
                 continue;
             }
@@ -149,7 +149,7 @@ fn none(text: &'static str) -> io::Error {
 
 /// `IBV_GID_TYPE_ROCE_V2`.
 const GID_ROCE_2: u32 = 2;
-/// Reads and atomics of one queue pair in progress at the adapter; it makes more of them wait.
+/// Reads and atomics of one queue pair in progress at the adapter; further ones wait there.
 const READS_MAX: u8 = 16;
 
 impl Drop for Device {
@@ -159,36 +159,36 @@ impl Drop for Device {
     }
 }
 
-/// Queue pairs of a domain reach the registrations of the same domain and no others.
-pub struct Domain {
+/// A protection domain: its queue pairs reach its own registrations and no others.
+pub struct ProtectionDomain {
     pd: NonNull<sys::ibv_pd>,
     device: Arc<Device>,
 }
 
 // SAFETY: libibverbs lets any thread use a protection domain.
-unsafe impl Send for Domain {}
+unsafe impl Send for ProtectionDomain {}
 // SAFETY: as above.
-unsafe impl Sync for Domain {}
+unsafe impl Sync for ProtectionDomain {}
 
-impl Domain {
-    pub fn new(device: &Arc<Device>) -> io::Result<Arc<Domain>> {
+impl ProtectionDomain {
+    pub fn new(device: &Arc<Device>) -> io::Result<Arc<ProtectionDomain>> {
         // SAFETY: the context is open.
         let pd = made(unsafe { sys::ibv_alloc_pd(device.context.as_ptr()) })?;
-        Ok(Arc::new(Domain { pd, device: Arc::clone(device) }))
+        Ok(Arc::new(ProtectionDomain { pd, device: Arc::clone(device) }))
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: every object of the domain holds an `Arc` of it. One that could not be ended keeps the domain from being
-        // freed, which the library then refuses.
+        // SAFETY: every object of the domain holds an `Arc` of it. If one could not be freed, the library refuses to free the
+        // domain.
         unsafe { sys::ibv_dealloc_pd(self.pd.as_ptr()) };
     }
 }
 
-/// What queue pairs of the other side may do with a registration.
+/// The access that queue pairs of the other end have to a registration.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Access {
+pub struct RegistrationAccess {
     pub read: bool,
     pub write: bool,
     pub atomic: bool,
@@ -197,19 +197,23 @@ pub struct Access {
 /// Memory that the adapter may reach.
 pub struct Registration {
     mr: NonNull<sys::ibv_mr>,
-    memory: Arc<Memory>,
-    domain: Arc<Domain>,
+    memory: Arc<RegisteredMemory>,
+    domain: Arc<ProtectionDomain>,
     ended: bool,
 }
 
 // SAFETY: libibverbs lets any thread use a registration.
 unsafe impl Send for Registration {}
-// SAFETY: as above; nothing of it changes.
+// SAFETY: as above; no field changes.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers all of `memory`; the domain's own side may always write there.
-    pub fn new(domain: &Arc<Domain>, memory: &Arc<Memory>, access: Access) -> io::Result<Registration> {
+    /// Registers all of `memory`; local queue pairs may always write there.
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        memory: &Arc<RegisteredMemory>,
+        access: RegistrationAccess,
+    ) -> io::Result<Registration> {
         use sys::ibv_access_flags as flags;
         let mut bits = flags::IBV_ACCESS_LOCAL_WRITE.0;
         for (wanted, bit) in [
@@ -220,33 +224,33 @@ impl Registration {
             bits |= if wanted { bit.0 } else { 0 };
         }
         let (pd, address) = (domain.pd.as_ptr(), memory.address());
-        // SAFETY: the range is the memory's own, which this registration keeps until the adapter has let go of it.
+        // SAFETY: the range is the memory's own, which this registration keeps until the adapter has released it.
         let mr = unsafe { sys::ibv_reg_mr_iova2(pd, address.cast(), memory.bytes(), address as u64, bits) };
         Ok(Registration { mr: made(mr)?, memory: Arc::clone(memory), domain: Arc::clone(domain), ended: false })
     }
 
-    /// By which this side's queue pairs name it.
+    /// The key for queue pairs of this end.
     pub fn local_key(&self) -> u32 {
         // SAFETY: the library's object lives until it is deregistered.
         unsafe { self.mr.as_ref() }.lkey
     }
 
-    /// By which the other side's queue pairs name it.
+    /// The key for queue pairs of the other end.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.mr.as_ref() }.rkey
     }
 
-    /// Its first byte, in the adapter's address space.
+    /// The address of its first byte, in the adapter's address space.
     pub fn address(&self) -> u64 {
         self.memory.address() as u64
     }
 
-    pub fn memory(&self) -> &Arc<Memory> {
+    pub fn memory(&self) -> &Arc<RegisteredMemory> {
         &self.memory
     }
 
-    /// Takes the memory from the adapter. Once this has returned without an error, nothing under its keys takes effect.
+    /// Deregisters the memory. Once this has returned without an error, nothing under its keys takes effect.
     pub fn end(mut self) -> io::Result<()> {
         self.deregister()
     }
@@ -256,7 +260,7 @@ impl Registration {
         // SAFETY: `ended` makes this the only call for the object.
         let ended = outcome(unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) });
         if ended.is_err() {
-            // The adapter may still reach the memory, so it must stay what it is.
+            // The adapter may still reach the memory, so it must never be reused.
             std::mem::forget(Arc::clone(&self.memory));
             std::mem::forget(Arc::clone(&self.domain));
         }
@@ -267,13 +271,13 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.ended {
-            // A failure has leaked the memory, which is what can be done about it.
+            // On failure the memory is leaked; nothing more can be done.
             let _ = self.deregister();
         }
     }
 }
 
-/// Where the adapter tells what it has done.
+/// The queue in which the adapter reports completed work.
 pub struct CompletionQueue {
     cq: NonNull<sys::ibv_cq>,
     channel: NonNull<sys::ibv_comp_channel>,
@@ -286,29 +290,29 @@ unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
 
-/// One piece of work that the adapter has ended.
+/// One completed work request.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended {
+pub struct WorkCompletion {
     pub id: u64,
     pub outcome: Result<(), WorkError>,
     /// Bytes received.
     pub bytes: u32,
 }
 
-/// The adapter's own status of a piece of work that failed.
+/// The adapter's status of a failed work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkError(pub u32);
 
 impl WorkError {
-    /// The status in words.
+    /// A description of the status.
     pub fn text(self) -> &'static str {
         use sys::ibv_wc_status as status;
         match self.0 {
             status::IBV_WC_WR_FLUSH_ERR => "the connection had failed before",
-            status::IBV_WC_RETRY_EXC_ERR => "the other side does not answer",
-            status::IBV_WC_REM_ACCESS_ERR => "the other side's adapter refuses the access",
-            status::IBV_WC_REM_INV_REQ_ERR => "the other side's adapter refuses the request",
-            status::IBV_WC_REM_OP_ERR => "the other side's adapter failed",
+            status::IBV_WC_RETRY_EXC_ERR => "the other end does not answer",
+            status::IBV_WC_REM_ACCESS_ERR => "the other end's adapter rejected the access",
+            status::IBV_WC_REM_INV_REQ_ERR => "the other end's adapter rejected the request",
+            status::IBV_WC_REM_OP_ERR => "the other end's adapter failed",
             _ => "the adapter failed",
         }
     }
@@ -335,14 +339,14 @@ impl CompletionQueue {
         Ok(Arc::new(queue))
     }
 
-    /// Takes what has ended, up to [`POLL_MAX`] pieces, in order.
-    pub fn poll(&self, ended: &mut Vec<Ended>) -> io::Result<()> {
+    /// Takes completions, up to [`POLL_MAX`], in order.
+    pub fn poll(&self, ended: &mut Vec<WorkCompletion>) -> io::Result<()> {
         // SAFETY: all zero is a value of this plain structure.
         let mut entries: [sys::ibv_wc; POLL_MAX] = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is alive and the array has room for as many entries as are asked for.
+        // SAFETY: the queue is alive and the array has space for as many entries as are requested.
         let count = unsafe { sys::ibv_poll_cq(self.cq.as_ptr(), POLL_MAX as i32, entries.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| io::Error::other("the completion queue failed"))?;
-        ended.extend(entries[..count].iter().map(|entry| Ended {
+        ended.extend(entries[..count].iter().map(|entry| WorkCompletion {
             id: entry.wr_id,
             outcome: if entry.status == sys::ibv_wc_status::IBV_WC_SUCCESS {
                 Ok(())
@@ -354,13 +358,13 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Asks for an event at the next completion. Poll once more afterwards: what came before makes none.
+    /// Requests an event at the next completion. Poll once more afterwards: earlier completions make no event.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue is alive.
         outcome(unsafe { sys::ibv_req_notify_cq(self.cq.as_ptr(), 0) })
     }
 
-    /// Takes the events that are there, so that the descriptor waits for the next one.
+    /// Takes the pending events, so that the descriptor waits for the next one.
     pub fn take_events(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is alive and does not block; both pointers are written on success and not used otherwise.
@@ -388,45 +392,45 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// A range of a registration of this side.
+/// A range of a registration of this end.
 #[derive(Clone, Copy, Debug)]
-pub struct Local {
+pub struct LocalBuffer {
     pub address: u64,
     pub bytes: u32,
     pub key: u32,
 }
 
-/// A place in a registration of the other side.
+/// An address in a registration of the other end.
 #[derive(Clone, Copy, Debug)]
-pub struct Remote {
+pub struct RemoteBuffer {
     pub address: u64,
     pub key: u32,
 }
 
-/// What the adapter is to do.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug)]
-pub enum Order {
-    Read(Remote),
-    Write(Remote),
+pub enum WorkOrder {
+    Read(RemoteBuffer),
+    Write(RemoteBuffer),
     Send,
-    CompareSwap { remote: Remote, expected: u64, new: u64 },
-    FetchAdd { remote: Remote, add: u64 },
+    CompareSwap { remote: RemoteBuffer, expected: u64, new: u64 },
+    FetchAdd { remote: RemoteBuffer, add: u64 },
 }
 
-/// One piece of work. Every one tells of its end.
+/// One work request. Each reports its completion.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct WorkRequest {
     pub id: u64,
-    pub order: Order,
-    pub local: Local,
-    /// Wait for earlier reads and atomics, which this would overtake.
+    pub order: WorkOrder,
+    pub local: LocalBuffer,
+    /// Wait for earlier reads and atomics, which this work would overtake.
     pub fence: bool,
 }
 
-/// A reliable connection to one queue pair of the other side.
+/// A reliable connection to one queue pair of the other end.
 pub struct QueuePair {
     qp: NonNull<sys::ibv_qp>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     _completions: Arc<CompletionQueue>,
     first_packet: u32,
 }
@@ -440,18 +444,18 @@ unsafe impl Sync for QueuePair {}
 const PACKET_MASK: u32 = 0x00ff_ffff;
 /// Local acknowledgement timeout: 4.096 µs times two to this power, 67 ms.
 const TIMEOUT: u8 = 14;
-/// Retries before the connection is given up. Soft-RoCE takes the largest value, 7, for no limit at all.
+/// Retries before the connection fails. Soft-RoCE takes the largest value, 7, for no limit at all.
 const RETRIES: u8 = 6;
-/// A receiver without a buffer is asked again without end: that is the back-pressure of messages.
+/// If the receiver has no buffer, the adapter retries without end: that is the back-pressure of messages.
 const RECEIVER_RETRIES: u8 = 7;
-/// How long a sender waits before it asks again: code 1 is 10 µs.
+/// How long a sender waits before such a retry: code 1 is 10 µs.
 const RECEIVER_TIMER: u8 = 1;
 const HOPS_MAX: u8 = 64;
 
 impl QueuePair {
-    /// `sends` and `receives` may be outstanding at once. Both tell of their end in `completions`.
+    /// `sends` and `receives` may be outstanding at once. Both report their completion in `completions`.
     pub fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         completions: &Arc<CompletionQueue>,
         sends: u32,
         receives: u32,
@@ -474,7 +478,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// What the other side must know.
+    /// The data that the other end needs to connect.
     pub fn address(&self) -> PairAddress {
         let device = &self.domain.device;
         PairAddress {
@@ -488,18 +492,18 @@ impl QueuePair {
         }
     }
 
-    /// Reset to initialised: receives may be posted, nothing arrives yet.
+    /// From reset to initialised: receives may be posted, nothing arrives yet.
     fn initialise(&self) -> io::Result<()> {
         use sys::{ibv_access_flags as access, ibv_qp_attr_mask as mask};
         let mut change = self.change(sys::ibv_qp_state::IBV_QPS_INIT);
         change.port_num = self.domain.device.port;
-        // What a registration allows is a matter of that registration.
+        // Each registration restricts its own access.
         change.qp_access_flags =
             (access::IBV_ACCESS_REMOTE_READ | access::IBV_ACCESS_REMOTE_WRITE | access::IBV_ACCESS_REMOTE_ATOMIC).0;
         self.modify(&mut change, mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS)
     }
 
-    /// Connects to the other side's pair: from now on its work is done and ours may be posted.
+    /// Connects to the other end's pair: from now on its work is executed and ours may be posted.
     pub fn connect(&self, other: &PairAddress) -> io::Result<()> {
         use sys::ibv_qp_attr_mask as mask;
         let device = &self.domain.device;
@@ -553,15 +557,15 @@ impl QueuePair {
         outcome(unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), change, mask as i32) })
     }
 
-    /// Posts work with one ring of the adapter's bell.
+    /// Posts work with one ring of the adapter's doorbell.
     ///
     /// # Safety
-    /// Each local range lies in a registration of this pair's domain, and nobody else uses its bytes until the work has
-    /// ended or the pair is destroyed.
+    /// Each local range lies in a registration of this pair's domain, and no other code uses its bytes until the work has
+    /// completed or the pair is destroyed.
     ///
     /// # Errors
-    /// Some of the work may have been posted; the connection is of no use any more.
-    pub unsafe fn post(&self, work: &[Work]) -> io::Result<()> {
+    /// Some of the work may have been posted; the connection is unusable from then on.
+    pub unsafe fn post(&self, work: &[WorkRequest]) -> io::Result<()> {
         if work.is_empty() {
             return Ok(());
         }
@@ -572,7 +576,7 @@ impl QueuePair {
         }
         let first = requests.as_mut_ptr();
         for at in 1..requests.len() {
-            // SAFETY: both places are within the vector, which neither grows nor moves any more.
+            // SAFETY: both indices are within the vector, which neither grows nor moves any more.
             unsafe { (*first.add(at - 1)).next = first.add(at) };
         }
         let mut failed = ptr::null_mut();
@@ -581,11 +585,11 @@ impl QueuePair {
         outcome(unsafe { sys::ibv_post_send(self.qp.as_ptr(), first, &mut failed) })
     }
 
-    /// Gives the adapter a place for a message.
+    /// Gives the adapter a buffer for a message.
     ///
     /// # Safety
     /// As for [`QueuePair::post`].
-    pub unsafe fn post_receive(&self, id: u64, local: Local) -> io::Result<()> {
+    pub unsafe fn post_receive(&self, id: u64, local: LocalBuffer) -> io::Result<()> {
         let mut range = range(&local);
         // SAFETY: all zero is a value of this plain structure.
         let mut request: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
@@ -603,18 +607,18 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the pair is alive, and this is the last use. On return the adapter neither sends nor receives for it.
         if unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) } != 0 {
-            // It may still work; the domain, and with it the context, must stay. Registrations fail to end then, too.
+            // The adapter may still use it, so the domain, and with it the context, must stay. Deregistration fails then, too.
             std::mem::forget(Arc::clone(&self.domain));
             std::mem::forget(Arc::clone(&self._completions));
         }
     }
 }
 
-fn range(local: &Local) -> sys::ibv_sge {
+fn range(local: &LocalBuffer) -> sys::ibv_sge {
     sys::ibv_sge { addr: local.address, length: local.bytes, lkey: local.key }
 }
 
-fn request(work: &Work, range: &mut sys::ibv_sge) -> sys::ibv_send_wr {
+fn request(work: &WorkRequest, range: &mut sys::ibv_sge) -> sys::ibv_send_wr {
     use sys::ibv_wr_opcode as code;
     // SAFETY: all zero is a value of this plain structure.
     let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
@@ -625,28 +629,28 @@ fn request(work: &Work, range: &mut sys::ibv_sge) -> sys::ibv_send_wr {
     if work.fence {
         request.send_flags |= sys::ibv_send_flags::IBV_SEND_FENCE.0;
     }
-    let rdma = |remote: Remote| sys::rdma_t { remote_addr: remote.address, rkey: remote.key };
-    let atomic = |remote: Remote, compare_add, swap| sys::atomic_t {
+    let rdma = |remote: RemoteBuffer| sys::rdma_t { remote_addr: remote.address, rkey: remote.key };
+    let atomic = |remote: RemoteBuffer, compare_add, swap| sys::atomic_t {
         remote_addr: remote.address,
         compare_add,
         swap,
         rkey: remote.key,
     };
     request.opcode = match work.order {
-        Order::Read(remote) => {
+        WorkOrder::Read(remote) => {
             request.wr.rdma = rdma(remote);
             code::IBV_WR_RDMA_READ
         }
-        Order::Write(remote) => {
+        WorkOrder::Write(remote) => {
             request.wr.rdma = rdma(remote);
             code::IBV_WR_RDMA_WRITE
         }
-        Order::Send => code::IBV_WR_SEND,
-        Order::CompareSwap { remote, expected, new } => {
+        WorkOrder::Send => code::IBV_WR_SEND,
+        WorkOrder::CompareSwap { remote, expected, new } => {
             request.wr.atomic = atomic(remote, expected, new);
             code::IBV_WR_ATOMIC_CMP_AND_SWP
         }
-        Order::FetchAdd { remote, add } => {
+        WorkOrder::FetchAdd { remote, add } => {
             request.wr.atomic = atomic(remote, add, 0);
             code::IBV_WR_ATOMIC_FETCH_AND_ADD
         }

@@ -1,4 +1,4 @@
-//! Memory that the adapter reaches: regions of a host, and the staging area of a connection.
+//! Memory that the adapter reaches: regions of a host, and the staging memory of a connection.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -6,31 +6,31 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::device::{Access, Domain, Local, Registration};
+use super::device::{LocalBuffer, ProtectionDomain, Registration, RegistrationAccess};
 
-/// Pages of their own, zero at first. The processor never touches those of a region: the adapter does it all, so that
-/// its atomics are the only ones there.
-pub struct Memory {
+/// Private pages, zeroed at first. The processor never touches those of a region: the adapter does every access, so that its
+/// atomics are the only ones there.
+pub struct RegisteredMemory {
     address: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: only the address and the size; who may touch the bytes when is said where it is done.
-unsafe impl Send for Memory {}
+// SAFETY: only the address and the size; each access states who may touch the bytes at that time.
+unsafe impl Send for RegisteredMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for RegisteredMemory {}
 
-impl Memory {
-    pub fn new(bytes: usize) -> io::Result<Arc<Memory>> {
-        // SAFETY: a new private mapping wherever the kernel likes touches no memory that exists.
+impl RegisteredMemory {
+    pub fn new(bytes: usize) -> io::Result<Arc<RegisteredMemory>> {
+        // SAFETY: a new private mapping at an address of the kernel's choosing touches no memory that exists.
         let address = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
         let address: NonNull<u8> = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the range is the mapping just made. A child of this process would otherwise share its pages by copy on
-        // write, and then the adapter's pages would no longer be this process's. That it is refused changes nothing else.
+        // SAFETY: the range is the mapping just made. A child of this process would otherwise share its pages by copy on write,
+        // and then the adapter's pages would no longer be this process's. A failure of this call has no other effect.
         let _ = unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontFork) };
-        Ok(Arc::new(Memory { address, bytes }))
+        Ok(Arc::new(RegisteredMemory { address, bytes }))
     }
 
     pub fn address(&self) -> *mut u8 {
@@ -42,7 +42,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is this object's, and every registration of it has ended or holds an `Arc` of it.
         let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.bytes) };
@@ -59,7 +59,7 @@ pub const RECEIVE_BYTES: usize = 16 << 10;
 
 const SMALL_COUNT: usize = 256;
 const LARGE_COUNT: usize = 32;
-/// Fragments that may arrive before this side has looked at one.
+/// Fragments that may arrive before this end has handled one.
 pub const RECEIVE_COUNT: usize = 64;
 
 const LARGE_START: usize = SMALL_COUNT * SMALL_BYTES;
@@ -67,27 +67,27 @@ const RECEIVE_START: usize = LARGE_START + LARGE_COUNT * LARGE_BYTES;
 const STAGING_BYTES: usize = RECEIVE_START + RECEIVE_COUNT * RECEIVE_BYTES;
 const _: () = assert!(LARGE_START.is_multiple_of(4096) && STAGING_BYTES.is_multiple_of(4096));
 
-/// A piece of the staging area that somebody has taken.
+/// A piece of the staging memory that is in use.
 #[derive(Debug)]
-pub struct Slot {
+pub struct StagingSlot {
     offset: usize,
     bytes: usize,
 }
 
-/// The registered memory of a connection, in slots: what is sent is copied there, and what is read arrives there, so that
-/// callers' buffers need no registration of their own.
+/// The registered memory of a connection, in slots: sent bytes are copied into them, and read bytes arrive in them, so that
+/// callers' buffers need no registration.
 pub struct Staging {
     registration: Registration,
-    small: Vec<Slot>,
-    large: Vec<Slot>,
+    small: Vec<StagingSlot>,
+    large: Vec<StagingSlot>,
 }
 
 impl Staging {
-    pub fn new(domain: &Arc<Domain>) -> io::Result<Staging> {
-        let memory = Memory::new(STAGING_BYTES)?;
-        let registration = Registration::new(domain, &memory, Access::default())?;
+    pub fn new(domain: &Arc<ProtectionDomain>) -> io::Result<Staging> {
+        let memory = RegisteredMemory::new(STAGING_BYTES)?;
+        let registration = Registration::new(domain, &memory, RegistrationAccess::default())?;
         let slots = |start: usize, bytes: usize, count: usize| {
-            (0..count).map(|index| Slot { offset: start + index * bytes, bytes }).collect()
+            (0..count).map(|index| StagingSlot { offset: start + index * bytes, bytes }).collect()
         };
         Ok(Staging {
             registration,
@@ -97,30 +97,30 @@ impl Staging {
     }
 
     /// A free slot for this many bytes, at most [`LARGE_BYTES`].
-    pub fn take(&mut self, bytes: usize) -> Option<Slot> {
+    pub fn take(&mut self, bytes: usize) -> Option<StagingSlot> {
         assert!(bytes <= LARGE_BYTES, "longer transfers go in pieces");
         if bytes <= SMALL_BYTES { self.small.pop() } else { self.large.pop() }
     }
 
-    /// Gives a slot back that the adapter has done with.
-    pub fn give(&mut self, slot: Slot) {
+    /// Returns a slot that the adapter no longer uses.
+    pub fn give(&mut self, slot: StagingSlot) {
         if slot.bytes == SMALL_BYTES { self.small.push(slot) } else { self.large.push(slot) }
     }
 
     /// The first `bytes` of a slot, for the adapter.
-    pub fn local(&self, slot: &Slot, bytes: usize) -> Local {
+    pub fn local(&self, slot: &StagingSlot, bytes: usize) -> LocalBuffer {
         assert!(bytes <= slot.bytes, "within the slot");
         self.range(slot.offset, bytes)
     }
 
     /// The slot for received fragment `index`, for the adapter.
-    pub fn receive_local(&self, index: usize) -> Local {
+    pub fn receive_local(&self, index: usize) -> LocalBuffer {
         assert!(index < RECEIVE_COUNT, "one of the slots");
         self.range(RECEIVE_START + index * RECEIVE_BYTES, RECEIVE_BYTES)
     }
 
-    fn range(&self, offset: usize, bytes: usize) -> Local {
-        Local {
+    fn range(&self, offset: usize, bytes: usize) -> LocalBuffer {
+        LocalBuffer {
             address: self.registration.address() + offset as u64,
             bytes: u32::try_from(bytes).expect("slots are small"),
             key: self.registration.local_key(),
@@ -128,7 +128,7 @@ impl Staging {
     }
 
     /// Copies into a slot, before it is posted.
-    pub fn put(&mut self, slot: &Slot, at: usize, bytes: &[u8]) {
+    pub fn put(&mut self, slot: &StagingSlot, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= slot.bytes, "within the slot");
         // SAFETY: the range is within the slot and the slot within the memory. The slot is taken and not posted, so the
         // adapter leaves it alone, and `&mut self` keeps every other caller out.
@@ -138,15 +138,15 @@ impl Staging {
         }
     }
 
-    /// What lies in a slot, after its work has ended.
-    pub fn get(&self, slot: &Slot, bytes: usize) -> &[u8] {
+    /// The contents of a slot, after its work has completed.
+    pub fn get(&self, slot: &StagingSlot, bytes: usize) -> &[u8] {
         assert!(bytes <= slot.bytes, "within the slot");
         // SAFETY: the range is within the slot; its work has ended, so the adapter leaves it alone, and the borrow keeps
         // callers from posting it again.
         unsafe { std::slice::from_raw_parts(self.registration.memory().address().add(slot.offset), bytes) }
     }
 
-    /// What has been received in slot `index`, after its work has ended and before it is posted again.
+    /// The received bytes in slot `index`, after its work has completed and before it is posted again.
     pub fn received(&self, index: usize, bytes: usize) -> &[u8] {
         assert!(index < RECEIVE_COUNT && bytes <= RECEIVE_BYTES, "within the slot");
         let offset = RECEIVE_START + index * RECEIVE_BYTES;

@@ -1,25 +1,27 @@
-//! What the other side of a connection sends: messages in pieces, and notices of writes with immediate data.
+//! The receiving part of a connection: messages in pieces, and notices of writes with immediate data.
 //!
-//! Every receive slot is posted at the adapter, has arrived, or is owed to the adapter because this side's reader is
-//! behind. A sender whose piece finds no slot is told to ask again, which is the back-pressure of messages.
+//! A receive slot is posted at the adapter, or holds a piece that has arrived, or is owed to the adapter: an owed slot is
+//! posted again once the application has received enough messages. If a piece finds no posted slot, the sender's adapter has to
+//! retry: this is the back-pressure of messages.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
 use base::BytesMut;
 
-use super::wire::Header;
-use crate::{Error, Incoming, MESSAGE_BYTES_MAX};
+use super::wire::MessageHeader;
+use crate::{Error, IncomingEvent, MESSAGE_BYTES_MAX};
 
-/// Bytes that have arrived whole and that nobody has received; a message that goes over it is the last for a while.
+/// Bytes of complete messages that the application has not received; the message that exceeds the limit is the last for a
+/// while.
 const READY_BYTES_MAX: usize = 16 << 20;
-/// The same, in messages and notices.
+/// The same limit, in messages and notices.
 const READY_MAX: usize = 4096;
 
 #[derive(Default)]
 pub struct Receiver {
     assembling: BytesMut,
-    ready: VecDeque<Incoming>,
+    ready: VecDeque<IncomingEvent>,
     ready_bytes: usize,
     owed: VecDeque<usize>,
     waker: Option<Waker>,
@@ -27,26 +29,26 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// One piece or notice, in slot `slot`.
+    /// Takes one piece or notice, in slot `slot`.
     ///
     /// # Errors
-    /// When it is none: the connection is of no use any more.
+    /// When it is neither: the connection is unusable from then on.
     pub fn arrived(&mut self, slot: usize, received: &[u8]) -> Result<(), &'static str> {
-        let (header, bytes) = Header::decode(received).map_err(|malformed| malformed.0)?;
+        let (header, bytes) = MessageHeader::decode(received).map_err(|malformed| malformed.0)?;
         match header {
-            Header::Piece { last } => {
+            MessageHeader::Piece { last } => {
                 if self.assembling.len() + bytes.len() > MESSAGE_BYTES_MAX {
-                    return Err("a message of more bytes than one may have");
+                    return Err("a message longer than the limit");
                 }
                 self.assembling.extend_from_slice(bytes);
                 if last {
                     self.ready_bytes += self.assembling.len();
-                    self.ready.push_back(Incoming::Message(self.assembling.split().freeze()));
+                    self.ready.push_back(IncomingEvent::Message(self.assembling.split().freeze()));
                 }
             }
-            // What the other side says of its own write; as with a message, it may say what it likes.
-            Header::Immediate { immediate, region, offset, length } => {
-                self.ready.push_back(Incoming::Immediate { immediate, region, offset, length });
+            // The other end describes its own write here; as in a message, it may send any values.
+            MessageHeader::Immediate { immediate, region, offset, length } => {
+                self.ready.push_back(IncomingEvent::Immediate { immediate, region, offset, length });
             }
         }
         self.owed.push_back(slot);
@@ -54,16 +56,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// A slot to post again, unless what has arrived must be received first.
+    /// A slot to post again, unless the application must receive messages first.
     pub fn next_owed(&mut self) -> Option<usize> {
         let room = self.ready_bytes <= READY_BYTES_MAX && self.ready.len() < READY_MAX;
         if room { self.owed.pop_front() } else { None }
     }
 
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         match self.ready.pop_front() {
             Some(incoming) => {
-                if let Incoming::Message(bytes) = &incoming {
+                if let IncomingEvent::Message(bytes) = &incoming {
                     self.ready_bytes -= bytes.len();
                 }
                 Poll::Ready(Ok(incoming))

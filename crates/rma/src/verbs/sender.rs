@@ -1,16 +1,16 @@
-//! What one side of a connection asks of the other: verbs and messages on their way to the adapter and back.
+//! The sending part of a connection: verbs and messages on their way to the adapter and back.
 //!
-//! 1. Verbs wait in the order of posting. The first one takes the key of its capability, asking the host once if need be;
-//!    the others wait behind it, so that the order of posting is the order of effect.
-//! 2. It is checked against what the host said of the region, and cut into pieces of a staging slot each. All pieces that
-//!    there is room for go to the adapter in one chain.
-//! 3. Work on a queue pair ends in order, so the oldest piece in flight is the one that has ended. The last piece of a
-//!    verb completes it.
-//! 4. A key that the host takes back is used no more: what waits for it fails as revoked, and when the last piece in
-//!    flight under it has ended, the host is told.
+//! 1. Verbs wait in the order of posting. The first verb looks up the key of its capability; if the key is missing, the sender
+//!    asks the host for it, once. The other verbs wait behind the first, so that verbs take effect in the order of posting.
+//! 2. The verb is checked against the host's description of the region, and divided into pieces of one staging slot each. All
+//!    pieces for which there is space go to the adapter in one chain.
+//! 3. Work on a queue pair completes in order, so a completion always belongs to the oldest piece in flight. The last piece of
+//!    a verb completes it.
+//! 4. A key that the host revokes is not used any more. Verbs that wait for the key fail as revoked. When the last piece in
+//!    flight under the key has completed, the sender notifies the host.
 //!
-//! Invariants: a piece in flight owns its slot; a key is forgotten only when nothing is in flight under it; a write,
-//! message or atomic waits at the adapter for earlier reads, which it would otherwise overtake there.
+//! Invariants: a piece in flight owns its slot; a key is forgotten only when nothing is in flight under it; a write, message or
+//! atomic waits at the adapter for earlier reads, which it would otherwise overtake there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,33 +18,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::{Bytes, BytesMut, Map};
 
-use super::device::{Ended, Local, Order, Remote, Work};
-use super::memory::{LARGE_BYTES, RECEIVE_BYTES, Slot, Staging};
-use super::wire::{Frame, HEADER_BYTES, Header, Refusal, RemoteRegion};
+use super::device::{LocalBuffer, RemoteBuffer, WorkCompletion, WorkOrder, WorkRequest};
+use super::memory::{LARGE_BYTES, RECEIVE_BYTES, Staging, StagingSlot};
+use super::wire::{Frame, HEADER_BYTES, MessageHeader, Rejection, RemoteRegion};
 use crate::{Capability, Completer, Error, GrantId, NodeId, RegionId, Rights, WORD_BYTES};
 
 /// Pieces in flight at the adapter.
 pub const SENDS_MAX: usize = 256;
 /// Keys that one connection holds.
 const KEYS_MAX: usize = 1 << 16;
-/// For work that moves no bytes.
-const NOTHING: Local = Local { address: 0, bytes: 0, key: 0 };
+/// The local range of work that moves no bytes.
+const NOTHING: LocalBuffer = LocalBuffer { address: 0, bytes: 0, key: 0 };
 /// Bytes of a message that one piece carries.
-const PIECE_BYTES: usize = RECEIVE_BYTES - HEADER_BYTES;
+const CHUNK_BYTES: usize = RECEIVE_BYTES - HEADER_BYTES;
 
 /// The parts of a write or message, taken from the front.
-pub struct Data {
+pub struct WriteData {
     parts: VecDeque<Bytes>,
     bytes: usize,
 }
 
-impl Data {
-    pub fn new(parts: &[Bytes]) -> Data {
-        Data { parts: parts.iter().cloned().collect(), bytes: parts.iter().map(Bytes::len).sum() }
+impl WriteData {
+    pub fn new(parts: &[Bytes]) -> WriteData {
+        WriteData { parts: parts.iter().cloned().collect(), bytes: parts.iter().map(Bytes::len).sum() }
     }
 
-    /// Moves the next `bytes` into a slot, from `at` on.
-    fn put(&mut self, staging: &mut Staging, slot: &Slot, mut at: usize, mut bytes: usize) {
+    /// Moves the next `bytes` bytes into a slot, from `at` on.
+    fn put(&mut self, staging: &mut Staging, slot: &StagingSlot, mut at: usize, mut bytes: usize) {
         while bytes > 0 {
             let part = self.parts.front_mut().expect("the parts have as many bytes as their sum");
             let piece = part.split_to(part.len().min(bytes));
@@ -58,70 +58,74 @@ impl Data {
     }
 }
 
-pub enum Verb {
+pub enum PostedVerb {
     Read { into: BytesMut, length: usize, completer: Completer<BytesMut> },
-    Write { data: Data, immediate: Option<u32>, completer: Completer<()> },
+    Write { data: WriteData, immediate: Option<u32>, completer: Completer<()> },
     CompareSwap { expected: u64, new: u64, completer: Completer<u64> },
     FetchAdd { add: u64, completer: Completer<u64> },
-    Send { data: Data, completer: Completer<()> },
+    Send { data: WriteData, completer: Completer<()> },
 }
 
-impl Verb {
-    /// Bytes of the region that it touches, or of the message.
+impl PostedVerb {
+    /// Bytes of the region that the verb touches, or of the message.
     fn bytes(&self) -> usize {
         match self {
-            Verb::Read { length, .. } => *length,
-            Verb::Write { data, .. } | Verb::Send { data, .. } => data.bytes,
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => WORD_BYTES,
+            PostedVerb::Read { length, .. } => *length,
+            PostedVerb::Write { data, .. } | PostedVerb::Send { data, .. } => data.bytes,
+            PostedVerb::CompareSwap { .. } | PostedVerb::FetchAdd { .. } => WORD_BYTES,
         }
     }
 
     fn rights(&self) -> Rights {
         match self {
-            Verb::Read { .. } => Rights::READ,
-            Verb::Write { .. } => Rights::WRITE,
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Rights::ATOMIC,
-            Verb::Send { .. } => Rights::NONE,
+            PostedVerb::Read { .. } => Rights::READ,
+            PostedVerb::Write { .. } => Rights::WRITE,
+            PostedVerb::CompareSwap { .. } | PostedVerb::FetchAdd { .. } => Rights::ATOMIC,
+            PostedVerb::Send { .. } => Rights::NONE,
         }
     }
 
     fn complete(self, outcome: Result<u64, Error>) {
         match self {
-            Verb::Read { into, completer, .. } => completer.complete(outcome.map(|_| into)),
-            Verb::Write { completer, .. } | Verb::Send { completer, .. } => completer.complete(outcome.map(drop)),
-            Verb::CompareSwap { completer, .. } | Verb::FetchAdd { completer, .. } => completer.complete(outcome),
+            PostedVerb::Read { into, completer, .. } => completer.complete(outcome.map(|_| into)),
+            PostedVerb::Write { completer, .. } | PostedVerb::Send { completer, .. } => {
+                completer.complete(outcome.map(drop))
+            }
+            PostedVerb::CompareSwap { completer, .. } | PostedVerb::FetchAdd { completer, .. } => {
+                completer.complete(outcome)
+            }
         }
     }
 }
 
-/// Where in which region.
+/// A region, as a capability, and an offset in it.
 #[derive(Clone, Copy)]
-pub struct Target {
+pub struct VerbTarget {
     pub capability: Capability,
     pub offset: u64,
 }
 
-/// A verb with how far it has come.
+/// A verb and its progress.
 pub struct Transfer {
-    verb: Verb,
-    /// None for a message.
-    target: Option<Target>,
-    /// The verb's length, which the data loses as it goes.
+    verb: PostedVerb,
+    /// `None` for a message.
+    target: Option<VerbTarget>,
+    /// The verb's length; the data shrinks as it is issued.
     bytes: usize,
     /// The key, once the verb has been checked against it.
     key: Option<usize>,
     issued: usize,
     pieces: u32,
     outstanding: u32,
-    /// The last piece has been issued, or none will be any more.
+    /// The last piece has been issued, or no further one will be.
     whole: bool,
     failed: Option<Error>,
-    /// What stood in the word.
+    /// The previous value of the word.
     word: u64,
 }
 
 impl Transfer {
-    pub fn new(verb: Verb, target: Option<Target>) -> Transfer {
+    pub fn new(verb: PostedVerb, target: Option<VerbTarget>) -> Transfer {
         let bytes = verb.bytes();
         Transfer {
             verb,
@@ -169,49 +173,49 @@ impl KeyId {
     }
 }
 
-struct Key {
+struct RemoteKey {
     id: KeyId,
     state: KeyState,
     /// Pieces in flight under it.
     in_flight: u32,
-    /// The host has taken it back and waits for the answer to this request.
+    /// The request of the host's revocation, which waits for our answer.
     revoked: Option<u32>,
 }
 
 enum KeyState {
     Asked,
     Open(RemoteRegion),
-    Refused(Refusal),
+    Rejected(Rejection),
 }
 
-/// What the adapter is doing, oldest first.
-struct Flight {
+/// A work request at the adapter; they are listed oldest first.
+struct InFlightWork {
     id: u64,
-    /// None for a sign of life.
+    /// `None` for a keepalive.
     transfer: Option<usize>,
-    slot: Option<Slot>,
+    slot: Option<StagingSlot>,
     bytes: usize,
-    kind: Kind,
+    kind: WorkKind,
     key: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum WorkKind {
     Read,
     Atomic,
     Other,
 }
 
-enum Step {
+enum SendStep {
     /// Every piece is in flight.
     Issued,
-    /// Something must happen first.
+    /// The transfer has to wait.
     Blocked,
-    /// It fails, and had no effect.
+    /// The transfer fails, and had no effect.
     Failed(Error),
 }
 
-/// Values found by small numbers.
+/// Values that are addressed by small numbers.
 struct Slab<T> {
     entries: Vec<Option<T>>,
     free: Vec<usize>,
@@ -251,15 +255,15 @@ impl<T> Slab<T> {
 
 pub struct Sender {
     transfers: Slab<Transfer>,
-    /// Not yet wholly issued.
+    /// Transfers with pieces that are not issued.
     waiting: VecDeque<usize>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<InFlightWork>,
     next_flight: u64,
     reads: u32,
     atomics: u32,
-    keys: Slab<Key>,
+    keys: Slab<RemoteKey>,
     key_of: Map<KeyId, usize>,
-    /// Shared with whoever posts: verbs that have not completed.
+    /// The number of verbs that have not completed, shared with the posters.
     posted: Arc<AtomicUsize>,
 }
 
@@ -278,7 +282,7 @@ impl Sender {
         }
     }
 
-    /// Whether the adapter has work, so that waiting for it in a loop pays.
+    /// Whether the adapter has work, so that it pays to poll for it.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty()
     }
@@ -288,16 +292,16 @@ impl Sender {
         self.waiting.push_back(at);
     }
 
-    /// Makes work of what waits, as far as it can; `say` is what the host is to be asked.
-    pub fn issue(&mut self, staging: &mut Staging, chain: &mut Vec<Work>, say: &mut Vec<Frame>) {
+    /// Turns waiting transfers into work, as far as possible; `say` collects the requests to the host.
+    pub fn issue(&mut self, staging: &mut Staging, chain: &mut Vec<WorkRequest>, say: &mut Vec<Frame>) {
         while let Some(&at) = self.waiting.front() {
             match self.advance(at, staging, chain, say) {
-                Step::Blocked => return,
-                Step::Issued => {
+                SendStep::Blocked => return,
+                SendStep::Issued => {
                     self.waiting.pop_front();
                     self.transfers.get(at).whole = true;
                 }
-                Step::Failed(error) => {
+                SendStep::Failed(error) => {
                     self.waiting.pop_front();
                     self.finish(at, Err(error));
                 }
@@ -305,18 +309,24 @@ impl Sender {
         }
     }
 
-    fn advance(&mut self, at: usize, staging: &mut Staging, chain: &mut Vec<Work>, say: &mut Vec<Frame>) -> Step {
+    fn advance(
+        &mut self,
+        at: usize,
+        staging: &mut Staging,
+        chain: &mut Vec<WorkRequest>,
+        say: &mut Vec<Frame>,
+    ) -> SendStep {
         let transfer = self.transfers.get(at);
         if let (Some(target), None) = (transfer.target, transfer.key) {
             match self.key(&target.capability, say) {
                 Ok(Some(key)) => {
                     if let Err(error) = self.check(at, &target, key) {
-                        return Step::Failed(error);
+                        return SendStep::Failed(error);
                     }
                     self.transfers.get(at).key = Some(key);
                 }
-                Ok(None) => return Step::Blocked,
-                Err(error) => return Step::Failed(error),
+                Ok(None) => return SendStep::Blocked,
+                Err(error) => return SendStep::Failed(error),
             }
         }
         loop {
@@ -326,20 +336,20 @@ impl Sender {
                 break;
             }
             if !self.piece(at, staging, chain) {
-                return Step::Blocked;
+                return SendStep::Blocked;
             }
         }
         self.announce(at, staging, chain)
     }
 
-    /// The key of a capability; none when the host is yet to answer.
+    /// The key of a capability; `None` while the host has not answered.
     fn key(&mut self, capability: &Capability, say: &mut Vec<Frame>) -> Result<Option<usize>, Error> {
         let id = KeyId::of(capability);
         let Some(&at) = self.key_of.get(&id) else {
             if self.key_of.len() >= KEYS_MAX {
-                return Err(Error::Exhausted("keys of one connection".to_owned()));
+                return Err(Error::Exhausted("the connection has the maximum number of keys".to_owned()));
             }
-            let at = self.keys.insert(Key { id, state: KeyState::Asked, in_flight: 0, revoked: None });
+            let at = self.keys.insert(RemoteKey { id, state: KeyState::Asked, in_flight: 0, revoked: None });
             self.key_of.insert(id, at);
             let request = u32::try_from(at).expect("fewer keys than that");
             say.push(Frame::Open { request, capability: capability.encode() });
@@ -348,15 +358,15 @@ impl Sender {
         let key = self.keys.get(at);
         match key.state {
             KeyState::Asked => Ok(None),
-            // Whatever waits for the old key's last flights will be refused by the host when it asks.
+            // A verb that would wait for the old key's last work requests gets the answer that the host would give.
             KeyState::Open(_) if key.revoked.is_some() => Err(Error::Revoked),
             KeyState::Open(_) => Ok(Some(at)),
-            KeyState::Refused(refusal) => {
+            KeyState::Rejected(rejection) => {
                 self.forget(at);
-                Err(match refusal {
-                    Refusal::Revoked => Error::Revoked,
-                    Refusal::Exhausted => Error::Exhausted("registrations of the host's adapter".to_owned()),
-                    Refusal::Unknown | Refusal::Stranger | Refusal::Version(_) => Error::Unknown,
+                Err(match rejection {
+                    Rejection::Revoked => Error::Revoked,
+                    Rejection::Exhausted => Error::Exhausted("the host's adapter has no registration left".to_owned()),
+                    Rejection::Unknown | Rejection::Unauthenticated | Rejection::Version(_) => Error::Unknown,
                 })
             }
         }
@@ -367,8 +377,8 @@ impl Sender {
         self.key_of.remove(&key.id);
     }
 
-    /// Whether the verb may be done under the key.
-    fn check(&mut self, at: usize, target: &Target, key: usize) -> Result<(), Error> {
+    /// Whether the key permits the verb.
+    fn check(&mut self, at: usize, target: &VerbTarget, key: usize) -> Result<(), Error> {
         let KeyState::Open(remote) = self.keys.get(key).state else { unreachable!("only open keys are checked") };
         let transfer = self.transfers.get(at);
         let wanted = transfer.verb.rights();
@@ -382,17 +392,17 @@ impl Sender {
         Ok(())
     }
 
-    /// Issues the next piece; false when there is no room for it.
-    fn piece(&mut self, at: usize, staging: &mut Staging, chain: &mut Vec<Work>) -> bool {
+    /// Issues the next piece. Returns false when there is no space for it.
+    fn piece(&mut self, at: usize, staging: &mut Staging, chain: &mut Vec<WorkRequest>) -> bool {
         if self.flights.len() >= SENDS_MAX {
             return false;
         }
         let transfer = self.transfers.get(at);
         let rest = transfer.bytes - transfer.issued;
-        let is_message = matches!(transfer.verb, Verb::Send { .. });
+        let is_message = matches!(transfer.verb, PostedVerb::Send { .. });
         let (bytes, header) =
-            if is_message { (rest.min(PIECE_BYTES), HEADER_BYTES) } else { (rest.min(LARGE_BYTES), 0) };
-        // A transfer of nothing is done all the same, with no memory on this side.
+            if is_message { (rest.min(CHUNK_BYTES), HEADER_BYTES) } else { (rest.min(LARGE_BYTES), 0) };
+        // A transfer of no bytes is issued all the same, without local memory.
         let slot = match header + bytes {
             0 => None,
             length => match staging.take(length) {
@@ -401,7 +411,7 @@ impl Sender {
             },
         };
         let remote = transfer.key.zip(transfer.target).map(|(key, target)| match self.keys.get(key).state {
-            KeyState::Open(remote) => Remote {
+            KeyState::Open(remote) => RemoteBuffer {
                 address: remote.address + target.offset + transfer_issued(&self.transfers, at),
                 key: remote.key,
             },
@@ -410,66 +420,78 @@ impl Sender {
         let transfer = self.transfers.get(at);
         let place = || remote.expect("every verb but a message has a key");
         let (order, kind) = match &mut transfer.verb {
-            Verb::Read { .. } => (Order::Read(place()), Kind::Read),
-            Verb::Write { data, .. } => {
+            PostedVerb::Read { .. } => (WorkOrder::Read(place()), WorkKind::Read),
+            PostedVerb::Write { data, .. } => {
                 if let Some(slot) = &slot {
                     data.put(staging, slot, 0, bytes);
                 }
-                (Order::Write(place()), Kind::Other)
+                (WorkOrder::Write(place()), WorkKind::Other)
             }
-            Verb::Send { data, .. } => {
+            PostedVerb::Send { data, .. } => {
                 let slot = slot.as_ref().expect("a message has a header");
-                staging.put(slot, 0, &Header::Piece { last: bytes == rest }.encode());
+                staging.put(slot, 0, &MessageHeader::Piece { last: bytes == rest }.encode());
                 data.put(staging, slot, HEADER_BYTES, bytes);
-                (Order::Send, Kind::Other)
+                (WorkOrder::Send, WorkKind::Other)
             }
-            Verb::CompareSwap { expected, new, .. } => {
-                (Order::CompareSwap { remote: place(), expected: *expected, new: *new }, Kind::Atomic)
+            PostedVerb::CompareSwap { expected, new, .. } => {
+                (WorkOrder::CompareSwap { remote: place(), expected: *expected, new: *new }, WorkKind::Atomic)
             }
-            Verb::FetchAdd { add, .. } => (Order::FetchAdd { remote: place(), add: *add }, Kind::Atomic),
+            PostedVerb::FetchAdd { add, .. } => (WorkOrder::FetchAdd { remote: place(), add: *add }, WorkKind::Atomic),
         };
         transfer.issued += bytes;
         let key = transfer.key;
-        self.fly(Flight { id: 0, transfer: Some(at), slot, bytes: header + bytes, kind, key }, order, staging, chain);
+        self.fly(
+            InFlightWork { id: 0, transfer: Some(at), slot, bytes: header + bytes, kind, key },
+            order,
+            staging,
+            chain,
+        );
         true
     }
 
-    /// The message behind a write that carries immediate data.
-    fn announce(&mut self, at: usize, staging: &mut Staging, chain: &mut Vec<Work>) -> Step {
+    /// Sends the message that follows a write with immediate data.
+    fn announce(&mut self, at: usize, staging: &mut Staging, chain: &mut Vec<WorkRequest>) -> SendStep {
         let transfer = self.transfers.get(at);
-        let (Verb::Write { immediate: Some(immediate), .. }, Some(target)) = (&transfer.verb, transfer.target) else {
-            return Step::Issued;
+        let (PostedVerb::Write { immediate: Some(immediate), .. }, Some(target)) = (&transfer.verb, transfer.target)
+        else {
+            return SendStep::Issued;
         };
-        let header = Header::Immediate {
+        let header = MessageHeader::Immediate {
             immediate: *immediate,
             region: target.capability.region,
             offset: target.offset,
             length: transfer.bytes as u64,
         };
         if self.flights.len() >= SENDS_MAX {
-            return Step::Blocked;
+            return SendStep::Blocked;
         }
-        let Some(slot) = staging.take(HEADER_BYTES) else { return Step::Blocked };
+        let Some(slot) = staging.take(HEADER_BYTES) else { return SendStep::Blocked };
         staging.put(&slot, 0, &header.encode());
-        let flight =
-            Flight { id: 0, transfer: Some(at), slot: Some(slot), bytes: HEADER_BYTES, kind: Kind::Other, key: None };
-        self.fly(flight, Order::Send, staging, chain);
-        Step::Issued
+        let flight = InFlightWork {
+            id: 0,
+            transfer: Some(at),
+            slot: Some(slot),
+            bytes: HEADER_BYTES,
+            kind: WorkKind::Other,
+            key: None,
+        };
+        self.fly(flight, WorkOrder::Send, staging, chain);
+        SendStep::Issued
     }
 
-    fn fly(&mut self, mut flight: Flight, order: Order, staging: &Staging, chain: &mut Vec<Work>) {
+    fn fly(&mut self, mut flight: InFlightWork, order: WorkOrder, staging: &Staging, chain: &mut Vec<WorkRequest>) {
         flight.id = self.next_flight;
         self.next_flight += 1;
-        // What a read or atomic has yet to fetch, later work of other kinds could change.
+        // Later work of other kinds could change bytes that a read or atomic has yet to fetch.
         let fence = match flight.kind {
-            Kind::Read => false,
-            Kind::Atomic => self.reads > 0,
-            Kind::Other => self.reads + self.atomics > 0,
+            WorkKind::Read => false,
+            WorkKind::Atomic => self.reads > 0,
+            WorkKind::Other => self.reads + self.atomics > 0,
         };
         match flight.kind {
-            Kind::Read => self.reads += 1,
-            Kind::Atomic => self.atomics += 1,
-            Kind::Other => {}
+            WorkKind::Read => self.reads += 1,
+            WorkKind::Atomic => self.atomics += 1,
+            WorkKind::Other => {}
         }
         if let Some(key) = flight.key {
             self.keys.get(key).in_flight += 1;
@@ -483,35 +505,47 @@ impl Sender {
             Some(slot) => staging.local(slot, flight.bytes),
             None => NOTHING,
         };
-        chain.push(Work { id: flight.id, order, local, fence });
+        chain.push(WorkRequest { id: flight.id, order, local, fence });
         self.flights.push_back(flight);
     }
 
-    /// Has the adapter write nothing to nowhere, unless it has work: a side that is lost does not even answer that.
-    pub fn beat(&mut self, chain: &mut Vec<Work>) {
+    /// Posts a zero-length write as a keepalive, unless the adapter has work: a lost peer does not even acknowledge that.
+    pub fn beat(&mut self, chain: &mut Vec<WorkRequest>) {
         if self.is_busy() {
             return;
         }
-        let (id, order) = (self.next_flight, Order::Write(Remote { address: 0, key: 0 }));
+        let (id, order) = (self.next_flight, WorkOrder::Write(RemoteBuffer { address: 0, key: 0 }));
         self.next_flight += 1;
-        self.flights.push_back(Flight { id, transfer: None, slot: None, bytes: 0, kind: Kind::Other, key: None });
-        chain.push(Work { id, order, local: NOTHING, fence: false });
+        self.flights.push_back(InFlightWork {
+            id,
+            transfer: None,
+            slot: None,
+            bytes: 0,
+            kind: WorkKind::Other,
+            key: None,
+        });
+        chain.push(WorkRequest { id, order, local: NOTHING, fence: false });
     }
 
-    /// The oldest work has ended.
+    /// The oldest work request has completed.
     ///
     /// # Errors
-    /// When it failed: the connection is of no use any more.
-    pub fn ended(&mut self, ended: &Ended, staging: &mut Staging, say: &mut Vec<Frame>) -> Result<(), &'static str> {
+    /// When it failed: the connection is unusable from then on.
+    pub fn ended(
+        &mut self,
+        ended: &WorkCompletion,
+        staging: &mut Staging,
+        say: &mut Vec<Frame>,
+    ) -> Result<(), &'static str> {
         if let Err(error) = ended.outcome {
             return Err(error.text());
         }
         let flight = self.flights.pop_front().filter(|flight| flight.id == ended.id);
         let flight = flight.ok_or("the adapter ended work out of order")?;
         match flight.kind {
-            Kind::Read => self.reads -= 1,
-            Kind::Atomic => self.atomics -= 1,
-            Kind::Other => {}
+            WorkKind::Read => self.reads -= 1,
+            WorkKind::Atomic => self.atomics -= 1,
+            WorkKind::Other => {}
         }
         let Some(at) = flight.transfer else { return Ok(()) };
         let transfer = self.transfers.get(at);
@@ -519,9 +553,9 @@ impl Sender {
         if let Some(slot) = flight.slot {
             let bytes = staging.get(&slot, flight.bytes);
             match (&mut transfer.verb, flight.kind) {
-                // Pieces end in order, so they only need to be put together.
-                (Verb::Read { into, .. }, Kind::Read) => into.extend_from_slice(bytes),
-                (_, Kind::Atomic) => {
+                // Pieces complete in order, so they only need to be appended.
+                (PostedVerb::Read { into, .. }, WorkKind::Read) => into.extend_from_slice(bytes),
+                (_, WorkKind::Atomic) => {
                     transfer.word = u64::from_ne_bytes(bytes.try_into().expect("an atomic moves a word"));
                 }
                 _ => {}
@@ -543,24 +577,25 @@ impl Sender {
         Ok(())
     }
 
-    /// The host's answer to a question.
+    /// Handles the host's answer to an `Open`.
     ///
     /// # Errors
-    /// When nobody asked.
-    pub fn answered(&mut self, request: u32, answer: Result<RemoteRegion, Refusal>) -> Result<(), &'static str> {
-        let asked = |key: &Key| matches!(key.state, KeyState::Asked);
+    /// When there was no such request.
+    pub fn answered(&mut self, request: u32, answer: Result<RemoteRegion, Rejection>) -> Result<(), &'static str> {
+        let asked = |key: &RemoteKey| matches!(key.state, KeyState::Asked);
         let at = usize::try_from(request)
             .ok()
             .filter(|at| self.keys.entries.get(*at).is_some_and(|key| key.as_ref().is_some_and(asked)));
-        let key = self.keys.get(at.ok_or("an answer to what nobody asked")?);
+        let key = self.keys.get(at.ok_or("an answer without a request")?);
         key.state = match answer {
             Ok(remote) => KeyState::Open(remote),
-            Err(refusal) => KeyState::Refused(refusal),
+            Err(rejection) => KeyState::Rejected(rejection),
         };
         Ok(())
     }
 
-    /// The host takes keys back. What waits for them fails; the answer is given now or when the last flight has landed.
+    /// The host revokes keys. Verbs that wait for them fail; the answer is sent now, or when the last work request under the
+    /// key completes.
     pub fn revoke(&mut self, request: u32, grant: (RegionId, GrantId, u64), say: &mut Vec<Frame>) {
         let (region, number, generation) = grant;
         let mut kept = VecDeque::new();
@@ -573,7 +608,7 @@ impl Sender {
             } else if transfer.pieces == 0 {
                 self.finish(at, Err(Error::Revoked));
             } else {
-                let error = Error::Ambiguous("the capability was revoked when a part had taken effect");
+                let error = Error::Ambiguous("the capability was revoked after a part of the verb had taken effect");
                 transfer.whole = true;
                 if transfer.outstanding == 0 {
                     self.finish(at, Err(error));
@@ -593,7 +628,7 @@ impl Sender {
         }
     }
 
-    /// The connection has ended: nobody will ever know what became of what was posted.
+    /// The connection has ended: the outcome of posted verbs stays unknown.
     pub fn give_up(&mut self, reason: &'static str) {
         self.waiting.clear();
         self.flights.clear();

@@ -1,4 +1,4 @@
-//! What two sides say to each other beside the adapter: over a TCP connection that lives as long as the queue pair.
+//! The control messages of two ends, over a TCP connection that lives as long as the queue pair.
 //!
 //! Every frame has 128 bytes, integers little-endian, unused bytes zero:
 //!
@@ -6,15 +6,15 @@
 //! kind:u8 | 0:3 | request:u32 | body:120
 //! ```
 //!
-//! 1. The connecting side says `Hello` with its name and a nonce; the host answers `Challenge` with its own.
-//! 2. `Join` carries the queue pair's address and a proof: HMAC-SHA-256 under the token of that name over both nonces,
-//!    the name and the address, so that the token never travels and nobody can put another queue pair in its place.
-//! 3. The host, once it has checked the proof and connected its own pair, answers `Welcome` with its pair's address and
-//!    its own proof. The connecting side checks that and says `Ready`; only then the host uses the connection.
-//! 4. `Open` asks for the key of a capability; `Opened` or `Refused` answers.
-//! 5. `Revoke` takes a key away: the holder uses it no more, waits for its verbs in flight, and answers `Drained`.
+//! 1. The client sends `Hello` with its name and a nonce; the host answers `Challenge` with a nonce of its own.
+//! 2. The client sends `Join` with its queue pair's address and a proof: HMAC-SHA-256 under the token of its name over both
+//!    nonces, the name and the address. So the token is never sent, and an attacker cannot substitute another queue pair.
+//! 3. Once the host has checked the proof and connected its own pair, it answers `Welcome` with its pair's address and its own
+//!    proof. The client checks the host's proof and sends `Ready`; only then does the host use the connection.
+//! 4. `Open` asks for the key of a capability; `Opened` or `Rejected` answers.
+//! 5. `Revoke` takes a key away: the holder stops using it, waits for its verbs in flight, and answers `Drained`.
 //!
-//! A frame that is none of these, or comes when it may not, ends the connection.
+//! Any other frame, or a frame that arrives out of turn, ends the connection.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::io::{self, Read, Write};
@@ -25,9 +25,9 @@ use aws_lc_rs::hmac;
 use crate::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
 
 pub const FRAME_BYTES: usize = 128;
-/// Raised with every change of what is said or of how messages are laid out.
+/// Raised with every change of the frames or of the layout of messages.
 pub const VERSION: u32 = 1;
-/// A first frame that begins otherwise is no connection of ours.
+/// A first frame that starts differently does not belong to this protocol.
 const MAGIC: &[u8; 8] = b"heddlerv";
 pub const NAME_BYTES_MAX: usize = 64;
 pub const NONCE_BYTES: usize = 32;
@@ -36,7 +36,7 @@ const PROOF_BYTES: usize = 32;
 pub type Nonce = [u8; NONCE_BYTES];
 pub type Proof = [u8; PROOF_BYTES];
 
-/// What the other side must know of a queue pair to connect to it.
+/// The data of a queue pair that the other end needs to connect to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PairAddress {
     pub number: u32,
@@ -47,18 +47,18 @@ pub struct PairAddress {
     pub reads_max: u8,
 }
 
-/// Why a connection or a key is refused.
+/// Why a connection or a key is rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// Another version; the body holds the host's.
+pub enum Rejection {
+    /// Another version; the body holds the host's version.
     Version(u32),
-    /// No such name, or not its token.
-    Stranger,
-    /// The capability is none of this host's.
+    /// The name is unknown, or the token is wrong.
+    Unauthenticated,
+    /// The capability does not belong to this host.
     Unknown,
     /// The capability was revoked.
     Revoked,
-    /// No memory or no key left.
+    /// No memory or no key is left.
     Exhausted,
 }
 
@@ -71,12 +71,12 @@ pub enum Frame {
     Ready,
     Open { request: u32, capability: [u8; CAPABILITY_BYTES] },
     Opened { request: u32, remote: RemoteRegion },
-    Refused { request: u32, refusal: Refusal },
+    Rejected { request: u32, rejection: Rejection },
     Revoke { request: u32, region: RegionId, grant: GrantId, generation: u64 },
     Drained { request: u32 },
 }
 
-/// A region as the adapter knows it, under one grant.
+/// A region in the adapter's terms, under one grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteRegion {
     pub key: u32,
@@ -85,7 +85,7 @@ pub struct RemoteRegion {
     pub bytes: u64,
 }
 
-/// Bytes that are no frame.
+/// The bytes do not form a valid frame.
 #[derive(Debug)]
 pub struct Malformed(pub &'static str);
 
@@ -95,7 +95,7 @@ impl From<Malformed> for io::Error {
     }
 }
 
-/// Takes fields from a frame one after the other.
+/// Takes fields from a frame, one after the other.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -192,14 +192,14 @@ impl Frame {
                 frame.extend(remote.key.to_le_bytes());
                 frame.push(remote.rights.bits());
             }
-            Frame::Refused { request, refusal } => {
+            Frame::Rejected { request, rejection } => {
                 begin(8, *request);
-                let (code, version) = match refusal {
-                    Refusal::Version(version) => (1, *version),
-                    Refusal::Stranger => (2, 0),
-                    Refusal::Unknown => (3, 0),
-                    Refusal::Revoked => (4, 0),
-                    Refusal::Exhausted => (5, 0),
+                let (code, version) = match rejection {
+                    Rejection::Version(version) => (1, *version),
+                    Rejection::Unauthenticated => (2, 0),
+                    Rejection::Unknown => (3, 0),
+                    Rejection::Revoked => (4, 0),
+                    Rejection::Exhausted => (5, 0),
                 };
                 frame.push(code);
                 frame.extend(version.to_le_bytes());
@@ -249,15 +249,15 @@ impl Frame {
             }
             8 => {
                 let (code, version) = (fields.u8(), fields.u32());
-                let refusal = match code {
-                    1 => Refusal::Version(version),
-                    2 => Refusal::Stranger,
-                    3 => Refusal::Unknown,
-                    4 => Refusal::Revoked,
-                    5 => Refusal::Exhausted,
+                let rejection = match code {
+                    1 => Rejection::Version(version),
+                    2 => Rejection::Unauthenticated,
+                    3 => Rejection::Unknown,
+                    4 => Rejection::Revoked,
+                    5 => Rejection::Exhausted,
                     _ => return Err(Malformed("an unknown refusal")),
                 };
-                Frame::Refused { request, refusal }
+                Frame::Rejected { request, rejection }
             }
             9 => {
                 let (region, grant) = (RegionId(fields.u32()), GrantId(fields.u16()));
@@ -267,33 +267,33 @@ impl Frame {
             _ => return Err(Malformed("a frame of an unknown kind")),
         };
         fields.finished()?;
-        // What was ignored on the way would come back as zero.
+        // Ignored fields are encoded as zero, so set ones show up here.
         if decoded.encode() == *frame { Ok(decoded) } else { Err(Malformed("fields that do not belong to the frame")) }
     }
 }
 
-/// Sends one frame, waiting as long as the stream's time limit allows.
+/// Sends one frame, blocking up to the stream's time limit.
 pub fn send(mut stream: &TcpStream, frame: &Frame) -> io::Result<()> {
     stream.write_all(&frame.encode())
 }
 
-/// Receives one frame, as [`send`]. An end between two frames is `UnexpectedEof`, too.
+/// Receives one frame, as [`send`]. An end between two frames is `UnexpectedEof` as well.
 pub fn receive(mut stream: &TcpStream) -> io::Result<Frame> {
     let mut frame = [0; FRAME_BYTES];
     stream.read_exact(&mut frame)?;
     Ok(Frame::decode(&frame)?)
 }
 
-/// Everything that both sides must agree on before either trusts the other.
+/// All that both ends must agree on before either trusts the other.
 #[derive(Clone, Copy)]
-pub struct Transcript<'a> {
+pub struct HandshakeTranscript<'a> {
     pub name: &'a str,
     pub client_nonce: &'a Nonce,
     pub host_nonce: &'a Nonce,
     pub client_pair: &'a PairAddress,
 }
 
-impl Transcript<'_> {
+impl HandshakeTranscript<'_> {
     fn bytes(&self, role: &[u8; 8]) -> Vec<u8> {
         let mut bytes = role.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -339,7 +339,7 @@ fn proved(token: &Token, bytes: &[u8], given: &Proof) -> bool {
     hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, token.bytes()), bytes, given).is_ok()
 }
 
-/// What lies before the bytes of a message on the queue pair:
+/// The header in front of the bytes of a message on the queue pair:
 ///
 /// ```text
 /// kind:u8 | last:u8 | 0:2 | immediate:u32 | region:u32 | 0:4 | offset:u64 | length:u64
@@ -347,22 +347,22 @@ fn proved(token: &Token, bytes: &[u8], given: &Proof) -> bool {
 pub const HEADER_BYTES: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Header {
-    /// Behind it lies a piece of a message.
+pub enum MessageHeader {
+    /// A piece of a message follows.
     Piece { last: bool },
-    /// The write before it carried immediate data.
+    /// The preceding write carried immediate data.
     Immediate { immediate: u32, region: RegionId, offset: u64, length: u64 },
 }
 
-impl Header {
+impl MessageHeader {
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         match self {
-            Header::Piece { last } => {
+            MessageHeader::Piece { last } => {
                 bytes[0] = 1;
                 bytes[1] = u8::from(*last);
             }
-            Header::Immediate { immediate, region, offset, length } => {
+            MessageHeader::Immediate { immediate, region, offset, length } => {
                 bytes[0] = 2;
                 bytes[4..8].copy_from_slice(&immediate.to_le_bytes());
                 bytes[8..12].copy_from_slice(&region.0.to_le_bytes());
@@ -373,16 +373,16 @@ impl Header {
         bytes
     }
 
-    /// The header of what has been received, and what lies behind it.
-    pub fn decode(received: &[u8]) -> Result<(Header, &[u8]), Malformed> {
+    /// The header of a received message, and the bytes behind it.
+    pub fn decode(received: &[u8]) -> Result<(MessageHeader, &[u8]), Malformed> {
         let (bytes, rest) =
             received.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed("a message without a header"))?;
         let mut fields = Fields(bytes);
         let (kind, last, _) = (fields.u8(), fields.u8(), fields.u16());
         let (immediate, region, _) = (fields.u32(), RegionId(fields.u32()), fields.u32());
         let header = match kind {
-            1 => Header::Piece { last: last == 1 },
-            2 => Header::Immediate { immediate, region, offset: fields.u64(), length: fields.u64() },
+            1 => MessageHeader::Piece { last: last == 1 },
+            2 => MessageHeader::Immediate { immediate, region, offset: fields.u64(), length: fields.u64() },
             _ => return Err(Malformed("a message of an unknown kind")),
         };
         if header.encode() != *bytes || (kind == 2 && !rest.is_empty()) {

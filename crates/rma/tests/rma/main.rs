@@ -1,5 +1,6 @@
-//! Every provider from outside, in one program, but for real verbs, which need an adapter: the conformance suite, what is each one's
-//! own, and providers that are broken on purpose ([`mutants`]).
+//! Tests of every provider through its public interface, in one program: the conformance suite, tests of each provider's own
+//! features, and deliberately broken providers ([`mutants`]). The provider over RDMA adapters needs an adapter and is tested in
+//! `tests/verbs.rs`.
 
 mod mutants;
 mod shaped;

@@ -1,6 +1,6 @@
-//! Providers that are broken on purpose: the conformance suite must find each of them out, in the claims that say so.
+//! Deliberately broken providers: the conformance suite must find each of them, in the claims named here.
 //!
-//! Each stands before the `sim` provider and changes what passes through.
+//! Each broken provider wraps the `sim` provider and changes its calls.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,23 +10,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::simulation::{Sim, Simulation};
 use base::{Bytes, BytesMut, rt};
-use rma::conformance::{self, Features, Fixture, Report};
-use rma::sim::SimFabric;
+use rma::conformance::{self, ConformanceReport, Fixture, FixtureFeatures};
+use rma::sim::SimProvider;
 use rma::{
-    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
-    Profile, RegionId, Rights, Token,
+    Capability, Completion, Connection, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider,
+    ProviderProfile, RegionId, Rights, Token,
 };
 
 const TOKEN: Token = Token::new([7; 32]);
-/// Who may connect.
+/// The names that may connect.
 const NAMES: [&str; 2] = ["owner", "another"];
 
-/// What is broken.
+/// The mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     /// Nothing: the wrapper itself conforms.
     None,
-    /// A revocation only refuses what is posted later, and only to those who ask.
+    /// A revocation only rejects verbs posted later, and does not wait for those in flight.
     RevocationDoesNotFence,
     /// Immediate data do not wait for the bytes.
     ImmediateBeforeBytes,
@@ -44,23 +44,23 @@ enum Mutant {
     ReadReplaces,
     /// A misaligned word is rounded down.
     MisalignedIsRounded,
-    /// An offset and a length that exceed 64 bits together wrap.
+    /// An offset and a length whose sum exceeds 64 bits wrap.
     OffsetWraps,
-    /// Rights are not looked at.
+    /// Rights are not checked.
     RightsIgnored,
-    /// A capability is good on anybody's connection.
+    /// A capability is valid on every connection.
     HolderIgnored,
     /// A message of no bytes is not sent.
     EmptyMessageLost,
     /// Two messages change places.
     MessagesSwapped,
-    /// A stale capability is said to be unknown.
+    /// A stale capability is reported as unknown.
     RevokedIsUnknown,
-    /// Any token will do.
+    /// Any token is accepted.
     TokenIgnored,
-    /// Closing ends only this side's own use.
+    /// Closing is local and not reported to the other end.
     CloseIsNotTold,
-    /// A verb in flight on a closed endpoint is said to have failed.
+    /// A verb in flight on a closed endpoint is reported as failed.
     AmbiguousIsClosed,
 }
 
@@ -85,12 +85,12 @@ const MUTANTS: [(Mutant, &str); 18] = [
     (Mutant::AmbiguousIsClosed, "verbs_in_flight_on_a_closed_endpoint_are_ambiguous"),
 ];
 
-/// Capabilities as their holders know them, and those that the host underneath knows.
+/// The capabilities that holders have, and those that the host underneath knows.
 #[derive(Default)]
-struct Shared {
-    /// Of all grants of a region, one for each name that has all rights and is never revoked.
+struct MutantCore {
+    /// For each grant of a region, one per name that has all rights and is never revoked.
     open: BTreeMap<(RegionId, &'static str), Capability>,
-    /// What was granted, to whomever.
+    /// All granted capabilities.
     granted: Vec<Capability>,
     /// Grants that are revoked.
     revoked: Vec<Capability>,
@@ -99,21 +99,21 @@ struct Shared {
 struct BrokenHost {
     inner: Arc<dyn Host>,
     mutant: Mutant,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<MutantCore>>,
 }
 
 struct BrokenConnection {
     inner: Endpoint,
     second: Option<Endpoint>,
-    /// The name of who connected.
+    /// The name of the client.
     name: &'static str,
     mutant: Mutant,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<MutantCore>>,
     held_back: Mutex<Option<Bytes>>,
-    early: Mutex<Vec<Incoming>>,
+    early: Mutex<Vec<IncomingEvent>>,
 }
 
-impl Shared {
+impl MutantCore {
     fn is_revoked(&self, capability: &Capability) -> bool {
         self.revoked.iter().any(|revoked| revoked.encode() == capability.encode())
     }
@@ -127,7 +127,7 @@ impl Host for BrokenHost {
 
     async fn register(&self, name: &str, bytes: u64) -> Result<RegionId, Error> {
         let region = self.inner.register(name, bytes).await?;
-        // One name's will do, but where it is about names.
+        // One name suffices, except in the test about names.
         let names = if self.mutant == Mutant::HolderIgnored { &NAMES[..] } else { &NAMES[..1] };
         for name in names {
             let open = self.inner.grant(region, Rights::ALL, name)?;
@@ -177,7 +177,7 @@ fn broken(
     second: Option<Endpoint>,
     name: &'static str,
     mutant: Mutant,
-    shared: &Arc<Mutex<Shared>>,
+    shared: &Arc<Mutex<MutantCore>>,
 ) -> Endpoint {
     let (held_back, early) = (Mutex::default(), Mutex::default());
     let shared = Arc::clone(shared);
@@ -189,7 +189,7 @@ impl BrokenConnection {
         self.mutant == mutant
     }
 
-    /// What a capability is taken for.
+    /// The capability that replaces this one.
     fn taken_for(&self, capability: &Capability) -> Result<Capability, Error> {
         let shared = self.shared.lock().expect("one thread");
         if self.is(Mutant::RightsIgnored)
@@ -224,7 +224,7 @@ impl BrokenConnection {
     }
 }
 
-/// The completion of something that takes several steps.
+/// The completion of an operation in several steps.
 fn changed<T: Send + 'static>(steps: impl Future<Output = Result<T, Error>> + Send + 'static) -> Completion<T> {
     let (completer, completion) = Completion::pending();
     rt::spawn(async move { completer.complete(steps.await) });
@@ -244,7 +244,7 @@ impl Connection for BrokenConnection {
         self.inner.name()
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         self.inner.profile()
     }
 
@@ -323,7 +323,7 @@ impl Connection for BrokenConnection {
         }
         if self.is(Mutant::MessagesSwapped) {
             let mut held_back = self.held_back.lock().expect("one thread");
-            // The hundredth message, say, waits for the one behind it.
+            // The hundredth message waits for the one behind it.
             if held_back.is_none() && bytes.starts_with(&100u64.to_le_bytes()) {
                 *held_back = Some(bytes);
                 return Completion::ready(Ok(()));
@@ -337,7 +337,7 @@ impl Connection for BrokenConnection {
         self.inner.send(parts)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         loop {
             let incoming = {
                 let mut receiving = std::pin::pin!(self.inner.receive());
@@ -345,19 +345,19 @@ impl Connection for BrokenConnection {
             };
             let mut early = self.early.lock().expect("one thread");
             return Poll::Ready(Ok(match incoming? {
-                // The message that says how long the bytes will be which have not arrived.
-                held @ Incoming::Immediate { .. } if self.is(Mutant::ImmediateBeforeBytes) => {
+                // Holds the notice of bytes that have not arrived.
+                held @ IncomingEvent::Immediate { .. } if self.is(Mutant::ImmediateBeforeBytes) => {
                     early.push(held);
                     continue;
                 }
-                Incoming::Message(bytes) if !early.is_empty() => match early.remove(0) {
-                    Incoming::Immediate { immediate, region, offset, .. } => {
-                        Incoming::Immediate { immediate, region, offset, length: number(&bytes) }
+                IncomingEvent::Message(bytes) if !early.is_empty() => match early.remove(0) {
+                    IncomingEvent::Immediate { immediate, region, offset, .. } => {
+                        IncomingEvent::Immediate { immediate, region, offset, length: number(&bytes) }
                     }
                     other => other,
                 },
-                Incoming::Immediate { immediate, region, length, .. } if self.is(Mutant::ImmediateOffsetLost) => {
-                    Incoming::Immediate { immediate, region, offset: 0, length }
+                IncomingEvent::Immediate { immediate, region, length, .. } if self.is(Mutant::ImmediateOffsetLost) => {
+                    IncomingEvent::Immediate { immediate, region, offset: 0, length }
                 }
                 incoming => incoming,
             }));
@@ -379,22 +379,22 @@ impl Connection for BrokenConnection {
 
 struct Broken {
     sim: Sim,
-    fabric: SimFabric,
+    provider: SimProvider,
     host: Arc<BrokenHost>,
     mutant: Mutant,
 }
 
 impl Broken {
     async fn new(sim: &Sim, mutant: Mutant) -> Broken {
-        let (fabric, shared) = (SimFabric::new(sim), Arc::default());
-        let hosting = fabric.clone();
+        let (provider, shared) = (SimProvider::new(sim), Arc::default());
+        let hosting = provider.clone();
         let any = mutant == Mutant::TokenIgnored;
         let task = sim.node("donor").spawn(async move {
             let tokens = Arc::new(move |name: &str| (any || NAMES.contains(&name)).then_some(TOKEN));
-            hosting.host("donor", HostOptions { node: NodeId(9), tokens }).await.expect("the address is free")
+            hosting.host("donor", HostConfig { node: NodeId(9), tokens }).await.expect("the address is free")
         });
         let host = Arc::new(BrokenHost { inner: task.await.expect("nobody aborts it"), mutant, shared });
-        Broken { sim: sim.clone(), fabric, host, mutant }
+        Broken { sim: sim.clone(), provider, host, mutant }
     }
 }
 
@@ -413,15 +413,15 @@ impl Fixture for Broken {
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
-        let (fabric, mut credential, mutant) = (self.fabric.clone(), credential.clone(), self.mutant);
+        let (provider, mut credential, mutant) = (self.provider.clone(), credential.clone(), self.mutant);
         let name_asked = credential.name.clone();
         if mutant == Mutant::TokenIgnored {
             credential.token = TOKEN;
         }
         let task = self.sim.node("owner").spawn(async move {
-            let inner = fabric.connect("donor", &credential).await?;
+            let inner = provider.connect("donor", &credential).await?;
             let second = match mutant {
-                Mutant::Unordered => Some(fabric.connect("donor", &credential).await?),
+                Mutant::Unordered => Some(provider.connect("donor", &credential).await?),
                 _ => None,
             };
             Ok((inner, second))
@@ -431,13 +431,18 @@ impl Fixture for Broken {
         Ok(broken(inner, second, name, mutant, &self.host.shared))
     }
 
-    fn features(&self) -> Features {
-        // A broken provider may leave a claim without an answer.
-        Features { rounds: 120, large_bytes: 1 << 20, patience: Duration::from_secs(2), ..Features::default() }
+    fn features(&self) -> FixtureFeatures {
+        // A broken provider may never complete a claim.
+        FixtureFeatures {
+            rounds: 120,
+            large_bytes: 1 << 20,
+            patience: Duration::from_secs(2),
+            ..FixtureFeatures::default()
+        }
     }
 }
 
-fn report(mutant: Mutant) -> Report {
+fn report(mutant: Mutant) -> ConformanceReport {
     let run = Simulation::new(7).steps_max(100_000_000).trace_lines_max(0).run(move |sim| async move {
         let fixture = Broken::new(&sim, mutant).await;
         conformance::run(&fixture).await

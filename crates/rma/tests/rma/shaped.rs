@@ -1,4 +1,4 @@
-//! The `shaped` wrapper: as slow as told and no slower, and otherwise what is beneath it.
+//! Tests of the `shaped` wrapper: it is exactly as slow as configured, and otherwise behaves like the inner provider.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,37 +6,38 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::simulation::{Sim, Simulation};
 use base::{Bytes, BytesMut, rt};
-use rma::conformance::{self, Features, Fixture};
-use rma::shaped::{Shape, Shaped};
-use rma::shm::Shm;
-use rma::sim::{SimFabric, WEAKEST};
+use rma::conformance::{self, Fixture, FixtureFeatures};
+use rma::shaped::{ShapedProvider, ShapingConfig};
+use rma::shm::ShmProvider;
+use rma::sim::{SimProvider, WEAKEST};
 use rma::{
-    Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Profile, Rights, Token,
+    Capability, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, ProviderProfile,
+    Rights, Token,
 };
 
 const TOKEN: Token = Token::new([7; 32]);
 const US: Duration = Duration::from_micros(1);
-/// What polling tasks takes in a simulation.
+/// The time that polling tasks takes in a simulation.
 const SLACK: Duration = Duration::from_micros(200);
 
 struct Setup {
-    fabric: Arc<dyn Fabric>,
+    provider: Arc<dyn Provider>,
     host: Arc<dyn Host>,
     address: String,
     rounds: usize,
 }
 
 impl Setup {
-    async fn new(fabric: Shaped, address: &str, rounds: usize) -> Setup {
+    async fn new(provider: ShapedProvider, address: &str, rounds: usize) -> Setup {
         let tokens = Arc::new(|name: &str| ["owner", "another"].contains(&name).then_some(TOKEN));
-        let host = fabric.host(address, HostOptions { node: NodeId(9), tokens }).await.expect("the address is free");
-        Setup { fabric: Arc::new(fabric), address: host.address(), host, rounds }
+        let host = provider.host(address, HostConfig { node: NodeId(9), tokens }).await.expect("the address is free");
+        Setup { provider: Arc::new(provider), address: host.address(), host, rounds }
     }
 
-    /// Over the `sim` provider, whose verbs take no time of their own.
-    async fn simulated(sim: &Sim, shape: Shape) -> Setup {
-        let inner = SimFabric::new(sim).with_profile(Profile { synchronous: true, ..WEAKEST });
-        Setup::new(Shaped::new(Arc::new(inner), shape), "donor", 50).await
+    /// Over the `sim` provider, whose verbs take no time themselves.
+    async fn simulated(sim: &Sim, shape: ShapingConfig) -> Setup {
+        let inner = SimProvider::new(sim).with_profile(ProviderProfile { synchronous: true, ..WEAKEST });
+        Setup::new(ShapedProvider::new(Arc::new(inner), shape), "donor", 50).await
     }
 
     async fn endpoints(&self) -> (Endpoint, Endpoint, Capability) {
@@ -62,11 +63,11 @@ impl Fixture for Setup {
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
-        self.fabric.connect(&self.address, credential).await
+        self.provider.connect(&self.address, credential).await
     }
 
-    fn features(&self) -> Features {
-        Features { rounds: self.rounds, patience: Duration::from_secs(20), ..Features::default() }
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures { rounds: self.rounds, patience: Duration::from_secs(20), ..FixtureFeatures::default() }
     }
 }
 
@@ -74,7 +75,7 @@ impl Fixture for Setup {
 fn latencies_overlap_and_links_carry_one_verb_behind_the_other() {
     let run = Simulation::new(1).run(|sim| async move {
         let latency = 1000 * US;
-        let shape = Shape { latency, bytes_per_second: 1_000_000_000 };
+        let shape = ShapingConfig { latency, bytes_per_second: 1_000_000_000 };
         let setup = Setup::simulated(&sim, shape).await;
         let (endpoint, _accepted, capability) = setup.endpoints().await;
         let begun = rt::now();
@@ -88,7 +89,7 @@ fn latencies_overlap_and_links_carry_one_verb_behind_the_other() {
         }
         assert!(begun.elapsed() >= latency && begun.elapsed() < latency + 2 * SLACK, "{:?}", begun.elapsed());
 
-        // A mebibyte at a gigabyte a second, four times, one way; the other way is free meanwhile.
+        // Four times a mebibyte at a gigabyte a second in one direction; the other direction is free meanwhile.
         let begun = rt::now();
         let content = Bytes::from(vec![1; 1 << 20]);
         let writes: Vec<_> = (0..4).map(|_| endpoint.write(&capability, 0, std::slice::from_ref(&content))).collect();
@@ -102,7 +103,7 @@ fn latencies_overlap_and_links_carry_one_verb_behind_the_other() {
         let four = 4 * one + latency;
         assert!(begun.elapsed() >= four && begun.elapsed() < four + SLACK, "{:?}", begun.elapsed());
 
-        // What is read is what stood there when the verb was posted.
+        // The read returns the bytes that were there when it was posted.
         let read = endpoint.read(&capability, 8, 8, BytesMut::new());
         drop(endpoint.write(&capability, 8, &[Bytes::from(vec![2; 8])]));
         assert_eq!(read.await.expect("it is allowed")[..], [1; 8]);
@@ -116,7 +117,7 @@ fn latencies_overlap_and_links_carry_one_verb_behind_the_other() {
 fn messages_are_held_back_for_half_a_latency_each() {
     let run = Simulation::new(1).run(|sim| async move {
         let latency = Duration::from_millis(20);
-        let setup = Setup::simulated(&sim, Shape::of_latency(latency)).await;
+        let setup = Setup::simulated(&sim, ShapingConfig::from_latency(latency)).await;
         let (endpoint, accepted, _) = setup.endpoints().await;
         let begun = rt::now();
         for _ in 0..100 {
@@ -124,7 +125,7 @@ fn messages_are_held_back_for_half_a_latency_each() {
         }
         for _ in 0..100 {
             let request = accepted.receive().await.expect("the connection holds");
-            assert_eq!(request, Incoming::Message(Bytes::from_static(b"request")));
+            assert_eq!(request, IncomingEvent::Message(Bytes::from_static(b"request")));
         }
         let half = begun.elapsed();
         assert!(half >= latency / 2 && half < latency, "{half:?}");
@@ -140,12 +141,12 @@ fn messages_are_held_back_for_half_a_latency_each() {
 fn a_shaped_simulation_conforms() {
     for seed in 0..2 {
         let run = Simulation::new(seed).run(move |sim| async move {
-            let shape = Shape { latency: 8 * US, bytes_per_second: 3_000_000_000 };
+            let shape = ShapingConfig { latency: 8 * US, bytes_per_second: 3_000_000_000 };
             if seed == 0 {
                 conformance::run(&Setup::simulated(&sim, shape).await).await.assert_held();
             } else {
-                let fabric = Shaped::new(Arc::new(SimFabric::new(&sim)), shape);
-                conformance::run(&Setup::new(fabric, "donor", 50).await).await.assert_held();
+                let provider = ShapedProvider::new(Arc::new(SimProvider::new(&sim)), shape);
+                conformance::run(&Setup::new(provider, "donor", 50).await).await.assert_held();
             }
         });
         run.expect("the run succeeds");
@@ -155,9 +156,9 @@ fn a_shaped_simulation_conforms() {
 #[test]
 fn shaped_shared_memory_conforms() {
     base::rt::production::run(async {
-        let shape = Shape { latency: 2 * US, bytes_per_second: 3_000_000_000 };
-        let fabric = Shaped::new(Arc::new(Shm::default()), shape);
-        conformance::run(&Setup::new(fabric, "local:shaped", 300).await).await.assert_held();
+        let shape = ShapingConfig { latency: 2 * US, bytes_per_second: 3_000_000_000 };
+        let provider = ShapedProvider::new(Arc::new(ShmProvider::default()), shape);
+        conformance::run(&Setup::new(provider, "local:shaped", 300).await).await.assert_held();
     });
 }
 
@@ -165,14 +166,14 @@ fn shaped_shared_memory_conforms() {
 fn no_verb_is_faster_than_its_shape_on_a_real_clock() {
     base::rt::production::run(async {
         for latency in [2 * US, 300 * US, 5000 * US] {
-            let fabric = Shaped::new(Arc::new(Shm::default()), Shape::of_latency(latency));
-            let setup = Setup::new(fabric, "local:shaped-clock", 1).await;
+            let provider = ShapedProvider::new(Arc::new(ShmProvider::default()), ShapingConfig::from_latency(latency));
+            let setup = Setup::new(provider, "local:shaped-clock", 1).await;
             let (endpoint, _accepted, capability) = setup.endpoints().await;
             for _ in 0..20 {
                 let begun = rt::now();
                 let mut read = endpoint.read(&capability, 0, 8, BytesMut::new());
                 if latency == 2 * US {
-                    // Spun by the caller.
+                    // The caller spins.
                     loop {
                         match read.now() {
                             Ok(outcome) => break drop(outcome.expect("it is allowed")),

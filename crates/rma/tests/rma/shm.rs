@@ -1,4 +1,5 @@
-//! The `shm` provider between processes. A child is this test binary once more, told by its environment what to be.
+//! Tests of the `shm` provider between processes. A child process runs this test binary again, with its role in the
+//! environment.
 
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,30 +11,27 @@ use base::rt::production::run;
 use base::rt::{self, random_below};
 use base::{Bytes, BytesMut, ErrorKind};
 use rma::conformance::{self, Fixture};
-use rma::shm::{Shm, ShmOptions};
-use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
+use rma::shm::{ShmConfig, ShmProvider};
+use rma::{Capability, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, Token};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 const ROLE: &str = "HEDDLE_RMA_TEST_ROLE";
 const ADDRESS: &str = "HEDDLE_RMA_TEST_ADDRESS";
 const TOKEN: Token = Token::new([7; 32]);
 /// Nothing in these tests takes longer unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn credential() -> Credential {
     Credential { name: "child".to_owned(), token: TOKEN }
 }
 
-fn host_options() -> HostOptions {
-    HostOptions {
-        node: NodeId(1),
-        tokens: Arc::new(|name: &str| ["child", "another"].contains(&name).then_some(TOKEN)),
-    }
+fn host_options() -> HostConfig {
+    HostConfig { node: NodeId(1), tokens: Arc::new(|name: &str| ["child", "another"].contains(&name).then_some(TOKEN)) }
 }
 
-/// The provider for the suite, within one process.
+/// The provider under the suite, within one process.
 struct OneProcess {
-    fabric: Shm,
+    provider: ShmProvider,
     host: Arc<dyn Host>,
     _directory: tempfile::TempDir,
 }
@@ -53,16 +51,16 @@ impl Fixture for OneProcess {
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
-        self.fabric.connect(&self.host.address(), credential).await
+        self.provider.connect(&self.host.address(), credential).await
     }
 }
 
 fn conforms(address: impl FnOnce(&Path) -> String) {
     run(async {
         let directory = tempfile::tempdir().expect("there is a disk");
-        let fabric = Shm::default();
-        let host = fabric.host(&address(directory.path()), host_options()).await.expect("the address is free");
-        conformance::run(&OneProcess { fabric, host, _directory: directory }).await.assert_held();
+        let provider = ShmProvider::default();
+        let host = provider.host(&address(directory.path()), host_options()).await.expect("the address is free");
+        conformance::run(&OneProcess { provider, host, _directory: directory }).await.assert_held();
     });
 }
 
@@ -76,11 +74,11 @@ fn it_conforms_over_a_socket() {
     conforms(|directory| directory.join("host.sock").display().to_string());
 }
 
-/// What a child does; the roles are below.
+/// The entry point of a child; the roles are below.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let address = std::env::var(ADDRESS).expect("whoever starts a child tells it the address");
+    let address = std::env::var(ADDRESS).expect("the parent passes the address");
     run(async {
         match role.as_str() {
             "writer" => writer(&address).await,
@@ -110,7 +108,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        // A child that has ended and was not yet waited for takes signals still.
+        // A child that has ended still accepts signals until it is waited for.
         rustix::process::kill_process(self.pid(), signal).expect("the child was not waited for");
     }
 
@@ -143,8 +141,8 @@ const NEW: u8 = 0x5B;
 
 /// Receives a capability, then writes under it until it is revoked.
 async fn writer(address: &str) {
-    let endpoint = Shm::default().connect(address, &credential()).await.expect("the host is there");
-    let Ok(Incoming::Message(message)) = endpoint.receive().await else { panic!("no capability came") };
+    let endpoint = ShmProvider::default().connect(address, &credential()).await.expect("the host is there");
+    let Ok(IncomingEvent::Message(message)) = endpoint.receive().await else { panic!("no capability came") };
     let capability = Capability::decode(&message).expect("the host sends one");
     let parts = [Bytes::from(vec![OLD; SIZE])];
     loop {
@@ -170,11 +168,11 @@ struct Owner {
 async fn owner(drain: Duration) -> Owner {
     let directory = tempfile::tempdir().expect("there is a disk");
     let address = directory.path().join("host.sock").display().to_string();
-    let fabric = Shm::new(ShmOptions { drain });
-    let host = fabric.host(&address, host_options()).await.expect("the path is free");
+    let provider = ShmProvider::new(ShmConfig { drain });
+    let host = provider.host(&address, host_options()).await.expect("the path is free");
     let region = host.register("test", SIZE as u64).await.expect("there is memory");
     let own = host.grant(region, Rights::ALL, "child").expect("it has grants left");
-    let endpoint = fabric.connect(&address, &credential()).await.expect("the host is there");
+    let endpoint = provider.connect(&address, &credential()).await.expect("the host is there");
     let accepted = host.accept().await.expect("it connected");
     Owner { host, region, own, endpoint, address, _accepted: accepted, _directory: directory }
 }
@@ -191,21 +189,21 @@ impl Owner {
     /// Starts a writer and waits until it writes.
     async fn writer(&self) -> (Process, Capability, Endpoint) {
         let child = Process::start("writer", &self.address);
-        let endpoint = rt::timeout(PATIENCE, self.host.accept()).await.expect("in time").expect("it connects");
+        let endpoint = rt::timeout(TEST_TIMEOUT, self.host.accept()).await.expect("in time").expect("it connects");
         let capability = self.host.grant(self.region, Rights::WRITE, "child").expect("it has grants left");
         endpoint.send(&[Bytes::copy_from_slice(&capability.encode())]).await.expect("there is room");
         let started = rt::now();
         while self.bytes(1).await[0] != OLD {
-            assert!(started.elapsed() < PATIENCE, "the child writes");
+            assert!(started.elapsed() < TEST_TIMEOUT, "the child writes");
             rt::yield_now().await;
         }
         (child, capability, endpoint)
     }
 }
 
-/// Revocations of stopped processes.
+/// Number of revocations of stopped processes.
 const ROUNDS: usize = 1000;
-/// So many at least must have stopped within a copy, or the test proves nothing.
+/// At least this many must have stopped within a copy, otherwise the test proves nothing.
 const WITHIN_COPY_MIN: usize = ROUNDS / 2;
 
 #[test]
@@ -239,7 +237,7 @@ fn nothing_of_a_stopped_process_lands_after_the_revocation() {
 #[test]
 fn a_running_process_is_revoked_without_harm() {
     run(async {
-        let owner = owner(PATIENCE).await;
+        let owner = owner(TEST_TIMEOUT).await;
         for _ in 0..20 {
             owner.fill(0).await;
             let (mut child, capability, _endpoint) = owner.writer().await;
@@ -254,14 +252,14 @@ fn a_running_process_is_revoked_without_harm() {
 #[test]
 fn a_process_that_died_within_a_copy_is_not_waited_for() {
     run(async {
-        // The revocation would wait for this long.
-        let owner = owner(100 * PATIENCE).await;
+        // The revocation would wait this long.
+        let owner = owner(100 * TEST_TIMEOUT).await;
         for _ in 0..20 {
             owner.fill(0).await;
             let (mut child, capability, _endpoint) = owner.writer().await;
             child.signal(Signal::KILL);
             child.wait();
-            let revoked = rt::timeout(PATIENCE, owner.host.revoke(&capability)).await;
+            let revoked = rt::timeout(TEST_TIMEOUT, owner.host.revoke(&capability)).await;
             revoked.expect("the dead are not waited for").expect("the fence holds");
             owner.fill(NEW).await;
             assert!(owner.bytes(SIZE).await.iter().all(|byte| *byte == NEW));
@@ -289,17 +287,17 @@ fn a_dropped_endpoint_of_the_host_does_not_end_the_fence() {
     });
 }
 
-/// Hosts a region, hands a capability to the first that connects, and sends back what it receives.
+/// Hosts a region, sends a capability to the first client, and returns the messages that it receives.
 async fn host(address: &str) {
-    let host = Shm::default().host(address, host_options()).await.expect("the path is free");
+    let host = ShmProvider::default().host(address, host_options()).await.expect("the path is free");
     let region = host.register("test", SIZE as u64).await.expect("there is memory");
     let endpoint = host.accept().await.expect("the parent connects");
     let capability = host.grant(region, Rights::ALL, "child").expect("it has grants left");
     endpoint.send(&[Bytes::copy_from_slice(&capability.encode())]).await.expect("there is room");
     while let Ok(incoming) = endpoint.receive().await {
         let answer = match incoming {
-            Incoming::Message(message) => message,
-            Incoming::Immediate { immediate, .. } => Bytes::copy_from_slice(&immediate.to_le_bytes()),
+            IncomingEvent::Message(message) => message,
+            IncomingEvent::Immediate { immediate, .. } => Bytes::copy_from_slice(&immediate.to_le_bytes()),
         };
         endpoint.send(&[answer]).await.expect("the parent receives");
     }
@@ -311,13 +309,13 @@ async fn other_host(directory: &Path) -> (Process, Endpoint, Capability) {
     let child = Process::start("host", &address);
     let started = rt::now();
     let endpoint = loop {
-        match Shm::default().connect(&address, &credential()).await {
+        match ShmProvider::default().connect(&address, &credential()).await {
             Ok(endpoint) => break endpoint,
-            Err(error) => assert!(started.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(started.elapsed() < TEST_TIMEOUT, "{error}"),
         }
         rt::sleep(Duration::from_millis(1)).await;
     };
-    let Ok(Incoming::Message(message)) = endpoint.receive().await else { panic!("no capability came") };
+    let Ok(IncomingEvent::Message(message)) = endpoint.receive().await else { panic!("no capability came") };
     (child, endpoint, Capability::decode(&message).expect("the host sends one"))
 }
 
@@ -326,7 +324,7 @@ fn verbs_need_no_host_that_runs_and_fail_when_it_has_gone() {
     run(async {
         let directory = tempfile::tempdir().expect("there is a disk");
         let (mut child, endpoint, capability) = other_host(directory.path()).await;
-        // The first one maps the region.
+        // The first verb maps the region.
         assert_eq!(endpoint.fetch_add(&capability, 64, 1).await, Ok(0));
         child.stop();
         for round in 1..1000 {
@@ -350,25 +348,25 @@ fn messages_and_notices_cross_processes_in_order() {
     run(async {
         let directory = tempfile::tempdir().expect("there is a disk");
         let (_child, endpoint, capability) = other_host(directory.path()).await;
-        // Posted before the capability is confirmed: it must not be overtaken by what follows.
+        // Posted before the capability is confirmed: later verbs must not overtake it.
         let written = endpoint.write_with_immediate(&capability, 0, &[Bytes::from_static(b"first")], 0xABCD);
         let sizes = [0usize, 5, 70_000, 3 << 20, 1];
         let sends: Vec<_> = sizes.iter().map(|size| endpoint.send(&[Bytes::from(vec![*size as u8; *size])])).collect();
         let expected = Bytes::copy_from_slice(&0xABCDu32.to_le_bytes());
-        assert_eq!(endpoint.receive().await, Ok(Incoming::Message(expected)));
+        assert_eq!(endpoint.receive().await, Ok(IncomingEvent::Message(expected)));
         for size in sizes {
-            assert_eq!(endpoint.receive().await, Ok(Incoming::Message(Bytes::from(vec![size as u8; size]))));
+            assert_eq!(endpoint.receive().await, Ok(IncomingEvent::Message(Bytes::from(vec![size as u8; size]))));
         }
         written.await.expect("it was echoed");
         for send in sends {
             send.await.expect("it was echoed");
         }
-        // Many round trips, so that either side falls asleep at every point of the other's.
+        // Many round trips, so that either end falls asleep at every point of the other's.
         for round in 0..2000u32 {
             let message = Bytes::copy_from_slice(&round.to_le_bytes());
             endpoint.send(std::slice::from_ref(&message)).await.expect("there is room");
-            let echoed = rt::timeout(PATIENCE, endpoint.receive()).await.expect("no bell was lost");
-            assert_eq!(echoed, Ok(Incoming::Message(message)));
+            let echoed = rt::timeout(TEST_TIMEOUT, endpoint.receive()).await.expect("no bell was lost");
+            assert_eq!(echoed, Ok(IncomingEvent::Message(message)));
         }
     });
 }
@@ -376,22 +374,22 @@ fn messages_and_notices_cross_processes_in_order() {
 #[test]
 fn strangers_and_taken_paths_are_refused() {
     run(async {
-        let owner = owner(PATIENCE).await;
-        let fabric = Shm::default();
+        let owner = owner(TEST_TIMEOUT).await;
+        let provider = ShmProvider::default();
         let mut stranger = credential();
         stranger.token = Token::new([8; 32]);
-        let refused = fabric.connect(&owner.address, &stranger).await.expect_err("the token is wrong");
-        assert!(matches!(refused, Error::Refused(_)));
+        let refused = provider.connect(&owner.address, &stranger).await.expect_err("the token is wrong");
+        assert!(matches!(refused, Error::Rejected(_)));
         stranger.name = "nobody".to_owned();
-        assert!(matches!(fabric.connect(&owner.address, &stranger).await, Err(Error::Refused(_))));
-        let taken = fabric.host(&owner.address, host_options()).await.err().expect("the path is taken");
+        assert!(matches!(provider.connect(&owner.address, &stranger).await, Err(Error::Rejected(_))));
+        let taken = provider.host(&owner.address, host_options()).await.err().expect("the path is taken");
         assert!(taken.to_string().contains("in use"), "{taken}");
         let long = format!("/tmp/{}", "x".repeat(200));
-        let long = fabric.host(&long, host_options()).await.err().expect("the path is too long");
+        let long = provider.host(&long, host_options()).await.err().expect("the path is too long");
         assert!(long.to_string().contains("shorter"), "{long}");
-        let absent = fabric.connect("/nowhere/host.sock", &credential()).await.expect_err("nobody is there");
+        let absent = provider.connect("/nowhere/host.sock", &credential()).await.expect_err("nobody is there");
         assert!(matches!(absent, Error::Unreachable { .. }));
-        // What a dead host leaves behind is replaced.
+        // A new host replaces the file that a dead host left behind.
         let directory = tempfile::tempdir().expect("there is a disk");
         let (child, endpoint, _) = other_host(directory.path()).await;
         drop(child);
@@ -399,8 +397,8 @@ fn strangers_and_taken_paths_are_refused() {
         let address = directory.path().join("host.sock");
         assert!(address.exists());
         let address = address.display().to_string();
-        let again = fabric.host(&address, host_options()).await.expect("the old host is dead");
-        fabric.connect(&address, &credential()).await.expect("the new host is there");
+        let again = provider.host(&address, host_options()).await.expect("the old host is dead");
+        provider.connect(&address, &credential()).await.expect("the new host is there");
         again.close().await;
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &std::fs::metadata(&owner.address).expect("the host lives").permissions(),

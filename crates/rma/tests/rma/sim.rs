@@ -1,25 +1,25 @@
-//! The `sim` provider: what it promises, and that it does to its users everything that the contract allows.
+//! Tests of the `sim` provider: it keeps its guarantees, and it shows its users everything that the guarantees allow.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::simulation::{Report, Sim, Simulation};
+use base::rt::simulation::{Sim, Simulation, SimulationReport};
 use base::{Bytes, BytesMut, ErrorKind, rt};
-use rma::conformance::{self, Features, Fixture};
-use rma::sim::{SimFabric, WEAKEST};
+use rma::conformance::{self, Fixture, FixtureFeatures};
+use rma::sim::{SimProvider, WEAKEST};
 use rma::{
-    Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Ordering, Profile, RegionId,
-    Rights, Token,
+    Capability, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, ProviderProfile,
+    RegionId, Rights, Token, VerbOrdering,
 };
 
 const MS: Duration = Duration::from_millis(1);
 const REGION_BYTES: u64 = 1 << 16;
 const TOKEN: Token = Token::new([7; 32]);
 
-fn options() -> HostOptions {
-    HostOptions { node: NodeId(9), tokens: Arc::new(|name| ["owner", "another"].contains(&name).then_some(TOKEN)) }
+fn options() -> HostConfig {
+    HostConfig { node: NodeId(9), tokens: Arc::new(|name| ["owner", "another"].contains(&name).then_some(TOKEN)) }
 }
 
 fn credential() -> Credential {
@@ -27,10 +27,10 @@ fn credential() -> Credential {
 }
 
 /// A host with one region on the node `donor`.
-async fn donor(sim: &Sim, fabric: &SimFabric) -> (Arc<dyn Host>, RegionId, Capability) {
-    let fabric = fabric.clone();
+async fn donor(sim: &Sim, provider: &SimProvider) -> (Arc<dyn Host>, RegionId, Capability) {
+    let provider = provider.clone();
     let task = sim.node("donor").spawn(async move {
-        let host = fabric.host("donor", options()).await.expect("the address is free");
+        let host = provider.host("donor", options()).await.expect("the address is free");
         let region = host.register("test", REGION_BYTES).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL, "owner").expect("the region is there");
         (host, region, capability)
@@ -38,9 +38,9 @@ async fn donor(sim: &Sim, fabric: &SimFabric) -> (Arc<dyn Host>, RegionId, Capab
     task.await.expect("nobody aborts it")
 }
 
-async fn connect(sim: &Sim, fabric: &SimFabric, node: &str) -> Endpoint {
-    let fabric = fabric.clone();
-    let task = sim.node(node).spawn(async move { fabric.connect("donor", &credential()).await });
+async fn connect(sim: &Sim, provider: &SimProvider, node: &str) -> Endpoint {
+    let provider = provider.clone();
+    let task = sim.node(node).spawn(async move { provider.connect("donor", &credential()).await });
     task.await.expect("nobody aborts it").expect("the donor is up")
 }
 
@@ -53,8 +53,8 @@ fn pattern(byte: u8, length: usize) -> Bytes {
     vec![byte; length].into()
 }
 
-/// Runs a test for some seeds, each twice.
-fn seeds<F, Fut>(seeds: u64, test: F) -> Vec<Report<Fut::Output>>
+/// Runs a test with some seeds, twice each.
+fn seeds<F, Fut>(seeds: u64, test: F) -> Vec<SimulationReport<Fut::Output>>
 where
     F: Fn(Sim) -> Fut,
     Fut: Future + Send + 'static,
@@ -66,9 +66,9 @@ where
 #[test]
 fn verbs_and_messages_pass() {
     seeds(10, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (host, _, capability) = donor(&sim, &fabric).await;
-        let endpoint = connect(&sim, &fabric, "owner").await;
+        let provider = SimProvider::new(&sim);
+        let (host, _, capability) = donor(&sim, &provider).await;
+        let endpoint = connect(&sim, &provider, "owner").await;
         let accepted = host.accept().await.expect("somebody has connected");
         assert_eq!((accepted.name(), endpoint.node()), ("owner", NodeId(9)));
         endpoint.write(&capability, 3, &[pattern(1, 20), pattern(2, 5)]).await.expect("it is allowed");
@@ -79,43 +79,43 @@ fn verbs_and_messages_pass() {
         assert_eq!(endpoint.compare_swap(&capability, 64, 5, 6).await, Ok(5));
         assert_eq!(endpoint.compare_swap(&capability, 64, 5, 7).await, Ok(6));
         assert_eq!(word(&endpoint, &capability, 64).await, 6);
-        // Behind a write with immediate data comes what was sent after it.
+        // A message sent after a write with immediate data arrives behind the immediate data.
         drop(endpoint.write_with_immediate(&capability, 128, &[pattern(3, 16)], 77));
         endpoint.send(&[Bytes::from_static(b"a"), Bytes::from_static(b"b")]).await.expect("the connection holds");
         let (immediate, region, offset, length) = (77, capability.region, 128, 16);
-        assert_eq!(accepted.receive().await, Ok(Incoming::Immediate { immediate, region, offset, length }));
-        assert_eq!(accepted.receive().await, Ok(Incoming::Message(Bytes::from_static(b"ab"))));
+        assert_eq!(accepted.receive().await, Ok(IncomingEvent::Immediate { immediate, region, offset, length }));
+        assert_eq!(accepted.receive().await, Ok(IncomingEvent::Message(Bytes::from_static(b"ab"))));
         accepted.send(&[Bytes::from_static(b"back")]).await.expect("the connection holds");
         drop(accepted);
-        assert_eq!(endpoint.receive().await, Ok(Incoming::Message(Bytes::from_static(b"back"))));
+        assert_eq!(endpoint.receive().await, Ok(IncomingEvent::Message(Bytes::from_static(b"back"))));
         assert_eq!(endpoint.receive().await, Err(Error::Closed));
         assert_eq!(endpoint.fetch_add(&capability, 64, 5).await, Err(Error::Closed));
-        assert_eq!((fabric.counts().in_flight, fabric.counts().compare_swaps), (0, 2));
-        assert_eq!(fabric.registered_bytes("donor"), Some(REGION_BYTES));
+        assert_eq!((provider.counts().in_flight, provider.counts().compare_swaps), (0, 2));
+        assert_eq!(provider.registered_bytes("donor"), Some(REGION_BYTES));
     });
 }
 
 #[test]
 fn strangers_and_addresses_without_a_host_are_refused() {
     seeds(5, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let error = fabric.connect("donor", &credential()).await.expect_err("nobody listens");
+        let provider = SimProvider::new(&sim);
+        let error = provider.connect("donor", &credential()).await.expect_err("nobody listens");
         assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-        let (_host, _, _) = donor(&sim, &fabric).await;
+        let (_host, _, _) = donor(&sim, &provider).await;
         let wrong = Credential { name: "owner".to_owned(), token: Token::new([8; 32]) };
-        assert!(matches!(fabric.connect("donor", &wrong).await, Err(Error::Refused(_))));
+        assert!(matches!(provider.connect("donor", &wrong).await, Err(Error::Rejected(_))));
         let wrong = Credential { name: "other".to_owned(), token: TOKEN };
-        assert!(matches!(fabric.connect("donor", &wrong).await, Err(Error::Refused(_))));
-        assert!(matches!(fabric.host("donor", options()).await.map(drop), Err(Error::System { .. })));
+        assert!(matches!(provider.connect("donor", &wrong).await, Err(Error::Rejected(_))));
+        assert!(matches!(provider.host("donor", options()).await.map(drop), Err(Error::System { .. })));
     });
 }
 
 #[test]
 fn transfers_tear_between_words_and_never_within_one() {
     let torn = seeds(20, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (_host, _, capability) = donor(&sim, &fabric).await;
-        let (writer, reader) = (connect(&sim, &fabric, "owner").await, connect(&sim, &fabric, "other").await);
+        let provider = SimProvider::new(&sim);
+        let (_host, _, capability) = donor(&sim, &provider).await;
+        let (writer, reader) = (connect(&sim, &provider, "owner").await, connect(&sim, &provider, "other").await);
         let mut torn = 0;
         for round in 1..=100u8 {
             let write = writer.write(&capability, 0, &[pattern(round, 64)]);
@@ -138,12 +138,12 @@ fn transfers_tear_between_words_and_never_within_one() {
 #[test]
 fn verbs_of_one_endpoint_take_effect_in_the_order_of_posting() {
     seeds(20, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (_host, _, capability) = donor(&sim, &fabric).await;
-        let (writer, reader) = (connect(&sim, &fabric, "owner").await, connect(&sim, &fabric, "other").await);
+        let provider = SimProvider::new(&sim);
+        let (_host, _, capability) = donor(&sim, &provider).await;
+        let (writer, reader) = (connect(&sim, &provider, "owner").await, connect(&sim, &provider, "other").await);
         let mut last = None;
         for number in 1..=200u64 {
-            // First the data, then the word that says so.
+            // First the data, then the word that publishes it.
             drop(writer.write(&capability, 4096, &[pattern(number as u8, 256)]));
             last = Some(writer.write(&capability, 0, &[Bytes::copy_from_slice(&number.to_le_bytes())]));
             if number % 20 == 0 {
@@ -160,9 +160,9 @@ fn verbs_of_one_endpoint_take_effect_in_the_order_of_posting() {
 #[test]
 fn memory_of_a_paused_host_answers_and_that_of_a_crashed_one_is_gone() {
     seeds(10, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (_host, _, capability) = donor(&sim, &fabric).await;
-        let endpoint = connect(&sim, &fabric, "owner").await;
+        let provider = SimProvider::new(&sim);
+        let (_host, _, capability) = donor(&sim, &provider).await;
+        let endpoint = connect(&sim, &provider, "owner").await;
         sim.node("donor").pause();
         assert_eq!(endpoint.fetch_add(&capability, 0, 5).await, Ok(0));
         sim.node("donor").resume();
@@ -172,21 +172,21 @@ fn memory_of_a_paused_host_answers_and_that_of_a_crashed_one_is_gone() {
         assert_eq!(outcome.kind(), ErrorKind::Ambiguous);
         assert_eq!(endpoint.receive().await, Err(Error::Closed));
         assert_eq!(endpoint.fetch_add(&capability, 0, 5).await, Err(Error::Closed));
-        // The next life has the address, and none of the memory.
-        let (_again, _, fresh) = donor(&sim, &fabric).await;
-        let endpoint = connect(&sim, &fabric, "owner").await;
+        // The next incarnation has the address, and none of the memory.
+        let (_again, _, fresh) = donor(&sim, &provider).await;
+        let endpoint = connect(&sim, &provider, "owner").await;
         assert_eq!(endpoint.fetch_add(&capability, 0, 5).await, Err(Error::Unknown));
         assert_eq!(endpoint.fetch_add(&fresh, 0, 5).await, Ok(0));
-        assert_eq!(fabric.counts().in_flight, 0);
+        assert_eq!(provider.counts().in_flight, 0);
     });
 }
 
 #[test]
 fn what_a_crashed_node_had_posted_lands_or_not() {
     let landed = seeds(60, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (_host, _, capability) = donor(&sim, &fabric).await;
-        let (doomed, observer) = (connect(&sim, &fabric, "owner").await, connect(&sim, &fabric, "other").await);
+        let provider = SimProvider::new(&sim);
+        let (_host, _, capability) = donor(&sim, &provider).await;
+        let (doomed, observer) = (connect(&sim, &provider, "owner").await, connect(&sim, &provider, "other").await);
         for _ in 0..4 {
             drop(doomed.fetch_add(&capability, 0, 1));
         }
@@ -194,7 +194,7 @@ fn what_a_crashed_node_had_posted_lands_or_not() {
         sim.node("owner").crash();
         let at_once = word(&observer, &capability, 0).await;
         rt::sleep(Duration::from_secs(10)).await;
-        let (at_last, stray) = (word(&observer, &capability, 0).await, fabric.counts().stray);
+        let (at_last, stray) = (word(&observer, &capability, 0).await, provider.counts().stray);
         assert!(at_last >= at_once && at_last <= 4);
         (at_last, at_last > at_once, stray)
     });
@@ -207,9 +207,9 @@ fn what_a_crashed_node_had_posted_lands_or_not() {
 #[test]
 fn cuts_delay_verbs_and_long_ones_lose_them() {
     seeds(20, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (_host, _, capability) = donor(&sim, &fabric).await;
-        let endpoint = connect(&sim, &fabric, "owner").await;
+        let provider = SimProvider::new(&sim);
+        let (_host, _, capability) = donor(&sim, &provider).await;
+        let endpoint = connect(&sim, &provider, "owner").await;
         let one_way = rt::random_below(2) == 0;
         if one_way {
             sim.mute("donor", "owner");
@@ -236,7 +236,7 @@ fn cuts_delay_verbs_and_long_ones_lose_them() {
         };
         sim.heal_all();
         rt::sleep(Duration::from_secs(10)).await;
-        let value = word(&connect(&sim, &fabric, "owner").await, &capability, 0).await;
+        let value = word(&connect(&sim, &provider, "owner").await, &capability, 0).await;
         assert!(value == 1 || (lost && value == 0));
     });
 }
@@ -244,11 +244,11 @@ fn cuts_delay_verbs_and_long_ones_lose_them() {
 #[test]
 fn nothing_lands_after_a_revocation_has_returned() {
     let outcomes = seeds(100, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (host, region, _) = donor(&sim, &fabric).await;
+        let provider = SimProvider::new(&sim);
+        let (host, region, _) = donor(&sim, &provider).await;
         let fresh = host.grant(region, Rights::ALL, "owner").expect("the region is there");
         let stale = host.grant(region, Rights::ALL, "owner").expect("the region is there");
-        let (writer, observer) = (connect(&sim, &fabric, "owner").await, connect(&sim, &fabric, "other").await);
+        let (writer, observer) = (connect(&sim, &provider, "owner").await, connect(&sim, &provider, "other").await);
         match rt::random_below(3) {
             0 => sim.inject_next("rma.sim.delay_revocation", 1),
             1 => sim.inject("rma.sim.tear", 0.5),
@@ -286,13 +286,13 @@ fn nothing_lands_after_a_revocation_has_returned() {
 #[test]
 fn messages_wait_for_a_paused_receiver_and_their_sender_for_room() {
     seeds(5, |sim| async move {
-        let fabric = SimFabric::new(&sim);
-        let (host, _, capability) = donor(&sim, &fabric).await;
-        let endpoint = connect(&sim, &fabric, "owner").await;
+        let provider = SimProvider::new(&sim);
+        let (host, _, capability) = donor(&sim, &provider).await;
+        let endpoint = connect(&sim, &provider, "owner").await;
         let accepted = host.accept().await.expect("somebody has connected");
         let sent: Vec<_> =
             (0..1000u32).map(|number| endpoint.send(&[Bytes::copy_from_slice(&number.to_le_bytes())])).collect();
-        // What nobody receives is no hindrance to verbs.
+        // Messages that are not received do not hinder verbs.
         assert_eq!(endpoint.fetch_add(&capability, 0, 1).await, Ok(0));
         rt::sleep(10 * MS).await;
         let mut taken = 0;
@@ -309,7 +309,7 @@ fn messages_wait_for_a_paused_receiver_and_their_sender_for_room() {
         assert!(taken >= 256 && !waiting.is_empty(), "{taken}");
         for number in 0..1000u32 {
             let message = accepted.receive().await.expect("the connection holds");
-            assert_eq!(message, Incoming::Message(Bytes::copy_from_slice(&number.to_le_bytes())));
+            assert_eq!(message, IncomingEvent::Message(Bytes::copy_from_slice(&number.to_le_bytes())));
         }
         for send in waiting {
             send.await.expect("the connection holds");
@@ -327,24 +327,24 @@ fn every_fault_point_strikes_and_loses_no_verb_silently() {
         }
         sim.inject_next("rma.sim.exhausted", 1);
         sim.inject_next("rma.sim.delay_revocation", 1);
-        let fabric = SimFabric::new(&sim);
-        let host = fabric.host("first", options()).await.expect("the address is free");
+        let provider = SimProvider::new(&sim);
+        let host = provider.host("first", options()).await.expect("the address is free");
         assert!(matches!(host.register("test", 4096).await, Err(Error::Exhausted(_))));
-        let (donor, _, capability) = donor(&sim, &fabric).await;
+        let (donor, _, capability) = donor(&sim, &provider).await;
         let (mut done, mut unknown) = (0, 0);
-        let mut endpoint = connect(&sim, &fabric, "owner").await;
+        let mut endpoint = connect(&sim, &provider, "owner").await;
         for _ in 0..300 {
             drop(endpoint.write(&capability, 4096, &[pattern(1, 64)]));
             match endpoint.fetch_add(&capability, 0, 1).await {
                 Ok(_) => done += 1,
                 Err(error) => {
                     unknown += u64::from(error.kind() == ErrorKind::Ambiguous);
-                    endpoint = connect(&sim, &fabric, "owner").await;
+                    endpoint = connect(&sim, &provider, "owner").await;
                 }
             }
         }
         rt::sleep(Duration::from_secs(10)).await;
-        let total = connect(&sim, &fabric, "observer").await.fetch_add(&capability, 0, 0).await;
+        let total = connect(&sim, &provider, "observer").await.fetch_add(&capability, 0, 0).await;
         host.revoke(&capability).await.expect_err("it is another host's");
         if let Ok(total) = total {
             assert!(total >= done && total <= done + unknown, "{done} to {}: {total}", done + unknown);
@@ -363,43 +363,43 @@ fn a_run_leaves_no_fabric_behind() {
     let weak = Arc::downgrade(&held);
     Simulation::new(1)
         .run(|sim| async move {
-            let fabric = SimFabric::new(&sim);
-            let options = HostOptions {
+            let provider = SimProvider::new(&sim);
+            let options = HostConfig {
                 node: NodeId(1),
                 tokens: Arc::new(move |_| {
                     let _held = &held;
                     Some(TOKEN)
                 }),
             };
-            let inner = fabric.clone();
+            let inner = provider.clone();
             sim.node("donor").start(move || {
-                let (fabric, options) = (inner.clone(), options.clone());
+                let (provider, options) = (inner.clone(), options.clone());
                 async move {
-                    let _host = fabric.host("donor", options).await.expect("the address is free");
+                    let _host = provider.host("donor", options).await.expect("the address is free");
                     std::future::pending::<()>().await;
                 }
             });
             rt::sleep(MS).await;
-            let endpoint = connect(&sim, &fabric, "owner").await;
+            let endpoint = connect(&sim, &provider, "owner").await;
             drop(endpoint.send(&[Bytes::from_static(b"on its way")]));
         })
         .expect("the run succeeds");
     assert_eq!(weak.strong_count(), 0);
 }
 
-/// The provider under the conformance suite: host and callers on nodes of their own.
+/// The provider under the conformance suite: host and clients on nodes of their own.
 struct Simulated {
     sim: Sim,
-    fabric: SimFabric,
+    provider: SimProvider,
     host: Arc<dyn Host>,
     cuts: bool,
 }
 
 impl Simulated {
-    async fn new(sim: &Sim, fabric: SimFabric, cuts: bool) -> Simulated {
-        let (host, region, _) = donor(sim, &fabric).await;
+    async fn new(sim: &Sim, provider: SimProvider, cuts: bool) -> Simulated {
+        let (host, region, _) = donor(sim, &provider).await;
         host.deregister(region).await.expect("the region is there");
-        Simulated { sim: sim.clone(), fabric, host, cuts }
+        Simulated { sim: sim.clone(), provider, host, cuts }
     }
 }
 
@@ -419,8 +419,8 @@ impl Fixture for Simulated {
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
         self.sim.heal_all();
-        let (fabric, credential) = (self.fabric.clone(), credential.clone());
-        let task = self.sim.node("owner").spawn(async move { fabric.connect("donor", &credential).await });
+        let (provider, credential) = (self.provider.clone(), credential.clone());
+        let task = self.sim.node("owner").spawn(async move { provider.connect("donor", &credential).await });
         task.await.expect("nobody aborts it")
     }
 
@@ -433,16 +433,16 @@ impl Fixture for Simulated {
         self.sim.cut("owner", "donor");
     }
 
-    fn features(&self) -> Features {
-        Features { sever: true, rounds: 100, patience: Duration::from_secs(3600), ..Features::default() }
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures { sever: true, rounds: 100, patience: Duration::from_secs(3600), ..FixtureFeatures::default() }
     }
 }
 
 /// Runs the suite on one profile.
-fn conforms(seed: u64, profile: Profile) {
+fn conforms(seed: u64, profile: ProviderProfile) {
     let run = Simulation::new(seed).run(move |sim| async move {
-        let fabric = SimFabric::new(&sim).with_profile(profile);
-        conformance::run(&Simulated::new(&sim, fabric, seed.is_multiple_of(2)).await).await.assert_held();
+        let provider = SimProvider::new(&sim).with_profile(profile);
+        conformance::run(&Simulated::new(&sim, provider, seed.is_multiple_of(2)).await).await.assert_held();
     });
     run.expect("the run succeeds");
 }
@@ -454,7 +454,7 @@ fn the_weakest_profile_conforms() {
 
 #[test]
 fn other_profiles_conform() {
-    conforms(10, Profile { ordering: Ordering::Words, ..WEAKEST });
-    conforms(11, Profile { synchronous: true, ..WEAKEST });
-    conforms(12, Profile { immediate: false, ..WEAKEST });
+    conforms(10, ProviderProfile { ordering: VerbOrdering::Words, ..WEAKEST });
+    conforms(11, ProviderProfile { synchronous: true, ..WEAKEST });
+    conforms(12, ProviderProfile { immediate: false, ..WEAKEST });
 }

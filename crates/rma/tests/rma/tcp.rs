@@ -1,4 +1,4 @@
-//! The `tcp` provider: the conformance suite, and what is its own: TLS, hostile bytes, revocation in the middle of a
+//! The `tcp` provider: the conformance suite, and tests of its own features: TLS, hostile bytes, revocation in the middle of a
 //! transfer, lost connections, links over its messages.
 
 use std::collections::VecDeque;
@@ -11,13 +11,13 @@ use base::rt::net::{self, Link, Listener};
 use base::rt::{self, channel::Closed, production};
 use base::{Bytes, BytesMut, ErrorKind};
 use proptest::prelude::*;
-use rma::conformance::{self, Features, Fixture};
-use rma::links::RmaLinks;
-use rma::tcp::{Tcp, TcpOptions, TcpTls};
-use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
+use rma::conformance::{self, Fixture, FixtureFeatures};
+use rma::links::RmaTransport;
+use rma::tcp::{TcpConfig, TcpProvider, TcpTls};
+use rma::{Capability, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, Token};
 
-/// Generous: nothing is measured, a test that hangs is to fail.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Generous: nothing is measured, only a test that hangs must fail.
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 const REGION_BYTES: u64 = 64 << 20;
 const TOKEN: Token = Token::new([7; 32]);
 
@@ -25,49 +25,49 @@ fn credential() -> Credential {
     Credential { name: "compute0".to_owned(), token: TOKEN }
 }
 
-fn host_options() -> HostOptions {
-    HostOptions { node: NodeId(9), tokens: Arc::new(|name| ["compute0", "compute1"].contains(&name).then_some(TOKEN)) }
+fn host_options() -> HostConfig {
+    HostConfig { node: NodeId(9), tokens: Arc::new(|name| ["compute0", "compute1"].contains(&name).then_some(TOKEN)) }
 }
 
-/// Runs a test on a runtime of its own, with a time limit.
+/// Runs a test on its own runtime, with a time limit.
 fn run<F: Future<Output = ()>>(test: F) {
-    production::run(async { rt::timeout(PATIENCE, test).await.expect("nothing hangs") });
+    production::run(async { rt::timeout(TEST_TIMEOUT, test).await.expect("nothing hangs") });
 }
 
 struct Bench {
-    fabric: Tcp,
+    provider: TcpProvider,
     host: Arc<dyn Host>,
     endpoint: Endpoint,
     accepted: Endpoint,
     capability: Capability,
 }
 
-async fn bench(options: TcpOptions) -> Bench {
-    let fabric = Tcp::new(options);
-    let host = fabric.host("127.0.0.1:0", host_options()).await.expect("a port is free");
+async fn bench(options: TcpConfig) -> Bench {
+    let provider = TcpProvider::new(options);
+    let host = provider.host("127.0.0.1:0", host_options()).await.expect("a port is free");
     let region = host.register("test", REGION_BYTES).await.expect("there is memory");
     let capability = host.grant(region, Rights::ALL, "compute0").expect("the region is there");
-    let endpoint = fabric.connect(&host.address(), &credential()).await.expect("the token is right");
+    let endpoint = provider.connect(&host.address(), &credential()).await.expect("the token is right");
     let accepted = host.accept().await.expect("it was connected to");
-    Bench { fabric, host, endpoint, accepted, capability }
+    Bench { provider, host, endpoint, accepted, capability }
 }
 
-/// Every way of waiting and of protecting a connection.
-fn ways() -> Vec<TcpOptions> {
-    let sleeping = TcpOptions { spin: Duration::ZERO, ..TcpOptions::default() };
-    vec![TcpOptions::default(), sleeping, TcpOptions { tls: Some(tls_of(&authority())), ..TcpOptions::default() }]
+/// Every combination of waiting and protection.
+fn ways() -> Vec<TcpConfig> {
+    let sleeping = TcpConfig { spin: Duration::ZERO, ..TcpConfig::default() };
+    vec![TcpConfig::default(), sleeping, TcpConfig { tls: Some(tls_of(&authority())), ..TcpConfig::default() }]
 }
 
-type Authority = rcgen::CertifiedIssuer<'static, rcgen::KeyPair>;
+type TestAuthority = rcgen::CertifiedIssuer<'static, rcgen::KeyPair>;
 
-fn authority() -> Authority {
+fn authority() -> TestAuthority {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let key = rcgen::KeyPair::generate().expect("keys can be made");
     rcgen::CertifiedIssuer::self_signed(params, key).expect("it is a valid authority")
 }
 
-fn tls_of(authority: &Authority) -> TcpTls {
+fn tls_of(authority: &TestAuthority) -> TcpTls {
     let key = rcgen::KeyPair::generate().expect("keys can be made");
     let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("it is a valid name");
     let certificate = params.signed_by(&key, authority).expect("it can be signed");
@@ -79,7 +79,7 @@ fn pattern(length: usize, seed: usize) -> Bytes {
     (0..length).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed) as u8).collect()
 }
 
-/// Passes bytes on between callers and a host, until it cuts all connections that there are.
+/// Forwards bytes between clients and a host, until it cuts all connections.
 struct Cable {
     address: String,
     sockets: Arc<Mutex<Vec<TcpStream>>>,
@@ -95,7 +95,7 @@ impl Cable {
         std::thread::spawn(move || {
             for near in listener.incoming() {
                 let near = near.expect("connections can be accepted");
-                // Without a host the caller sees its connection end.
+                // Without a host the client sees its connection end.
                 let Ok(far) = TcpStream::connect(&host) else { continue };
                 let copy = |socket: &TcpStream| socket.try_clone().expect("descriptors are left");
                 opened.lock().expect("nothing panics under it").extend([copy(&near), copy(&far)]);
@@ -118,7 +118,7 @@ impl Cable {
 }
 
 struct Conforming {
-    fabric: Tcp,
+    provider: TcpProvider,
     host: Arc<dyn Host>,
     cable: Option<Cable>,
 }
@@ -140,11 +140,11 @@ impl Fixture for Conforming {
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
         let address = self.host.address();
         match &self.cable {
-            // Not over the cable when the host has gone: that nobody listens is for the host's own port to say.
+            // Not over the cable when the host has gone: the host's own port must refuse the connection.
             Some(cable) if TcpStream::connect(&address).is_ok() => {
-                self.fabric.connect(&cable.address, credential).await
+                self.provider.connect(&cable.address, credential).await
             }
-            _ => self.fabric.connect(&address, credential).await,
+            _ => self.provider.connect(&address, credential).await,
         }
     }
 
@@ -152,38 +152,38 @@ impl Fixture for Conforming {
         self.cable.as_ref().expect("only a cable can be cut").cut();
     }
 
-    fn features(&self) -> Features {
-        Features { sever: self.cable.is_some(), ..Features::default() }
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures { sever: self.cable.is_some(), ..FixtureFeatures::default() }
     }
 }
 
-fn conforms(options: TcpOptions, cable: bool) {
+fn conforms(options: TcpConfig, cable: bool) {
     production::run(async {
-        let fabric = Tcp::new(options);
-        let host = fabric.host("127.0.0.1:0", host_options()).await.expect("a port is free");
+        let provider = TcpProvider::new(options);
+        let host = provider.host("127.0.0.1:0", host_options()).await.expect("a port is free");
         let cable = cable.then(|| Cable::to(&host.address()));
-        conformance::run(&Conforming { fabric, host, cable }).await.assert_held();
+        conformance::run(&Conforming { provider, host, cable }).await.assert_held();
     });
 }
 
 #[test]
 fn it_conforms() {
-    conforms(TcpOptions::default(), false);
+    conforms(TcpConfig::default(), false);
 }
 
 #[test]
 fn it_conforms_over_a_cable_that_can_be_cut() {
-    conforms(TcpOptions::default(), true);
+    conforms(TcpConfig::default(), true);
 }
 
 #[test]
 fn it_conforms_when_nobody_spins() {
-    conforms(TcpOptions { spin: Duration::ZERO, ..TcpOptions::default() }, false);
+    conforms(TcpConfig { spin: Duration::ZERO, ..TcpConfig::default() }, false);
 }
 
 #[test]
 fn it_conforms_over_tls() {
-    conforms(TcpOptions { tls: Some(tls_of(&authority())), ..TcpOptions::default() }, false);
+    conforms(TcpConfig { tls: Some(tls_of(&authority())), ..TcpConfig::default() }, false);
 }
 
 #[test]
@@ -246,10 +246,10 @@ fn many_verbs_in_flight_take_effect_in_order() {
     }
 }
 
-/// A host stops to carry out what a connection asks for while more than 4 MiB of replies to it wait to go out. It took the
-/// requests that it had read by then for done: when the caller read as fast as the host wrote, the replies went out in one
-/// turn, no socket had anything to tell any more, and all requests in the host's buffer hung for ever. Hundreds of reads
-/// that arrive in one piece showed it, of the kind that is copied and of the kind that leaves the region itself.
+/// Regression: a host stops executing a connection's requests while more than 4 MiB of replies wait to be written. It then
+/// regarded the requests that it had already read as done: when the client read as fast as the host wrote, the replies went out
+/// in one turn, no further socket event came, and all requests in the host's buffer hung for ever. Hundreds of reads that
+/// arrive in one piece showed it, both copied ones and those written from the region itself.
 #[test]
 fn many_large_reads_that_arrive_in_one_piece_all_complete() {
     for options in ways() {
@@ -271,9 +271,9 @@ fn many_large_reads_that_arrive_in_one_piece_all_complete() {
     }
 }
 
-/// The same from the other side: the host's endpoint writes the queue out too, with a message of its own. It could do so
-/// between two looks of the progress thread, which found the connection crowded and then nothing left to write, and
-/// watched the socket for neither.
+/// The same from the other end: the host's endpoint also writes the queue, with a message of its own. It could do so between
+/// two polls of the progress thread, which found the connection crowded and then nothing left to write, and watched the socket
+/// for neither event.
 #[test]
 fn reads_complete_while_the_host_sends_messages() {
     for options in ways() {
@@ -296,7 +296,7 @@ fn reads_complete_while_the_host_sends_messages() {
                 endpoint.flush();
                 for read in reads {
                     read.await.expect("it is allowed");
-                    assert_eq!(endpoint.receive().await, Ok(Incoming::Message(pattern(100, 1))));
+                    assert_eq!(endpoint.receive().await, Ok(IncomingEvent::Message(pattern(100, 1))));
                 }
             }
             drop(endpoint);
@@ -306,12 +306,12 @@ fn reads_complete_while_the_host_sends_messages() {
     }
 }
 
-/// The progress thread went on with the connection that it had served last for as long as there was something to do, and
-/// looked at no other, nor whether its host was to end.
+/// Regression: the progress thread kept serving the connection that it had served last as long as there was work, and checked
+/// neither the others nor whether its host was to stop.
 #[test]
 fn a_connection_that_is_never_idle_keeps_nobody_from_being_served() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         let greedy = rt::spawn({
             let (endpoint, capability) = (bench.endpoint.clone(), bench.capability);
             async move {
@@ -328,7 +328,7 @@ fn a_connection_that_is_never_idle_keeps_nobody_from_being_served() {
                 }
             }
         });
-        let other = bench.fabric.connect(&bench.host.address(), &credential()).await.expect("the token is right");
+        let other = bench.provider.connect(&bench.host.address(), &credential()).await.expect("the token is right");
         for round in 0..200 {
             assert_eq!(other.fetch_add(&bench.capability, 0, 1).await, Ok(round));
         }
@@ -362,9 +362,9 @@ fn nothing_lands_after_a_revocation_in_the_middle_of_transfers() {
                     rt::yield_now().await;
                 }
                 bench.host.revoke(&capability).await.expect("it is a grant of the host's");
-                // From another connection, so that it does not stand behind the writes.
+                // On another connection, so that it does not wait behind the writes.
                 let other =
-                    bench.fabric.connect(&bench.host.address(), &credential()).await.expect("the token is right");
+                    bench.provider.connect(&bench.host.address(), &credential()).await.expect("the token is right");
                 let kept = bench.host.accept().await.expect("it was connected to");
                 let length = 18 << 20;
                 let before = other.read(&reader, 0, length, BytesMut::new()).await.expect("it is allowed");
@@ -391,7 +391,7 @@ fn nothing_lands_after_a_revocation_in_the_middle_of_transfers() {
 #[test]
 fn a_read_that_is_revoked_on_its_way_is_not_taken_for_whole() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         let reads: Vec<_> =
             (0..8).map(|_| bench.endpoint.read(&bench.capability, 0, 64 << 20, BytesMut::new())).collect();
         bench.endpoint.flush();
@@ -413,7 +413,7 @@ fn a_read_that_is_revoked_on_its_way_is_not_taken_for_whole() {
 #[test]
 fn what_a_capability_does_not_allow_is_refused() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         let (endpoint, host) = (&bench.endpoint, &bench.host);
         let reader = host.grant(bench.capability.region, Rights::READ, "compute0").expect("the region is there");
         let word = [pattern(8, 1)];
@@ -426,7 +426,7 @@ fn what_a_capability_does_not_allow_is_refused() {
         assert!(matches!(far, Error::OutOfBounds { offset: u64::MAX, .. }));
         assert_eq!(endpoint.fetch_add(&bench.capability, 4, 1).await, Err(Error::Misaligned(4)));
         let mut other = bench.capability;
-        other.secret = rma::Secret::random();
+        other.secret = rma::CapabilitySecret::random();
         assert_eq!(endpoint.fetch_add(&other, 0, 1).await, Err(Error::Unknown));
         let mut other = bench.capability;
         other.node = NodeId(8);
@@ -457,7 +457,7 @@ fn messages_of_all_sizes_arrive_in_both_directions_beside_verbs() {
                 });
                 rt::spawn(async move {
                     for (seed, length) in sizes.into_iter().enumerate() {
-                        let Incoming::Message(message) = to.receive().await.expect("it was sent") else {
+                        let IncomingEvent::Message(message) = to.receive().await.expect("it was sent") else {
                             panic!("no message")
                         };
                         assert!(message == pattern(length, seed), "message {seed} of {length} bytes is another");
@@ -480,23 +480,23 @@ fn messages_of_all_sizes_arrive_in_both_directions_beside_verbs() {
 #[test]
 fn verbs_complete_while_messages_wait_for_a_receiver() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
-        // More than the window in both directions, and nobody receives.
+        let bench = bench(TcpConfig::default()).await;
+        // More than the window in both directions, and neither end receives.
         let mut waiting = Vec::new();
         for _ in 0..3000 {
             drop(bench.accepted.send(&[pattern(10, 1)]));
             waiting.push(bench.endpoint.send(&[pattern(10, 1)]));
         }
-        let other = bench.fabric.connect(&bench.host.address(), &credential()).await.expect("the token is right");
+        let other = bench.provider.connect(&bench.host.address(), &credential()).await.expect("the token is right");
         other.fetch_add(&bench.capability, 0, 1).await.expect("the progress thread does not wait");
         // Behind the messages on the same connection, as soon as those are received.
         let behind = bench.endpoint.fetch_add(&bench.capability, 0, 1);
         for _ in 0..3000 {
-            assert_eq!(bench.accepted.receive().await, Ok(Incoming::Message(pattern(10, 1))));
+            assert_eq!(bench.accepted.receive().await, Ok(IncomingEvent::Message(pattern(10, 1))));
         }
         assert_eq!(behind.await, Ok(1));
         for _ in 0..3000 {
-            assert_eq!(bench.endpoint.receive().await, Ok(Incoming::Message(pattern(10, 1))));
+            assert_eq!(bench.endpoint.receive().await, Ok(IncomingEvent::Message(pattern(10, 1))));
         }
         for sent in waiting {
             sent.await.expect("it was received");
@@ -507,22 +507,22 @@ fn verbs_complete_while_messages_wait_for_a_receiver() {
 #[test]
 fn immediate_data_comes_after_its_bytes() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         for round in 0..2000_u32 {
             let bytes = pattern(100, round as usize);
             let write = bench.endpoint.write_with_immediate(&bench.capability, 40, &[bytes], round);
             write.await.expect("it is allowed");
             let expected =
-                Incoming::Immediate { immediate: round, region: bench.capability.region, offset: 40, length: 100 };
+                IncomingEvent::Immediate { immediate: round, region: bench.capability.region, offset: 40, length: 100 };
             assert_eq!(bench.accepted.receive().await, Ok(expected));
         }
-        // One that is refused is not announced, and its place in the window is given back.
+        // A rejected write is not announced, and does not use up the window.
         for _ in 0..3000 {
             let refused = bench.endpoint.write_with_immediate(&bench.capability, REGION_BYTES, &[pattern(1, 1)], 1);
             assert!(matches!(refused.await, Err(Error::OutOfBounds { .. })));
         }
         bench.endpoint.send(&[pattern(3, 3)]).await.expect("it is open");
-        assert_eq!(bench.accepted.receive().await, Ok(Incoming::Message(pattern(3, 3))));
+        assert_eq!(bench.accepted.receive().await, Ok(IncomingEvent::Message(pattern(3, 3))));
     });
 }
 
@@ -533,7 +533,7 @@ fn a_lost_host_leaves_ambiguous_verbs_and_a_closed_endpoint() {
             let bench = bench(options).await;
             let writes: Vec<_> =
                 (0..4).map(|_| bench.endpoint.write(&bench.capability, 0, &[pattern(1 << 20, 1)])).collect();
-            // They were posted and not yet started.
+            // The writes were posted and not started.
             bench.host.close().await;
             for write in writes {
                 assert_eq!(write.await.expect_err("the host has gone").kind(), ErrorKind::Ambiguous);
@@ -550,21 +550,21 @@ fn a_lost_host_leaves_ambiguous_verbs_and_a_closed_endpoint() {
 #[test]
 fn a_dropped_host_ends_its_connections() {
     run(async {
-        let Bench { fabric, host, endpoint, accepted, capability } = bench(TcpOptions::default()).await;
+        let Bench { provider, host, endpoint, accepted, capability } = bench(TcpConfig::default()).await;
         let address = host.address();
         drop(host);
         assert_eq!(endpoint.receive().await, Err(Error::Closed));
         assert_eq!(endpoint.fetch_add(&capability, 0, 1).await, Err(Error::Closed));
         assert_eq!(accepted.receive().await, Err(Error::Closed));
-        let refused = fabric.connect(&address, &credential()).await.map(|_| ());
-        assert!(matches!(refused, Err(Error::Unreachable { .. } | Error::Refused(_))), "{refused:?}");
+        let refused = provider.connect(&address, &credential()).await.map(|_| ());
+        assert!(matches!(refused, Err(Error::Unreachable { .. } | Error::Rejected(_))), "{refused:?}");
     });
 }
 
 #[test]
 fn an_endpoint_that_is_closed_says_so_on_both_sides() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         let verb = bench.endpoint.fetch_add(&bench.capability, 0, 1);
         bench.endpoint.close();
         assert_eq!(verb.await.expect_err("it was in flight").kind(), ErrorKind::Ambiguous);
@@ -576,16 +576,16 @@ fn an_endpoint_that_is_closed_says_so_on_both_sides() {
 #[test]
 fn strangers_are_refused() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         let address = bench.host.address();
         for (name, token) in [("compute0", [8; 32]), ("compute2", [7; 32])] {
             let credential = Credential { name: name.to_owned(), token: Token::new(token) };
-            let refused = bench.fabric.connect(&address, &credential).await.map(|_| ());
-            assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+            let refused = bench.provider.connect(&address, &credential).await.map(|_| ());
+            assert!(matches!(refused, Err(Error::Rejected(_))), "{refused:?}");
         }
-        let nobody = bench.fabric.connect("127.0.0.1:1", &credential()).await.map(|_| ());
+        let nobody = bench.provider.connect("127.0.0.1:1", &credential()).await.map(|_| ());
         assert!(matches!(nobody, Err(Error::Unreachable { .. })), "{nobody:?}");
-        let taken = bench.fabric.host(&address, host_options()).await.map(|_| ());
+        let taken = bench.provider.host(&address, host_options()).await.map(|_| ());
         assert!(matches!(taken, Err(Error::System { .. })), "{taken:?}");
     });
 }
@@ -594,25 +594,25 @@ fn strangers_are_refused() {
 fn certificates_of_others_are_refused_on_both_sides() {
     run(async {
         let (ours, theirs) = (authority(), authority());
-        let options = |tls| TcpOptions { tls, ..TcpOptions::default() };
+        let options = |tls| TcpConfig { tls, ..TcpConfig::default() };
         let bench = bench(options(Some(tls_of(&ours)))).await;
         for stranger in [options(Some(tls_of(&theirs))), options(None)] {
-            let stranger = Tcp::new(stranger);
+            let stranger = TcpProvider::new(stranger);
             assert!(stranger.connect(&bench.host.address(), &credential()).await.is_err());
         }
-        // The host goes on.
+        // The host keeps serving.
         bench.endpoint.fetch_add(&bench.capability, 0, 1).await.expect("it is allowed");
     });
 }
 
-/// A connection of which the first bytes are right, to send hostile ones over. The token is known to this test, and so it
-/// shakes hands as the provider would.
+/// A connection with a valid handshake, over which the test sends hostile bytes. The test knows the token, so its handshake is
+/// the provider's.
 struct Hostile(TcpStream);
 
 impl Hostile {
     fn connect(address: &str) -> Hostile {
         let mut socket = TcpStream::connect(address).expect("it listens");
-        socket.set_read_timeout(Some(PATIENCE)).expect("it can be set");
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).expect("it can be set");
         let mut hello = b"HDLRMATC\x01\0\0\0\x08\0\0\0".to_vec();
         hello.extend([1; 32]);
         hello.extend(b"compute0");
@@ -629,9 +629,9 @@ impl Hostile {
         Hostile(socket)
     }
 
-    /// Sends bytes and no more; whatever the host answers is thrown away until it hangs up.
+    /// Sends bytes and no more; ignores the host's answers until it hangs up.
     fn send(mut self, bytes: &[u8]) {
-        // The host may hang up before all of it is sent.
+        // The host may hang up before all bytes are sent.
         let _ = self.0.write_all(bytes);
         let _ = self.0.shutdown(Shutdown::Write);
         let mut waste = [0; 4096];
@@ -642,7 +642,7 @@ impl Hostile {
 #[test]
 fn hostile_bytes_end_their_connection_and_harm_nothing() {
     run(async {
-        let bench = bench(TcpOptions::default()).await;
+        let bench = bench(TcpConfig::default()).await;
         bench.endpoint.fetch_add(&bench.capability, 0, 41).await.expect("it is allowed");
         let address = bench.host.address();
         let header = |kind: u8, length: u64| {
@@ -661,7 +661,7 @@ fn hostile_bytes_end_their_connection_and_harm_nothing() {
             header(0x81, 0),
             [header(2, 64 << 20), vec![0; 64]].concat(),
         ];
-        // More messages than the window has.
+        // More messages than the window allows.
         hostile.push(header(6, 0).repeat(1025));
         let keep = rt::spawn({
             let host = Arc::clone(&bench.host);
@@ -686,7 +686,7 @@ fn hostile_bytes_end_their_connection_and_harm_nothing() {
     });
 }
 
-/// What a hostile peer may send as one frame: nonsense, and frames that are nearly right.
+/// A frame that a hostile peer may send: nonsense, and frames that are nearly right.
 fn hostile_frame() -> impl Strategy<Value = Vec<u8>> {
     let nearly = (0_u8..9, 0_u64..200, any::<[u8; 64]>(), prop::collection::vec(any::<u8>(), 0..200)).prop_map(
         |(kind, length, mut verb, payload)| {
@@ -710,10 +710,10 @@ proptest! {
         frames in prop::collection::vec(hostile_frame(), 1..20),
     ) {
         run(async {
-            let bench = bench(TcpOptions::default()).await;
+            let bench = bench(TcpConfig::default()).await;
             let address = bench.host.address();
             rt::blocking(move || Hostile::connect(&address).send(&frames.concat())).await;
-            // No capability was known to it: the region is as it was.
+            // It knew no capability, so the region is unchanged.
             let bytes = bench.endpoint.read(&bench.capability, 0, 1 << 20, BytesMut::new()).await;
             assert!(bytes.expect("it is allowed").iter().all(|byte| *byte == 0));
         });
@@ -721,9 +721,9 @@ proptest! {
 }
 
 async fn links(scheme: &str) -> (Listener, Link, Link) {
-    let tokens: rma::Tokens = Arc::new(|name: &str| (name == "compute0").then_some(TOKEN));
-    let fabric: Arc<dyn Fabric> = Arc::new(Tcp::new(TcpOptions::default()));
-    net::register(scheme, Arc::new(RmaLinks::new(fabric, credential(), tokens)));
+    let tokens: rma::TokenLookup = Arc::new(|name: &str| (name == "compute0").then_some(TOKEN));
+    let provider: Arc<dyn Provider> = Arc::new(TcpProvider::new(TcpConfig::default()));
+    net::register(scheme, Arc::new(RmaTransport::new(provider, credential(), tokens)));
     let mut listener = net::listen(&format!("{scheme}:127.0.0.1:0")).await.expect("a port is free");
     let near = net::connect(listener.address()).await.expect("it listens");
     let far = listener.accept().await.expect("it was connected to");
@@ -764,7 +764,7 @@ fn what_was_sent_before_a_link_was_dropped_arrives() {
             assert!(far.receive().await.expect("it was sent") == pattern(50_000, seed));
         }
         assert_eq!(far.receive().await, Err(Closed));
-        // The notice that nobody receives any more comes before that of the end.
+        // The notice that the receiver was dropped comes before that of the end.
         assert_eq!(far.send(pattern(1, 1)).await, Err(Closed));
     });
 }

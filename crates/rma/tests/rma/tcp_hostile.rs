@@ -1,5 +1,5 @@
-//! The `tcp` provider against whoever means it harm, with sockets of their own: offsets beyond all regions, strangers in
-//! crowds, one tenant that wants every place, and panics that a connection finds.
+//! The `tcp` provider against attackers with sockets of their own: offsets beyond all regions, crowds of unauthenticated
+//! connections, a tenant that wants every connection, and panics that a connection triggers.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use base::rt::{self, production};
 use base::{Bytes, BytesMut};
-use rma::tcp::{Tcp, TcpOptions};
-use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
+use rma::tcp::{TcpConfig, TcpProvider};
+use rma::{Capability, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, Token};
 
-/// Generous: nothing is measured, a test that hangs is to fail.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Generous: nothing is measured, only a test that hangs must fail.
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 const TOKEN: Token = Token::new([7; 32]);
 const REGION_BYTES: u64 = 1 << 20;
 
@@ -25,31 +25,31 @@ const MESSAGE: u8 = 6;
 const CREDIT: u8 = 7;
 
 fn run<F: Future<Output = ()>>(test: F) {
-    production::run(async { rt::timeout(PATIENCE, test).await.expect("nothing hangs") });
+    production::run(async { rt::timeout(TEST_TIMEOUT, test).await.expect("nothing hangs") });
 }
 
 fn credential(name: &str) -> Credential {
     Credential { name: name.to_owned(), token: TOKEN }
 }
 
-/// A host that knows every name but `stranger`, and panics when it is asked for `bomb`.
+/// A host that knows every name but `stranger`, and panics when the name is `bomb`.
 async fn host() -> Arc<dyn Host> {
-    host_with(Tcp::default()).await
+    host_with(TcpProvider::default()).await
 }
 
-async fn host_with(fabric: Tcp) -> Arc<dyn Host> {
+async fn host_with(provider: TcpProvider) -> Arc<dyn Host> {
     let tokens = Arc::new(|name: &str| {
         assert_ne!(name, "bomb", "a panic that a test has asked for");
         (name != "stranger").then_some(TOKEN)
     });
-    fabric.host("127.0.0.1:0", HostOptions { node: NodeId(9), tokens }).await.expect("a port is free")
+    provider.host("127.0.0.1:0", HostConfig { node: NodeId(9), tokens }).await.expect("a port is free")
 }
 
 async fn connect(host: &Arc<dyn Host>, name: &str) -> Endpoint {
-    Tcp::default().connect(&host.address(), &credential(name)).await.expect("the host serves")
+    TcpProvider::default().connect(&host.address(), &credential(name)).await.expect("the host serves")
 }
 
-/// Accepts whoever comes, for as long as this lives.
+/// Accepts every connection, as long as this lives.
 fn accept_all(host: &Arc<dyn Host>) -> rt::AbortOnDrop<()> {
     let host = Arc::clone(host);
     let accepting = rt::spawn(async move {
@@ -76,13 +76,13 @@ fn hello(version: u8, name: &str) -> Vec<u8> {
     hello
 }
 
-/// A connection that shook hands as the provider would, to send anything over.
+/// A connection with a valid handshake, over which a test can send any bytes.
 struct Raw(TcpStream);
 
 impl Raw {
     fn connect(address: &str, name: &str) -> io::Result<Raw> {
         let mut socket = TcpStream::connect(address)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(TEST_TIMEOUT))?;
         let hello = hello(1, name);
         socket.write_all(&hello)?;
         let mut challenge = [0; 80];
@@ -99,7 +99,7 @@ impl Raw {
         self.0.write_all(bytes).expect("the host reads");
     }
 
-    /// The status of the next reply; its payload, and credit before it, are passed over.
+    /// The status of the next reply; skips its payload and credit before it.
     fn status(&mut self) -> u8 {
         loop {
             let mut header = [0; 16];
@@ -126,8 +126,9 @@ fn verb(kind: u8, length: u64, capability: &[u8; 40], offset: u64) -> Vec<u8> {
     bytes
 }
 
-/// The story: the memory node added the offset of a write that it had refused already to the bytes that had come of it. With an
-/// offset near 2^64 that sum overflowed, and the thread that served everybody died of it; no capability was needed.
+/// Regression: the memory node added the offset of a write that it had already rejected to the number of bytes received. With
+/// an offset near 2^64 the sum overflowed, and the panic ended the thread that served all connections; no capability was
+/// needed.
 #[test]
 fn offsets_beyond_every_region_are_refused_and_harm_nobody() {
     run(async {
@@ -155,7 +156,7 @@ fn offsets_beyond_every_region_are_refused_and_harm_nobody() {
                         let refused = if number == 0 { 4 } else { 2 };
                         for kind in [WRITE, WRITE_WITH_IMMEDIATE] {
                             raw.send(&verb(kind, length, capability, offset));
-                            // In two pieces, of which the first is no whole number of words.
+                            // In two pieces, the first of which is not a whole number of words.
                             let payload = vec![0xee; length as usize];
                             raw.send(&payload[..length as usize / 2 + 3]);
                             raw.send(&payload[length as usize / 2 + 3..]);
@@ -176,7 +177,7 @@ fn offsets_beyond_every_region_are_refused_and_harm_nobody() {
                     assert_eq!(raw.status(), refused, "a swap at {offset}");
                 }
             }
-            // The connection is in use all the same.
+            // The connection still works.
             raw.send(&[verb(WRITE, 8, &good.encode(), 64), vec![1; 8]].concat());
             assert_eq!(raw.status(), 0);
         });
@@ -189,7 +190,7 @@ fn offsets_beyond_every_region_are_refused_and_harm_nobody() {
     });
 }
 
-/// As above, where the capability goes while the bytes are on their way.
+/// As above, but the capability is revoked while the bytes are in transit.
 #[test]
 fn a_write_that_is_revoked_midway_is_thrown_away_from_there_on() {
     run(async {
@@ -205,7 +206,7 @@ fn a_write_that_is_revoked_midway_is_thrown_away_from_there_on() {
             let stale = host.grant(region, Rights::WRITE, "hostile").expect("there are grants left");
             let half = length as usize / 2;
             raw.send(&[verb(WRITE, length, &stale.encode(), offset), vec![0xee; half]].concat());
-            // Until a part has landed.
+            // Wait until a part has landed.
             while honest.read(&watched, offset, 64, BytesMut::new()).await.expect("it is granted")[56] != 0xee {
                 rt::yield_now().await;
             }
@@ -213,7 +214,7 @@ fn a_write_that_is_revoked_midway_is_thrown_away_from_there_on() {
             let after = Bytes::from(vec![0x11; REGION_BYTES as usize]);
             honest.write(&watched, 0, &[after]).await.expect("it is granted");
             raw.send(&vec![0xee; length as usize - half]);
-            // Ambiguous: a part of it had taken effect.
+            // Ambiguous: a part of the write had taken effect.
             assert_eq!(raw.status(), 7);
             let contents = honest.read(&watched, 0, REGION_BYTES as usize, BytesMut::new()).await.expect("granted");
             assert!(contents.iter().all(|byte| *byte == 0x11), "bytes landed after the revocation");
@@ -223,7 +224,7 @@ fn a_write_that_is_revoked_midway_is_thrown_away_from_there_on() {
     });
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of descriptors of this process to the maximum.
 fn raise_descriptor_limit() -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -233,13 +234,13 @@ fn raise_descriptor_limit() -> usize {
     usize::try_from(most).unwrap_or(1 << 20)
 }
 
-/// The story: 700 sockets that said nothing all but closed a memory node's port, for it stopped to listen; and 4,100 hellos of
-/// another version closed it for ten seconds, for the refused kept their places.
+/// Regression: 700 silent sockets all but closed a memory node's port, which had stopped listening; and 4,100 hellos of another
+/// version closed it for ten seconds, since rejected connections were kept.
 #[test]
 fn an_owner_connects_at_once_among_thousands_of_strangers() {
     run(async {
         let limit = raise_descriptor_limit();
-        // Both ends are this process's, which runs other tests beside this one.
+        // Both ends are in this process, which runs other tests at the same time.
         let (silent, versions) = if limit >= 16_000 { (1000, 5000) } else { (limit / 16, limit / 4) };
         let host = host().await;
         let capability = region(&host, "owner").await;
@@ -257,17 +258,17 @@ fn an_owner_connects_at_once_among_thousands_of_strangers() {
             crowd
         });
         let crowd = crowd.await;
-        // Far more than it needs on a busy machine; behind the crowd it would wait until all of it was overdue.
+        // Far more time than needed on a busy machine; behind the crowd it would wait until all of the crowd was overdue.
         let owner = rt::timeout(Duration::from_secs(5), connect(&host, "owner")).await;
         let owner = owner.expect("an owner waits for no stranger");
         assert_eq!(owner.fetch_add(&capability, 0, 1).await, Ok(0));
-        // Everybody who was refused or displaced has been let go, and nobody has kept a place.
+        // All rejected or displaced connections have ended, and none was kept.
         let ended = rt::blocking(move || {
             let mut last = crowd;
             for socket in &mut last {
-                socket.set_read_timeout(Some(PATIENCE)).expect("it can be set");
+                socket.set_read_timeout(Some(TEST_TIMEOUT)).expect("it can be set");
                 let mut waste = Vec::new();
-                // An end or a reset, both will do.
+                // An end or a reset, either is fine.
                 let _ = socket.read_to_end(&mut waste);
                 assert!(waste.is_empty() || waste.len() == 80, "{} bytes for a stranger", waste.len());
             }
@@ -276,7 +277,7 @@ fn an_owner_connects_at_once_among_thousands_of_strangers() {
     });
 }
 
-/// The story: a name could have every place of a host.
+/// Regression: one name could use up all connections of a host.
 #[test]
 fn a_name_that_takes_every_place_displaces_itself_alone() {
     run(async {
@@ -291,7 +292,7 @@ fn a_name_that_takes_every_place_displaces_itself_alone() {
         let greedy = rt::blocking(move || {
             let mut kept = Vec::new();
             while kept.len() < 600 {
-                // Now and then the host has not accepted those before it yet.
+                // Sometimes the host has not accepted the earlier ones yet.
                 kept.extend(Raw::connect(&address, "greedy"));
             }
             kept
@@ -300,7 +301,7 @@ fn a_name_that_takes_every_place_displaces_itself_alone() {
         let other = connect(&host, "another").await;
         assert_eq!(honest.fetch_add(&capability, 0, 1).await, Ok(0));
         drop(other);
-        // The newest is served, and the oldest is gone.
+        // The newest is served, and the oldest has ended.
         let (first, last) = (0, greedy.len() - 1);
         let outcome = rt::blocking(move || {
             greedy[last].send(&verb(READ, 8, &[0; 40], 0));
@@ -312,7 +313,7 @@ fn a_name_that_takes_every_place_displaces_itself_alone() {
     });
 }
 
-/// The story: eight connections of one tenant, each with 64 MiB of a message that never ended, made a memory node half a
+/// Regression: eight connections of one tenant, each with 64 MiB of a message that never ended, made a memory node half a
 /// gigabyte larger.
 #[test]
 fn unfinished_messages_of_a_name_stay_within_its_budget() {
@@ -340,21 +341,21 @@ fn unfinished_messages_of_a_name_stay_within_its_budget() {
         let others = host.accept().await.expect("it proved itself");
         let sent = other.send(&[Bytes::from(vec![8; 100 * MIB])]);
         let received = others.receive().await.expect("another name has its own budget");
-        assert!(matches!(received, Incoming::Message(bytes) if bytes.len() == 100 * MIB));
+        assert!(matches!(received, IncomingEvent::Message(bytes) if bytes.len() == 100 * MIB));
         sent.await.expect("it was taken");
         rt::blocking(move || first.send(&vec![7; 20 * MIB])).await;
         let received = at_host.receive().await.expect("the first connection is still there");
-        assert!(matches!(received, Incoming::Message(bytes) if bytes.len() == 100 * MIB));
+        assert!(matches!(received, IncomingEvent::Message(bytes) if bytes.len() == 100 * MIB));
     });
 }
 
-/// The story: a tenant began messages and writes and never finished them. What had come of them stayed for as long as the
-/// connections did.
+/// Regression: a tenant started messages and writes and never finished them. The received parts stayed in memory for as long as
+/// the connections did.
 #[test]
 fn a_frame_that_is_never_finished_ends_its_connection() {
     run(async {
-        let options = TcpOptions { pause_max: Duration::from_millis(300), ..TcpOptions::default() };
-        let host = host_with(Tcp::new(options)).await;
+        let options = TcpConfig { pause_max: Duration::from_millis(300), ..TcpConfig::default() };
+        let host = host_with(TcpProvider::new(options)).await;
         let capability = region(&host, "honest").await;
         let honest = connect(&host, "honest").await;
         let message = [&[MESSAGE, 0, 0, 0, 1, 0, 0, 0][..], &(1_u64 << 20).to_le_bytes(), &[7; 100]].concat();
@@ -367,7 +368,7 @@ fn a_frame_that_is_never_finished_ends_its_connection() {
                 let mut raw = Raw::connect(&address, "patient").expect("it listens");
                 raw.send(&begun);
                 raw.0.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
-                // Nothing is answered: the connection ends.
+                // There is no answer: the connection ends.
                 let mut heard = [0; 64];
                 loop {
                     match raw.0.read(&mut heard) {
@@ -379,12 +380,12 @@ fn a_frame_that_is_never_finished_ends_its_connection() {
             });
             assert!(ended.await, "the connection ends");
         }
-        // One without a frame under way stays, however long it says nothing.
+        // A connection without an unfinished frame stays, however long it is silent.
         assert_eq!(honest.fetch_add(&capability, 0, 1).await, Ok(0));
     });
 }
 
-/// The story: a defect that one tenant's bytes could reach ended every tenant's memory.
+/// Regression: a defect that one tenant's bytes could trigger ended the memory of every tenant.
 #[test]
 fn a_panic_while_one_connection_is_served_ends_that_one_alone() {
     run(async {
@@ -410,8 +411,9 @@ impl Wake for Bomb {
     }
 }
 
-/// The story: when the thread that serves a memory node died, the process went on; its health was said to be good, and
-/// nothing restarted it. What wakes a receiver at the end of its connection stands here for a defect of that thread.
+/// Regression: when the thread that served a memory node died, the process kept running; its health check reported that all was
+/// well, and it was not restarted. Here the waker of a receiver, called at the end of its connection, stands for a defect of
+/// that thread.
 #[test]
 fn a_host_whose_progress_thread_panics_ends_and_says_why() {
     run(async {

@@ -1,7 +1,7 @@
 //! The `tcp` provider between two hosts: network namespaces joined by a bridge, which can be taken down so that a host falls
-//! silent. Nobody sends a reset then, as when a machine loses its power.
+//! silent. The silent host sends no reset, as when a machine loses its power.
 //!
-//! It needs to be root and the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
+//! The tests need root and the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use base::rt::{self, production};
 use base::{Bytes, BytesMut, ErrorKind};
-use rma::conformance::{self, Features, Fixture};
-use rma::tcp::{Tcp, TcpOptions};
-use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, NodeId, Rights, Token};
+use rma::conformance::{self, Fixture, FixtureFeatures};
+use rma::tcp::{TcpConfig, TcpProvider};
+use rma::{Credential, Endpoint, Error, Host, HostConfig, NodeId, Provider, Rights, Token};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Generous: what is to be noticed within some seconds the kernel alone would notice within a quarter of an hour.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Generous: an event expected within some seconds; the kernel alone would notice within a quarter of an hour.
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 const TOKEN: Token = Token::new([7; 32]);
 
 fn ip(arguments: &str) {
@@ -27,17 +27,17 @@ fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {said}; this test must run as root");
 }
 
-/// Two hosts and the bridge between them. They go when this is dropped.
+/// Two hosts and the bridge between them, removed when this is dropped.
 struct Hosts {
     bridge: String,
     subnet: String,
     names: [String; 2],
-    /// Where the bridge is.
+    /// The namespace of the bridge.
     outside: File,
 }
 
 impl Hosts {
-    /// `number` tells the hosts of one test from those of another.
+    /// `number` distinguishes the hosts of different tests.
     fn new(number: u32) -> Hosts {
         let run = std::process::id() % 2048 * 2 + number;
         let subnet = format!("10.{}.{}", 216 + run / 256, run % 256);
@@ -62,19 +62,19 @@ impl Hosts {
         format!("{}.{}", self.subnet, 10 + host)
     }
 
-    /// Runs a future on a host: all of its runtime's threads are there.
+    /// Runs a future on a host: all threads of its runtime are in that host's namespace.
     fn run<T: Send>(&self, host: usize, future: impl Future<Output = T> + Send) -> T {
         let space = File::open(format!("/run/netns/{}", self.names[host])).expect("it was added");
         within(&space, || production::run(future))
     }
 
-    /// From now on nothing that is sent arrives, and nobody is told.
+    /// From now on no packet arrives, and neither end is notified.
     fn fall_silent(&self) {
         within(&self.outside, || ip(&format!("link set {} down", self.bridge)));
     }
 }
 
-/// Runs something in a thread that is in a namespace.
+/// Runs a closure in a thread within a namespace.
 #[allow(clippy::disallowed_methods, reason = "a thread of its own is what a host is made of here")]
 fn within<T: Send>(space: &File, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -100,18 +100,18 @@ fn credential() -> Credential {
     Credential { name: "compute0".to_owned(), token: TOKEN }
 }
 
-/// A host on the first of both, that is found from the other.
-fn host_on_the_first(hosts: &Hosts, fabric: &Tcp) -> Arc<dyn Host> {
+/// A host on the first of the two, reachable from the other.
+fn host_on_the_first(hosts: &Hosts, provider: &TcpProvider) -> Arc<dyn Host> {
     let address = format!("{}:0", hosts.address(0));
-    let options = HostOptions {
+    let options = HostConfig {
         node: NodeId(9),
         tokens: Arc::new(|name| ["compute0", "compute1"].contains(&name).then_some(TOKEN)),
     };
-    hosts.run(0, fabric.host(&address, options)).expect("a port is free")
+    hosts.run(0, provider.host(&address, options)).expect("a port is free")
 }
 
 struct Conforming {
-    fabric: Tcp,
+    provider: TcpProvider,
     host: Arc<dyn Host>,
 }
 
@@ -130,42 +130,42 @@ impl Fixture for Conforming {
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
-        self.fabric.connect(&self.host.address(), credential).await
+        self.provider.connect(&self.host.address(), credential).await
     }
 
     async fn sever(&self, _connected: &Endpoint, _accepted: &Endpoint) {}
 
-    fn features(&self) -> Features {
-        Features { sever: false, ..Features::default() }
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures { sever: false, ..FixtureFeatures::default() }
     }
 }
 
 #[test]
 fn it_conforms_between_two_hosts() {
     let hosts = Hosts::new(0);
-    let fabric = Tcp::default();
-    let host = host_on_the_first(&hosts, &fabric);
-    let conforming = Conforming { fabric, host };
+    let provider = TcpProvider::default();
+    let host = host_on_the_first(&hosts, &provider);
+    let conforming = Conforming { provider, host };
     hosts.run(1, async { conformance::run(&conforming).await.assert_held() });
 }
 
 #[test]
-fn a_host_that_falls_silent_is_lost_to_whoever_waits_for_it() {
+fn a_host_that_falls_silent_is_lost_to_its_waiters() {
     let hosts = Hosts::new(1);
-    let fabric = Tcp::new(TcpOptions { dead_after: Duration::from_secs(4), ..TcpOptions::default() });
-    let host = host_on_the_first(&hosts, &fabric);
+    let provider = TcpProvider::new(TcpConfig { dead_after: Duration::from_secs(4), ..TcpConfig::default() });
+    let host = host_on_the_first(&hosts, &provider);
     hosts.run(1, async {
         let test = async {
             let region = host.register("test", 1 << 20).await.expect("there is memory");
             let capability = host.grant(region, Rights::ALL, "compute0").expect("the region is there");
             let (address, credential) = (host.address(), credential());
-            let busy = fabric.connect(&address, &credential).await.expect("the token is right");
+            let busy = provider.connect(&address, &credential).await.expect("the token is right");
             let accepted_busy = host.accept().await.expect("it was connected to");
-            let idle = fabric.connect(&address, &credential).await.expect("the token is right");
+            let idle = provider.connect(&address, &credential).await.expect("the token is right");
             let accepted_idle = host.accept().await.expect("it was connected to");
             busy.fetch_add(&capability, 0, 1).await.expect("it is allowed");
             hosts.fall_silent();
-            // Bytes are under way on one connection and none on the other; each has two ends.
+            // Bytes are in transit on one connection and none on the other; each has two ends.
             let bytes = Bytes::from(vec![1; 1 << 20]);
             let lost = busy.write(&capability, 0, &[bytes]).await.expect_err("nobody answers");
             assert_eq!(lost.kind(), ErrorKind::Ambiguous);
@@ -174,6 +174,6 @@ fn a_host_that_falls_silent_is_lost_to_whoever_waits_for_it() {
             assert_eq!(accepted_busy.receive().await, Err(Error::Closed));
             assert_eq!(accepted_idle.receive().await, Err(Error::Closed));
         };
-        rt::timeout(PATIENCE, test).await.expect("a lost host is noticed");
+        rt::timeout(TEST_TIMEOUT, test).await.expect("a lost host is noticed");
     });
 }

@@ -1,4 +1,4 @@
-//! What an SDK does: proposals, and envelopes from endorsed ones. And what no SDK does: spoiling them.
+//! The work of an SDK: makes proposals, and envelopes from endorsed proposals. It also makes defective ones, which no SDK does.
 
 use base::Bytes;
 use base::rt;
@@ -13,12 +13,13 @@ use proto::protos::{
 
 use crate::network::keys;
 
-/// What the SDKs take.
+/// As the SDKs choose it.
 const NONCE_BYTES: usize = 24;
 
-/// A proposal and the parts of it that its transaction repeats.
+/// A proposal, and its parts that the transaction repeats.
 #[derive(Clone, Debug)]
 pub struct Proposal {
+    /// The transaction's id in hexadecimal.
     pub tx_id: String,
     /// An encoded `SignedProposal`.
     pub signed: Bytes,
@@ -30,10 +31,10 @@ pub struct Proposal {
 
 /// Ways in which a client breaks its own transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoiled {
+pub enum EnvelopeDefect {
     /// Nothing is broken.
     Not,
-    /// Other arguments than those that were endorsed.
+    /// Arguments other than the endorsed ones.
     Arguments,
     /// A transaction id that is not the hash of nonce and creator.
     TransactionId,
@@ -59,8 +60,8 @@ fn flipped(bytes: &Bytes) -> Bytes {
     bytes.into()
 }
 
-/// Breaks a signature: a bit of it, its form, or the range of its S; or takes the signature that another key has made.
-fn broken(signature: &Bytes, forged: impl FnOnce() -> Bytes) -> Bytes {
+/// Breaks a signature: a bit, the encoding, or the range of S; or takes a signature by another key.
+fn broken_signature(signature: &Bytes, forged: impl FnOnce() -> Bytes) -> Bytes {
     match rt::random_below(4) {
         0 => flipped(signature),
         1 => signature.slice(..signature.len() - 1),
@@ -108,8 +109,8 @@ impl Proposal {
         Proposal { tx_id, signed, contract, channel_header, signature_header, payload }
     }
 
-    /// The result that endorsers sign for a read-write set, as peers that have turned bad would make it up.
-    pub fn made_up_result(&self, results: Bytes) -> Bytes {
+    /// The result that malicious peers would sign for a forged read-write set.
+    pub fn forged_result(&self, results: Bytes) -> Bytes {
         let proposal = [&self.channel_header[..], &self.signature_header[..], &self.payload[..]];
         let action = ChaincodeAction {
             results,
@@ -126,23 +127,29 @@ impl Proposal {
     }
 
     /// Puts an endorsed result into a signed envelope.
-    pub fn envelope(&self, signer: &Signer, result: &Bytes, endorsements: &[Endorsement], spoiled: Spoiled) -> Bytes {
+    pub fn envelope(
+        &self,
+        signer: &Signer,
+        result: &Bytes,
+        endorsements: &[Endorsement],
+        spoiled: EnvelopeDefect,
+    ) -> Bytes {
         let mut endorsements = endorsements.to_vec();
         let mut result = result.clone();
         let mut payload = self.payload.clone();
         let mut channel_header = self.channel_header.clone();
         match spoiled {
-            Spoiled::Not | Spoiled::Signature => {}
-            Spoiled::Arguments => payload = flipped(&payload),
-            Spoiled::Result => result = flipped(&result),
-            Spoiled::Endorsement => {
+            EnvelopeDefect::Not | EnvelopeDefect::Signature => {}
+            EnvelopeDefect::Arguments => payload = flipped(&payload),
+            EnvelopeDefect::Result => result = flipped(&result),
+            EnvelopeDefect::Endorsement => {
                 let first = endorsements.first_mut().expect("a transaction has an endorsement to spoil");
-                first.signature = broken(&first.signature, || signer.sign(&result));
+                first.signature = broken_signature(&first.signature, || signer.sign(&result));
             }
-            Spoiled::TransactionId | Spoiled::Epoch => {
+            EnvelopeDefect::TransactionId | EnvelopeDefect::Epoch => {
                 let mut header = ChannelHeader::decode(channel_header).expect("our own header decodes");
                 match spoiled {
-                    Spoiled::Epoch => header.epoch = 1,
+                    EnvelopeDefect::Epoch => header.epoch = 1,
                     _ => header.tx_id = hex::encode(sha256([header.tx_id.as_bytes()])),
                 }
                 channel_header = encode(&header);
@@ -155,7 +162,7 @@ impl Proposal {
         let payload = Payload { header: Some(header), data: encode(&protos::Transaction { actions: vec![action] }) };
         let payload = encode(&payload);
         let mut signature = signer.sign(&payload);
-        if spoiled == Spoiled::Signature {
+        if spoiled == EnvelopeDefect::Signature {
             signature = flipped(&signature);
         }
         encode(&Envelope { payload, signature })
@@ -176,8 +183,8 @@ pub fn read_write_set(result: &Bytes) -> Option<proto::rwset::TxReadWriteSet> {
     proto::rwset::TxReadWriteSet::decode(action.results).ok()
 }
 
-/// What the contract answered, of what endorsers have signed.
-pub fn answer(result: &Bytes) -> Option<Bytes> {
+/// The contract's answer in the result that endorsers have signed.
+pub fn response_payload(result: &Bytes) -> Option<Bytes> {
     let payload = ProposalResponsePayload::decode(result.clone()).ok()?;
     Some(ChaincodeAction::decode(payload.extension).ok()?.response?.payload)
 }

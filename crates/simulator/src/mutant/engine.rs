@@ -1,4 +1,4 @@
-//! State engines that lie: what is in them is not what was written, or what is said of it is not what is in them.
+//! Faulty state engines: the contents of some differ from the writes, the answers of others from the contents.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use base::{BlockNumber, Version};
 use prost::Message;
 use proto::kvrwset::KvrwSet;
 use storage::Error;
-use storage::tables::{Pruned, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use storage::tables::{PruneOutcome, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine};
 
 use super::Mutant;
 use crate::client::envelope::read_write_set_of;
@@ -22,10 +22,10 @@ pub struct LyingEngine {
 }
 
 impl LyingEngine {
-    /// A peer's engine, which lies if a mutant sits there.
-    pub fn over(network: &Arc<Network>, place: usize, engine: Arc<dyn TablesEngine>) -> Arc<dyn TablesEngine> {
+    /// A peer's engine, which lies if a mutant is planted there.
+    pub fn over(network: &Arc<Network>, organization: usize, engine: Arc<dyn TablesEngine>) -> Arc<dyn TablesEngine> {
         match network.mutant {
-            Some(mutant) if place == Mutant::PEER => {
+            Some(mutant) if organization == Mutant::PEER => {
                 Arc::new(LyingEngine { mutant, network: Arc::clone(network), engine })
             }
             _ => engine,
@@ -54,22 +54,22 @@ struct LyingTables {
     /// The savepoint at opening.
     found: Savepoint,
     tables: Arc<dyn Tables>,
-    remembered: Mutex<Remembered>,
+    remembered: Mutex<RememberedRows>,
 }
 
 /// Rows by namespace and key.
-type Remembered = BTreeMap<(String, Vec<u8>), Option<Row>>;
+type RememberedRows = BTreeMap<(String, Vec<u8>), Option<Row>>;
 
 impl LyingTables {
-    /// Adds what invalid transactions of the blocks that a batch covers would have written.
+    /// Adds the writes of the invalid transactions of the blocks that a batch covers.
     fn with_invalid(&self, mut batch: RowBatch) -> Result<RowBatch, Error> {
-        let Some(chain) = self.network.orders().into_iter().flatten().next() else {
+        let Some(chain) = self.network.orderer_channels().into_iter().flatten().next() else {
             return Ok(batch);
         };
         for number in self.tables.savepoint().height..batch.savepoint().height {
             let Ok(Some(block)) = chain.block(number) else { continue };
             let Ok(block) = proto::common::Block::decode(block) else { continue };
-            let filter = self.network.witness.filter(number).unwrap_or_default();
+            let filter = self.network.recorder.filter(number).unwrap_or_default();
             for (place, envelope) in block.data.unwrap_or_default().data.iter().enumerate() {
                 let is_valid = filter.get(place).is_none_or(|code| *code == 0);
                 let sets = read_write_set_of(envelope).filter(|_| !is_valid).map(|set| set.ns_rwset);
@@ -137,7 +137,7 @@ impl Tables for LyingTables {
         self.tables.namespaces()
     }
 
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error> {
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, Error> {
         self.tables.prune(oldest, rows_max)
     }
 }

@@ -1,9 +1,10 @@
-//! Planted mistakes that the checkers must catch: a simulator that finds nothing says nothing until these are found.
+//! Planted mistakes that the checkers must catch: unless it finds these, a simulator that finds no failure proves nothing.
 //!
-//! Most are not in the code under test. They are disks, engines, stores and hosts that lie, put under the first peer or under
-//! the orderer: to the layers above they look like a block published before its fsync, a savepoint that covers what it does
-//! not hold, a read that an invalidation did not reach, a fence that does not hold. The others are hooks that the layers
-//! below have, most for their own simulations; what they break must be seen from here as well.
+//! Most mistakes are not in the code under test, but in faulty disks, engines, stores and hosts below the first peer or the
+//! orderer. To the layers above they look like a block that is published before its fsync, a savepoint that covers missing
+//! rows, a read that an invalidation did not reach, or a fence without effect. The other mistakes are hooks in the layers
+//! below. Most of these hooks exist for the simulations of their own crates, but this simulator must detect their effects as
+//! well.
 
 mod engine;
 mod pools;
@@ -11,19 +12,19 @@ mod pools;
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::Node;
-use chain::validate::borrow::When;
+use base::rt::simulation::SimNode;
+use chain::validate::offload::OffloadMode;
 use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::network::Network;
 use crate::network::nodes::DATA;
-use crate::scenario::{self, Form, ORDERER, Pools};
+use crate::scenario::{self, ORDERER, PeerMode, PoolConfig};
 pub use engine::LyingEngine;
 pub use pools::{LyingHost, LyingStores};
 
-/// How long after the beginning a node's data goes back: then blocks were made since, and noted.
-const GOES_BACK_AFTER: Duration = Duration::from_millis(2_500);
+/// The time after the start at which a node's data goes back: blocks were made and recorded in it.
+const ROLLBACK_AFTER: Duration = Duration::from_millis(2_500);
 
 /// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,52 +33,52 @@ pub enum Mutant {
     PeerPublishesUnsynced,
     /// The orderer delivers a block although its fsync has done nothing.
     OrdererDeliversUnsynced,
-    /// The first peer checks conflicts against versions that it remembers and that have changed.
+    /// The first peer checks conflicts against outdated versions.
     ConflictMissed,
-    /// The first peer applies what invalid transactions write.
+    /// The first peer applies the writes of invalid transactions.
     InvalidApplied,
-    /// The first peer's savepoint says one block more than the state holds, so that a replay skips it.
+    /// The first peer's savepoint is one block ahead of the state, so that a replay skips it.
     ReplaySkips,
-    /// The first peer's savepoint moves without the rows that it covers, so that a replay begins too late.
+    /// The first peer's savepoint moves without the rows that it covers, so that a replay starts too late.
     SavepointEmpty,
     /// The first peer's storage node answers appends although its fsync has done nothing.
     StorageAnswersUnsynced,
     /// The first peer's compute node publishes a block before the storage node has answered.
     CommitUnanswered,
-    /// The first peer's history of keys does not catch up with blocks after the first question.
+    /// The first peer's history of keys does not include blocks after the first query.
     HistoryStale,
-    /// Storage nodes append without looking at the epoch.
+    /// Storage nodes append without checking the epoch.
     AppendUnfenced,
-    /// The first peer's compute nodes all open under the epoch that they find, so that nobody is fenced.
+    /// The first peer's compute nodes all open under the epoch that they find, so that none is fenced.
     EpochKept,
-    /// The first peer's memory nodes answer a fence and leave memory with whoever had it.
+    /// The first peer's memory nodes answer a fence without revoking memory.
     MemoryKept,
-    /// Primaries answer although storage has not confirmed that they still are.
-    OfficeIgnored,
-    /// Primaries take any word for a signature, also of a node with other rules and for another block.
-    WordUnchecked,
-    /// Links and slots point to a record before it was written.
+    /// Primaries answer although storage has not confirmed their epoch.
+    LeaseIgnored,
+    /// Primaries accept any verdict on signatures, even by other policies or for another block.
+    VerdictUnchecked,
+    /// Links and slots point to a record before it is written.
     LinkEarly,
-    /// A fill goes on although the key was invalidated meanwhile.
+    /// A fill completes although the key was invalidated meanwhile.
     FillSurvives,
     /// Orderers of a group show a block as soon as one disk has it.
     OrdererShowsEarly,
-    /// An orderer that begins to lead a group goes on from its own disk, whatever the others have.
+    /// A new leader of a group continues from its own disk, whatever the others have.
     OrdererOwnDisk,
-    /// An orderer that has lost the lead answers for its envelopes when another's block has the number of theirs.
+    /// An orderer that has lost the lead acknowledges its envelopes by the number of a block that is another orderer's.
     OrdererAnswersLate,
-    /// Peers stay with an orderer that says that it is alive, though it has no blocks that others have.
+    /// Peers stay with an orderer that sends keepalives, although it lacks blocks that others have.
     PeerStays,
-    /// The orderer loses its power, and comes back with its data of an earlier time.
+    /// The orderer loses power, and comes back with its data of an earlier time.
     OrdererGoesBack,
-    /// So does the first peer's storage node, and its compute nodes are started again.
+    /// The same for the first peer's storage node; its compute nodes are restarted.
     StorageGoesBack,
-    /// Peers with tables of keys find wrong signatures right.
+    /// Peers with tables of keys accept invalid signatures.
     TablesWrong,
 }
 
 impl Mutant {
-    /// All there are.
+    /// All of them.
     pub const ALL: [Mutant; 23] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
@@ -91,8 +92,8 @@ impl Mutant {
         Mutant::AppendUnfenced,
         Mutant::EpochKept,
         Mutant::MemoryKept,
-        Mutant::OfficeIgnored,
-        Mutant::WordUnchecked,
+        Mutant::LeaseIgnored,
+        Mutant::VerdictUnchecked,
         Mutant::LinkEarly,
         Mutant::FillSurvives,
         Mutant::OrdererShowsEarly,
@@ -106,7 +107,7 @@ impl Mutant {
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
 
-    /// What the command line calls it.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mutant::PeerPublishesUnsynced => "peer-publishes-unsynced",
@@ -121,8 +122,8 @@ impl Mutant {
             Mutant::AppendUnfenced => "append-unfenced",
             Mutant::EpochKept => "epoch-kept",
             Mutant::MemoryKept => "memory-kept",
-            Mutant::OfficeIgnored => "office-ignored",
-            Mutant::WordUnchecked => "word-unchecked",
+            Mutant::LeaseIgnored => "office-ignored",
+            Mutant::VerdictUnchecked => "word-unchecked",
             Mutant::LinkEarly => "link-early",
             Mutant::FillSurvives => "fill-survives",
             Mutant::OrdererShowsEarly => "orderer-shows-early",
@@ -140,8 +141,8 @@ impl Mutant {
         Mutant::ALL.into_iter().find(|mutant| mutant.name() == name)
     }
 
-    /// The form that its peer must have, given pools by chance.
-    pub fn form(self, pools: Pools) -> Form {
+    /// The form that its peer must have, given randomly drawn pools.
+    pub fn peer_mode(self, pools: PoolConfig) -> PeerMode {
         match self {
             Mutant::PeerPublishesUnsynced
             | Mutant::OrdererDeliversUnsynced
@@ -154,28 +155,42 @@ impl Mutant {
             | Mutant::OrdererAnswersLate
             | Mutant::PeerStays
             | Mutant::OrdererGoesBack
-            | Mutant::TablesWrong => Form::Monolithic,
-            Mutant::StorageGoesBack => Form::Disaggregated(pools),
+            | Mutant::TablesWrong => PeerMode::Monolithic,
+            Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
-                // Their stores lie where one node is told to be the primary.
-                Form::Disaggregated(Pools { follows: false, ..pools })
+                // Their stores lie only where the simulator chooses the primary.
+                PeerMode::Disaggregated(PoolConfig { automatic_failover: false, ..pools })
             }
-            // Those show only where somebody is replaced.
+            // These show only where a primary is replaced.
             Mutant::AppendUnfenced | Mutant::EpochKept | Mutant::MemoryKept => {
                 let whims_every = Duration::from_millis(300);
-                Form::Disaggregated(Pools { has_spare: true, follows: false, whims_every, ..pools })
+                PeerMode::Disaggregated(PoolConfig {
+                    has_standby: true,
+                    automatic_failover: false,
+                    spurious_failover_interval: whims_every,
+                    ..pools
+                })
             }
-            // And this where nobody says so.
-            Mutant::OfficeIgnored => {
+            // This shows only where nodes replace one another by themselves.
+            Mutant::LeaseIgnored => {
                 let (patience, whims_every) = (Duration::from_millis(60), Duration::from_millis(2_000));
-                Form::Disaggregated(Pools { has_spare: true, follows: true, patience, whims_every, ..pools })
+                PeerMode::Disaggregated(PoolConfig {
+                    has_standby: true,
+                    automatic_failover: true,
+                    failover_timeout: patience,
+                    spurious_failover_interval: whims_every,
+                    ..pools
+                })
             }
-            // This where there is somebody to ask, whoever it is.
-            Mutant::WordUnchecked => {
-                Form::Disaggregated(Pools { has_spare: true, follows: true, borrow: When::Always, ..pools })
-            }
-            // And these where there is memory to go wrong, and where it is looked at.
-            Mutant::LinkEarly | Mutant::FillSurvives => Form::Disaggregated(Pools {
+            // This shows where there is a follower to ask.
+            Mutant::VerdictUnchecked => PeerMode::Disaggregated(PoolConfig {
+                has_standby: true,
+                automatic_failover: true,
+                offload: OffloadMode::Always,
+                ..pools
+            }),
+            // These show where there is pooled memory, and where it is read.
+            Mutant::LinkEarly | Mutant::FillSurvives => PeerMode::Disaggregated(PoolConfig {
                 sections_max: pools.sections_max.max(4),
                 donor_sections: pools.donor_sections.max(4),
                 metadata_cache_bytes: 2_000,
@@ -185,8 +200,8 @@ impl Mutant {
         }
     }
 
-    /// What must be said of it, where something else than what is to notice it could accuse it as well.
-    pub fn says(self) -> &'static str {
+    /// Text that the accusation must contain, for a mistake that another checker than the intended one could find as well.
+    pub fn expected_violation(self) -> &'static str {
         match self {
             Mutant::OrdererGoesBack | Mutant::StorageGoesBack => "an earlier copy of the data was put back",
             _ => "",
@@ -194,8 +209,8 @@ impl Mutant {
     }
 
     /// Whether this mistake is planted in the peer at this place.
-    pub fn is_in(self, network: &Network, place: usize) -> bool {
-        network.mutant == Some(self) && place == Mutant::PEER
+    pub fn is_in(self, network: &Network, organization: usize) -> bool {
+        network.mutant == Some(self) && organization == Mutant::PEER
     }
 
     /// Whether it shows only where several orderers order.
@@ -206,7 +221,7 @@ impl Mutant {
         )
     }
 
-    /// The hook of the engine that orders that it uses.
+    /// The hook of the ordering engine that it uses.
     pub fn of_ordering(self) -> ordered::fault::Mutant {
         match self {
             Mutant::OrdererShowsEarly => ordered::fault::Mutant::OneDisk,
@@ -224,45 +239,45 @@ impl Mutant {
         }
     }
 
-    /// Plants it where that is done from outside, when the network runs and faults are about to begin.
+    /// Plants mistakes that are planted from outside, when the network runs and faults are about to start.
     pub fn plant(self, network: &Network) {
         let lie = |node: &str| network.node(node).disk().set_lying(true);
         match self {
             Mutant::PeerPublishesUnsynced => lie(&scenario::peer(Mutant::PEER)),
             Mutant::StorageAnswersUnsynced => lie(&scenario::storage(Mutant::PEER)),
             Mutant::OrdererDeliversUnsynced => lie(ORDERER),
-            // Held up while storage answers, so that blocks come in between.
+            // Delayed while storage answers, so that blocks come in between.
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
-            Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
-            Mutant::OrdererGoesBack => go_back(network.node(ORDERER), Vec::new()),
+            Mutant::LeaseIgnored => network.sim.inject("chain.failover.mutant.lease", 1.0),
+            Mutant::OrdererGoesBack => roll_back(network.node(ORDERER), Vec::new()),
             Mutant::StorageGoesBack => {
                 let compute = network.scenario.compute_nodes(Mutant::PEER);
                 let compute = compute.iter().map(|name| network.node(name)).collect();
-                go_back(network.node(&scenario::storage(Mutant::PEER)), compute);
+                roll_back(network.node(&scenario::storage(Mutant::PEER)), compute);
             }
             Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
             Mutant::TablesWrong => network.sim.inject("identity.verifier.mutant.wrong", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
-            Mutant::WordUnchecked => {
-                network.sim.inject("chain.borrow.mutant.unchecked", 1.0);
-                network.sim.inject("chain.borrow.mutant.believed", 1.0);
-                network.sim.inject("chain.borrow.other_rules", 0.5);
+            Mutant::VerdictUnchecked => {
+                network.sim.inject("chain.offload.mutant.unchecked", 1.0);
+                network.sim.inject("chain.offload.mutant.believed", 1.0);
+                network.sim.inject("chain.offload.other_policies", 0.5);
             }
             _ => {}
         }
     }
 }
 
-/// Puts a node's data of now back after a while. Others crash before, so that they remember nothing but what they have noted.
-fn go_back(node: Node, others: Vec<Node>) {
+/// Restores a node's present data after a while. Others crash before, so that only their recorded watermarks remain.
+fn roll_back(node: SimNode, others: Vec<SimNode>) {
     let copy = node.disk().copy(DATA);
     drop(rt::spawn(async move {
-        rt::sleep(GOES_BACK_AFTER).await;
-        others.iter().for_each(Node::crash);
+        rt::sleep(ROLLBACK_AFTER).await;
+        others.iter().for_each(SimNode::crash);
         node.crash();
-        node.disk().put_back(&copy);
+        node.disk().restore(&copy);
         node.restart();
-        others.iter().for_each(Node::restart);
+        others.iter().for_each(SimNode::restart);
     }));
 }

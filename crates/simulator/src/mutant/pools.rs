@@ -1,29 +1,29 @@
-//! Stores and hosts that lie to a disaggregated peer.
+//! Faulty stores and hosts below a disaggregated peer.
 
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, TxId};
-use chain::{ChannelStores, Stores};
+use chain::{ChannelStores, PeerStores};
 use rma::{Capability, Endpoint, Host, NodeId, RegionId, Rights};
-use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
+use storage::blocks::{Blocks, ChainTip, NewBlock, StoredBlock, TransactionLocation};
 use storage::{Error, History, Watermark};
 
 use super::Mutant;
 use crate::network::Network;
 
-/// Stores whose blocks say that they are durable before the storage node does, or whose history stays behind.
+/// Stores that report blocks as durable before the storage node does, or whose history lags behind.
 pub struct LyingStores {
-    stores: Arc<dyn Stores>,
+    stores: Arc<dyn PeerStores>,
     mutant: Mutant,
 }
 
 impl LyingStores {
     /// A peer's stores, which lie if one of these mistakes is planted.
-    pub fn over(network: &Network, place: usize, stores: Arc<dyn Stores>) -> Arc<dyn Stores> {
+    pub fn over(network: &Network, organization: usize, stores: Arc<dyn PeerStores>) -> Arc<dyn PeerStores> {
         let planted = [Mutant::CommitUnanswered, Mutant::HistoryStale];
-        match planted.into_iter().find(|mutant| mutant.is_in(network, place)) {
+        match planted.into_iter().find(|mutant| mutant.is_in(network, organization)) {
             Some(mutant) => Arc::new(LyingStores { stores, mutant }),
             None => stores,
         }
@@ -31,7 +31,7 @@ impl LyingStores {
 }
 
 #[async_trait]
-impl Stores for LyingStores {
+impl PeerStores for LyingStores {
     async fn channels(&self) -> Result<Vec<String>, chain::Error> {
         self.stores.channels().await
     }
@@ -83,7 +83,7 @@ impl Blocks for HastyBlocks {
         Ok(self.0.tip().height)
     }
 
-    fn tip(&self) -> Tip {
+    fn tip(&self) -> ChainTip {
         self.0.tip()
     }
 
@@ -115,7 +115,7 @@ impl Blocks for HastyBlocks {
         self.0.number_by_hash(header_hash).await
     }
 
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, Error> {
         self.0.find_transactions(ids).await
     }
 
@@ -124,7 +124,7 @@ impl Blocks for HastyBlocks {
     }
 }
 
-/// A memory node's host that says it has taken memory back, and has not.
+/// A memory node's host that reports memory as revoked although it is not.
 pub struct LyingHost(Arc<dyn Host>);
 
 impl LyingHost {

@@ -1,130 +1,133 @@
-//! Compute nodes of a disaggregated peer: a peer over pooled memory and a storage node, as production composes it.
+//! Compute nodes of a disaggregated peer, over pooled memory and a storage node, composed as in production.
 //!
-//! 1. The node waits until it is to be the primary ([`super::succession`] says so).
-//! 2. It asks the storage node for the newest epoch and opens the channel under the next one, then the memory, which fences
-//!    whoever was primary before; then it replays what the savepoint does not cover.
-//! 3. It commits until it is fenced or fails. Nothing else tells it that it has been replaced.
+//! 1. The node waits until [`super::failover`] makes it the primary.
+//! 2. It asks the storage node for the newest epoch and opens the channel under the next one. Then it opens the memory, which
+//!    fences the previous primary. Then it replays the blocks that the savepoint does not cover.
+//! 3. It commits until it is fenced or fails. Only a fence shows it that it was replaced.
 //!
-//! Where the compute nodes of a peer find out by themselves who is the primary, all of this is [`chain::succession`]'s matter, and the
-//! node that is not the primary answers proposals too ([`take_part`]).
+//! In some peers the compute nodes choose the primary themselves. There [`chain::failover`] does all these steps, and followers
+//! answer proposals too ([`run_compute_node_with_failover`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::{AbortOnDrop, Stop};
+use base::rt::{AbortOnDrop, CancellationToken};
 use base::{Bytes, Epoch, ErrorKind, rt};
 use chain::endorse::Endorse as _;
+use chain::failover::{ComputeNode, ComputeNodeSetup, PeerMemory};
 use chain::stores::begin_epoch;
-use chain::succession::{ComputeNode, ComputeNodeOptions, PeerMemory};
 use chain::view::PeerView;
-use chain::{NodeStores, Peer, States, Stores};
-use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, SpaceOptions};
+use chain::{NodeStores, Peer, PeerStores, WorldStateFactory};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig};
 use prost::Message as _;
-use state::disaggregated::memory::{LentMemory, Memory, MemoryError};
-use state::disaggregated::readers::Patience;
-use state::{Disaggregated, DisaggregatedSettings, WorldState};
-use storage::node::RemoteOptions;
+use state::disaggregated::followers::FailoverTimeouts;
+use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
+use state::{Disaggregated, DisaggregatedConfig, WorldState};
+use storage::node::RemoteStoreConfig;
 use storage::{StateStore, WatermarkFile};
 
 use super::Network;
 use super::members::CHANNEL;
-use super::nodes::{Ended, NodeParts, answer_of, node_parts, notes, observe, peer_address, peer_options, serve_peer};
+use super::nodes::{
+    Ended, NodeParts, node_parts, observe, peer_address, peer_config, respond_for_channel, serve_peer,
+    watermark_directory,
+};
 use super::pools::{MEMORY_TOKEN, STORAGE_TOKEN, storage_address};
-use super::service::{Answer, Kind, serve};
+use super::service::{RequestKind, Response, serve};
 use crate::mutant::{LyingStores, Mutant};
+use crate::recorder::ObservedNode;
 use crate::scenario;
-use crate::witness::Shower;
 
-/// How often a spare looks whether it is to be the primary.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long such a node does without a lease while nobody is the primary.
-const GONE_PATIENCE: Duration = Duration::from_millis(50);
-/// And while the primary is silent; the peer's own patience comes on top. Leases are late on slow links and disks.
-const SILENT_PATIENCE_MIN: Duration = Duration::from_millis(150);
-/// How often a node is looked at that finds its place by itself.
-const LOOK_OFTEN: Duration = crate::witness::NOTICED_WITHIN;
+/// How often a spare checks whether it is to be the primary.
+const PRIMARY_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a node that finds its role by itself waits without a lease while there is no primary.
+const PRIMARY_GONE_TIMEOUT: Duration = Duration::from_millis(50);
+/// The same while the primary is silent; the peer's own time-out is added. Leases are late on slow links and disks.
+const PRIMARY_SILENT_TIMEOUT_MIN: Duration = Duration::from_millis(150);
+/// How often the role of such a node is checked.
+const OBSERVE_INTERVAL: Duration = crate::recorder::OBSERVATION_DELAY_MAX;
 
 /// The name by which memory nodes know a peer.
-pub fn owner(place: usize) -> String {
-    format!("org{}.peer", place + 1)
+pub fn owner(organization: usize) -> String {
+    format!("org{}.peer", organization + 1)
 }
 
-/// The memory of a compute node's time as primary.
-pub struct Pooled {
+/// The memory of a compute node while it is primary.
+pub struct PrimaryMemory {
     network: Arc<Network>,
-    place: usize,
+    organization: usize,
     epoch: Epoch,
     opened: Mutex<Option<(AddressSpace, Arc<Disaggregated>)>>,
 }
 
-fn space_options(network: &Network, place: usize, epoch: Epoch) -> SpaceOptions {
-    let pools = network.scenario.forms[place].pools().expect("only disaggregated peers have memory");
-    SpaceOptions {
-        owner: owner(place),
+fn space_config(network: &Network, organization: usize, epoch: Epoch) -> AddressSpaceConfig {
+    let pools = network.scenario.peer_modes[organization].pools().expect("only disaggregated peers have memory");
+    AddressSpaceConfig {
+        owner: owner(organization),
         epoch,
-        fabric: Arc::new(network.fabric.clone()),
-        donors: donors(network, place),
+        provider: Arc::new(network.provider.clone()),
+        donors: donors(network, organization),
         section_bytes: pools.section_bytes,
         budget_bytes: pools.sections_max * pools.section_bytes,
     }
 }
 
-fn donors(network: &Network, place: usize) -> Vec<Donor> {
+fn donors(network: &Network, organization: usize) -> Vec<Donor> {
     let donor = |address: String| Donor { address, token: MEMORY_TOKEN };
-    network.scenario.memory_nodes(place).into_iter().map(donor).collect()
+    network.scenario.memory_nodes(organization).into_iter().map(donor).collect()
 }
 
-fn state_settings(network: &Network, place: usize) -> DisaggregatedSettings {
-    let pools = network.scenario.forms[place].pools().expect("only disaggregated peers have memory");
-    DisaggregatedSettings {
+fn state_config(network: &Network, organization: usize) -> DisaggregatedConfig {
+    let pools = network.scenario.peer_modes[organization].pools().expect("only disaggregated peers have memory");
+    DisaggregatedConfig {
         metadata_cache_bytes: pools.metadata_cache_bytes,
         data_cache_bytes: pools.data_cache_bytes,
         delta_bytes_max: network.scenario.delta_bytes,
         view_lag_blocks_max: pools.view_lag_blocks_max,
         savepoint_lag_blocks_max: pools.savepoint_lag_blocks_max,
-        ..DisaggregatedSettings::default()
+        ..DisaggregatedConfig::default()
     }
 }
 
-fn refused(error: pool::Error) -> chain::Error {
+fn memory_error(error: pool::Error) -> chain::Error {
     chain::Error::Io { what: "pooled memory".to_owned(), cause: error.to_string(), kind: error.kind() }
 }
 
-impl Pooled {
+impl PrimaryMemory {
     /// The memory and the state in it, once they are open.
     pub fn opened(&self) -> Option<(AddressSpace, Arc<Disaggregated>)> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// [`Pooled`] as a peer asks for it.
-struct Opens(Arc<Pooled>);
+/// [`PrimaryMemory`] in the form in which a peer opens it.
+struct PrimaryMemoryStates(Arc<PrimaryMemory>);
 
 #[async_trait]
-impl States for Opens {
+impl WorldStateFactory for PrimaryMemoryStates {
     async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, chain::Error> {
-        let Pooled { network, place, epoch, opened } = &*self.0;
-        let options = space_options(network, *place, *epoch);
-        let settings = state_settings(network, *place);
-        let space = AddressSpace::open(options).await.map_err(refused)?;
+        let PrimaryMemory { network, organization, epoch, opened } = &*self.0;
+        let options = space_config(network, *organization, *epoch);
+        let settings = state_config(network, *organization);
+        let space = AddressSpace::open(options).await.map_err(memory_error)?;
         let state = Arc::new(Disaggregated::open(Arc::new(space.clone()), rows, settings).await?);
         *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some((space, Arc::clone(&state)));
         Ok(state)
     }
 }
 
-/// Where this node has noted how far the channel has come at its storage node.
+/// The file in which this node records how far the channel has advanced at its storage node.
 async fn watermark(network: &Network) -> Result<Option<Arc<WatermarkFile>>, Ended> {
-    let Some(notes) = notes(network).await? else { return Ok(None) };
+    let Some(notes) = watermark_directory(network).await? else { return Ok(None) };
     Ok(Some(Arc::new(WatermarkFile::open(notes, CHANNEL)?)))
 }
 
 /// A compute node's role.
-pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(), Ended> {
-    let place = network.place(&name);
+pub async fn run_compute_node(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let place = network.organization_index(&name);
     while network.primary(place) != name {
-        rt::sleep(LOOK_AGAIN).await;
+        rt::sleep(PRIMARY_POLL_INTERVAL).await;
     }
     let (address, token) = (storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
     let watermark = watermark(&network).await?;
@@ -134,7 +137,7 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
     };
     let epoch = match kept {
         Epoch(0) => {
-            let remote = RemoteOptions {
+            let remote = RemoteStoreConfig {
                 address: address.clone(),
                 token: token.clone(),
                 channel: CHANNEL.to_owned(),
@@ -144,17 +147,17 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
         }
         kept => kept,
     };
-    let pooled = Pooled { network: Arc::clone(&network), place, epoch, opened: Mutex::default() };
+    let pooled = PrimaryMemory { network: Arc::clone(&network), organization: place, epoch, opened: Mutex::default() };
     let pooled = Arc::new(pooled);
-    let states = Arc::new(Opens(Arc::clone(&pooled)));
-    let stores: Arc<dyn Stores> = Arc::new(NodeStores { address, token, epoch, states, watermark });
+    let states = Arc::new(PrimaryMemoryStates(Arc::clone(&pooled)));
+    let stores: Arc<dyn PeerStores> = Arc::new(NodeStores { address, token, epoch, states, watermark });
     let stores = LyingStores::over(&network, place, stores);
-    let _handle = network.pooled.show(&name, Arc::clone(&pooled));
-    let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
+    let _handle = network.primary_memory.register(&name, Arc::clone(&pooled));
+    let peer = Peer::open(peer_config(&network, &name, place, stores)).await?;
     let close = async |in_order| {
         let opened = pooled.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((space, _)) = opened.filter(|_| in_order) {
-            // Others may have the memory at once.
+            // Releases the memory for others at once.
             space.close().await;
         }
     };
@@ -165,14 +168,16 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
     })
 }
 
-/// A compute node that finds its place by itself, and how it is told to stop in order.
-pub struct Taking {
+/// A compute node that finds its role by itself, and the handle that stops it in order.
+pub struct RunningComputeNode {
+    /// The compute node.
     pub node: ComputeNode,
-    pub stop: Stop,
-    memory: Arc<Reached>,
+    /// Stops it in order.
+    pub stop: CancellationToken,
+    memory: Arc<SimulatedPeerMemory>,
 }
 
-impl Taking {
+impl RunningComputeNode {
     /// The memory and the state in it, at the primary.
     pub fn opened(&self) -> Option<(AddressSpace, Arc<Disaggregated>)> {
         let state = self.node.primary()?.state;
@@ -181,25 +186,25 @@ impl Taking {
 }
 
 /// A peer's memory as one of its compute nodes reaches it.
-struct Reached {
+struct SimulatedPeerMemory {
     network: Arc<Network>,
     place: usize,
     space: Mutex<Option<AddressSpace>>,
 }
 
 #[async_trait]
-impl PeerMemory for Reached {
+impl PeerMemory for SimulatedPeerMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn Memory>, chain::Error> {
-        let space = AddressSpace::open(space_options(&self.network, self.place, epoch)).await.map_err(refused)?;
+        let space = AddressSpace::open(space_config(&self.network, self.place, epoch)).await.map_err(memory_error)?;
         *self.space.lock().unwrap_or_else(PoisonError::into_inner) = Some(space.clone());
         Ok(Arc::new(space))
     }
 
-    async fn lend(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
-        let SpaceOptions { owner, fabric, donors, section_bytes, .. } =
-            space_options(&self.network, self.place, Epoch(0));
-        let lent = LentSpace::open(LentSpaceOptions { owner, fabric, donors, section_bytes }).await;
-        Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
+    async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
+        let AddressSpaceConfig { owner, provider, donors, section_bytes, .. } =
+            space_config(&self.network, self.place, Epoch(0));
+        let read_only = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
+        Ok(Arc::new(read_only.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }
 
     async fn close(&self) {
@@ -210,16 +215,16 @@ impl PeerMemory for Reached {
     }
 }
 
-/// The role of a compute node that finds its place by itself.
-pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended> {
-    let place = network.place(&name);
+/// The role of a compute node that finds its role by itself.
+pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let place = network.organization_index(&name);
     let among = |name: &str| format!("{name} among");
-    let memory = Arc::new(Reached { network: Arc::clone(&network), place, space: Mutex::default() });
-    let pools = network.scenario.forms[place].pools().expect("only disaggregated peers have several nodes");
+    let memory = Arc::new(SimulatedPeerMemory { network: Arc::clone(&network), place, space: Mutex::default() });
+    let pools = network.scenario.peer_modes[place].pools().expect("only disaggregated peers have several nodes");
     let others = network.scenario.compute_nodes(place).into_iter().filter(|other| *other != name);
     // Their stores are made from the rest.
     let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(&network, place);
-    let node = ComputeNode::start(ComputeNodeOptions {
+    let node = ComputeNode::start(ComputeNodeSetup {
         parties: base::rt::net::Parties::anyone(),
         name: name.clone(),
         signer,
@@ -234,18 +239,22 @@ pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended>
         others: others.map(|other| among(&other)).collect(),
         watermark: watermark(&network).await?,
         memory: memory.clone(),
-        state: state_settings(&network, place),
-        patience: Patience { gone: GONE_PATIENCE, silent: SILENT_PATIENCE_MIN + pools.patience },
+        state: state_config(&network, place),
+        failover_timeouts: FailoverTimeouts {
+            gone: PRIMARY_GONE_TIMEOUT,
+            silent: PRIMARY_SILENT_TIMEOUT_MIN + pools.failover_timeout,
+        },
     })?;
-    let taking = Arc::new(Taking { node, stop: Stop::new(), memory });
-    let _handle = network.computes.show(&name, Arc::clone(&taking));
-    let _watching = rt::spawn(watch(Arc::clone(&network), name.clone(), place, Arc::clone(&taking))).abort_on_drop();
+    let taking = Arc::new(RunningComputeNode { node, stop: CancellationToken::new(), memory });
+    let _handle = network.compute_nodes.register(&name, Arc::clone(&taking));
+    let _watching =
+        rt::spawn(observe_primary(Arc::clone(&network), name.clone(), place, Arc::clone(&taking))).abort_on_drop();
     let handler = {
         let taking = Arc::clone(&taking);
-        move |kind, body| answer_as(Arc::clone(&taking), kind, body)
+        move |kind, body| respond_for_compute_node(Arc::clone(&taking), kind, body)
     };
     let service: AbortOnDrop<()> = serve(&peer_address(&name), handler).await?;
-    let failed = taking.stop.or_stopped(taking.node.failed()).await;
+    let failed = taking.stop.run_until_cancelled(taking.node.failed()).await;
     drop(service);
     taking.node.stop().await?;
     match (failed, taking.node.failure()) {
@@ -259,36 +268,36 @@ pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended>
     }
 }
 
-/// Shows the witness each time as the primary, and what is committed then.
-async fn watch(network: Arc<Network>, name: String, place: usize, taking: Arc<Taking>) {
+/// Shows the witness each epoch as the primary, and the blocks that are committed in it.
+async fn observe_primary(network: Arc<Network>, name: String, organization: usize, taking: Arc<RunningComputeNode>) {
     let mut seen = Epoch(0);
     let mut observer = None;
     loop {
         if let Some(primary) = taking.node.primary().filter(|primary| primary.epoch > seen) {
             seen = primary.epoch;
             if seen > Epoch(1) {
-                network.succession.taken_over();
+                network.failover.record_takeover();
             }
-            let shown = Shower { peer: scenario::peer(place), node: name.clone(), epoch: Some(seen) };
-            network.witness.opened(&shown, primary.found);
+            let shown = ObservedNode { peer: scenario::peer(organization), node: name.clone(), epoch: Some(seen) };
+            network.recorder.record_start(&shown, primary.start_height);
             let observing = observe(Arc::clone(&network), shown, primary.channel);
             observer = Some(rt::spawn(observing).abort_on_drop());
         }
         if observer.as_ref().is_some_and(AbortOnDrop::is_finished) {
             observer = None;
         }
-        rt::sleep(LOOK_OFTEN).await;
+        rt::sleep(OBSERVE_INTERVAL).await;
     }
 }
 
-async fn answer_as(taking: Arc<Taking>, kind: Kind, body: Bytes) -> Answer {
+async fn respond_for_compute_node(taking: Arc<RunningComputeNode>, kind: RequestKind, body: Bytes) -> Response {
     match (kind, PeerView::channel(&taking.node, CHANNEL)) {
-        (Kind::Endorse, _) => match taking.node.process(body).await {
-            Ok(response) => Answer::done(response.encode_to_vec()),
-            Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
-            Err(error) => Answer::later(error),
+        (RequestKind::Endorse, _) => match taking.node.process(body).await {
+            Ok(response) => Response::done(response.encode_to_vec()),
+            Err(error) if error.kind() == ErrorKind::Rejected => Response::rejected(error),
+            Err(error) => Response::later(error),
         },
-        (_, Some(channel)) => answer_of(channel, kind, body).await,
-        (_, None) => Answer::later("it is not the primary"),
+        (_, Some(channel)) => respond_for_channel(channel, kind, body).await,
+        (_, None) => Response::later("it is not the primary"),
     }
 }

@@ -1,6 +1,7 @@
-//! Keys on P-256 whose signatures follow from the seed: the nonce is the one of RFC 6979, so that a seed gives the same bytes on every run.
+//! P-256 keys with deterministic signatures: keys follow from the seed, and the nonce is that of RFC 6979. So a seed gives the
+//! same bytes in every run.
 //!
-//! Slow, and not hardened against anything: for simulation only.
+//! The code is slow and not hardened against side channels: for simulation only.
 
 use std::sync::Arc;
 
@@ -10,14 +11,14 @@ use identity::sha256;
 use p256::ecdsa::signature::hazmat::PrehashSigner;
 use p256::ecdsa::{Signature, SigningKey};
 
-struct Key {
+struct SimulatedKey {
     signing: SigningKey,
     point: Vec<u8>,
 }
 
 /// The key of a seed.
 pub fn of_seed(seed: &[u8; 32]) -> Arc<dyn SeededKey> {
-    // One in 2^32 seeds is no scalar of the group.
+    // One in 2^32 seeds is not a scalar of the group.
     let mut scalar = *seed;
     let signing = loop {
         match SigningKey::from_slice(&scalar) {
@@ -26,10 +27,10 @@ pub fn of_seed(seed: &[u8; 32]) -> Arc<dyn SeededKey> {
         }
     };
     let point = signing.verifying_key().to_sec1_point(false).as_bytes().to_vec();
-    Arc::new(Key { signing, point })
+    Arc::new(SimulatedKey { signing, point })
 }
 
-impl SeededKey for Key {
+impl SeededKey for SimulatedKey {
     fn point(&self) -> &[u8] {
         &self.point
     }
@@ -40,7 +41,7 @@ impl SeededKey for Key {
     }
 }
 
-/// A signature on P-256 with the other S: the mathematics allow it, and Fabric does not. Nothing if it is none.
+/// A P-256 signature with the other S: mathematically valid, but rejected by Fabric. `None` if the input is no signature.
 pub fn with_high_s(signature: &[u8]) -> Option<Bytes> {
     let (r, s) = Signature::from_der(signature).ok()?.split_scalars();
     let high = Signature::from_scalars(r, -*s).ok()?;

@@ -1,12 +1,12 @@
-//! Who takes part: organisations, their nodes' and users' identities, and the channel's first block.
+//! The members of the network: organisations, the identities of their nodes and users, and the channel's first block.
 //!
-//! All keys follow from the seed, so that a seed gives the same bytes on every run.
+//! All keys follow from the seed, so a seed gives the same bytes in every run.
 
 use base::Bytes;
-use identity::issue::{Organization, Terms};
-use identity::{Role, Signer, sha256};
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{MemberRole, Signer, sha256};
 use ledger::Block;
-use ledger::config::{BatchLimits, Capabilities, Consensus, GenesisSpec, OrganizationSpec};
+use ledger::config::{BatchLimits, Capabilities, ConsensusConfig, GenesisSpec, OrganizationSpec};
 use prost::Message;
 
 use super::keys;
@@ -17,8 +17,9 @@ pub const CHANNEL: &str = "simulated";
 /// How many organisations have a peer.
 pub const ORGANIZATIONS: usize = 3;
 
-/// Everybody's keys.
+/// The keys of all participants.
 pub struct Members {
+    /// Block 0 of [`CHANNEL`].
     pub genesis: Block,
     /// One for each orderer there may be.
     pub orderers: Vec<Signer>,
@@ -31,25 +32,29 @@ pub struct Members {
 }
 
 impl Members {
-    /// Founds the organisations and the channel. To be called in the simulation, which has the time and the chance.
+    /// Founds the organisations and the channel. Must be called in the simulation, which provides time and randomness.
     pub fn found(scenario: &Scenario) -> Result<Members, String> {
         let failed = |error: identity::Error| format!("founding the organisations: {error}");
         let seed = sha256([&scenario.seed.to_le_bytes()[..]]);
-        let terms = if scenario.signs_p256 { Terms::seeded_with(seed, keys::of_seed) } else { Terms::seeded(seed) };
-        let found = |name: &str| {
-            Organization::found(format!("{name}MSP"), &format!("{}.example.com", name.to_lowercase()), &terms)
+        let terms = if scenario.signs_p256 {
+            CertificateTerms::seeded_with(seed, keys::of_seed)
+        } else {
+            CertificateTerms::seeded(seed)
         };
-        let organizations: Vec<Organization> = (1..=ORGANIZATIONS)
+        let found = |name: &str| {
+            IssuingOrganization::create(format!("{name}MSP"), &format!("{}.example.com", name.to_lowercase()), &terms)
+        };
+        let organizations: Vec<IssuingOrganization> = (1..=ORGANIZATIONS)
             .map(|number| found(&format!("Org{number}")))
             .collect::<Result<_, _>>()
             .map_err(failed)?;
         let ordering = found("Orderer").map_err(failed)?;
-        let stranger = found("Elsewhere").and_then(|org| org.issue(Role::Client, "User1")).map_err(failed)?;
-        let peers = organizations.iter().map(|org| org.issue(Role::Peer, "peer0"));
+        let stranger = found("Elsewhere").and_then(|org| org.issue(MemberRole::Client, "User1")).map_err(failed)?;
+        let peers = organizations.iter().map(|org| org.issue(MemberRole::Peer, "peer0"));
         let clients = (0..scenario.clients)
-            .map(|number| organizations[number % ORGANIZATIONS].issue(Role::Client, &format!("User{number}")));
-        let orderers = (0..ORDERERS).map(|number| ordering.issue(Role::Orderer, &format!("orderer{number}")));
-        let spec = |org: &Organization, name: &str| OrganizationSpec {
+            .map(|number| organizations[number % ORGANIZATIONS].issue(MemberRole::Client, &format!("User{number}")));
+        let orderers = (0..ORDERERS).map(|number| ordering.issue(MemberRole::Orderer, &format!("orderer{number}")));
+        let spec = |org: &IssuingOrganization, name: &str| OrganizationSpec {
             name: name.to_owned(),
             msp_id: org.msp_id().to_string(),
             msp: org.definition().encode_to_vec().into(),
@@ -67,7 +72,7 @@ impl Members {
                 timeout: scenario.batch_timeout,
                 ..BatchLimits::default()
             },
-            consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+            consensus: ConsensusConfig { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
             capabilities: Capabilities::newest(),
         };
         Ok(Members {

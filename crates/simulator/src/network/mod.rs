@@ -1,97 +1,105 @@
-//! The simulated network: one orderer or a group of them, and a peer for each organisation, on nodes of their own, running the real
-//! code.
+//! The simulated network: one orderer or a group, and a peer for each organisation, on separate nodes that run the real code.
 //!
-//! * [`nodes`]: orderers, monolithic peers, and what all peers do alike.
-//! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: their memory and storage nodes.
-//! * [`ordering`]: several orderers, and the memory nodes that they order on.
-//! * [`succession`]: who is the primary of a disaggregated peer whose compute nodes are told.
+//! * [`nodes`]: orderers, monolithic peers, and the parts that all peers have in common.
+//! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: the memory and storage nodes of these peers.
+//! * [`ordering`]: groups of orderers, and the memory nodes that hold their log.
+//! * [`failover`]: chooses the primary of disaggregated peers whose compute nodes do not choose it themselves.
 
 pub mod compute;
+pub mod failover;
 pub mod keys;
 pub mod members;
 pub mod nodes;
 pub mod ordering;
 pub mod pools;
 pub mod service;
-pub mod succession;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Epoch;
-use base::rt::simulation::{Node, Sim};
+use base::rt::simulation::{Sim, SimNode};
 use chain::Peer;
+use chain::failover::ComputeRole;
 use chain::order::Orderer;
-use chain::order::chain::Chain;
-use chain::succession::Standing;
-use rma::sim::SimFabric;
+use chain::order::orderer_channel::OrdererChannel;
+use rma::sim::SimProvider;
 
 use crate::mutant::Mutant;
-use crate::scenario::{self, Form, Scenario};
-use crate::witness::Witness;
-use compute::{Pooled, Taking};
+use crate::recorder::Recorder;
+use crate::scenario::{self, PeerMode, Scenario};
+use compute::{PrimaryMemory, RunningComputeNode};
+use failover::FailoverManager;
 use members::{CHANNEL, Members, ORGANIZATIONS};
-use ordering::Orderers;
-use pools::Store;
-use succession::Succession;
+use ordering::OrdererObservations;
+use pools::RunningStorageNode;
 
-/// What nodes run, where the simulator's end can take hold of it. Nodes have nothing of one another from here.
-pub struct Running<T>(Mutex<BTreeMap<String, Arc<T>>>);
+/// What each node runs, for the checks of the simulator. Nodes do not use it to reach one another.
+pub struct RunningRoles<T>(Mutex<BTreeMap<String, Arc<T>>>);
 
-impl<T> Default for Running<T> {
+impl<T> Default for RunningRoles<T> {
     fn default() -> Self {
-        Running(Mutex::default())
+        RunningRoles(Mutex::default())
     }
 }
 
-/// Takes a role out of [`Running`] when it ends, by a crash too.
-pub struct Shown<'a, T> {
-    running: &'a Running<T>,
+/// Removes a role from [`RunningRoles`] when it ends, also by a crash.
+pub struct RunningRoleGuard<'a, T> {
+    running: &'a RunningRoles<T>,
     node: String,
 }
 
-impl<T> Running<T> {
+impl<T> RunningRoles<T> {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows what runs on a node.
-    pub fn show(&self, node: &str, role: Arc<T>) -> Shown<'_, T> {
+    pub fn register(&self, node: &str, role: Arc<T>) -> RunningRoleGuard<'_, T> {
         self.lock().insert(node.to_owned(), role);
-        Shown { running: self, node: node.to_owned() }
+        RunningRoleGuard { running: self, node: node.to_owned() }
     }
 
     /// What runs on a node, if it is up.
-    pub fn of(&self, node: &str) -> Option<Arc<T>> {
+    pub fn get(&self, node: &str) -> Option<Arc<T>> {
         self.lock().get(node).cloned()
     }
 }
 
-impl<T> Drop for Shown<'_, T> {
+impl<T> Drop for RunningRoleGuard<'_, T> {
     fn drop(&mut self) {
         let role = self.running.lock().remove(&self.node);
         drop(role);
     }
 }
 
-/// All nodes and what they know.
+/// All nodes and the data that they share.
 pub struct Network {
+    /// The simulated world.
     pub sim: Sim,
+    /// What the seed decided.
     pub scenario: Scenario,
+    /// The identities of all participants, and the genesis block.
     pub members: Members,
-    pub witness: Witness,
+    /// Records what nodes show and clients learn.
+    pub recorder: Recorder,
+    /// The planted mistake, if there is one.
     pub mutant: Option<Mutant>,
-    peers: Running<Peer>,
+    peers: RunningRoles<Peer>,
     /// Compute nodes that find out by themselves who is the primary.
-    pub computes: Running<Taking>,
-    pub orderer: Running<Orderer>,
-    /// What is known of the orderers.
-    pub orderers: Orderers,
+    pub compute_nodes: RunningRoles<RunningComputeNode>,
+    /// The orderers, by node.
+    pub running_orderers: RunningRoles<Orderer>,
+    /// The observations of the orderers.
+    pub orderers: OrdererObservations,
     /// The pooled memory of compute nodes.
-    pub pooled: Running<Pooled>,
-    pub stores: Running<Store>,
-    pub fabric: SimFabric,
-    pub succession: Succession,
+    pub primary_memory: RunningRoles<PrimaryMemory>,
+    /// The storage nodes of disaggregated peers.
+    pub storage_nodes: RunningRoles<RunningStorageNode>,
+    /// The remote memory of the simulated world.
+    pub provider: SimProvider,
+    /// Chooses primaries where compute nodes do not choose one themselves.
+    pub failover: FailoverManager,
 }
 
 impl Network {
@@ -100,43 +108,43 @@ impl Network {
         sim: Sim,
         scenario: Scenario,
         mutant: Option<Mutant>,
-        witness: Witness,
+        witness: Recorder,
     ) -> Result<Arc<Network>, String> {
         let members = Members::found(&scenario)?;
         let network = Arc::new(Network {
-            fabric: SimFabric::new(&sim),
+            provider: SimProvider::new(&sim),
             sim,
             scenario,
             members,
-            witness,
+            recorder: witness,
             mutant,
-            peers: Running::default(),
-            computes: Running::default(),
-            orderer: Running::default(),
-            orderers: Orderers::default(),
-            pooled: Running::default(),
-            stores: Running::default(),
-            succession: Succession::default(),
+            peers: RunningRoles::default(),
+            compute_nodes: RunningRoles::default(),
+            running_orderers: RunningRoles::default(),
+            orderers: OrdererObservations::default(),
+            primary_memory: RunningRoles::default(),
+            storage_nodes: RunningRoles::default(),
+            failover: FailoverManager::default(),
         });
         for name in network.scenario.logs() {
-            network.start_node(name, ordering::remember);
+            network.start_node(name, ordering::run_log_memory_node);
         }
         for name in network.scenario.orderers() {
-            network.start_node(name, nodes::order);
+            network.start_node(name, nodes::run_orderer);
         }
         for place in 0..ORGANIZATIONS {
-            let Form::Disaggregated(_) = &network.scenario.forms[place] else {
-                network.start_node(scenario::peer(place), nodes::endorse_and_commit);
+            let PeerMode::Disaggregated(_) = &network.scenario.peer_modes[place] else {
+                network.start_node(scenario::peer(place), nodes::run_monolithic_peer);
                 continue;
             };
-            network.start_node(scenario::storage(place), pools::keep);
+            network.start_node(scenario::storage(place), pools::run_storage_node);
             for name in network.scenario.memory_nodes(place) {
-                network.start_node(name, pools::lend);
+                network.start_node(name, pools::run_memory_node);
             }
             for name in network.scenario.compute_nodes(place) {
-                match network.follows(place) {
-                    true => network.start_node(name, compute::take_part),
-                    false => network.start_node(name, compute::endorse_and_commit),
+                match network.has_automatic_failover(place) {
+                    true => network.start_node(name, compute::run_compute_node_with_failover),
+                    false => network.start_node(name, compute::run_compute_node),
                 }
             }
         }
@@ -152,14 +160,14 @@ impl Network {
     }
 
     /// A node.
-    pub fn node(&self, name: &str) -> Node {
+    pub fn node(&self, name: &str) -> SimNode {
         self.sim.node(name)
     }
 
-    /// The channel at each orderer; nothing of one that does not run.
-    pub fn orders(&self) -> Vec<Option<Arc<Chain>>> {
+    /// The channel at each orderer; `None` for an orderer that does not run.
+    pub fn orderer_channels(&self) -> Vec<Option<Arc<OrdererChannel>>> {
         let names = self.scenario.orderers();
-        names.iter().map(|name| self.orderer.of(name)?.chain(CHANNEL)).collect()
+        names.iter().map(|name| self.running_orderers.get(name)?.channel(CHANNEL)).collect()
     }
 
     /// The node that commits for each peer.
@@ -167,49 +175,49 @@ impl Network {
         (0..ORGANIZATIONS).map(|place| self.primary(place)).collect()
     }
 
-    /// The node that commits for a peer; where nobody knows one, the first.
-    pub fn primary(&self, place: usize) -> String {
-        let mut nodes = self.scenario.compute_nodes(place);
-        if !self.follows(place) {
-            return nodes.swap_remove(self.succession.primary(place));
+    /// The node that commits for a peer; the first node if there is none.
+    pub fn primary(&self, organization: usize) -> String {
+        let mut nodes = self.scenario.compute_nodes(organization);
+        if !self.has_automatic_failover(organization) {
+            return nodes.swap_remove(self.failover.primary(organization));
         }
-        let newest = (0..nodes.len()).max_by_key(|at| (self.reigns(&nodes[*at]), std::cmp::Reverse(*at)));
+        let newest = (0..nodes.len()).max_by_key(|at| (self.primary_epoch(&nodes[*at]), std::cmp::Reverse(*at)));
         nodes.swap_remove(newest.expect("a peer has a node"))
     }
 
-    /// The epoch under which somebody commits for a peer now, where the nodes find out by themselves who does.
-    pub fn reign(&self, place: usize) -> Option<Epoch> {
-        self.scenario.compute_nodes(place).iter().filter_map(|name| self.reigns(name)).max()
+    /// The epoch under which a node commits for a peer now, where the nodes find out by themselves which one does.
+    pub fn epoch(&self, organization: usize) -> Option<Epoch> {
+        self.scenario.compute_nodes(organization).iter().filter_map(|name| self.primary_epoch(name)).max()
     }
 
-    fn reigns(&self, name: &str) -> Option<Epoch> {
-        match self.computes.of(name)?.node.standing() {
-            Standing::Primary(epoch) => Some(epoch),
-            Standing::Reader | Standing::Waiting => None,
+    fn primary_epoch(&self, name: &str) -> Option<Epoch> {
+        match self.compute_nodes.get(name)?.node.role() {
+            ComputeRole::Primary(epoch) => Some(epoch),
+            ComputeRole::Follower | ComputeRole::Waiting => None,
         }
     }
 
     /// Whether the compute nodes of a peer find out by themselves who is the primary.
-    pub fn follows(&self, place: usize) -> bool {
-        self.scenario.forms[place].pools().is_some_and(|pools| pools.follows)
+    pub fn has_automatic_failover(&self, organization: usize) -> bool {
+        self.scenario.peer_modes[organization].pools().is_some_and(|pools| pools.automatic_failover)
     }
 
     /// The peer that a node commits for, while it does.
     pub fn peer(&self, node: &str) -> Option<Arc<Peer>> {
-        let taking = || Some(self.computes.of(node)?.node.primary()?.peer);
-        self.peers.of(node).or_else(taking)
+        let taking = || Some(self.compute_nodes.get(node)?.node.primary()?.peer);
+        self.peers.get(node).or_else(taking)
     }
 
-    /// Who says what was committed, as far as a client can tell: a peer whose nodes answer for one another, or a node.
-    pub fn teller(&self, place: usize, node: &str) -> String {
-        if self.follows(place) { scenario::peer(place) } else { node.to_owned() }
+    /// The name under which commits are reported to clients: of the peer if its nodes answer for one another, else of the node.
+    pub fn commit_source(&self, organization: usize, node: &str) -> String {
+        if self.has_automatic_failover(organization) { scenario::peer(organization) } else { node.to_owned() }
     }
 
     /// All nodes that run something for the network.
     pub fn server_names(&self) -> Vec<String> {
         let mut names = self.scenario.orderers();
         names.extend(self.scenario.logs());
-        for (place, form) in self.scenario.forms.iter().enumerate() {
+        for (place, form) in self.scenario.peer_modes.iter().enumerate() {
             names.extend(self.scenario.compute_nodes(place));
             names.extend(self.scenario.memory_nodes(place));
             names.extend(form.pools().map(|_| scenario::storage(place)));
@@ -217,8 +225,8 @@ impl Network {
         names
     }
 
-    /// Which organisation's node this is.
-    pub fn place(&self, node: &str) -> usize {
+    /// The organisation to which this node belongs.
+    pub fn organization_index(&self, node: &str) -> usize {
         let is_of = |place: &usize| {
             let rest = node.strip_prefix(&scenario::peer(*place));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))

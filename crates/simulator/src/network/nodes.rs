@@ -1,9 +1,10 @@
-//! What runs on the nodes: the orderers and the peers, each under a supervisor. [`super::compute`] and [`super::pools`] have
-//! the nodes of disaggregated peers.
+//! Orderers and peers as roles of nodes, each under a supervisor. [`super::compute`] and [`super::pools`] have the nodes of
+//! disaggregated peers.
 //!
-//! A supervisor starts its node's role, and starts it again a little later when the role ends by an error of its own: a
-//! full disk, a failed fsync. A crash ends the supervisor too; the node's restart runs it anew on what the disk has left.
-//! What must never happen is that a role finds its data corrupt: no fault of the simulator's plans changes durable bytes.
+//! A supervisor starts its node's role. When the role ends with an error, such as a full disk or a failed fsync, the supervisor
+//! restarts it a little later. A crash of the node also ends the supervisor; when the node restarts, it runs on the bytes that
+//! remain on the disk. A role must never find its data corrupt, because no fault in the simulator's plans changes durable
+//! bytes.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,34 +14,34 @@ use base::rt::disk::Directory;
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
-use chain::access::Definitions;
+use chain::access::ContractDefinitions;
 use chain::endorse::Endorse;
-use chain::order::{Acknowledge, Broadcast, Engines, Orderer, OrdererOptions};
-use chain::validate::borrow::{Borrowing, Meter, When};
+use chain::order::{AcknowledgeMode, Broadcast, Orderer, OrdererSetup, OrderingEngines};
+use chain::validate::offload::{LoadMeter, OffloadConfig, OffloadMode};
 use chain::view::ChannelView;
-use chain::{BlockSources, Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
-use contract::Registry;
+use chain::{BlockSources, Channel, LocalStores, Peer, PeerSetup, PeerStores, commit, order, peer};
+use contract::ContractRegistry;
 use identity::Signer;
 use ledger::Block;
 use prost::Message;
-use storage::blocks::BlockOptions;
+use storage::blocks::BlockStoreConfig;
 use storage::tables::{ModelEngine, TablesEngine};
 use storage::{DataDirectory, GroupSync};
 
 use super::Network;
 use super::members::CHANNEL;
-use super::ordering::{self, OrdererEngines, Up};
-use super::service::{Answer, Commit, Kind, serve};
+use super::ordering::{self, OrdererEngines, RunningOrderer};
+use super::service::{RequestKind, Response, TransactionCommit, serve};
 use crate::mutant::{LyingEngine, Mutant};
-use crate::scenario::{self, ORDERER, Ordering};
-use crate::witness::Shower;
+use crate::recorder::ObservedNode;
+use crate::scenario::{self, ORDERER, OrderingEngine};
 
-/// Where an orderer serves blocks.
+/// The address at which an orderer serves blocks.
 pub fn blocks_address(orderer: &str) -> String {
     format!("{orderer} blocks")
 }
 
-/// Where an orderer takes envelopes.
+/// The address at which an orderer takes envelopes.
 pub fn order_address(orderer: &str) -> String {
     format!("{orderer} service")
 }
@@ -49,25 +50,28 @@ pub fn order_address(orderer: &str) -> String {
 pub const DATA: &str = "/data";
 /// The directory of an orderer's logs, and of a peer's ledgers.
 pub const BLOCKS: &str = "blocks";
+/// The directory of the rows of world states.
 pub const TABLES: &str = "tables";
-/// Where orderers and compute nodes note how far their channel has come, apart from the data.
-pub const NOTES: &str = "/notes";
+/// The directory in which orderers and compute nodes record how far their channel has advanced, apart from the data.
+pub const WATERMARKS: &str = "/notes";
 
-/// How long a role that failed waits before it is started again.
+/// How long a role that failed waits before it is restarted.
 const RESTART_WAIT_MAX: Duration = Duration::from_millis(100);
 /// How long the observer waits before it asks for a block again.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// How long a peer holds a question for a commit before it says that there is none yet.
+const BLOCK_READ_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a peer holds a query for a commit before it answers that there is none yet.
 const COMMIT_WAIT: Duration = Duration::from_millis(400);
 
-/// Where a peer endorses and answers.
+/// The address at which a peer endorses and answers.
 pub fn peer_address(name: &str) -> String {
     format!("{name} service")
 }
 
 /// Why a role ended.
 pub struct Ended {
+    /// What a restart can achieve; [`supervise`] reports `Corrupt` and `Rejected` as violations.
     pub kind: ErrorKind,
+    /// The error's text.
     pub reason: String,
 }
 
@@ -89,7 +93,7 @@ impl From<std::io::Error> for Ended {
     }
 }
 
-/// Runs a role for as long as the node lives.
+/// Runs a role until the node crashes.
 pub async fn supervise<F>(network: Arc<Network>, name: String, role: impl Fn(Arc<Network>, String) -> F)
 where
     F: Future<Output = Result<(), Ended>>,
@@ -98,56 +102,61 @@ where
         match role(Arc::clone(&network), name.clone()).await {
             Ok(()) => return,
             Err(Ended { kind: ErrorKind::Corrupt, reason }) => {
-                network.witness.accuse(format_args!("{name} finds its data corrupt: {reason}"));
+                network.recorder.report_violation(format_args!("{name} finds its data corrupt: {reason}"));
                 return;
             }
-            // What a compute node asks of pools is never wrong.
+            // A compute node's requests to pools are always valid.
             Err(Ended { kind: ErrorKind::Rejected, reason }) => {
-                network.witness.accuse(format_args!("{name} is refused for good: {reason}"));
+                network.recorder.report_violation(format_args!("{name} is rejected for good: {reason}"));
                 return;
             }
-            Err(Ended { reason, .. }) => network.witness.tell(format_args!("{name} ends: {reason}")),
+            Err(Ended { reason, .. }) => network.recorder.log(format_args!("{name} ends: {reason}")),
         }
         rt::sleep(Duration::from_nanos(rt::random_below(RESTART_WAIT_MAX.as_nanos() as u64))).await;
     }
 }
 
-/// Where a node notes how far its data has come. None where a mistake is planted that others are to notice: what they hold against it
-/// would come first.
-pub async fn notes(network: &Network) -> Result<Option<Directory>, Ended> {
+/// The directory in which a node records how far its data has advanced. `None` if a mistake is planted that other checkers
+/// must find: the comparison with these records would find it first.
+pub async fn watermark_directory(network: &Network) -> Result<Option<Directory>, Ended> {
     match network.mutant {
-        None | Some(Mutant::OrdererGoesBack | Mutant::StorageGoesBack) => Ok(Some(Directory::open(NOTES).await?)),
+        None | Some(Mutant::OrdererGoesBack | Mutant::StorageGoesBack) => Ok(Some(Directory::open(WATERMARKS).await?)),
         Some(_) => Ok(None),
     }
 }
 
 /// An orderer's role.
-pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
+pub async fn run_orderer(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let data = DataDirectory::open(DATA).await?;
     let number = network.scenario.orderers().iter().position(|orderer| *orderer == name);
     let engines = OrdererEngines::new(&network, &name);
     let acknowledge =
-        if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
-    let orderer = Orderer::open(OrdererOptions {
-        watermarks: notes(&network).await?,
+        if network.scenario.durable_acknowledgements { AcknowledgeMode::Durable } else { AcknowledgeMode::Queued };
+    let orderer = Orderer::open(OrdererSetup {
+        watermarks: watermark_directory(&network).await?,
         signer: network.members.orderers[number.expect("an orderer's node")].clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),
-        engines: Arc::clone(&engines) as Arc<dyn Engines>,
-        settings: order::Settings { acknowledge, cutting: network.scenario.cutting, ..order::Settings::default() },
+        engines: Arc::clone(&engines) as Arc<dyn OrderingEngines>,
+        settings: order::BroadcastConfig {
+            acknowledge,
+            cutting: network.scenario.cutting,
+            ..order::BroadcastConfig::default()
+        },
     })
     .await?;
     orderer.join(&network.members.genesis).await?;
-    let chain = orderer.chain(CHANNEL).expect("the channel was just joined");
-    let _up = Up::new(&network, &name, &chain);
+    let chain = orderer.channel(CHANNEL).expect("the channel was just joined");
+    let _up = RunningOrderer::new(&network, &name, &chain);
     match network.scenario.ordering {
-        Ordering::Solo => network.witness.opened(&Shower::node(&name), chain.height()),
-        // What peers have, most of the others have. It shows that once it knows again that it may.
-        _ => network.witness.tell(format_args!("{name} starts with {} blocks", chain.store().height())),
+        OrderingEngine::Solo => network.recorder.record_start(&ObservedNode::node(&name), chain.height()),
+        // A majority of the others has every block that peers have. This orderer shows them once it knows again that they are
+        // committed.
+        _ => network.recorder.log(format_args!("{name} starts with {} blocks", chain.store().height())),
     }
-    let watching = ordering::watch(Arc::clone(&network), name.clone(), Arc::clone(&chain), engines);
+    let watching = ordering::observe_orderer(Arc::clone(&network), name.clone(), Arc::clone(&chain), engines);
     let _watching = rt::spawn(watching).abort_on_drop();
-    let _handle = network.orderer.show(&name, Arc::clone(&orderer));
+    let _handle = network.running_orderers.register(&name, Arc::clone(&orderer));
     orderer.serve(&blocks_address(&name)).await?;
     let broken = Arc::new(Notify::new());
     let handler = {
@@ -166,86 +175,91 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     Err(Ended { kind, reason: format!("it has stopped ordering: {reason}") })
 }
 
-async fn take_envelope(orderer: Arc<Orderer>, broken: Arc<Notify>, kind: Kind, body: Bytes) -> Answer {
-    if kind != Kind::Order {
-        return Answer::refused("an orderer only orders");
+async fn take_envelope(orderer: Arc<Orderer>, broken: Arc<Notify>, kind: RequestKind, body: Bytes) -> Response {
+    if kind != RequestKind::Order {
+        return Response::rejected("an orderer only orders");
     }
     match orderer.broadcast(CHANNEL, body).await {
-        Ok(()) => Answer::done(Bytes::new()),
-        Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
+        Ok(()) => Response::done(Bytes::new()),
+        Err(error) if error.kind() == ErrorKind::Rejected => Response::rejected(error),
         Err(error) => {
             if error.kind() == ErrorKind::Closed {
                 broken.notify_one();
             }
-            Answer::later(error)
+            Response::later(error)
         }
     }
 }
 
 /// A monolithic peer's role.
-pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(), Ended> {
+pub async fn run_monolithic_peer(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let scenario = &network.scenario;
     let data = DataDirectory::open(DATA).await?;
     let tables: Arc<dyn TablesEngine> = ModelEngine::open(data.subdirectory(TABLES).await?).await?;
-    let place = network.place(&name);
+    let place = network.organization_index(&name);
     let stores = Arc::new(LocalStores {
         name: name.clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),
         tables: LyingEngine::over(&network, place, tables),
-        blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
-        state: state::Settings {
+        blocks: BlockStoreConfig { segment_bytes: scenario.segment_bytes, ..BlockStoreConfig::default() },
+        state: state::MonolithicConfig {
             cache_bytes: scenario.cache_bytes,
             delta_bytes_max: scenario.delta_bytes,
-            ..state::Settings::default()
+            ..state::MonolithicConfig::default()
         },
     });
-    let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
+    let peer = Peer::open(peer_config(&network, &name, place, stores)).await?;
     serve_peer(&network, &name, place, None, peer, async |_| {}).await
 }
 
-/// What every node of an organisation's peer is made of.
+/// The common parts of every node of an organisation's peer.
 pub struct NodeParts {
+    /// Signs endorsements.
     pub signer: Signer,
-    pub registry: Registry,
-    pub definitions: Definitions,
+    /// The contracts that the node can run.
+    pub registry: ContractRegistry,
+    /// The contracts of the channel, the same at all peers.
+    pub definitions: ContractDefinitions,
+    /// Where the orderers serve blocks.
     pub orderers: BlockSources,
-    pub settings: peer::Settings,
+    /// The peer's settings.
+    pub settings: peer::PeerConfig,
 }
 
-/// What a node of an organisation's peer is made of, whatever its stores.
-pub fn node_parts(network: &Network, place: usize) -> NodeParts {
+/// Makes the parts of a node of an organisation's peer that do not depend on its stores.
+pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
     let persist_interval_blocks = network.scenario.persist_interval_blocks;
     let replay_blocks_max = persist_interval_blocks + 8;
-    let meter = Meter::new(|| rt::random_below(101) as u8);
-    let when = network.scenario.forms[place].pools().map_or(When::Never, |pools| pools.borrow);
-    // Readers lie here: a forgery must not slip by, since the oracle says what each transaction is.
-    let borrowing = Borrowing { when, spot_check_one_in: 1, meter, ..Borrowing::default() };
+    let meter = LoadMeter::new(|| rt::random_below(101) as u8);
+    let when = network.scenario.peer_modes[organization].pools().map_or(OffloadMode::Never, |pools| pools.offload);
+    // Followers lie here, and the oracle knows each transaction's verdict: no forgery may pass.
+    let borrowing = OffloadConfig { mode: when, spot_check_one_in: 1, meter, ..OffloadConfig::default() };
     let orderers = network.scenario.orderers().into_iter().map(|name| blocks_address(&name));
     NodeParts {
-        signer: network.members.peers[place].clone(),
-        registry: Registry::native(),
+        signer: network.members.peers[organization].clone(),
+        registry: ContractRegistry::native(),
         definitions: Default::default(),
         orderers: orderers.collect::<Vec<String>>().into(),
-        settings: peer::Settings {
-            commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max, borrowing },
-            verifier: Some(network.scenario.verifier(place)),
-            ..peer::Settings::default()
+        settings: peer::PeerConfig {
+            commit: commit::pipeline::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
+            verifier: Some(network.scenario.verifier(organization)),
+            ..peer::PeerConfig::default()
         },
     }
 }
 
-/// What the peer of an organisation is made of, over whatever stores.
-pub fn peer_options(network: &Network, name: &str, place: usize, stores: Arc<dyn Stores>) -> PeerOptions {
-    let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(network, place);
-    PeerOptions { name: name.to_owned(), signer, stores, registry, definitions, orderers, settings }
+/// The options of an organisation's peer over the given stores.
+pub fn peer_config(network: &Network, name: &str, organization: usize, stores: Arc<dyn PeerStores>) -> PeerSetup {
+    let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(network, organization);
+    PeerSetup { name: name.to_owned(), signer, stores, registry, definitions, orderers, settings }
 }
 
-/// Runs an open peer on its node until its channel stops. `end` is given whether that was in order.
+/// Runs an open peer on its node until its channel stops. `end` gets whether that was in order.
 pub async fn serve_peer(
     network: &Arc<Network>,
     name: &str,
-    place: usize,
+    organization: usize,
     epoch: Option<Epoch>,
     peer: Arc<Peer>,
     end: impl AsyncFnOnce(bool),
@@ -254,13 +268,13 @@ pub async fn serve_peer(
         Some(channel) => channel,
         None => peer.join(&network.members.genesis).await?,
     };
-    let shown = Shower { peer: scenario::peer(place), node: name.to_owned(), epoch };
-    network.witness.opened(&shown, channel.height());
-    let _handle = network.peers.show(name, Arc::clone(&peer));
+    let shown = ObservedNode { peer: scenario::peer(organization), node: name.to_owned(), epoch };
+    network.recorder.record_start(&shown, channel.height());
+    let _handle = network.peers.register(name, Arc::clone(&peer));
     let observer = rt::spawn(observe(Arc::clone(network), shown, Arc::clone(&channel))).abort_on_drop();
     let handler = {
         let (peer, channel) = (Arc::clone(&peer), Arc::clone(&channel));
-        move |kind, body| answer(Arc::clone(&peer), Arc::clone(&channel), kind, body)
+        move |kind, body| respond(Arc::clone(&peer), Arc::clone(&channel), kind, body)
     };
     let service: AbortOnDrop<()> = serve(&peer_address(name), handler).await?;
     channel.stopped().await;
@@ -275,8 +289,8 @@ pub async fn serve_peer(
     Err(Ended { kind, reason })
 }
 
-/// Shows the witness every block that the peer shows, from the first one on each time that the peer starts.
-pub async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel>) {
+/// Shows the witness every block that the peer shows, from the first one on at each start of the peer.
+pub async fn observe(network: Arc<Network>, shower: ObservedNode, channel: Arc<Channel>) {
     let name = &shower.node;
     let mut committed = channel.committed();
     let mut next = 0;
@@ -287,17 +301,19 @@ pub async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel
                 Ok(None) => Err("it is not there".to_owned()),
                 // A storage node may be away for a while.
                 Err(error) if error.kind() == ErrorKind::Retry => {
-                    rt::sleep(ASK_AGAIN).await;
+                    rt::sleep(BLOCK_READ_RETRY_INTERVAL).await;
                     continue;
                 }
-                // The disk may fail; a later start looks again.
+                // The disk may fail; a later start checks again.
                 Err(error) if error.kind() != ErrorKind::Corrupt => return,
                 Err(error) => Err(error.to_string()),
             };
             match block {
-                Ok(block) => network.witness.committed(&shower, &block),
+                Ok(block) => network.recorder.record_block(&shower, &block),
                 Err(reason) => {
-                    return network.witness.accuse(format_args!("{name} has committed block {next}, but {reason}"));
+                    return network
+                        .recorder
+                        .report_violation(format_args!("{name} has committed block {next}, but {reason}"));
                 }
             }
             next += 1;
@@ -308,29 +324,31 @@ pub async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel
     }
 }
 
-async fn answer(peer: Arc<Peer>, channel: Arc<Channel>, kind: Kind, body: Bytes) -> Answer {
+async fn respond(peer: Arc<Peer>, channel: Arc<Channel>, kind: RequestKind, body: Bytes) -> Response {
     match kind {
-        Kind::Endorse => match peer.process(body).await {
-            Ok(response) => Answer::done(response.encode_to_vec()),
-            Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
-            Err(error) => Answer::later(error),
+        RequestKind::Endorse => match peer.process(body).await {
+            Ok(response) => Response::done(response.encode_to_vec()),
+            Err(error) if error.kind() == ErrorKind::Rejected => Response::rejected(error),
+            Err(error) => Response::later(error),
         },
-        kind => answer_of(channel, kind, body).await,
+        kind => respond_for_channel(channel, kind, body).await,
     }
 }
 
-/// What a peer answers that commits.
-pub async fn answer_of(channel: Arc<dyn ChannelView>, kind: Kind, body: Bytes) -> Answer {
+/// The answer of a committing peer.
+pub async fn respond_for_channel(channel: Arc<dyn ChannelView>, kind: RequestKind, body: Bytes) -> Response {
     match kind {
-        Kind::Endorse => Answer::refused("a channel does not endorse"),
-        Kind::Commit => {
+        RequestKind::Endorse => Response::rejected("a channel does not endorse"),
+        RequestKind::Commit => {
             let tx_id = TxId::from(String::from_utf8_lossy(&body).into_owned());
             match rt::timeout(COMMIT_WAIT, channel.wait_committed(&tx_id)).await {
-                Ok(Ok(status)) => Answer::done(Commit { code: status.code.0, block: status.block }.encode()),
-                Ok(Err(error)) => Answer::later(error),
-                Err(_) => Answer::later("not committed yet"),
+                Ok(Ok(status)) => {
+                    Response::done(TransactionCommit { code: status.code.0, block: status.block }.encode())
+                }
+                Ok(Err(error)) => Response::later(error),
+                Err(_) => Response::later("not committed yet"),
             }
         }
-        Kind::Order => Answer::refused(format_args!("a peer does not order; ask {ORDERER}")),
+        RequestKind::Order => Response::rejected(format_args!("a peer does not order; ask {ORDERER}")),
     }
 }

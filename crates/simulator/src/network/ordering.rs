@@ -1,9 +1,9 @@
-//! Several orderers of the channel: the engines that they order with, the memory nodes that one of these has its log on, which lose
-//! all they hold in a crash, and what is seen of all this from outside.
+//! Groups of orderers for the channel: their ordering engines, the memory nodes of the Sift engine, which lose their contents
+//! in a crash, and the observation of the orderers from outside.
 //!
-//! Who watches an orderer ([`watch`]) sees each block as soon as the orderer may show it, before a peer does. It must be the one that
-//! every other orderer has shown at that number; and, but on Raft, whose own logs are what is durable there, it must be on the disks of
-//! a majority of the orderers at that moment.
+//! [`observe_orderer`] sees each block as soon as an orderer may show it, before a peer sees it. The block must equal the block
+//! that every other orderer has shown at that number. It must also be on the disks of a majority of the orderers at that
+//! moment; the exception is Raft, where the engine's own logs are the durable copies.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -11,35 +11,38 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::Stop;
+use base::rt::CancellationToken;
 use base::rt::simulation::CLOCK_DRIFT_PPM_MAX;
 use base::{BlockNumber, ErrorKind};
-use chain::order::chain::Chain;
-use chain::order::{Engines, SoloEngines};
-use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
-use consensus::ordered::{Journal, OrderedLog, Processor, Role};
-use consensus::raft::{self, Member, RaftLog};
-use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Term, Timing};
+use chain::order::orderer_channel::OrdererChannel;
+use chain::order::{OrderingEngines, SoloEngines};
+use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
+use consensus::ordered::{CpuNodeId, Leadership, LogStore, OrderedLog};
+use consensus::raft::{self, RaftLog, RaftMember};
+use consensus::{
+    Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
+    SiftTimeouts, Term,
+};
 use futures_util::future::select;
 use identity::Hash;
 use ledger::Block;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 use super::Network;
 use super::nodes::Ended;
-use crate::coverage::{FAILOVER_ON_RAFT, FAILOVER_ON_SIFT, GROUP_MADE_ANEW, MEMORY_NODE_BACK};
-use crate::scenario::Ordering;
+use crate::coverage::{FAILOVER_ON_RAFT, FAILOVER_ON_SIFT, GROUP_REFORMATTED, MEMORY_NODE_READMITTED};
+use crate::scenario::OrderingEngine;
 
 const GROUP: GroupId = GroupId(1);
 const TOKEN: Token = Token::new([9; TOKEN_BYTES]);
-/// Numbers of memory nodes, behind those of peers.
+/// First number of the memory nodes, above those of peers.
 const FIRST_NUMBER: u32 = 1000;
-/// A block is an entry, and an entry a quarter of the log at most. More would only take longer to simulate.
-const LAYOUT: Layout =
-    Layout { log_bytes: 512 << 10, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
-/// How long a keeper may take to answer: some syncs of the slowest disks.
-const DISK_MAX: Duration = Duration::from_millis(500);
-const TIMING: Timing = Timing {
+/// A block is an entry, and an entry is at most a quarter of the log. A larger log would only take longer to simulate.
+const LAYOUT: GroupLayout =
+    GroupLayout { log_bytes: 512 << 10, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 };
+/// How long an acceptor may take to answer: some syncs of the slowest disks.
+const DISK_TIMEOUT: Duration = Duration::from_millis(500);
+const TIMING: SiftTimeouts = SiftTimeouts {
     heartbeat: Duration::from_millis(25),
     lease: Duration::from_millis(100),
     election_timeout: Duration::from_millis(120),
@@ -47,36 +50,36 @@ const TIMING: Timing = Timing {
     answer_max: Duration::from_millis(200),
     grace: Duration::from_millis(4),
     reconnect: Duration::from_millis(40),
-    copy_bytes_per_second: Timing::UNLIMITED,
+    copy_bytes_per_second: SiftTimeouts::UNLIMITED,
 };
-const RAFT_TIMING: raft::Timing = raft::Timing {
+const RAFT_TIMING: raft::RaftTimeouts = raft::RaftTimeouts {
     tick: Duration::from_millis(10),
     heartbeat_ticks: 3,
     election_ticks: 12,
     drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
 };
-/// So few that orderers who were away get blocks from the logs of others.
+/// So small that orderers that were away get blocks from the log stores of others.
 const RAFT_LOG_BYTES: usize = 100_000;
 
-/// What is known of the orderers from outside.
+/// The observations of the orderers from outside.
 #[derive(Default)]
-pub struct Orderers(Mutex<State>);
+pub struct OrdererObservations(Mutex<OrdererObservationsInner>);
 
 #[derive(Default)]
-struct State {
+struct OrdererObservationsInner {
     /// The blocks that orderers have shown.
-    shown: Vec<Hash>,
-    running: BTreeMap<String, Arc<Chain>>,
-    /// By orderer that does not run: how many blocks were on its disk when it ended.
-    left: BTreeMap<String, u64>,
-    /// Who has led in the greatest term.
+    visible: Vec<Hash>,
+    running: BTreeMap<String, Arc<OrdererChannel>>,
+    /// By orderer that does not run: the number of blocks that were on its disk when it ended.
+    durable_heights: BTreeMap<String, u64>,
+    /// The leader of the greatest term.
     leader: Option<(Term, String)>,
-    /// Whether a memory node has lost what it held, and whether whoever leads has noticed.
+    /// Whether a memory node has lost its contents, and whether the leader has noticed.
     lost: (bool, bool),
     counts: BTreeMap<&'static str, u64>,
 }
 
-impl State {
+impl OrdererObservationsInner {
     fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
@@ -84,7 +87,7 @@ impl State {
     /// How many of these orderers have a block on disk. A disk that fails does not say what is on it.
     fn on_disks(&self, orderers: &[String], number: u64, hash: Hash) -> usize {
         let has = |name: &&String| match self.running.get(*name) {
-            None => self.left.get(*name).is_some_and(|durable| *durable > number),
+            None => self.durable_heights.get(*name).is_some_and(|durable| *durable > number),
             Some(chain) => {
                 let store = chain.store();
                 let is_other = || match store.read(BlockNumber(number)) {
@@ -99,64 +102,74 @@ impl State {
     }
 }
 
-impl Orderers {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl OrdererObservations {
+    fn lock(&self) -> MutexGuard<'_, OrdererObservationsInner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has happened, by the names of [`crate::coverage`].
+    /// The events that have occurred, by the names of [`crate::coverage`].
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.lock().counts.clone()
     }
 }
 
-/// An orderer that runs. Whenever this is dropped, by a crash too, it is known what is on the orderer's disk then.
-pub struct Up {
+/// An orderer that runs. When this is dropped, also by a crash, it records the blocks that are on the orderer's disk then.
+pub struct RunningOrderer {
     network: Arc<Network>,
     name: String,
 }
 
-impl Up {
-    pub fn new(network: &Arc<Network>, name: &str, chain: &Arc<Chain>) -> Up {
+impl RunningOrderer {
+    /// Records that the orderer `name` runs with the log `chain`.
+    pub fn new(network: &Arc<Network>, name: &str, chain: &Arc<OrdererChannel>) -> RunningOrderer {
         network.orderers.lock().running.insert(name.to_owned(), Arc::clone(chain));
-        Up { network: Arc::clone(network), name: name.to_owned() }
+        RunningOrderer { network: Arc::clone(network), name: name.to_owned() }
     }
 }
 
-impl Drop for Up {
+impl Drop for RunningOrderer {
     fn drop(&mut self) {
         let mut orderers = self.network.orderers.lock();
         if let Some(chain) = orderers.running.remove(&self.name) {
-            orderers.left.insert(self.name.clone(), chain.store().durable_height());
+            orderers.durable_heights.insert(self.name.clone(), chain.store().durable_height());
         }
     }
 }
 
-/// Watches an orderer for as long as it runs: what it may show, and whether it leads. See [the module](self).
-pub async fn watch(network: Arc<Network>, name: String, chain: Arc<Chain>, engines: Arc<OrdererEngines>) {
-    let (mut height, mut role) = (chain.durable(), chain.role());
+/// Watches an orderer as long as it runs: the blocks that it may show, and whether it leads. See [the module](self).
+pub async fn observe_orderer(
+    network: Arc<Network>,
+    name: String,
+    chain: Arc<OrdererChannel>,
+    engines: Arc<OrdererEngines>,
+) {
+    let (mut height, mut role) = (chain.deliverable(), chain.role());
     let mut shown = 0;
     loop {
         let now = *height.borrow_and_update();
         while shown < now {
             match chain.block(shown) {
                 Ok(Some(bytes)) => match Block::parse(&bytes) {
-                    Ok(block) => may_show(&network, &name, shown, block.hash()),
-                    Err(error) => network.witness.accuse(format_args!("{name} shows block {shown}: {error}")),
+                    Ok(block) => check_deliverable(&network, &name, shown, block.hash()),
+                    Err(error) => {
+                        network.recorder.report_violation(format_args!("{name} shows block {shown}: {error}"))
+                    }
                 },
                 Ok(None) => {
-                    return network.witness.accuse(format_args!("{name} may show block {shown}, and does not have it"));
+                    return network
+                        .recorder
+                        .report_violation(format_args!("{name} may show block {shown}, and does not have it"));
                 }
-                // The disk may fail; a later start looks again.
+                // The disk may fail; a later start checks again.
                 Err(error) if error.kind() != ErrorKind::Corrupt => return,
-                Err(error) => return network.witness.accuse(format_args!("{name}, block {shown}: {error}")),
+                Err(error) => return network.recorder.report_violation(format_args!("{name}, block {shown}: {error}")),
             }
             shown += 1;
         }
-        if let Role::Leading { term, next } = *role.borrow_and_update() {
-            leads(&network, &name, term, next);
+        if let Leadership::Leading { term, next } = *role.borrow_and_update() {
+            record_leader(&network, &name, term, next);
         }
-        look_at_memory(&network, &engines);
+        record_memory_recovery(&network, &engines);
         select(pin!(height.changed()), pin!(role.changed())).await;
         if chain.failure().is_some() {
             return;
@@ -165,18 +178,18 @@ pub async fn watch(network: Arc<Network>, name: String, chain: Arc<Chain>, engin
 }
 
 /// An orderer may show a block.
-fn may_show(network: &Network, name: &str, number: u64, hash: Hash) {
+fn check_deliverable(network: &Network, name: &str, number: u64, hash: Hash) {
     let (mut orderers, all) = (network.orderers.lock(), network.scenario.orderers());
-    let wrong = match orderers.shown.get(number as usize) {
+    let wrong = match orderers.visible.get(number as usize) {
         Some(before) if *before == hash => return,
         Some(_) => format!("{name} shows another block {number} than was shown before"),
-        None if number as usize > orderers.shown.len() => {
-            format!("{name} shows block {number}, and {} were shown", orderers.shown.len())
+        None if number as usize > orderers.visible.len() => {
+            format!("{name} shows block {number}, and {} were shown", orderers.visible.len())
         }
         None => {
-            orderers.shown.push(hash);
+            orderers.visible.push(hash);
             // Each orderer was given the first block by its operator.
-            if number == 0 || network.scenario.ordering == Ordering::Raft {
+            if number == 0 || network.scenario.ordering == OrderingEngine::Raft {
                 return;
             }
             let (on_disks, needed) = (orderers.on_disks(&all, number, hash), all.len() / 2 + 1);
@@ -187,10 +200,10 @@ fn may_show(network: &Network, name: &str, number: u64, hash: Hash) {
         }
     };
     drop(orderers);
-    network.witness.accuse(wrong);
+    network.recorder.report_violation(wrong);
 }
 
-fn leads(network: &Network, name: &str, term: Term, next: u64) {
+fn record_leader(network: &Network, name: &str, term: Term, next: u64) {
     let mut orderers = network.orderers.lock();
     let before = orderers.leader.clone();
     if before.as_ref().is_some_and(|(last, _)| *last >= term) {
@@ -200,29 +213,29 @@ fn leads(network: &Network, name: &str, term: Term, next: u64) {
     if let Some((last, leader)) = before {
         if leader != name {
             orderers.count(match network.scenario.ordering {
-                Ordering::Raft => FAILOVER_ON_RAFT,
+                OrderingEngine::Raft => FAILOVER_ON_RAFT,
                 _ => FAILOVER_ON_SIFT,
             });
         }
-        if term.era() > last.era() {
-            orderers.count(GROUP_MADE_ANEW);
+        if term.generation() > last.generation() {
+            orderers.count(GROUP_REFORMATTED);
         }
     }
     drop(orderers);
     if network.scenario.ordering.is_group() {
-        network.witness.tell(format_args!("{name} leads in term {term} from block {next}"));
+        network.recorder.log(format_args!("{name} leads in term {term} from block {next}"));
     }
 }
 
-/// Whether a group that had lost a memory node has all of them again.
-fn look_at_memory(network: &Network, engines: &OrdererEngines) {
+/// Records whether a group that had lost a memory node has all of them again.
+fn record_memory_recovery(network: &Network, engines: &OrdererEngines) {
     let Some(status) = engines.sift.get().and_then(|sift| sift.status()) else { return };
     let mut orderers = network.orderers.lock();
     let (lost, noticed) = orderers.lost;
     let is_whole = status.live == network.scenario.logs().len();
     orderers.lost = match (lost, is_whole) {
         (true, true) if noticed => {
-            orderers.count(MEMORY_NODE_BACK);
+            orderers.count(MEMORY_NODE_READMITTED);
             (false, false)
         }
         (_, false) => (lost, lost),
@@ -230,73 +243,75 @@ fn look_at_memory(network: &Network, engines: &OrdererEngines) {
     };
 }
 
-/// Takes as much from a group as it must do without: one orderer is cut off from the others and their memory, though not from peers
-/// and clients, and F memory nodes go.
-pub fn leave_a_majority(network: &Network, away: &str) {
+/// Takes away as much of a group as it must tolerate: one orderer is cut off from the others and their memory, but not from
+/// peers and clients, and F memory nodes stop.
+pub fn isolate_minority(network: &Network, away: &str) {
     let (orderers, logs) = (network.scenario.orderers(), network.scenario.logs());
     for other in orderers.iter().filter(|other| *other != away).chain(&logs) {
         network.sim.cut(away, other);
     }
     let lost = &logs[..logs.len() / 2];
     lost.iter().for_each(|log| network.node(log).crash());
-    network.witness.tell(format_args!("{away} is cut off from the other orderers, and {lost:?} are gone"));
+    network.recorder.log(format_args!("{away} is cut off from the other orderers, and {lost:?} are gone"));
 }
 
-/// What an orderer orders with.
+/// The ordering engines of an orderer.
 pub struct OrdererEngines {
     network: Arc<Network>,
     /// The orderer's node.
     name: String,
-    /// What it has on memory nodes, once that is open.
-    sift: OnceLock<Arc<Sift>>,
+    /// Its engine on memory nodes, once it is open.
+    sift: OnceLock<Arc<SiftLog>>,
 }
 
 impl OrdererEngines {
+    /// The engines of the orderer on the node `name`.
     pub fn new(network: &Arc<Network>, name: &str) -> Arc<OrdererEngines> {
         Arc::new(OrdererEngines { network: Arc::clone(network), name: name.to_owned(), sift: OnceLock::new() })
     }
 }
 
 #[async_trait]
-impl Engines for OrdererEngines {
-    async fn open(&self, channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, Error> {
+impl OrderingEngines for OrdererEngines {
+    async fn open(&self, channel: &str, log_store: Arc<dyn LogStore>) -> Result<Arc<dyn OrderedLog>, Error> {
         let names = self.network.scenario.orderers();
         let number = (1..).zip(&names).find_map(|(number, name)| (*name == self.name).then_some(number));
         let number = number.expect("an orderer's node");
         match self.network.scenario.ordering {
-            Ordering::Solo => SoloEngines.open(channel, journal).await,
-            Ordering::Raft => {
-                let member = |(id, name): (u64, &String)| Member { id, address: format!("{name} raft"), learns: false };
-                let options = raft::Options {
+            OrderingEngine::Solo => SoloEngines.open(channel, log_store).await,
+            OrderingEngine::Raft => {
+                let member =
+                    |(id, name): (u64, &String)| RaftMember { id, address: format!("{name} raft"), is_learner: false };
+                let options = raft::RaftConfig {
                     directory: Some("/raft".into()),
                     timing: RAFT_TIMING,
                     log_bytes: RAFT_LOG_BYTES / 4,
                     snapshot_after_bytes: RAFT_LOG_BYTES,
                     segment_bytes: Some(RAFT_LOG_BYTES as u64 / 2),
-                    ..raft::Options::new(GROUP.0, number, (1..).zip(&names).map(member).collect())
+                    ..raft::RaftConfig::new(GROUP.0, number, (1..).zip(&names).map(member).collect())
                 };
-                Ok(Arc::new(RaftLog::open(options, journal).await?))
+                Ok(Arc::new(RaftLog::open(options, log_store).await?))
             }
-            Ordering::Sift { .. } => {
-                let place = |address| Place { address, name: "orderer".into(), token: TOKEN };
-                let group = Group {
+            OrderingEngine::Sift { .. } => {
+                let place = |address| MemoryNodeAddress { address, name: "orderer".into(), token: TOKEN };
+                let group = SiftGroup {
                     id: GROUP,
                     layout: LAYOUT,
                     nodes: self.network.scenario.logs().into_iter().map(place).collect(),
-                    fabric: Arc::new(self.network.fabric.clone()),
+                    provider: Arc::new(self.network.provider.clone()),
                     timing: TIMING,
                 };
-                let keeper = |(number, name): (u64, &String)| Neighbour {
-                    processor: Processor(number),
+                let acceptor = |(number, name): (u64, &String)| CpuNode {
+                    id: CpuNodeId(number),
                     address: format!("{name} keeper"),
                 };
-                let sift = Sift::open(SiftOptions {
+                let sift = SiftLog::open(SiftConfig {
                     group,
-                    me: Processor(number),
-                    processors: (1..).zip(&names).map(keeper).collect(),
-                    journal,
+                    me: CpuNodeId(number),
+                    cpu_nodes: (1..).zip(&names).map(acceptor).collect(),
+                    log_store,
                     volatile: false,
-                    disk_max: DISK_MAX,
+                    disk_timeout: DISK_TIMEOUT,
                 });
                 let sift = Arc::new(sift.await?);
                 Ok(Arc::clone(self.sift.get_or_init(|| sift)) as Arc<dyn OrderedLog>)
@@ -306,15 +321,15 @@ impl Engines for OrdererEngines {
 }
 
 /// The role of a memory node of the orderers.
-pub async fn remember(network: Arc<Network>, name: String) -> Result<(), Ended> {
+pub async fn run_log_memory_node(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let number = network.scenario.logs().iter().position(|node| *node == name).unwrap_or_default();
-    let options = HostOptions {
+    let options = HostConfig {
         node: NodeId(FIRST_NUMBER + number as u32),
         tokens: Arc::new(|asking| (asking == "orderer").then_some(TOKEN)),
     };
-    let host = network.fabric.host(&name, options).await?;
+    let host = network.provider.host(&name, options).await?;
     let groups = vec![GroupMemory { id: GROUP, layout: LAYOUT }];
-    let node = MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await?;
+    let node = LogMemoryNode::start(LogMemoryNodeConfig { host, groups, stop: CancellationToken::new() }).await?;
     {
         // The first time, there was nothing to lose.
         let mut orderers = network.orderers.lock();

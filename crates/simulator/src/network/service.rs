@@ -1,9 +1,9 @@
-//! Asking a node for something over a link, and answering: what gRPC does in production.
+//! Requests and answers over links, in place of production's gRPC.
 //!
-//! 1. A caller connects, sends a request and waits for the answer, one request at a time on each link. It keeps the link.
-//! 2. Whatever goes wrong on the way (no connection, a broken link, no answer in time) is a [`CallError`]: the request
-//!    may have had its effect or not. The link is then given up.
-//! 3. A server answers each link in a task of its own. A request that a lost link brought is worked on all the same.
+//! 1. A caller connects and keeps the link. It sends one request at a time on the link and waits for the answer.
+//! 2. Any failure (no connection, a broken link, no answer in time) is a [`CallError`]: the request may or may not have taken
+//!    effect. The caller then drops the link.
+//! 3. A server serves each link in a separate task. It processes a request even if the link is lost meanwhile.
 //!
 //! ```text
 //! request   kind:u8 | body
@@ -19,39 +19,43 @@ use base::Bytes;
 use base::rt::net::{self, Link};
 use base::rt::{self, AbortOnDrop};
 
-/// What is asked for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// To endorse the signed proposal in the body; the answer holds a proposal response.
     Endorse = 1,
-    /// To wait for the commit of the transaction whose id is in the body; see [`Commit`].
+    /// To wait for the commit of the transaction whose id is in the body; see [`TransactionCommit`].
     Commit = 2,
     /// To order the envelope in the body.
     Order = 3,
 }
 
-/// How it went.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Well; the body holds what was asked for.
+pub enum ResponseStatus {
+    /// Success; the body holds the result.
     Done = 0,
-    /// It was refused, and will be again; the body says why.
-    Refused = 1,
-    /// Not now; the body says why.
+    /// Rejected, and would be again; the body has the reason.
+    Rejected = 1,
+    /// Retry later; the body has the reason.
     Later = 2,
 }
 
 /// A server's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub verdict: Verdict,
+pub struct Response {
+    /// Whether the request succeeded.
+    pub verdict: ResponseStatus,
+    /// The result, or the reason as text.
     pub body: Bytes,
 }
 
-/// The body of an answer to [`Kind::Commit`]: a code, then the number of the block.
+/// The body of an answer to [`RequestKind::Commit`]: a code, then the number of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Commit {
+pub struct TransactionCommit {
+    /// The validation code.
     pub code: u8,
+    /// The number of the transaction's block.
     pub block: u64,
 }
 
@@ -59,24 +63,29 @@ pub struct Commit {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("no answer from {address}: {what}")]
 pub struct CallError {
+    /// The address that was called.
     pub address: String,
+    /// What went wrong on the way.
     pub what: &'static str,
 }
 
-impl Answer {
-    pub fn done(body: impl Into<Bytes>) -> Answer {
-        Answer { verdict: Verdict::Done, body: body.into() }
+impl Response {
+    /// Success, with the result.
+    pub fn done(body: impl Into<Bytes>) -> Response {
+        Response { verdict: ResponseStatus::Done, body: body.into() }
     }
 
-    pub fn refused(reason: impl std::fmt::Display) -> Answer {
-        Answer { verdict: Verdict::Refused, body: reason.to_string().into() }
+    /// A rejection, with the reason.
+    pub fn rejected(reason: impl std::fmt::Display) -> Response {
+        Response { verdict: ResponseStatus::Rejected, body: reason.to_string().into() }
     }
 
-    pub fn later(reason: impl std::fmt::Display) -> Answer {
-        Answer { verdict: Verdict::Later, body: reason.to_string().into() }
+    /// A request to retry later, with the reason.
+    pub fn later(reason: impl std::fmt::Display) -> Response {
+        Response { verdict: ResponseStatus::Later, body: reason.to_string().into() }
     }
 
-    /// The body as text, for those who were refused.
+    /// The body as text, for a rejected request.
     pub fn reason(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -85,46 +94,51 @@ impl Answer {
         [&[self.verdict as u8], &self.body[..]].concat().into()
     }
 
-    fn decode(message: &Bytes) -> Answer {
+    fn decode(message: &Bytes) -> Response {
         let verdict = match message[0] {
-            0 => Verdict::Done,
-            1 => Verdict::Refused,
-            2 => Verdict::Later,
+            0 => ResponseStatus::Done,
+            1 => ResponseStatus::Rejected,
+            2 => ResponseStatus::Later,
             other => panic!("the simulated network does not change messages, and no server answers {other}"),
         };
-        Answer { verdict, body: message.slice(1..) }
+        Response { verdict, body: message.slice(1..) }
     }
 }
 
-impl Commit {
+impl TransactionCommit {
+    /// One byte of code, then the block's number as eight bytes, little-endian.
     pub fn encode(self) -> Bytes {
         [&[self.code], &self.block.to_le_bytes()[..]].concat().into()
     }
 
-    pub fn decode(body: &[u8]) -> Commit {
+    /// Reads what [`TransactionCommit::encode`] wrote.
+    ///
+    /// # Panics
+    /// If there are fewer than nine bytes: the simulated network changes no message.
+    pub fn decode(body: &[u8]) -> TransactionCommit {
         let block = body[1..].try_into().expect("a block's number has 8 bytes");
-        Commit { code: body[0], block: u64::from_le_bytes(block) }
+        TransactionCommit { code: body[0], block: u64::from_le_bytes(block) }
     }
 }
 
 /// The links of one caller.
 #[derive(Default)]
-pub struct Caller {
+pub struct ServiceClient {
     links: BTreeMap<String, Link>,
 }
 
-impl Caller {
-    /// Asks and waits for the answer.
+impl ServiceClient {
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
-    /// [`CallError`]; then it is unknown whether the request had its effect.
+    /// [`CallError`]; then it is unknown whether the request took effect.
     pub async fn call(
         &mut self,
         address: &str,
-        kind: Kind,
+        kind: RequestKind,
         body: &Bytes,
-        patience: Duration,
-    ) -> Result<Answer, CallError> {
+        timeout: Duration,
+    ) -> Result<Response, CallError> {
         let failed = |what| CallError { address: address.to_owned(), what };
         let request: Bytes = [&[kind as u8], &body[..]].concat().into();
         // The link is out of the map until it has answered, so that a late answer is never taken for another's.
@@ -136,9 +150,9 @@ impl Caller {
             };
             link.send(request).await.map_err(|_| failed("the link has ended"))?;
             let answer = link.receive().await.map_err(|_| failed("the link has ended"))?;
-            Ok((link, Answer::decode(&answer)))
+            Ok((link, Response::decode(&answer)))
         };
-        let (link, answer) = rt::timeout(patience, exchange).await.map_err(|_| failed("it took too long"))??;
+        let (link, answer) = rt::timeout(timeout, exchange).await.map_err(|_| failed("it took too long"))??;
         self.links.insert(address.to_owned(), link);
         Ok(answer)
     }
@@ -147,8 +161,8 @@ impl Caller {
 /// Answers requests at an address until it is dropped.
 pub async fn serve<H, F>(address: &str, handler: H) -> std::io::Result<AbortOnDrop<()>>
 where
-    H: Fn(Kind, Bytes) -> F + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    H: Fn(RequestKind, Bytes) -> F + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
 {
     let mut listener = net::listen(address).await?;
     let handler = Arc::new(handler);
@@ -156,22 +170,22 @@ where
         let mut links = Vec::new();
         while let Ok(link) = listener.accept().await {
             links.retain(|task: &AbortOnDrop<()>| !task.is_finished());
-            links.push(rt::spawn(answer(link, Arc::clone(&handler))).abort_on_drop());
+            links.push(rt::spawn(respond(link, Arc::clone(&handler))).abort_on_drop());
         }
     };
     Ok(rt::spawn(accepting).abort_on_drop())
 }
 
-async fn answer<H, F>(mut link: Link, handler: Arc<H>)
+async fn respond<H, F>(mut link: Link, handler: Arc<H>)
 where
-    H: Fn(Kind, Bytes) -> F + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    H: Fn(RequestKind, Bytes) -> F + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
 {
     while let Ok(request) = link.receive().await {
         let kind = match request[0] {
-            1 => Kind::Endorse,
-            2 => Kind::Commit,
-            3 => Kind::Order,
+            1 => RequestKind::Endorse,
+            2 => RequestKind::Commit,
+            3 => RequestKind::Order,
             other => panic!("the simulated network does not change messages, and no caller asks {other}"),
         };
         let answer = handler(kind, request.slice(1..)).await;

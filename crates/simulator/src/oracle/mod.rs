@@ -1,18 +1,18 @@
-//! The oracle: what a ledger must come to, worked out one transaction after the other on plain maps.
+//! The oracle computes the correct result of a ledger, one transaction after the other, on plain maps.
 //!
-//! It is given the blocks as the orderer stored them, and says for each which transactions are valid, what the commit
-//! hash is, and what the state is afterwards. It shares nothing with the code under test but the signature check, the
-//! hash function and the generated wire types: messages are decoded with a protobuf library, nothing is cached, nothing
-//! runs in parallel, and every rule stands where Fabric's order of checks has it ([`Oracle::judge`]).
+//! Its input is the blocks as the orderer stored them. For each block it computes which transactions are valid, the commit
+//! hash, and the state afterwards. It shares only the signature check, the hash function and the generated wire types with the
+//! code under test. A protobuf library decodes the messages; nothing is cached; nothing runs in parallel; and the rules are in
+//! Fabric's order of checks ([`Oracle::validate`]).
 //!
-//! Left out, and an error where it occurs: range summaries of more than one level. No client of the simulator makes
-//! private data or channel configurations.
+//! Range summaries of more than one level are not supported: they are an error. Private data and channel configurations do not
+//! occur, since no client of the simulator makes them.
 
 mod ranges;
 
-/// By the library, whatever verifies in peers.
-fn verify(holder: &Identity, message: &[u8], signature: &[u8]) -> Result<(), identity::Error> {
-    Verifier::Library.verify(&Claim::new(holder, message, signature))
+/// Verifies with the library, whatever verifier the peers use.
+fn verify(signer: &Identity, message: &[u8], signature: &[u8]) -> Result<(), identity::Error> {
+    SignatureVerifier::Library.verify(&SignatureClaim::new(signer, message, signature))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::Bytes;
-use identity::{Claim, Hash, Identity, MspManager, Role, Verifier, hex, sha256};
+use identity::{Hash, Identity, MemberRole, MspManager, SignatureClaim, SignatureVerifier, hex, sha256};
 use prost::Message;
 use proto::common::{self, ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
 use proto::kvrwset::KvrwSet;
@@ -33,68 +33,73 @@ use proto::protos::{
 use proto::rwset::TxReadWriteSet;
 
 /// Block and transaction.
-pub type Version = (u64, u64);
+pub type StateVersion = (u64, u64);
 /// Namespace and key.
-pub type Key = (String, String);
+pub type StateKey = (String, String);
 
-/// A key's value and the transaction that wrote it. No bytes are no value: the key is deleted, and in no state.
+/// A key's value and the transaction that wrote it. An empty value means that the key is deleted, and in no state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct StateRow {
+    /// The value; empty if the key is deleted.
     pub value: Bytes,
-    pub version: Version,
+    /// The transaction that wrote it.
+    pub version: StateVersion,
 }
 
-/// What the oracle says about a block.
+/// The oracle's result for a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct ValidatedBlock {
     /// Each transaction's claimed id and its code.
     pub transactions: Vec<(String, Code)>,
-    /// Nothing for block 0.
+    /// `None` for block 0.
     pub commit_hash: Option<Hash>,
 }
 
-impl Judged {
+impl ValidatedBlock {
     /// The block's transactions filter.
     pub fn filter(&self) -> Vec<u8> {
         self.transactions.iter().map(|(_, code)| *code as u8).collect()
     }
 }
 
-/// The rules of a channel, as far as they decide about transactions.
+/// The rules of a channel, as far as they affect the validity of transactions.
 #[derive(Clone)]
-pub struct Rules {
+pub struct ChannelPolicies {
+    /// The channel's name, which every transaction must bear.
     pub channel: String,
+    /// The organisations and their certificate authorities.
     pub members: Arc<MspManager>,
     /// How many organisations must endorse, by a peer each.
     pub endorsements_min: usize,
+    /// The names of the contracts that exist.
     pub contracts: BTreeSet<String>,
 }
 
-/// A ledger in the making.
+/// A ledger to which blocks are added one by one.
 pub struct Oracle {
-    rules: Rules,
-    state: BTreeMap<Key, Row>,
-    /// The blocks that wrote a key, and the version that each left it with; none where it was deleted.
-    history: BTreeMap<Key, Vec<(u64, Option<Version>)>>,
-    /// Every valid write of a key, in order: the transaction, its id, and the value; no bytes where it was deleted.
-    writes: BTreeMap<Key, Vec<(Version, String, Bytes)>>,
+    policies: ChannelPolicies,
+    state: BTreeMap<StateKey, StateRow>,
+    /// The blocks that wrote a key, and the version after each; `None` where it was deleted.
+    history: BTreeMap<StateKey, Vec<(u64, Option<StateVersion>)>>,
+    /// Every valid write of a key, in order: the transaction, its id, and the value, empty where the key was deleted.
+    writes: BTreeMap<StateKey, Vec<(StateVersion, String, Bytes)>>,
     /// Ids of all transactions of earlier blocks, valid or not.
     known: BTreeSet<String>,
     tip: Option<common::BlockHeader>,
     commit_hash: Option<Hash>,
 }
 
-/// A transaction that a valid read-write set is left of.
-struct Endorsed {
+/// A transaction that passed all checks before conflicts: its id and read-write set.
+struct EndorsedTransaction {
     tx_id: String,
     sets: Vec<(String, KvrwSet)>,
 }
 
 impl Oracle {
     /// A ledger without blocks.
-    pub fn new(rules: Rules) -> Oracle {
+    pub fn new(rules: ChannelPolicies) -> Oracle {
         Oracle {
-            rules,
+            policies: rules,
             state: BTreeMap::new(),
             history: BTreeMap::new(),
             writes: BTreeMap::new(),
@@ -105,25 +110,25 @@ impl Oracle {
     }
 
     /// All live keys.
-    pub fn state(&self) -> &BTreeMap<Key, Row> {
+    pub fn state(&self) -> &BTreeMap<StateKey, StateRow> {
         &self.state
     }
 
-    /// The blocks that wrote a key, in order, and what each left.
-    pub fn history(&self, key: &Key) -> &[(u64, Option<Version>)] {
+    /// The blocks that wrote a key, in order, and the version after each.
+    pub fn history(&self, key: &StateKey) -> &[(u64, Option<StateVersion>)] {
         self.history.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Every valid write of a key, in order.
-    pub fn writes(&self, key: &Key) -> &[(Version, String, Bytes)] {
+    pub fn writes(&self, key: &StateKey) -> &[(StateVersion, String, Bytes)] {
         self.writes.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Adds the next block.
     ///
     /// # Errors
-    /// If it does not follow the one before, or holds what the oracle has no rules for.
-    pub fn add(&mut self, block: &[u8]) -> Result<Judged, String> {
+    /// If it does not follow the previous block, or contains data for which the oracle has no rules.
+    pub fn add(&mut self, block: &[u8]) -> Result<ValidatedBlock, String> {
         let block = common::Block::decode(block).map_err(|error| format!("a block that is no block: {error}"))?;
         let header = block.header.ok_or("a block without a header")?;
         let envelopes = block.data.unwrap_or_default().data;
@@ -141,17 +146,17 @@ impl Oracle {
         self.tip = Some(header);
         if number == 0 {
             // The configuration is in the empty namespace, which neither the commit hash nor contracts see.
-            return Ok(Judged { transactions: vec![(String::new(), Code::Valid)], commit_hash: None });
+            return Ok(ValidatedBlock { transactions: vec![(String::new(), Code::Valid)], commit_hash: None });
         }
 
-        // Everything but conflicts, then duplicates within the block, then conflicts: as Fabric's two stages have it.
+        // All checks but conflicts, then duplicates within the block, then conflicts: as in Fabric's two stages.
         let mut transactions = Vec::new();
         let mut endorsed = Vec::new();
         let mut ids_of_block = BTreeSet::new();
         for envelope in &envelopes {
             let tx_id = claimed_id(envelope);
-            let mut verdict = self.judge(envelope);
-            if let Ok(Endorsed { tx_id, .. }) = &verdict
+            let mut verdict = self.validate(envelope);
+            if let Ok(EndorsedTransaction { tx_id, .. }) = &verdict
                 && !ids_of_block.insert(tx_id.clone())
             {
                 verdict = Err(Code::DuplicateTxid);
@@ -162,7 +167,7 @@ impl Oracle {
         let mut written = BTreeMap::new();
         for (place, endorsed) in endorsed.into_iter().enumerate() {
             let Some(endorsed) = endorsed else { continue };
-            match self.conflict(&endorsed, &written)? {
+            match self.check_conflicts(&endorsed, &written)? {
                 Some(code) => transactions[place].1 = code,
                 None => self.apply(endorsed, (number, place as u64), &mut written),
             }
@@ -170,11 +175,11 @@ impl Oracle {
         self.known.extend(transactions.iter().map(|(tx_id, _)| tx_id.clone()).filter(|tx_id| !tx_id.is_empty()));
         let filter: Vec<u8> = transactions.iter().map(|(_, code)| *code as u8).collect();
         self.commit_hash = Some(commit_hash(&filter, &written, self.commit_hash.as_ref()));
-        Ok(Judged { transactions, commit_hash: self.commit_hash })
+        Ok(ValidatedBlock { transactions, commit_hash: self.commit_hash })
     }
 
     /// The checks of one transaction that do not depend on its neighbours, in Fabric's order.
-    fn judge(&self, envelope: &[u8]) -> Result<Endorsed, Code> {
+    fn validate(&self, envelope: &[u8]) -> Result<EndorsedTransaction, Code> {
         // 1. Form.
         let envelope = Envelope::decode(envelope).map_err(|_| Code::InvalidOtherReason)?;
         let payload = Payload::decode(envelope.payload.clone()).map_err(|_| Code::BadPayload)?;
@@ -187,9 +192,9 @@ impl Oracle {
             return Err(Code::BadCommonHeader);
         }
         // 2. The creator and its signature.
-        let creator = self.rules.members.identify(&signed.creator).map_err(|_| Code::BadCreatorSignature)?;
+        let creator = self.policies.members.identify(&signed.creator).map_err(|_| Code::BadCreatorSignature)?;
         verify(&creator, &envelope.payload, &envelope.signature).map_err(|_| Code::BadCreatorSignature)?;
-        // 3. The type. A channel is not reconfigured here.
+        // 3. The type. Channels are not reconfigured here.
         match kind {
             HeaderType::EndorserTransaction => {}
             HeaderType::Config => return Err(Code::InvalidConfigTransaction),
@@ -215,7 +220,7 @@ impl Oracle {
             return Err(form);
         }
         // 6. The channel, and that the transaction is new.
-        if channel.channel_id != self.rules.channel {
+        if channel.channel_id != self.policies.channel {
             return Err(Code::TargetChainNotFound);
         }
         if self.known.contains(&channel.tx_id) {
@@ -239,7 +244,7 @@ impl Oracle {
         if event != ChaincodeEvent::default() && event.chaincode_id != ran.name {
             return Err(Code::InvalidOtherReason);
         }
-        // 9. Where it writes.
+        // 9. The namespaces that it writes.
         let names: Vec<&str> = sets.iter().map(|(name, _)| name.as_str()).collect();
         for (place, (name, set)) in sets.iter().enumerate() {
             let is_system = ["", "_lifecycle", "cscc", "lscc", "qscc"].contains(&name.as_str());
@@ -251,40 +256,44 @@ impl Oracle {
         let written = sets.iter().filter(|(_, set)| !set.writes.is_empty()).map(|(name, _)| name);
         let is_endorsed = self.is_endorsed(&proposal_response_payload, &endorsements);
         for contract in std::iter::once(&ran.name).chain(written) {
-            if !self.rules.contracts.contains(contract) {
+            if !self.policies.contracts.contains(contract) {
                 return Err(Code::InvalidChaincode);
             }
             if !is_endorsed {
                 return Err(Code::EndorsementPolicyFailure);
             }
         }
-        Ok(Endorsed { tx_id: channel.tx_id, sets })
+        Ok(EndorsedTransaction { tx_id: channel.tx_id, sets })
     }
 
     fn is_endorsed(&self, response: &[u8], endorsements: &[protos::Endorsement]) -> bool {
         let organization = |endorsement: &protos::Endorsement| {
-            let peer: Arc<Identity> = self.rules.members.identify(&endorsement.endorser).ok()?;
+            let peer: Arc<Identity> = self.policies.members.identify(&endorsement.endorser).ok()?;
             verify(&peer, &[response, &endorsement.endorser[..]].concat(), &endorsement.signature).ok()?;
-            peer.has_role(Role::Peer).then(|| peer.msp_id().to_string())
+            peer.has_role(MemberRole::Peer).then(|| peer.msp_id().to_string())
         };
         let organizations: BTreeSet<String> = endorsements.iter().filter_map(organization).collect();
-        organizations.len() >= self.rules.endorsements_min
+        organizations.len() >= self.policies.endorsements_min
     }
 
-    /// Whether something that the transaction read has changed.
-    fn conflict(&self, transaction: &Endorsed, written: &BTreeMap<Key, Row>) -> Result<Option<Code>, String> {
+    /// Whether a value that the transaction read has changed.
+    fn check_conflicts(
+        &self,
+        transaction: &EndorsedTransaction,
+        written: &BTreeMap<StateKey, StateRow>,
+    ) -> Result<Option<Code>, String> {
         for (namespace, set) in &transaction.sets {
             for read in &set.reads {
                 let key = (namespace.clone(), read.key.clone());
                 let now = self.state.get(&key).map(|row| row.version);
                 let then = read.version.as_ref().map(|version| (version.block_num, version.tx_num));
-                // Whatever an earlier transaction of the block wrote has changed, even where nothing is different.
+                // A key that an earlier transaction of the block wrote counts as changed, even if its value is the same.
                 if written.contains_key(&key) || now != then {
                     return Ok(Some(Code::MvccReadConflict));
                 }
             }
             for range in &set.range_queries_info {
-                if ranges::read(&self.state, namespace, range)? != ranges::recorded(range)? {
+                if ranges::read_range(&self.state, namespace, range)? != ranges::recorded_range(range)? {
                     return Ok(Some(Code::PhantomReadConflict));
                 }
             }
@@ -292,14 +301,19 @@ impl Oracle {
         Ok(None)
     }
 
-    fn apply(&mut self, transaction: Endorsed, version: Version, written: &mut BTreeMap<Key, Row>) {
+    fn apply(
+        &mut self,
+        transaction: EndorsedTransaction,
+        version: StateVersion,
+        written: &mut BTreeMap<StateKey, StateRow>,
+    ) {
         for (namespace, set) in transaction.sets {
             for write in set.writes {
                 let key = (namespace.clone(), write.key);
                 let value = if write.is_delete { Bytes::new() } else { write.value };
-                let row = Row { value, version };
+                let row = StateRow { value, version };
                 let writes = self.writes.entry(key.clone()).or_default();
-                // Of a key that a transaction writes twice the last value counts.
+                // If a transaction writes a key twice, the last value counts.
                 writes.retain(|(before, ..)| *before != version);
                 writes.push((version, transaction.tx_id.clone(), row.value.clone()));
                 let history = self.history.entry(key.clone()).or_default();
@@ -314,10 +328,10 @@ impl Oracle {
         }
     }
 
-    /// A hash over all live rows, as [`state::WorldState::digest`] has it.
+    /// A hash over all live rows, as in [`state::WorldState::digest`].
     pub fn digest(&self) -> Hash {
         let mut bytes = Vec::new();
-        for ((namespace, key), Row { value, version: (block, transaction) }) in &self.state {
+        for ((namespace, key), StateRow { value, version: (block, transaction) }) in &self.state {
             for field in [namespace.as_bytes(), key.as_bytes(), value] {
                 bytes.extend((field.len() as u64).to_le_bytes());
                 bytes.extend(field);
@@ -332,7 +346,7 @@ impl Oracle {
     }
 }
 
-/// The id that an envelope claims, however wrong the rest of it is.
+/// The id that an envelope claims, even if the rest of it is invalid.
 fn claimed_id(envelope: &[u8]) -> String {
     let channel_header = |envelope| {
         let payload = Payload::decode(Envelope::decode(envelope).ok()?.payload).ok()?;
@@ -352,16 +366,16 @@ fn header_hash(header: &common::BlockHeader) -> Hash {
     sha256([&element(0x30, &fields)[..]])
 }
 
-/// Fabric's commit hash: over the filter, what the block wrote in the order of keys, and the commit hash before.
-fn commit_hash(filter: &[u8], written: &BTreeMap<Key, Row>, previous: Option<&Hash>) -> Hash {
+/// Fabric's commit hash: over the filter, the block's writes in the order of keys, and the previous commit hash.
+fn commit_hash(filter: &[u8], written: &BTreeMap<StateKey, StateRow>, previous: Option<&Hash>) -> Hash {
     let number = |number: u64| {
         let bytes: Vec<u8> = number.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
-        // Zero is a zero byte long, by its length byte alone.
+        // Zero is only a length byte of zero.
         [&[bytes.len() as u8], &bytes[..]].concat()
     };
     let mut last_namespace = "";
     let mut updates = proto::commit_hash::Updates::default();
-    for ((namespace, key), Row { value, version }) in written {
+    for ((namespace, key), StateRow { value, version }) in written {
         updates.writes.push(proto::commit_hash::KvWrite {
             namespace: if namespace == last_namespace { String::new() } else { namespace.clone() },
             key: key.clone().into(),

@@ -1,6 +1,6 @@
-//! The oracle against scripts of small blocks, and against blocks that Fabric wrote.
+//! Tests the oracle with scripts of small blocks, and with blocks that Fabric wrote.
 //!
-//! A script is a list of blocks, a block a list of transactions:
+//! A script is a list of blocks, and a block is a list of transactions:
 //!
 //! ```text
 //! w k=v      writes a value          d k      deletes
@@ -17,8 +17,8 @@ use proto::kvrwset::range_query_info::ReadsInfo;
 use proto::kvrwset::{KvRead, KvWrite, KvrwSet, QueryReads, QueryReadsMerkleSummary, RangeQueryInfo, Version};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 
-use super::{Code, Oracle, Rules, commit_hash, header_hash};
-use crate::client::envelope::{Proposal, Spoiled, endorse};
+use super::{ChannelPolicies, Code, Oracle, commit_hash, header_hash};
+use crate::client::envelope::{EnvelopeDefect, Proposal, endorse};
 use crate::network::members::{CHANNEL, Members};
 use crate::scenario::Scenario;
 
@@ -72,17 +72,17 @@ fn set(script: &str, namespace: &str) -> Bytes {
     TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
 }
 
-struct Chain {
+struct TestChannel {
     members: Members,
     oracle: Oracle,
     tip: Block,
 }
 
-impl Chain {
-    fn new() -> Chain {
+impl TestChannel {
+    fn new() -> TestChannel {
         let members = Members::found(&Scenario::of(0, None)).expect("the members are founded");
         let config = ledger::ChannelConfig::from_block(&members.genesis).expect("the genesis block is usable");
-        let mut oracle = Oracle::new(Rules {
+        let mut oracle = Oracle::new(ChannelPolicies {
             channel: CHANNEL.to_owned(),
             members: config.msps().clone(),
             endorsements_min: 2,
@@ -90,15 +90,15 @@ impl Chain {
         });
         oracle.add(&members.genesis.to_bytes()).expect("the genesis block is the first");
         let tip = members.genesis.clone();
-        Chain { members, oracle, tip }
+        TestChannel { members, oracle, tip }
     }
 
     fn proposal(&self) -> Proposal {
         Proposal::new(&self.members.clients[0], CHANNEL, "ycsb", vec![Bytes::from_static(b"f")])
     }
 
-    fn envelope(&self, proposal: &Proposal, set: Bytes, endorsers: &[usize], spoiled: Spoiled) -> Bytes {
-        let result = proposal.made_up_result(set);
+    fn envelope(&self, proposal: &Proposal, set: Bytes, endorsers: &[usize], spoiled: EnvelopeDefect) -> Bytes {
+        let result = proposal.forged_result(set);
         let endorsements: Vec<_> =
             endorsers.iter().map(|place| endorse(&self.members.peers[*place], &result)).collect();
         proposal.envelope(&self.members.clients[0], &result, &endorsements, spoiled)
@@ -114,7 +114,7 @@ impl Chain {
     fn run(&mut self, block: &[&str]) -> Vec<Code> {
         let envelopes: Vec<Bytes> = block
             .iter()
-            .map(|script| self.envelope(&self.proposal(), set(script, "ycsb"), &[0, 1], Spoiled::Not))
+            .map(|script| self.envelope(&self.proposal(), set(script, "ycsb"), &[0, 1], EnvelopeDefect::Not))
             .collect();
         self.add(&envelopes)
     }
@@ -127,27 +127,27 @@ impl Chain {
     }
 }
 
-/// Runs something that needs the simulated world's chance and time.
+/// Runs a function that needs the simulated world's randomness and time.
 fn simulated<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     Simulation::new(1).run(|_| async { run() }).expect("the run succeeds").value
 }
 
 #[test]
-fn conflicts_are_judged_in_the_order_of_the_block() {
+fn conflicts_are_checked_in_the_order_of_the_block() {
     use Code::{MvccReadConflict as Conflict, PhantomReadConflict as Phantom, Valid};
     let script: &[(&[&str], &[Code], &str)] = &[
         (&["w a=1 w b=2", "r never- w c=3"], &[Valid, Valid], "a=1@1.0 b=2@1.0 c=3@1.1"),
-        // The first to write wins; who read before is too late, in this block and in the next.
+        // The first writer wins; a transaction that read before is too late, in this block and in the next.
         (&["r a@1.0 w a=4", "r a@1.0 w a=5", "r b@1.0"], &[Valid, Conflict, Valid], "a=4@2.0 b=2@1.0 c=3@1.1"),
         (&["r a@1.0 w a=6", "r a@2.0 w a=7"], &[Conflict, Valid], "a=7@3.1 b=2@1.0 c=3@1.1"),
-        // A write in the block is a conflict even where it changes nothing, and even with the right version.
+        // A write in the block is a conflict even if it changes nothing, and even with the right version.
         (&["d never", "r never-"], &[Valid, Conflict], "a=7@3.1 b=2@1.0 c=3@1.1"),
         (&["w b=3", "r b@5.0"], &[Valid, Conflict], "a=7@3.1 b=3@5.0 c=3@1.1"),
-        // Writes of invalid transactions are not there.
+        // Writes of invalid transactions have no effect.
         (&["r b- w d=1", "r d- w d=2"], &[Conflict, Valid], "a=7@3.1 b=3@5.0 c=3@1.1 d=2@6.1"),
-        // No bytes are no value; a blind write is never in conflict.
+        // An empty value deletes; a blind write never conflicts.
         (&["w d=", "w c=9"], &[Valid, Valid], "a=7@3.1 b=3@5.0 c=9@7.1"),
-        // Ranges: to their end, broken off, with something missing, and with something new of the same block.
+        // Ranges: to their end, stopped early, with a key missing, and with a new key of the same block.
         (
             &["s a..c=a@3.1,b@5.0", "p a..b=a@3.1,b@5.0", "s a..=a@3.1,b@5.0", "w bb=1", "s a..c=a@3.1,b@5.0"],
             &[Valid, Valid, Phantom, Valid, Phantom],
@@ -158,7 +158,7 @@ fn conflicts_are_judged_in_the_order_of_the_block() {
         (&["r a- s x..z=c@1.0"], &[Conflict], "a=7@3.1 b=3@5.0 bb=1@8.3 c=9@7.1"),
     ];
     simulated(move || {
-        let mut chain = Chain::new();
+        let mut chain = TestChannel::new();
         for (block, codes, state) in script {
             assert_eq!(chain.run(block), *codes, "{block:?}");
             assert_eq!(chain.state(), *state, "{block:?}");
@@ -169,7 +169,7 @@ fn conflicts_are_judged_in_the_order_of_the_block() {
 #[test]
 fn long_ranges_are_compared_by_their_hashes() {
     simulated(|| {
-        let mut chain = Chain::new();
+        let mut chain = TestChannel::new();
         let writes: Vec<String> = (0..60).map(|number| format!("w k{number:02}=v")).collect();
         assert_eq!(chain.run(&[&writes.join(" ")]), [Code::Valid]);
         let reads: Vec<KvRead> = (0..60).map(|number| read(&format!("k{number:02}@1.0"))).collect();
@@ -194,7 +194,7 @@ fn long_ranges_are_compared_by_their_hashes() {
             ..NsReadWriteSet::default()
         };
         let set = Bytes::from(TxReadWriteSet { ns_rwset: vec![namespace], ..Default::default() }.encode_to_vec());
-        let scan = |chain: &Chain| chain.envelope(&chain.proposal(), set.clone(), &[0, 1], Spoiled::Not);
+        let scan = |chain: &TestChannel| chain.envelope(&chain.proposal(), set.clone(), &[0, 1], EnvelopeDefect::Not);
         let envelope = scan(&chain);
         assert_eq!(chain.add(&[envelope]), [Code::Valid]);
         assert_eq!(chain.run(&["w k30=w"]), [Code::Valid]);
@@ -206,35 +206,35 @@ fn long_ranges_are_compared_by_their_hashes() {
 #[test]
 fn what_is_wrong_by_itself_has_its_code_in_fabrics_order() {
     simulated(|| {
-        let mut chain = Chain::new();
+        let mut chain = TestChannel::new();
         let envelope =
             |set: Bytes, endorsers: &[usize], spoiled| chain.envelope(&chain.proposal(), set, endorsers, spoiled);
         let write = || set("w a=1", "ycsb");
         let mut twice = TxReadWriteSet::decode(write()).expect("our own set decodes");
         twice.ns_rwset.push(twice.ns_rwset[0].clone());
         let envelopes = [
-            (envelope(write(), &[0, 1], Spoiled::Not), Code::Valid),
-            (envelope(write(), &[2, 1], Spoiled::Not), Code::Valid),
-            (envelope(write(), &[0], Spoiled::Not), Code::EndorsementPolicyFailure),
-            (envelope(write(), &[0, 0], Spoiled::Not), Code::EndorsementPolicyFailure),
-            (envelope(write(), &[0, 1], Spoiled::Endorsement), Code::EndorsementPolicyFailure),
-            (envelope(write(), &[0, 1, 2], Spoiled::Endorsement), Code::Valid),
-            (envelope(write(), &[0, 1], Spoiled::Result), Code::EndorsementPolicyFailure),
-            (envelope(write(), &[0, 1], Spoiled::Arguments), Code::InvalidEndorserTransaction),
-            (envelope(write(), &[0, 1], Spoiled::TransactionId), Code::BadProposalTxid),
-            (envelope(write(), &[0, 1], Spoiled::Epoch), Code::BadCommonHeader),
-            (envelope(write(), &[0, 1], Spoiled::Signature), Code::BadCreatorSignature),
-            (envelope(set("w a=1", "_lifecycle"), &[0, 1], Spoiled::Not), Code::IllegalWriteset),
-            (envelope(set("r a-", "_lifecycle"), &[0, 1], Spoiled::Not), Code::Valid),
-            (envelope(set("w a=1", "nobody"), &[0, 1], Spoiled::Not), Code::InvalidChaincode),
-            (envelope(set("w a=1", "basic"), &[0, 1], Spoiled::Not), Code::Valid),
-            (envelope(twice.encode_to_vec().into(), &[0, 1], Spoiled::Not), Code::IllegalWriteset),
-            (envelope(Bytes::from_static(b"\xff"), &[0, 1], Spoiled::Not), Code::BadRwset),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(write(), &[2, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(write(), &[0], EnvelopeDefect::Not), Code::EndorsementPolicyFailure),
+            (envelope(write(), &[0, 0], EnvelopeDefect::Not), Code::EndorsementPolicyFailure),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Endorsement), Code::EndorsementPolicyFailure),
+            (envelope(write(), &[0, 1, 2], EnvelopeDefect::Endorsement), Code::Valid),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Result), Code::EndorsementPolicyFailure),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Arguments), Code::InvalidEndorserTransaction),
+            (envelope(write(), &[0, 1], EnvelopeDefect::TransactionId), Code::BadProposalTxid),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Epoch), Code::BadCommonHeader),
+            (envelope(write(), &[0, 1], EnvelopeDefect::Signature), Code::BadCreatorSignature),
+            (envelope(set("w a=1", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::IllegalWriteset),
+            (envelope(set("r a-", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(set("w a=1", "nobody"), &[0, 1], EnvelopeDefect::Not), Code::InvalidChaincode),
+            (envelope(set("w a=1", "basic"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(twice.encode_to_vec().into(), &[0, 1], EnvelopeDefect::Not), Code::IllegalWriteset),
+            (envelope(Bytes::from_static(b"\xff"), &[0, 1], EnvelopeDefect::Not), Code::BadRwset),
             (Bytes::from_static(b"\xff"), Code::InvalidOtherReason),
         ];
         let (envelopes, expected): (Vec<Bytes>, Vec<Code>) = envelopes.into_iter().unzip();
         assert_eq!(chain.add(&envelopes), expected);
-        // Whatever was on the ledger is a duplicate, unless something comes before that.
+        // Every transaction that is on the ledger is a duplicate, unless an earlier check fails.
         let again: Vec<Code> = chain.add(&envelopes);
         let duplicates = expected.iter().map(|code| match code {
             Code::BadCommonHeader
@@ -251,9 +251,10 @@ fn what_is_wrong_by_itself_has_its_code_in_fabrics_order() {
 #[test]
 fn of_two_with_one_id_in_a_block_the_first_that_is_endorsed_counts() {
     simulated(|| {
-        let mut chain = Chain::new();
+        let mut chain = TestChannel::new();
         let proposal = chain.proposal();
-        let envelope = |endorsers: &[usize]| chain.envelope(&proposal, set("r a-", "ycsb"), endorsers, Spoiled::Not);
+        let envelope =
+            |endorsers: &[usize]| chain.envelope(&proposal, set("r a-", "ycsb"), endorsers, EnvelopeDefect::Not);
         let envelopes = [envelope(&[0]), envelope(&[0, 1]), envelope(&[1, 2])];
         let expected = [Code::EndorsementPolicyFailure, Code::Valid, Code::DuplicateTxid];
         assert_eq!(chain.add(&envelopes), expected);
@@ -263,13 +264,13 @@ fn of_two_with_one_id_in_a_block_the_first_that_is_endorsed_counts() {
 #[test]
 fn blocks_that_do_not_follow_are_errors() {
     simulated(|| {
-        let mut chain = Chain::new();
+        let mut chain = TestChannel::new();
         let genesis = chain.members.genesis.clone();
         let skipping = Block::build(BlockNumber(2), Some(genesis.hash()), &[]).to_bytes();
-        let elsewhere = Block::build(BlockNumber(1), Some([7; 32]), &[]).to_bytes();
+        let unlinked = Block::build(BlockNumber(1), Some([7; 32]), &[]).to_bytes();
         let mut changed = Block::build(BlockNumber(1), Some(genesis.hash()), &[Bytes::from_static(b"xyz")]).to_bytes();
         changed = changed.iter().map(|byte| if *byte == b'y' { b'z' } else { *byte }).collect::<Vec<_>>().into();
-        for block in [skipping, elsewhere, changed, Bytes::from_static(b"\xff"), genesis.to_bytes()] {
+        for block in [skipping, unlinked, changed, Bytes::from_static(b"\xff"), genesis.to_bytes()] {
             chain.oracle.add(&block).expect_err("it does not follow");
         }
     });
@@ -291,6 +292,6 @@ fn hashes_are_those_of_fabrics_own_blocks() {
         let (one, next) = (golden(one).header.expect("a header"), golden(next).header.expect("a header"));
         assert_eq!(header_hash(&one)[..], next.previous_hash[..]);
     }
-    // Worked out by hand from the layout: no writes, one valid transaction, no hash before.
+    // Computed by hand from the layout: no writes, one valid transaction, no previous hash.
     assert_eq!(commit_hash(&[0], &Default::default(), None), identity::sha256([&[1u8, 0][..]]));
 }

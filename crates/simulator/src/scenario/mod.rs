@@ -1,41 +1,41 @@
-//! What a seed decides before anything runs: how large and how slow the network is, which form each peer has, and what
-//! breaks when.
+//! Everything that a seed decides before the network starts: its size and speed, the form of each peer, and the faults with
+//! their times.
 
 mod faults;
-mod form;
 mod ordering;
+mod peer_mode;
 
 use std::time::Duration;
 
-use base::rt::simulation::{Chance, Plan};
-use chain::order::Cutting;
-use identity::Verifier;
+use base::rt::simulation::{FaultPlan, Prng};
+use chain::order::CuttingMode;
+use identity::SignatureVerifier;
 use ledger::config::EndorsementRule;
 
 use crate::mutant::Mutant;
 use crate::network::members::ORGANIZATIONS;
 
 pub use faults::kind_of;
-pub use form::{Form, Pools};
-pub use ordering::{ORDERERS, Ordering};
+pub use ordering::{ORDERERS, OrderingEngine};
+pub use peer_mode::{PeerMode, PoolConfig};
 
-/// Client operations that a seed has at least.
+/// The least number of client operations of a seed.
 pub const OPERATIONS_MIN: usize = 200;
-/// Faults that a seed has at least.
+/// The least number of faults of a seed.
 pub const FAULTS_MIN: usize = 3;
 
-/// Records of which an index of pooled memory needs more than it begins with.
+/// Records for which an index of pooled memory has to grow.
 const MANY_RECORDS: u64 = 700;
 
-/// In one of this many seeds everybody signs with P-256. Such a seed takes four times as long as others.
+/// In one of this many seeds all participants sign with P-256. Such a seed takes four times as long as others.
 const SIGNS_P256_ONE_IN: u64 = 16;
 /// The first of them.
 pub const SIGNS_P256: u64 = 2;
 
-/// What happens so often to a group of orderers in which a mistake is planted.
-const UPHEAVALS_PLANTED: usize = 5;
+/// Upheavals of a group of orderers in which a mistake is planted.
+const PLANTED_ORDERER_FAULTS: usize = 5;
 
-/// The orderer's node; of several, the first one's.
+/// The orderer's node; the first one's if there are several.
 pub const ORDERER: &str = "orderer";
 
 /// The node of an orderer.
@@ -44,69 +44,76 @@ pub fn orderer(number: usize) -> String {
 }
 
 /// A memory node of the orderers.
-pub fn log(number: usize) -> String {
+pub fn log_memory_node(number: usize) -> String {
     format!("log{}", number + 1)
 }
 
 /// The node of a peer, by the place of its organisation.
-pub fn peer(place: usize) -> String {
-    format!("peer{}", place + 1)
+pub fn peer(organization: usize) -> String {
+    format!("peer{}", organization + 1)
 }
 
 /// The compute node that stands by for a peer.
-pub fn spare(place: usize) -> String {
-    format!("peer{}-spare", place + 1)
+pub fn standby(organization: usize) -> String {
+    format!("peer{}-spare", organization + 1)
 }
 
 /// The storage node of a peer.
-pub fn storage(place: usize) -> String {
-    format!("peer{}-storage", place + 1)
+pub fn storage(organization: usize) -> String {
+    format!("peer{}-storage", organization + 1)
 }
 
 /// A memory node of a peer.
-pub fn memory(place: usize, number: usize) -> String {
-    format!("peer{}-memory{}", place + 1, number + 1)
+pub fn memory(organization: usize, number: usize) -> String {
+    format!("peer{}-memory{}", organization + 1, number + 1)
 }
 
-/// What a node is, by its name.
+/// The role of a node, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum NodeRole {
+    /// An orderer.
     Orderer,
     /// A memory node of the orderers.
-    Log,
+    LogMemory,
     /// A monolithic peer, or a compute node.
     Peer,
+    /// A storage node of a peer.
     Storage,
+    /// A memory node of a peer.
     Memory,
+    /// A client.
     Client,
 }
 
 /// The role of a node of this name.
-pub fn role_of(node: &str) -> Role {
+pub fn role_of(node: &str) -> NodeRole {
     match node {
-        _ if node.starts_with(ORDERER) => Role::Orderer,
-        _ if node.starts_with("log") => Role::Log,
-        _ if node.starts_with("client") => Role::Client,
-        _ if node.ends_with("-storage") => Role::Storage,
-        _ if node.contains("-memory") => Role::Memory,
-        _ => Role::Peer,
+        _ if node.starts_with(ORDERER) => NodeRole::Orderer,
+        _ if node.starts_with("log") => NodeRole::LogMemory,
+        _ if node.starts_with("client") => NodeRole::Client,
+        _ if node.ends_with("-storage") => NodeRole::Storage,
+        _ if node.contains("-memory") => NodeRole::Memory,
+        _ => NodeRole::Peer,
     }
 }
 
 /// The node of a client.
-pub fn client(place: usize) -> String {
-    format!("client{}", place + 1)
+pub fn client(organization: usize) -> String {
+    format!("client{}", organization + 1)
 }
 
 /// One seed's network and faults.
 #[derive(Clone, Debug)]
 pub struct Scenario {
+    /// The seed that decides all of this.
     pub seed: u64,
-    pub ordering: Ordering,
-    /// Whether all sign with P-256, as in production, and not with Ed25519.
+    /// The ordering engine.
+    pub ordering: OrderingEngine,
+    /// Whether all participants sign with P-256, as in production, and not with Ed25519.
     pub signs_p256: bool,
-    /// Whether one orderer of a group is away for a while when faults are over, whatever the seed.
-    pub looks_at_majority: bool,
+    /// Whether one orderer of a group is away for a while after the faults, in every seed.
+    pub checks_majority: bool,
+    /// How many clients there are.
     pub clients: usize,
     /// Of each client.
     pub operations: usize,
@@ -114,14 +121,17 @@ pub struct Scenario {
     pub think_max: Duration,
     /// Smallbank customers, and records of the YCSB table.
     pub customers: u64,
+    /// Records of the YCSB table.
     pub records: u64,
     /// Organisations that must endorse.
     pub endorsements_min: usize,
     /// Whether the orderer acknowledges an envelope only when its block is durable.
     pub durable_acknowledgements: bool,
     /// When orderers cut a block.
-    pub cutting: Cutting,
+    pub cutting: CuttingMode,
+    /// The most envelopes in a block.
     pub batch_messages: u32,
+    /// How long after its first envelope a block is cut.
     pub batch_timeout: Duration,
     /// How long messages on links take, in microseconds.
     pub link_micros: (u64, u64),
@@ -129,64 +139,65 @@ pub struct Scenario {
     pub sync_micros: (u64, u64),
     /// Blocks after which a peer moves its state's savepoint.
     pub persist_interval_blocks: u64,
-    /// The length at which a peer's block store begins a new segment.
+    /// The length at which a peer's block store starts a new segment.
     pub segment_bytes: u64,
-    /// Bytes of records that a peer's state keeps in memory besides what is not persisted.
+    /// Bytes of records that a peer's state keeps in memory besides those that are not persisted.
     pub cache_bytes: usize,
-    /// Bytes of what is not persisted at which a peer persists it before it goes on.
+    /// Bytes of unpersisted data at which a peer persists them before it continues.
     pub delta_bytes: usize,
     /// Of each organisation's peer.
-    pub forms: Vec<Form>,
-    /// How often faults are injected at points in the code.
+    pub peer_modes: Vec<PeerMode>,
+    /// The fault points, and the probability of a fault at each.
     pub fault_points: Vec<(&'static str, f64)>,
-    pub plan: Plan,
+    /// The faults, each with its time.
+    pub plan: FaultPlan,
 }
 
 impl Scenario {
-    /// What `seed` decides. A planted mistake says which form its peer must have.
+    /// The scenario of `seed`. A planted mistake determines the form of its peer.
     pub fn of(seed: u64, mutant: Option<Mutant>) -> Scenario {
-        // Not the generator of the run itself, which starts from the seed as it is.
-        let mut chance = Chance::new(seed ^ 0x5ce7_a110_5eed_0000);
-        let clients = 6 + chance.index(9);
-        let think_max = Duration::from_millis(5 + chance.below(60));
-        // Now and then so many that the index of pooled memory has to grow.
-        let records = if chance.one_in(10) { MANY_RECORDS + chance.below(100) } else { 20 + chance.below(60) };
-        let mut forms: Vec<Form> = (0..ORGANIZATIONS).map(|_| Form::draw(&mut chance)).collect();
+        // Not the generator of the run itself, which starts from the plain seed.
+        let mut rng = Prng::new(seed ^ 0x5ce7_a110_5eed_0000);
+        let clients = 6 + rng.index(9);
+        let think_max = Duration::from_millis(5 + rng.below(60));
+        // Sometimes enough that the index of pooled memory has to grow.
+        let records = if rng.one_in(10) { MANY_RECORDS + rng.below(100) } else { 20 + rng.below(60) };
+        let mut forms: Vec<PeerMode> = (0..ORGANIZATIONS).map(|_| PeerMode::draw(&mut rng)).collect();
         if let Some(mutant) = mutant {
-            forms[Mutant::PEER] = mutant.form(Pools::draw(&mut chance));
+            forms[Mutant::PEER] = mutant.peer_mode(PoolConfig::draw(&mut rng));
         }
         let ordering = match mutant {
-            None => Ordering::of(seed),
-            Some(mutant) if mutant.is_in_groups() => Ordering::sift(seed),
-            Some(_) => Ordering::Solo,
+            None => OrderingEngine::of(seed),
+            Some(mutant) if mutant.is_in_groups() => OrderingEngine::sift(seed),
+            Some(_) => OrderingEngine::Solo,
         };
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
             seed,
             ordering,
             signs_p256: seed % SIGNS_P256_ONE_IN == SIGNS_P256 || mutant == Some(Mutant::TablesWrong),
-            looks_at_majority: mutant == Some(Mutant::PeerStays),
+            checks_majority: mutant == Some(Mutant::PeerStays),
             clients,
-            operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
+            operations: OPERATIONS_MIN.div_ceil(clients) + rng.index(2),
             think_max,
-            customers: 4 + chance.below(20),
+            customers: 4 + rng.below(20),
             records,
-            endorsements_min: *chance.pick(&[2, 2, 2, 1, 3]),
+            endorsements_min: *rng.pick(&[2, 2, 2, 1, 3]),
             // A group always does.
-            durable_acknowledgements: chance.one_in(2) || ordering.is_group(),
-            cutting: if seed.is_multiple_of(2) { Cutting::Idle } else { Cutting::Limits },
-            batch_messages: 4 + chance.below(7) as u32,
-            batch_timeout: Duration::from_millis(10 + chance.below(90)),
-            link_micros: *chance.pick(link),
-            sync_micros: *chance.pick(sync),
-            // Now and then so many that a storage node makes rows by itself before it is asked to.
-            persist_interval_blocks: if chance.one_in(5) { 30 } else { 1 + chance.below(12) },
-            segment_bytes: *chance.pick(&[20_000, 60_000, 64 << 20]),
-            cache_bytes: *chance.pick(&[0, 2_000, 1 << 20]),
-            fault_points: faults::points(&mut chance, &forms, records, ordering),
-            plan: faults::plan(&mut chance, &forms, clients, ordering, mutant.map(|_| UPHEAVALS_PLANTED)),
-            forms,
-            delta_bytes: *chance.pick(&[3_000, 20_000, 128 << 20]),
+            durable_acknowledgements: rng.one_in(2) || ordering.is_group(),
+            cutting: if seed.is_multiple_of(2) { CuttingMode::Idle } else { CuttingMode::Limits },
+            batch_messages: 4 + rng.below(7) as u32,
+            batch_timeout: Duration::from_millis(10 + rng.below(90)),
+            link_micros: *rng.pick(link),
+            sync_micros: *rng.pick(sync),
+            // Sometimes enough that a storage node materialises rows by itself before it is asked to.
+            persist_interval_blocks: if rng.one_in(5) { 30 } else { 1 + rng.below(12) },
+            segment_bytes: *rng.pick(&[20_000, 60_000, 64 << 20]),
+            cache_bytes: *rng.pick(&[0, 2_000, 1 << 20]),
+            fault_points: faults::points(&mut rng, &forms, records, ordering),
+            plan: faults::plan(&mut rng, &forms, clients, ordering, mutant.map(|_| PLANTED_ORDERER_FAULTS)),
+            peer_modes: forms,
+            delta_bytes: *rng.pick(&[3_000, 20_000, 128 << 20]),
         }
     }
 
@@ -195,12 +206,12 @@ impl Scenario {
         self.ordering.orderers()
     }
 
-    /// The orderer of a group that is to be away when faults are over, to see whether the others go on without it; in every third
+    /// The orderer of a group that is away after the faults, to check that the others continue without it; in every third
     /// seed, since it takes long.
-    pub fn away(&self) -> Option<String> {
+    pub fn unreachable_orderer(&self) -> Option<String> {
         let mut orderers = self.orderers();
         let number = self.seed / 10;
-        let is_looked_at = orderers.len() > 1 && (number.is_multiple_of(3) || self.looks_at_majority);
+        let is_looked_at = orderers.len() > 1 && (number.is_multiple_of(3) || self.checks_majority);
         is_looked_at.then(|| orderers.swap_remove(number as usize / 3 % orderers.len()))
     }
 
@@ -209,23 +220,23 @@ impl Scenario {
         self.ordering.logs()
     }
 
-    /// The compute nodes of a peer: the one that begins as its primary first.
-    pub fn compute_nodes(&self, place: usize) -> Vec<String> {
-        let has_spare = self.forms[place].pools().is_some_and(|pools| pools.has_spare);
-        std::iter::once(peer(place)).chain(has_spare.then(|| spare(place))).collect()
+    /// The compute nodes of a peer, its first primary first.
+    pub fn compute_nodes(&self, organization: usize) -> Vec<String> {
+        let has_spare = self.peer_modes[organization].pools().is_some_and(|pools| pools.has_standby);
+        std::iter::once(peer(organization)).chain(has_spare.then(|| standby(organization))).collect()
     }
 
     /// The memory nodes of a peer.
-    pub fn memory_nodes(&self, place: usize) -> Vec<String> {
-        let count = self.forms[place].pools().map_or(0, |pools| pools.memory_nodes);
-        (0..count).map(|number| memory(place, number)).collect()
+    pub fn memory_nodes(&self, organization: usize) -> Vec<String> {
+        let count = self.peer_modes[organization].pools().map_or(0, |pools| pools.memory_nodes);
+        (0..count).map(|number| memory(organization, number)).collect()
     }
 
-    /// How a peer verifies: every other one with tables. All nodes of a peer verify alike.
-    pub fn verifier(&self, place: usize) -> Verifier {
-        match (self.seed + place as u64).is_multiple_of(2) {
-            true => Verifier::Tables,
-            false => Verifier::Library,
+    /// The verifier of a peer: with tables at every other peer. All nodes of a peer verify alike.
+    pub fn verifier(&self, organization: usize) -> SignatureVerifier {
+        match (self.seed + organization as u64).is_multiple_of(2) {
+            true => SignatureVerifier::Tables,
+            false => SignatureVerifier::Library,
         }
     }
 
@@ -249,7 +260,7 @@ mod tests {
             let scenario = Scenario::of(seed, None);
             assert!(scenario.clients * scenario.operations >= OPERATIONS_MIN, "seed {seed}");
             assert!(scenario.plan.steps.len() >= FAULTS_MIN, "seed {seed}: {}", scenario.plan);
-            assert_eq!(Plan::parse(&scenario.plan.to_string()).as_ref(), Ok(&scenario.plan));
+            assert_eq!(FaultPlan::parse(&scenario.plan.to_string()).as_ref(), Ok(&scenario.plan));
             assert_eq!(format!("{scenario:?}"), format!("{:?}", Scenario::of(seed, None)));
         }
     }

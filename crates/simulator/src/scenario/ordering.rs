@@ -1,15 +1,15 @@
-//! Who orders, and on what.
+//! The ordering engine of a seed.
 
 /// Orderers of a group.
 pub const ORDERERS: usize = 3;
-/// One seed of so many has orderers on memory nodes.
+/// One seed of this many has orderers on memory nodes.
 const SIFT_SEEDS: u64 = 10;
-/// One seed of so many has orderers with logs of their own, which talk to one another.
+/// One seed of this many has orderers on Raft.
 const RAFT_SEEDS: u64 = 20;
 
 /// The engine with which the channel is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ordering {
+pub enum OrderingEngine {
     /// One orderer, by itself.
     Solo,
     /// A group on passive memory nodes.
@@ -21,24 +21,24 @@ pub enum Ordering {
     Raft,
 }
 
-impl Ordering {
-    /// What a seed has: without a draw, so that a seed is otherwise the same with any of them.
-    pub(super) fn of(seed: u64) -> Ordering {
+impl OrderingEngine {
+    /// The engine of a seed: chosen without a draw, so that a seed is otherwise the same with any of them.
+    pub(super) fn of(seed: u64) -> OrderingEngine {
         match (seed % SIFT_SEEDS, seed % RAFT_SEEDS) {
-            (0, _) => Ordering::sift(seed / SIFT_SEEDS),
-            (_, 1) => Ordering::Raft,
-            _ => Ordering::Solo,
+            (0, _) => OrderingEngine::sift(seed / SIFT_SEEDS),
+            (_, 1) => OrderingEngine::Raft,
+            _ => OrderingEngine::Solo,
         }
     }
 
-    /// On three memory nodes, now and then on five.
-    pub(super) fn sift(number: u64) -> Ordering {
-        Ordering::Sift { memory_nodes: if number % 4 == 3 { 5 } else { 3 } }
+    /// On three memory nodes, sometimes on five.
+    pub(super) fn sift(number: u64) -> OrderingEngine {
+        OrderingEngine::Sift { memory_nodes: if number % 4 == 3 { 5 } else { 3 } }
     }
 
     /// Whether several orderers order together.
     pub fn is_group(self) -> bool {
-        self != Ordering::Solo
+        self != OrderingEngine::Solo
     }
 
     /// The orderers.
@@ -46,12 +46,12 @@ impl Ordering {
         (0..if self.is_group() { ORDERERS } else { 1 }).map(super::orderer).collect()
     }
 
-    /// The memory nodes that they have their log on.
+    /// The memory nodes that hold their log.
     pub fn logs(self) -> Vec<String> {
         let count = match self {
-            Ordering::Sift { memory_nodes } => memory_nodes,
-            Ordering::Solo | Ordering::Raft => 0,
+            OrderingEngine::Sift { memory_nodes } => memory_nodes,
+            OrderingEngine::Solo | OrderingEngine::Raft => 0,
         };
-        (0..count).map(super::log).collect()
+        (0..count).map(super::log_memory_node).collect()
     }
 }

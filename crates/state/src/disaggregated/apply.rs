@@ -1,41 +1,53 @@
 //! Applies a block as one batch.
 //!
-//! Steps, with the writer's lock held from first to last. Each verb of a step is posted before any is awaited.
-//! 1. **Locate.** The group of buckets of every key is read. A key's record is the candidate that the metadata cache knows,
-//!    or else the one whose head names the key. A key that is new gets an empty place; where there is none the subtable is
-//!    split, and its keys are located anew.
-//! 2. **Allocate.** Each new version gets a buffer; sections are leased for want of room. A donor that is silent holds a block
-//!    up once, for [`DONOR_WAIT_MAX`](super::DONOR_WAIT_MAX): until it has answered, there is no room.
-//! 3. **Write.** Records are written whole, with `prev` leading to the version before. Nothing leads to them yet: the steps up
-//!    to here are done while the block becomes durable, those that follow once it is. If that takes longer than
-//!    [`HELD_MAX`], the lock is not held for it: the buffers are freed, and the block begins anew when it is durable.
-//! 4. **Link.** The word of the version before is swapped from (newest, this life, valid) to (the new one, this life, valid).
-//! 5. **Swap.** The slot is swapped from what it was to the new record.
-//! 6. **Put down** what was superseded, and which records are deletions.
-//! 7. **Delta**: where each new version is.
-//! 8. **Caches**: the new versions replace what was known, and kill every token of their keys.
-//! 9. **Invalidate** what readers know ([`super::readers`]), and wait for each of them or for its lease to end.
-//! 10. **Publish**: the height is raised, but not before every lease has ended that an earlier primary can have granted. From
-//!     here on snapshots see the block.
+//! The task holds the writer's lock throughout. In each step it posts up to [`IN_FLIGHT_MAX`] verbs before it awaits
+//! the first.
+//! 1. **Locate.** Read the group of buckets of every key. The records whose slots have the key's fingerprint are
+//!    candidates. The current record of a key is the candidate that the metadata cache knows, or else the candidate
+//!    whose head names the key. A new key gets an empty slot; if its group has none, the subtable is split and its
+//!    keys are located again.
+//! 2. **Allocate.** Each new version gets a buffer; if memory is full, another section is leased. A silent donor
+//!    delays a block at most once, for [`DONOR_TIMEOUT`](super::DONOR_TIMEOUT): until it answers, memory counts as
+//!    full.
+//! 3. **Write.** Write each record whole, with `prev` leading to the previous version. No pointer leads to the new
+//!    records yet, so steps 1 to 3 run while the block becomes durable. The following steps run once the block is
+//!    durable. If it is not durable [`LOCK_HELD_MAX`] after the writes, the task frees the buffers and releases the
+//!    lock; the block starts over when it is durable.
+//! 4. **Link.** Swap the link word of the previous version from (newest, its incarnation, valid) to (the new record,
+//!    the same incarnation, valid).
+//! 5. **Swap.** Swap the index slot from its old content to the new record.
+//! 6. **Record** the superseded versions and the tombstones in the writer's lists.
+//! 7. **Delta**: enter the location of each new version.
+//! 8. **Caches**: replace the cached versions by the new ones, and invalidate every token of their keys.
+//! 9. **Invalidate** the caches of the followers ([`super::followers`]), and wait for each follower's acknowledgement
+//!    or the end of its lease.
+//! 10. **Publish**: wait until every lease that an earlier primary can have granted has ended, then raise the height.
+//!     From here on snapshots see the block.
 //!
-//! A block is applied whole whatever happens in steps 1 to 5, or fails because this primary is fenced or because the block
-//! cannot be made durable, which leaves no trace of it. A key for which they fail has its new version in the delta itself, which
-//! is bounded (its owner persists when [`crate::WorldState::wants_persist`] says so), and its index entry is gone:
+//! A block is applied whole, whatever fails in steps 1 to 5, with two exceptions: the primary is fenced, or the block
+//! cannot be made durable. Then apply fails; a block that is not durable leaves no trace. If the steps fail for one
+//! key, the delta itself keeps the new version's value, and the key has no index entry. The delta is bounded: the
+//! caller persists when [`crate::WorldState::wants_persist`] says so.
 //!
-//! * *No room*, which wakes eviction, or a record too long for a pointer: the slot of the version before is swapped to empty.
-//! * *A group or a head cannot be read*: its section is given up, for nothing could be dropped from it. The key is located
-//!   anew, in a new subtable if there is room for one.
-//! * *A write is ambiguous*: it may land later, on whoever has the buffer then. Its section is given up: giving back revokes
-//!   it, and a revoked verb never lands. A write that had no effect costs its buffer only if the provider was busy; any other
-//!   failure says that the section is gone.
-//! * *A link is ambiguous, or finds another word*: nothing follows from it. Whoever comes by the slot does not need the link,
-//!   whoever has the old address cached is invalidated; and it names the life of the buffer, so that it cannot land on another.
-//! * *A swap is ambiguous, or finds another slot*: it is not known where the slot leads, so the subtable's section is given
-//!   up. Its keys are found in delta and storage until they are filled again. The new record may have been seen: its buffer
-//!   is put aside like a superseded one.
+//! * *Memory is full* (which wakes eviction), or a record is too long for a pointer: the slot of the previous version
+//!   is swapped to empty.
+//! * *A group or a head cannot be read*: its section is abandoned, because no entry in it could be removed. The key is
+//!   located again, in a new subtable if there is memory for one.
+//! * *A write is ambiguous*: it may land later, in a buffer that has been reused. Its section is abandoned: returning
+//!   a section revokes its capability, and a verb under a revoked capability never lands. If a write certainly had no
+//!   effect because the provider was busy, only its buffer is freed; after any other failure of a write the section is
+//!   abandoned.
+//! * *A link is ambiguous, or finds another link word*: this is harmless. A read through the slot does not need the
+//!   link, and followers that cached the old address are invalidated. The compare-and-swap includes the buffer's
+//!   incarnation, so a late verb cannot hit a reused buffer.
+//! * *A swap is ambiguous, or finds another slot*: it is unknown where the slot leads, so the subtable's section is
+//!   abandoned. Reads find its keys in the delta and in storage until the keys are filled again. A reader may have
+//!   seen the new record: its buffer is retired like that of a superseded version.
 //!
-//! Invariants: nothing leads to a record of a block that is not durable; when the height is raised, the slot of every key that
-//! the block wrote leads to the new version, or is empty, or lies in a section that was given up.
+//! Invariants:
+//! * A record is reachable only if its block is durable.
+//! * When the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
+//!   lies in an abandoned section.
 
 use std::future::Future;
 use std::pin::pin;
@@ -46,28 +58,28 @@ use std::time::Duration;
 
 use base::{Bytes, BytesMut, Map, rt};
 
-use super::cache::{Kept, Kind, Known, spare};
-use super::delta::{Place as Where, Written};
+use super::cache::{CachedValue, CachedVersion, VersionKind, buffer_pool};
+use super::delta::{DeltaVersion, ValueLocation as Where};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::IN_FLIGHT_MAX;
-use super::index::{GROUP_BYTES, Group, KeyHash, Place, RESERVED, Subtable};
+use super::index::{BucketGroup, GROUP_BYTES, KeyHash, RESERVED, SlotIndex, Subtable};
 use super::memory::{completed, had_no_effect};
 use super::pointer::{Pointer, UNIT_BYTES};
-use super::record::{self, Content, Name, RECORD_BYTES_MAX, Word};
-use super::{Shared, Superseded, Tombstone, Writer};
+use super::record::{self, KeyName, LinkWord, RECORD_BYTES_MAX, RecordContent};
+use super::{StateCore, StateWriter, SupersededVersion, Tombstone};
 use crate::{Durable, Error, Update, UpdateBatch, events};
 
-/// Rounds of locating: one for every bit by which a subtable may have to grow, and some for what fails.
+/// Rounds of locating: one for every bit by which a subtable may have to grow, plus some for failures.
 const ROUNDS_MAX: usize = 40;
 
-/// How long the writer's lock is held for a block to become durable.
-const HELD_MAX: Duration = Duration::from_millis(50);
+/// How long the writer's lock is held while a block becomes durable.
+const LOCK_HELD_MAX: Duration = Duration::from_millis(50);
 
-/// Groups of the index as this block knows them, by address. `None` is one that is to be read.
-pub(super) type Groups = Map<u64, (Subtable, Option<Group>)>;
+/// Groups of the index as this block knows them, by address. `None` is a group that is still to be read.
+pub(super) type Groups = Map<u64, (Subtable, Option<BucketGroup>)>;
 
-/// A write of the block on its way.
-struct Item<'a> {
+/// A write of the block in progress.
+struct PendingWrite<'a> {
     namespace: &'a Arc<str>,
     key: &'a Arc<str>,
     update: &'a Update,
@@ -75,46 +87,46 @@ struct Item<'a> {
     located: bool,
     /// The subtable that serves the key.
     subtable: Option<Subtable>,
-    /// The subtable, the place there, and what stands in it.
-    slot: Option<(Subtable, Place, u64)>,
+    /// The subtable, the slot's position in it, and the slot's content.
+    slot: Option<(Subtable, SlotIndex, u64)>,
     /// The version before, where remote memory holds it.
     old: Option<Pointer>,
     /// The caches have the value of the version before.
     is_read: bool,
-    new: Option<New>,
+    new: Option<NewRecord>,
 }
 
 /// The record of a new version.
-struct New {
+struct NewRecord {
     pointer: Pointer,
     bytes: usize,
 }
 
-impl<'a> Item<'a> {
-    fn name(&self) -> Name<'a> {
-        Name { namespace: self.namespace, key: self.key }
+impl<'a> PendingWrite<'a> {
+    fn name(&self) -> KeyName<'a> {
+        KeyName { namespace: self.namespace, key: self.key }
     }
 
-    /// Where the new version is. A value that must be held here is copied: it may be a part of something longer.
-    fn written(&self) -> Written {
+    /// Where the new version is. A value that must be kept here is copied: it may be a slice of a longer buffer.
+    fn delta_version(&self) -> DeltaVersion {
         let place = match (&self.update.value, &self.new) {
             (None, _) => Where::Deleted,
             (Some(_), Some(new)) => Where::Remote(new.pointer, new.bytes as u32),
-            (Some(value), None) => Where::Here(Box::new(Bytes::copy_from_slice(value))),
+            (Some(value), None) => Where::Inline(Box::new(Bytes::copy_from_slice(value))),
         };
-        Written { version: self.update.version, place }
+        DeltaVersion { version: self.update.version, location: place }
     }
 }
 
-/// The group of an item's key, if it was read under the header that is still the subtable's.
-fn group_of<'g>(item: &Item<'_>, groups: &'g Groups) -> Option<&'g Group> {
+/// The group of an item's key, if it was read under the header that the subtable still has.
+fn group_of<'g>(item: &PendingWrite<'_>, groups: &'g Groups) -> Option<&'g BucketGroup> {
     let subtable = item.subtable?;
     let (read, group) = groups.get(&subtable.group_address(item.hash.group()))?;
     group.as_ref().filter(|_| *read == subtable)
 }
 
-/// The writes of a block, of which nothing is known yet.
-fn items(batch: &UpdateBatch, seed: u64) -> Vec<Item<'_>> {
+/// The writes of a block, not located yet.
+fn items(batch: &UpdateBatch, seed: u64) -> Vec<PendingWrite<'_>> {
     let mut namespace_hash = None;
     let mut items = Vec::with_capacity(batch.len());
     items.extend(batch.iter().map(|(namespace, key, update)| {
@@ -125,12 +137,24 @@ fn items(batch: &UpdateBatch, seed: u64) -> Vec<Item<'_>> {
         namespace_hash = Some((namespace, hash));
         let hash = KeyHash::with_namespace(hash, key);
         let (located, is_read) = (false, false);
-        Item { namespace, key, update, hash, located, subtable: None, slot: None, old: None, is_read, new: None }
+        PendingWrite {
+            namespace,
+            key,
+            update,
+            hash,
+            located,
+            subtable: None,
+            slot: None,
+            old: None,
+            is_read,
+            new: None,
+        }
     }));
     items
 }
 
-/// Does the work while the block becomes durable, and waits for that a little longer. `None`: not yet.
+/// Does the work while the block becomes durable, then waits for durability up to [`LOCK_HELD_MAX`]. `None`: not durable
+/// yet.
 async fn beside(durable: &mut Durable<'_>, work: impl Future<Output = ()>) -> Option<Result<(), Error>> {
     let mut ended = None;
     let mut work = pin!(work);
@@ -145,28 +169,28 @@ async fn beside(durable: &mut Durable<'_>, work: impl Future<Output = ()>) -> Op
     .await;
     match ended {
         None if mutant(Mutant::PublishUndurable) => Some(Ok(())),
-        None => rt::timeout(HELD_MAX, durable.as_mut()).await.ok(),
+        None => rt::timeout(LOCK_HELD_MAX, durable.as_mut()).await.ok(),
         ended => ended,
     }
 }
 
-/// Frees what was written and nothing leads to.
-fn undo(writer: &mut Writer, items: &mut [Item<'_>]) {
-    for New { pointer, .. } in items.iter_mut().filter_map(|item| item.new.take()) {
+/// Frees the written buffers, to which nothing leads.
+fn undo(writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
+    for NewRecord { pointer, .. } in items.iter_mut().filter_map(|item| item.new.take()) {
         if writer.space.holds(pointer.address()) && !mutant(Mutant::KeepUndone) {
             writer.space.free(pointer.address());
         }
     }
 }
 
-impl Shared {
+impl StateCore {
     pub(super) async fn apply(
-        shared: &Arc<Shared>,
+        shared: &Arc<StateCore>,
         number: u64,
         batch: &UpdateBatch,
         mut durable: Option<Durable<'_>>,
     ) -> Result<(), Error> {
-        while !Shared::apply_once(shared, number, batch, &mut durable).await? {
+        while !StateCore::apply_once(shared, number, batch, &mut durable).await? {
             if let Some(durable) = durable.take() {
                 durable.await?;
             }
@@ -174,9 +198,9 @@ impl Shared {
         Ok(())
     }
 
-    /// False if the block was not durable in time: then nothing has happened. `durable` is taken once it has ended.
+    /// False if the block was not durable in time; then nothing has changed. `durable` is taken once it has completed.
     async fn apply_once(
-        shared: &Arc<Shared>,
+        shared: &Arc<StateCore>,
         number: u64,
         batch: &UpdateBatch,
         durable: &mut Option<Durable<'_>>,
@@ -192,7 +216,7 @@ impl Shared {
         }
         let mut started = rt::now();
         shared.reclaim(writer);
-        shared.watch_room(writer);
+        shared.watch_free_space(writer);
         let mut items = items(batch, shared.seed);
         let unseen = async {
             shared.locate(writer, &mut items).await;
@@ -211,7 +235,7 @@ impl Shared {
                 let Some(ended) = ended else { return Ok(false) };
                 *durable = None;
                 ended?;
-                // What is told is how long a durable block waits to be seen.
+                // The metric measures how long a durable block takes to become visible.
                 started = rt::now();
             }
         }
@@ -224,28 +248,28 @@ impl Shared {
         if shared.is_fenced() {
             return Err(Error::Fenced);
         }
-        shared.put_down(writer, &mut items, number);
+        shared.retire_replaced(writer, &mut items, number);
         shared.note_in_delta(&items, number);
         if mutant(Mutant::PublishEarly) {
             shared.height.store(number + 1, Ordering::Release);
-            Shared::publish(shared, number + 1);
+            StateCore::publish(shared, number + 1);
             rt::sleep(Duration::from_millis(1)).await;
             shared.height.store(number, Ordering::Release);
         }
         hold_up("state.apply.caches").await;
         shared.replace_in_caches(&items);
-        shared.invalidate_others(&items, number).await;
+        shared.invalidate_followers(&items, number).await;
         hold_up("state.apply.publish").await;
-        shared.outlast_leases().await;
+        shared.wait_for_earlier_leases().await;
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one primary applies blocks in order");
-        Shared::publish(shared, number + 1);
+        StateCore::publish(shared, number + 1);
         events::ApplyTime.record_since(started);
         Ok(true)
     }
 
     /// Step 1.
-    async fn locate(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
+    async fn locate(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
         let mut groups = Groups::default();
         groups.reserve(items.len());
         for _ in 0..ROUNDS_MAX {
@@ -280,7 +304,8 @@ impl Shared {
             self.match_records(writer, items, &groups).await;
             self.reserve(writer, items, &mut groups).await;
         }
-        // Whatever could not be located after so many rounds stays out of memory. Slots that may lead to older versions go.
+        // Items that could not be located within this many rounds stay out of memory. Slots that may lead to their
+        // older versions must go.
         for item in items.iter_mut().filter(|item| !item.located) {
             if let Some(subtable) = self.find_subtable(item.hash) {
                 self.give_up(writer, subtable.address);
@@ -294,7 +319,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn read_groups(&self, writer: &mut Writer, wanted: &[(u64, Subtable)], groups: &mut Groups) {
+    pub(super) async fn read_groups(&self, writer: &mut StateWriter, wanted: &[(u64, Subtable)], groups: &mut Groups) {
         for window in wanted.chunks(IN_FLIGHT_MAX) {
             let post = |(address, _): &(u64, Subtable)| {
                 self.memory.read(*address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES))
@@ -302,7 +327,7 @@ impl Shared {
             let posted: Vec<_> = window.iter().map(post).collect();
             for (verb, (address, subtable)) in posted.into_iter().zip(window) {
                 let read = completed(&*self.memory, verb).await;
-                match read.as_ref().ok().and_then(|bytes| Group::new(bytes, subtable)) {
+                match read.as_ref().ok().and_then(|bytes| BucketGroup::new(bytes, subtable)) {
                     Some(group) => drop(groups.insert(*address, (*subtable, Some(group)))),
                     None => {
                         if let Err(error) = &read {
@@ -316,7 +341,7 @@ impl Shared {
     }
 
     /// Finds the version before of every item that is not located.
-    async fn match_records(&self, writer: &mut Writer, items: &mut [Item<'_>], groups: &Groups) {
+    async fn match_records(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], groups: &Groups) {
         let mut heads: Vec<(usize, Pointer)> = Vec::new();
         for (at, item) in items.iter_mut().enumerate().filter(|(_, item)| !item.located) {
             (item.old, item.is_read) = (None, false);
@@ -341,14 +366,14 @@ impl Shared {
             match head {
                 Some(head) if head.is_of(items[*at].name()) => items[*at].old = Some(*pointer),
                 Some(_) => {}
-                // Whether the slot is this key's cannot be told, so it must lead nowhere.
+                // The slot may or may not belong to this key, so it must lead nowhere.
                 None => self.give_up(writer, pointer.address()),
             }
         }
     }
 
-    /// Gives every item that is not located its place; splits one subtable where there is none.
-    async fn reserve(&self, writer: &mut Writer, items: &mut [Item<'_>], groups: &mut Groups) {
+    /// Gives every item that is not located yet its slot; if a group has no empty slot, splits its subtable.
+    async fn reserve(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], groups: &mut Groups) {
         for at in 0..items.len() {
             let item = &mut items[at];
             let Some(subtable) = item.subtable.filter(|_| !item.located) else { continue };
@@ -359,12 +384,12 @@ impl Shared {
             }
             let place = match item.old {
                 Some(old) => group.find(item.hash, item.hash.slot(old)),
-                // A deletion of what memory does not hold needs none.
+                // Deleting a key that memory does not hold needs no slot.
                 None if item.update.value.is_none() => {
                     item.located = true;
                     continue;
                 }
-                None => group.vacancy(item.hash, |address| writer.space.holds(address)),
+                None => group.vacant_slot(item.hash, |address| writer.space.holds(address)),
             };
             if let Some(place) = place {
                 item.slot = Some((subtable, place, group.slot(place)));
@@ -373,7 +398,7 @@ impl Shared {
                 continue;
             }
             if item.old.is_some() {
-                // Two keys cannot share a record; what was read contradicts itself.
+                // Two keys cannot share a record: the bytes that were read contradict each other.
                 self.give_up(writer, subtable.address);
                 return;
             }
@@ -393,7 +418,7 @@ impl Shared {
     }
 
     /// Step 2.
-    async fn allocate(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
+    async fn allocate(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
         let bytes_max = RECORD_BYTES_MAX.min(self.memory.section_bytes() as usize);
         for item in items.iter_mut().filter(|item| item.slot.is_some()) {
             let name = item.name();
@@ -415,21 +440,23 @@ impl Shared {
                 }
             };
             let pointer = Pointer::new(extent.address, bytes, writer.space.incarnation());
-            item.new = Some(New { pointer, bytes });
+            item.new = Some(NewRecord { pointer, bytes });
         }
     }
 
-    /// Step 3. A value is summed right before its verb is posted: it need be brought to this processor once.
-    async fn write(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
+    /// Step 3. The checksum of a value is computed right before its verb is posted, so that the value enters the core's
+    /// cache only once.
+    async fn write(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
         hold_up("state.apply.write").await;
         let mut failed = Vec::new();
         let mut heads = BytesMut::with_capacity(items.iter().map(|item| record::head_bytes_of(item.name())).sum());
         for window in items.chunks(IN_FLIGHT_MAX) {
-            let mut post = |item: &Item<'_>| {
-                let New { pointer, .. } = item.new.as_ref().filter(|new| writer.space.holds(new.pointer.address()))?;
+            let mut post = |item: &PendingWrite<'_>| {
+                let NewRecord { pointer, .. } =
+                    item.new.as_ref().filter(|new| writer.space.holds(new.pointer.address()))?;
                 let Update { value, version } = item.update;
                 let prev = item.old.unwrap_or(Pointer::NULL);
-                let content = Content { name: item.name(), version: *version, value: value.as_deref(), prev };
+                let content = RecordContent { name: item.name(), version: *version, value: value.as_deref(), prev };
                 record::encode_head(&content, pointer.incarnation(), &mut heads);
                 let parts = [heads.split().freeze(), value.clone().unwrap_or_default()];
                 Some((*pointer, self.memory.write(pointer.address(), &parts)))
@@ -449,7 +476,7 @@ impl Shared {
                 false => self.give_up(writer, pointer.address()),
             }
         }
-        let failed = |new: &New| failed.iter().any(|(pointer, _)| *pointer == new.pointer);
+        let failed = |new: &NewRecord| failed.iter().any(|(pointer, _)| *pointer == new.pointer);
         for item in items.iter_mut() {
             if item.new.as_ref().is_some_and(|new| failed(new) || !writer.space.holds(new.pointer.address())) {
                 item.new = None;
@@ -458,15 +485,15 @@ impl Shared {
     }
 
     /// Step 4.
-    async fn link(&self, writer: &Writer, items: &mut [Item<'_>]) {
+    async fn link(&self, writer: &StateWriter, items: &mut [PendingWrite<'_>]) {
         hold_up("state.apply.link").await;
         for window in items.chunks(IN_FLIGHT_MAX) {
-            let post = |item: &Item<'_>| {
+            let post = |item: &PendingWrite<'_>| {
                 let (old, new) = (item.old?, item.new.as_ref()?);
                 if !writer.space.holds(old.address()) {
                     return None;
                 }
-                let word = |next| Word { next, incarnation: old.incarnation(), valid: true }.bits();
+                let word = |next| LinkWord { next, incarnation: old.incarnation(), valid: true }.bits();
                 let (expected, new) = (word(Pointer::NULL), word(new.pointer));
                 Some((old, expected, self.memory.compare_swap(old.address(), expected, new)))
             };
@@ -485,7 +512,7 @@ impl Shared {
     }
 
     /// Step 5.
-    async fn swap(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
+    async fn swap(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
         hold_up("state.apply.slot").await;
         for item in items.iter_mut() {
             if item.slot.as_ref().is_some_and(|(subtable, ..)| !writer.space.holds(subtable.address)) {
@@ -494,7 +521,7 @@ impl Shared {
         }
         let mut failed = Vec::new();
         for window in items.chunks(IN_FLIGHT_MAX) {
-            let post = |item: &Item<'_>| {
+            let post = |item: &PendingWrite<'_>| {
                 let (subtable, place, before) = item.slot?;
                 let after = item.new.as_ref().map_or(0, |new| item.hash.slot(new.pointer));
                 if before == after {
@@ -527,19 +554,19 @@ impl Shared {
             if !writer.space.holds(new.pointer.address()) {
                 item.new = None;
             } else if !indexed {
-                writer.put_aside(new.pointer);
+                writer.retire(new.pointer);
                 item.new = None;
             }
         }
     }
 
     /// Step 6.
-    fn put_down(&self, writer: &mut Writer, items: &mut [Item<'_>], number: u64) {
+    fn retire_replaced(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], number: u64) {
         for item in items.iter_mut() {
             if let Some(pointer) = item.old
                 && writer.space.holds(pointer.address())
             {
-                writer.superseded.push_back(Superseded { pointer, since: number });
+                writer.superseded.push_back(SupersededVersion { pointer, since: number });
             }
             if let Some(new) = &item.new
                 && item.update.value.is_none()
@@ -556,37 +583,37 @@ impl Shared {
     }
 
     /// Step 7.
-    fn note_in_delta(&self, items: &[Item<'_>], number: u64) {
+    fn note_in_delta(&self, items: &[PendingWrite<'_>], number: u64) {
         let spilled = items.iter().filter(|item| item.new.is_none() && item.update.value.is_some());
         events::VersionsNotInMemory.add(spilled.count() as u64);
         let writes = items.iter().map(|item| {
-            let name = Name { namespace: item.namespace, key: item.key };
-            (item.hash, name, || (item.namespace.clone(), item.key.clone()), item.written())
+            let name = KeyName { namespace: item.namespace, key: item.key };
+            (item.hash, name, || (item.namespace.clone(), item.key.clone()), item.delta_version())
         });
         self.delta_mut().add(number, writes);
     }
 
     /// Step 8.
-    fn replace_in_caches(&self, items: &[Item<'_>]) {
+    fn replace_in_caches(&self, items: &[PendingWrite<'_>]) {
         for item in items {
-            let kind = if item.update.value.is_some() { Kind::Live } else { Kind::Deleted };
+            let kind = if item.update.value.is_some() { VersionKind::Live } else { VersionKind::Deleted };
             let version = item.update.version;
             let (known, kept) = match &item.new {
-                Some(New { pointer, bytes, .. }) => {
+                Some(NewRecord { pointer, bytes, .. }) => {
                     self.heat.touch(pointer.address());
-                    let known = Known { pointer: *pointer, version, kind, bytes: *bytes as u32 };
+                    let known = CachedVersion { pointer: *pointer, version, kind, bytes: *bytes as u32 };
                     let prev = item.old.unwrap_or(Pointer::NULL);
-                    // A copy: what the block gave may be a part of something longer.
+                    // A copy: the value may be a slice of the block's longer buffer.
                     let value = item.update.value.as_ref().filter(|_| item.is_read).map(|value| &value[..]);
                     let keep = |value| {
-                        let (value, bytes) = spare::copy(value, *bytes);
-                        Kept { version, value: Some(value), prev, bytes }
+                        let (value, bytes) = buffer_pool::copy(value, *bytes);
+                        CachedValue { version, value: Some(value), prev, bytes }
                     };
                     (known, value.map(keep))
                 }
                 None => {
-                    let known = Known { pointer: Pointer::NULL, version, kind, bytes: 0 };
-                    let kept = item.update.value.as_deref().map(Bytes::copy_from_slice).map(|value| Kept {
+                    let known = CachedVersion { pointer: Pointer::NULL, version, kind, bytes: 0 };
+                    let kept = item.update.value.as_deref().map(Bytes::copy_from_slice).map(|value| CachedValue {
                         version,
                         bytes: value.len(),
                         value: Some(value),
@@ -600,10 +627,11 @@ impl Shared {
     }
 
     /// Step 9.
-    async fn invalidate_others(&self, items: &[Item<'_>], number: u64) {
-        if self.holders.any() {
-            self.holders.log(|changes| changes.block(number, items.iter().map(|item| (item.name(), item.written()))));
-            self.tell_readers().await;
+    async fn invalidate_followers(&self, items: &[PendingWrite<'_>], number: u64) {
+        if self.followers.any() {
+            self.followers
+                .log(|changes| changes.block(number, items.iter().map(|item| (item.name(), item.delta_version()))));
+            self.notify_followers().await;
         }
     }
 }

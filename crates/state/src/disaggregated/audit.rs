@@ -1,50 +1,55 @@
-//! Accounts of remote memory, checked against the index: for tests, and for operators who ask.
+//! Accounts of remote memory, checked against the index: in tests, and when an operator asks.
 
 use base::{Set, rt};
 
-use super::index::{GROUP_BYTES, Group, SUBTABLE_BYTES};
+use super::index::{BucketGroup, GROUP_BYTES, SUBTABLE_BYTES};
 use super::memory::completed;
 use super::pointer::Pointer;
 use super::record::{HEADER_BYTES, is_given_up};
-use super::space::Accounts;
-use super::{Shared, Writer};
+use super::space::SpaceAccounts;
+use super::{StateCore, StateWriter};
 use crate::Error;
 
-/// What became of every leased byte.
+/// The state of every leased byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Audit {
+pub struct MemoryAudit {
     /// Bytes of leased sections.
     pub leased: u64,
-    /// Of them free, live, and put aside until every lease has ended.
+    /// Bytes of them that are free.
     pub free: u64,
+    /// Bytes of them in buffers that are in use.
     pub live: u64,
+    /// Bytes of them in retired buffers that wait until every lease has ended. The three add up to `leased`.
     pub quarantined: u64,
-    /// Live bytes of the index, of records that it leads to, and of versions that a newer one superseded.
+    /// Live bytes of the index.
     pub index: u64,
+    /// Live bytes of the records that the index leads to.
     pub records: u64,
+    /// Live bytes of versions that a newer version superseded.
     pub superseded: u64,
-    /// Live bytes of buffers to which nothing leads, which readers are yet to be told.
+    /// Live bytes of buffers to which nothing leads, until followers have acknowledged that.
     pub untold: u64,
-    /// Live bytes to which nothing leads. Until the keeper has been there after a loss of subtables there may be some.
+    /// Live bytes to which nothing leads. After a loss of subtables there may be some until the sweep has run.
     pub leaked: u64,
-    /// Slots, newest versions of the delta, and entries of the metadata cache that lead into leased sections but to no live
-    /// buffer. There are never any.
+    /// Slots, newest versions of the delta, and entries of the metadata cache that lead into leased sections but to no
+    /// live buffer. Always 0.
     pub dangling: u64,
-    /// Buffers that evicted records have left, and that do not say so. There are never any.
+    /// Quarantined buffers of evicted records whose link word does not say so. Always 0.
     pub unmarked: u64,
     /// How many records the index leads to.
     pub entries: u64,
-    /// What the caches are charged with, in bytes.
+    /// Bytes that the metadata cache is charged with.
     pub metadata_cache: u64,
+    /// Bytes that the data cache is charged with.
     pub data_cache: u64,
 }
 
-impl Shared {
-    pub(super) async fn audit(&self) -> Result<Audit, Error> {
+impl StateCore {
+    pub(super) async fn audit(&self) -> Result<MemoryAudit, Error> {
         let mut guard = self.writer.lock().await;
-        let writer: &mut Writer = &mut guard;
-        let Accounts { leased, free, live, quarantined } = writer.space.accounts();
-        let mut audit = Audit { leased, free, live, quarantined, ..Audit::default() };
+        let writer: &mut StateWriter = &mut guard;
+        let SpaceAccounts { leased, free, live, quarantined } = writer.space.accounts();
+        let mut audit = MemoryAudit { leased, free, live, quarantined, ..MemoryAudit::default() };
         let mut reached: Set<u64> = Set::default();
         let subtables: Vec<_> = self.directory.subtables().collect();
         for subtable in subtables {
@@ -54,7 +59,7 @@ impl Shared {
             audit.index += writer.space.extent(subtable.address).map_or(0, |extent| extent.bytes);
             reached.insert(subtable.address);
             for group in bytes.chunks(GROUP_BYTES) {
-                let group = Group::new(group, &subtable).ok_or(Error::Busy)?;
+                let group = BucketGroup::new(group, &subtable).ok_or(Error::Busy)?;
                 for (_, pointer) in group.entries().filter(|(_, pointer)| writer.space.holds(pointer.address())) {
                     audit.entries += 1;
                     match writer.space.extent(pointer.address()) {
@@ -70,7 +75,7 @@ impl Shared {
                 _ => audit.dangling += 1,
             }
         }
-        for (_, pointer) in &writer.untold {
+        for (_, pointer) in &writer.unacknowledged {
             if let Some(extent) = writer.space.extent(pointer.address()) {
                 audit.dangling += u64::from(!reached.insert(extent.address));
                 audit.untold += extent.bytes;
@@ -80,7 +85,7 @@ impl Shared {
             audit.dangling += u64::from(!reached.insert(extent.address));
         }
         let put_aside: Set<u64> = writer.space.quarantined().map(|extent| extent.address).collect();
-        let untold: Set<u64> = writer.untold.iter().map(|(_, pointer)| pointer.address()).collect();
+        let untold: Set<u64> = writer.unacknowledged.iter().map(|(_, pointer)| pointer.address()).collect();
         let mut newest = self.delta().newest_in_memory();
         newest.extend(self.caches.pointers());
         let is_live = |address: u64| {

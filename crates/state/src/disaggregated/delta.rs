@@ -1,14 +1,19 @@
-//! The delta: which keys the blocks after the savepoint wrote, every version of them, and where each is.
+//! The delta: which keys the blocks after the savepoint wrote, every version of them, and the location of each
+//! version.
 //!
-//! What memory cannot hold, or has lost, is found here and in storage. Values stay in remote memory; the delta keeps them
-//! itself only while there is no room for them there, within a bound that apply observes.
+//! A version that memory cannot hold, or has lost, is found through the delta or in storage. Values stay in remote
+//! memory. The delta itself keeps a value only if apply could not write the version's record: memory was full, the
+//! record was too long, or a step failed. The delta is bounded: the caller of apply persists when
+//! [`crate::WorldState::wants_persist`] says so.
 //!
-//! Keys are found by their hash, and forgotten by the list of what each block wrote. The order of keys is made up for when
-//! somebody asks for a range ([`Delta::order`]): a block that nobody ranges over pays for no tree.
+//! The delta finds keys by their hash, and drops them by the list of each block's writes. It sorts its keys only when
+//! a range is read ([`Delta::order`]); adding a block inserts nothing into the sorted tree.
 //!
-//! Invariants: for each key the versions ascend; a version leaves the delta only once the durable savepoint covers it. So a
-//! reader that asks the delta first and storage second finds every version. Every key that a block below
-//! `ordered_below` wrote, and that is still here, is in `order`.
+//! Invariants:
+//! * For each key the versions ascend.
+//! * A version leaves the delta only once the durable savepoint covers it. So a reader that asks the delta first and
+//!   storage second finds every version.
+//! * Every key in the delta that a block below `ordered_below` wrote is in `order`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -19,20 +24,20 @@ use hashbrown::HashTable;
 
 use super::index::KeyHash;
 use super::pointer::Pointer;
-use super::record::Name;
+use super::record::KeyName;
 use crate::events;
 
-/// What a version costs besides its key and value: its line with the table's spare room, its place in the block's list, what
-/// the order and shared text add.
+/// What a version costs besides its key and value: its line with the table's unused capacity, its entry in the block's
+/// list, and its part of the order and of shared text.
 const VERSION_BYTES: usize = 200;
 
 /// Where a version is.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum ValueLocation {
     /// In remote memory: the pointer, and the bytes of the record.
     Remote(Pointer, u32),
-    /// Here.
-    Here(Box<Bytes>),
+    /// In the delta itself.
+    Inline(Box<Bytes>),
     /// In storage, once the savepoint covers it.
     Storage,
     /// Nowhere: the key was deleted.
@@ -41,60 +46,60 @@ pub enum Place {
 
 /// One version of a key.
 #[derive(Clone, Debug)]
-pub struct Written {
+pub struct DeltaVersion {
     pub version: Version,
-    pub place: Place,
+    pub location: ValueLocation,
 }
 
-/// What the delta knows of a key at a height.
+/// The result of a look-up of a key at a height.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// The newest version that is seen, if the delta has one.
-    pub newest: Option<Written>,
-    /// Whether there is a version too new to be seen.
+pub struct DeltaLookup {
+    /// The newest visible version, if the delta has one.
+    pub newest: Option<DeltaVersion>,
+    /// Whether there is a version too new to be visible.
     pub newer: bool,
 }
 
 /// A key and its versions.
-struct Line {
+struct DeltaLine {
     hash: KeyHash,
     namespace: Arc<str>,
     key: Arc<str>,
-    newest: Written,
+    newest: DeltaVersion,
     /// The others, oldest first.
-    older: Vec<Written>,
+    older: Vec<DeltaVersion>,
     is_ordered: bool,
 }
 
-impl Line {
-    fn is_of(&self, hash: KeyHash, name: Name<'_>) -> bool {
+impl DeltaLine {
+    fn is_of(&self, hash: KeyHash, name: KeyName<'_>) -> bool {
         self.hash == hash && *self.key == *name.key && *self.namespace == *name.namespace
     }
 
-    fn oldest(&self) -> &Written {
+    fn oldest(&self) -> &DeltaVersion {
         self.older.first().unwrap_or(&self.newest)
     }
 
     /// The newest version below `height`.
-    fn below(&self, height: u64) -> Option<&Written> {
+    fn below(&self, height: u64) -> Option<&DeltaVersion> {
         if self.newest.version.block < height {
             return Some(&self.newest);
         }
         self.older.iter().rev().find(|written| written.version.block < height)
     }
 
-    fn cost(&self, written: &Written) -> usize {
-        let value = if let Place::Here(value) = &written.place { value.len() } else { 0 };
+    fn cost(&self, written: &DeltaVersion) -> usize {
+        let value = if let ValueLocation::Inline(value) = &written.location { value.len() } else { 0 };
         VERSION_BYTES + self.key.len() + value
     }
 }
 
 #[derive(Default)]
 pub struct Delta {
-    lines: HashTable<Line>,
-    /// What each block wrote.
+    lines: HashTable<DeltaLine>,
+    /// The hashes of the keys that each block wrote.
     blocks: VecDeque<(u64, Vec<KeyHash>)>,
-    /// The keys of each namespace in order, as far as that is made up for.
+    /// The keys of each namespace in order, as far as it has been computed.
     order: BTreeMap<Arc<str>, BTreeMap<Arc<str>, KeyHash>>,
     ordered_below: u64,
     bytes: usize,
@@ -106,17 +111,17 @@ impl Delta {
         self.bytes
     }
 
-    /// The namespaces that hold writes; the delta is in order.
+    /// The namespaces with writes; the delta must be ordered.
     pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
         self.order.keys()
     }
 
-    /// Adds the writes of a block newer than all before: each key once, with what makes shared text of its name where it is
-    /// new here.
+    /// Adds the writes of a block newer than all before: each key once, with a closure that creates the shared text of
+    /// its name if the key is new here.
     pub fn add<'a, F: FnOnce() -> (Arc<str>, Arc<str>)>(
         &mut self,
         block: u64,
-        writes: impl Iterator<Item = (KeyHash, Name<'a>, F, Written)>,
+        writes: impl Iterator<Item = (KeyHash, KeyName<'a>, F, DeltaVersion)>,
     ) {
         assert!(self.blocks.back().is_none_or(|(last, _)| *last < block), "blocks are added in order");
         let before = self.bytes;
@@ -131,7 +136,8 @@ impl Delta {
                 }
                 None => {
                     let (namespace, key) = shared();
-                    let line = Line { hash, namespace, key, newest: written, older: Vec::new(), is_ordered: false };
+                    let line =
+                        DeltaLine { hash, namespace, key, newest: written, older: Vec::new(), is_ordered: false };
                     self.lines.insert_unique(hash.0, line, |line| line.hash.0).into_mut()
                 }
             };
@@ -141,11 +147,13 @@ impl Delta {
         events::DeltaBytes.add(self.bytes as i64 - before as i64);
     }
 
-    /// What a reader at `height` sees of a key.
-    pub fn see(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Seen {
+    /// The versions of a key that a reader at `height` finds.
+    pub fn look_up(&self, hash: KeyHash, name: KeyName<'_>, height: u64) -> DeltaLookup {
         match self.lines.find(hash.0, |line| line.is_of(hash, name)) {
-            Some(line) => Seen { newest: line.below(height).cloned(), newer: line.newest.version.block >= height },
-            None => Seen { newest: None, newer: false },
+            Some(line) => {
+                DeltaLookup { newest: line.below(height).cloned(), newer: line.newest.version.block >= height }
+            }
+            None => DeltaLookup { newest: None, newer: false },
         }
     }
 
@@ -154,7 +162,7 @@ impl Delta {
         self.blocks.back().is_none_or(|(last, _)| *last < self.ordered_below)
     }
 
-    /// Brings the keys into order that were written since this was last called.
+    /// Orders the keys that were written since the last call.
     pub fn order(&mut self) {
         let first = self.blocks.partition_point(|(block, _)| *block < self.ordered_below);
         for (_, hashes) in self.blocks.range(first..) {
@@ -174,36 +182,36 @@ impl Delta {
         }
     }
 
-    /// The newest writes below `height` of the keys in `start <= key < end`, deletions included, in key order. The blocks
-    /// below `height` are in order.
+    /// The newest writes below `height` of the keys in `start <= key < end`, including deletions, in key order. The
+    /// blocks below `height` must be ordered.
     pub fn range<'a>(
         &'a self,
         namespace: &'a str,
         start: &'a str,
         end: &'a str,
         height: u64,
-    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Written)> {
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a DeltaVersion)> {
         let keys = self.order.get(namespace).into_iter();
         keys.flat_map(move |keys| keys.range::<str, _>((Bound::Included(start), Bound::Unbounded)))
             .take_while(move |(key, _)| end.is_empty() || key.as_ref() < end)
             .filter_map(move |(key, hash)| {
-                let name = Name { namespace, key };
+                let name = KeyName { namespace, key };
                 let line = self.lines.find(hash.0, |line| line.is_of(*hash, name));
                 Some((key, line.expect("what is in order is here").below(height)?))
             })
     }
 
-    /// The first block whose writes are here, if any is.
+    /// The first block whose writes are here, if there is one.
     pub fn first_block(&self) -> Option<u64> {
         self.blocks.front().map(|(block, _)| *block)
     }
 
-    /// What each block wrote that is here, blocks and the names within each in order.
-    pub fn writes_by_block(&self) -> BTreeMap<u64, Vec<(Name<'_>, &Written)>> {
-        let mut blocks: BTreeMap<u64, Vec<(Name<'_>, &Written)>> =
+    /// The writes of each block in the delta, with blocks and names in order.
+    pub fn writes_by_block(&self) -> BTreeMap<u64, Vec<(KeyName<'_>, &DeltaVersion)>> {
+        let mut blocks: BTreeMap<u64, Vec<(KeyName<'_>, &DeltaVersion)>> =
             self.blocks.iter().map(|(block, _)| (*block, Vec::new())).collect();
         for line in &self.lines {
-            let name = Name { namespace: &line.namespace, key: &line.key };
+            let name = KeyName { namespace: &line.namespace, key: &line.key };
             for written in line.older.iter().chain([&line.newest]) {
                 let block = blocks.get_mut(&written.version.block).expect("a version is of a block that is here");
                 block.push((name, written));
@@ -213,26 +221,26 @@ impl Delta {
         blocks
     }
 
-    /// Where the newest versions are that remote memory holds.
+    /// The pointers of the newest versions that remote memory holds.
     pub fn newest_in_memory(&self) -> Vec<Pointer> {
-        let pointer = |line: &Line| match line.newest.place {
-            Place::Remote(pointer, _) => Some(pointer),
+        let pointer = |line: &DeltaLine| match line.newest.location {
+            ValueLocation::Remote(pointer, _) => Some(pointer),
             _ => None,
         };
         self.lines.iter().filter_map(pointer).collect()
     }
 
-    /// The record that held this version is gone from remote memory.
-    pub fn detach(&mut self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+    /// Notes that the record of this version is gone from remote memory.
+    pub fn detach(&mut self, hash: KeyHash, name: KeyName<'_>, pointer: Pointer) {
         let Some(line) = self.lines.find_mut(hash.0, |line| line.is_of(hash, name)) else { return };
         for written in line.older.iter_mut().chain([&mut line.newest]) {
-            if matches!(written.place, Place::Remote(other, _) if other == pointer) {
-                written.place = Place::Storage;
+            if matches!(written.location, ValueLocation::Remote(other, _) if other == pointer) {
+                written.location = ValueLocation::Storage;
             }
         }
     }
 
-    /// Forgets every version below `height`, which storage holds durably.
+    /// Drops every version below `height`; storage holds them durably.
     pub fn forget_below(&mut self, height: u64) {
         let before = self.bytes;
         while self.blocks.front().is_some_and(|(block, _)| *block < height) {
@@ -243,9 +251,9 @@ impl Delta {
         assert!(!self.lines.is_empty() || self.bytes == 0, "an empty delta holds no bytes");
     }
 
-    /// Forgets the versions below `height` of the keys with this hash.
+    /// Drops the versions below `height` of the keys with this hash.
     fn forget(&mut self, hash: KeyHash, height: u64) {
-        let is_due = |line: &Line| line.hash == hash && line.oldest().version.block < height;
+        let is_due = |line: &DeltaLine| line.hash == hash && line.oldest().version.block < height;
         while let Ok(mut entry) = self.lines.find_entry(hash.0, is_due) {
             let line = entry.get_mut();
             let due = line.older.partition_point(|written| written.version.block < height);
@@ -280,14 +288,14 @@ mod tests {
 
     use super::*;
 
-    /// Of few values, so that keys collide.
+    /// A hash with few values, so that keys collide.
     fn hash(key: &str) -> KeyHash {
         KeyHash(u64::from(key.bytes().last().unwrap_or_default() % 3) << 50)
     }
 
     fn see(delta: &Delta, key: &str, height: u64) -> Option<Version> {
-        let name = Name { namespace: "cc", key };
-        delta.see(hash(key), name, height).newest.map(|written| written.version)
+        let name = KeyName { namespace: "cc", key };
+        delta.look_up(hash(key), name, height).newest.map(|written| written.version)
     }
 
     #[test]
@@ -303,9 +311,9 @@ mod tests {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 writes.insert(format!("key{:02}", (random >> 33) % 60).into(), Version { block, tx });
             }
-            let written = |version: &Version| Written { version: *version, place: Place::Storage };
+            let written = |version: &Version| DeltaVersion { version: *version, location: ValueLocation::Storage };
             let written = writes.iter().map(|(key, version)| {
-                let name = Name { namespace: &namespace, key };
+                let name = KeyName { namespace: &namespace, key };
                 (hash(key), name, || (namespace.clone(), key.clone()), written(version))
             });
             delta.add(block, written);

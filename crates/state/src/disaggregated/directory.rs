@@ -1,11 +1,12 @@
-//! The directory of the [index](super::index): from suffixes of hashes to subtables. Lives on the compute node.
+//! The directory of the [index](super::index): from suffixes of hashes to subtables. It lives on the compute node.
 //!
-//! Every cold read asks it, so it is read without a lock. One writer at a time changes it: an entry in place, word by word;
-//! growth makes a level of twice as many entries beside the one in use, and then leads to that. Earlier levels stay, since a
-//! reader may be in one: together they have as many entries as the newest.
+//! Every cold read looks into the directory, so it is read without a lock. One writer at a time changes an entry in
+//! place, word by word. Growth builds a level of twice as many entries beside the current level, and then switches to
+//! it. Earlier levels stay, since a reader may be using one: together they have as many entries as the newest.
 //!
-//! A reader may so see an entry, or a level, that is out of date, or the address of one subtable with the header of another. As
-//! with any directory that is out of date, the buckets that it leads to have another header then, and nothing is found in them.
+//! A reader may therefore see a stale entry or level, or the address of one subtable with the header of another. If
+//! the buckets at that address then have another header than the reader expects, the read finds nothing in them. That
+//! is a miss like any other ([`super::read`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,21 +15,21 @@ use super::index::{DEPTH_MAX, KeyHash, Subtable};
 
 /// See [the module](self). Bounded by 2^[`DEPTH_MAX`] entries in use.
 #[derive(Debug)]
-pub struct Directory {
-    /// The level in use, which is there.
+pub struct SubtableDirectory {
+    /// The depth of the current level, which exists.
     depth: AtomicU32,
-    levels: [OnceLock<Box<[Entry]>>; DEPTH_MAX as usize + 1],
+    levels: [OnceLock<Box<[DirectoryEntry]>>; DEPTH_MAX as usize + 1],
     changes: Mutex<()>,
 }
 
-/// An address, 0 where there is no subtable, and the header of its buckets: four to a cache line.
+/// An address, 0 if there is no subtable, and the header of its buckets: four entries per cache line.
 #[derive(Debug, Default)]
-struct Entry {
+struct DirectoryEntry {
     address: AtomicU64,
     header: AtomicU64,
 }
 
-impl Entry {
+impl DirectoryEntry {
     #[inline]
     fn subtable(&self) -> Option<Subtable> {
         let address = self.address.load(Ordering::Acquire);
@@ -40,8 +41,8 @@ impl Entry {
         self.address.store(address, Ordering::Release);
     }
 
-    fn copy(&self) -> Entry {
-        let copy = Entry::default();
+    fn copy(&self) -> DirectoryEntry {
+        let copy = DirectoryEntry::default();
         copy.put(self.address.load(Ordering::Acquire), self.header.load(Ordering::Acquire));
         copy
     }
@@ -51,16 +52,16 @@ impl Entry {
     }
 }
 
-impl Default for Directory {
+impl Default for SubtableDirectory {
     fn default() -> Self {
         let levels = [const { OnceLock::new() }; DEPTH_MAX as usize + 1];
-        levels[0].get_or_init(|| Box::from([Entry::default()]));
-        Directory { depth: AtomicU32::new(0), levels, changes: Mutex::default() }
+        levels[0].get_or_init(|| Box::from([DirectoryEntry::default()]));
+        SubtableDirectory { depth: AtomicU32::new(0), levels, changes: Mutex::default() }
     }
 }
 
-impl Directory {
-    fn level(&self) -> (u32, &[Entry]) {
+impl SubtableDirectory {
+    fn level(&self) -> (u32, &[DirectoryEntry]) {
         let depth = self.depth.load(Ordering::Acquire);
         (depth, self.levels[depth as usize].get().expect("the level in use was made"))
     }
@@ -76,13 +77,13 @@ impl Directory {
         entries[hash.suffix(depth) as usize].subtable()
     }
 
-    /// Whether the first word of a buffer is that of a subtable which is at that address.
+    /// Whether a buffer with this first word is a subtable of the directory at that address.
     pub fn has(&self, address: u64, header: u64) -> bool {
         let found = Subtable::suffix_of(header).and_then(|suffix| self.find(suffix));
         found.is_some_and(|one| one.address == address)
     }
 
-    /// Makes a subtable serve the hashes of its suffix, in place of all that did so.
+    /// Makes a subtable serve the hashes of its suffix, replacing all subtables that did.
     pub fn set(&self, subtable: Subtable) {
         assert!(
             subtable.depth <= DEPTH_MAX && subtable.suffix < 1 << subtable.depth,
@@ -92,7 +93,7 @@ impl Directory {
         let (mut depth, mut entries) = self.level();
         while depth < subtable.depth {
             depth += 1;
-            let twice = || entries.iter().chain(entries).map(Entry::copy).collect();
+            let twice = || entries.iter().chain(entries).map(DirectoryEntry::copy).collect();
             entries = self.levels[depth as usize].get_or_init(twice);
         }
         for entry in entries.iter().skip(subtable.suffix as usize).step_by(1 << subtable.depth) {
@@ -101,7 +102,7 @@ impl Directory {
         self.depth.store(depth, Ordering::Release);
     }
 
-    /// Forgets the subtables for which `gone` holds; gives them.
+    /// Removes the subtables for which `gone` holds; returns them.
     pub fn forget(&self, gone: impl Fn(&Subtable) -> bool) -> Vec<Subtable> {
         let _change = self.change();
         let mut forgotten = Vec::new();
@@ -119,13 +120,13 @@ impl Directory {
         forgotten
     }
 
-    /// How deep a subtable for this hash would have to be where there is none, and its suffix.
+    /// The depth that a new subtable for this hash needs if there is none, and its suffix.
     pub fn missing(&self, hash: KeyHash) -> (u32, u64) {
-        // As shallow as the neighbours leave room for, so that an empty part costs no more than one subtable.
+        // As shallow as the neighbours allow, so that an empty part costs no more than one subtable.
         let (mut depth, entries) = self.level();
         while depth > 0 {
             let suffix = hash.suffix(depth - 1);
-            if !entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(Entry::is_empty) {
+            if !entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(DirectoryEntry::is_empty) {
                 break;
             }
             depth -= 1;
@@ -153,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_directory_leads_every_hash_to_the_subtable_of_its_suffix() {
-        let directory = Directory::default();
+        let directory = SubtableDirectory::default();
         assert_eq!(directory.missing(KeyHash(7)), (0, 0));
         directory.set(table(0, 0));
         for (depth, suffix) in [(1, 0), (1, 1), (2, 1), (2, 3), (3, 3), (3, 7)] {
@@ -175,8 +176,8 @@ mod tests {
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a reader beside the writer is the matter")]
-    fn whoever_reads_while_it_grows_finds_a_subtable_that_served_the_hash() {
-        let directory = Directory::default();
+    fn a_read_while_it_grows_finds_a_subtable_that_served_the_hash() {
+        let directory = SubtableDirectory::default();
         directory.set(table(0, 0));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {

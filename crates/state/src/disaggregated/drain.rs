@@ -1,41 +1,42 @@
-//! Draining: when the budget of remote memory was lowered, sections are given back one by one, while everything goes on.
+//! Draining: returns sections to the pool one by one after the budget of remote memory was lowered, during operation.
 //!
-//! Eviction has made room by then: it measures against the budget. Steps for a section:
-//! 1. **Choose** the one with the least in it, and close it: nothing is allocated there any more.
-//! 2. **Move** its subtables elsewhere, [`BATCH_SUBTABLES`] under one hold of the writer's lock: a copy is written under another
-//!    incarnation, the directory leads to it, and the old one is put aside. A reader that knows the old place finds there, within
-//!    its lease, the slots as they were when it began or later, which is right at its height.
-//! 3. **Persist**: storage makes rows of everything applied so far, so that whoever looks for a version that is in the section
-//!    finds it there without waiting. No lock is held meanwhile.
-//! 4. **Give up** the section, as if it were lost ([`Shared::give_up`]): readers find nothing in it, its records are filled from
-//!    storage into other sections when they are read again, and the pool has it back.
+//! Eviction measures against the budget, so it has freed enough memory by then. Steps for a section:
+//! 1. **Choose** the section with the fewest live bytes, and close it: nothing more is allocated there.
+//! 2. **Move** its subtables to other sections, [`BATCH_SUBTABLES`] under one hold of the writer's lock: write a copy
+//!    under another incarnation, point the directory to the copy, and retire the old subtable. A reader that still
+//!    uses the old subtable, within its lease, finds the slots there as they were when its read started or later,
+//!    which is correct at its height.
+//! 3. **Persist**: storage materialises everything applied so far, so that a later read of a version in the section
+//!    finds it in storage without waiting. The task holds no lock meanwhile.
+//! 4. **Abandon** the section, as if it were lost ([`StateCore::give_up`]): reads find nothing in it, its records are
+//!    filled from storage into other sections when they are read again, and the pool gets the section back.
 //!
-//! Where a subtable finds no room, its entries are lost with the section: the sweep finds the records that only they led to.
-//! When storage fails the section stays closed and is the next one to be chosen; it is opened again if the budget allows it
-//! by then.
+//! If there is no space for a subtable, its entries are lost with the section; the sweep finds the records that only
+//! these entries led to. If storage fails, the section stays closed and is the next one to be chosen. If the budget
+//! allows the section by then, it is opened again.
 
 use std::sync::atomic::Ordering;
 
 use base::{BytesMut, Map, rt};
 
 use super::fault::{Mutant, hold_up, mutant, pause};
-use super::index::{GROUP_BYTES, GROUPS, Group, SUBTABLE_BYTES, Subtable};
+use super::index::{BucketGroup, GROUP_BYTES, GROUPS, SUBTABLE_BYTES, Subtable};
 use super::memory::completed;
 use super::pointer::Pointer;
-use super::{Shared, Writer};
+use super::{StateCore, StateWriter};
 use crate::{Error, events};
 
 /// Subtables that are moved under one hold of the writer's lock.
 const BATCH_SUBTABLES: usize = 16;
 
-impl Shared {
+impl StateCore {
     /// Bytes of sections that the budget allows.
     pub(super) fn allowed(&self) -> u64 {
         let budget = self.memory.budget_bytes();
         budget - budget % self.memory.section_bytes()
     }
 
-    /// Gives one section back, if there are more than the budget allows; whether there were.
+    /// Returns one section to the pool, if more are leased than the budget allows; true if so.
     pub(super) async fn drain(&self) -> Result<bool, Error> {
         let base = {
             let mut writer = self.writer.lock().await;
@@ -43,7 +44,7 @@ impl Shared {
                 writer.space.open_all();
                 return Ok(false);
             }
-            // A simulation has the index moved more often.
+            // A simulation moves the index more often.
             let fullest = rt::fault_point("state.drain.choose");
             let Some(base) = writer.space.emptiest(fullest) else { return Ok(false) };
             writer.space.close(base);
@@ -70,8 +71,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Step 2: moves some; false when none is left, or one could not be moved.
-    async fn move_subtables(&self, writer: &mut Writer, base: u64, early: &Map<u64, BytesMut>) -> bool {
+    /// Step 2: moves some subtables; false when none is left, or one could not be moved.
+    async fn move_subtables(&self, writer: &mut StateWriter, base: u64, early: &Map<u64, BytesMut>) -> bool {
         let some = self.some_within(base);
         for subtable in &some {
             if !self.move_subtable(writer, *subtable, early.get(&subtable.address)).await {
@@ -91,7 +92,7 @@ impl Shared {
         completed(&*self.memory, verb).await.ok()
     }
 
-    /// Nothing, but where that is the planted mistake: by address, subtables before the writer's lock was taken.
+    /// Empty, except under the mutant: then the subtables, by address, as read before the writer's lock was taken.
     async fn read_early(&self, base: u64) -> Map<u64, BytesMut> {
         let mut early = Map::default();
         if mutant(Mutant::MovedStale) {
@@ -103,13 +104,13 @@ impl Shared {
         early
     }
 
-    async fn move_subtable(&self, writer: &mut Writer, old: Subtable, early: Option<&BytesMut>) -> bool {
+    async fn move_subtable(&self, writer: &mut StateWriter, old: Subtable, early: Option<&BytesMut>) -> bool {
         let read = match early {
             Some(early) => Some(early.clone()),
             None => self.read_subtable(old.address).await,
         };
-        let groups: Option<Vec<Group>> =
-            read.and_then(|bytes| bytes.chunks(GROUP_BYTES).map(|bytes| Group::new(bytes, &old)).collect());
+        let groups: Option<Vec<BucketGroup>> =
+            read.and_then(|bytes| bytes.chunks(GROUP_BYTES).map(|bytes| BucketGroup::new(bytes, &old)).collect());
         let Some(mut groups) = groups.filter(|groups| groups.len() == GROUPS) else {
             self.give_up(writer, old.address);
             return false;
@@ -125,8 +126,8 @@ impl Shared {
         }
         hold_up("state.drain.directory").await;
         self.directory.set(new);
-        self.holders.log(|changes| changes.subtable(&new));
-        writer.put_aside(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
+        self.followers.log(|changes| changes.subtable(&new));
+        writer.retire(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
         events::SubtablesMoved.add(1);
         true
     }

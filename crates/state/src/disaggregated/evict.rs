@@ -1,42 +1,51 @@
-//! Eviction: keeps remote memory below its budget by taking cold records out, ahead of need, in the background.
+//! Eviction: keeps remote memory below its budget by removing cold records ahead of need, in the background.
 //!
-//! FlexChain's section 4.3 with another order of things, for which docs/adr (eviction) gives the reasons. A task of its own is
-//! woken when more than [`evict_above_percent`](super::DisaggregatedSettings::evict_above_percent) of the memory that may be
-//! had is in use (live and quarantined), or when something found no room. A *pass* then goes on until no more than
-//! [`evict_to_percent`](super::DisaggregatedSettings::evict_to_percent) will be:
-//! 1. Versions that newer ones superseded, that the savepoint covers, and that only views lagging behind could ask for, go
-//!    first: they are put aside. [`Shared::forgotten`] tells readers which `prev`s they may not follow any more.
-//! 2. The hand of a clock goes over the live buffers in the order of addresses. What was used since it last came by
-//!    ([`super::heat`]), it passes over. Of a few others at a time ([`BATCH_RECORDS`]), one *batch*, it takes the writer's lock and
-//!    reads the heads. Candidates are newest versions that the savepoint covers: storage has them as rows.
-//! 3. Every compute node of the peer says which of the candidates it has in use ([`Shared::in_use`]); those stay.
-//! 4. **Locate.** The groups of buckets are read. A record to which its slot does not lead is none of ours.
-//! 5. **Mark.** The record's word is swapped from (newest, this life, valid) to (newest, this life, given up).
-//! 6. **Drop.** The slot is swapped from the record to empty.
-//! 7. **Invalidate.** The caches keep the version, lose the pointer, and kill every token of the key; so do the readers'
-//!    ([`super::readers`]), with their next update.
-//! 8. **Put aside.** When the readers have acknowledged that, the buffer waits until every lease that could hold its address
-//!    has ended, and is free.
-//! 9. When a round found too little that the savepoint covers, storage is asked to make rows of everything applied so far.
-//!    No lock is held meanwhile.
+//! The algorithm is that of FlexChain, section 4.3, with the steps in another order; docs/adr (eviction) gives the
+//! reasons. A separate task is woken when more than
+//! [`evict_above_percent`](super::DisaggregatedConfig::evict_above_percent) of the available memory is in use (live
+//! and quarantined), or when an allocation failed for want of space. A *pass* then continues until no more than
+//! [`evict_to_percent`](super::DisaggregatedConfig::evict_to_percent) will be in use:
+//! 1. Retire superseded versions that the savepoint covers: only views that lag behind could ask for them.
+//!    [`StateCore::forgotten`] bounds the `prev` links that reads may follow.
+//! 2. The hand of a clock passes over the live buffers in the order of addresses. It skips buffers that were used
+//!    since its last visit ([`super::reference_bits`]). The next buffers that it does not skip form a *batch* of up to
+//!    [`BATCH_RECORDS`]: the task takes the writer's lock and reads their heads. Candidates are newest versions that
+//!    the savepoint covers: storage has them as rows.
+//! 3. Every compute node of the peer reports which of the candidates it has in use ([`StateCore::in_use`]); those
+//!    stay.
+//! 4. **Locate.** Read the groups of buckets. Skip a record to which its slot does not lead.
+//! 5. **Mark.** Swap the record's link word from (newest, its incarnation, valid) to (newest, the same incarnation,
+//!    invalid).
+//! 6. **Drop.** Swap the slot from the record to empty.
+//! 7. **Invalidate.** The caches keep the version, drop the pointer, and invalidate every token of the key. The
+//!    followers' caches ([`super::followers`]) do the same with their next update.
+//! 8. **Retire.** When the followers have acknowledged that update, the buffer stays in quarantine until every lease
+//!    under which its address may be known has ended. Then it is free.
+//! 9. If a round of the hand found too few records that the savepoint covers, ask storage to materialise everything
+//!    applied so far. The task holds no lock meanwhile.
 //!
-//! The last of [`ROUNDS_MAX`] rounds takes what is in use as well: a memory in which everything is hot has no better choice.
-//! After a pass the task waits until what it put aside is free, and only then looks again.
+//! If every record is in use, there is no better choice than to evict records in use. Therefore the last of
+//! [`ROUNDS_MAX`] rounds ignores whether a record is in use. After a pass the task waits until the buffers that it
+//! retired are free, and only then checks again.
 //!
-//! A reader of an evicted key finds nothing in memory, or a record that was given up, goes to delta and storage, and brings
-//! the record back ([`super::fill`]). Readers never wait for a batch. A block waits for one batch at most, that is for its verbs
-//! and for what step 3 allows compute nodes to say what they have in use (5 ms), and never for storage.
+//! A reader of an evicted key finds an empty slot or a record marked invalid. It reads the delta and storage instead,
+//! and brings the record back to memory ([`super::fill`]). Reads never wait for a batch. A block waits for at most one
+//! batch: for its verbs and for the time that step 3 allows compute nodes for their answers (5 ms). It never waits for
+//! storage.
 //!
-//! What may fail: *a head or a group cannot be read*: the record stays, or its section is given up as everywhere. *A mark
-//! is ambiguous*: the record is dropped all the same, since a mark that lands late names the life of the buffer; one that
-//! certainly had no effect, or finds another word, leaves the record where it is. *A drop is ambiguous or finds another
-//! slot*: the subtable's section is given up, and the buffer put aside.
+//! Failures:
+//! * *A head or a group cannot be read*: the record stays, or its section is abandoned as in [`super::apply`].
+//! * *A mark is ambiguous*: the record is dropped all the same. If the mark lands late, it has no effect on a reused
+//!   buffer, because it names the incarnation. If a mark certainly had no effect, or found another link word, the
+//!   record stays in memory.
+//! * *A drop is ambiguous or finds another slot*: the subtable's section is abandoned, and the buffer retired.
 //!
 //! Invariants:
-//! * What is evicted is in storage, durably, before its record is marked; so no version ever is in memory alone, and none
-//!   comes back older: rows are keyed by version, and making a block's rows later replaces nothing.
-//! * A version of which the delta says that memory has it is there: only what the delta has forgotten is evicted.
-//! * A record that was evicted, while it is put aside, says so.
+//! * A version is durable in storage before its record is marked. So no version is ever in memory alone. An evicted
+//!   version never comes back as an older one: rows are keyed by version, and materialising a block later replaces
+//!   nothing.
+//! * A version that the delta locates in memory is there: only versions that the delta has dropped are evicted.
+//! * The link word of an evicted record says that the record is invalid for as long as the record is in quarantine.
 
 use std::sync::atomic::Ordering;
 
@@ -45,71 +54,71 @@ use base::{Map, Set};
 
 use super::apply::Groups;
 use super::fault::{Mutant, hold_up, mutant};
-use super::grow::OwnHead;
-use super::index::{KeyHash, Place, Subtable};
-use super::keeper::RETRY_PAUSE;
+use super::grow::OwnedHead;
+use super::index::{KeyHash, SlotIndex, Subtable};
 use super::lease::REUSE_AFTER;
+use super::maintenance::RETRY_PAUSE;
 use super::memory::{completed, had_no_effect};
 use super::pointer::Pointer;
-use super::record::Word;
-use super::space::{Accounts, Extent};
-use super::{Shared, Writer};
+use super::record::LinkWord;
+use super::space::{Extent, SpaceAccounts};
+use super::{StateCore, StateWriter};
 use crate::{Error, events};
 
-/// Uses are noted from when memory is so much less full than eviction leaves it.
+/// Uses are noted from this many percent below `evict_to_percent` on.
 const NOTE_BEFORE_PERCENT: u8 = 5;
 /// Records whose heads are read, and that are evicted, under one hold of the writer's lock.
 pub const BATCH_RECORDS: usize = 64;
 /// Buffers that the hand passes over under one hold of the writer's lock.
 const BATCH_BUFFERS: usize = 1024;
-/// Superseded versions that are put aside under one hold of the writer's lock.
+/// Superseded versions that are retired under one hold of the writer's lock.
 const BATCH_SUPERSEDED: usize = 4096;
-/// How often a pass goes round: the rest of a round begun before, one that takes the bits away, one that evicts, and one
-/// that takes what there is.
+/// Most rounds of a pass: the rest of a round begun earlier, one that clears the reference bits, one that evicts unused
+/// records, and one that evicts any record.
 const ROUNDS_MAX: u32 = 4;
-/// What found no room, though there should be some, has others evicted for it only if it is no longer than this part of a
-/// section, and then this part of what is in use: free extents grow together.
+/// If an allocation failed although enough bytes are free, records are evicted for it only if it is no longer than this
+/// fraction of a section; then this fraction of the memory in use is evicted, so that free extents merge.
 const SCATTERED_PART: u64 = 16;
 
-/// A record that may be evicted, as compute nodes are asked about it.
+/// A record that may be evicted, as sent to the compute nodes in step 3.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Candidate {
-    /// What a compute node that uses it has cached.
+pub struct EvictionCandidate {
+    /// The pointer under which a compute node that uses the record has it cached.
     pub pointer: Pointer,
-    /// Which shard of its caches to look into.
+    /// Selects the shard of the caches to look into.
     pub hash: KeyHash,
 }
 
-/// A record on its way out.
-struct Victim {
-    candidate: Candidate,
-    head: OwnHead,
+/// A record that is being evicted.
+struct EvictionVictim {
+    candidate: EvictionCandidate,
+    head: OwnedHead,
     bytes: u64,
     subtable: Subtable,
-    place: Place,
-    is_marked: bool,
+    slot: SlotIndex,
+    is_marked_evicted: bool,
 }
 
-/// What came of one batch.
+/// The result of one batch.
 #[derive(Default)]
-struct Batch {
+struct EvictionBatch {
     bytes: u64,
-    /// The hand came to the end of memory.
+    /// The hand reached the end of memory.
     is_round: bool,
-    /// There was something that the savepoint does not cover.
+    /// The batch contained a version that the savepoint does not cover.
     uncovered: bool,
 }
 
-impl Shared {
-    /// The task.
-    pub(super) async fn keep_evicting(&self) {
+impl StateCore {
+    /// The eviction task.
+    pub(super) async fn run_eviction(&self) {
         loop {
             self.crowded.notified().await;
-            match self.make_room().await {
+            match self.free_memory().await {
                 Ok(true) => {
-                    if self.holders.any() {
-                        self.tell_readers().await;
-                        self.writer.lock().await.put_aside_what_is_told();
+                    if self.followers.any() {
+                        self.notify_followers().await;
+                        self.writer.lock().await.retire_acknowledged();
                     }
                     rt::sleep(REUSE_AFTER).await;
                 }
@@ -126,13 +135,13 @@ impl Shared {
         }
     }
 
-    async fn make_room(&self) -> Result<bool, Error> {
+    async fn free_memory(&self) -> Result<bool, Error> {
         let evicted = self.evict().await?;
         Ok(self.drain().await? || evicted)
     }
 
-    /// Bytes of memory that may be had: what the budget allows, or what there is when the pool has no more.
-    fn capacity(&self, writer: &Writer) -> u64 {
+    /// Bytes of memory available: the budget, or the leased sections if the pool has no more.
+    fn capacity(&self, writer: &StateWriter) -> u64 {
         let leased = writer.space.accounts().leased;
         let allowed = self.allowed();
         match self.is_exhausted(writer) {
@@ -141,13 +150,13 @@ impl Shared {
         }
     }
 
-    fn is_exhausted(&self, writer: &Writer) -> bool {
+    fn is_exhausted(&self, writer: &StateWriter) -> bool {
         writer.exhausted.is_some_and(|exhausted| exhausted.holds(self.memory.budget_bytes()))
     }
 
-    /// Wakes the task when memory is crowded, and has uses noted when it soon may be.
-    pub(super) fn watch_room(&self, writer: &Writer) {
-        let Accounts { leased, live, quarantined, .. } = writer.space.accounts();
+    /// Wakes the eviction task when memory is crowded, and turns on the noting of uses when it soon may be.
+    pub(super) fn watch_free_space(&self, writer: &StateWriter) {
+        let SpaceAccounts { leased, live, quarantined, .. } = writer.space.accounts();
         let part = |percent: u8| self.capacity(writer) / 100 * u64::from(percent);
         let used = live + quarantined;
         self.heat.note_uses(used > part(self.settings.evict_to_percent.saturating_sub(NOTE_BEFORE_PERCENT)));
@@ -156,11 +165,11 @@ impl Shared {
         }
     }
 
-    /// How many bytes are to be evicted. A further section is preferred to that, if there is one to be had.
-    async fn excess(&self, writer: &mut Writer) -> u64 {
+    /// How many bytes to evict. Leasing another section comes first, if the pool has one.
+    async fn excess(&self, writer: &mut StateWriter) -> u64 {
         let short = std::mem::take(&mut writer.short);
-        let above = |shared: &Shared, writer: &Writer| {
-            let Accounts { live, quarantined, .. } = writer.space.accounts();
+        let above = |shared: &StateCore, writer: &StateWriter| {
+            let SpaceAccounts { live, quarantined, .. } = writer.space.accounts();
             let capacity = shared.capacity(writer);
             let percent = |percent: u8| capacity / 100 * u64::from(percent);
             let used = live + quarantined;
@@ -178,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// One pass; whether there was anything to do.
+    /// One pass; returns whether there was anything to do.
     async fn evict(&self) -> Result<bool, Error> {
         let started = rt::now();
         let excess = {
@@ -218,40 +227,41 @@ impl Shared {
             if self.is_fenced() {
                 return Err(Error::Fenced);
             }
-            let settled = self.settled.load(Ordering::Acquire);
+            let settled = self.savepoint.load(Ordering::Acquire);
             for _ in 0..BATCH_SUPERSEDED {
                 let Some(superseded) = writer.superseded.front() else { return Ok(evicted) };
                 let (pointer, since) = (superseded.pointer, superseded.since);
                 if since >= settled || evicted >= excess {
                     return Ok(evicted);
                 }
-                // First readers are told, then it is put aside: whoever has not been told has a lease older than that.
+                // Log the change for the followers first, then retire: the lease of a follower that has not
+                // acknowledged it is older.
                 self.forgotten.fetch_max(since + 1, Ordering::AcqRel);
-                self.holders.log(|changes| changes.forgotten(since + 1));
+                self.followers.log(|changes| changes.forgotten(since + 1));
                 writer.superseded.pop_front();
                 let extent = writer.space.extent(pointer.address());
                 evicted += extent.map_or(0, |extent| extent.bytes);
-                writer.put_aside(pointer);
+                writer.retire(pointer);
                 events::SupersededEvicted.add(1);
             }
         }
     }
 
     /// Steps 2 to 8 for the next few buffers.
-    async fn evict_batch(&self, wanted: u64, whatever: bool) -> Result<Batch, Error> {
+    async fn evict_batch(&self, wanted: u64, whatever: bool) -> Result<EvictionBatch, Error> {
         hold_up("state.evict.begin").await;
         let mut guard = self.writer.lock().await;
         let writer = &mut *guard;
         if self.is_fenced() {
             return Err(Error::Fenced);
         }
-        let mut batch = Batch::default();
+        let mut batch = EvictionBatch::default();
         let extents = self.pass_over(writer, wanted, whatever, &mut batch);
         let candidates = self.candidates(writer, &extents, &mut batch).await;
         let in_use = match whatever {
             true => vec![false; candidates.len()],
             false => {
-                let asked: Vec<Candidate> = candidates.iter().map(|(candidate, ..)| *candidate).collect();
+                let asked: Vec<EvictionCandidate> = candidates.iter().map(|(candidate, ..)| *candidate).collect();
                 self.in_use(&asked).await
             }
         };
@@ -268,12 +278,12 @@ impl Shared {
                 continue;
             }
             batch.bytes += victim.bytes;
-            match (mutant(Mutant::EvictedReusedEarly), mutant(Mutant::EvictUntold)) {
+            match (mutant(Mutant::EvictedReusedEarly), mutant(Mutant::EvictUnacknowledged)) {
                 (true, _) => writer.space.free(pointer.address()),
-                (_, true) => writer.put_aside_told(pointer),
-                _ => writer.put_aside(pointer),
+                (_, true) => writer.retire_now(pointer),
+                _ => writer.retire(pointer),
             }
-            if victim.is_marked {
+            if victim.is_marked_evicted {
                 writer.evicted.push_back((put_aside, pointer));
             }
             writer.usage.evicted_records += 1;
@@ -284,8 +294,14 @@ impl Shared {
         Ok(batch)
     }
 
-    /// Step 2: moves the hand; gives the buffers before it that were not used.
-    fn pass_over(&self, writer: &mut Writer, wanted: u64, whatever: bool, batch: &mut Batch) -> Vec<Extent> {
+    /// Step 2: moves the hand; returns the unused buffers that it passed.
+    fn pass_over(
+        &self,
+        writer: &mut StateWriter,
+        wanted: u64,
+        whatever: bool,
+        batch: &mut EvictionBatch,
+    ) -> Vec<Extent> {
         let mut cold = Vec::with_capacity(BATCH_RECORDS);
         let (mut bytes, mut spared, mut hand) = (0, 0, 0);
         for extent in writer.space.buffers_from(writer.hand).take(BATCH_BUFFERS) {
@@ -310,18 +326,18 @@ impl Shared {
     /// Step 2: the newest versions among these buffers that storage has.
     async fn candidates(
         &self,
-        writer: &Writer,
+        writer: &StateWriter,
         extents: &[Extent],
-        batch: &mut Batch,
-    ) -> Vec<(Candidate, OwnHead, u64)> {
+        batch: &mut EvictionBatch,
+    ) -> Vec<(EvictionCandidate, OwnedHead, u64)> {
         let settled = match mutant(Mutant::EvictUncovered) {
             true => u64::MAX,
-            false => self.settled.load(Ordering::Acquire),
+            false => self.savepoint.load(Ordering::Acquire),
         };
         let heads = self.read_heads_at(extents).await;
         let mut candidates = Vec::with_capacity(heads.len());
         for (extent, head) in extents.iter().zip(heads) {
-            // A subtable, or what a superseded or an evicted version has left.
+            // A subtable, or the remains of a superseded or evicted version.
             let Some((pointer, head)) = head else { continue };
             if !writer.space.holds(extent.address) || !head.is_newest() || head.is_deletion() {
                 continue;
@@ -332,15 +348,15 @@ impl Shared {
             }
             let Some(name) = head.name() else { continue };
             let hash = KeyHash::new(name, self.seed);
-            candidates.push((Candidate { pointer, hash }, head, extent.bytes));
+            candidates.push((EvictionCandidate { pointer, hash }, head, extent.bytes));
         }
         candidates
     }
 
-    /// Step 3: which records some compute node of the peer has in use, besides those whose bits the hand has seen. Readers are
-    /// asked all at once, and one that does not answer has nothing in use.
-    async fn in_use(&self, candidates: &[Candidate]) -> Vec<bool> {
-        let mut in_use = self.holders.in_use(candidates).await;
+    /// Step 3: which records some compute node of the peer has in use, besides those whose reference bits the hand has
+    /// seen. Followers are asked in parallel; one that does not answer counts as using nothing.
+    async fn in_use(&self, candidates: &[EvictionCandidate]) -> Vec<bool> {
+        let mut in_use = self.followers.in_use(candidates).await;
         for (in_use, candidate) in in_use.iter_mut().zip(candidates) {
             *in_use |= self.caches.has(candidate.hash, candidate.pointer);
         }
@@ -348,7 +364,11 @@ impl Shared {
     }
 
     /// Step 4.
-    async fn find(&self, writer: &mut Writer, cold: Vec<(Candidate, OwnHead, u64)>) -> Vec<Victim> {
+    async fn find(
+        &self,
+        writer: &mut StateWriter,
+        cold: Vec<(EvictionCandidate, OwnedHead, u64)>,
+    ) -> Vec<EvictionVictim> {
         let mut groups = Groups::default();
         let mut wanted: Map<u64, Subtable> = Map::default();
         for (candidate, ..) in &cold {
@@ -360,28 +380,28 @@ impl Shared {
         wanted.sort_unstable_by_key(|(address, _)| *address);
         self.read_groups(writer, &wanted, &mut groups).await;
         let victims = cold.into_iter().filter_map(|(candidate, head, bytes)| {
-            let Candidate { pointer, hash } = candidate;
+            let EvictionCandidate { pointer, hash } = candidate;
             let subtable = self.find_subtable(hash)?;
             let (read, group) = groups.get(&subtable.group_address(hash.group()))?;
             let group = group.as_ref().filter(|_| *read == subtable && writer.space.holds(pointer.address()))?;
             let place = group.find(hash, hash.slot(pointer))?;
-            Some(Victim { candidate, head, bytes, subtable, place, is_marked: false })
+            Some(EvictionVictim { candidate, head, bytes, subtable, slot: place, is_marked_evicted: false })
         });
         victims.collect()
     }
 
     /// Step 5.
-    async fn mark(&self, writer: &Writer, victims: &mut Vec<Victim>) {
+    async fn mark(&self, writer: &StateWriter, victims: &mut Vec<EvictionVictim>) {
         hold_up("state.evict.mark").await;
         if mutant(Mutant::NoMark) {
-            victims.iter_mut().for_each(|victim| victim.is_marked = true);
+            victims.iter_mut().for_each(|victim| victim.is_marked_evicted = true);
             return;
         }
         let posted: Vec<_> = victims
             .iter()
             .map(|victim| {
                 let pointer = victim.candidate.pointer;
-                let word = |valid| Word { next: Pointer::NULL, incarnation: pointer.incarnation(), valid }.bits();
+                let word = |valid| LinkWord { next: Pointer::NULL, incarnation: pointer.incarnation(), valid }.bits();
                 let verb = writer
                     .space
                     .holds(pointer.address())
@@ -397,7 +417,7 @@ impl Shared {
                 continue;
             };
             match completed(&*self.memory, verb).await {
-                Ok(found) if found == expected => victim.is_marked = true,
+                Ok(found) if found == expected => victim.is_marked_evicted = true,
                 Ok(_) => drop(stay.insert(pointer)),
                 Err(error) => {
                     self.memory.note_failure(pointer.address(), &error);
@@ -410,15 +430,15 @@ impl Shared {
         victims.retain(|victim| !stay.contains(&victim.candidate.pointer));
     }
 
-    /// Step 6. Whatever comes of it, no slot leads to the victims any more.
-    async fn drop_from_index(&self, writer: &mut Writer, victims: &mut [Victim]) {
+    /// Step 6. Whatever the outcome, no slot leads to the victims any more.
+    async fn drop_from_index(&self, writer: &mut StateWriter, victims: &mut [EvictionVictim]) {
         hold_up("state.evict.slot").await;
         let posted: Vec<_> = victims
             .iter()
             .filter(|victim| writer.space.holds(victim.subtable.address))
             .map(|victim| {
-                let Candidate { pointer, hash } = victim.candidate;
-                let address = victim.place.address(victim.subtable.group_address(hash.group()));
+                let EvictionCandidate { pointer, hash } = victim.candidate;
+                let address = victim.slot.address(victim.subtable.group_address(hash.group()));
                 let slot = hash.slot(pointer);
                 (address, slot, self.memory.compare_swap(address, slot, 0))
             })
@@ -443,20 +463,20 @@ impl Shared {
     }
 
     /// Step 7.
-    async fn invalidate(&self, victims: &[Victim]) {
+    async fn invalidate(&self, victims: &[EvictionVictim]) {
         hold_up("state.evict.caches").await;
         for victim in victims {
             let name = victim.head.name().expect("it had one when it was chosen");
             self.caches.evict(victim.candidate.hash, name, victim.candidate.pointer);
-            if !mutant(Mutant::EvictUntold) {
-                self.holders.log(|changes| changes.evicted(name, victim.candidate.pointer));
+            if !mutant(Mutant::EvictUnacknowledged) {
+                self.followers.log(|changes| changes.evicted(name, victim.candidate.pointer));
             }
         }
     }
 }
 
-impl Writer {
-    /// Forgets which records were evicted and are free by now.
+impl StateWriter {
+    /// Drops the evicted records whose quarantine is over.
     pub(super) fn forget_evicted(&mut self, now: Instant) {
         while self.evicted.front().is_some_and(|(put_aside, _)| *put_aside + REUSE_AFTER <= now) {
             self.evicted.pop_front();

@@ -1,12 +1,12 @@
-//! What simulations do to the state: hold a step up, so that crashes and reads fall between two steps, and plant mistakes
-//! that the checkers must catch.
+//! Simulated faults of the state: delays of single steps, so that crashes and reads fall between two steps, and
+//! planted mistakes that the checkers must catch.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use base::rt;
 
-/// How long a step that a simulation holds up waits at most: longer than a lease.
+/// How long a delayed step waits at most: longer than a lease.
 const HELD_UP_MAX: Duration = Duration::from_millis(80);
 
 /// A named fault point: in a simulation a step may wait here. In production nothing happens.
@@ -16,12 +16,12 @@ pub(super) async fn hold_up(name: &'static str) {
     }
 }
 
-/// What a step does that is held up.
+/// The delay of a step.
 pub(super) async fn pause() {
     rt::sleep(Duration::from_nanos(rt::random_below(HELD_UP_MAX.as_nanos() as u64))).await;
 }
 
-/// A planted mistake. None is ever planted but by a test of the tests.
+/// A planted mistake. Only tests of the tests plant one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
@@ -29,41 +29,41 @@ pub enum Mutant {
     None,
     /// Links and slots point to a record before it was written.
     LinkEarly,
-    /// Bytes are trusted whichever life of the buffer they are of, and buffers are used again at once.
+    /// Bytes are trusted under any incarnation of the buffer, and buffers are reused at once.
     NoIncarnation,
-    /// A fill goes on although the key was invalidated meanwhile.
+    /// A fill continues although the key was invalidated meanwhile.
     FillSurvives,
-    /// A buffer is used again before the leases that may hold its address have ended.
+    /// A buffer is reused before the leases that may hold its address have ended.
     ReuseEarly,
     /// The height is raised before the caches know of the block.
     PublishEarly,
     /// The height is raised without waiting until the block is durable.
     PublishUndurable,
-    /// What was written of a block that turns out not to be durable yet is left where it is.
+    /// The buffers of a block that turns out not to be durable yet are not freed.
     KeepUndone,
-    /// Records are evicted without a mark that says so.
+    /// Records are evicted without being marked invalid.
     NoMark,
     /// Versions are evicted that no savepoint covers.
     EvictUncovered,
-    /// What a reader has learnt of a record that is evicted meanwhile is remembered.
+    /// A reader's finding about a record that is evicted meanwhile stays in the caches.
     LearntOutlivesEviction,
-    /// The buffer of an evicted record is used again at once.
+    /// The buffer of an evicted record is reused at once.
     EvictedReusedEarly,
-    /// A reader acknowledges a block before it has put it in force.
+    /// A follower acknowledges a block before it has applied it.
     AckEarly,
-    /// The primary raises its height without waiting for its readers.
+    /// The primary raises its height without waiting for its followers.
     CountUnacknowledged,
-    /// A reader answers although its lease has ended.
+    /// A follower answers although its lease has ended.
     ServePastLease,
-    /// Readers are not told which records were evicted, and their buffers are put aside at once.
-    EvictUntold,
-    /// A primary grants leases without asking storage whether there is a newer one.
+    /// Followers get no update about evicted records, and their buffers are retired at once.
+    EvictUnacknowledged,
+    /// A primary grants leases without asking storage whether there is a newer primary.
     GrantUnproven,
-    /// A new primary raises heights while readers may hold leases of the old one.
-    ReignEarly,
-    /// What a reader has done for its primary counts although its lease has ended.
+    /// A new primary raises heights while followers may hold leases of the old one.
+    ServeEarly,
+    /// A follower's answer to a work item counts although its lease has ended.
     CountLapsed,
-    /// What is copied of a part of the index that moves was read before the writer's lock was taken.
+    /// The copy of a subtable that moves was read before the writer's lock was taken.
     MovedStale,
 }
 
@@ -76,7 +76,7 @@ pub fn plant(mutant: Mutant) {
     PLANTED.set(mutant);
 }
 
-/// Whether this mistake is to be made.
+/// Whether this mistake is planted.
 #[inline]
 pub(super) fn mutant(mutant: Mutant) -> bool {
     PLANTED.get() == mutant

@@ -1,54 +1,56 @@
-//! Fills: what a reader had to ask of storage is brought back to remote memory.
+//! A fill brings a record back to remote memory after a reader found it only in storage.
 //!
-//! Steps of a fill, of which the first two are the reader's:
-//! 1. it took a token before it looked anywhere; whatever changes the key since kills the token;
-//! 2. storage answered with the newest version of the key;
-//! 3. a task of its own waits for its turn as the writer, up to [`FILLS_MAX`] of them; more are dropped;
-//! 4. with the writer's lock held, so that no block is applied meanwhile: is the token alive? Is there room, without asking
-//!    for another section? The group of buckets is read again: the key must still be absent from it;
-//! 5. the record is written, completely;
-//! 6. the slot is set by compare-and-swap, and the caches learn where the record is.
+//! Steps of a fill; the reader does the first two:
+//! 1. take a token before it looks anywhere; any later change of the key invalidates the token;
+//! 2. get the newest version of the key from storage;
+//! 3. a separate task waits for the writer's lock; at most [`FILLS_MAX`] such tasks exist, and further fills are
+//!    dropped;
+//! 4. with the lock held, so that no block is applied meanwhile: check that the token is valid and that memory has
+//!    space without leasing another section. Read the group of buckets again: the key must still be absent from it;
+//! 5. write the record completely;
+//! 6. set the slot by compare-and-swap, and enter the record's location into the caches.
 //!
-//! A failure at 5 gives the buffer back if the write certainly had no effect, else gives up its section; at 6 it gives up the
-//! section of the buckets. Nothing depends on a fill.
+//! If step 5 fails and the write certainly had no effect, the buffer is freed. If the write may have had an effect,
+//! the buffer's section is abandoned. If step 6 fails, the section of the buckets is abandoned. A fill is optional:
+//! nothing depends on its success.
 
 use std::sync::Arc;
 
 use base::rt;
 
-use super::Shared;
-use super::cache::{Kept, Kind, Known, Token};
+use super::StateCore;
+use super::cache::{CachedValue, CachedVersion, FillToken, VersionKind};
 use super::fault::hold_up;
 use super::index::KeyHash;
 use super::memory::completed;
 use super::pointer::{Pointer, UNIT_BYTES};
-use super::record::{self, Content, Name, RECORD_BYTES_MAX};
+use super::record::{self, KeyName, RECORD_BYTES_MAX, RecordContent};
 use crate::events;
 
-/// Fills that may be under way.
+/// Fills in progress at once.
 pub const FILLS_MAX: usize = 64;
 
-impl Shared {
+impl StateCore {
     /// Step 3.
-    pub(super) fn fill(shared: &Arc<Shared>, hash: KeyHash, name: Name<'_>, token: Token, kept: Kept) {
+    pub(super) fn fill(shared: &Arc<StateCore>, hash: KeyHash, name: KeyName<'_>, token: FillToken, kept: CachedValue) {
         let bytes = record::record_bytes(name.namespace.len(), name.key.len(), kept.bytes);
         if bytes > RECORD_BYTES_MAX.min(shared.memory.section_bytes() as usize) {
             return;
         }
-        if let Some(life) = shared.role.life() {
+        if let Some(life) = shared.role.joined() {
             // Only the primary changes the index.
-            return Shared::wish_for(life, name);
+            return StateCore::request_fill(life, name);
         }
         let Some(permit) = shared.fills.try_acquire() else { return };
         let (namespace, key): (Arc<str>, Arc<str>) = (name.namespace.into(), name.key.into());
         let shared = Arc::clone(shared);
         drop(rt::spawn(async move {
             let _permit = permit;
-            shared.install(hash, Name { namespace: &namespace, key: &key }, token, kept).await;
+            shared.install(hash, KeyName { namespace: &namespace, key: &key }, token, kept).await;
         }));
     }
 
-    async fn install(&self, hash: KeyHash, name: Name<'_>, token: Token, kept: Kept) {
+    async fn install(&self, hash: KeyHash, name: KeyName<'_>, token: FillToken, kept: CachedValue) {
         let mut writer = self.writer.lock().await;
         hold_up("state.fill.begin").await;
         let writer = &mut *writer;
@@ -65,21 +67,21 @@ impl Shared {
             match self.read_head(pointer).await {
                 Some(head) if head.is_of(name) => return,
                 Some(_) => {}
-                // Whether it is this key's cannot be told.
+                // The slot may or may not belong to this key.
                 None => return,
             }
         }
-        let Some(place) = group.vacancy(hash, |address| writer.space.holds(address)) else { return };
+        let Some(place) = group.vacant_slot(hash, |address| writer.space.holds(address)) else { return };
         let bytes = record::record_bytes(name.namespace.len(), name.key.len(), kept.bytes);
         let Some(extent) = writer.space.allocate(bytes, UNIT_BYTES) else {
-            // Eviction asks for another section, or makes room; later fills find it.
+            // Eviction leases another section or frees memory; later fills use it.
             writer.is_short_of(bytes);
             self.crowded.notify_one();
             return;
         };
         let incarnation = writer.space.incarnation();
         let pointer = Pointer::new(extent.address, bytes, incarnation);
-        let content = Content { name, version: kept.version, value: kept.value.as_deref(), prev: Pointer::NULL };
+        let content = RecordContent { name, version: kept.version, value: kept.value.as_deref(), prev: Pointer::NULL };
         let encoded = record::encode(&content, incarnation);
         hold_up("state.fill.write").await;
         if self.write_new(writer, extent.address, encoded).await.is_none() {
@@ -92,9 +94,10 @@ impl Shared {
             Ok(found) if found == before => {
                 events::Fills.add(1);
                 self.heat.touch(pointer.address());
-                let known = Known { pointer, version: kept.version, kind: Kind::Live, bytes: bytes as u32 };
+                let known =
+                    CachedVersion { pointer, version: kept.version, kind: VersionKind::Live, bytes: bytes as u32 };
                 self.caches.learn(token, hash, name, known, Some(&kept));
-                self.watch_room(writer);
+                self.watch_free_space(writer);
             }
             failed => {
                 if let Err(error) = failed {
@@ -103,8 +106,8 @@ impl Shared {
                 self.give_up(writer, subtable.address);
                 // The slot may have been set, and read.
                 self.caches.detach(hash, name, pointer);
-                self.holders.log(|changes| changes.detached(name, pointer));
-                writer.put_aside(pointer);
+                self.followers.log(|changes| changes.detached(name, pointer));
+                writer.retire(pointer);
             }
         }
     }

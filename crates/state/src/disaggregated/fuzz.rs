@@ -1,28 +1,28 @@
-//! Harnesses of records, index buckets and the messages between primary and readers; see [`base::fuzz`].
+//! Fuzz harnesses for records, index buckets and the messages between primary and followers; see [`base::fuzz`].
 
 use std::sync::Arc;
 
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut, Version};
 
-use super::index::{GROUP_BYTES, Group, KeyHash, PROBE_BYTES, Probe, Subtable};
+use super::followers::message::{ChangeLog, StateChange, ToFollower, ToPrimary, VERSION};
+use super::index::{BucketGroup, BucketProbe, GROUP_BYTES, KeyHash, PROBE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
-use super::readers::message::{Change, Changes, ToPrimary, ToReader, VERSION};
-use super::record::{self, Content, Name, Record, Word};
+use super::record::{self, KeyName, LinkWord, Record, RecordContent};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "state-records", shape: Shape::Bytes, run: records, seeds: record_seeds },
-    Target { name: "state-index", shape: Shape::Bytes, run: index, seeds: index_seeds },
-    Target { name: "state-reader-messages", shape: Shape::Bytes, run: messages, seeds: message_seeds },
-    Target { name: "state-reader-changes", shape: Shape::Bytes, run: changes, seeds: change_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "state-records", shape: InputShape::Bytes, run: records, seeds: record_seeds },
+    FuzzTarget { name: "state-index", shape: InputShape::Bytes, run: index, seeds: index_seeds },
+    FuzzTarget { name: "state-reader-messages", shape: InputShape::Bytes, run: messages, seeds: message_seeds },
+    FuzzTarget { name: "state-reader-changes", shape: InputShape::Bytes, run: changes, seeds: change_seeds },
 ];
 
-const NAME: Name<'static> = Name { namespace: "cc", key: "key" };
+const NAME: KeyName<'static> = KeyName { namespace: "cc", key: "key" };
 
 fn record_seeds() -> Vec<Vec<u8>> {
     let of = |value: Option<&[u8]>| {
-        let content = Content { name: NAME, version: Version::new(3, 4), value, prev: Pointer::NULL };
+        let content = RecordContent { name: NAME, version: Version::new(3, 4), value, prev: Pointer::NULL };
         let bytes = record::encode(&content, Incarnation::new(5));
         let pointer = Pointer::new(64, bytes.len(), Incarnation::new(5));
         [&pointer.bits().to_le_bytes()[..], &bytes].concat()
@@ -30,7 +30,7 @@ fn record_seeds() -> Vec<Vec<u8>> {
     vec![of(Some(b"value")), of(None), of(Some(&[7; 200]))]
 }
 
-/// Eight bytes of pointer, then what it means.
+/// Eight bytes of pointer, then the bytes that it points to.
 fn records(input: &[u8]) {
     let Some((pointer, bytes)) = input.split_first_chunk::<8>() else { return };
     let pointer = Pointer::from_bits(u64::from_le_bytes(*pointer));
@@ -42,7 +42,7 @@ fn records(input: &[u8]) {
         let deleted = found.is_deletion();
         assert_eq!(found.into_value().is_none(), deleted);
     }
-    assert_eq!(Word::from_bits(head.word.bits()), Some(head.word));
+    assert_eq!(LinkWord::from_bits(head.link.bits()), Some(head.link));
 }
 
 fn subtable() -> Subtable {
@@ -61,11 +61,11 @@ fn index(input: &[u8]) {
     let _ = Subtable::suffix_of(header);
     let Some(found) = Subtable::of_header(4096, header) else { return };
     assert_eq!(found.header(), header);
-    if let Some(probe) = input.get(..PROBE_BYTES).and_then(|bytes| Probe::new(bytes, &found)) {
+    if let Some(probe) = input.get(..PROBE_BYTES).and_then(|bytes| BucketProbe::new(bytes, &found)) {
         assert!(probe.candidates(KeyHash::new(NAME, 0)).all(|pointer| !pointer.is_null()));
     }
     if let Some(bytes) = input.get(..GROUP_BYTES)
-        && let Some(group) = Group::new(bytes, &found)
+        && let Some(group) = BucketGroup::new(bytes, &found)
     {
         let mut again = BytesMut::new();
         group.encode(&mut again);
@@ -86,11 +86,11 @@ fn message_seeds() -> Vec<Vec<u8>> {
     ];
     let changes = Bytes::from(change_seeds().remove(0));
     let to_reader = [
-        ToReader::Welcome { version: VERSION, seed: 1, base: 2, settled: 3, forgotten: 4, budget_bytes: 5 },
-        ToReader::Part { changes: changes.clone() },
-        ToReader::Update { sequence: 1, granted: 2, oldest: 3, notes_uses: true, changes },
-        ToReader::Ask { number: 1, candidates: Vec::new() },
-        ToReader::Work { number: 1, height: 2, piece: Bytes::from_static(b"piece") },
+        ToFollower::Welcome { version: VERSION, seed: 1, base: 2, savepoint: 3, forgotten: 4, budget_bytes: 5 },
+        ToFollower::CatchUp { changes: changes.clone() },
+        ToFollower::Update { sequence: 1, granted: 2, oldest: 3, notes_uses: true, changes },
+        ToFollower::InUseQuery { number: 1, candidates: Vec::new() },
+        ToFollower::Work { number: 1, height: 2, item: Bytes::from_static(b"piece") },
     ];
     let to_primary = to_primary.iter().map(|message| message.encode().to_vec());
     to_primary.chain(to_reader.iter().map(|message| message.encode().to_vec())).collect()
@@ -101,9 +101,9 @@ fn messages(input: &[u8]) {
     if let Ok(message) = authenticated(input, || ToPrimary::decode(bytes.clone())) {
         assert_eq!(message.encode(), bytes);
     }
-    if let Ok(message) = authenticated(input, || ToReader::decode(bytes.clone())) {
-        // Of another version nothing but the version is kept.
-        let ours = !matches!(message, ToReader::Welcome { version, .. } if version != VERSION);
+    if let Ok(message) = authenticated(input, || ToFollower::decode(bytes.clone())) {
+        // Of a message of another version only the version is decoded.
+        let ours = !matches!(message, ToFollower::Welcome { version, .. } if version != VERSION);
         assert!(!ours || message.encode().len() == bytes.len(), "{message:?}");
     }
 }
@@ -111,16 +111,16 @@ fn messages(input: &[u8]) {
 fn change_seeds() -> Vec<Vec<u8>> {
     let mut bytes = BytesMut::new();
     let pointer = Pointer::new(64, 100, Incarnation::new(5));
-    let mut changes = Changes(&mut bytes);
+    let mut changes = ChangeLog(&mut bytes);
     changes.subtable(&subtable());
-    changes.gone(4096);
+    changes.section_gone(4096);
     changes.detached(NAME, pointer);
     changes.evicted(NAME, pointer);
     changes.forgotten(7);
-    changes.settled(8);
+    changes.savepoint_advanced(8);
     let whole = bytes.to_vec();
     let mut block = BytesMut::new();
-    Changes(&mut block).block(9, std::iter::empty());
+    ChangeLog(&mut block).block(9, std::iter::empty());
     // One write: names, version, deleted.
     let mut written = block.to_vec();
     let count = written.len() - 4;
@@ -129,13 +129,13 @@ fn change_seeds() -> Vec<Vec<u8>> {
     vec![whole, block.to_vec(), written]
 }
 
-/// Changes one behind the other; the writes of a block are walked over.
+/// Changes one after the other; the writes of a block are iterated.
 fn changes(input: &[u8]) {
     let mut rest = Bytes::copy_from_slice(input);
     loop {
         let before = rest.len();
-        match authenticated(input, || Change::next(&mut rest)) {
-            Ok(Some(Change::Block { number, writes })) => {
+        match authenticated(input, || StateChange::next(&mut rest)) {
+            Ok(Some(StateChange::Block { number, writes })) => {
                 let walk = || writes.iter().filter(|write| write.version.block == number).count();
                 assert_eq!(authenticated(input, walk), writes.iter().len(), "each write is of its block");
             }

@@ -1,43 +1,43 @@
-//! What the writer does to buckets: reads groups and heads, makes subtables, splits them. [`super::index`] has the layout
-//! and the steps of a split.
+//! The writer's work on buckets: reading groups of buckets and the heads of records (the first bytes, which hold the
+//! key), creating subtables, splitting them. [`super::index`] has the layout and the steps of a split.
 
 use std::collections::BTreeMap;
 
 use base::{Bytes, BytesMut, Version};
 
 use super::fault::hold_up;
-use super::index::{DEPTH_MAX, GROUP_BYTES, GROUPS, Group, KeyHash, SUBTABLE_BYTES, Subtable};
+use super::index::{BucketGroup, DEPTH_MAX, GROUP_BYTES, GROUPS, KeyHash, SUBTABLE_BYTES, Subtable};
 use super::memory::{completed, had_no_effect};
 use super::pointer::{Incarnation, Pointer};
-use super::record::{self, HEADER_BYTES, Name, Word};
+use super::record::{self, HEADER_BYTES, KeyName, LinkWord};
 use super::space::Extent;
-use super::{Shared, Writer};
+use super::{StateCore, StateWriter};
 use crate::events;
 
 /// Verbs that a writer has in flight at once.
 pub const IN_FLIGHT_MAX: usize = 256;
-/// Bytes of a record that are read to find out its key. Most keys end within.
+/// Bytes of a record that are read to learn its key. Most keys end within.
 const HEAD_BYTES: usize = 192;
 
-/// A head, with bytes of its own.
-pub struct OwnHead {
+/// A head that owns its bytes.
+pub struct OwnedHead {
     bytes: Bytes,
     pointer: Pointer,
 }
 
-impl OwnHead {
-    fn head(&self) -> record::Head<'_> {
+impl OwnedHead {
+    fn head(&self) -> record::RecordHead<'_> {
         record::head(&self.bytes, self.pointer).expect("it was one when it was read")
     }
 
-    pub fn is_of(&self, name: Name<'_>) -> bool {
+    pub fn is_of(&self, name: KeyName<'_>) -> bool {
         let head = self.head();
         head.namespace == name.namespace.as_bytes() && head.key == name.key.as_bytes()
     }
 
-    /// Whether it is the newest version of its key, as far as its word says.
+    /// Whether it is the newest version of its key, by its link word.
     pub fn is_newest(&self) -> bool {
-        self.head().word.next.is_null()
+        self.head().link.next.is_null()
     }
 
     pub fn is_deletion(&self) -> bool {
@@ -49,16 +49,16 @@ impl OwnHead {
     }
 
     /// Namespace and key, if they are text.
-    pub fn name(&self) -> Option<Name<'_>> {
+    pub fn name(&self) -> Option<KeyName<'_>> {
         let head = self.head();
         let (namespace, key) = (std::str::from_utf8(head.namespace).ok()?, std::str::from_utf8(head.key).ok()?);
-        Some(Name { namespace, key })
+        Some(KeyName { namespace, key })
     }
 }
 
-impl Shared {
-    /// The heads of records, in the order asked; `None` where a verb failed or the bytes are none.
-    pub(super) async fn read_heads(&self, pointers: &[Pointer]) -> Vec<Option<OwnHead>> {
+impl StateCore {
+    /// The heads of records, in the order asked; `None` if a verb failed or the bytes are not a head.
+    pub(super) async fn read_heads(&self, pointers: &[Pointer]) -> Vec<Option<OwnedHead>> {
         let mut heads = Vec::with_capacity(pointers.len());
         for window in pointers.chunks(IN_FLIGHT_MAX) {
             let posted: Vec<_> = window.iter().map(|pointer| self.post_head(*pointer, HEAD_BYTES)).collect();
@@ -73,13 +73,13 @@ impl Shared {
         heads
     }
 
-    pub(super) async fn read_head(&self, pointer: Pointer) -> Option<OwnHead> {
+    pub(super) async fn read_head(&self, pointer: Pointer) -> Option<OwnedHead> {
         self.read_heads(&[pointer]).await.pop().flatten()
     }
 
-    /// The heads of the records in these buffers, with the pointers that lead to them; `None` for subtables, for records that
-    /// were given up, and where a verb failed.
-    pub(super) async fn read_heads_at(&self, extents: &[Extent]) -> Vec<Option<(Pointer, OwnHead)>> {
+    /// The heads of the records in these buffers, with the pointers that lead to them; `None` for subtables, for
+    /// records marked invalid, and if a verb failed.
+    pub(super) async fn read_heads_at(&self, extents: &[Extent]) -> Vec<Option<(Pointer, OwnedHead)>> {
         let mut heads = Vec::with_capacity(extents.len());
         for window in extents.chunks(IN_FLIGHT_MAX) {
             let pointer =
@@ -97,7 +97,7 @@ impl Shared {
                 };
                 let word = u64::from_le_bytes(bytes[..8].try_into().expect("a header has more bytes"));
                 let is_subtable = self.directory.has(extent.address, word);
-                let word = Word::from_bits(word).filter(|word| word.valid && !is_subtable);
+                let word = LinkWord::from_bits(word).filter(|word| word.valid && !is_subtable);
                 let pointer = word.map(|word| pointer(extent, word.incarnation));
                 heads.push(match pointer {
                     Some(pointer) => self.finish_head(pointer, Ok(bytes)).await.map(|head| (pointer, head)),
@@ -115,7 +115,7 @@ impl Shared {
         (length >= HEADER_BYTES).then(|| self.memory.read(pointer.address(), length, BytesMut::with_capacity(length)))
     }
 
-    async fn finish_head(&self, pointer: Pointer, bytes: Result<BytesMut, rma::Error>) -> Option<OwnHead> {
+    async fn finish_head(&self, pointer: Pointer, bytes: Result<BytesMut, rma::Error>) -> Option<OwnedHead> {
         let mut bytes = bytes.inspect_err(|error| self.memory.note_failure(pointer.address(), error)).ok()?;
         let needed = record::head_bytes(&bytes)?;
         if needed > bytes.len() {
@@ -123,15 +123,20 @@ impl Shared {
         }
         let bytes = bytes.freeze();
         record::head(&bytes, pointer)?;
-        Some(OwnHead { bytes, pointer })
+        Some(OwnedHead { bytes, pointer })
     }
 
-    /// Reads the group of a key; gives up its section where that fails, since nothing can be dropped from it.
-    pub(super) async fn read_group(&self, writer: &mut Writer, subtable: &Subtable, hash: KeyHash) -> Option<Group> {
+    /// Reads the group of a key; if that fails, abandons its section, because no entry in it could be removed.
+    pub(super) async fn read_group(
+        &self,
+        writer: &mut StateWriter,
+        subtable: &Subtable,
+        hash: KeyHash,
+    ) -> Option<BucketGroup> {
         let address = subtable.group_address(hash.group());
         let verb = self.memory.read(address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES));
         match completed(&*self.memory, verb).await {
-            Ok(bytes) if Group::new(&bytes, subtable).is_some() => Group::new(&bytes, subtable),
+            Ok(bytes) if BucketGroup::new(&bytes, subtable).is_some() => BucketGroup::new(&bytes, subtable),
             failed => {
                 if let Err(error) = failed {
                     self.memory.note_failure(address, &error);
@@ -142,8 +147,8 @@ impl Shared {
         }
     }
 
-    /// The subtable that serves a hash, made where there is none; `None` without room for one.
-    pub(super) async fn subtable(&self, writer: &mut Writer, hash: KeyHash) -> Option<Subtable> {
+    /// The subtable that serves a hash, created if there is none; `None` if memory has no space for one.
+    pub(super) async fn subtable(&self, writer: &mut StateWriter, hash: KeyHash) -> Option<Subtable> {
         if let Some(subtable) = self.find_subtable(hash) {
             return Some(subtable);
         }
@@ -153,11 +158,11 @@ impl Shared {
         let empty = subtable.empty().freeze();
         self.write_new(writer, subtable.address, empty).await?;
         self.directory.set(subtable);
-        self.holders.log(|changes| changes.subtable(&subtable));
+        self.followers.log(|changes| changes.subtable(&subtable));
         Some(subtable)
     }
 
-    pub(super) async fn new_subtable(&self, writer: &mut Writer, depth: u32, suffix: u64) -> Option<Subtable> {
+    pub(super) async fn new_subtable(&self, writer: &mut StateWriter, depth: u32, suffix: u64) -> Option<Subtable> {
         let align = super::index::BUCKET_BYTES as u64;
         let extent = match writer.space.allocate(SUBTABLE_BYTES, align) {
             Some(extent) => extent,
@@ -167,8 +172,8 @@ impl Shared {
         Some(Subtable { address: extent.address, depth, suffix, incarnation: writer.space.incarnation() })
     }
 
-    /// Writes into a buffer to which nothing leads yet. Where that fails the buffer is given back, or its section up.
-    pub(super) async fn write_new(&self, writer: &mut Writer, address: u64, bytes: Bytes) -> Option<()> {
+    /// Writes into a buffer to which nothing leads yet. If that fails, frees the buffer or abandons its section.
+    pub(super) async fn write_new(&self, writer: &mut StateWriter, address: u64, bytes: Bytes) -> Option<()> {
         let verb = self.memory.write(address, &[bytes]);
         let error = match completed(&*self.memory, verb).await {
             Ok(()) => return Some(()),
@@ -182,13 +187,13 @@ impl Shared {
         None
     }
 
-    /// Whether the section in which a verb failed like this may still be used.
+    /// Whether the section may still be used after a verb in it failed with this error.
     pub(super) fn is_usable(&self, error: &rma::Error) -> bool {
         matches!(error, rma::Error::Busy)
     }
 
-    /// Splits a subtable into two of one more bit of depth. False when that could not be done.
-    pub(super) async fn split(&self, writer: &mut Writer, old: Subtable) -> bool {
+    /// Splits a subtable into two with one more bit of depth. False if that failed.
+    pub(super) async fn split(&self, writer: &mut StateWriter, old: Subtable) -> bool {
         if old.depth >= DEPTH_MAX {
             return false;
         }
@@ -198,12 +203,13 @@ impl Shared {
             self.give_up(writer, old.address);
             return false;
         };
-        let groups: Option<Vec<Group>> = bytes.chunks(GROUP_BYTES).map(|bytes| Group::new(bytes, &old)).collect();
+        let groups: Option<Vec<BucketGroup>> =
+            bytes.chunks(GROUP_BYTES).map(|bytes| BucketGroup::new(bytes, &old)).collect();
         let Some(mut stay) = groups.filter(|groups| groups.len() == GROUPS) else {
             self.give_up(writer, old.address);
             return false;
         };
-        // Entries that lead into sections that are gone go with this.
+        // Entries that lead into sections that are gone are dropped here.
         let mut entries = BTreeMap::new();
         for (at, group) in stay.iter_mut().enumerate() {
             for (place, pointer) in group.entries().collect::<Vec<_>>() {
@@ -222,7 +228,7 @@ impl Shared {
         stay.iter_mut().for_each(|group| group.set_header(&old));
         moved.iter_mut().for_each(|group| group.set_header(&new));
         for (((at, place), _), head) in entries.iter().zip(&heads) {
-            let Some(name) = head.as_ref().and_then(OwnHead::name) else {
+            let Some(name) = head.as_ref().and_then(OwnedHead::name) else {
                 writer.space.free(new.address);
                 return false;
             };
@@ -230,7 +236,7 @@ impl Shared {
             let other = if moves { &mut stay } else { &mut moved };
             other[*at].set(*place, 0);
         }
-        let encode = |groups: &[Group]| {
+        let encode = |groups: &[BucketGroup]| {
             let mut bytes = BytesMut::with_capacity(SUBTABLE_BYTES);
             groups.iter().for_each(|group| group.encode(&mut bytes));
             bytes.freeze()
@@ -241,7 +247,7 @@ impl Shared {
         hold_up("state.split.directory").await;
         self.directory.set(new);
         self.directory.set(old);
-        self.holders.log(|changes| {
+        self.followers.log(|changes| {
             changes.subtable(&new);
             changes.subtable(&old);
         });

@@ -1,7 +1,8 @@
 //! The index: from a key's hash to pointers to records (docs/formats/index.md).
 //!
-//! An extendible directory leads to subtables of [`GROUPS`] groups; a group is three buckets of a cache line, of which the
-//! one in the middle takes the overflow of both others (RACE hashing's shape, with one choice instead of two):
+//! An extendible directory leads to subtables of [`GROUPS`] groups. A group has three buckets of one cache line each;
+//! the middle bucket takes the overflow of the outer two. This is the layout of RACE hashing, but a key has one main
+//! bucket instead of two:
 //!
 //! ```text
 //! group    main 0 (64 bytes) | overflow (64 bytes) | main 1 (64 bytes)
@@ -11,14 +12,17 @@
 //! hash     directory:26 (lowest) | 0:6 | group:16 | main:1 | 0:5 | fingerprint:10 (highest)
 //! ```
 //!
-//! A key has one main bucket. It and the overflow bucket lie side by side, so that one read of [`PROBE_BYTES`] sees every
-//! slot that the key may have. The header says which suffix of hashes the subtable serves: a directory that is out of date
-//! leads to a header that does not fit.
+//! A key has one main bucket. The main bucket and the overflow bucket are adjacent, so one read of [`PROBE_BYTES`]
+//! covers every slot that the key may have. The header states which suffix of hashes the subtable serves, so a reader
+//! with a stale directory sees a header that does not match.
 //!
-//! Growth of a subtable at depth `d`, by the primary alone: 1. a subtable of depth `d + 1` with the entries whose hash has
-//! bit `d` set, in the same places, is written elsewhere; 2. the directory leads to it; 3. the old one is written again
-//! without them, under its new header. A reader between two steps finds an entry in one of both, or none, or a header that
-//! does not fit. To find nothing is never wrong: what the index does not lead to is in the delta or in storage.
+//! Growth of a subtable at depth `d`, by the primary alone:
+//! 1. write a new subtable of depth `d + 1` with the entries whose hash has bit `d` set, at the same positions;
+//! 2. point the directory to it;
+//! 3. rewrite the old subtable without these entries, under its new header.
+//!
+//! Between two steps a reader finds an entry in one or both of the subtables, or in none, or finds a header that does
+//! not match. A miss is always safe: a version to which the index does not lead is in the delta or in storage.
 //!
 //! Invariant: only the primary changes buckets, and a slot leads to the newest applied version of its key.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -27,7 +31,7 @@ use base::BytesMut;
 use twox_hash::XxHash3_64;
 
 use super::pointer::{Incarnation, POINTER_BITS, Pointer};
-use super::record::Name;
+use super::record::KeyName;
 
 /// Bytes of a bucket: a cache line.
 pub const BUCKET_BYTES: usize = 64;
@@ -40,7 +44,7 @@ pub const GROUP_BYTES: usize = 8 * GROUP_WORDS;
 /// Groups of a subtable, as many as fit 4 KiB.
 pub const GROUPS: usize = 21;
 pub const SUBTABLE_BYTES: usize = GROUPS * GROUP_BYTES;
-/// Bytes that a reader of a key reads: its main bucket and the overflow bucket beside it.
+/// Bytes that a read of a key covers: its main bucket and the adjacent overflow bucket.
 pub const PROBE_BYTES: usize = 2 * BUCKET_BYTES;
 /// The [directory](super::directory) has at most 2^26 entries.
 pub const DEPTH_MAX: u32 = 26;
@@ -50,18 +54,18 @@ const FINGERPRINT_BITS: u32 = 10;
 const _: () = assert!(SUBTABLE_BYTES <= 4096 && BUCKET_BYTES == 8 * (SLOTS + 1));
 const _: () = assert!(POINTER_BITS + FINGERPRINT_BITS == 64);
 
-/// The hash of a key, from which its place in index and caches follows.
+/// The hash of a key, which determines its position in index and caches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct KeyHash(pub u64);
 
 impl KeyHash {
-    /// The seed belongs to the address space and is drawn at random, so that nobody chooses keys that collide.
+    /// The seed belongs to the address space and is random, so that nobody can choose keys that collide.
     #[inline]
-    pub fn new(name: Name<'_>, seed: u64) -> KeyHash {
+    pub fn new(name: KeyName<'_>, seed: u64) -> KeyHash {
         KeyHash::with_namespace(KeyHash::namespace(name.namespace, seed), name.key)
     }
 
-    /// The first half of [`KeyHash::new`], for those who look up many keys of one namespace.
+    /// The first half of [`KeyHash::new`], for look-ups of many keys of one namespace.
     #[inline]
     pub fn namespace(namespace: &str, seed: u64) -> u64 {
         XxHash3_64::oneshot_with_seed(seed, namespace.as_bytes())
@@ -100,11 +104,11 @@ impl KeyHash {
 
     /// Whether a slot may be this key's.
     #[inline]
-    pub const fn may_be(self, slot: u64) -> bool {
+    pub const fn may_match(self, slot: u64) -> bool {
         slot >> POINTER_BITS == self.fingerprint() && !Pointer::from_bits(slot).is_null()
     }
 
-    /// The first byte, within a subtable, of what a reader reads.
+    /// The first byte, within a subtable, of the key's probe.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn probe_offset(self) -> u64 {
         (self.group() * GROUP_BYTES + if self.second() { BUCKET_BYTES } else { 0 }) as u64
@@ -122,7 +126,7 @@ pub struct Subtable {
 }
 
 impl Subtable {
-    /// The subtable at an address whose buckets have this header; `None` for what is no header.
+    /// The subtable at an address whose buckets have this header; `None` if the header is invalid.
     pub const fn of_header(address: u64, header: u64) -> Option<Subtable> {
         let (depth, suffix) = ((header & 63) as u32, (header >> 6) & ((1 << DEPTH_MAX) - 1));
         if header >> 48 != MAGIC
@@ -136,7 +140,8 @@ impl Subtable {
         Some(Subtable { address, depth, suffix, incarnation: Incarnation::new(header >> 32) })
     }
 
-    /// The lowest bits of a hash that lead to the subtable whose buckets have this header; `None` for what is no header.
+    /// The lowest bits of a hash that lead to the subtable whose buckets have this header; `None` if the header is
+    /// invalid.
     pub const fn suffix_of(header: u64) -> Option<KeyHash> {
         if header >> 48 != MAGIC { None } else { Some(KeyHash((header >> 6) & ((1 << DEPTH_MAX) - 1))) }
     }
@@ -162,26 +167,26 @@ impl Subtable {
     }
 }
 
-/// The buckets that a reader of a key has read.
+/// The buckets that a read of a key returned.
 #[derive(Clone, Copy)]
-pub struct Probe<'a>(&'a [u8]);
+pub struct BucketProbe<'a>(&'a [u8]);
 
-impl<'a> Probe<'a> {
-    /// `None` where the bytes are not buckets of that subtable: the directory is out of date, or the bytes are not the index.
+impl<'a> BucketProbe<'a> {
+    /// `None` if the bytes are not buckets of that subtable: the directory is stale, or the bytes are not of the index.
     #[inline]
-    pub fn new(bytes: &'a [u8], subtable: &Subtable) -> Option<Probe<'a>> {
+    pub fn new(bytes: &'a [u8], subtable: &Subtable) -> Option<BucketProbe<'a>> {
         let header = subtable.header();
         let fits = bytes.len() == PROBE_BYTES && word(bytes, 0) == header && word(bytes, BUCKET_WORDS) == header;
-        fits.then_some(Probe(bytes))
+        fits.then_some(BucketProbe(bytes))
     }
 
-    /// Where the key's record may be.
+    /// The pointers that may lead to the key's record.
     #[inline]
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn candidates(self, hash: KeyHash) -> impl Iterator<Item = Pointer> + 'a {
-        // Without a branch for each slot: which one it is nobody can foretell.
+        // Without a branch per slot: which slot matches is unpredictable.
         let mut fits = (0..2 * BUCKET_WORDS)
-            .map(|at| u32::from(hash.may_be(word(self.0, at))) << at)
+            .map(|at| u32::from(hash.may_match(word(self.0, at))) << at)
             .fold(0, |all, one| all | one);
         fits &= !(1 | 1 << BUCKET_WORDS);
         std::iter::from_fn(move || {
@@ -198,33 +203,33 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"))
 }
 
-/// What the primary puts into a place of its own copy that it is going to use. Never stored: nothing is at address 16.
+/// Marks a slot in the primary's own copy that it is going to use. Never stored: nothing is at address 16.
 pub const RESERVED: u64 = 1;
 
 /// A group as the primary works on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Group([u64; GROUP_WORDS]);
+pub struct BucketGroup([u64; GROUP_WORDS]);
 
-/// A place in a group.
+/// The position of a slot in a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Place(usize);
+pub struct SlotIndex(usize);
 
-impl Place {
-    /// Its address, in the group at `group`.
+impl SlotIndex {
+    /// The slot's address, in the group at `group`.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn address(self, group: u64) -> u64 {
         group + 8 * self.0 as u64
     }
 }
 
-impl Group {
-    /// `None` where the bytes are not a group of that subtable.
+impl BucketGroup {
+    /// `None` if the bytes are not a group of that subtable.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn new(bytes: &[u8], subtable: &Subtable) -> Option<Group> {
+    pub fn new(bytes: &[u8], subtable: &Subtable) -> Option<BucketGroup> {
         if bytes.len() != GROUP_BYTES {
             return None;
         }
-        let group = Group(std::array::from_fn(|at| word(bytes, at)));
+        let group = BucketGroup(std::array::from_fn(|at| word(bytes, at)));
         let fits = (0..3).all(|bucket| group.0[bucket * BUCKET_WORDS] == subtable.header());
         fits.then_some(group)
     }
@@ -239,46 +244,46 @@ impl Group {
         (0..3).for_each(|bucket| self.0[bucket * BUCKET_WORDS] = subtable.header());
     }
 
-    /// The places a key may have: its main bucket first.
+    /// The slots that a key may have: its main bucket first.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    fn places(hash: KeyHash) -> impl Iterator<Item = Place> {
+    fn slots(hash: KeyHash) -> impl Iterator<Item = SlotIndex> {
         let main = if hash.second() { 2 * BUCKET_WORDS } else { 0 };
-        let slots = |bucket: usize| (bucket + 1..bucket + BUCKET_WORDS).map(Place);
+        let slots = |bucket: usize| (bucket + 1..bucket + BUCKET_WORDS).map(SlotIndex);
         slots(main).chain(slots(BUCKET_WORDS))
     }
 
-    /// Where the key's record may be.
-    pub fn candidates(&self, hash: KeyHash) -> impl Iterator<Item = (Place, Pointer)> + '_ {
-        Group::places(hash)
+    /// The slots and pointers that may lead to the key's record.
+    pub fn candidates(&self, hash: KeyHash) -> impl Iterator<Item = (SlotIndex, Pointer)> + '_ {
+        BucketGroup::slots(hash)
             .map(|place| (place, self.0[place.0]))
-            .filter(move |(_, slot)| hash.may_be(*slot))
+            .filter(move |(_, slot)| hash.may_match(*slot))
             .map(|(place, slot)| (place, Pointer::from_bits(slot)))
     }
 
-    /// A place for a key that is empty, or that leads into a section that is gone.
-    pub fn vacancy(&self, hash: KeyHash, is_leased: impl Fn(u64) -> bool) -> Option<Place> {
-        Group::places(hash).find(|place| {
+    /// A slot for a key that is empty, or that leads into a section that is gone.
+    pub fn vacant_slot(&self, hash: KeyHash, is_leased: impl Fn(u64) -> bool) -> Option<SlotIndex> {
+        BucketGroup::slots(hash).find(|place| {
             let slot = self.0[place.0];
             slot == 0 || (slot != RESERVED && !is_leased(Pointer::from_bits(slot).address()))
         })
     }
 
-    /// The place where a slot stands, among those that the key may have.
-    pub fn find(&self, hash: KeyHash, slot: u64) -> Option<Place> {
-        Group::places(hash).find(|place| self.0[place.0] == slot)
+    /// The position of a slot's content, among those that the key may have.
+    pub fn find(&self, hash: KeyHash, slot: u64) -> Option<SlotIndex> {
+        BucketGroup::slots(hash).find(|place| self.0[place.0] == slot)
     }
 
-    pub fn slot(&self, place: Place) -> u64 {
+    pub fn slot(&self, place: SlotIndex) -> u64 {
         self.0[place.0]
     }
 
-    pub fn set(&mut self, place: Place, slot: u64) {
+    pub fn set(&mut self, place: SlotIndex, slot: u64) {
         self.0[place.0] = slot;
     }
 
-    /// Every place with an entry.
-    pub fn entries(&self) -> impl Iterator<Item = (Place, Pointer)> + '_ {
+    /// Every slot with an entry.
+    pub fn entries(&self) -> impl Iterator<Item = (SlotIndex, Pointer)> + '_ {
         let places = (0..GROUP_WORDS).filter(|at| at % BUCKET_WORDS != 0 && self.0[*at] != 0);
-        places.map(|at| (Place(at), Pointer::from_bits(self.0[at])))
+        places.map(|at| (SlotIndex(at), Pointer::from_bits(self.0[at])))
     }
 }

@@ -1,6 +1,6 @@
-//! What the state needs of an address space: sections, verbs, and news of losses.
+//! The state's interface to an address space: sections, verbs, and reports of losses.
 //!
-//! [`pool::AddressSpace`] is the one of production. Tests put a model in its place that needs no donors.
+//! Production uses [`pool::AddressSpace`]. Tests substitute a model that needs no donors.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,32 +10,34 @@ use async_trait::async_trait;
 use base::{Bytes, BytesMut, ErrorKind};
 use rma::Completion;
 
-use super::lease::HolderId;
+use super::lease::FollowerId;
 
 /// A leased section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Section {
-    /// Never used again for another section, nor are its addresses.
+    /// Never reused for another section; neither are its addresses.
     pub id: u32,
     /// The first address, not 0.
     pub address: u64,
+    /// Length in bytes, the same for all sections of an address space.
     pub bytes: u64,
 }
 
-/// Why a section could not be had or given back.
+/// Why a section could not be leased or returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// A newer primary holds this memory.
     #[error("a newer primary holds this memory")]
     Fenced,
-    /// Try again later, or elsewhere.
+    /// Try again later, or with other memory.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Sections that are gone.
+/// Lost sections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostSections {
+    /// Their numbers, as in [`Section::id`].
     pub sections: Vec<u32>,
 }
 
@@ -48,79 +50,90 @@ pub trait Memory: Send + Sync + 'static {
     /// Bytes of sections that may be leased.
     fn budget_bytes(&self) -> u64;
 
-    /// Changes that. What is above stays until it is released; there is no growth meanwhile.
+    /// Changes the budget. Sections above it stay until they are released; meanwhile memory does not grow.
     fn set_budget(&self, bytes: u64);
 
-    /// One section more, of zeros.
+    /// Leases one more section, filled with zeros.
     async fn grow(&self) -> Result<Section, MemoryError>;
 
-    /// Gives a section back: its addresses fail from now on, and on return no verb to them takes effect, ever.
+    /// Returns a section: its addresses fail from now on, and once this returns, no verb to them ever takes effect.
     async fn release(&self, id: u32) -> Result<(), MemoryError>;
 
     /// The next loss; each section is reported once. Dropping the future loses nothing.
-    async fn lost(&self) -> Lost;
+    async fn lost(&self) -> LostSections;
 
     /// Whether a newer primary holds this memory.
     fn is_fenced(&self) -> bool;
 
+    /// Reads `length` bytes from `address` on and appends them to `into`.
+    ///
+    /// The completion fails with [`rma::Error::OutOfBounds`] if the range is not within one section, and with
+    /// [`rma::Error::Closed`] if the section was released or lost.
     fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut>;
+
+    /// Writes the parts one after the other, from `address` on. Fails as [`Memory::read`] does; a write that failed
+    /// with [`rma::Error::Ambiguous`] may still take effect.
     fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()>;
+
+    /// Replaces the 8 bytes at `address` by `new` if they are `expected`; returns the value before. Fails as
+    /// [`Memory::write`] does.
     fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64>;
 
-    /// Lets a reader read a section; gives what its own memory enters ([`LentMemory::enter`]).
-    async fn share(&self, _id: u32, _reader: HolderId) -> Result<Bytes, MemoryError> {
-        Err(MemoryError::Failed("this memory is nobody else's to read".to_owned()))
+    /// Gets a read grant of a section for a follower; returns the location that the follower's memory enters
+    /// ([`ReadOnlyMemory::enter`]).
+    async fn grant_read(&self, _id: u32, _follower: FollowerId) -> Result<Bytes, MemoryError> {
+        Err(MemoryError::Failed("this memory cannot be shared with followers".to_owned()))
     }
 
-    /// Revokes what a reader was given. On return no read of its succeeds, ever.
-    async fn unshare(&self, _reader: HolderId) -> Result<(), MemoryError> {
+    /// Revokes a follower's read grants. On return no read of the follower ever succeeds.
+    async fn revoke_reads(&self, _follower: FollowerId) -> Result<(), MemoryError> {
         Ok(())
     }
 
-    /// Starts what was posted and held back.
+    /// Starts verbs that were posted and held back.
     fn flush(&self);
 
-    /// Tells that a verb failed.
+    /// Reports a failed verb.
     fn note_failure(&self, address: u64, error: &rma::Error);
 }
 
 /// Memory of another compute node, of which some sections may be read here. Nothing in it is ever changed.
-pub trait LentMemory: Memory {
-    /// Makes a section readable that [`Memory::share`] gave.
+pub trait ReadOnlyMemory: Memory {
+    /// Makes a section readable whose location [`Memory::grant_read`] returned.
     ///
     /// # Errors
-    /// Where it makes no sense here.
-    fn enter(&self, section: &Section, place: &[u8]) -> Result<(), MemoryError>;
+    /// If the section does not fit this memory.
+    fn enter(&self, section: &Section, read_grant: &[u8]) -> Result<(), MemoryError>;
 
-    /// The section at this address has gone.
+    /// Removes the section at this address, which is gone.
     fn leave(&self, address: u64);
 }
 
 /// Waits for a verb.
 #[inline]
-pub(super) fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Completed<'_, T, fn()> {
+pub(super) fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> VerbCompletion<'_, T, fn()> {
     completed_meanwhile(memory, verb, || ())
 }
 
-/// Waits for a verb, and does something else while it is under way, if it is.
+/// Waits for a verb, and runs `meanwhile` while the verb is in flight, if it is.
 #[inline]
 pub(super) fn completed_meanwhile<T: Unpin, F: FnOnce()>(
     memory: &dyn Memory,
     verb: Completion<T>,
     meanwhile: F,
-) -> Completed<'_, T, F> {
-    Completed { memory, verb: Some(verb), meanwhile: Some(meanwhile) }
+) -> VerbCompletion<'_, T, F> {
+    VerbCompletion { memory, verb: Some(verb), meanwhile: Some(meanwhile) }
 }
 
-/// See [`completed_meanwhile`]. By hand, since every read passes here twice.
-pub(super) struct Completed<'a, T, F> {
+/// See [`completed_meanwhile`]. Hand-written, since every read passes here twice.
+pub(super) struct VerbCompletion<'a, T, F> {
     memory: &'a dyn Memory,
     verb: Option<Completion<T>>,
-    /// Until it is known to be under way.
+    /// `Some` until the verb is known to be in flight.
     meanwhile: Option<F>,
 }
 
-impl<T: Unpin, F: FnOnce() + Unpin> Future for Completed<'_, T, F> {
+impl<T: Unpin, F: FnOnce() + Unpin> Future for VerbCompletion<'_, T, F> {
     type Output = Result<T, rma::Error>;
 
     #[inline]
@@ -170,17 +183,17 @@ impl Memory for pool::AddressSpace {
     }
 
     async fn grow(&self) -> Result<Section, MemoryError> {
-        let section = pool::AddressSpace::grow(self).await.map_err(refused)?;
+        let section = pool::AddressSpace::grow(self).await.map_err(memory_error)?;
         Ok(Section { id: section.id.0, address: section.address, bytes: section.bytes })
     }
 
     async fn release(&self, id: u32) -> Result<(), MemoryError> {
-        pool::AddressSpace::release(self, pool::SectionId(id)).await.map_err(refused)
+        pool::AddressSpace::release(self, pool::SectionId(id)).await.map_err(memory_error)
     }
 
-    async fn lost(&self) -> Lost {
+    async fn lost(&self) -> LostSections {
         let loss = pool::AddressSpace::lost(self).await;
-        Lost { sections: loss.sections.iter().map(|section| section.0).collect() }
+        LostSections { sections: loss.sections.iter().map(|section| section.0).collect() }
     }
 
     #[inline]
@@ -203,13 +216,13 @@ impl Memory for pool::AddressSpace {
         pool::AddressSpace::compare_swap(self, address, expected, new)
     }
 
-    async fn share(&self, id: u32, reader: HolderId) -> Result<Bytes, MemoryError> {
-        let lent = pool::AddressSpace::share(self, pool::SectionId(id), u64::from(reader.0)).await;
-        Ok(lent.map_err(refused)?.place())
+    async fn grant_read(&self, id: u32, follower: FollowerId) -> Result<Bytes, MemoryError> {
+        let lent = pool::AddressSpace::grant_read(self, pool::SectionId(id), u64::from(follower.0)).await;
+        Ok(lent.map_err(memory_error)?.encode())
     }
 
-    async fn unshare(&self, reader: HolderId) -> Result<(), MemoryError> {
-        pool::AddressSpace::unshare(self, u64::from(reader.0)).await.map_err(refused)
+    async fn revoke_reads(&self, follower: FollowerId) -> Result<(), MemoryError> {
+        pool::AddressSpace::revoke_reads(self, u64::from(follower.0)).await.map_err(memory_error)
     }
 
     fn flush(&self) {
@@ -221,15 +234,15 @@ impl Memory for pool::AddressSpace {
     }
 }
 
-/// What a reader's memory does not do.
+/// The error of operations that a follower's memory does not support.
 fn read_only() -> MemoryError {
-    MemoryError::Failed("a reader changes nothing".to_owned())
+    MemoryError::Failed("a follower only reads: it cannot change remote memory".to_owned())
 }
 
 #[async_trait]
-impl Memory for pool::LentSpace {
+impl Memory for pool::ReadOnlySpace {
     fn section_bytes(&self) -> u64 {
-        pool::LentSpace::section_bytes(self)
+        pool::ReadOnlySpace::section_bytes(self)
     }
 
     fn budget_bytes(&self) -> u64 {
@@ -246,7 +259,7 @@ impl Memory for pool::LentSpace {
         Err(read_only())
     }
 
-    async fn lost(&self) -> Lost {
+    async fn lost(&self) -> LostSections {
         std::future::pending().await
     }
 
@@ -256,7 +269,7 @@ impl Memory for pool::LentSpace {
 
     #[inline]
     fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
-        pool::LentSpace::read(self, address, length, into)
+        pool::ReadOnlySpace::read(self, address, length, into)
     }
 
     fn write(&self, _address: u64, _parts: &[Bytes]) -> Completion<()> {
@@ -268,28 +281,28 @@ impl Memory for pool::LentSpace {
     }
 
     fn flush(&self) {
-        pool::LentSpace::flush(self);
+        pool::ReadOnlySpace::flush(self);
     }
 
     fn note_failure(&self, address: u64, error: &rma::Error) {
-        pool::LentSpace::note_failure(self, address, error);
+        pool::ReadOnlySpace::note_failure(self, address, error);
     }
 }
 
-impl LentMemory for pool::LentSpace {
-    fn enter(&self, section: &Section, place: &[u8]) -> Result<(), MemoryError> {
+impl ReadOnlyMemory for pool::ReadOnlySpace {
+    fn enter(&self, section: &Section, read_grant: &[u8]) -> Result<(), MemoryError> {
         let Section { id, address, bytes } = *section;
         let section = pool::Section { id: pool::SectionId(id), address, bytes };
-        let lent = pool::Lent::of_place(section, place).map_err(refused)?;
-        pool::LentSpace::enter(self, &lent).map_err(refused)
+        let lent = pool::ReadGrant::decode(section, read_grant).map_err(memory_error)?;
+        pool::ReadOnlySpace::enter(self, &lent).map_err(memory_error)
     }
 
     fn leave(&self, address: u64) {
-        pool::LentSpace::leave(self, address);
+        pool::ReadOnlySpace::leave(self, address);
     }
 }
 
-fn refused(error: pool::Error) -> MemoryError {
+fn memory_error(error: pool::Error) -> MemoryError {
     match error.kind() {
         ErrorKind::Fenced => MemoryError::Fenced,
         _ => MemoryError::Failed(error.to_string()),

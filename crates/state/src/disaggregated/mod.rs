@@ -1,45 +1,51 @@
-//! The world state on pooled memory: index and records in an address space, tables in storage, caches here.
+//! The world state on pooled memory: index and records in an address space, rows on the storage node, caches on the
+//! compute node.
 //!
-//! It follows FlexChain (section 4) and leaves it in one decision: memory nodes are passive. Index and records are laid out
-//! so that one-sided verbs are all that reads and writes them (docs/adr, passive memory nodes), and a block is applied as
-//! one batch instead of one record at a time (docs/adr, group apply).
+//! The design follows FlexChain (section 4) with one difference: memory nodes are passive. Index and records are laid
+//! out so that one-sided verbs suffice to read and write them (docs/adr, passive memory nodes), and a block is applied
+//! as one batch instead of record by record (docs/adr, group apply).
 //!
-//! What is where, and who may change it:
+//! What lies where, and who may change it:
 //!
 //! | place | holds | changed by |
 //! |---|---|---|
-//! | [`record`]s in remote memory | versions, newest first linked by `prev`, oldest first by `next` | the writer |
-//! | [`index`] in remote memory | from a key to its newest version | the writer |
-//! | [`cache`] here | newest versions by key, bytes by version | apply, and readers under a token |
-//! | [`delta`] here | which keys the blocks after the savepoint wrote, and where each version is | apply, savepoint |
-//! | storage | every version up to the savepoint that a reader may need | itself, from its blocks |
+//! | [`record`]s in remote memory | versions; `prev` links newest to oldest, `next` oldest to newest | the writer |
+//! | [`index`] in remote memory | for each key, its newest version | the writer |
+//! | [`cache`] on the compute node | newest versions by key, bytes by version | apply; reads with a valid token |
+//! | [`delta`] on the compute node | keys written after the savepoint, locations of their versions | apply, savepoint |
+//! | storage | every version up to the savepoint that a read may need | the storage node, from its blocks |
 //!
-//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, eviction, or the keeper, at the one primary of the peer. Other
-//! compute nodes of the peer, its [`readers`], read the same memory and follow what the primary tells them; all but what
-//! changes something is the same code there.
+//! The writer is the task that holds the lock of [`StateWriter`] at the peer's one primary: apply, a fill, eviction,
+//! or background maintenance ([`maintenance`]). The peer's other compute nodes, its followers ([`followers`]), read
+//! the same memory and follow the updates that the primary sends. They run the same code, except for the parts that
+//! change remote memory.
 //!
-//! 1. A block is durable in storage before [`WorldState::apply`] is called with it. Remote memory may vanish at any moment:
-//!    whatever it holds is in the delta's blocks or in storage.
-//! 2. [`apply`](apply) writes records, links them, swaps index slots, adds to the delta, replaces what the caches know, tells the
-//!    readers, waits for them, and only then raises the height.
-//! 3. [`read`](read) looks into caches, index, delta, storage, in this order. To find nothing in one of them is never wrong;
-//!    to find something that is not the newest would be, and is what the protocols prevent.
-//! 4. [`reclaim`](keeper) puts a version aside once no view can need it, here or at a reader, and uses its buffer again only when
-//!    every [`lease`] that could hold its address has ended.
-//! 5. [`evict`](evict) keeps memory below its budget: it takes cold records out that storage has as rows. [`drain`](drain)
-//!    gives sections back when the budget was lowered.
-//! 6. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
-//! 7. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
-//!    nothing there from that moment on, and storage and other sections take its place.
-//! 8. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
-//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections, and neither raises a
-//!    height nor lets readers join before every lease has ended that the old one can have granted.
+//! 1. A block is durable in storage before [`WorldState::apply`] makes any of its records reachable. Remote memory may
+//!    vanish at any moment: everything in it is also in storage, as a row or in a block above the savepoint.
+//! 2. [`apply`] writes records, links them, swaps index slots, adds to the delta, replaces the cached versions, sends
+//!    an update to the followers, waits for their acknowledgements, and only then raises the height.
+//! 3. [`read`] looks into caches, index, delta and storage, in this order. A miss is always safe: the search
+//!    continues. A hit on an old version would be wrong; the protocols exclude it.
+//! 4. [`reclaim`](maintenance) retires a version once no view needs it, neither here nor on a follower. A reader may
+//!    have learnt the address of the version's buffer under a [`lease`]; the buffer is reused only when all such
+//!    leases have ended.
+//! 5. [`evict`] keeps memory below its budget: it removes from memory cold records that storage has as rows. [`drain`]
+//!    returns sections after the budget was lowered.
+//! 6. The savepoint moves when storage materialises blocks, on its own or because [`WorldState::persist`] asks. The
+//!    delta then drops the blocks that the savepoint covers.
+//! 7. A section is abandoned if it is lost, or if an ambiguous verb may still write into it ([`StateCore::give_up`]).
+//!    From then on reads find nothing in it, and read from storage or from other sections instead.
+//! 8. A new primary opens the address space under a higher epoch, which fences the old primary: the old primary's
+//!    verbs have no effect from then on, and its calls fail with [`Error::Fenced`]. The new primary starts with an
+//!    empty index in new sections. It raises no height and lets no follower join until every lease that the old
+//!    primary can have granted has ended.
 //!
 //! Invariants:
-//! * A slot of the index leads to the newest applied version of its key, or there is none.
-//! * A buffer is used again only after nothing has led to it for [`lease::REUSE_AFTER`].
-//! * Every leased byte is free, live or quarantined; every live one is a subtable, or a record that an index slot, a newer
-//!   version's `prev` or the list of superseded versions leads to.
+//! * A slot of the index is empty or leads to the newest applied version of its key.
+//! * A buffer is reused only after nothing has led to it for [`lease::REUSE_AFTER`].
+//! * Every leased byte is free, live or quarantined. Every live byte belongs to a subtable of the index or to a
+//!   reachable record: reachable from an index slot, from the `prev` of a newer version, or from the list of
+//!   superseded versions.
 
 mod apply;
 mod audit;
@@ -50,19 +56,19 @@ mod drain;
 mod evict;
 pub mod fault;
 mod fill;
+pub mod followers;
 #[doc(hidden)]
 pub mod fuzz;
 mod grow;
-mod heat;
 mod index;
-mod keeper;
 pub mod lease;
+mod maintenance;
 pub mod memory;
 mod pointer;
 mod range;
 mod read;
-pub mod readers;
 mod record;
+mod reference_bits;
 mod space;
 
 #[cfg(test)]
@@ -77,53 +83,53 @@ use std::time::Duration;
 
 use base::rt::net::Link;
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{self, AbortOnDrop, Instant, Stop};
+use base::rt::{self, AbortOnDrop, CancellationToken, Instant};
 use base::{Set, Version};
 use futures_util::future::join_all;
 use storage::StateStore;
 
-pub use audit::Audit;
+pub use audit::MemoryAudit;
 use cache::Caches;
 use delta::Delta;
-use directory::Directory;
-use heat::Heat;
+use directory::SubtableDirectory;
+pub use followers::Follower;
+use followers::{ComputeRole, FollowerTable};
 use index::{KeyHash, Subtable};
 use memory::{Memory, MemoryError, Section};
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
-pub use readers::Reader;
-use readers::{Holders, Role};
-use record::Name;
-use space::{Accounts, Space};
+use record::KeyName;
+use reference_bits::ReferenceBits;
+use space::{SpaceAccounts, SpaceAllocator};
 
 use crate::{Durable, Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
 
-/// How long a donor's answer is waited for with the writer's lock held.
-const DONOR_WAIT_MAX: Duration = Duration::from_millis(100);
-/// Reads of one caller that are under way at once.
+/// How long to wait for a donor's answer with the writer's lock held.
+const DONOR_TIMEOUT: Duration = Duration::from_millis(100);
+/// Reads of one caller in flight at once.
 const READS_AT_ONCE: usize = 64;
 
 /// Limits of one peer's state in one channel. The budget of remote memory is the address space's.
 #[derive(Clone, Debug)]
-pub struct DisaggregatedSettings {
+pub struct DisaggregatedConfig {
     /// Bytes of the metadata cache: where keys are, and their versions.
     pub metadata_cache_bytes: usize,
     /// Bytes of the data cache: records.
     pub data_cache_bytes: usize,
-    /// Bytes of the delta above which [`WorldState::wants_persist`] says so.
+    /// Bytes of the delta above which [`WorldState::wants_persist`] returns true.
     pub delta_bytes_max: usize,
     /// Blocks that a view may lag behind before it is fenced.
     pub view_lag_blocks_max: u64,
-    /// Blocks beyond the savepoint above which it says so too.
+    /// Blocks beyond the savepoint above which [`WorldState::wants_persist`] returns true.
     pub savepoint_lag_blocks_max: u64,
     /// Percent of the budget of remote memory above which cold records are evicted.
     pub evict_above_percent: u8,
-    /// Percent of it that eviction leaves in use; less than the above.
+    /// Percent of the budget that eviction leaves in use; less than `evict_above_percent`.
     pub evict_to_percent: u8,
 }
 
-impl Default for DisaggregatedSettings {
+impl Default for DisaggregatedConfig {
     fn default() -> Self {
-        DisaggregatedSettings {
+        DisaggregatedConfig {
             metadata_cache_bytes: 16 << 20,
             data_cache_bytes: 64 << 20,
             delta_bytes_max: 128 << 20,
@@ -137,128 +143,133 @@ impl Default for DisaggregatedSettings {
 
 /// [`WorldState`] over pooled memory and a storage node.
 pub struct Disaggregated {
-    shared: Arc<Shared>,
-    _keepers: Vec<AbortOnDrop<()>>,
+    shared: Arc<StateCore>,
+    _background: Vec<AbortOnDrop<()>>,
 }
 
-struct Shared {
+struct StateCore {
     memory: Arc<dyn Memory>,
     store: Arc<dyn StateStore>,
-    settings: DisaggregatedSettings,
-    /// Of the hashes of keys.
+    settings: DisaggregatedConfig,
+    /// Seed of the key hashes.
     seed: u64,
     caches: Caches,
-    heat: Heat,
-    directory: Directory,
+    heat: ReferenceBits,
+    directory: SubtableDirectory,
     delta: RwLock<Delta>,
-    gone: Gone,
+    gone: GoneSections,
     height: AtomicU64,
     /// Views below this height are fenced.
     admitted: AtomicU64,
-    /// The delta has forgotten the blocks below this height, which storage has as rows.
-    settled: AtomicU64,
-    /// Versions of blocks below this height are not left by `prev`: what it leads to may have been evicted.
+    /// Storage has the blocks below this height as rows, and the delta has dropped them.
+    savepoint: AtomicU64,
+    /// `prev` of a version of a block below this height must not be followed: the record that it leads to may have been
+    /// evicted.
     forgotten: AtomicU64,
-    /// What storage was last told: nobody reads below this block.
-    told: AtomicU64,
-    current: RwLock<Option<Arc<View>>>,
-    views: Mutex<VecDeque<(u64, Weak<View>)>>,
-    writer: rt::sync::Mutex<Writer>,
+    /// The block last reported to storage as the oldest that anything still reads.
+    reported: AtomicU64,
+    current: RwLock<Option<Arc<StateView>>>,
+    views: Mutex<VecDeque<(u64, Weak<StateView>)>>,
+    writer: rt::sync::Mutex<StateWriter>,
     persisting: rt::sync::Mutex<()>,
     fills: Semaphore,
-    /// Something is for the keeper to do.
+    /// Wakes reclamation before its period is over.
     wanted: Notify,
-    /// Memory is crowded, or something found no room.
+    /// Wakes the eviction task: memory is crowded, or an allocation failed for want of space.
     crowded: Notify,
     fenced: AtomicBool,
-    role: Role,
-    holders: Arc<Holders>,
-    /// Stopped once readers may join.
-    admits_readers: Stop,
-    /// What readers ask for.
-    wishes: Semaphore,
-    /// Leases that an earlier primary granted have ended by then; heights are raised and shown only after that.
-    reigns_from: Instant,
+    role: ComputeRole,
+    followers: Arc<FollowerTable>,
+    /// Stopped once followers may join.
+    admits_followers: CancellationToken,
+    /// Bounds the requests of followers that run at once.
+    fill_permits: Semaphore,
+    /// By this time every lease that an earlier primary granted has ended; heights are raised and shown only after it.
+    earlier_leases_end: Instant,
 }
 
-/// Sections that were given up, by their first byte. They stay here: slots elsewhere may lead into them, and their addresses are
-/// never used again. There are no more than the sections that a pool gives in the life of a space
-/// ([`pool::space::SECTIONS_EVER_MAX`]), of 8 bytes each.
+/// Abandoned sections, by their first byte. An entry is never removed: slots in other sections may lead into the
+/// section, and its addresses are never reused. The number of entries is bounded by the number of sections that a pool
+/// ever grants to one address space ([`pool::space::SECTIONS_EVER_MAX`]), of 8 bytes each.
 #[derive(Default)]
-struct Gone {
+struct GoneSections {
     any: AtomicBool,
     bases: RwLock<Set<u64>>,
 }
 
-/// How much remote memory a state uses, in bytes, and what it has done to use no more.
+/// How much remote memory a state uses, in bytes, and what it has freed to stay within the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
-    /// Sections that the budget allows.
+pub struct StateUsage {
+    /// Bytes of whole sections that the budget allows.
     pub allowed: u64,
-    /// Sections that are leased. Above the former while a lower budget takes effect.
+    /// Bytes of leased sections. Above `allowed` while a lower budget takes effect.
     pub leased: u64,
-    /// Of the leased, what is free, in use, and put aside until every lease has ended.
+    /// Bytes of the leased sections that are free.
     pub free: u64,
+    /// Bytes of the leased sections in buffers that are in use.
     pub live: u64,
+    /// Bytes of the leased sections in retired buffers that wait until every lease has ended.
     pub quarantined: u64,
-    /// Records evicted so far, and the bytes that they took.
+    /// Records evicted so far.
     pub evicted_records: u64,
+    /// Bytes that the records evicted so far took.
     pub evicted_bytes: u64,
     /// Sections emptied and given back so far because the budget was lowered.
     pub sections_drained: u64,
 }
 
-/// The pool had nothing to give to an owner with this budget.
+/// The pool had no section to grant under this budget.
 #[derive(Clone, Copy)]
-struct Exhausted {
-    /// It is not asked again before that time.
+struct PoolExhausted {
+    /// The pool is not asked again before this time.
     until: Instant,
     budget_bytes: u64,
 }
 
-impl Exhausted {
-    fn now(budget_bytes: u64) -> Exhausted {
-        Exhausted { until: rt::now() + keeper::EXHAUSTED_PAUSE, budget_bytes }
+impl PoolExhausted {
+    fn now(budget_bytes: u64) -> PoolExhausted {
+        PoolExhausted { until: rt::now() + maintenance::EXHAUSTED_PAUSE, budget_bytes }
     }
 
-    /// A budget that was raised may change it.
+    /// Whether the pool still need not be asked: only a higher budget changes its answer.
     fn holds(&self, budget_bytes: u64) -> bool {
         budget_bytes <= self.budget_bytes
     }
 }
 
-/// What only the writer touches.
+/// State that only the writer touches.
 #[derive(Default)]
-struct Writer {
-    space: Space,
-    holders: Arc<Holders>,
-    /// Buffers to which nothing leads any more, with the update by which readers learn of that.
-    untold: VecDeque<(u64, Pointer)>,
-    /// The numbers of sections by their first byte.
+struct StateWriter {
+    space: SpaceAllocator,
+    holders: Arc<FollowerTable>,
+    /// Buffers to which nothing leads any more, each with the position of the update that reports this to the
+    /// followers.
+    unacknowledged: VecDeque<(u64, Pointer)>,
+    /// Section numbers by first byte.
     sections: BTreeMap<u64, u32>,
     /// Versions that a block superseded, in the order of blocks.
-    superseded: VecDeque<Superseded>,
-    /// Records of deletions that no savepoint covers yet, in the order of blocks.
+    superseded: VecDeque<SupersededVersion>,
+    /// Tombstones that no savepoint covers yet, in the order of blocks.
     tombstones: VecDeque<Tombstone>,
-    /// Subtables were lost: records may be live to which nothing leads.
+    /// Subtables were lost: some live records may be unreachable.
     orphans: bool,
-    /// Bytes of the longest buffer for which there was no room since this was last looked at.
+    /// Length in bytes of the longest buffer that could not be allocated since eviction last looked.
     short: u64,
-    /// Where the hand of the eviction's clock is.
+    /// Position of the hand of eviction's clock.
     hand: u64,
-    /// Records that were evicted, marked as given up, and are still put aside, with the time at which they were.
+    /// Evicted records that are marked invalid and still in quarantine, each with the time of its eviction.
     evicted: VecDeque<(Instant, Pointer)>,
-    /// The pool had nothing to give.
-    exhausted: Option<Exhausted>,
-    /// A section that the pool is asked for, whose donor takes its time.
+    /// Set while the pool has no section to grant.
+    exhausted: Option<PoolExhausted>,
+    /// A section requested from the pool whose donor has not answered yet.
     growing: Option<AbortOnDrop<Result<Section, MemoryError>>>,
-    /// What was lost meanwhile and is not among the sections.
+    /// Sections that were lost while `growing` was in flight and are not in `sections`.
     lost: Vec<u32>,
-    /// The counts of what was done; the bytes are the space's.
-    usage: Usage,
+    /// Counters of completed work; the byte counts come from `space`.
+    usage: StateUsage,
 }
 
-struct Superseded {
+struct SupersededVersion {
     pointer: Pointer,
     /// The block that superseded it.
     since: u64,
@@ -272,54 +283,56 @@ struct Tombstone {
     pointer: Pointer,
 }
 
-/// A block boundary that at least one reader may be looking at.
-pub struct View {
-    shared: Arc<Shared>,
+/// A block boundary at which at least one reader may be looking.
+pub struct StateView {
+    shared: Arc<StateCore>,
     height: u64,
 }
 
 impl Disaggregated {
     /// Opens the state with empty memory, at the height of storage's savepoint: the caller applies later blocks again.
     ///
-    /// `memory` was opened under an epoch higher than that of any primary before, which fenced them.
+    /// `memory` was opened under an epoch higher than that of any earlier primary, which fenced them.
     pub async fn open(
         memory: Arc<dyn Memory>,
         store: Arc<dyn StateStore>,
-        settings: DisaggregatedSettings,
+        settings: DisaggregatedConfig,
     ) -> Result<Disaggregated, Error> {
         let height = store.savepoint().height;
         let budget_bytes = memory.budget_bytes();
         let seed = rt::random_u64();
-        let shared = Arc::new(Shared::new(memory, store, settings, Role::Primary, seed, height, budget_bytes));
-        Shared::publish(&shared, height);
-        let keepers = keeper::start(&shared);
-        Ok(Disaggregated { shared, _keepers: keepers })
+        let shared =
+            Arc::new(StateCore::new(memory, store, settings, ComputeRole::Primary, seed, height, budget_bytes));
+        StateCore::publish(&shared, height);
+        let background = maintenance::start(&shared);
+        Ok(Disaggregated { shared, _background: background })
     }
 
-    /// Lets readers join, once every lease has ended that an earlier primary can have granted: until then its readers may
-    /// answer at lower heights, and whoever opened this state shows it to nobody. To be called when every durable block has
-    /// been applied: before that, a reader would show heights below those that an earlier primary has shown.
-    pub async fn admit_readers(&self) {
-        self.shared.outlast_leases().await;
-        self.shared.admits_readers.stop();
+    /// Lets followers join, once every lease that an earlier primary can have granted has ended. Until then that
+    /// primary's followers may answer at lower heights, so the caller must not show this state to anybody. Call it
+    /// after every durable block has been applied: otherwise a follower would show heights below those that an earlier
+    /// primary has shown.
+    pub async fn admit_followers(&self) {
+        self.shared.wait_for_earlier_leases().await;
+        self.shared.admits_followers.cancel();
     }
 
-    /// Serves a reader over a link until that ends ([`readers`]). Dropping the future ends it.
+    /// Serves a follower over a link until the link ends ([`followers`]). Dropping the future ends it.
     ///
     /// # Errors
-    /// [`Error::Fenced`]; [`Error::Busy`] when there are too many, or joining took too long.
-    pub async fn serve_reader(&self, link: Link) -> Result<(), Error> {
-        Shared::serve_reader(&self.shared, link).await
+    /// [`Error::Fenced`]; [`Error::Busy`] when there are too many followers, or joining took too long.
+    pub async fn serve_follower(&self, link: Link) -> Result<(), Error> {
+        StateCore::serve_follower(&self.shared, link).await
     }
 
     /// The view of the last applied block, with the reads that do not go through [`Snapshot`].
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<StateView> {
         self.shared.newest_view()
     }
 
-    /// Changes the budget of remote memory while everything goes on. On return there is no growth above it; sections above a
-    /// lower budget are emptied and given back in the background, one by one ([`Disaggregated::usage`] says how many bytes
-    /// are leased).
+    /// Changes the budget of remote memory during operation. On return, memory no longer grows above the new budget.
+    /// Sections above a lower budget are emptied and returned in the background, one by one ([`Disaggregated::usage`]
+    /// reports the leased bytes).
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`] below one section.
@@ -328,33 +341,33 @@ impl Disaggregated {
         if bytes < section_bytes {
             return Err(Error::BudgetTooSmall { bytes, section_bytes });
         }
-        // Bits first: what is written into new sections is noted at once.
+        // The reference bits first: uses of records in new sections are noted at once.
         self.shared.heat.enlarge(bytes);
         self.shared.memory.set_budget(bytes);
         self.shared.crowded.notify_one();
         Ok(())
     }
 
-    /// How much remote memory is used. Waits for the writer's turn, and reads nothing.
-    pub async fn usage(&self) -> Usage {
+    /// How much remote memory is used. Waits for the writer's lock; reads no remote memory.
+    pub async fn usage(&self) -> StateUsage {
         let writer = self.shared.writer.lock().await;
-        let Accounts { leased, free, live, quarantined } = writer.space.accounts();
+        let SpaceAccounts { leased, free, live, quarantined } = writer.space.accounts();
         let allowed = self.shared.allowed();
-        Usage { allowed, leased, free, live, quarantined, ..writer.usage }
+        StateUsage { allowed, leased, free, live, quarantined, ..writer.usage }
     }
 
-    /// How remote memory is used, and whether everything in it is accounted for. Reads all of the index.
+    /// How remote memory is used, and whether every byte of it is accounted for. Reads the whole index.
     ///
     /// # Errors
     /// [`Error::Busy`] when a verb fails.
-    pub async fn audit(&self) -> Result<Audit, Error> {
+    pub async fn audit(&self) -> Result<MemoryAudit, Error> {
         self.shared.audit().await
     }
 }
 
 impl Drop for Disaggregated {
     fn drop(&mut self) {
-        // The view leads back here. Views that readers hold stay as they are.
+        // The view refers back to this state. Views that readers hold stay as they are.
         *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -369,20 +382,20 @@ impl WorldState for Disaggregated {
         self.shared.newest_view()
     }
 
-    fn readers(&self) -> usize {
-        self.shared.holders.count()
+    fn followers(&self) -> usize {
+        self.shared.followers.count()
     }
 
-    fn place_work(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<readers::Place> {
-        self.shared.holders.place(load_max, WorldState::height(self), trusts)
+    fn work_permit(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<followers::WorkPermit> {
+        self.shared.followers.work_permit(load_max, WorldState::height(self), trusts)
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
-        Shared::apply(&self.shared, number, &batch, None).await
+        StateCore::apply(&self.shared, number, &batch, None).await
     }
 
     async fn apply_when(&self, number: u64, batch: UpdateBatch, durable: Durable<'_>) -> Result<(), Error> {
-        Shared::apply(&self.shared, number, &batch, Some(durable)).await
+        StateCore::apply(&self.shared, number, &batch, Some(durable)).await
     }
 
     fn wants_persist(&self) -> bool {
@@ -411,12 +424,13 @@ impl WorldState for Disaggregated {
 }
 
 #[async_trait::async_trait]
-impl Snapshot for View {
+impl Snapshot for StateView {
     fn height(&self) -> u64 {
         self.height
     }
 
-    // Written out what the attribute makes of an `async fn`, so that what the caches answer needs no room for the rest.
+    // The attribute's expansion of an `async fn`, written out so that an answer from the caches does not allocate the
+    // future of a full read.
     fn get<'view, 'namespace, 'key, 'read>(
         &'view self,
         namespace: &'namespace str,
@@ -459,7 +473,7 @@ impl Snapshot for View {
             }
             versions.push(known.flatten());
         }
-        // Many at once, so that what they wait for is waited for together.
+        // Issue many reads at once, so that their waits overlap.
         for some in unknown.chunks(READS_AT_ONCE) {
             let reads = some.iter().map(|at| self.read_version(keys[*at].0, keys[*at].1));
             for (at, version) in some.iter().zip(join_all(reads).await) {
@@ -484,36 +498,36 @@ impl Snapshot for View {
     }
 }
 
-impl Shared {
-    /// With empty memory, at this height.
+impl StateCore {
+    /// A core with empty memory, at this height.
     fn new(
         memory: Arc<dyn Memory>,
         store: Arc<dyn StateStore>,
-        settings: DisaggregatedSettings,
-        role: Role,
+        settings: DisaggregatedConfig,
+        role: ComputeRole,
         seed: u64,
         height: u64,
         budget_bytes: u64,
-    ) -> Shared {
-        let holders: Arc<Holders> = Arc::default();
-        let early = fault::mutant(fault::Mutant::ReignEarly);
-        Shared {
+    ) -> StateCore {
+        let holders: Arc<FollowerTable> = Arc::default();
+        let early = fault::mutant(fault::Mutant::ServeEarly);
+        StateCore {
             memory,
             store,
             seed,
             caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
-            heat: Heat::new(budget_bytes),
-            directory: Directory::default(),
+            heat: ReferenceBits::new(budget_bytes),
+            directory: SubtableDirectory::default(),
             delta: RwLock::default(),
-            gone: Gone::default(),
+            gone: GoneSections::default(),
             height: AtomicU64::new(height),
             admitted: AtomicU64::new(height),
-            settled: AtomicU64::new(0),
+            savepoint: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
-            told: AtomicU64::new(height.saturating_sub(1)),
+            reported: AtomicU64::new(height.saturating_sub(1)),
             current: RwLock::new(None),
             views: Mutex::default(),
-            writer: rt::sync::Mutex::new(Writer { holders: Arc::clone(&holders), ..Writer::default() }),
+            writer: rt::sync::Mutex::new(StateWriter { holders: Arc::clone(&holders), ..StateWriter::default() }),
             persisting: rt::sync::Mutex::new(()),
             fills: Semaphore::new(fill::FILLS_MAX),
             wanted: Notify::new(),
@@ -521,10 +535,10 @@ impl Shared {
             fenced: AtomicBool::new(false),
             settings,
             role,
-            holders,
-            admits_readers: Stop::new(),
-            wishes: Semaphore::new(fill::FILLS_MAX),
-            reigns_from: if early { rt::now() } else { rt::now() + lease::REUSE_AFTER },
+            followers: holders,
+            admits_followers: CancellationToken::new(),
+            fill_permits: Semaphore::new(fill::FILLS_MAX),
+            earlier_leases_end: if early { rt::now() } else { rt::now() + lease::REUSE_AFTER },
         }
     }
 
@@ -538,12 +552,12 @@ impl Shared {
         self.delta.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The delta with every block in order that any height so far shows.
+    /// The delta, with every block ordered that is visible at any height so far.
     fn delta_in_order(&self) -> RwLockReadGuard<'_, Delta> {
         if !self.delta().is_ordered() {
             self.delta_mut().order();
         }
-        // A block that is added in between is too new for whoever asks.
+        // A block that is added in between is too new for the caller.
         self.delta()
     }
 
@@ -551,18 +565,18 @@ impl Shared {
         self.delta.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn views(&self) -> MutexGuard<'_, VecDeque<(u64, Weak<View>)>> {
+    fn views(&self) -> MutexGuard<'_, VecDeque<(u64, Weak<StateView>)>> {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A view of a height, for every later snapshot.
-    fn publish(shared: &Arc<Shared>, height: u64) {
-        let view = Arc::new(View { shared: Arc::clone(shared), height });
+    /// Publishes a view of a height, which every later snapshot returns.
+    fn publish(shared: &Arc<StateCore>, height: u64) {
+        let view = Arc::new(StateView { shared: Arc::clone(shared), height });
         shared.views().push_back((height, Arc::downgrade(&view)));
         *shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(view);
     }
 
-    /// The height of the oldest view that may still be read: of those that lag too far none is.
+    /// The height of the oldest view that may still be read. Views that lag too far behind may not.
     fn floor(&self) -> u64 {
         let height = self.height.load(Ordering::Acquire);
         let mut views = self.views();
@@ -572,15 +586,15 @@ impl Shared {
         }
         let own = views.front().map_or(height, |(height, _)| *height);
         drop(views);
-        let floor = self.holders.floor(own);
+        let floor = self.followers.floor(own);
         self.admitted.fetch_max(floor.min(height), Ordering::AcqRel);
         floor
     }
 
-    /// Waits until every lease has ended that an earlier primary can have granted.
-    async fn outlast_leases(&self) {
-        if rt::now() < self.reigns_from {
-            rt::sleep_until(self.reigns_from).await;
+    /// Waits until every lease that an earlier primary can have granted has ended.
+    async fn wait_for_earlier_leases(&self) {
+        if rt::now() < self.earlier_leases_end {
+            rt::sleep_until(self.earlier_leases_end).await;
         }
     }
 
@@ -596,9 +610,9 @@ impl Shared {
         fenced
     }
 
-    /// Has storage make rows of the blocks below `height`, unless it has.
+    /// Has storage materialise the blocks below `height`, unless it already has.
     async fn materialize(&self, height: u64) -> Result<(), Error> {
-        if let Some(life) = self.role.life() {
+        if let Some(life) = self.role.joined() {
             return self.await_rows(life, height).await;
         }
         let _one_at_a_time = self.persisting.lock().await;
@@ -608,7 +622,7 @@ impl Shared {
             self.store.materialize(height).await?;
         }
         let reached = self.store.savepoint().height;
-        self.settle(reached).await;
+        self.advance_savepoint(reached).await;
         match reached >= height {
             true => Ok(()),
             false => Err(Error::Busy),
@@ -620,7 +634,7 @@ impl Shared {
         address - address % self.memory.section_bytes()
     }
 
-    /// Whether the section of an address was given up.
+    /// Whether the section of an address was abandoned.
     #[inline]
     fn is_gone(&self, address: u64) -> bool {
         self.gone.any.load(Ordering::Acquire) && {
@@ -629,17 +643,18 @@ impl Shared {
         }
     }
 
-    /// Marks a section: nobody finds anything there from now on.
+    /// Marks a section as abandoned: from now on no read finds anything there.
     fn mark_gone(&self, base: u64) {
         self.gone.bases.write().unwrap_or_else(PoisonError::into_inner).insert(base);
         self.gone.any.store(true, Ordering::Release);
         self.caches.forget(|pointer| self.base(pointer.address()) == base);
     }
 
-    /// Gives up the section of an address, whatever is in it: 1. readers find nothing there any more; 2. the directory, the
-    /// allocator and the lists forget it; 3. it is given back, after which no verb takes effect in it, ever. Slots elsewhere
-    /// that lead into it lead nowhere: its addresses are never used again.
-    fn give_up(&self, writer: &mut Writer, address: u64) {
+    /// Abandons the section of an address with everything in it: 1. reads find nothing in it any more; 2. the
+    /// directory, the allocator and the lists drop it; 3. it is returned to the pool, after which no verb ever takes
+    /// effect in it. Slots in other sections that lead into it become dangling but harmless: its addresses are never
+    /// reused.
+    fn give_up(&self, writer: &mut StateWriter, address: u64) {
         let base = self.base(address);
         let Some(id) = writer.sections.remove(&base) else { return };
         events::SectionsGivenUp.add(1);
@@ -650,15 +665,16 @@ impl Shared {
         writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
         writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
         writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
-        writer.untold.retain(|(_, pointer)| !within(pointer.address()));
-        self.holders.log(|changes| changes.gone(base));
+        writer.unacknowledged.retain(|(_, pointer)| !within(pointer.address()));
+        self.followers.log(|changes| changes.section_gone(base));
         self.release(id);
         self.wanted.notify_one();
     }
 
-    /// Leases one more section. Not asked for again for a while when there was none. A donor may be silent while its memory
-    /// works: what does not come within [`DONOR_WAIT_MAX`] is entered when it is there, and until then there is none.
-    async fn grow_space(&self, writer: &mut Writer) -> bool {
+    /// Leases one more section. After a failure the pool is not asked again for a while. A donor's process may be
+    /// silent while its memory works: a section that does not arrive within [`DONOR_TIMEOUT`] is added when it
+    /// arrives, and until then this returns false.
+    async fn grow_space(&self, writer: &mut StateWriter) -> bool {
         if writer.growing.is_some() {
             return self.enter_late_section(writer).await;
         }
@@ -672,45 +688,45 @@ impl Shared {
             memory.grow().await
         })
         .abort_on_drop();
-        match rt::timeout(DONOR_WAIT_MAX, &mut growing).await {
+        match rt::timeout(DONOR_TIMEOUT, &mut growing).await {
             Ok(grown) => self.enter_section(writer, grown).await,
             Err(rt::Elapsed) => {
                 writer.growing = Some(growing);
-                writer.exhausted = Some(Exhausted::now(budget_bytes));
+                writer.exhausted = Some(PoolExhausted::now(budget_bytes));
                 false
             }
         }
     }
 
-    /// Enters the section that the pool was asked for, if it has come by now.
-    async fn enter_late_section(&self, writer: &mut Writer) -> bool {
+    /// Adds the section that was requested from the pool, if it has arrived by now.
+    async fn enter_late_section(&self, writer: &mut StateWriter) -> bool {
         match writer.growing.take_if(|growing| growing.is_finished()) {
             Some(grown) => self.enter_section(writer, grown.await).await,
             None => false,
         }
     }
 
-    /// Makes a section known that the pool has given, if it has.
+    /// Adds a section that the pool granted, unless the pool refused.
     async fn enter_section(
         &self,
-        writer: &mut Writer,
-        grown: Result<Result<Section, MemoryError>, rt::Aborted>,
+        writer: &mut StateWriter,
+        grown: Result<Result<Section, MemoryError>, rt::TaskAborted>,
     ) -> bool {
         let lost = std::mem::take(&mut writer.lost);
-        let grown = grown.unwrap_or_else(|_| Err(MemoryError::Failed("asking the pool has ended".to_owned())));
+        let grown = grown.unwrap_or_else(|_| Err(MemoryError::Failed("the request has ended".to_owned())));
         let refused = match grown {
-            Ok(section) if lost.contains(&section.id) => MemoryError::Failed("it was lost at once".to_owned()),
+            Ok(section) if lost.contains(&section.id) => MemoryError::Failed("it was lost while granted".to_owned()),
             Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
                 writer.space.add(section.address, section.bytes);
                 writer.sections.insert(section.address, section.id);
                 writer.exhausted = None;
                 events::SectionsLeased.add(1);
-                self.share_with_readers(&section).await;
+                self.grant_to_followers(&section).await;
                 return true;
             }
             Ok(section) => {
                 self.release(section.id);
-                MemoryError::Failed("it lies beyond what pointers can say".to_owned())
+                MemoryError::Failed("the section lies beyond the highest address that a pointer can hold".to_owned())
             }
             Err(error) => error,
         };
@@ -718,51 +734,52 @@ impl Shared {
             self.fenced.store(true, Ordering::Relaxed);
         }
         tracing::debug!(error = %refused, "no further section");
-        writer.exhausted = Some(Exhausted::now(self.memory.budget_bytes()));
+        writer.exhausted = Some(PoolExhausted::now(self.memory.budget_bytes()));
         false
     }
 
-    /// Lets readers read a section that is new. One that goes without finds in storage what lies there.
-    async fn share_with_readers(&self, section: &Section) {
-        for holder in self.holders.ids() {
-            fault::hold_up("state.readers.share").await;
-            match rt::timeout(DONOR_WAIT_MAX, self.memory.share(section.id, holder)).await {
-                Ok(Ok(place)) => self.holders.log_for(holder, |changes| changes.section(section, &place)),
-                Ok(Err(error)) => tracing::debug!(%error, section = section.id, "a reader goes without a section"),
+    /// Gives followers read grants of a new section. A follower without a grant reads the section's records from
+    /// storage instead.
+    async fn grant_to_followers(&self, section: &Section) {
+        for holder in self.followers.ids() {
+            fault::hold_up("state.followers.share").await;
+            match rt::timeout(DONOR_TIMEOUT, self.memory.grant_read(section.id, holder)).await {
+                Ok(Ok(place)) => self.followers.log_for(holder, |changes| changes.section(section, &place)),
+                Ok(Err(error)) => tracing::debug!(%error, section = section.id, "a follower goes without a section"),
                 Err(rt::Elapsed) => {
-                    tracing::debug!(section = section.id, "readers go without a section: its donor is silent");
+                    tracing::debug!(section = section.id, "followers go without a section: its donor is silent");
                     return;
                 }
             }
         }
     }
 
-    /// Gives a section back. On its way the pool lets verbs to it fail; nothing waits for the donor's answer.
+    /// Returns a section. As a first step the pool fails all verbs to it; nobody waits for the donor's answer.
     fn release(&self, section: u32) {
         let memory = Arc::clone(&self.memory);
         drop(rt::spawn(async move {
             if let Err(error) = memory.release(section).await {
-                tracing::debug!(%error, section, "a section that was given up is given back in the background");
+                tracing::debug!(%error, section, "an abandoned section is returned to the pool in the background");
             }
         }));
     }
 }
 
-impl Writer {
-    /// There was no room for a buffer.
+impl StateWriter {
+    /// Records that a buffer of this length could not be allocated.
     fn is_short_of(&mut self, bytes: usize) {
         self.short = self.short.max(bytes as u64);
     }
 
-    /// Puts a live buffer aside to which nothing leads any more, once all readers know that.
-    fn put_aside(&mut self, pointer: Pointer) {
+    /// Retires a live buffer to which nothing leads any more, once all followers know that.
+    fn retire(&mut self, pointer: Pointer) {
         match self.holders.position() {
-            Some(position) => self.untold.push_back((position, pointer)),
-            None => self.put_aside_told(pointer),
+            Some(position) => self.unacknowledged.push_back((position, pointer)),
+            None => self.retire_now(pointer),
         }
     }
 
-    fn put_aside_told(&mut self, pointer: Pointer) {
+    fn retire_now(&mut self, pointer: Pointer) {
         if self.space.extent(pointer.address()).is_some() {
             let early = [fault::Mutant::ReuseEarly, fault::Mutant::NoIncarnation].into_iter().any(fault::mutant);
             let wait = if early { Duration::ZERO } else { lease::REUSE_AFTER };
@@ -770,17 +787,17 @@ impl Writer {
         }
     }
 
-    /// Puts aside what every reader knows of by now.
-    fn put_aside_what_is_told(&mut self) {
-        if self.untold.is_empty() {
+    /// Retires the buffers whose updates every follower has acknowledged by now.
+    fn retire_acknowledged(&mut self) {
+        if self.unacknowledged.is_empty() {
             return;
         }
-        let told = self.holders.told_below();
-        while let Some((position, pointer)) = self.untold.front().copied()
+        let told = self.holders.acknowledged_below();
+        while let Some((position, pointer)) = self.unacknowledged.front().copied()
             && position <= told
         {
-            self.untold.pop_front();
-            self.put_aside_told(pointer);
+            self.unacknowledged.pop_front();
+            self.retire_now(pointer);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pointers to buffers of an address space, and the words they travel in.
+//! Pointers to buffers of an address space, and the words that contain them.
 //!
 //! ```text
 //! bit  0..39  address in units of 16 bytes; 0 is null
@@ -7,8 +7,8 @@
 //!     54..64  of a slot: fingerprint. Of a record's word: the record's own incarnation, validity and a zero bit
 //! ```
 //!
-//! A buffer that is used again bears another incarnation than in its last life, so that a pointer of an earlier life is
-//! found out. The class lets whoever holds nothing but a pointer read the whole record with one verb.
+//! A buffer that is reused has another incarnation than before, so that a pointer to an earlier incarnation is
+//! recognised. The class lets a reader that has only a pointer read the whole record with one verb.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// Bytes of a unit, the granularity of allocation.
@@ -16,15 +16,15 @@ pub const UNIT_BYTES: u64 = 16;
 const UNIT_BITS: u32 = 39;
 const CLASS_BITS: u32 = 7;
 const INCARNATION_BITS: u32 = 8;
-/// Bits of a pointer; whatever it is stored in has the others for itself.
+/// Bits of a pointer; the word that contains it uses the others.
 pub const POINTER_BITS: u32 = UNIT_BITS + CLASS_BITS + INCARNATION_BITS;
-/// Bytes that pointers can tell apart: 8 TiB.
+/// Bytes that pointers can address: 8 TiB.
 pub const ADDRESS_BYTES_MAX: u64 = UNIT_BYTES << UNIT_BITS;
 const POINTER_MASK: u64 = (1 << POINTER_BITS) - 1;
 
 const _: () = assert!(POINTER_BITS == 54, "the ten bits above belong to fingerprints and states");
 
-/// Tells the lives of a buffer apart; wraps.
+/// Distinguishes the successive uses of a buffer; wraps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Incarnation(u8);
 
@@ -58,7 +58,7 @@ impl Class {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn holding(bytes: usize) -> Option<Class> {
         let units = (bytes as u64).div_ceil(UNIT_BYTES);
-        // What is below the four highest bits is rounded up; a mantissa of 16 is the first class of the next exponent.
+        // The bits below the four highest are rounded up; a mantissa of 16 is the first class of the next exponent.
         let shift = (u64::BITS - units.leading_zeros()).saturating_sub(4);
         let mantissa = (units + (1 << shift) - 1) >> shift;
         let class = u64::from(shift) * 8 + mantissa;
@@ -75,7 +75,7 @@ impl Class {
     }
 }
 
-/// Where a buffer is, how long at most, and which life of it is meant.
+/// A buffer's address, an upper bound of its length, and its incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Pointer(u64);
 
@@ -96,7 +96,7 @@ impl Pointer {
         )
     }
 
-    /// From the low bits of a stored word. Any bits make a pointer; whether anything is there is for its reader to see.
+    /// From the low bits of a stored word. Any bits make a pointer; the reader must check whether a record is there.
     pub const fn from_bits(bits: u64) -> Pointer {
         let pointer = bits & POINTER_MASK;
         if pointer & ((1 << UNIT_BITS) - 1) == 0 { Pointer::NULL } else { Pointer(pointer) }

@@ -1,10 +1,10 @@
-//! Ranges: what the delta has of them, merged with storage's pages.
+//! Ranges: the delta's writes merged with storage's pages.
 //!
-//! 1. The delta's writes in the range, as the view sees them, are copied: where they are, not their values.
-//! 2. Storage's live rows are read page by page, as of the view's last block. What leaves the delta meanwhile is in storage
-//!    by then, so that nothing is missed; what both have is the same version.
-//! 3. Both are merged in the order of keys; a write of the delta hides the row of its key.
-//! 4. Values of the delta's writes are fetched where they are.
+//! 1. Copy the locations, not the values, of the delta's writes in the range that the view sees.
+//! 2. Read storage's live rows page by page, as of the view's last block. A version that leaves the delta meanwhile is
+//!    in storage by then, so none is missed; if both have a key, it is the same version.
+//! 3. Merge both in key order; a write of the delta hides the row of its key.
+//! 4. Read the values of the delta's writes from their locations.
 
 use std::cmp::Ordering;
 use std::iter::Peekable;
@@ -14,18 +14,18 @@ use base::BlockNumber;
 use futures_util::future::join_all;
 use storage::tables::RangeEntry;
 
-use super::delta::{Place, Written};
+use super::delta::{DeltaVersion, ValueLocation};
 use super::fault::hold_up;
-use super::record::{HEADER_BYTES, Name};
-use super::{READS_AT_ONCE, View};
-use crate::{Entry, Error, RANGE_BYTES_SOFT_MAX, RangePage, VersionPage, Versioned, events};
+use super::record::{HEADER_BYTES, KeyName};
+use super::{READS_AT_ONCE, StateView};
+use crate::{Error, RANGE_BYTES_SOFT_MAX, RangePage, StateEntry, VersionPage, Versioned, events};
 
 /// Rows of one page at most.
 pub const PAGE_ENTRIES_MAX: usize = 1024;
 
 /// Live rows of storage in key order, read page by page.
-struct Rows<'a> {
-    view: &'a View,
+struct StoredRows<'a> {
+    view: &'a StateView,
     namespace: &'a str,
     end: &'a str,
     page: std::vec::IntoIter<RangeEntry>,
@@ -33,13 +33,13 @@ struct Rows<'a> {
     page_entries: usize,
 }
 
-impl Rows<'_> {
-    async fn next(&mut self) -> Result<Option<Entry>, Error> {
+impl StoredRows<'_> {
+    async fn next(&mut self) -> Result<Option<StateEntry>, Error> {
         loop {
             if let Some(RangeEntry { key, value, version }) = self.page.next() {
                 let key =
                     std::str::from_utf8(&key).map_err(|_| Error::KeyNotText { namespace: self.namespace.into() })?;
-                return Ok(Some(Entry { key: key.into(), versioned: Versioned { value, version } }));
+                return Ok(Some(StateEntry { key: key.into(), versioned: Versioned { value, version } }));
             }
             let (Some(start), Some(through)) = (self.next.take(), self.view.height.checked_sub(1)) else {
                 return Ok(None);
@@ -55,22 +55,22 @@ impl Rows<'_> {
     }
 }
 
-/// A live key of a range: a row of storage, or a write of the delta, whose value may be elsewhere.
-enum Live {
-    Row(Entry),
-    Write(Arc<str>, Written),
+/// A live key of a range: a row of storage, or a write of the delta, whose value may still have to be fetched.
+enum LiveEntry {
+    Row(StateEntry),
+    Write(Arc<str>, DeltaVersion),
 }
 
 /// Delta and storage as one.
-struct Merged<'a> {
-    writes: Peekable<std::vec::IntoIter<(Arc<str>, Written)>>,
-    rows: Rows<'a>,
-    row: Option<Entry>,
+struct MergedRange<'a> {
+    writes: Peekable<std::vec::IntoIter<(Arc<str>, DeltaVersion)>>,
+    rows: StoredRows<'a>,
+    row: Option<StateEntry>,
 }
 
-impl Merged<'_> {
+impl MergedRange<'_> {
     /// Step 3.
-    async fn next(&mut self) -> Result<Option<Live>, Error> {
+    async fn next(&mut self) -> Result<Option<LiveEntry>, Error> {
         loop {
             if self.row.is_none() {
                 self.row = self.rows.next().await?;
@@ -83,17 +83,17 @@ impl Merged<'_> {
             };
             let row = if order.is_ge() { self.row.take() } else { None };
             if order.is_gt() {
-                return Ok(row.map(Live::Row));
+                return Ok(row.map(LiveEntry::Row));
             }
             let (key, written) = self.writes.next().expect("a write was compared");
-            if !matches!(written.place, Place::Deleted) {
-                return Ok(Some(Live::Write(key, written)));
+            if !matches!(written.location, ValueLocation::Deleted) {
+                return Ok(Some(LiveEntry::Write(key, written)));
             }
         }
     }
 }
 
-impl View {
+impl StateView {
     /// Steps 1 and 2, for at most `limit` live entries and one more.
     fn merged<'a>(
         &'a self,
@@ -101,22 +101,22 @@ impl View {
         start: &'a str,
         end: &'a str,
         limit: usize,
-    ) -> Result<Merged<'a>, Error> {
+    ) -> Result<MergedRange<'a>, Error> {
         if self.shared.is_fenced() {
             return Err(Error::Fenced);
         }
-        let writes: Vec<(Arc<str>, Written)> = {
+        let writes: Vec<(Arc<str>, DeltaVersion)> = {
             let delta = self.shared.delta_in_order();
-            // Deletions hide rows of storage, so all writes up to the one behind the limit-th live one are needed.
+            // Deletions hide rows of storage, so all writes up to the one after the limit-th live one are needed.
             let mut live = 0;
             let writes = delta.range(namespace, start, end, self.height).take_while(|(_, written)| {
                 let enough = live > limit;
-                live += usize::from(!matches!(written.place, Place::Deleted));
+                live += usize::from(!matches!(written.location, ValueLocation::Deleted));
                 !enough
             });
             writes.map(|(key, written)| (key.clone(), written.clone())).collect()
         };
-        let rows = Rows {
+        let rows = StoredRows {
             view: self,
             namespace,
             end,
@@ -124,7 +124,7 @@ impl View {
             next: Some(base::Bytes::copy_from_slice(start.as_bytes())),
             page_entries: limit.saturating_add(1).clamp(1, PAGE_ENTRIES_MAX),
         };
-        Ok(Merged { writes: writes.into_iter().peekable(), rows, row: None })
+        Ok(MergedRange { writes: writes.into_iter().peekable(), rows, row: None })
     }
 
     /// See [`crate::Snapshot::range`].
@@ -138,20 +138,23 @@ impl View {
                 more = !found.is_empty();
                 break;
             }
-            // How long a value is that is elsewhere follows from its record's length: the page ends where it always does.
+            // The length of a remote value follows from its record's length: the page ends at the same entry on all
+            // peers.
             let live = match live {
-                Live::Write(key, Written { version, place: Place::Storage }) => {
-                    let written = Written { version, place: Place::Storage };
-                    Live::Row(self.entry(namespace, key, written).await?)
+                LiveEntry::Write(key, DeltaVersion { version, location: ValueLocation::Storage }) => {
+                    let written = DeltaVersion { version, location: ValueLocation::Storage };
+                    LiveEntry::Row(self.entry(namespace, key, written).await?)
                 }
                 live => live,
             };
             bytes += match &live {
-                Live::Row(entry) => entry.key.len() + entry.versioned.value.len(),
-                Live::Write(key, written) => match &written.place {
-                    Place::Here(value) => key.len() + value.len(),
-                    Place::Remote(_, record) => (*record as usize).saturating_sub(HEADER_BYTES + namespace.len()),
-                    Place::Storage | Place::Deleted => key.len(),
+                LiveEntry::Row(entry) => entry.key.len() + entry.versioned.value.len(),
+                LiveEntry::Write(key, written) => match &written.location {
+                    ValueLocation::Inline(value) => key.len() + value.len(),
+                    ValueLocation::Remote(_, record) => {
+                        (*record as usize).saturating_sub(HEADER_BYTES + namespace.len())
+                    }
+                    ValueLocation::Storage | ValueLocation::Deleted => key.len(),
                 },
             };
             found.push(live);
@@ -161,8 +164,8 @@ impl View {
         while found.peek().is_some() {
             let some = found.by_ref().take(READS_AT_ONCE).map(|live| async {
                 match live {
-                    Live::Row(entry) => Ok(entry),
-                    Live::Write(key, written) => self.entry(namespace, key, written).await,
+                    LiveEntry::Row(entry) => Ok(entry),
+                    LiveEntry::Write(key, written) => self.entry(namespace, key, written).await,
                 }
             });
             for entry in join_all(some).await {
@@ -173,9 +176,9 @@ impl View {
     }
 
     /// Step 4.
-    async fn entry(&self, namespace: &str, key: Arc<str>, written: Written) -> Result<Entry, Error> {
-        let found = self.written_or_cached(Name { namespace, key: &key }, &written).await?;
-        Ok(Entry { key, versioned: found.ok_or(Error::Lost { version: written.version })? })
+    async fn entry(&self, namespace: &str, key: Arc<str>, written: DeltaVersion) -> Result<StateEntry, Error> {
+        let found = self.written_or_cached(KeyName { namespace, key: &key }, &written).await?;
+        Ok(StateEntry { key, versioned: found.ok_or(Error::Lost { version: written.version })? })
     }
 
     /// See [`crate::Snapshot::range_versions`].
@@ -194,16 +197,16 @@ impl View {
                 break;
             }
             page.entries.push(match live {
-                Live::Row(entry) => (entry.key, entry.versioned.version),
-                Live::Write(key, written) => (key, written.version),
+                LiveEntry::Row(entry) => (entry.key, entry.versioned.version),
+                LiveEntry::Write(key, written) => (key, written.version),
             });
         }
         self.shared.admitted(self.height).map(|()| page)
     }
 
-    async fn written_or_cached(&self, name: Name<'_>, written: &Written) -> Result<Option<Versioned>, Error> {
-        if let Place::Remote(pointer, _) = written.place
-            && let Some(kept) = self.shared.caches.kept(self.hash(name), pointer)
+    async fn written_or_cached(&self, name: KeyName<'_>, written: &DeltaVersion) -> Result<Option<Versioned>, Error> {
+        if let ValueLocation::Remote(pointer, _) = written.location
+            && let Some(kept) = self.shared.caches.value_at(self.hash(name), pointer)
             && kept.version == written.version
         {
             return Ok(kept.into_versioned());

@@ -1,19 +1,22 @@
-//! The allocator of one address space: which bytes of the leased sections are in use, by whom, and when they come back.
+//! The allocator of one address space: which bytes of the leased sections are in use, and when they become free again.
 //!
-//! It lives on the primary; nothing of it is in remote memory. Sections are leased one at a time ([`Space::add`]) and hold
-//! many records each, so that the control plane is asked rarely. A buffer goes through these states:
+//! The allocator lives on the primary; none of its state is in remote memory. Sections are leased one at a time
+//! ([`SpaceAllocator::add`]) and hold many records each, so that requests to the control plane are rare. A buffer
+//! passes through these states:
 //!
-//! 1. free, coalesced with its free neighbours, in the order of lengths (best fit) and of addresses;
-//! 2. live, from [`Space::allocate`] on: its first unit is marked in the section's bitmap, which is all that is kept of it;
-//! 3. quarantined, once nothing leads to it any more: until every lease that could hold its address has ended;
-//! 4. free again, under an incarnation that its last life did not have.
+//! 1. free, coalesced with its free neighbours, ordered by length (best fit) and by address;
+//! 2. live, from [`SpaceAllocator::allocate`] on: a bit in the section's bitmap marks its first unit, and the
+//!    allocator stores nothing else about it;
+//! 3. quarantined, from the moment when nothing leads to it any more until every lease under which its address may be
+//!    known has ended;
+//! 4. free again; its next use has another incarnation.
 //!
-//! Two things keep the trees of free extents out of the way of most blocks. What becomes free is *parked* by its length for
-//! the next buffer of that length, and joins its neighbours only when something fits nowhere else. And a long extent, once
-//! chosen, is the *open run*, off which buffers are cut one behind the other.
+//! Two shortcuts keep most blocks out of the trees of free extents. First, a freed buffer is *parked* by its length
+//! for the next buffer of that length, and is coalesced with its neighbours only when an allocation fits nowhere else.
+//! Second, a long extent, once chosen, becomes the *open run*, from which buffers are cut one after the other.
 //!
-//! Invariant: leased = free + live + quarantined, to the byte; parked buffers and the open run are free. A section that is
-//! given up takes everything in it along.
+//! Invariant: leased = free + live + quarantined, to the byte; parked buffers and the open run are free. When a
+//! section is abandoned, everything in it leaves these accounts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -23,7 +26,7 @@ use base::rt::Instant;
 use super::lease::REUSE_AFTER;
 use super::pointer::{Incarnation, UNIT_BYTES};
 
-/// An extent is opened when so many buffers of the length asked for can be cut off it.
+/// An extent becomes the open run if at least this many buffers of the requested length can be cut from it.
 const RUN_BUFFERS_MIN: u64 = 8;
 
 /// A buffer of remote memory.
@@ -35,19 +38,19 @@ pub struct Extent {
 
 /// How the leased bytes are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Accounts {
+pub struct SpaceAccounts {
     pub leased: u64,
     pub free: u64,
     pub live: u64,
     pub quarantined: u64,
 }
 
-struct SectionSpace {
+struct SectionAllocator {
     base: u64,
     bytes: u64,
-    /// A bit a unit: where buffers begin that are not free, and those that are parked.
+    /// One bit per unit: the starts of buffers that are not free, and of parked ones.
     starts: Box<[u64]>,
-    /// A bit a unit: where parked buffers begin.
+    /// One bit per unit: the starts of parked buffers.
     parked: Box<[u64]>,
     /// Free extents: first unit and number of units.
     free: BTreeMap<u64, u64>,
@@ -56,51 +59,51 @@ struct SectionSpace {
 }
 
 #[derive(Clone, Copy)]
-struct Run {
+struct OpenRun {
     base: u64,
     start: u64,
     end: u64,
 }
 
 /// See [the module](self).
-pub struct Space {
+pub struct SpaceAllocator {
     /// By their first byte.
-    sections: BTreeMap<u64, SectionSpace>,
+    sections: BTreeMap<u64, SectionAllocator>,
     /// Free extents of all sections by length: bytes, address.
     by_length: BTreeSet<(u64, u64)>,
     /// The addresses of parked buffers by their length.
     parked: Map<u64, Vec<u64>>,
-    /// The open run: the base of its section, and where it begins and ends.
-    open: Option<Run>,
+    /// The open run: the base of its section, its start and its end.
+    open: Option<OpenRun>,
     quarantine: VecDeque<(Instant, Extent)>,
-    accounts: Accounts,
+    accounts: SpaceAccounts,
     incarnation: Incarnation,
     /// When the incarnation last changed.
     changed: Option<Instant>,
 }
 
-impl Default for Space {
+impl Default for SpaceAllocator {
     fn default() -> Self {
-        Space {
+        SpaceAllocator {
             sections: BTreeMap::new(),
             by_length: BTreeSet::new(),
             parked: Map::default(),
             open: None,
             quarantine: VecDeque::new(),
-            accounts: Accounts::default(),
+            accounts: SpaceAccounts::default(),
             incarnation: Incarnation::new(1),
             changed: None,
         }
     }
 }
 
-impl SectionSpace {
+impl SectionAllocator {
     fn bit(&self, address: u64) -> (usize, u64) {
         let unit = (address - self.base) / UNIT_BYTES;
         ((unit / 64) as usize, 1 << (unit % 64))
     }
 
-    /// Whether a buffer begins here that is neither free nor parked.
+    /// Whether a buffer starts here that is neither free nor parked.
     fn is_start(&self, address: u64) -> bool {
         let (at, bit) = self.bit(address);
         self.starts[at] & !self.parked[at] & bit != 0
@@ -118,7 +121,7 @@ impl SectionSpace {
         self.starts[at] ^= bit;
     }
 
-    /// The first start at or behind `address`, or the section's end.
+    /// The first start at or after `address`, or the section's end.
     fn next_start(&self, address: u64) -> u64 {
         if address >= self.base + self.bytes {
             return self.base + self.bytes;
@@ -136,15 +139,15 @@ impl SectionSpace {
         self.base + (at as u64 * 64 + u64::from(word.trailing_zeros())) * UNIT_BYTES
     }
 
-    /// Where the buffer that begins at `address` ends: at the next buffer, free or not.
-    fn end(&self, address: u64, open: Option<Run>) -> u64 {
+    /// The end of the buffer that starts at `address`: the next buffer, free or not.
+    fn end(&self, address: u64, open: Option<OpenRun>) -> u64 {
         let end = self.next_start(address + UNIT_BYTES);
         let end = open.filter(|run| (address..end).contains(&run.start)).map_or(end, |run| run.start);
         self.free.range(address..end).next().map_or(end, |(free, _)| *free)
     }
 }
 
-impl Space {
+impl SpaceAllocator {
     /// Adds a leased section.
     pub fn add(&mut self, base: u64, bytes: u64) {
         assert!(
@@ -152,7 +155,7 @@ impl Space {
             "sections are aligned"
         );
         let words = (bytes / UNIT_BYTES / 64) as usize;
-        let section = SectionSpace {
+        let section = SectionAllocator {
             base,
             bytes,
             starts: vec![0; words].into(),
@@ -167,7 +170,7 @@ impl Space {
         self.put_free(base, base, bytes);
     }
 
-    /// Forgets a section and everything in it; false where there is none.
+    /// Drops a section and everything in it; false if there is none.
     pub fn remove(&mut self, base: u64) -> bool {
         let Some(section) = self.sections.remove(&base) else { return false };
         let within = |address: u64| address >= base && address < base + section.bytes;
@@ -190,15 +193,16 @@ impl Space {
             !gone
         });
         self.accounts.leased -= section.bytes;
-        let Accounts { leased, free, quarantined, .. } = self.accounts;
+        let SpaceAccounts { leased, free, quarantined, .. } = self.accounts;
         self.accounts.live = leased - free - quarantined;
         true
     }
 
-    /// The section with the fewest bytes in use, or with the most; one that is closed goes before all others.
+    /// The section with the fewest bytes in use, or, with `fullest`, with the most; a closed section precedes all
+    /// others.
     pub fn emptiest(&mut self, fullest: bool) -> Option<u64> {
         self.coalesce();
-        let in_use = |section: &SectionSpace| {
+        let in_use = |section: &SectionAllocator| {
             let free = section.free.values().sum::<u64>();
             if fullest { free } else { section.bytes - free }
         };
@@ -216,7 +220,7 @@ impl Space {
         }
     }
 
-    /// Allocates in all sections again.
+    /// Allows allocation in all sections again.
     pub fn open_all(&mut self) {
         for section in self.sections.values_mut().filter(|section| section.is_closed) {
             section.is_closed = false;
@@ -224,7 +228,8 @@ impl Space {
         }
     }
 
-    /// A buffer of so many bytes, rounded up to units, aligned to `align`; `None` when no free extent is long enough.
+    /// A buffer of at least `bytes` bytes, rounded up to units, aligned to `align`; `None` when no free extent is long
+    /// enough.
     pub fn allocate(&mut self, bytes: usize, align: u64) -> Option<Extent> {
         let bytes = (bytes as u64).next_multiple_of(UNIT_BYTES);
         let extent = match align <= UNIT_BYTES {
@@ -261,7 +266,7 @@ impl Space {
 
     /// By best fit.
     fn allocate_fitting(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        // An extent so long has room wherever it begins; a shorter one may have it by luck, which is not sought.
+        // An extent of this length fits wherever it starts; a shorter one may fit by luck, which is not searched for.
         let enough = bytes + align.max(UNIT_BYTES) - UNIT_BYTES;
         let (length, first) = self.by_length.range((enough, 0)..).next().copied()?;
         let address = first.next_multiple_of(align.max(UNIT_BYTES));
@@ -269,7 +274,7 @@ impl Space {
         self.take_free(base, first, length);
         if align <= UNIT_BYTES && length >= bytes * RUN_BUFFERS_MIN {
             self.close_run();
-            self.open = Some(Run { base, start: first, end: first + length });
+            self.open = Some(OpenRun { base, start: first, end: first + length });
             return self.allocate_open(bytes);
         }
         if address > first {
@@ -282,7 +287,7 @@ impl Space {
         Some(Extent { address, bytes })
     }
 
-    /// Joins what is parked, and the open run, with the free extents beside; false where there was none.
+    /// Joins the parked buffers and the open run with adjacent free extents; false if there were none.
     pub fn coalesce(&mut self) -> bool {
         let mut any = self.close_run();
         for (bytes, addresses) in std::mem::take(&mut self.parked) {
@@ -299,17 +304,17 @@ impl Space {
     }
 
     fn close_run(&mut self) -> bool {
-        let Some(Run { base, start, end }) = self.open.take() else { return false };
+        let Some(OpenRun { base, start, end }) = self.open.take() else { return false };
         self.join(base, Extent { address: start, bytes: end - start });
         true
     }
 
-    /// The incarnation of what is allocated now.
+    /// The incarnation of buffers that are allocated now.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
-    /// The live or quarantined buffer that begins at an address, if one does.
+    /// The live or quarantined buffer that starts at an address, if one does.
     pub fn extent(&self, address: u64) -> Option<Extent> {
         let section = self.sections.range(..=address).next_back()?.1;
         let is_start =
@@ -323,7 +328,8 @@ impl Space {
         section.is_some_and(|(base, section)| address < base + section.bytes)
     }
 
-    /// Puts a live buffer that nothing leads to any more aside until `until`. No earlier than those before it.
+    /// Puts a live buffer to which nothing leads any more into quarantine until `until`, which is no earlier than that
+    /// of the buffers before it.
     pub fn quarantine(&mut self, address: u64, until: Instant) {
         let extent = self.extent(address).expect("only live buffers are put aside");
         self.accounts.live -= extent.bytes;
@@ -331,7 +337,7 @@ impl Space {
         self.quarantine.push_back((until, extent));
     }
 
-    /// Gives back a live buffer to which nothing ever led and into which nothing is being written.
+    /// Frees a live buffer to which nothing ever led and into which nothing is being written.
     pub fn free(&mut self, address: u64) {
         let extent = self.extent(address).expect("only live buffers are freed");
         self.accounts.live -= extent.bytes;
@@ -339,7 +345,7 @@ impl Space {
         self.release(extent);
     }
 
-    /// Frees what has been put aside long enough; gives the bytes.
+    /// Frees the buffers whose quarantine is over; returns their bytes.
     pub fn drain(&mut self, now: Instant) -> u64 {
         let mut freed = 0;
         while let Some((until, extent)) = self.quarantine.front().copied()
@@ -352,8 +358,9 @@ impl Space {
         if freed > 0 {
             self.accounts.quarantined -= freed;
             self.accounts.free += freed;
-            // A buffer of this incarnation was put aside no earlier than it began and comes back no earlier than that much
-            // later: so its next life has another. Changing it no more often, numbers repeat as late as possible.
+            // A buffer of this incarnation was retired no earlier than the incarnation started, and is freed at least
+            // `REUSE_AFTER` after that: so its next use has another incarnation. Changing the incarnation no more often
+            // than that delays the repetition of numbers as long as possible.
             if self.changed.is_none_or(|changed| now.since(changed) >= REUSE_AFTER) {
                 self.incarnation = self.incarnation.next();
                 self.changed = Some(now);
@@ -362,8 +369,8 @@ impl Space {
         freed
     }
 
-    pub fn accounts(&self) -> Accounts {
-        let Accounts { leased, free, live, quarantined } = self.accounts;
+    pub fn accounts(&self) -> SpaceAccounts {
+        let SpaceAccounts { leased, free, live, quarantined } = self.accounts;
         assert_eq!(leased, free + live + quarantined, "every leased byte is in one state");
         self.accounts
     }
@@ -373,7 +380,7 @@ impl Space {
         self.buffers_from(0)
     }
 
-    /// Those of them that begin at an address or behind it.
+    /// The buffers of [`SpaceAllocator::buffers`] that start at or after an address.
     pub fn buffers_from(&self, address: u64) -> impl Iterator<Item = Extent> + '_ {
         let first = self.sections.range(..=address).next_back().map_or(0, |(base, _)| *base);
         let address = address.next_multiple_of(UNIT_BYTES);
@@ -398,7 +405,7 @@ impl Space {
         *self.sections.range(..=address).next_back().expect("free extents lie in sections").0
     }
 
-    fn section(&mut self, base: u64) -> &mut SectionSpace {
+    fn section(&mut self, base: u64) -> &mut SectionAllocator {
         self.sections.get_mut(&base).expect("the section is leased")
     }
 
@@ -463,7 +470,7 @@ mod tests {
     fn every_byte_is_in_one_state_through_random_operations() {
         rt::production::run(async {
             let now = rt::now();
-            let mut space = Space::default();
+            let mut space = SpaceAllocator::default();
             space.add(SECTION, SECTION);
             space.add(3 * SECTION, SECTION);
             let mut live: Vec<Extent> = Vec::new();
@@ -506,14 +513,17 @@ mod tests {
             space.drain(now + Duration::from_secs(100));
             space.coalesce();
             assert_eq!(space.by_length.len(), 2, "free neighbours are one extent");
-            assert_eq!(space.accounts(), Accounts { leased: 2 * SECTION, free: 2 * SECTION, ..Accounts::default() });
+            assert_eq!(
+                space.accounts(),
+                SpaceAccounts { leased: 2 * SECTION, free: 2 * SECTION, ..SpaceAccounts::default() }
+            );
         });
     }
 
     #[test]
     fn nothing_is_allocated_in_a_section_that_is_closed() {
         rt::production::run(async {
-            let mut space = Space::default();
+            let mut space = SpaceAllocator::default();
             space.add(SECTION, SECTION);
             space.add(3 * SECTION, SECTION);
             let buffers: Vec<Extent> = (0..100).map(|_| space.allocate(1_000, 16).expect("there is room")).collect();
@@ -537,13 +547,13 @@ mod tests {
     #[test]
     fn a_section_that_is_given_up_takes_its_buffers_along() {
         rt::production::run(async {
-            let mut space = Space::default();
+            let mut space = SpaceAllocator::default();
             space.add(SECTION, SECTION);
             let one = space.allocate(1_000, 16).expect("there is room");
             let other = space.allocate(1_000, 16).expect("there is room");
             space.quarantine(one.address, rt::now());
             assert!(space.remove(SECTION) && !space.remove(SECTION));
-            assert_eq!(space.accounts(), Accounts::default());
+            assert_eq!(space.accounts(), SpaceAccounts::default());
             assert_eq!((space.extent(other.address), space.allocate(1, 16)), (None, None));
             assert_eq!(space.drain(rt::now()), 0);
         });

@@ -1,18 +1,18 @@
-//! Formats: golden bytes, and bytes that are hostile.
+//! Tests of the formats: golden bytes, and hostile bytes.
 
 use base::{Bytes, Version};
 use twox_hash::XxHash3_64;
 
-use super::index::{GROUP_BYTES, GROUPS, Group, KeyHash, PROBE_BYTES, Probe, SUBTABLE_BYTES, Subtable};
+use super::index::{BucketGroup, BucketProbe, GROUP_BYTES, GROUPS, KeyHash, PROBE_BYTES, SUBTABLE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
-use super::record::{self, Content, HEADER_BYTES, Name, Record, Word};
+use super::record::{self, HEADER_BYTES, KeyName, LinkWord, Record, RecordContent};
 
-const NAME: Name<'_> = Name { namespace: "cc", key: "key" };
+const NAME: KeyName<'_> = KeyName { namespace: "cc", key: "key" };
 
 fn sample() -> (Bytes, Pointer) {
     let incarnation = Incarnation::new(5);
     let prev = Pointer::new(0x2000, 64, Incarnation::new(4));
-    let content = Content { name: NAME, version: Version { block: 9, tx: 3 }, value: Some(b"value"), prev };
+    let content = RecordContent { name: NAME, version: Version { block: 9, tx: 3 }, value: Some(b"value"), prev };
     let bytes = record::encode(&content, incarnation);
     let pointer = Pointer::new(0x1000, bytes.len(), incarnation);
     (bytes, pointer)
@@ -23,7 +23,7 @@ fn sample() -> (Bytes, Pointer) {
 fn a_record_has_the_documented_bytes() {
     let (bytes, _) = sample();
     let golden = concat!(
-        "0000000000004041", // word: no next, incarnation 5, valid
+        "0000000000004041", // link word: no next, incarnation 5, valid
         "CHECKSUM00000000",
         "0002000000020100", // prev: 0x2000 / 16, class 4, incarnation 4
         "0900000000000000",
@@ -53,14 +53,14 @@ fn decode(bytes: impl AsRef<[u8]>, pointer: Pointer) -> Option<Record> {
 fn a_record_is_read_back_and_names_its_key() {
     let (bytes, pointer) = sample();
     let record = decode(bytes.clone(), pointer).expect("it is whole");
-    assert!(record.is_of(NAME) && !record.is_of(Name { namespace: "cck", key: "ey" }));
+    assert!(record.is_of(NAME) && !record.is_of(KeyName { namespace: "cck", key: "ey" }));
     assert_eq!((record.prev.address(), record.word.next, record.len()), (0x2000, Pointer::NULL, bytes.len()));
     let version = record.version;
     assert_eq!((record.into_value().as_deref(), version), (Some(&b"value"[..]), Version { block: 9, tx: 3 }));
     let mut longer = bytes.to_vec();
     longer.extend([9; 30]);
     assert!(decode(longer, pointer).is_some(), "what lies behind it is nobody's business");
-    let deletion = Content { name: NAME, version, value: None, prev: Pointer::NULL };
+    let deletion = RecordContent { name: NAME, version, value: None, prev: Pointer::NULL };
     let bytes = record::encode(&deletion, pointer.incarnation());
     let pointer = Pointer::new(0x1000, bytes.len(), pointer.incarnation());
     let record = decode(bytes, pointer).expect("it is whole");
@@ -71,12 +71,12 @@ fn a_record_is_read_back_and_names_its_key() {
 fn a_link_changes_the_word_and_nothing_that_is_checked() {
     let (bytes, pointer) = sample();
     let next = Pointer::new(0x5550, 100, Incarnation::new(250));
-    let word = Word { next, incarnation: pointer.incarnation(), valid: true };
-    assert_eq!(Word::from_bits(word.bits()), Some(word));
+    let word = LinkWord { next, incarnation: pointer.incarnation(), valid: true };
+    assert_eq!(LinkWord::from_bits(word.bits()), Some(word));
     let mut linked = bytes.to_vec();
     linked[..8].copy_from_slice(&word.bits().to_le_bytes());
     assert_eq!(decode(linked.clone(), pointer).expect("it is whole").word.next, next);
-    linked[..8].copy_from_slice(&Word { valid: false, ..word }.bits().to_le_bytes());
+    linked[..8].copy_from_slice(&LinkWord { valid: false, ..word }.bits().to_le_bytes());
     assert!(decode(linked, pointer).is_none(), "a record that was given up is not trusted");
 }
 
@@ -88,7 +88,7 @@ fn bytes_that_were_torn_reused_or_made_up_are_not_trusted() {
             let mut bad = bytes.to_vec();
             bad[at] ^= 1 << bit;
             let decoded = decode(bad, pointer);
-            // Bits of the word below the incarnation are `next`, which stands outside of the checksum.
+            // Bits of the link word below the incarnation are `next`, which the checksum does not cover.
             let in_next = at * 8 + bit < 54;
             assert_eq!(decoded.is_some(), in_next, "byte {at} bit {bit}");
         }
@@ -106,7 +106,7 @@ fn bytes_that_were_torn_reused_or_made_up_are_not_trusted() {
         let length = (random >> 33) as usize % 160;
         let mut noise: Vec<u8> = (0..length).map(|at| (random.rotate_left(at as u32 * 7) >> 11) as u8).collect();
         if length >= HEADER_BYTES {
-            // Likely lengths, and the right life.
+            // Likely lengths, and the right incarnation.
             noise[7] = 0x41;
             noise[6] = 0x40;
             noise[40..48].copy_from_slice(&[(random >> 50) as u8 % 40, 0, 2, 0, 0, 0, 0, 0]);
@@ -139,12 +139,12 @@ fn a_reader_sees_every_slot_that_a_key_may_have() {
     let subtable = subtable();
     let bytes = subtable.empty();
     for number in 0..2_000u64 {
-        let hash = KeyHash::new(Name { namespace: "cc", key: &number.to_string() }, 42);
+        let hash = KeyHash::new(KeyName { namespace: "cc", key: &number.to_string() }, 42);
         let at = hash.group() * GROUP_BYTES;
-        let mut group = Group::new(&bytes[at..at + GROUP_BYTES], &subtable).expect("it is one");
+        let mut group = BucketGroup::new(&bytes[at..at + GROUP_BYTES], &subtable).expect("it is one");
         let pointer = |number: u64| Pointer::new(0x1000 + 64 * number, 64, Incarnation::new(1));
         let mut places = 0;
-        while let Some(place) = group.vacancy(hash, |_| true) {
+        while let Some(place) = group.vacant_slot(hash, |_| true) {
             group.set(place, hash.slot(pointer(places)));
             places += 1;
         }
@@ -152,11 +152,11 @@ fn a_reader_sees_every_slot_that_a_key_may_have() {
         let mut encoded = base::BytesMut::new();
         group.encode(&mut encoded);
         let from = hash.probe_offset() as usize - at;
-        let probe = Probe::new(&encoded[from..from + PROBE_BYTES], &subtable).expect("the headers fit");
+        let probe = BucketProbe::new(&encoded[from..from + PROBE_BYTES], &subtable).expect("the headers fit");
         let mut seen: Vec<u64> = probe.candidates(hash).map(|pointer| pointer.address()).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..14).map(|number| pointer(number).address()).collect::<Vec<_>>());
-        assert!(Probe::new(&encoded[from..from + PROBE_BYTES], &Subtable { depth: 4, ..subtable }).is_none());
+        assert!(BucketProbe::new(&encoded[from..from + PROBE_BYTES], &Subtable { depth: 4, ..subtable }).is_none());
     }
     assert_eq!(bytes.len(), GROUPS * GROUP_BYTES);
 }

@@ -1,8 +1,8 @@
-//! The disaggregated state from outside, in one program: beside the monolithic one ([`oracle`]), under simulated faults
-//! ([`simulation`]), work that a reader does for its primary ([`borrowed_work`]), and beside a donor that does not answer
-//! ([`silent_donor`]).
+//! Tests of the disaggregated state through its public interface, in one program: compared with the monolithic state
+//! ([`oracle`]), under simulated faults ([`simulation`]), with work offloaded to a follower ([`offloaded_work`]), and
+//! with a donor that does not answer ([`silent_donor`]).
 
-mod borrowed_work;
+mod offloaded_work;
 mod oracle;
 mod silent_donor;
 mod simulation;

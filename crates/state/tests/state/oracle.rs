@@ -1,4 +1,4 @@
-//! Both forms of the state against a history kept in plain maps: every snapshot must see exactly its block boundary.
+//! The state of both peer forms against a history in plain maps: every snapshot must see exactly its block boundary.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,25 +8,26 @@ use base::rt;
 use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
 use state::{
-    DisaggregatedSettings, Monolithic, RANGE_BYTES_SOFT_MAX, RangePage, Settings, Snapshot, UpdateBatch, WorldState,
+    DisaggregatedConfig, Monolithic, MonolithicConfig, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, UpdateBatch,
+    WorldState,
 };
 use storage::MemoryStateStore;
-use storage::tables::{FjallEngine, FjallOptions, ModelEngine, Tables, TablesEngine};
+use storage::tables::{FjallConfig, FjallEngine, ModelEngine, Tables, TablesEngine};
 
-/// A form of the state: how it is opened, and told of a block that is durable.
+/// A form of the state: how it is opened, and how a block is made durable for it.
 #[async_trait::async_trait]
-trait Form: Send + Sync {
+trait StateUnderTest: Send + Sync {
     async fn open(&mut self) -> Box<dyn WorldState>;
     fn store(&mut self, number: u64, batch: &UpdateBatch);
 }
 
-struct InTables {
+struct MonolithicUnderTest {
     tables: Arc<dyn Tables>,
-    settings: Settings,
+    settings: MonolithicConfig,
 }
 
 #[async_trait::async_trait]
-impl Form for InTables {
+impl StateUnderTest for MonolithicUnderTest {
     async fn open(&mut self) -> Box<dyn WorldState> {
         Box::new(Monolithic::open(self.tables.clone(), self.settings.clone()))
     }
@@ -34,16 +35,16 @@ impl Form for InTables {
     fn store(&mut self, _number: u64, _batch: &UpdateBatch) {}
 }
 
-struct InPool {
+struct DisaggregatedUnderTest {
     donors: Donors,
     store: MemoryStateStore,
-    settings: DisaggregatedSettings,
+    settings: DisaggregatedConfig,
     budget_bytes: u64,
     epoch: u64,
     stored: u64,
 }
 
-/// Lets a test look into a state that it holds by its interface.
+/// Gives a test access to the concrete state behind the trait object.
 #[derive(Clone)]
 struct Handle(Arc<state::Disaggregated>);
 
@@ -79,7 +80,7 @@ impl WorldState for Handle {
 }
 
 #[async_trait::async_trait]
-impl Form for InPool {
+impl StateUnderTest for DisaggregatedUnderTest {
     async fn open(&mut self) -> Box<dyn WorldState> {
         self.epoch += 1;
         let space = self.donors.open(self.epoch, self.budget_bytes).await.expect("the donors are there");
@@ -94,23 +95,23 @@ impl Form for InPool {
     }
 }
 
-/// Follows the state in a simulated pool; gives its digest, and what was counted.
+/// Runs the scenario on a state in a simulated pool; returns its digest and the counters.
 fn in_pool(seed: u64, cache_bytes: usize, budget_bytes: u64) -> ([u8; 32], BTreeMap<&'static str, u64>) {
     let report = Simulation::new(seed).run(move |sim| async move {
         let donors = Donors::start(&sim, 2, 8 << 10, 1 << 20).await;
-        let settings = DisaggregatedSettings {
+        let settings = DisaggregatedConfig {
             metadata_cache_bytes: cache_bytes,
             data_cache_bytes: cache_bytes,
-            ..DisaggregatedSettings::default()
+            ..DisaggregatedConfig::default()
         };
         let store = MemoryStateStore::new();
-        let form = InPool { donors, store, settings, budget_bytes, epoch: 0, stored: 0 };
+        let form = DisaggregatedUnderTest { donors, store, settings, budget_bytes, epoch: 0, stored: 0 };
         follow(form, seed).await
     });
     let report = report.expect("the run is whole");
     let counted = |name: &str| match report.events.get(name) {
-        Some(base::event::Value::Counter(count)) => *count,
-        // What never happened is not listed.
+        Some(base::event::EventValue::Counter(count)) => *count,
+        // A counter that was never incremented is not listed.
         _ => 0,
     };
     assert_eq!(
@@ -143,11 +144,11 @@ fn every_snapshot_in_a_pool_sees_its_own_block_boundary() {
     assert!(total.values().all(|count| *count > 0), "{total:?}");
 }
 
-fn in_tables(tables: Arc<dyn Tables>, cache_bytes: usize) -> InTables {
-    InTables { tables, settings: Settings { cache_bytes, ..Settings::default() } }
+fn in_tables(tables: Arc<dyn Tables>, cache_bytes: usize) -> MonolithicUnderTest {
+    MonolithicUnderTest { tables, settings: MonolithicConfig { cache_bytes, ..MonolithicConfig::default() } }
 }
 
-async fn follow(mut form: impl Form, seed: u64) -> [u8; 32] {
+async fn follow(mut form: impl StateUnderTest, seed: u64) -> [u8; 32] {
     let mut state = form.open().await;
     let mut draw = Draw(seed);
     let mut history = History::new();
@@ -163,7 +164,7 @@ async fn follow(mut form: impl Form, seed: u64) -> [u8; 32] {
             0 => drop(state.persist().await.expect("the tables take a savepoint")),
             1 => held.drain(..held.len() / 2).for_each(drop),
             2 => {
-                // A restart forgets what no savepoint covers; replay brings it back.
+                // A restart loses all blocks after the savepoint; replay restores them.
                 held.clear();
                 drop(state);
                 state = form.open().await;
@@ -212,8 +213,7 @@ fn every_snapshot_of_fjall_tables_sees_its_own_block_boundary() {
     for seed in 0..6 {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let digest = base::rt::production::run(async {
-            let engine =
-                FjallEngine::open(folder.path(), FjallOptions::default()).await.expect("an empty folder opens");
+            let engine = FjallEngine::open(folder.path(), FjallConfig::default()).await.expect("an empty folder opens");
             follow(in_tables(engine.tables("channel").await.expect("a table set opens"), 2_000), seed).await
         });
         assert_eq!(
@@ -227,7 +227,7 @@ fn every_snapshot_of_fjall_tables_sees_its_own_block_boundary() {
 #[test]
 fn a_view_too_far_behind_is_refused_rather_than_wrong() {
     with_model(|tables| async move {
-        let settings = Settings { view_lag_blocks_max: 4, ..Settings::default() };
+        let settings = MonolithicConfig { view_lag_blocks_max: 4, ..MonolithicConfig::default() };
         let state = Monolithic::open(tables, settings);
         let mut history = History::new();
         let mut draw = Draw(1);
@@ -245,12 +245,12 @@ fn a_view_too_far_behind_is_refused_rather_than_wrong() {
     });
 }
 
-/// Apply persisted by itself once too much waited, so that a full disk ended the channel there, while every other write
-/// waited for room.
+/// The story: apply persisted by itself once too much was unpersisted, so a full disk ended the channel there, while
+/// every other write waited for disk space.
 #[test]
 fn a_crowded_delta_asks_to_be_persisted_and_is_not_kept_crowded_by_an_old_view() {
     with_model(|tables| async move {
-        let settings = Settings { delta_bytes_max: 30_000, ..Settings::default() };
+        let settings = MonolithicConfig { delta_bytes_max: 30_000, ..MonolithicConfig::default() };
         let state = Monolithic::open(tables, settings);
         let block = |number: u64| {
             let mut batch = UpdateBatch::default();
@@ -280,11 +280,11 @@ fn a_crowded_delta_asks_to_be_persisted_and_is_not_kept_crowded_by_an_old_view()
     });
 }
 
-/// A page of a hundred values of 20 MiB was held at once, by each of many queries.
+/// The story: each of many queries held a page of a hundred values of 20 MiB at once.
 #[test]
 fn a_page_of_a_range_ends_by_bytes_and_one_of_versions_does_not() {
     with_model(|tables| async move {
-        let state = Monolithic::open(tables, Settings::default());
+        let state = Monolithic::open(tables, MonolithicConfig::default());
         let mut batch = UpdateBatch::default();
         let value = Bytes::from(vec![7; RANGE_BYTES_SOFT_MAX / 3]);
         for number in 0..10 {
@@ -307,7 +307,7 @@ fn a_page_of_a_range_ends_by_bytes_and_one_of_versions_does_not() {
     });
 }
 
-/// Applies values that are parts of one block: nothing holds the block afterwards.
+/// Applies values that are slices of one block: afterwards nothing may hold the block.
 async fn keeps_no_block(state: &dyn WorldState) {
     let block = Bytes::from(vec![7; 100_000]);
     let mut batch = UpdateBatch::default();
@@ -324,7 +324,7 @@ async fn keeps_no_block(state: &dyn WorldState) {
 #[test]
 fn no_form_holds_on_to_the_block_that_a_value_came_in() {
     with_model(|tables| async move {
-        keeps_no_block(&Monolithic::open(tables, Settings::default())).await;
+        keeps_no_block(&Monolithic::open(tables, MonolithicConfig::default())).await;
         [0; 32]
     });
     for (budget_bytes, spills) in [(256 << 10, false), (16 << 10, true)] {
@@ -332,11 +332,11 @@ fn no_form_holds_on_to_the_block_that_a_value_came_in() {
             let donors = Donors::start(&sim, 1, 8 << 10, 1 << 20).await;
             let space = donors.open(1, budget_bytes).await.expect("the donor is there");
             let store = MemoryStateStore::new();
-            keeps_no_block(&disaggregated(space, &store, DisaggregatedSettings::default()).await).await;
+            keeps_no_block(&disaggregated(space, &store, DisaggregatedConfig::default()).await).await;
         });
         let report = report.expect("the run is whole");
         let spilled = report.events.get("heddle_state_versions_not_in_memory_total");
-        let none = spilled.is_none_or(|spilled| *spilled == base::event::Value::Counter(0));
+        let none = spilled.is_none_or(|spilled| *spilled == base::event::EventValue::Counter(0));
         assert_eq!(none, !spills, "with {budget_bytes} bytes: {spilled:?}");
     }
 }
@@ -344,7 +344,7 @@ fn no_form_holds_on_to_the_block_that_a_value_came_in() {
 #[test]
 fn a_block_out_of_order_is_refused() {
     with_model(|tables| async move {
-        let state = Monolithic::open(tables, Settings::default());
+        let state = Monolithic::open(tables, MonolithicConfig::default());
         let refused = state.apply(1, UpdateBatch::default()).await.expect_err("block 0 comes first");
         assert_eq!(refused.kind(), base::ErrorKind::Rejected);
         [0; 32]
@@ -357,7 +357,7 @@ fn a_budget_below_one_section_is_refused_and_says_what_to_give() {
         let donors = Donors::start(&sim, 1, 8 << 10, 1 << 20).await;
         let space = donors.open(1, 64 << 10).await.expect("the donor is there");
         let store = MemoryStateStore::new();
-        let state = disaggregated(space.clone(), &store, DisaggregatedSettings::default()).await;
+        let state = disaggregated(space.clone(), &store, DisaggregatedConfig::default()).await;
         let refused = state.set_budget(8191).expect_err("it is less than a section");
         assert_eq!(refused.kind(), base::ErrorKind::Rejected);
         assert!(refused.to_string().contains("at least 8192"), "{refused}");
@@ -368,14 +368,14 @@ fn a_budget_below_one_section_is_refused_and_says_what_to_give() {
     report.expect("the run is whole");
 }
 
-/// Memory was full, and the pool had said so. For up to a second a budget that was raised then changed nothing.
+/// The story: memory was full, and the pool had said so. For up to a second a raised budget then had no effect.
 #[test]
 fn a_raised_budget_is_used_at_once() {
     let report = Simulation::new(1).run(|sim| async move {
         let donors = Donors::start(&sim, 1, 64 << 10, 1 << 20).await;
         let space = donors.open(1, 64 << 10).await.expect("the donor is there");
         let store = MemoryStateStore::new();
-        let state = disaggregated(space, &store, DisaggregatedSettings::default()).await;
+        let state = disaggregated(space, &store, DisaggregatedConfig::default()).await;
         let grow = async |blocks: std::ops::Range<u64>| {
             for number in blocks {
                 let mut batch = UpdateBatch::default();

@@ -1,4 +1,5 @@
-//! A donor that answers nothing for a while, though its memory can be read and written: its process stands still.
+//! Tests with a donor whose process is suspended: it does not answer for a while, though its memory can be read and
+//! written.
 
 use std::time::Duration;
 
@@ -6,11 +7,11 @@ use crate::support::{Donors, disaggregated, rows};
 use base::rt;
 use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
-use state::{DisaggregatedSettings, UpdateBatch, WorldState};
+use state::{DisaggregatedConfig, UpdateBatch, WorldState};
 use storage::MemoryStateStore;
 
 const SECTION_BYTES: u64 = 8 << 10;
-/// Of which a section holds two.
+/// A section holds two of these.
 const VALUE_BYTES: usize = 3 << 10;
 const KEYS: usize = 10;
 const SILENT: Duration = Duration::from_secs(2);
@@ -30,8 +31,9 @@ fn block(number: u64, keys: usize) -> UpdateBatch {
     batch
 }
 
-/// A block waited with its lock held until the pool had found that the donor does not answer, five seconds, and did so for each
-/// of its keys: the time for which the pool was not to be asked again was counted from before the wait, and over after it.
+/// The story: a block waited, with its lock held, for the five seconds in which the pool found that the donor does not
+/// answer, and did so for each of its keys: the pause before asking the pool again was counted from before the wait,
+/// and was over after it.
 #[test]
 fn a_silent_donor_holds_up_a_block_once_and_shortly_and_what_it_gives_late_is_used() {
     let run = Simulation::new(1).run(|sim| async move {
@@ -40,7 +42,7 @@ fn a_silent_donor_holds_up_a_block_once_and_shortly_and_what_it_gives_late_is_us
         let primary = sim.node("primary").spawn(async move {
             let space = donors.open(1, 16 * SECTION_BYTES).await.expect("there is memory");
             let store = MemoryStateStore::new();
-            let state = disaggregated(space, &store, DisaggregatedSettings::default()).await;
+            let state = disaggregated(space, &store, DisaggregatedConfig::default()).await;
             let apply = async |number, keys| {
                 let batch = block(number, keys);
                 store.add_block(rows(&batch));

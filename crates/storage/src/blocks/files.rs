@@ -35,7 +35,7 @@ pub fn parse_segment_name(name: &str) -> Option<BlockNumber> {
 /// Creates a segment without blocks, durable on return. One of the same name, left by an earlier attempt, is replaced.
 ///
 /// # Errors
-/// Errors of the operating system; nothing refers to the segment then.
+/// Errors of the operating system; nothing refers to the segment in that case.
 pub async fn create_segment(directory: &Directory, header: SegmentHeader) -> Result<File, Error> {
     let name = segment_name(header.first);
     let path = directory.path().join(&name);
@@ -55,11 +55,11 @@ pub async fn create_segment(directory: &Directory, header: SegmentHeader) -> Res
 pub struct SegmentFiles {
     directory: Directory,
     open_max: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenFiles>,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenFiles {
     files: BTreeMap<BlockNumber, (File, u64)>,
     uses: u64,
 }
@@ -73,7 +73,7 @@ impl SegmentFiles {
         self.directory.path().join(segment_name(first))
     }
 
-    /// Remembers a file that is open already.
+    /// Adds a file that is already open.
     pub fn insert(&self, first: BlockNumber, file: File) {
         let mut open = lock(&self.open);
         open.uses += 1;

@@ -1,17 +1,17 @@
 //! A compact table from 64-bit fingerprints to block numbers, for ids that are usually absent.
 //!
-//! Whether a transaction id was committed before is asked once for each transaction, and the answer is nearly always no.
-//! The table answers that from memory in about one cache line, and names the blocks that may hold the id otherwise; the
-//! caller confirms there.
+//! Validation asks once for each transaction whether its id was committed before, and the answer is nearly always no. For an
+//! absent id the table gives this answer from memory, in about one cache line. Otherwise it names the blocks that may hold
+//! the id, and the caller looks there.
 //!
 //! 1. A fingerprint's high byte chooses one of 256 shards; its next 32 bits are the tag.
-//! 2. A slot is the tag and the low 32 bits of the block number: 8 bytes. Slots are probed linearly from
-//!    `tag * slots / 2^32`, a place that is known for any number of slots from the tag alone. A shard therefore grows by a
-//!    quarter at a time, and an entry costs 10 to 13 bytes.
-//! 3. An absent id meets an equal tag with probability of about (entries in its shard) / 2^32: one in a hundred thousand at
+//! 2. A slot is the tag and the low 32 bits of the block number: 8 bytes. Collisions are resolved by linear probing that
+//!    starts at `tag * slots / 2^32`; the tag alone determines this position for any number of slots. A shard can therefore
+//!    grow by a quarter at a time, and an entry costs 10 to 13 bytes.
+//! 3. An absent id meets an equal tag with a probability of about (entries in its shard) / 2^32: one in a hundred thousand at
 //!    10 million entries.
 //!
-//! Entries are never removed. Equal ids may be entered several times, with one block each or several.
+//! Entries are never removed. The same id may be entered several times, with the same block or with different ones.
 
 /// Hash of an id, whose bits the table consumes.
 pub fn fingerprint(id: &[u8]) -> u64 {
@@ -25,18 +25,18 @@ const EMPTY: u64 = u64::MAX;
 
 /// See the module.
 pub struct FingerprintTable {
-    shards: Vec<Shard>,
+    shards: Vec<FingerprintShard>,
 }
 
 #[derive(Clone, Default)]
-struct Shard {
+struct FingerprintShard {
     slots: Vec<u64>,
     used: usize,
 }
 
 impl FingerprintTable {
     pub fn new() -> FingerprintTable {
-        FingerprintTable { shards: vec![Shard::default(); SHARDS] }
+        FingerprintTable { shards: vec![FingerprintShard::default(); SHARDS] }
     }
 
     /// Enters a fingerprint with the number of a block.
@@ -44,11 +44,12 @@ impl FingerprintTable {
         self.shards[shard_of(fingerprint)].insert(slot_of(tag_of(fingerprint), block));
     }
 
-    /// Numbers of blocks below `height` that may hold what has this fingerprint, ascending and without repeats.
+    /// Numbers of blocks below `height` that may hold an id with this fingerprint, ascending and without repeats.
     pub fn candidates(&self, fingerprint: u64, height: u64) -> Vec<u64> {
         let mut blocks = Vec::new();
         for low in self.shards[shard_of(fingerprint)].with_tag(tag_of(fingerprint)) {
-            // Only the low half of the number is kept. A chain of 2^32 blocks has one more block to look at.
+            // A slot keeps only the low half of the number. In a chain of more than 2^32 blocks, each slot names more than
+            // one block.
             blocks.extend((0..).map(|high: u64| high << 32 | u64::from(low)).take_while(|block| *block < height));
         }
         blocks.sort_unstable();
@@ -67,7 +68,7 @@ impl FingerprintTable {
     }
 }
 
-/// What a table knows of an id: its shard and its tag there.
+/// What a table stores of an id: its shard and its tag there.
 pub fn shard_and_tag(fingerprint: u64) -> (u8, u32) {
     (shard_of(fingerprint) as u8, tag_of(fingerprint))
 }
@@ -76,7 +77,7 @@ fn shard_of(fingerprint: u64) -> usize {
     (fingerprint >> 56) as usize
 }
 
-/// 32 bits below those that choose the shard. The highest value is folded into its neighbour, so that no slot in use
+/// The 32 bits below those that choose the shard. The highest value is folded into its neighbour, so that no used slot
 /// looks empty.
 fn tag_of(fingerprint: u64) -> u32 {
     ((fingerprint >> 24) as u32).min(u32::MAX - 1)
@@ -90,13 +91,13 @@ fn home(tag: u32, slots: usize) -> usize {
     ((u64::from(tag) * slots as u64) >> 32) as usize
 }
 
-impl Shard {
+impl FingerprintShard {
     fn insert(&mut self, slot: u64) {
         // At most four fifths full: beyond that, probes get long.
         if (self.used + 1) * 5 > self.slots.len() * 4 {
             self.grow();
         }
-        self.place(slot);
+        self.put_slot(slot);
         self.used += 1;
     }
 
@@ -104,11 +105,11 @@ impl Shard {
         let slots = (self.slots.len() + self.slots.len() / 4).max(SLOTS_MIN);
         let old = std::mem::replace(&mut self.slots, vec![EMPTY; slots]);
         for slot in old.into_iter().filter(|slot| *slot != EMPTY) {
-            self.place(slot);
+            self.put_slot(slot);
         }
     }
 
-    fn place(&mut self, slot: u64) {
+    fn put_slot(&mut self, slot: u64) {
         let mut at = home((slot >> 32) as u32, self.slots.len());
         while self.slots[at] != EMPTY {
             at = if at + 1 == self.slots.len() { 0 } else { at + 1 };

@@ -1,7 +1,7 @@
-//! The bytes of a segment: header, durable marks, records.
+//! The bytes of a segment: header, durable watermarks, records.
 //!
 //! All integers are little-endian and of fixed width; `docs/formats/blocks.md` has the diagrams. Decoders take bytes from
-//! disk, so they return what is wrong and never panic. What a segment is for is said in [`super`].
+//! disk, so they return an error text and never panic. [`super`] explains segments.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::hash::Hasher as _;
@@ -17,24 +17,24 @@ pub const VERSION: u32 = 1;
 pub const SEGMENT_HEADER_BYTES: u64 = 4096;
 /// Length of the encoded segment header, which lies at byte 0.
 pub const SEGMENT_FIELDS_BYTES: usize = 80;
-/// Where the two durable marks lie: each in a sector of its own, so that a torn one leaves the other.
-pub const MARK_OFFSETS: [u64; 2] = [512, 1024];
-/// Length of an encoded durable mark.
-pub const MARK_BYTES: usize = 32;
+/// Where the two durable watermarks lie: each in a separate sector, so that a torn one leaves the other intact.
+pub const WATERMARK_OFFSETS: [u64; 2] = [512, 1024];
+/// Length of an encoded durable watermark.
+pub const WATERMARK_BYTES: usize = 32;
 /// Length of a record's header.
 pub const RECORD_HEADER_BYTES: usize = 128;
-/// The largest record. A segment ends in the record that crosses its size, so offsets within it fit 32 bits.
+/// The largest record. A segment ends with the record that crosses its size limit, so offsets within it fit 32 bits.
 pub const RECORD_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"HEDDLEBS";
-const MARK_MAGIC: [u8; 8] = *b"HEDDLEDM";
+const WATERMARK_MAGIC: [u8; 8] = *b"HEDDLEDM";
 const RECORD_MAGIC: [u8; 4] = *b"HdBk";
 
-const _: () = assert!(SEGMENT_FIELDS_BYTES as u64 <= MARK_OFFSETS[0]);
-const _: () = assert!(MARK_OFFSETS[1] + (MARK_BYTES as u64) <= SEGMENT_HEADER_BYTES);
-const _: () = assert!(MARK_OFFSETS[1] - MARK_OFFSETS[0] >= 512);
+const _: () = assert!(SEGMENT_FIELDS_BYTES as u64 <= WATERMARK_OFFSETS[0]);
+const _: () = assert!(WATERMARK_OFFSETS[1] + (WATERMARK_BYTES as u64) <= SEGMENT_HEADER_BYTES);
+const _: () = assert!(WATERMARK_OFFSETS[1] - WATERMARK_OFFSETS[0] >= 512);
 
-/// What is known of the chain where a segment begins.
+/// The end of the chain before a segment's first block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// The number of the first block in the segment.
@@ -47,7 +47,7 @@ pub struct SegmentHeader {
 
 /// Says that everything before a byte of a segment is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Mark {
+pub struct DurableWatermark {
     /// The byte of the segment before which everything is durable.
     pub end: u64,
     /// Blocks below this number are durable.
@@ -131,7 +131,7 @@ impl SegmentHeader {
         let bytes = bytes.get(..SEGMENT_FIELDS_BYTES).ok_or_else(short)?;
         let mut reader = Reader(bytes);
         if reader.array() != Some(SEGMENT_MAGIC) {
-            return Err("it does not begin as a segment does".into());
+            return Err("it does not begin with the magic bytes of a segment".into());
         }
         let version = reader.u32().ok_or_else(short)?;
         check_seal(bytes, "segment header")?;
@@ -139,7 +139,7 @@ impl SegmentHeader {
             return Err(format!("the segment has format {version}, and this program knows format {VERSION}"));
         }
         if reader.u32() != Some(SEGMENT_HEADER_BYTES as u32) {
-            return Err("the segment header states another length than its format has".into());
+            return Err("the segment header states a length that its format does not have".into());
         }
         let first = BlockNumber(reader.u64().ok_or_else(short)?);
         let epoch = Epoch(reader.u64().ok_or_else(short)?);
@@ -148,27 +148,27 @@ impl SegmentHeader {
     }
 }
 
-impl Mark {
-    pub fn encode(&self) -> [u8; MARK_BYTES] {
-        let mut bytes = [0; MARK_BYTES];
+impl DurableWatermark {
+    pub fn encode(&self) -> [u8; WATERMARK_BYTES] {
+        let mut bytes = [0; WATERMARK_BYTES];
         let mut fields = Fields { buffer: &mut bytes, at: 0 };
-        fields.put(&MARK_MAGIC);
+        fields.put(&WATERMARK_MAGIC);
         fields.put(&self.end.to_le_bytes());
         fields.put(&self.height.to_le_bytes());
-        assert!(fields.at == MARK_BYTES - 8, "the layout of a mark adds up");
+        assert!(fields.at == WATERMARK_BYTES - 8, "the layout of a mark adds up");
         seal(&mut bytes);
         bytes
     }
 
-    /// `None` for what is no whole mark: one that was never written, or was torn. That is no damage, because a mark only
-    /// ever says less than is true.
-    pub fn decode(bytes: &[u8]) -> Option<Mark> {
-        let bytes = bytes.get(..MARK_BYTES)?;
+    /// `None` for a mark that was never written, or was torn. That is not damage, because a mark never covers more than is
+    /// durable.
+    pub fn decode(bytes: &[u8]) -> Option<DurableWatermark> {
+        let bytes = bytes.get(..WATERMARK_BYTES)?;
         let mut reader = Reader(bytes);
-        if reader.array() != Some(MARK_MAGIC) || check_seal(bytes, "mark").is_err() {
+        if reader.array() != Some(WATERMARK_MAGIC) || check_seal(bytes, "mark").is_err() {
             return None;
         }
-        Some(Mark { end: reader.u64()?, height: reader.u64()? })
+        Some(DurableWatermark { end: reader.u64()?, height: reader.u64()? })
     }
 }
 
@@ -227,12 +227,12 @@ impl RecordHeader {
         }
     }
 
-    /// Length of the whole record; `None` when the lengths do not even add up.
+    /// Length of the whole record; `None` if the sum of the lengths overflows.
     pub fn record_bytes(&self) -> Option<u64> {
         (RECORD_HEADER_BYTES as u64).checked_add(self.payload_bytes)?.checked_add(self.transactions_bytes)
     }
 
-    /// Where the payload lies within the record. The lengths were checked when the header was decoded or built.
+    /// Where the payload lies within the record. The lengths were checked when the header was decoded or encoded.
     pub fn payload_range(&self) -> std::ops::Range<usize> {
         let start = RECORD_HEADER_BYTES;
         start..start.saturating_add(self.payload_bytes as usize)
@@ -261,7 +261,7 @@ impl RecordHeader {
     }
 }
 
-/// Checksum of `parts` as if they were one.
+/// Checksum of the concatenation of `parts`.
 pub fn checksum_parts(parts: &[Bytes]) -> u64 {
     match parts {
         [] => checksum(&[]),
@@ -290,15 +290,15 @@ pub fn encode_transactions(transactions: &[(TxId, u8)]) -> Bytes {
     bytes.freeze()
 }
 
-/// Walks a transaction list without allocating: each item is an id and a validation code, or what is wrong.
-pub struct Transactions<'a> {
+/// Walks a transaction list without allocating: each item is an id and a validation code, or an error text.
+pub struct TransactionList<'a> {
     reader: Reader<'a>,
     left: u32,
 }
 
-impl<'a> Transactions<'a> {
-    pub fn new(bytes: &'a [u8], count: u32) -> Transactions<'a> {
-        Transactions { reader: Reader(bytes), left: count }
+impl<'a> TransactionList<'a> {
+    pub fn new(bytes: &'a [u8], count: u32) -> TransactionList<'a> {
+        TransactionList { reader: Reader(bytes), left: count }
     }
 
     fn read(&mut self) -> Option<(&'a str, u8)> {
@@ -309,7 +309,7 @@ impl<'a> Transactions<'a> {
     }
 }
 
-impl<'a> Iterator for Transactions<'a> {
+impl<'a> Iterator for TransactionList<'a> {
     type Item = Result<(&'a str, u8), String>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -338,7 +338,7 @@ pub fn seal(bytes: &mut [u8]) {
 }
 
 /// # Errors
-/// When the last 8 bytes are not the checksum of those before.
+/// If the last 8 bytes are not the checksum of all bytes before them.
 pub fn check_seal(bytes: &[u8], what: &str) -> Result<(), String> {
     match bytes.split_last_chunk::<8>() {
         Some((fields, sum)) if checksum(fields) == u64::from_le_bytes(*sum) => Ok(()),

@@ -1,27 +1,27 @@
-//! Harnesses of segments and their indexes; see [`base::fuzz`].
+//! Fuzz harnesses for segments and their indexes; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{BlockNumber, Epoch, TxId};
 
 use super::format::{
-    Mark, RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_FIELDS_BYTES, SEGMENT_HEADER_BYTES,
-    SegmentHeader, Transactions, encode_transactions, seal,
+    DurableWatermark, RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_FIELDS_BYTES, SEGMENT_HEADER_BYTES,
+    SegmentHeader, TransactionList, encode_transactions, seal,
 };
 use super::index::SegmentIndex;
-use super::{NO_PREVIOUS, Tip};
+use super::{ChainTip, NO_PREVIOUS};
 use crate::checksum;
 use crate::fuzz::with_sealed;
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "storage-segment-headers", shape: Shape::Bytes, run: headers, seeds: header_seeds },
-    Target { name: "storage-segment-records", shape: Shape::Bytes, run: records, seeds: record_seeds },
-    Target { name: "storage-segment-index", shape: Shape::Bytes, run: index, seeds: index_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "storage-segment-headers", shape: InputShape::Bytes, run: headers, seeds: header_seeds },
+    FuzzTarget { name: "storage-segment-records", shape: InputShape::Bytes, run: records, seeds: record_seeds },
+    FuzzTarget { name: "storage-segment-index", shape: InputShape::Bytes, run: index, seeds: index_seeds },
 ];
 
 fn header_seeds() -> Vec<Vec<u8>> {
     let segment = SegmentHeader { first: BlockNumber(3), previous_hash: [0xcc; 32], epoch: Epoch(2) };
-    vec![segment.encode().to_vec(), Mark { end: 0x2000, height: 5 }.encode().to_vec()]
+    vec![segment.encode().to_vec(), DurableWatermark { end: 0x2000, height: 5 }.encode().to_vec()]
 }
 
 fn headers(input: &[u8]) {
@@ -30,7 +30,7 @@ fn headers(input: &[u8]) {
             assert_eq!(SegmentHeader::decode(&header.encode()), Ok(header));
             assert!(bytes.len() >= SEGMENT_FIELDS_BYTES);
         }
-        if let Some(mark) = authenticated(input, || Mark::decode(&bytes)) {
+        if let Some(mark) = authenticated(input, || DurableWatermark::decode(&bytes)) {
             assert_eq!(mark.encode()[..], bytes[..mark.encode().len()]);
         }
     }
@@ -67,14 +67,14 @@ fn records(input: &[u8]) {
         assert_eq!(RecordHeader::decode(&header.encode()), Ok(header));
         let _ = header.check_body(bytes);
         if let Some(list) = bytes.get(header.transactions_range()) {
-            let walk = || Transactions::new(list, header.transactions).filter(Result::is_ok).count();
+            let walk = || TransactionList::new(list, header.transactions).filter(Result::is_ok).count();
             assert!(authenticated(input, walk) <= header.transactions as usize);
         }
     }
 }
 
 fn index_seeds() -> Vec<Vec<u8>> {
-    let tip = Tip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) };
+    let tip = ChainTip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) };
     let mut index = SegmentIndex::new(BlockNumber(0), SEGMENT_HEADER_BYTES, tip);
     let empty = index.encode();
     for number in 0..3 {

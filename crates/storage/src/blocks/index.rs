@@ -1,16 +1,16 @@
-//! Where blocks and transactions lie.
+//! The index of a block store: where blocks and transactions lie.
 //!
-//! In memory a store keeps 4 bytes a block (its offset in its segment) and two tables of fingerprints (header hashes and
-//! transaction ids, 10 to 13 bytes an entry). What is needed to rebuild them is a by-product of appending and is
-//! written beside each segment when the segment is sealed, so that opening a store reads 16 bytes a block and 8 a
-//! transaction instead of every block. The index file is a cache: it is written without an fsync, checked when it is
-//! read, and built again from its segment when it is missing or damaged.
+//! In memory a store keeps 4 bytes per block (its offset in its segment) and two tables of fingerprints (header hashes and
+//! transaction ids, 10 to 13 bytes per entry). Appending collects the data from which they can be rebuilt. When a segment is
+//! sealed, the store writes this data beside it as an index file. Opening a store then reads 16 bytes per block and 8 per
+//! transaction instead of every block. The index file is a cache: it is written without an fsync, checked when it is read,
+//! and rebuilt from its segment when it is missing or damaged.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BlockNumber;
 
 use super::fingerprints::{FingerprintTable, fingerprint};
-use super::format::{Reader, RecordHeader, Transactions, check_seal, seal};
+use super::format::{Reader, RecordHeader, TransactionList, check_seal, seal};
 use crate::checksum;
 
 /// The version of the index file's format.
@@ -20,9 +20,9 @@ const HEADER_BYTES: usize = 104;
 const BLOCK_BYTES: usize = 16;
 const TRANSACTION_BYTES: usize = 8;
 
-/// The newest block, as far as the next one must fit it.
+/// The newest block: what the next one must fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tip {
+pub struct ChainTip {
     /// Number of blocks; the next block has this number.
     pub height: u64,
     /// Header hash of the newest block; [`super::NO_PREVIOUS`] when there is none.
@@ -38,7 +38,7 @@ pub struct SegmentIndex {
     /// The byte after the last record.
     pub end: u64,
     /// The chain after the segment's last block.
-    pub tip: Tip,
+    pub tip: ChainTip,
     pub blocks: Vec<IndexedBlock>,
     /// Fingerprints of the transaction ids, block after block.
     pub transactions: Vec<u64>,
@@ -55,7 +55,7 @@ pub struct IndexedBlock {
 }
 
 impl SegmentIndex {
-    pub fn new(first: BlockNumber, start: u64, tip: Tip) -> SegmentIndex {
+    pub fn new(first: BlockNumber, start: u64, tip: ChainTip) -> SegmentIndex {
         SegmentIndex { first, end: start, tip, blocks: Vec::new(), transactions: Vec::new() }
     }
 
@@ -71,7 +71,7 @@ impl SegmentIndex {
             header_hash: fingerprint(&header.header_hash),
         });
         self.end += header.record_bytes().expect("the lengths of this header were checked");
-        self.tip = Tip {
+        self.tip = ChainTip {
             height: header.number.get() + 1,
             header_hash: header.header_hash,
             epoch: header.epoch.max(self.tip.epoch),
@@ -81,12 +81,12 @@ impl SegmentIndex {
     /// Adds the record that begins at `self.end`, from its bytes.
     ///
     /// # Errors
-    /// What is wrong with the transaction list. Nothing was added then.
+    /// What is wrong with the transaction list. Nothing is added in that case.
     pub fn push_encoded(&mut self, header: &RecordHeader, transactions: &[u8]) -> Result<(), String> {
-        for item in Transactions::new(transactions, header.transactions) {
+        for item in TransactionList::new(transactions, header.transactions) {
             item?;
         }
-        let ids = Transactions::new(transactions, header.transactions).map_while(Result::ok).map(|(id, _)| id);
+        let ids = TransactionList::new(transactions, header.transactions).map_while(Result::ok).map(|(id, _)| id);
         self.push(header, ids);
         Ok(())
     }
@@ -131,11 +131,11 @@ impl SegmentIndex {
         let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(short)?;
         let mut reader = Reader(header);
         if reader.array() != Some(MAGIC) {
-            return Err("it does not begin as an index does".into());
+            return Err("it does not begin with the magic bytes of an index".into());
         }
         check_seal(header, "index header")?;
         if reader.u32() != Some(VERSION) {
-            return Err("the index has another format".into());
+            return Err("the index has a format that this program does not know".into());
         }
         reader.u32().ok_or_else(short)?;
         let first = BlockNumber(reader.u64().ok_or_else(short)?);
@@ -167,22 +167,22 @@ impl SegmentIndex {
             blocks.push(IndexedBlock { offset, transactions, header_hash });
         }
         if indexed != transactions {
-            return Err("the index counts other transactions than its blocks do".into());
+            return Err("the index and its blocks disagree on the number of transactions".into());
         }
         let transactions = transaction_bytes
             .chunks_exact(TRANSACTION_BYTES)
             .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("chunks have this size")))
             .collect();
-        Ok(SegmentIndex { first, end, tip: Tip { height, header_hash, epoch }, blocks, transactions })
+        Ok(SegmentIndex { first, end, tip: ChainTip { height, header_hash, epoch }, blocks, transactions })
     }
 }
 
 /// The index of a whole store.
-pub struct Index {
+pub struct BlockIndex {
     segments: Vec<IndexedSegment>,
     header_hashes: FingerprintTable,
     transactions: FingerprintTable,
-    tip: Tip,
+    tip: ChainTip,
 }
 
 struct IndexedSegment {
@@ -193,16 +193,16 @@ struct IndexedSegment {
 
 /// Where a record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordOffset {
     /// Names the segment.
     pub first: BlockNumber,
     pub offset: u64,
     pub bytes: u64,
 }
 
-impl Index {
-    pub fn new(tip: Tip) -> Index {
-        Index {
+impl BlockIndex {
+    pub fn new(tip: ChainTip) -> BlockIndex {
+        BlockIndex {
             segments: Vec::new(),
             header_hashes: FingerprintTable::new(),
             transactions: FingerprintTable::new(),
@@ -210,7 +210,7 @@ impl Index {
         }
     }
 
-    pub fn tip(&self) -> Tip {
+    pub fn tip(&self) -> ChainTip {
         self.tip
     }
 
@@ -244,7 +244,7 @@ impl Index {
         );
     }
 
-    /// Gives back memory that a segment reserved for further blocks.
+    /// Frees memory that a segment reserved for further blocks.
     pub fn seal_segment(&mut self) {
         if let Some(last) = self.segments.last_mut() {
             last.offsets.shrink_to_fit();
@@ -252,7 +252,7 @@ impl Index {
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn place(&self, number: BlockNumber) -> Option<Place> {
+    pub fn locate(&self, number: BlockNumber) -> Option<RecordOffset> {
         if number.get() >= self.tip.height {
             return None;
         }
@@ -261,7 +261,7 @@ impl Index {
         let within = (number.get() - segment.first.get()) as usize;
         let offset = u64::from(*segment.offsets.get(within)?);
         let end = segment.offsets.get(within + 1).map_or(segment.end, |next| u64::from(*next));
-        Some(Place { first: segment.first, offset, bytes: end - offset })
+        Some(RecordOffset { first: segment.first, offset, bytes: end - offset })
     }
 
     /// Blocks that may have this header hash, ascending.

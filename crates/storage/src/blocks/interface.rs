@@ -1,25 +1,25 @@
-//! The block store of a channel as its users see it, wherever it is.
+//! The interface of a channel's block store, whether it is local or remote.
 //!
-//! [`BlockStore`] keeps it in this process; a storage node keeps it for others. Both append at (height, previous hash)
-//! only, and both find again what a sync has covered.
+//! [`BlockStore`] keeps the blocks in this process; a storage node keeps them for other machines. Both append only at
+//! (height, previous hash), and both find again every block that a sync has covered.
 //!
-//! 1. [`Blocks::append`] hands a block over. From its return on, reads of this object see the block.
-//! 2. [`Blocks::sync`] returns once everything appended before is durable. Call it for several blocks at a time: appending
-//!    goes on meanwhile.
-//! 3. An error that is not a refusal of the one block (`Retry`, `Rejected`) ends the object: it is to be opened again,
-//!    and then says how far it got.
+//! 1. [`Blocks::append`] takes a block. After it returns, reads of this object see the block.
+//! 2. [`Blocks::sync`] returns once everything appended before is durable. Call it once for several blocks: appending
+//!    continues meanwhile.
+//! 3. A refusal of one block (kinds `Retry` and `Rejected`) leaves the object usable. Any other error ends it: open it again;
+//!    its height then shows how far it got.
 
 use std::sync::Arc;
 
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, TxId};
 
-use super::{BlockStore, NewBlock, StoredBlock, Tip, TransactionPlace};
+use super::{BlockStore, ChainTip, NewBlock, StoredBlock, TransactionLocation};
 use crate::Error;
 
 /// Blocks of one page of [`Blocks::read_page`].
 pub const PAGE_BLOCKS_MAX: usize = 64;
-/// A page ends once its blocks have so many bytes; one block may pass it.
+/// A page ends once its blocks reach this size in bytes; the last block may exceed it.
 pub const PAGE_BYTES_SOFT_MAX: usize = 8 << 20;
 
 /// The blocks of one channel; see [the module](self).
@@ -30,14 +30,14 @@ pub trait Blocks: Send + Sync + 'static {
     /// A future that is dropped may have appended the block or not; ask [`Blocks::tip`].
     ///
     /// # Errors
-    /// As [`BlockStore::append`]. A store elsewhere may find out only later that a block was refused; it then fails all
-    /// that follows, [`Blocks::sync`] first.
+    /// As [`BlockStore::append`]. A remote store may learn only later that a block was refused; then every following call
+    /// fails, [`Blocks::sync`] first.
     async fn append(&self, block: NewBlock<'_>) -> Result<(), Error>;
 
-    /// Makes everything appended before this call durable; gives the number of durable blocks.
+    /// Makes everything appended before this call durable; returns the number of durable blocks.
     ///
     /// # Errors
-    /// As [`BlockStore::sync`], and what appending came upon meanwhile.
+    /// As [`BlockStore::sync`], and errors of appends that failed in the meantime.
     async fn sync(&self) -> Result<u64, Error>;
 
     /// Number of blocks appended.
@@ -46,28 +46,28 @@ pub trait Blocks: Send + Sync + 'static {
     }
 
     /// The end of the chain.
-    fn tip(&self) -> Tip;
+    fn tip(&self) -> ChainTip;
 
     /// Number of blocks that are known to be durable.
     fn durable_height(&self) -> u64;
 
-    /// Follows [`Blocks::durable_height`].
+    /// A subscription to [`Blocks::durable_height`].
     fn subscribe_durable(&self) -> WatchReceiver<u64>;
 
     /// The bytes of a block, as they were appended; `None` at and above the height.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when they are not what was written; errors of the operating system or of the link.
+    /// [`Error::Corrupt`] if they differ from the bytes that were written; errors of the operating system or of the link.
     async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error>;
 
-    /// A block with all that was appended with it; `None` at and above the height.
+    /// A block with everything that was appended with it; `None` at and above the height.
     ///
     /// # Errors
     /// As [`Blocks::read`].
     async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, Error>;
 
-    /// The blocks from a number on, at most `limit` and [`PAGE_BLOCKS_MAX`], fewer when they are large
-    /// ([`PAGE_BYTES_SOFT_MAX`]); none only at and above the height.
+    /// The blocks from number `from` on, at most `limit` and [`PAGE_BLOCKS_MAX`], fewer if they are large
+    /// ([`PAGE_BYTES_SOFT_MAX`]); empty only at and above the height.
     ///
     /// # Errors
     /// As [`Blocks::read`].
@@ -85,42 +85,48 @@ pub trait Blocks: Send + Sync + 'static {
     /// As [`Blocks::read`].
     async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error>;
 
-    /// Where each of these transactions was committed first, valid or not, in the order asked: what the check of a whole
-    /// block for repeated transactions asks, at once.
+    /// Where each of these transactions was committed first, valid or not, in the order of `ids`. The duplicate check of a
+    /// whole block asks for all of its transactions at once.
     ///
     /// # Errors
     /// As [`Blocks::read`].
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error>;
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, Error>;
 
-    /// [`Blocks::find_transactions`] for one.
+    /// [`Blocks::find_transactions`] for one transaction.
     ///
     /// # Errors
     /// As [`Blocks::read`].
-    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionLocation>, Error> {
         Ok(self.find_transactions(std::slice::from_ref(id)).await?.pop().flatten())
     }
 
-    /// Makes everything durable and gives up what is held open. Reads go on where that needs nothing.
+    /// Makes everything durable and releases open resources. Reads that do not need them still work.
     ///
     /// # Errors
     /// As [`Blocks::sync`].
     async fn close(&self) -> Result<(), Error>;
 }
 
-/// What there is to read of a channel's durable blocks, for those who append none; see [`Blocks`] for each.
+/// The reads of a channel's durable blocks, for a user that does not append; see [`Blocks`] for each.
 #[async_trait::async_trait]
 pub trait StoredBlocks: Send + Sync + 'static {
+    /// The bytes of a block, as they were appended; `None` at and above the height.
+    ///
     /// # Errors
     /// As [`Blocks::read`].
     async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error>;
 
+    /// The number of the block with this header hash.
+    ///
     /// # Errors
     /// As [`Blocks::read`].
     async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error>;
 
+    /// Where a transaction was committed first, valid or not.
+    ///
     /// # Errors
     /// As [`Blocks::read`].
-    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error>;
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionLocation>, Error>;
 }
 
 #[async_trait::async_trait]
@@ -133,7 +139,7 @@ impl StoredBlocks for Arc<dyn Blocks> {
         self.as_ref().number_by_hash(header_hash).await
     }
 
-    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionLocation>, Error> {
         self.as_ref().find_transaction(id).await
     }
 }
@@ -148,7 +154,7 @@ impl Blocks for BlockStore {
         BlockStore::sync(self).await
     }
 
-    fn tip(&self) -> Tip {
+    fn tip(&self) -> ChainTip {
         BlockStore::tip(self)
     }
 
@@ -190,7 +196,7 @@ impl Blocks for BlockStore {
         BlockStore::number_by_hash(self, header_hash)
     }
 
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, Error> {
         ids.iter().map(|id| BlockStore::find_transaction(self, id)).collect()
     }
 

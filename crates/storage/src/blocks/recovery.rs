@@ -1,14 +1,15 @@
-//! Opening a store: what is on disk, what of it is whole, and what is not.
+//! Opening a store: which blocks on disk are intact, and how the store treats damaged ones.
 //!
 //! 1. Every segment but the last is sealed, and was durable before the next one was created. Its header must continue the
-//!    chain; its index is read, or built again from its records when it is missing, stale or damaged.
-//! 2. The last segment is read record by record. Where the records stop being whole, the durable mark decides: before the
-//!    mark it is damage, and the store does not open; from the mark on it is a torn tail, which is cut off.
-//! 3. What was found whole may still be in the page cache only. So what lies behind the durable mark is written once more,
+//!    chain; its index is read, or rebuilt from its records when it is missing, stale or damaged.
+//! 2. The last segment is read record by record. Where the intact records end, the durable watermark decides. Before the
+//!    watermark it is damage, and the store does not open; from the watermark on it is a torn tail, which is truncated.
+//! 3. Intact records may still be in the page cache only. So the bytes beyond the durable watermark are written once more,
 //!    and the last segment and its name are synced before they count as durable.
 //!
-//! A segment whose header is torn holds no records, because records follow only once the header is durable; such a last
-//! segment is created again. No search for records is made beyond damage: bytes of a payload may look like one.
+//! A segment whose header is torn holds no records, because records are written only once the header is durable; if it is the
+//! last segment, it is created again. Recovery searches for no further records beyond damage: bytes of a payload may look
+//! like a record.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,13 +21,13 @@ use base::rt::disk::{Directory, File};
 use super::NO_PREVIOUS;
 use super::files::{create_segment, index_name, parse_segment_name, segment_name};
 use super::format::{
-    MARK_BYTES, MARK_OFFSETS, Mark, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_FIELDS_BYTES, SEGMENT_HEADER_BYTES,
-    SegmentHeader,
+    DurableWatermark, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_FIELDS_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader,
+    WATERMARK_BYTES, WATERMARK_OFFSETS,
 };
-use super::index::{Index, SegmentIndex, Tip};
+use super::index::{BlockIndex, ChainTip, SegmentIndex};
 use crate::{Error, events};
 
-/// How much is written again at once.
+/// Bytes that are written again at once.
 const WRITE_AGAIN_BYTES: u64 = 1 << 20;
 
 /// What opening a store found.
@@ -36,7 +37,7 @@ pub struct OpenReport {
     pub height: u64,
     /// Number of segments.
     pub segments: usize,
-    /// The incomplete last record that was cut off.
+    /// The incomplete last record that was removed.
     pub torn_tail: Option<TornTail>,
     /// Segments whose index was missing, stale or damaged and was built again from the records.
     pub indexes_rebuilt: usize,
@@ -49,40 +50,40 @@ pub struct TornTail {
     pub path: PathBuf,
     /// Where the record began: the segment's length now.
     pub offset: u64,
-    /// How many bytes were cut off.
+    /// How many bytes were removed.
     pub bytes: u64,
-    /// The block that would have been next.
+    /// The number that the next block would have had.
     pub block: BlockNumber,
-    /// Why the record is not whole.
+    /// Why the record is not intact.
     pub what: String,
 }
 
 /// A store's state after opening.
-pub struct Recovered {
-    pub index: Index,
-    /// The index of the last segment, which goes on.
+pub struct RecoveredStore {
+    pub index: BlockIndex,
+    /// The index of the last segment, to which appends are added.
     pub last: SegmentIndex,
     pub last_file: File,
     pub report: OpenReport,
 }
 
 /// # Errors
-/// [`Error::Corrupt`] for damage to what was durable; errors of the operating system.
-pub async fn recover(directory: &Directory) -> Result<Recovered, Error> {
+/// [`Error::Corrupt`] for damage to durable blocks; errors of the operating system.
+pub async fn recover(directory: &Directory) -> Result<RecoveredStore, Error> {
     let names = directory.list().map_err(|error| Error::io("listing", directory.path(), error))?;
     let firsts: Vec<BlockNumber> = names.iter().filter_map(|name| parse_segment_name(name)).collect();
-    let mut tip = Tip { height: 0, header_hash: NO_PREVIOUS, epoch: base::Epoch(0) };
-    let mut index = Index::new(tip);
+    let mut tip = ChainTip { height: 0, header_hash: NO_PREVIOUS, epoch: base::Epoch(0) };
+    let mut index = BlockIndex::new(tip);
     let mut report = OpenReport::default();
     let Some((last_first, sealed)) = firsts.split_last() else {
         let file = create_segment(directory, header_after(tip)).await?;
         index.start_segment(BlockNumber(0), SEGMENT_HEADER_BYTES);
         let last = SegmentIndex::new(BlockNumber(0), SEGMENT_HEADER_BYTES, tip);
         report.segments = 1;
-        return Ok(Recovered { index, last, last_file: file, report });
+        return Ok(RecoveredStore { index, last, last_file: file, report });
     };
     for first in sealed {
-        let segment = Segment::open(directory, *first)?;
+        let segment = RecoveringSegment::open(directory, *first)?;
         let header = segment.header()?.map_err(|what| segment.corrupt(0, what))?;
         segment.check_continues(header, tip)?;
         let read = segment.read_index(directory, tip);
@@ -101,24 +102,24 @@ pub async fn recover(directory: &Directory) -> Result<Recovered, Error> {
         index.extend(&segment_index, 0);
         index.seal_segment();
     }
-    let segment = Segment::open(directory, *last_first)?;
+    let segment = RecoveringSegment::open(directory, *last_first)?;
     let (last, last_file) = recover_last(directory, segment, tip, &mut report).await?;
     index.start_segment(*last_first, SEGMENT_HEADER_BYTES);
     index.extend(&last, 0);
     report.height = index.tip().height;
     report.segments = firsts.len();
-    Ok(Recovered { index, last, last_file, report })
+    Ok(RecoveredStore { index, last, last_file, report })
 }
 
 async fn recover_last(
     directory: &Directory,
-    segment: Segment,
-    tip: Tip,
+    segment: RecoveringSegment,
+    tip: ChainTip,
     report: &mut OpenReport,
 ) -> Result<(SegmentIndex, File), Error> {
     let fresh = SegmentIndex::new(segment.first, SEGMENT_HEADER_BYTES, tip);
-    let mark = segment.mark()?;
-    // A segment as short as that was being created; one that has a mark beyond its header was in use, and is damaged.
+    let mark = segment.watermark()?;
+    // A segment this short was being created, unless its mark lies beyond its header: then it was in use, and is damaged.
     let was_being_created =
         segment.bytes <= SEGMENT_HEADER_BYTES && mark.end <= SEGMENT_HEADER_BYTES && segment.first.get() == tip.height;
     let header = match segment.header()? {
@@ -134,7 +135,7 @@ async fn recover_last(
     segment.check_continues(header, tip)?;
     let (last, damage) = segment.scan(fresh)?;
     let damage = match damage {
-        None if last.end < mark.end => Some("the file ends before what was durable in it".to_string()),
+        None if last.end < mark.end => Some("the file ends before its durable mark".to_string()),
         damage => damage,
     };
     if let Some(what) = damage {
@@ -146,7 +147,7 @@ async fn recover_last(
             segment = %torn.path.display(), offset = torn.offset, bytes = torn.bytes, block = %torn.block,
             what = %torn.what, "cutting off an incomplete last record"
         );
-        events::TornTailsCut.add(1);
+        events::TornTailsTruncated.add(1);
         report.torn_tail = Some(torn);
         segment.file.truncate(last.end).map_err(|error| Error::io("cutting off the tail of", &segment.path, error))?;
     }
@@ -156,11 +157,11 @@ async fn recover_last(
     Ok((last, segment.file))
 }
 
-fn header_after(tip: Tip) -> SegmentHeader {
+fn header_after(tip: ChainTip) -> SegmentHeader {
     SegmentHeader { first: BlockNumber(tip.height), previous_hash: tip.header_hash, epoch: tip.epoch }
 }
 
-/// Writes a segment's index. It can be built again, so failures are not errors and nothing is synced.
+/// Writes a segment's index. It can be rebuilt, so failures are not errors and nothing is synced.
 pub fn write_index(directory: &Directory, index: &SegmentIndex) {
     let name = index_name(index.first);
     let write = || -> io::Result<()> {
@@ -177,34 +178,34 @@ pub fn write_index(directory: &Directory, index: &SegmentIndex) {
 }
 
 /// A segment being opened.
-struct Segment {
+struct RecoveringSegment {
     first: BlockNumber,
     path: PathBuf,
     file: File,
     bytes: u64,
 }
 
-impl Segment {
-    fn open(directory: &Directory, first: BlockNumber) -> Result<Segment, Error> {
+impl RecoveringSegment {
+    fn open(directory: &Directory, first: BlockNumber) -> Result<RecoveringSegment, Error> {
         let path = directory.path().join(segment_name(first));
         let io = |error| Error::io("opening the segment", &path, error);
         let file = directory.open_file(&segment_name(first), false).map_err(io)?;
         let bytes = file.len().map_err(io)?;
-        Ok(Segment { first, path, file, bytes })
+        Ok(RecoveringSegment { first, path, file, bytes })
     }
 
     fn read(&self, offset: u64, bytes: usize) -> Result<base::Bytes, Error> {
         self.file.read_at(offset, bytes).map_err(|error| Error::io("reading", &self.path, error))
     }
 
-    /// Writes bytes once more as they are. After an fsync that failed the page cache still shows what is not on disk and
-    /// counts it as clean, so that another fsync would write none of it.
+    /// Writes bytes once more, unchanged. After a failed fsync the page cache still holds data that is not on disk and
+    /// counts it as clean, so that another fsync would not write it.
     fn write_again(&self, from: u64, to: u64) -> Result<(), Error> {
         let mut offset = from;
         while offset < to {
             let bytes = self.read(offset, (to - offset).min(WRITE_AGAIN_BYTES) as usize)?;
             if bytes.is_empty() {
-                return Err(self.corrupt(offset, "it has become shorter while it was opened".into()));
+                return Err(self.corrupt(offset, "it became shorter while it was being opened".into()));
             }
             let written = self.file.write_at(offset, &bytes);
             written.map_err(|error| Error::io("writing again", &self.path, error))?;
@@ -217,10 +218,10 @@ impl Segment {
         Ok(SegmentHeader::decode(&self.read(0, SEGMENT_FIELDS_BYTES)?))
     }
 
-    fn mark(&self) -> Result<Mark, Error> {
-        let mut newest = Mark { end: SEGMENT_HEADER_BYTES, height: self.first.get() };
-        for offset in MARK_OFFSETS {
-            if let Some(mark) = Mark::decode(&self.read(offset, MARK_BYTES)?)
+    fn watermark(&self) -> Result<DurableWatermark, Error> {
+        let mut newest = DurableWatermark { end: SEGMENT_HEADER_BYTES, height: self.first.get() };
+        for offset in WATERMARK_OFFSETS {
+            if let Some(mark) = DurableWatermark::decode(&self.read(offset, WATERMARK_BYTES)?)
                 && mark.end > newest.end
             {
                 newest = mark;
@@ -229,9 +230,9 @@ impl Segment {
         Ok(newest)
     }
 
-    fn check_continues(&self, header: SegmentHeader, tip: Tip) -> Result<(), Error> {
+    fn check_continues(&self, header: SegmentHeader, tip: ChainTip) -> Result<(), Error> {
         if header.first != self.first {
-            return Err(self.corrupt(0, format!("it begins with block {} and is named for another", header.first)));
+            return Err(self.corrupt(0, format!("it begins with block {}, but its name says another", header.first)));
         }
         if header.first.get() != tip.height {
             return Err(
@@ -239,12 +240,12 @@ impl Segment {
             );
         }
         if header.previous_hash != tip.header_hash {
-            return Err(self.corrupt(0, "it continues another chain of blocks than the segment before it".into()));
+            return Err(self.corrupt(0, "it begins another chain: it does not continue the segment before it".into()));
         }
         Ok(())
     }
 
-    fn read_index(&self, directory: &Directory, tip: Tip) -> Result<SegmentIndex, String> {
+    fn read_index(&self, directory: &Directory, tip: ChainTip) -> Result<SegmentIndex, String> {
         let read = || -> io::Result<base::Bytes> {
             let file = directory.open_file(&index_name(self.first), false)?;
             let bytes = usize::try_from(file.len()?).map_err(io::Error::other)?;
@@ -258,7 +259,7 @@ impl Segment {
         Ok(index)
     }
 
-    fn rebuild(&self, tip: Tip) -> Result<SegmentIndex, Error> {
+    fn rebuild(&self, tip: ChainTip) -> Result<SegmentIndex, Error> {
         let (index, damage) = self.scan(SegmentIndex::new(self.first, SEGMENT_HEADER_BYTES, tip))?;
         match damage {
             None => Ok(index),
@@ -270,8 +271,8 @@ impl Segment {
         }
     }
 
-    /// Adds records to `index` for as long as they are whole and continue the chain, and says what is wrong where they
-    /// stop before the end of the file.
+    /// Adds records to `index` while they are intact and continue the chain; also returns what is wrong if they stop before
+    /// the end of the file.
     fn scan(&self, mut index: SegmentIndex) -> Result<(SegmentIndex, Option<String>), Error> {
         while index.end < self.bytes {
             if let Err(what) = self.scan_one(&mut index)? {
@@ -296,13 +297,13 @@ impl Segment {
         }
         let tip = index.tip;
         if header.number.get() != tip.height || header.previous_hash != tip.header_hash || header.epoch < tip.epoch {
-            return Ok(Err(format!("a record of block {} does not continue the chain here", header.number)));
+            return Ok(Err(format!("the record of block {} does not continue the chain here", header.number)));
         }
         let record = self.read(offset, bytes as usize)?;
         Ok(header.check_body(&record).and_then(|()| index.push_encoded(&header, &record[header.transactions_range()])))
     }
 
-    fn torn(&self, offset: u64, tip: Tip, what: String) -> TornTail {
+    fn torn(&self, offset: u64, tip: ChainTip, what: String) -> TornTail {
         let block = BlockNumber(tip.height);
         TornTail { path: self.path.clone(), offset, bytes: self.bytes - offset.min(self.bytes), block, what }
     }

@@ -1,4 +1,4 @@
-//! The store itself: appending, syncing and reading.
+//! The block store itself: appending, syncing and reading.
 
 use std::fmt;
 use std::io;
@@ -14,29 +14,29 @@ use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex};
 use super::files::{SegmentFiles, create_segment};
 use super::fingerprints::fingerprint;
 use super::format::{
-    MARK_OFFSETS, Mark, RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader,
-    Transactions, checksum_parts, encode_transactions,
+    DurableWatermark, RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader,
+    TransactionList, WATERMARK_OFFSETS, checksum_parts, encode_transactions,
 };
-use super::index::{Index, Place, SegmentIndex, Tip};
+use super::index::{BlockIndex, ChainTip, RecordOffset, SegmentIndex};
 use super::recovery::{OpenReport, recover, write_index};
 use crate::{Error, GroupSync, SyncHandle, checksum, events, lock};
 
 /// Settings of a store.
 #[derive(Clone, Debug)]
-pub struct BlockOptions {
+pub struct BlockStoreConfig {
     /// A segment that has reached this length takes no further block.
     pub segment_bytes: u64,
     /// Sealed segments kept open for reading.
     pub open_segments_max: usize,
 }
 
-impl Default for BlockOptions {
+impl Default for BlockStoreConfig {
     fn default() -> Self {
-        BlockOptions { segment_bytes: 64 * 1024 * 1024, open_segments_max: 64 }
+        BlockStoreConfig { segment_bytes: 64 * 1024 * 1024, open_segments_max: 64 }
     }
 }
 
-/// The largest value that [`BlockOptions::segment_bytes`] may have: offsets in a segment fit 32 bits.
+/// The largest value that [`BlockStoreConfig::segment_bytes`] may have: offsets in a segment fit 32 bits.
 const SEGMENT_BYTES_MAX: u64 = u32::MAX as u64;
 
 /// A block to be appended.
@@ -48,9 +48,9 @@ pub struct NewBlock<'a> {
     pub header_hash: [u8; 32],
     /// The hash of the header before it; [`super::NO_PREVIOUS`] for block 0.
     pub previous_hash: [u8; 32],
-    /// The reign of whoever appends it; `Epoch(0)` where there is only one.
+    /// The epoch of the primary that appends it; `Epoch(0)` if there are no epochs.
     pub epoch: Epoch,
-    /// Its bytes, stored one part after another and read back as one.
+    /// Its bytes, stored one part after another and read back in one piece.
     pub parts: &'a [Bytes],
     /// Its transactions in order, each with its validation code. An empty id is kept and not indexed.
     pub transactions: &'a [(TxId, u8)],
@@ -59,18 +59,26 @@ pub struct NewBlock<'a> {
 /// A block as it was appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBlock {
+    /// Its number.
     pub number: BlockNumber,
+    /// The hash of its header, as the caller of [`BlockStore::append`] gave it.
     pub header_hash: [u8; 32],
+    /// The hash of the header before it; [`super::NO_PREVIOUS`] for block 0.
     pub previous_hash: [u8; 32],
+    /// The epoch of the primary that appended it; `Epoch(0)` if there were no epochs.
     pub epoch: Epoch,
+    /// Its bytes, in one piece.
     pub payload: Bytes,
+    /// Its transactions in order, each with its validation code.
     pub transactions: Vec<(TxId, u8)>,
 }
 
 /// Where a transaction was committed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransactionPlace {
+pub struct TransactionLocation {
+    /// The number of the block.
     pub block: BlockNumber,
+    /// Its position in the block.
     pub index: TxIndex,
     /// Its validation code.
     pub code: u8,
@@ -79,35 +87,35 @@ pub struct TransactionPlace {
 /// A store of blocks; see [the module](super). Clones share it.
 #[derive(Clone)]
 pub struct BlockStore {
-    shared: Arc<Shared>,
+    shared: Arc<BlockStoreCore>,
 }
 
-struct Shared {
+struct BlockStoreCore {
     directory: Directory,
-    options: BlockOptions,
+    options: BlockStoreConfig,
     group: GroupSync,
     files: SegmentFiles,
-    index: RwLock<Index>,
-    writer: AsyncMutex<Writer>,
-    current: Mutex<Current>,
-    marked: Mutex<Marked>,
+    index: RwLock<BlockIndex>,
+    writer: AsyncMutex<SegmentWriter>,
+    current: Mutex<WriteProgress>,
+    watermark: Mutex<WatermarkSlot>,
     durable: WatchSender<u64>,
     broken: Mutex<Option<Arc<str>>>,
 }
 
-/// The end of the last segment, for whoever appends.
-struct Writer {
+/// The end of the last segment, used by appends.
+struct SegmentWriter {
     file: File,
     segment: SegmentIndex,
     /// A write failed, so there may be bytes beyond the last record.
     leftover: bool,
-    /// The next block begins a new segment, if this one has any.
+    /// The next block begins a new segment, unless this one is empty.
     is_full: bool,
 }
 
-/// How far the last segment has been written, for whoever syncs.
+/// How far the last segment has been written, used by syncs.
 #[derive(Clone)]
-struct Current {
+struct WriteProgress {
     first: BlockNumber,
     file: File,
     handle: SyncHandle,
@@ -115,23 +123,23 @@ struct Current {
     height: u64,
 }
 
-/// The newest durable mark and the place for the next one.
-struct Marked {
+/// The newest durable watermark, and the slot for the next one.
+struct WatermarkSlot {
     first: BlockNumber,
     height: u64,
     slot: usize,
 }
 
 impl BlockStore {
-    /// Opens the store in a directory of its own, and creates it where the directory is empty. All blocks found are
+    /// Opens the store in a directory used by nothing else, and creates it if the directory is empty. All blocks found are
     /// durable on return.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when durable blocks are damaged in a way that shows at opening; errors of the operating system.
+    /// [`Error::Corrupt`] if durable blocks have damage that opening can detect; errors of the operating system.
     pub async fn open(
         directory: Directory,
         group: GroupSync,
-        options: BlockOptions,
+        options: BlockStoreConfig,
     ) -> Result<(BlockStore, OpenReport), Error> {
         if options.segment_bytes > SEGMENT_BYTES_MAX {
             let given = options.segment_bytes;
@@ -140,18 +148,19 @@ impl BlockStore {
         let recovered = recover(&directory).await?;
         let tip = recovered.index.tip();
         let handle = group.register(recovered.last_file.clone());
-        let current = Current {
+        let current = WriteProgress {
             first: recovered.last.first,
             file: recovered.last_file.clone(),
             handle,
             end: recovered.last.end,
             height: tip.height,
         };
-        let writer = Writer { file: recovered.last_file, segment: recovered.last, leftover: false, is_full: false };
-        let marked = Marked { first: current.first, height: 0, slot: 0 };
+        let writer =
+            SegmentWriter { file: recovered.last_file, segment: recovered.last, leftover: false, is_full: false };
+        let marked = WatermarkSlot { first: current.first, height: 0, slot: 0 };
         let files = SegmentFiles::new(directory.clone(), options.open_segments_max);
         files.insert(current.first, current.file.clone());
-        let shared = Shared {
+        let shared = BlockStoreCore {
             directory,
             options,
             group,
@@ -159,12 +168,12 @@ impl BlockStore {
             index: RwLock::new(recovered.index),
             writer: AsyncMutex::new(writer),
             current: Mutex::new(current.clone()),
-            marked: Mutex::new(marked),
+            watermark: Mutex::new(marked),
             durable: watch(tip.height).0,
             broken: Mutex::new(None),
         };
         let store = BlockStore { shared: Arc::new(shared) };
-        store.made_durable(&current);
+        store.advance_durable(&current);
         Ok((store, recovered.report))
     }
 
@@ -178,7 +187,7 @@ impl BlockStore {
     /// [`Error::DiskFull`], after which the same block may be appended later; [`Error::Broken`] after a failed fsync.
     pub async fn append(&self, block: NewBlock<'_>) -> Result<(), Error> {
         let mut writer = self.shared.writer.lock().await;
-        self.check_whole()?;
+        self.check_intact()?;
         let tip = writer.segment.tip;
         if block.epoch < tip.epoch {
             return Err(Error::Fenced { given: block.epoch, newest: tip.epoch });
@@ -190,7 +199,7 @@ impl BlockStore {
             return Err(Error::WrongPrevious { given: block.number });
         }
         let (header, transactions) = encode(block)?;
-        // Once it is full it stays so: a segment that was being created when that failed must not be passed by.
+        // Once full, it stays full: a next segment whose creation failed must be tried again, not skipped.
         writer.is_full |= writer.segment.end >= self.shared.options.segment_bytes;
         writer.is_full |= rt::fault_point("storage.blocks.segment_early");
         if writer.is_full && !writer.segment.blocks.is_empty() {
@@ -201,7 +210,7 @@ impl BlockStore {
 
     fn write(
         &self,
-        writer: &mut Writer,
+        writer: &mut SegmentWriter,
         header: &RecordHeader,
         block: NewBlock<'_>,
         transactions: Bytes,
@@ -209,7 +218,7 @@ impl BlockStore {
         let path = || self.shared.files.path(writer.segment.first);
         let io = |error| Error::io("appending to", &path(), error);
         if writer.leftover {
-            // A shorter record over the rest of a longer one would leave bytes that nobody wrote as such.
+            // A shorter record written over a longer one would leave the longer one's last bytes behind it.
             writer.file.truncate(writer.segment.end).map_err(io)?;
             writer.leftover = false;
         }
@@ -235,9 +244,9 @@ impl BlockStore {
         Ok(())
     }
 
-    /// Seals the last segment and begins the next one. Nothing has changed when it fails or is dropped.
-    async fn begin_segment(&self, writer: &mut Writer) -> Result<(), Error> {
-        // Bound first, so that the guard does not live over the wait.
+    /// Seals the last segment and begins the next one. If it fails or is dropped, nothing has changed.
+    async fn begin_segment(&self, writer: &mut SegmentWriter) -> Result<(), Error> {
+        // Bound first, so that the guard is not held across the wait.
         let current = lock(&self.shared.current).clone();
         self.sync_now(current).await?;
         write_index(&self.shared.directory, &writer.segment);
@@ -248,8 +257,8 @@ impl BlockStore {
         let handle = self.shared.group.register(file.clone());
         self.shared.files.insert(first, file.clone());
         let end = SEGMENT_HEADER_BYTES;
-        *lock(&self.shared.current) = Current { first, file: file.clone(), handle, end, height: tip.height };
-        *writer = Writer { file, segment: SegmentIndex::new(first, end, tip), leftover: false, is_full: false };
+        *lock(&self.shared.current) = WriteProgress { first, file: file.clone(), handle, end, height: tip.height };
+        *writer = SegmentWriter { file, segment: SegmentIndex::new(first, end, tip), leftover: false, is_full: false };
         let mut index = self.index_mut();
         index.seal_segment();
         index.start_segment(first, end);
@@ -257,15 +266,15 @@ impl BlockStore {
         Ok(())
     }
 
-    /// Makes every block appended before this call durable, together with whoever else waits for the disk, and gives
-    /// the number of durable blocks.
+    /// Makes every block appended before this call durable, sharing the fsync with all other waiting writers of the disk;
+    /// returns the number of durable blocks.
     ///
     /// Dropping the future is safe; it is then unknown how far the fsync has come.
     ///
     /// # Errors
-    /// When an fsync failed, now or before: the store is broken then, and is to be opened again.
+    /// If an fsync failed, now or before: the store is then broken and must be opened again.
     pub async fn sync(&self) -> Result<u64, Error> {
-        self.check_whole()?;
+        self.check_intact()?;
         let current = lock(&self.shared.current).clone();
         if current.height > self.durable_height() {
             self.sync_now(current).await?;
@@ -273,43 +282,43 @@ impl BlockStore {
         Ok(self.durable_height())
     }
 
-    async fn sync_now(&self, current: Current) -> Result<(), Error> {
+    async fn sync_now(&self, current: WriteProgress) -> Result<(), Error> {
         if let Err(error) = current.handle.sync().await {
             // The kernel may have dropped the pages it could not write, so another fsync would succeed and prove nothing.
             let path = self.shared.files.path(current.first);
             let reason = format!("fsync of {}: {error}", path.display());
             tracing::error!(%reason, "the block store is closed");
             lock(&self.shared.broken).get_or_insert_with(|| reason.into());
-            return self.check_whole();
+            return self.check_intact();
         }
-        self.made_durable(&current);
+        self.advance_durable(&current);
         Ok(())
     }
 
-    /// Notes that everything up to `current` is durable.
-    fn made_durable(&self, current: &Current) {
+    /// Records that everything up to `current` is durable.
+    fn advance_durable(&self, current: &WriteProgress) {
         self.shared.durable.send_if_modified(|durable| {
             let newer = current.height > *durable;
             *durable = current.height.max(*durable);
             newer
         });
-        let mut marked = lock(&self.shared.marked);
+        let mut marked = lock(&self.shared.watermark);
         if (marked.first, marked.height) >= (current.first, current.height) {
             return;
         }
-        let mark = Mark { end: current.end, height: current.height }.encode();
-        // The mark only strengthens what opening can tell; a failure to write it is no failure of the sync.
+        let mark = DurableWatermark { end: current.end, height: current.height }.encode();
+        // The mark only improves what opening can detect; failing to write it does not fail the sync.
         if rt::fault_point("storage.blocks.mark_missing") {
             return;
         }
-        if let Err(error) = current.file.write_at(MARK_OFFSETS[marked.slot], &mark) {
+        if let Err(error) = current.file.write_at(WATERMARK_OFFSETS[marked.slot], &mark) {
             tracing::warn!(%error, "the durable mark was not written");
         }
-        *marked = Marked { first: current.first, height: current.height, slot: 1 - marked.slot };
+        *marked = WatermarkSlot { first: current.first, height: current.height, slot: 1 - marked.slot };
     }
 
-    /// Syncs everything, the durable mark included, so that the next opening can tell damage from a torn write in every
-    /// block. The store may be used on.
+    /// Syncs everything, the durable watermark included, so that the next opening can distinguish damage from a torn write in
+    /// every block. The store remains usable.
     ///
     /// # Errors
     /// As [`BlockStore::sync`].
@@ -325,7 +334,7 @@ impl BlockStore {
     }
 
     /// The end of the chain.
-    pub fn tip(&self) -> Tip {
+    pub fn tip(&self) -> ChainTip {
         self.index().tip()
     }
 
@@ -334,7 +343,7 @@ impl BlockStore {
         *self.shared.durable.borrow()
     }
 
-    /// Follows [`BlockStore::durable_height`].
+    /// A subscription to [`BlockStore::durable_height`].
     pub fn subscribe_durable(&self) -> WatchReceiver<u64> {
         self.shared.durable.subscribe()
     }
@@ -347,13 +356,13 @@ impl BlockStore {
     /// The bytes of a block, as they were appended; `None` at and above the height.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when they are not what was written; errors of the operating system.
+    /// [`Error::Corrupt`] if they differ from the bytes that were written; errors of the operating system.
     pub fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
         let Some((header, record)) = self.read_record(number)? else { return Ok(None) };
         Ok(Some(record.slice(header.payload_range())))
     }
 
-    /// A block with all that was appended with it; `None` at and above the height.
+    /// A block with everything that was appended with it; `None` at and above the height.
     ///
     /// # Errors
     /// As [`BlockStore::read`].
@@ -396,11 +405,11 @@ impl BlockStore {
 
     /// Where a transaction was committed, valid or not: its first place, if it was committed several times.
     ///
-    /// An id that is absent, as nearly all are that validation asks for, costs one probe of a table in memory.
+    /// An absent id, as nearly all ids that validation looks up are, costs one probe of a table in memory.
     ///
     /// # Errors
     /// As [`BlockStore::read`].
-    pub fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+    pub fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionLocation>, Error> {
         if id.is_empty() {
             return Ok(None);
         }
@@ -408,44 +417,45 @@ impl BlockStore {
         let candidates = self.index().with_transaction(fingerprint);
         for number in candidates.into_iter().map(BlockNumber) {
             let Some((header, list)) = self.read_transactions(number)? else { continue };
-            for (index, item) in Transactions::new(&list, header.transactions).enumerate() {
+            for (index, item) in TransactionList::new(&list, header.transactions).enumerate() {
                 let (found, code) = item.map_err(|what| self.corrupt(number, what))?;
                 if found == id.as_str() {
-                    return Ok(Some(TransactionPlace { block: number, index: TxIndex(index as u32), code }));
+                    return Ok(Some(TransactionLocation { block: number, index: TxIndex(index as u32), code }));
                 }
             }
         }
         Ok(None)
     }
 
-    /// The tags of the transaction ids of all blocks whose fingerprints lie in a shard: what [`BlockStore::find_transaction`]
-    /// knows of absent ids.
+    /// The tags of the transaction ids of all blocks whose fingerprints lie in a shard. They tell which ids are absent, as
+    /// in [`BlockStore::find_transaction`].
     pub(crate) fn transaction_tags(&self, shard: u8) -> Vec<u32> {
         self.index().transaction_tags(shard)
     }
 
-    /// The blocks from a number on. It ends at the height, and goes on when asked again after more was appended.
+    /// The blocks from number `from` on. The iterator ends at the height, and continues when it is asked again after
+    /// further appends.
     pub fn iterate(&self, from: BlockNumber) -> BlockIterator {
         BlockIterator { store: self.clone(), next: from }
     }
 
     fn collect_transactions(&self, header: &RecordHeader, list: &[u8]) -> Result<Vec<(TxId, u8)>, Error> {
-        Transactions::new(list, header.transactions)
+        TransactionList::new(list, header.transactions)
             .map(|item| item.map(|(id, code)| (TxId::new(id), code)))
             .collect::<Result<_, _>>()
             .map_err(|what| self.corrupt(header.number, what))
     }
 
     fn read_record(&self, number: BlockNumber) -> Result<Option<(RecordHeader, Bytes)>, Error> {
-        let Some(place) = self.place(number) else { return Ok(None) };
+        let Some(place) = self.locate(number) else { return Ok(None) };
         let record = self.read_at(number, place, 0, place.bytes)?;
         let header = self.decode_header(number, place, &record)?;
         header.check_body(&record).map_err(|what| self.corrupt(number, what))?;
         Ok(Some((header, record)))
     }
 
-    fn read_header(&self, number: BlockNumber) -> Result<Option<(RecordHeader, Place)>, Error> {
-        let Some(place) = self.place(number) else { return Ok(None) };
+    fn read_header(&self, number: BlockNumber) -> Result<Option<(RecordHeader, RecordOffset)>, Error> {
+        let Some(place) = self.locate(number) else { return Ok(None) };
         let bytes = self.read_at(number, place, 0, RECORD_HEADER_BYTES as u64)?;
         Ok(Some((self.decode_header(number, place, &bytes)?, place)))
     }
@@ -460,15 +470,15 @@ impl BlockStore {
         Ok(Some((header, list)))
     }
 
-    fn decode_header(&self, number: BlockNumber, place: Place, bytes: &[u8]) -> Result<RecordHeader, Error> {
+    fn decode_header(&self, number: BlockNumber, place: RecordOffset, bytes: &[u8]) -> Result<RecordHeader, Error> {
         let header = RecordHeader::decode(bytes).map_err(|what| self.corrupt(number, what))?;
         if header.number != number || header.record_bytes() != Some(place.bytes) {
-            return Err(self.corrupt(number, format!("a record of block {} lies where it should be", header.number)));
+            return Err(self.corrupt(number, format!("the record of block {} lies in its place", header.number)));
         }
         Ok(header)
     }
 
-    fn read_at(&self, number: BlockNumber, place: Place, from: u64, bytes: u64) -> Result<Bytes, Error> {
+    fn read_at(&self, number: BlockNumber, place: RecordOffset, from: u64, bytes: u64) -> Result<Bytes, Error> {
         let file = self.shared.files.get(place.first)?;
         let read = file
             .read_at(place.offset + from, bytes as usize)
@@ -479,37 +489,37 @@ impl BlockStore {
         Ok(read)
     }
 
-    fn place(&self, number: BlockNumber) -> Option<Place> {
-        self.index().place(number)
+    fn locate(&self, number: BlockNumber) -> Option<RecordOffset> {
+        self.index().locate(number)
     }
 
     fn corrupt(&self, number: BlockNumber, what: impl Into<String>) -> Error {
         events::CorruptionsFound.add(1);
-        let place = self.place(number);
+        let place = self.locate(number);
         let path =
             place.map_or_else(|| self.shared.directory.path().into(), |place| self.shared.files.path(place.first));
         Error::corrupt(Path::new(&path), place.map_or(0, |place| place.offset), Some(number), what)
     }
 
-    fn check_whole(&self) -> Result<(), Error> {
+    fn check_intact(&self) -> Result<(), Error> {
         match &*lock(&self.shared.broken) {
             Some(reason) => Err(Error::Broken { reason: Arc::clone(reason) }),
             None => Ok(()),
         }
     }
 
-    fn index(&self) -> RwLockReadGuard<'_, Index> {
+    fn index(&self) -> RwLockReadGuard<'_, BlockIndex> {
         self.shared.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
+    fn index_mut(&self) -> RwLockWriteGuard<'_, BlockIndex> {
         self.shared.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn write_record(file: &File, offset: u64, parts: &[Bytes]) -> io::Result<()> {
     if rt::fault_point("storage.blocks.append_torn") {
-        // As where the disk fills up in the middle of the record.
+        // As when the disk fills up in the middle of the record.
         file.write_vectored_at(offset, &parts[..parts.len() - 1])?;
         return Err(io::ErrorKind::StorageFull.into());
     }

@@ -1,22 +1,22 @@
-//! Which blocks wrote a key: an index of a channel's whole ledger, made from its blocks when somebody first asks.
+//! Which blocks wrote a key: an index of a channel's whole ledger, built from its blocks when a client first asks.
 //!
 //! The world state keeps the newest versions only, and a commit must not pay for questions that most channels never ask. So
-//! nothing is done until there is a question, and then:
-//! 1. [`LocalHistory`] opens tables of its own beside the channel's ([`SUFFIX`]), empty the first time.
-//! 2. It **catches up**: blocks from the index's savepoint up to the height that is asked about are read back, a page at a
-//!    time; the [`Materializer`] names the keys that their valid transactions wrote, and each page's entries are written as one
-//!    batch with the savepoint that they lead to. After [`CATCH_UP_MAX`] the question is refused with `Retry`: what was done
-//!    stays, and the next question goes on from there.
-//! 3. The answer is one range of the index: the numbers of blocks, newest first. What each block wrote stands in the block,
-//!    and is read there by whoever can read transactions.
+//! the index does no work until a client asks:
+//! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
+//! 2. It **catches up**: it reads the blocks from the index's savepoint to the requested height, a page at a time. The
+//!    [`Materializer`] names the keys that their valid transactions wrote. The entries of a page are written as one batch,
+//!    with the savepoint that they lead to. After [`CATCH_UP_TIMEOUT`] the question is refused with `Retry`: finished pages
+//!    stay, and the next question continues from there.
+//! 3. The answer is one range of the index: the numbers of blocks, newest first. The values are in the blocks; a layer that
+//!    can read transactions reads them there.
 //!
-//! An entry is a row in the namespace `h` with a key of 24 bytes: 16 of hash over namespace and key, then the complement of
-//! the block's number, big-endian. Two keys with one hash share their entries, which costs a reader the look into a block that
-//! wrote the other one.
+//! An entry is a row in the namespace `h` with a key of 24 bytes: a 16-byte hash of namespace and key, then the complement of
+//! the block's number, big-endian. Two keys with the same hash share their entries; a reader of one key then also looks into
+//! blocks that wrote only the other key.
 //!
 //! Invariants:
-//! * The index is never ahead of the durable blocks, and is made from them alone: it may be lost, and is made again.
-//! * An answer about blocks below a height has every one of them that wrote the key.
+//! * The index is never ahead of the durable blocks, and is built from them alone: if it is lost, it is built again.
+//! * The answers for a height, page by page, name every block below it that wrote the key.
 //! * Rows of the index are never pruned.
 
 #[cfg(test)]
@@ -36,28 +36,29 @@ use crate::events;
 use crate::state_store::{MATERIALIZE_BLOCKS_MAX, Materializer, check_savepoint};
 use crate::tables::{KEY_BYTES_MAX, RowBatch, Savepoint, Tables, TablesEngine, row_prefix};
 
-/// What follows a channel's name in that of its index. No channel's name holds it.
+/// The suffix of the index's name after the channel's name. No channel's name contains it.
 pub const SUFFIX: &str = "_history";
 /// Blocks in one answer.
 pub const HISTORY_BLOCKS_MAX: usize = 256;
-/// How long one question may catch up: well below what a client waits for an answer.
-pub const CATCH_UP_MAX: Duration = Duration::from_secs(4);
+/// How long one question may catch up: well below the time that a client waits for an answer.
+pub const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(4);
 /// The namespace of all entries.
 const NAMESPACE: &str = "h";
 const HASH_BYTES: usize = 16;
 /// Bytes of an entry's key.
 const ENTRY_BYTES: usize = HASH_BYTES + 8;
 
-/// Which blocks wrote a key of one channel.
+/// The history of one channel: which blocks wrote a key.
 #[async_trait::async_trait]
 pub trait History: Send + Sync + 'static {
     /// The numbers, below `below`, of the blocks whose valid transactions wrote a key, newest first: the newest `limit` of
-    /// them, and no more than [`HISTORY_BLOCKS_MAX`]. To go on, ask below the last one; none are left when there is none.
+    /// them, and at most [`HISTORY_BLOCKS_MAX`]. To continue, ask below the last one; an empty answer is the end.
     ///
-    /// Rarely a block is among them that wrote another key only.
+    /// In rare cases the answer includes a block that wrote only another key.
     ///
     /// # Errors
-    /// `Retry` while the index is made, and where a block below `below` is not durable yet; errors of engine, disk or link.
+    /// `Retry` while the index is being built, and if a block below `below` is not durable yet; errors of engine, disk or
+    /// link.
     async fn blocks_of(
         &self,
         namespace: &str,
@@ -67,18 +68,18 @@ pub trait History: Send + Sync + 'static {
     ) -> Result<Vec<BlockNumber>, Error>;
 }
 
-/// [`History`] over the blocks and the tables of this process; see [the module](self).
+/// [`History`] over local blocks and tables; see [the module](self).
 pub struct LocalHistory {
     channel: String,
     blocks: Arc<dyn Blocks>,
     engine: Arc<dyn TablesEngine>,
     materializer: Arc<dyn Materializer>,
-    /// Opened with the first question. Held by whoever catches up.
+    /// Opened at the first question. Locked while catching up.
     tables: AsyncMutex<Option<Arc<dyn Tables>>>,
 }
 
 impl LocalHistory {
-    /// The history of a channel. Nothing is opened or made yet.
+    /// The history of a channel. Does not open or build the index yet.
     pub fn new(
         channel: &str,
         blocks: Arc<dyn Blocks>,
@@ -103,7 +104,7 @@ impl LocalHistory {
         let target = height.min(self.blocks.durable_height());
         while tables.savepoint().height < target {
             let from = tables.savepoint().height;
-            if started.elapsed() >= CATCH_UP_MAX {
+            if started.elapsed() >= CATCH_UP_TIMEOUT {
                 return Err(self.not_yet(&format!("it has {from} of {height} blocks")));
             }
             if rt::fault_point("storage.history.page") {
@@ -127,7 +128,7 @@ impl LocalHistory {
     }
 }
 
-/// The entries of some blocks, with the savepoint they lead to.
+/// The entries of some blocks, with the savepoint that they lead to.
 fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowBatch, Error> {
     let last = page.last().ok_or(Error::Invalid("a page of blocks below the height is empty"))?;
     let savepoint = Savepoint { height: last.number.get() + 1, epoch: Epoch(0), block_hash: last.header_hash };
@@ -143,7 +144,7 @@ fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowB
     Ok(batch)
 }
 
-/// The key of an entry. `prefix` is what all rows of the key have in common.
+/// The key of an entry. `prefix` is the common prefix of all rows of the key.
 fn entry(prefix: &[u8], block: u64) -> [u8; ENTRY_BYTES] {
     let mut entry = [0; ENTRY_BYTES];
     let (hash, number) = entry.split_at_mut(HASH_BYTES);
@@ -155,7 +156,7 @@ fn entry(prefix: &[u8], block: u64) -> [u8; ENTRY_BYTES] {
 /// The block of an entry.
 fn block_of(entry: &[u8]) -> Result<BlockNumber, Error> {
     let number = entry.get(HASH_BYTES..).and_then(|number| <[u8; 8]>::try_from(number).ok());
-    let number = number.ok_or(Error::Invalid("the history holds what is no entry of it"))?;
+    let number = number.ok_or(Error::Invalid("the history holds a row that is not one of its entries"))?;
     Ok(BlockNumber(!u64::from_be_bytes(number)))
 }
 

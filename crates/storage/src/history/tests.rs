@@ -1,17 +1,17 @@
-//! The index against the blocks that it is made from.
+//! Tests of the index against the blocks from which it is built.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::TxId;
 use base::rt::disk::Directory;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::rt::simulation::Simulation;
 
 use super::*;
 use crate::GroupSync;
-use crate::blocks::{BlockOptions, BlockStore, NO_PREVIOUS, NewBlock};
+use crate::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
 use crate::state_store::tests::{Lines, rows};
-use crate::tables::{FjallEngine, FjallOptions, ModelEngine};
+use crate::tables::{FjallConfig, FjallEngine, ModelEngine};
 
 const BLOCKS: [&str; 6] = ["", "cc a 1\ncc b 1\ndd a 9", "cc a 2\ncc a 3", "cc b", "cc a\ncc d 4", "dd a 1"];
 
@@ -35,7 +35,7 @@ async fn append(blocks: &BlockStore, number: u64, text: &'static str) {
 
 async fn store() -> BlockStore {
     let directory = Directory::open("/blocks").await.expect("the directory opens");
-    BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.expect("the store opens").0
+    BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default()).await.expect("the store opens").0
 }
 
 async fn model() -> Arc<dyn TablesEngine> {
@@ -46,7 +46,7 @@ fn history(blocks: &BlockStore, engine: Arc<dyn TablesEngine>) -> LocalHistory {
     LocalHistory::new("alpha", Arc::new(blocks.clone()), engine, Arc::new(Lines))
 }
 
-/// Which blocks below a height wrote a key, newest first, from what they hold.
+/// Which blocks below a height wrote a key, newest first, according to their contents.
 fn expected(namespace: &str, key: &str, below: u64) -> Vec<BlockNumber> {
     let wrote = |number: &u64| {
         let written = rows(*number, BLOCKS[*number as usize]);
@@ -89,7 +89,7 @@ fn every_block_that_wrote_a_key_is_found_after_restarts_too() {
         assert_eq!(early.kind(), base::ErrorKind::Retry, "{early}");
         blocks.sync().await.expect("it is durable");
         check_all(&earlier, 6).await;
-        // What was not persisted is made again.
+        // Entries that were not persisted are built again.
         check_all(&history(&blocks, model().await), 6).await;
     });
     run.expect("the run ends");
@@ -103,14 +103,14 @@ fn the_engine_of_production_keeps_the_index_over_restarts() {
 async fn over_restarts() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let directory = Directory::open(folder.path().join("blocks")).await.expect("it opens");
-    let blocks = BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.expect("it opens").0;
+    let blocks = BlockStore::open(directory, GroupSync::new(), BlockStoreConfig::default()).await.expect("it opens").0;
     for (number, text) in BLOCKS.into_iter().enumerate() {
         append(&blocks, number as u64, text).await;
     }
     blocks.sync().await.expect("it is durable");
     for round in 0..2 {
         let tables = folder.path().join("tables");
-        let engine = FjallEngine::open(&tables, FjallOptions::default()).await.expect("it opens");
+        let engine = FjallEngine::open(&tables, FjallConfig::default()).await.expect("it opens");
         let index = engine.tables("alpha_history").await.expect("it opens");
         assert_eq!(index.savepoint().height, if round == 0 { 0 } else { 6 });
         check_all(&history(&blocks, engine.clone()), 6).await;
@@ -118,11 +118,11 @@ async fn over_restarts() {
     }
 }
 
-/// Takes its time.
+/// Reads blocks slowly.
 struct Slow(AtomicUsize);
 
 impl Materializer for Slow {
-    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error> {
+    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), Error> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Lines.materialize(number, block, batch)
     }

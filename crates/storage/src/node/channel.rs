@@ -1,7 +1,8 @@
-//! One channel at a storage node: its blocks, its rows, and who may write them.
+//! One channel at a storage node: its blocks, its rows, and which epoch may write them.
 //!
-//! Writes of an epoch pass the **gate**, in which they hold one place while they check their epoch and take effect. An
-//! opening takes all places, so that no write is half done when the epoch changes and none of an older one begins after.
+//! An append or a pruning holds one permit of the **epoch guard** while it checks its epoch and takes effect. The node takes
+//! all permits before it changes the epoch. So no write is half done when the epoch changes, and no write of an older epoch
+//! begins afterwards. A materialisation holds a permit only for the check: its rows depend on the blocks alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,73 +10,77 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use base::rt::channel::{OneshotReceiver, OneshotSender, Receiver, Sender, bounded, oneshot};
 use base::rt::disk::Directory;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
-use base::rt::{self, Stop, Task};
+use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Epoch, ErrorKind};
 
-use super::message::{Append, Opened, Role};
-use super::server::{EngineFailure, NodeOptions};
+use super::message::{AppendRequest, LinkPurpose, Welcome};
+use super::server::{EngineFailure, StorageNodeConfig};
 use super::{
-    APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, BEHIND_BLOCKS_MAX, Backoff, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES,
-    epoch, hold_up,
+    APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, Backoff, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES,
+    SAVEPOINT_LAG_BLOCKS_MAX, epoch, hold_up,
 };
 use crate::blocks::{BlockStore, NewBlock};
 use crate::state_store::StateStore;
 use crate::tables::Savepoint;
 use crate::{Error, History, LocalHistory, LocalStateStore, events, lock};
 
-/// Places of the gate: writes that may take effect side by side.
-const GATE_PLACES: u32 = 64;
+/// Permits of the epoch guard: writes that may take effect at the same time.
+const EPOCH_GUARD_PERMITS: u32 = 64;
 
-/// Names the link that may append; 0 is no link.
-pub type Appender = u64;
+/// Identifies the link that may append; 0 is no link.
+pub type AppenderLink = u64;
 
 /// One channel; see [the module](self).
-pub struct Channel {
+pub struct StoredChannel {
     name: String,
     epochs: Directory,
     blocks: BlockStore,
     state: LocalStateStore,
     history: LocalHistory,
     engine: Arc<EngineFailure>,
-    gate: Semaphore,
-    /// Changed only by whoever has the whole gate.
+    epoch_guard: Semaphore,
+    /// Changed only while holding all permits of the epoch guard.
     epoch: AtomicU64,
-    /// The newest appending link. Changed only by whoever has the whole gate.
+    /// The newest appending link. Changed only while holding all permits of the epoch guard.
     appender: AtomicU64,
-    appends: Sender<Queued>,
-    /// Numbers and bytes of the blocks that were appended here and not made into rows yet, oldest first.
-    behind: Mutex<VecDeque<(u64, u64)>>,
-    /// Why the channel takes no further writes: it is to be opened again.
+    appends: Sender<QueuedAppend>,
+    /// Numbers and bytes of the blocks that were appended here and are not materialised yet, oldest first.
+    unmaterialized: Mutex<VecDeque<(u64, u64)>>,
+    /// Why the channel takes no further writes; it must be opened again.
     failure: OnceLock<Error>,
     /// Stopped once there is a failure.
-    failed: Stop,
-    stop: Stop,
+    failed: CancellationToken,
+    stop: CancellationToken,
     tasks: Mutex<Vec<Task<()>>>,
     pruning: AsyncMutex<()>,
 }
 
-struct Queued {
-    block: Append,
-    appender: Appender,
-    answer: OneshotSender<Result<u64, Error>>,
+struct QueuedAppend {
+    block: AppendRequest,
+    appender: AppenderLink,
+    response: OneshotSender<Result<u64, Error>>,
 }
 
 /// A block that waits to be durable.
-struct Appended {
+struct AppendedBlock {
     number: BlockNumber,
     header_hash: [u8; 32],
-    payload: Parts,
-    answer: OneshotSender<Result<u64, Error>>,
+    payload: GatherList,
+    response: OneshotSender<Result<u64, Error>>,
 }
 
-impl Channel {
-    /// Opens a channel, empty where there is none, and starts its tasks.
+impl StoredChannel {
+    /// Opens a channel, creates it if it does not exist, and starts its tasks.
     ///
     /// # Errors
     /// [`Error::Mismatched`] and [`Error::Corrupt`] for damage; errors of the operating system and the engine.
-    pub async fn open(options: &NodeOptions, engine: &Arc<EngineFailure>, name: &str) -> Result<Arc<Channel>, Error> {
+    pub async fn open(
+        options: &StorageNodeConfig,
+        engine: &Arc<EngineFailure>,
+        name: &str,
+    ) -> Result<Arc<StoredChannel>, Error> {
         let blocks = options.data.subdirectory(super::server::BLOCKS).await?;
         let epochs = options.data.subdirectory(super::server::EPOCHS).await?;
         let path = blocks.path().join(name);
@@ -85,28 +90,28 @@ impl Channel {
         if let Some(torn) = &report.torn_tail {
             tracing::warn!(channel = name, ?torn, "cut an incomplete block off the store");
         }
-        let tables = engine.note(options.tables.tables(name).await)?;
+        let tables = engine.record(options.tables.tables(name).await)?;
         let state = LocalStateStore::open(Arc::new(blocks.clone()), tables, options.materializer.clone()).await?;
         let (index, materializer) = (Arc::clone(&options.tables), Arc::clone(&options.materializer));
         let history = LocalHistory::new(name, Arc::new(blocks.clone()), index, materializer);
         let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
         state.set_epoch(newest);
         let (appends, queue) = bounded(APPENDS_WAITING_MAX);
-        let channel = Arc::new(Channel {
+        let channel = Arc::new(StoredChannel {
             name: name.to_owned(),
             epochs,
             blocks,
             state,
             history,
             engine: Arc::clone(engine),
-            gate: Semaphore::new(GATE_PLACES as usize),
+            epoch_guard: Semaphore::new(EPOCH_GUARD_PERMITS as usize),
             epoch: AtomicU64::new(newest.get()),
             appender: AtomicU64::new(0),
             appends,
-            behind: Mutex::default(),
+            unmaterialized: Mutex::default(),
             failure: OnceLock::new(),
-            failed: Stop::new(),
-            stop: Stop::new(),
+            failed: CancellationToken::new(),
+            stop: CancellationToken::new(),
             tasks: Mutex::default(),
             pruning: AsyncMutex::new(()),
         });
@@ -116,35 +121,36 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Step 2 of the node: lets a client in.
+    /// Step 2 of the node: admits a client.
     ///
     /// # Errors
     /// [`Error::Fenced`] under an epoch that is not the newest; errors of the operating system.
-    pub async fn admit(&self, role: Role, given: Epoch, link: Appender) -> Result<Opened, Error> {
-        self.check_whole()?;
-        if role != Role::Reader {
-            let _whole_gate = self.gate.acquire_many(GATE_PLACES).await;
+    pub async fn admit(&self, purpose: LinkPurpose, given: Epoch, link: AppenderLink) -> Result<Welcome, Error> {
+        self.check_writable()?;
+        if purpose != LinkPurpose::Reader {
+            let _whole_gate = self.epoch_guard.acquire_many(EPOCH_GUARD_PERMITS).await;
             self.check_epoch(given)?;
             if given > self.epoch() {
                 self.advance(given).await?;
             }
-            if role == Role::Appender {
+            if purpose == LinkPurpose::Appender {
                 self.appender.store(link, Ordering::Release);
             }
-            // What an earlier primary appended is the new one's too, so it must not be lost after it was answered.
-            self.note(self.blocks.sync().await)?;
-            return Ok(self.opened());
+            // The new primary builds on the blocks of an earlier one, so they must be durable before it is answered.
+            self.record_failure(self.blocks.sync().await)?;
+            return Ok(self.welcome());
         }
-        Ok(self.opened())
+        Ok(self.welcome())
     }
 
-    /// Step 0 of the node: an epoch that nobody else has; where `newest` is named, only if no later one has begun.
+    /// Step 0 of the node: begins an epoch that is given to no other caller. If `newest` is named, only if no later one has
+    /// begun.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when one has; errors of the operating system: the epoch may have begun all the same.
+    /// [`Error::Fenced`] if a later epoch has begun; errors of the operating system: the epoch may have begun nevertheless.
     pub async fn begin(&self, newest: Option<Epoch>) -> Result<Epoch, Error> {
-        self.check_whole()?;
-        let _whole_gate = self.gate.acquire_many(GATE_PLACES).await;
+        self.check_writable()?;
+        let _whole_gate = self.epoch_guard.acquire_many(EPOCH_GUARD_PERMITS).await;
         if let Some(given) = newest
             && given != self.epoch()
         {
@@ -155,30 +161,34 @@ impl Channel {
         Ok(Epoch(next))
     }
 
-    /// Begins a later epoch. Whoever calls has the whole gate.
+    /// Begins a later epoch. The caller holds all permits of the epoch guard.
     async fn advance(&self, to: Epoch) -> Result<(), Error> {
         epoch::write(&self.epochs, &self.name, to).await?;
         hold_up("storage.node.epoch_written").await;
         self.epoch.store(to.get(), Ordering::Release);
         self.state.set_epoch(to);
-        events::EpochsBegun.add(1);
+        events::EpochsStarted.add(1);
         Ok(())
     }
 
-    fn opened(&self) -> Opened {
-        Opened { durable: self.blocks.durable_height(), tip: self.blocks.tip(), savepoint: self.state.savepoint() }
+    fn welcome(&self) -> Welcome {
+        Welcome { durable: self.blocks.durable_height(), tip: self.blocks.tip(), savepoint: self.state.savepoint() }
     }
 
-    /// Queues an append; the answer comes once the block is durable, or will not be.
+    /// Queues an append; the answer arrives once the block is durable, or cannot become durable.
     ///
     /// # Errors
-    /// The answer at once, when there is no room.
-    pub fn append(&self, block: Append, appender: Appender) -> Result<OneshotReceiver<Result<u64, Error>>, Error> {
-        self.check_whole()?;
-        let (answer, answered) = oneshot();
-        let queued = Queued { block, appender, answer };
+    /// The refusal, at once, if the queue is full.
+    pub fn append(
+        &self,
+        block: AppendRequest,
+        appender: AppenderLink,
+    ) -> Result<OneshotReceiver<Result<u64, Error>>, Error> {
+        self.check_writable()?;
+        let (response, answered) = oneshot();
+        let queued = QueuedAppend { block, appender, response };
         self.appends.try_send(queued).map(|()| answered).map_err(|error| match error.is_full() {
-            true => self.remote(ErrorKind::Retry, "too many appends wait"),
+            true => self.remote(ErrorKind::Retry, "too many appends wait; try again later"),
             false => self.remote(ErrorKind::Closed, "the channel has been closed"),
         })
     }
@@ -188,12 +198,13 @@ impl Channel {
     /// # Errors
     /// [`Error::Fenced`]; as [`StateStore::materialize`].
     pub async fn materialize(&self, given: Epoch, height: u64) -> Result<Savepoint, Error> {
-        self.check_whole()?;
+        self.check_writable()?;
         {
-            let _place = self.gate.acquire().await;
+            let _place = self.epoch_guard.acquire().await;
             self.check_epoch(given)?;
         }
-        // Rows are those of the blocks, whoever asked; a newer primary that comes meanwhile finds them made.
+        // The rows depend on the blocks alone, not on the primary that asked; a newer primary that arrives meanwhile finds
+        // them written.
         self.materialize_to(height).await
     }
 
@@ -202,24 +213,24 @@ impl Channel {
     /// # Errors
     /// [`Error::Fenced`]; as [`StateStore::prune`].
     pub async fn prune(self: Arc<Self>, given: Epoch, oldest: BlockNumber) -> Result<(), Error> {
-        self.check_whole()?;
-        // In a task of its own: when the link ends, the place in the gate is kept until the pruning has.
+        self.check_writable()?;
+        // In a separate task: if the link ends, the permit of the epoch guard is held until the pruning has ended.
         let task = rt::spawn(async move {
             let _one_at_a_time = self.pruning.lock().await;
-            let _place = self.gate.acquire().await;
+            let _place = self.epoch_guard.acquire().await;
             self.check_epoch(given)?;
             hold_up("storage.node.pruning").await;
-            self.note(self.engine.note(self.state.prune(oldest).await))
+            self.record_failure(self.engine.record(self.state.prune(oldest).await))
         });
-        task.await.unwrap_or(Err(Error::Invalid("the node stopped before it had pruned")))
+        task.await.unwrap_or(Err(Error::Invalid("the node stopped before the pruning ended")))
     }
 
-    /// Confirms that a primary has no successor yet.
+    /// Confirms that no newer primary has replaced this one.
     ///
     /// # Errors
     /// [`Error::Fenced`].
     pub fn confirm(&self, given: Epoch) -> Result<(), Error> {
-        self.check_whole()?;
+        self.check_writable()?;
         self.check_epoch(given)
     }
 
@@ -234,8 +245,8 @@ impl Channel {
         below: BlockNumber,
         limit: usize,
     ) -> Result<Vec<BlockNumber>, Error> {
-        self.check_whole()?;
-        self.engine.note(self.history.blocks_of(namespace, key, below, limit).await)
+        self.check_writable()?;
+        self.engine.record(self.history.blocks_of(namespace, key, below, limit).await)
     }
 
     /// The blocks.
@@ -248,38 +259,39 @@ impl Channel {
         &self.state
     }
 
-    /// Whether the channel takes writes; one that does not is to be opened again.
-    pub fn is_whole(&self) -> bool {
+    /// Whether the channel takes writes; one that does not must be opened again.
+    pub fn is_writable(&self) -> bool {
         self.failure.get().is_none()
     }
 
-    /// Whether it has been asked to end: it may be open a second time then, and what it has is out of date.
+    /// Whether the channel was asked to end: the node may then have opened it a second time, and this object's data is out
+    /// of date.
     pub fn has_ended(&self) -> bool {
-        self.stop.is_stopped()
+        self.stop.is_cancelled()
     }
 
-    /// Completes when it is asked to end.
+    /// Completes when the channel is asked to end.
     pub async fn ended(&self) {
-        self.stop.stopped().await;
+        self.stop.cancelled().await;
     }
 
-    /// Ends the tasks, after what has begun.
+    /// Ends the tasks, after the work that has begun.
     pub async fn end(&self) {
-        self.stop.stop();
+        self.stop.cancel();
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         for task in tasks {
-            // One that was aborted has nothing left to do.
+            // An aborted task has nothing left to do.
             let _ = task.await;
         }
     }
 
-    /// Ends the tasks, makes all blocks into rows and everything durable.
+    /// Ends the tasks, materialises all blocks and makes everything durable.
     ///
     /// # Errors
     /// Those of materialising and closing.
     pub async fn close(&self) -> Result<(), Error> {
         self.end().await;
-        self.check_whole()?;
+        self.check_writable()?;
         self.blocks.sync().await?;
         self.materialize_to(u64::MAX).await?;
         self.blocks.close().await
@@ -288,12 +300,12 @@ impl Channel {
     async fn materialize_to(&self, height: u64) -> Result<Savepoint, Error> {
         let before = self.state.savepoint().height;
         let started = rt::now();
-        let savepoint = self.note(self.engine.note(self.state.materialize(height).await))?;
+        let savepoint = self.record_failure(self.engine.record(self.state.materialize(height).await))?;
         if savepoint.height > before {
             events::BlocksMaterialized.add(savepoint.height - before);
             events::MaterializeTime.record_since(started);
         }
-        let mut behind = lock(&self.behind);
+        let mut behind = lock(&self.unmaterialized);
         while behind.front().is_some_and(|(number, _)| *number < savepoint.height) {
             behind.pop_front();
         }
@@ -314,28 +326,29 @@ impl Channel {
         Ok(())
     }
 
-    /// Refuses an append that does not come from the newest primary's newest link. To be asked within the gate.
-    fn check_appender(&self, queued: &Queued) -> Result<(), Error> {
-        // The planted mistake of the simulation: an older primary that was paused writes on.
+    /// Refuses an append that does not come from the newest primary's newest link. The caller holds a permit of the epoch
+    /// guard.
+    fn check_appender(&self, queued: &QueuedAppend) -> Result<(), Error> {
+        // The mutant of the simulation: an older primary that was paused continues to write.
         if rt::fault_point("storage.node.mutant.append_unfenced") {
             return Ok(());
         }
         self.check_epoch(queued.block.epoch)?;
         if queued.block.epoch > self.epoch() {
-            return Err(Error::Invalid("an append under an epoch that was never opened"));
+            return Err(Error::Invalid("the append names an epoch under which the channel was never opened"));
         }
         match queued.appender == self.appender.load(Ordering::Acquire) {
             true => Ok(()),
-            false => Err(self.remote(ErrorKind::Closed, "a later link of the same primary appends")),
+            false => Err(self.remote(ErrorKind::Closed, "a later link of the same primary has taken over the appends")),
         }
     }
 
-    fn check_whole(&self) -> Result<(), Error> {
+    fn check_writable(&self) -> Result<(), Error> {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Notes an error after which the channel is to be opened again.
-    fn note<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    /// Notes an error after which the channel must be opened again.
+    fn record_failure<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &outcome
             && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous | ErrorKind::Corrupt)
         {
@@ -345,10 +358,10 @@ impl Channel {
         outcome
     }
 
-    /// Takes no further writes. Those that wait for room are refused at once.
+    /// Takes no further writes. Appends that wait for the savepoint are refused at once.
     fn fail(&self, error: Error) {
         self.failure.get_or_init(|| error);
-        self.failed.stop();
+        self.failed.cancel();
     }
 
     fn remote(&self, kind: ErrorKind, text: &str) -> Error {
@@ -356,28 +369,28 @@ impl Channel {
     }
 
     /// Blocks that may be appended before the savepoint must move.
-    fn room(&self) -> usize {
+    fn append_capacity(&self) -> usize {
         let behind = self.blocks.height().saturating_sub(self.state.savepoint().height);
-        BEHIND_BLOCKS_MAX.saturating_sub(behind) as usize
+        SAVEPOINT_LAG_BLOCKS_MAX.saturating_sub(behind) as usize
     }
 
-    /// Whether so many durable blocks, or so many bytes of them, wait that they are to be made into rows.
+    /// Whether enough durable blocks, or bytes of them, wait to be materialised.
     fn is_due(&self) -> bool {
         let waiting = self.state.savepoint().height..self.blocks.durable_height();
         let bytes = || {
-            let behind = lock(&self.behind);
+            let behind = lock(&self.unmaterialized);
             behind.iter().filter(|(number, _)| waiting.contains(number)).map(|(_, bytes)| bytes).sum::<u64>()
         };
         waiting.end.saturating_sub(waiting.start) >= MATERIALIZE_BLOCKS || bytes() >= MATERIALIZE_BYTES
     }
 
-    /// Appends blocks in order; answers those that were not, and gives the others to be answered.
-    async fn append_some(&self, queued: &mut Vec<Queued>) -> Vec<Appended> {
-        let _place = self.gate.acquire().await;
+    /// Appends blocks in order; answers those that were refused, and returns the others, to be answered once durable.
+    async fn append_some(&self, queued: &mut Vec<QueuedAppend>) -> Vec<AppendedBlock> {
+        let _place = self.epoch_guard.acquire().await;
         let mut appended = Vec::with_capacity(queued.len());
         for queued in queued.drain(..) {
-            let allowed = self.check_whole().and_then(|()| self.check_appender(&queued));
-            let Queued { block, answer, .. } = queued;
+            let allowed = self.check_writable().and_then(|()| self.check_appender(&queued));
+            let QueuedAppend { block, response, .. } = queued;
             let outcome = match allowed {
                 Err(error) => Err(error),
                 Ok(()) => {
@@ -389,17 +402,17 @@ impl Channel {
                         parts: block.payload.as_slice(),
                         transactions: &block.transactions,
                     };
-                    self.note(self.blocks.append(new).await)
+                    self.record_failure(self.blocks.append(new).await)
                 }
             };
             match outcome {
                 Ok(()) => {
-                    lock(&self.behind).push_back((block.number.get(), block.payload.len() as u64));
-                    let Append { number, header_hash, payload, .. } = block;
-                    appended.push(Appended { number, header_hash, payload, answer });
+                    lock(&self.unmaterialized).push_back((block.number.get(), block.payload.len() as u64));
+                    let AppendRequest { number, header_hash, payload, .. } = block;
+                    appended.push(AppendedBlock { number, header_hash, payload, response });
                 }
-                // A caller that has gone no longer wants to know.
-                Err(error) => drop(answer.send(Err(error))),
+                // A caller that has gone does not need the answer.
+                Err(error) => drop(response.send(Err(error))),
             }
         }
         appended
@@ -407,22 +420,22 @@ impl Channel {
 }
 
 /// Step 3 of the node, until the channel ends.
-async fn append_blocks(channel: Arc<Channel>, mut queue: Receiver<Queued>) {
+async fn append_blocks(channel: Arc<StoredChannel>, mut queue: Receiver<QueuedAppend>) {
     let mut savepoints = channel.state.subscribe_savepoint();
     let mut queued = Vec::with_capacity(APPENDS_TOGETHER_MAX);
     loop {
-        let mut room = channel.room();
-        while room == 0 && channel.is_whole() {
+        let mut room = channel.append_capacity();
+        while room == 0 && channel.is_writable() {
             events::AppendsHeldBack.add(1);
-            match channel.stop.or_stopped(channel.failed.or_stopped(savepoints.changed())).await {
-                Some(Some(Ok(()))) => room = channel.room(),
-                // What waits is refused.
+            match channel.stop.run_until_cancelled(channel.failed.run_until_cancelled(savepoints.changed())).await {
+                Some(Some(Ok(()))) => room = channel.append_capacity(),
+                // The waiting appends are refused.
                 Some(None) => {}
                 _ => return,
             }
         }
         let limit = room.clamp(1, APPENDS_TOGETHER_MAX);
-        match channel.stop.or_stopped(queue.recv_many(&mut queued, limit)).await {
+        match channel.stop.run_until_cancelled(queue.recv_many(&mut queued, limit)).await {
             None | Some(0) => return,
             Some(_) => {}
         }
@@ -432,11 +445,11 @@ async fn append_blocks(channel: Arc<Channel>, mut queue: Receiver<Queued>) {
             continue;
         }
         hold_up("storage.node.appended").await;
-        let synced = channel.note(channel.blocks.sync().await);
+        let synced = channel.record_failure(channel.blocks.sync().await);
         hold_up("storage.node.durable").await;
-        for Appended { number, header_hash, payload, answer } in appended {
-            // A caller that has gone no longer wants to know.
-            drop(answer.send(synced.clone()));
+        for AppendedBlock { number, header_hash, payload, response } in appended {
+            // A caller that has gone does not need the answer.
+            drop(response.send(synced.clone()));
             if synced.is_ok() {
                 channel.state.prepare(number, header_hash, &payload);
             }
@@ -445,31 +458,31 @@ async fn append_blocks(channel: Arc<Channel>, mut queue: Receiver<Queued>) {
 }
 
 /// Step 4 of the node, until the channel ends.
-async fn materialize_blocks(channel: Arc<Channel>) {
+async fn materialize_blocks(channel: Arc<StoredChannel>) {
     let mut durable = channel.blocks.subscribe_durable();
     let mut backoff = Backoff::new();
     loop {
-        while channel.is_due() && !channel.stop.is_stopped() {
+        while channel.is_due() && !channel.stop.is_cancelled() {
             hold_up("storage.node.materializing").await;
-            let target = channel.state.ripe();
-            // Never broken off half way: whoever ends the channel waits for it.
+            let target = channel.state.prepared_height();
+            // Never interrupted: ending the channel waits for it.
             match channel.materialize_to(target).await {
                 Ok(_) => backoff = Backoff::new(),
                 Err(error) if error.kind() == ErrorKind::Retry => {
-                    tracing::warn!(channel = channel.name, %error, "blocks cannot be made into rows yet");
-                    if channel.stop.or_stopped(backoff.wait()).await.is_none() {
+                    tracing::warn!(channel = channel.name, %error, "blocks cannot be materialised yet");
+                    if channel.stop.run_until_cancelled(backoff.wait()).await.is_none() {
                         return;
                     }
                 }
                 Err(error) => {
-                    tracing::error!(channel = channel.name, %error, "blocks cannot be made into rows");
+                    tracing::error!(channel = channel.name, %error, "blocks cannot be materialised");
                     channel.fail(error);
                     return;
                 }
             }
             hold_up("storage.node.materialized").await;
         }
-        if !matches!(channel.stop.or_stopped(durable.changed()).await, Some(Ok(()))) {
+        if !matches!(channel.stop.run_until_cancelled(durable.changed()).await, Some(Ok(()))) {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! The newest epoch of a channel, in a file of its own.
+//! The newest epoch of a channel, in a separate file.
 //!
 //! ```text
 //! offset  bytes  (little-endian)
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A new epoch is written to a second file, synced, and renamed over the first; then the directory is synced. After a crash
-//! the file is one of the two. A file that is damaged is an error and never taken for a missing one: an older primary
-//! could write again.
+//! the file holds the old or the new epoch. A damaged file is an error and is never treated as missing: that would let an
+//! older primary write again.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Epoch;
@@ -46,13 +46,13 @@ pub fn decode(bytes: &[u8]) -> Result<Epoch, String> {
     check_seal(bytes, "epoch")?;
     let (magic, rest) = bytes.split_at(8);
     if magic != MAGIC || rest[..4] != VERSION.to_le_bytes() {
-        return Err("it is no epoch file of version 1".to_owned());
+        return Err("it is not an epoch file of version 1".to_owned());
     }
     let epoch = rest[8..].first_chunk::<8>().ok_or("it is cut off")?;
     Ok(Epoch(u64::from_le_bytes(*epoch)))
 }
 
-/// The epoch that a channel's file holds; 0 where there is none.
+/// The epoch in a channel's file; 0 if there is no file.
 ///
 /// # Errors
 /// [`Error::Corrupt`]; errors of the operating system.
@@ -70,7 +70,7 @@ pub fn read(directory: &Directory, channel: &str) -> Result<Epoch, Error> {
 /// Replaces a channel's epoch. Durable on return.
 ///
 /// # Errors
-/// Errors of the operating system; the file holds the old or the new epoch then.
+/// Errors of the operating system; the file then holds the old or the new epoch.
 pub async fn write(directory: &Directory, channel: &str, epoch: Epoch) -> Result<(), Error> {
     let path = directory.path().join(channel);
     let io = |doing| {

@@ -1,27 +1,30 @@
-//! Harnesses of the messages between storage nodes and their clients; see [`base::fuzz`].
+//! Fuzz harnesses for the messages between storage nodes and their clients; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, authenticated};
-use base::rt::net::Parts;
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
+use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
 
-use super::Role;
-use super::message::{self, Append, Hello, Ids, Keys, Malformed, Notice, Opened, Request, answer, answer::Answering};
-use crate::blocks::{PAGE_BLOCKS_MAX, StoredBlock, Tip, TransactionPlace};
+use super::LinkPurpose;
+use super::message::{
+    self, AppendRequest, Hello, KeyList, Malformed, Notification, Request, TxIdList, Welcome, response,
+    response::ResponseWriter,
+};
+use crate::blocks::{ChainTip, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
 use crate::state_store::KEYS_MAX;
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "storage-requests", shape: Shape::Bytes, run: requests, seeds: request_seeds },
-    Target { name: "storage-answers", shape: Shape::Bytes, run: answers, seeds: answer_seeds },
-    Target { name: "storage-hellos", shape: Shape::Bytes, run: hellos, seeds: hello_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "storage-requests", shape: InputShape::Bytes, run: requests, seeds: request_seeds },
+    FuzzTarget { name: "storage-answers", shape: InputShape::Bytes, run: answers, seeds: answer_seeds },
+    FuzzTarget { name: "storage-hellos", shape: InputShape::Bytes, run: hellos, seeds: hello_seeds },
 ];
 
 fn request_seeds() -> Vec<Vec<u8>> {
-    let keys = || Keys::new(&[("cc", b"key"), ("", b"")]);
+    let keys = || KeyList::new(&[("cc", b"key"), ("", b"")]);
     let (namespace, through) = ("cc".to_owned(), BlockNumber(9));
     let all = [
-        Request::Append(Append {
+        Request::Append(AppendRequest {
             number: BlockNumber(1),
             epoch: Epoch(2),
             header_hash: [3; 32],
@@ -32,7 +35,7 @@ fn request_seeds() -> Vec<Vec<u8>> {
         Request::Close,
         Request::Page { from: through, limit: 5 },
         Request::NumberByHash([7; 32]),
-        Request::FindTransactions(Ids::new(&[TxId::from("ab"), TxId::from("")])),
+        Request::FindTransactions(TxIdList::new(&[TxId::from("ab"), TxId::from("")])),
         Request::Tags(3),
         Request::Rows { through, keys: keys() },
         Request::Versions { through, keys: keys() },
@@ -51,7 +54,7 @@ fn request_seeds() -> Vec<Vec<u8>> {
     all.iter().map(|request| request.encode().concat().to_vec()).collect()
 }
 
-/// What decodes has that one encoding.
+/// Bytes that decode have exactly one encoding.
 fn requests(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     if let Ok(request) = authenticated(input, || Request::decode(bytes.clone())) {
@@ -70,23 +73,23 @@ fn answer_seeds() -> Vec<Vec<u8>> {
         payload: Bytes::from_static(b"payload"),
         transactions: vec![(TxId::from("ab"), 0)],
     };
-    let place = TransactionPlace { block: BlockNumber(1), index: TxIndex(2), code: 0 };
+    let place = TransactionLocation { block: BlockNumber(1), index: TxIndex(2), code: 0 };
     let entry = RangeEntry { key: Bytes::from_static(b"k"), value: Bytes::from_static(b"v"), version };
     [
-        answer::number(7),
-        answer::numbers(&[BlockNumber(1), BlockNumber(2)]),
-        answer::maybe_block(Some(Bytes::from_static(b"block"))),
-        answer::blocks(&[block]),
-        answer::maybe_transactions(Some(vec![(TxId::from("ab"), 0)])),
-        answering(|answer| [None, Some(place)].into_iter().for_each(|place| answer.place(place))),
-        answer::tags(&[1, 2]),
-        answering(|answer| {
-            [None, row(None), row(Some(b"value"))].iter().for_each(|row| answer.row(row.as_ref()));
+        response::number(7),
+        response::numbers(&[BlockNumber(1), BlockNumber(2)]),
+        response::maybe_block(Some(Bytes::from_static(b"block"))),
+        response::blocks(&[block]),
+        response::maybe_transactions(Some(vec![(TxId::from("ab"), 0)])),
+        answering(|response| [None, Some(place)].into_iter().for_each(|place| response.place(place))),
+        response::tags(&[1, 2]),
+        answering(|response| {
+            [None, row(None), row(Some(b"value"))].iter().for_each(|row| response.row(row.as_ref()));
         }),
-        answering(|answer| [None, Some((version, true))].into_iter().for_each(|version| answer.version(version))),
-        answer::page(&RangePage { entries: vec![entry], next: Some(Bytes::from_static(b"next")) }),
-        answer::names(&["one".to_owned(), "two".to_owned()]),
-        answer::savepoint(&Savepoint::default()),
+        answering(|response| [None, Some((version, true))].into_iter().for_each(|version| response.version(version))),
+        response::page(&RangePage { entries: vec![entry], next: Some(Bytes::from_static(b"next")) }),
+        response::names(&["one".to_owned(), "two".to_owned()]),
+        response::savepoint(&Savepoint::default()),
     ]
     .map(|parts| parts.concat().to_vec())
     .into_iter()
@@ -94,10 +97,10 @@ fn answer_seeds() -> Vec<Vec<u8>> {
     .collect()
 }
 
-fn answering(write: impl FnOnce(&mut Answering)) -> Parts {
-    let mut answer = Answering::default();
-    write(&mut answer);
-    answer.done()
+fn answering(write: impl FnOnce(&mut ResponseWriter)) -> GatherList {
+    let mut response = ResponseWriter::default();
+    write(&mut response);
+    response.done()
 }
 
 const ANSWERS: u8 = 12;
@@ -107,41 +110,45 @@ fn answers(input: &[u8]) {
     let Some((kind, input)) = input.split_first() else { return };
     let bytes = Bytes::copy_from_slice(input);
     let (given, whole) = (bytes.clone(), bytes.clone());
-    fn read<T>(input: &[u8], read: impl FnOnce() -> Result<T, Malformed>, write: fn(T) -> Parts) -> Option<Parts> {
+    fn read<T>(
+        input: &[u8],
+        read: impl FnOnce() -> Result<T, Malformed>,
+        write: fn(T) -> GatherList,
+    ) -> Option<GatherList> {
         authenticated(input, read).ok().map(write)
     }
-    // Whoever asks for many makes room for the answers first.
+    // The caller reserves space for the answers first.
     fn read_into<T>(
         input: &[u8],
         count: usize,
         read: impl FnOnce(&mut Vec<T>) -> Result<(), Malformed>,
-        write: impl Fn(&mut Answering, T),
-    ) -> Option<Parts> {
+        write: impl Fn(&mut ResponseWriter, T),
+    ) -> Option<GatherList> {
         let mut list = Vec::with_capacity(count);
         authenticated(input, || read(&mut list)).ok()?;
-        Some(answering(|answer| list.into_iter().for_each(|one| write(answer, one))))
+        Some(answering(|response| list.into_iter().for_each(|one| write(response, one))))
     }
     let many = input.len().min(KEYS_MAX);
     let again = match kind % ANSWERS {
-        0 => read(input, || answer::read_maybe_number(given), answer::maybe_number),
-        1 => read(input, || answer::read_numbers(given, 1000), |numbers| answer::numbers(&numbers)),
-        2 => read(input, || answer::read_maybe_block(given), answer::maybe_block),
-        3 => read(input, || answer::read_blocks(given, PAGE_BLOCKS_MAX), |blocks| answer::blocks(&blocks)),
-        4 => read(input, || answer::read_maybe_transactions(given), answer::maybe_transactions),
-        5 => read_into(input, 2, |list| answer::read_places(given, 2, list), Answering::place),
-        6 => answer::read_tags(&given).ok().map(|tags| answer::tags(&tags.collect::<Vec<_>>())),
+        0 => read(input, || response::read_maybe_number(given), response::maybe_number),
+        1 => read(input, || response::read_numbers(given, 1000), |numbers| response::numbers(&numbers)),
+        2 => read(input, || response::read_maybe_block(given), response::maybe_block),
+        3 => read(input, || response::read_blocks(given, PAGE_BLOCKS_MAX), |blocks| response::blocks(&blocks)),
+        4 => read(input, || response::read_maybe_transactions(given), response::maybe_transactions),
+        5 => read_into(input, 2, |list| response::read_places(given, 2, list), ResponseWriter::place),
+        6 => response::read_tags(&given).ok().map(|tags| response::tags(&tags.collect::<Vec<_>>())),
         7 => read_into(
             input,
             many,
-            |list| answer::read_rows(given, many, list),
-            |answer, row| {
-                answer.row(row.as_ref());
+            |list| response::read_rows(given, many, list),
+            |response, row| {
+                response.row(row.as_ref());
             },
         ),
-        8 => read_into(input, 2, |list| answer::read_versions(given, 2, list), Answering::version),
-        9 => read(input, || answer::read_page(given), |page| answer::page(&page)),
-        10 => read(input, || answer::read_names(given), |names| answer::names(&names)),
-        _ => read(input, || answer::read_savepoint(given), |savepoint| answer::savepoint(&savepoint)),
+        8 => read_into(input, 2, |list| response::read_versions(given, 2, list), ResponseWriter::version),
+        9 => read(input, || response::read_page(given), |page| response::page(&page)),
+        10 => read(input, || response::read_names(given), |names| response::names(&names)),
+        _ => read(input, || response::read_savepoint(given), |savepoint| response::savepoint(&savepoint)),
     };
     if let Some(again) = again {
         assert_eq!(again.concat(), whole, "an answer has one encoding");
@@ -150,11 +157,17 @@ fn answers(input: &[u8]) {
 
 fn hello_seeds() -> Vec<Vec<u8>> {
     let token = Bytes::from_static(b"token");
-    let hello =
-        Hello { version: message::VERSION, role: Role::Appender, epoch: Epoch(3), token, channel: "ch".to_owned() };
-    let tip = Tip { height: 3, header_hash: [4; 32], epoch: Epoch(1) };
-    let opened = Opened { tip, durable: 3, savepoint: Savepoint::default() };
-    let notices = [Notice::Durable(3), Notice::Savepoint(Savepoint::default())].map(|notice| notice.encode().to_vec());
+    let hello = Hello {
+        version: message::VERSION,
+        purpose: LinkPurpose::Appender,
+        epoch: Epoch(3),
+        token,
+        channel: "ch".to_owned(),
+    };
+    let tip = ChainTip { height: 3, header_hash: [4; 32], epoch: Epoch(1) };
+    let opened = Welcome { tip, durable: 3, savepoint: Savepoint::default() };
+    let notices = [Notification::Durable(3), Notification::Savepoint(Savepoint::default())]
+        .map(|notice| notice.encode().to_vec());
     [hello.encode().to_vec(), opened.encode().to_vec()].into_iter().chain(notices).collect()
 }
 
@@ -163,10 +176,10 @@ fn hellos(input: &[u8]) {
     if let Ok((_, Some(hello))) = authenticated(input, || Hello::decode(bytes.clone())) {
         assert_eq!(hello.encode(), bytes);
     }
-    if let Ok(opened) = authenticated(input, || Opened::decode(bytes.clone())) {
+    if let Ok(opened) = authenticated(input, || Welcome::decode(bytes.clone())) {
         assert_eq!(opened.encode(), bytes);
     }
-    if let Ok(notice) = authenticated(input, || Notice::decode(bytes.clone())) {
+    if let Ok(notice) = authenticated(input, || Notification::decode(bytes.clone())) {
         assert_eq!(notice.encode(), bytes);
     }
 }

@@ -1,29 +1,30 @@
-//! The bodies of requests, answers and notices; see `docs/formats/storage-messages.md`.
+//! The bodies of requests, answers and notifications; see `docs/formats/storage-messages.md`.
 //!
-//! They travel as frames of [`base::rt::net::call`]. Integers are little-endian. Decoders take hostile bytes and return
-//! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them. Lists of a request
-//! ([`Keys`], [`Ids`]) stay in its bytes, and an answer to a list is read into a list that whoever asked has made.
+//! Messages travel as frames of [`base::rt::net::rpc`]. Integers are little-endian. Decoders take hostile bytes and return
+//! [`Malformed`]; they check counts against the bytes present before they allocate memory. A list in a request ([`KeyList`],
+//! [`TxIdList`]) is read in place, from the request's bytes; an answer to a list is read into a list that the caller has
+//! allocated.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use base::rt::net::Parts;
-use base::untrusted::Allowance;
+use base::rt::net::GatherList;
+use base::untrusted::AllocationBudget;
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, TxIndex, Version};
 
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
-use crate::blocks::{NewBlock, StoredBlock, Tip, TransactionPlace, Transactions, encode_transactions};
+use crate::blocks::{ChainTip, NewBlock, StoredBlock, TransactionList, TransactionLocation, encode_transactions};
 use crate::state_store::KEYS_MAX;
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint};
 
 /// The version of the messages.
 pub const VERSION: u32 = 2;
-/// What the first request of a link begins with, whatever its version.
+/// The first bytes of the first request of a link, in every version.
 const MAGIC: [u8; 8] = *b"HEDDLEST";
-/// Bytes of a transaction id that are looked for.
+/// The longest transaction id that a request may look up.
 const ID_BYTES_MAX: usize = 64 << 10;
-/// Transaction ids in one question.
+/// Transaction ids in one request.
 pub const IDS_MAX: usize = 1 << 20;
 
-/// Bytes that are no message of this protocol.
+/// Bytes that are not a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a message between storage nodes and their clients: {0}")]
 pub struct Malformed(pub &'static str);
@@ -32,10 +33,10 @@ const CUT_OFF: Malformed = Malformed("it is cut off");
 
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum LinkPurpose {
     /// Reads.
     Reader,
-    /// Appends, for the primary. A later link of this role under the same epoch takes the place of an earlier one.
+    /// Appends, for the primary. A later link of this role under the same epoch replaces an earlier one.
     Appender,
     /// Reads, and materialises and prunes for the primary.
     Materializer,
@@ -45,71 +46,71 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub version: u32,
-    pub role: Role,
+    pub purpose: LinkPurpose,
     pub epoch: Epoch,
     pub token: Bytes,
-    /// Empty to ask for the names of channels only.
+    /// Empty on a link that only asks for the names of channels or about epochs.
     pub channel: String,
 }
 
 /// The answer to [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
-    pub tip: Tip,
+pub struct Welcome {
+    pub tip: ChainTip,
     pub durable: u64,
     pub savepoint: Savepoint,
 }
 
 /// The first byte of a request to append.
 const APPEND: u8 = 1;
-/// Bytes of such a request before the list of transactions: what it is, number, epoch, two hashes, and how many transactions
-/// there are in how many bytes.
+/// Bytes of such a request before the list of transactions: its kind, number, epoch, two hashes, and the count and bytes of
+/// the transactions.
 const APPEND_HEAD_BYTES: usize = 1 + 8 + 8 + 32 + 32 + 4 + 4;
 
 /// A block on its way to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Append {
+pub struct AppendRequest {
     pub number: BlockNumber,
     pub epoch: Epoch,
     pub header_hash: [u8; 32],
     pub previous_hash: [u8; 32],
     pub transactions: Vec<(TxId, u8)>,
-    pub payload: Parts,
+    pub payload: GatherList,
 }
 
-/// Pairs of namespace and key, in the bytes in which they travel.
+/// Pairs of namespace and key, as encoded in the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keys {
+pub struct KeyList {
     count: u32,
-    /// Their form was checked.
+    /// Validated when the message was decoded.
     encoded: Bytes,
 }
 
-/// Transaction ids, in the bytes in which they travel.
+/// Transaction ids, as encoded in the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ids {
+pub struct TxIdList {
     count: u32,
-    /// Their form was checked.
+    /// Validated when the message was decoded.
     encoded: Bytes,
 }
 
-/// The form of a list was checked when its message was read.
+/// The list was validated when its message was decoded.
 const CHECKED: &str = "the form was checked when the message was read";
 
-impl Keys {
-    /// These pairs, the lengths of which the caller has checked.
-    pub fn new(keys: &[(&str, &[u8])]) -> Keys {
+impl KeyList {
+    /// Encodes pairs whose lengths the caller has checked.
+    pub fn new(keys: &[(&str, &[u8])]) -> KeyList {
         let mut writer = Writer::default();
         keys.iter().for_each(|(namespace, key)| {
             writer.text(namespace).long(key);
         });
-        Keys { count: keys.len() as u32, encoded: writer.done() }
+        KeyList { count: keys.len() as u32, encoded: writer.done() }
     }
 
     /// The pairs in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let mut rest = &self.encoded[..];
-        (0..self.count).map(move |_| Keys::next(&mut rest).expect(CHECKED))
+        (0..self.count).map(move |_| KeyList::next(&mut rest).expect(CHECKED))
     }
 
     fn next<'a>(rest: &mut &'a [u8]) -> Result<(&'a str, &'a [u8]), Malformed> {
@@ -122,29 +123,29 @@ impl Keys {
     }
 }
 
-impl Ids {
-    /// These ids, the lengths of which the caller has checked.
-    pub fn new(ids: &[TxId]) -> Ids {
+impl TxIdList {
+    /// Encodes ids whose lengths the caller has checked.
+    pub fn new(ids: &[TxId]) -> TxIdList {
         let mut writer = Writer::default();
         writer.0.reserve(ids.iter().map(|id| id.len().saturating_add(4)).sum());
         ids.iter().for_each(|id| {
             writer.long(id.as_str().as_bytes());
         });
-        Ids { count: ids.len() as u32, encoded: writer.done() }
+        TxIdList { count: ids.len() as u32, encoded: writer.done() }
     }
 
     /// The ids in order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         let mut rest = &self.encoded[..];
-        (0..self.count).map(move |_| Ids::next(&mut rest).expect(CHECKED))
+        (0..self.count).map(move |_| TxIdList::next(&mut rest).expect(CHECKED))
     }
 
     fn next<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
-        std::str::from_utf8(long(rest, ID_BYTES_MAX)?).map_err(|_| Malformed("an id is no UTF-8"))
+        std::str::from_utf8(long(rest, ID_BYTES_MAX)?).map_err(|_| Malformed("an id is not UTF-8"))
     }
 }
 
-/// The first bytes, which are taken off.
+/// Splits off the first `count` bytes.
 fn split<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
     let (first, others) = rest.split_at_checked(count).ok_or(CUT_OFF)?;
     *rest = others;
@@ -157,20 +158,20 @@ fn front<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
     Ok(*first)
 }
 
-/// Bytes with their length in 4 bytes.
+/// Bytes, preceded by their length in 4 bytes.
 fn long<'a>(rest: &mut &'a [u8], max: usize) -> Result<&'a [u8], Malformed> {
     let length = u32::from_le_bytes(front(rest)?) as usize;
     if length > max {
-        return Err(Malformed("bytes are too many"));
+        return Err(Malformed("a byte string is too long"));
     }
     split(rest, length)
 }
 
-/// What may be asked on an open link.
+/// The requests on an open link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    Append(Append),
-    /// Sync everything, the durable mark included.
+    Append(AppendRequest),
+    /// Sync everything, the durable watermark included.
     Close,
     Read(BlockNumber),
     Page {
@@ -179,16 +180,16 @@ pub enum Request {
     },
     Transactions(BlockNumber),
     NumberByHash([u8; 32]),
-    FindTransactions(Ids),
-    /// The tags of all transaction ids of a shard of fingerprints.
+    FindTransactions(TxIdList),
+    /// The tags of all transaction ids in one shard of the fingerprints.
     Tags(u8),
     Rows {
         through: BlockNumber,
-        keys: Keys,
+        keys: KeyList,
     },
     Versions {
         through: BlockNumber,
-        keys: Keys,
+        keys: KeyList,
     },
     Range {
         through: BlockNumber,
@@ -206,16 +207,16 @@ pub enum Request {
         epoch: Epoch,
         oldest: BlockNumber,
     },
-    /// Whether this is the newest epoch.
+    /// Whether the epoch is the newest one.
     Confirm {
         epoch: Epoch,
     },
     Channels,
     /// The newest epoch of a channel.
     Epoch(String),
-    /// A new epoch for a channel.
+    /// Begin a new epoch for a channel.
     Begin(String),
-    /// A new epoch for a channel, if no later one than this has begun.
+    /// Begin a new epoch for a channel, if none later than `newest` has begun.
     BeginAfter {
         newest: Epoch,
         channel: String,
@@ -229,9 +230,9 @@ pub enum Request {
     },
 }
 
-/// What a node says unasked.
+/// What a node sends without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum Notification {
     Durable(u64),
     Savepoint(Savepoint),
 }
@@ -286,25 +287,25 @@ impl Fields {
         String::from_utf8(self.bytes(length)?.to_vec()).map_err(|_| Malformed("a text is no UTF-8"))
     }
 
-    /// Bytes with their length in 4 bytes.
+    /// Bytes, preceded by their length in 4 bytes.
     fn long(&mut self, max: usize) -> Result<Bytes, Malformed> {
         let length = self.u32()? as usize;
         if length > max {
-            return Err(Malformed("bytes are too many"));
+            return Err(Malformed("a byte string is too long"));
         }
         self.bytes(length)
     }
 
-    /// A number of things that take `least` bytes each, at least.
+    /// A count of items that take at least `least` bytes each.
     fn count(&mut self, least: usize, max: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
         if count > max || count.saturating_mul(least) > self.0.len() {
-            return Err(Malformed("more things than bytes"));
+            return Err(Malformed("a count exceeds the bytes that follow it"));
         }
         Ok(count)
     }
 
-    fn transactions(&mut self, allowance: &mut Allowance) -> Result<Vec<(TxId, u8)>, Malformed> {
+    fn transactions(&mut self, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed> {
         let count = self.u32()?;
         transactions(&self.long(usize::MAX)?, count, allowance)
     }
@@ -317,19 +318,19 @@ impl Fields {
         Ok(Savepoint { height: self.u64()?, epoch: self.epoch()?, block_hash: self.array()? })
     }
 
-    fn keys(&mut self) -> Result<Keys, Malformed> {
+    fn keys(&mut self) -> Result<KeyList, Malformed> {
         let count = self.count(6, KEYS_MAX)?;
-        let encoded = self.checked(count, |rest| Keys::next(rest).map(|_| ()))?;
-        Ok(Keys { count: count as u32, encoded })
+        let encoded = self.checked(count, |rest| KeyList::next(rest).map(|_| ()))?;
+        Ok(KeyList { count: count as u32, encoded })
     }
 
-    fn ids(&mut self) -> Result<Ids, Malformed> {
+    fn ids(&mut self) -> Result<TxIdList, Malformed> {
         let count = self.count(4, IDS_MAX)?;
-        let encoded = self.checked(count, |rest| Ids::next(rest).map(|_| ()))?;
-        Ok(Ids { count: count as u32, encoded })
+        let encoded = self.checked(count, |rest| TxIdList::next(rest).map(|_| ()))?;
+        Ok(TxIdList { count: count as u32, encoded })
     }
 
-    /// The bytes of so many things, each of which is walked over.
+    /// The bytes of `count` items, each of which is validated.
     fn checked(
         &mut self,
         count: usize,
@@ -343,7 +344,7 @@ impl Fields {
         self.bytes(bytes)
     }
 
-    /// What is left of a message that must be at its end.
+    /// Checks that the message ends here.
     fn end<T>(self, value: T) -> Result<T, Malformed> {
         match self.0.is_empty() {
             true => Ok(value),
@@ -376,7 +377,7 @@ impl Writer {
         self.put(&number.to_le_bytes())
     }
 
-    /// Texts that do not fit are refused where they come in.
+    /// The caller has refused texts that are too long.
     fn text(&mut self, text: &str) -> &mut Writer {
         assert!(text.len() <= usize::from(u16::MAX), "short texts are checked before they are sent");
         self.put(&(text.len() as u16).to_le_bytes()).put(text.as_bytes())
@@ -402,30 +403,30 @@ impl Writer {
 impl Hello {
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::default();
-        let role = match self.role {
-            Role::Reader => 0,
-            Role::Appender => 1,
-            Role::Materializer => 2,
+        let role = match self.purpose {
+            LinkPurpose::Reader => 0,
+            LinkPurpose::Appender => 1,
+            LinkPurpose::Materializer => 2,
         };
         writer.put(&MAGIC).u32(self.version).put(&[role]).u64(self.epoch.get());
         writer.put(&(self.token.len() as u16).to_le_bytes()).put(&self.token);
         writer.text(&self.channel).done()
     }
 
-    /// The version, and the rest where that is ours.
+    /// The version; also the rest of the request, if the version is this program's.
     pub fn decode(bytes: Bytes) -> Result<(u32, Option<Hello>), Malformed> {
         let mut fields = Fields(bytes);
         if fields.array()? != MAGIC {
-            return Err(Malformed("it does not begin as a link does"));
+            return Err(Malformed("it is not the first request of a link"));
         }
         let version = fields.u32()?;
         if version != VERSION {
             return Ok((version, None));
         }
         let role = match fields.u8()? {
-            0 => Role::Reader,
-            1 => Role::Appender,
-            2 => Role::Materializer,
+            0 => LinkPurpose::Reader,
+            1 => LinkPurpose::Appender,
+            2 => LinkPurpose::Materializer,
             _ => return Err(Malformed("unknown role")),
         };
         let epoch = fields.epoch()?;
@@ -435,62 +436,62 @@ impl Hello {
         }
         let token = fields.bytes(token)?;
         let channel = fields.text(CHANNEL_BYTES_MAX)?;
-        fields.end((version, Some(Hello { version, role, epoch, token, channel })))
+        fields.end((version, Some(Hello { version, purpose: role, epoch, token, channel })))
     }
 }
 
-impl Opened {
+impl Welcome {
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::default();
         writer.u64(self.tip.height).put(&self.tip.header_hash).u64(self.tip.epoch.get());
         writer.u64(self.durable).savepoint(&self.savepoint).done()
     }
 
-    pub fn decode(bytes: Bytes) -> Result<Opened, Malformed> {
+    pub fn decode(bytes: Bytes) -> Result<Welcome, Malformed> {
         let mut fields = Fields(bytes);
-        let tip = Tip { height: fields.u64()?, header_hash: fields.array()?, epoch: fields.epoch()? };
-        let opened = Opened { tip, durable: fields.u64()?, savepoint: fields.savepoint()? };
+        let tip = ChainTip { height: fields.u64()?, header_hash: fields.array()?, epoch: fields.epoch()? };
+        let opened = Welcome { tip, durable: fields.u64()?, savepoint: fields.savepoint()? };
         fields.end(opened)
     }
 }
 
-impl Notice {
+impl Notification {
     pub fn encode(&self) -> Bytes {
         match self {
-            Notice::Durable(height) => Writer::op(1).u64(*height).done(),
-            Notice::Savepoint(savepoint) => Writer::op(2).savepoint(savepoint).done(),
+            Notification::Durable(height) => Writer::op(1).u64(*height).done(),
+            Notification::Savepoint(savepoint) => Writer::op(2).savepoint(savepoint).done(),
         }
     }
 
-    pub fn decode(bytes: Bytes) -> Result<Notice, Malformed> {
+    pub fn decode(bytes: Bytes) -> Result<Notification, Malformed> {
         let mut fields = Fields(bytes);
         let notice = match fields.u8()? {
-            1 => Notice::Durable(fields.u64()?),
-            2 => Notice::Savepoint(fields.savepoint()?),
+            1 => Notification::Durable(fields.u64()?),
+            2 => Notification::Savepoint(fields.savepoint()?),
             _ => return Err(Malformed("unknown notice")),
         };
         fields.end(notice)
     }
 }
 
-/// Bytes of an id in memory beside its text, and of its place in a list: two counts stand before a text that is shared.
+/// Memory of an id beside its text, and of its entry in a list: a shared text is preceded by two reference counts.
 const TRANSACTION_BYTES: usize = size_of::<(TxId, u8)>() + 2 * size_of::<usize>() + 7;
-const TOO_SMALL: Malformed = Malformed("it is of things that are too many for their size");
+const TOO_SMALL: Malformed = Malformed("its items would take too much memory for its size");
 
-fn transactions(bytes: &[u8], count: u32, allowance: &mut Allowance) -> Result<Vec<(TxId, u8)>, Malformed> {
+fn transactions(bytes: &[u8], count: u32, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed> {
     allowance.take(bytes.len(), 1).ok_or(TOO_SMALL)?;
     let mut list = Vec::with_capacity(allowance.take(count as usize, TRANSACTION_BYTES).ok_or(TOO_SMALL)?);
-    for item in Transactions::new(bytes, count) {
-        let (id, code) = item.map_err(|_| Malformed("a list of transactions is not one"))?;
+    for item in TransactionList::new(bytes, count) {
+        let (id, code) = item.map_err(|_| Malformed("a list of transactions is malformed"))?;
         list.push((TxId::new(id), code));
     }
     Ok(list)
 }
 
-impl Append {
-    /// The payload stays in the parts in which it came.
-    fn decode(mut message: Parts) -> Result<Append, Malformed> {
-        let mut allowance = Allowance::authenticated(message.len());
+impl AppendRequest {
+    /// The payload stays in the parts in which it arrived.
+    fn decode(mut message: GatherList) -> Result<AppendRequest, Malformed> {
+        let mut allowance = AllocationBudget::authenticated(message.len());
         let head = message.split_to(message.len().min(APPEND_HEAD_BYTES));
         let mut fields = Fields(head.concat());
         fields.u8()?;
@@ -500,16 +501,16 @@ impl Append {
         if message.len() < bytes {
             return Err(CUT_OFF);
         }
-        // In several parts, it is put together.
+        // If the list arrived in several parts, it is copied into one.
         allowance.take(bytes, 1).ok_or(TOO_SMALL)?;
         let list = message.split_to(bytes).concat();
         let transactions = transactions(&list, count, &mut allowance)?;
-        Ok(Append { number, epoch, header_hash, previous_hash, transactions, payload: message })
+        Ok(AppendRequest { number, epoch, header_hash, previous_hash, transactions, payload: message })
     }
 }
 
-/// An append, from the block itself: its bytes are not copied here.
-pub fn append(block: &NewBlock<'_>) -> Parts {
+/// Encodes an append directly from the block, without copying its bytes.
+pub fn append(block: &NewBlock<'_>) -> GatherList {
     let transactions = encode_transactions(block.transactions);
     let mut writer = Writer::op(APPEND);
     writer.u64(block.number.get()).u64(block.epoch.get()).put(&block.header_hash).put(&block.previous_hash);
@@ -520,18 +521,18 @@ pub fn append(block: &NewBlock<'_>) -> Parts {
     parts.into()
 }
 
-/// Questions about rows, from borrowed keys.
+/// Encodes a request for rows from borrowed keys.
 pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -> Bytes {
-    of_keys(through, &Keys::new(keys), versions_only)
+    of_keys(through, &KeyList::new(keys), versions_only)
 }
 
-fn of_keys(through: BlockNumber, keys: &Keys, versions_only: bool) -> Bytes {
+fn of_keys(through: BlockNumber, keys: &KeyList, versions_only: bool) -> Bytes {
     let mut writer = Writer::op(if versions_only { 17 } else { 16 });
     writer.0.reserve(keys.encoded.len().saturating_add(12));
     writer.u64(through.get()).u32(keys.count).put(&keys.encoded).done()
 }
 
-fn of_ids(ids: &Ids) -> Bytes {
+fn of_ids(ids: &TxIdList) -> Bytes {
     let mut writer = Writer::op(7);
     writer.0.reserve(ids.encoded.len().saturating_add(4));
     writer.u32(ids.count).put(&ids.encoded).done()
@@ -543,24 +544,24 @@ fn named(op: u8, channel: &str) -> Bytes {
     writer.done()
 }
 
-/// A question for transactions, from borrowed ids.
+/// Encodes a request for transactions from borrowed ids.
 pub fn find_transactions(ids: &[TxId]) -> Bytes {
-    of_ids(&Ids::new(ids))
+    of_ids(&TxIdList::new(ids))
 }
 
-/// A question for a range.
+/// Encodes a request for a range.
 pub fn range(through: BlockNumber, limit: u32, namespace: &str, start: &[u8], end: &[u8]) -> Bytes {
     Writer::op(18).u64(through.get()).u32(limit).text(namespace).long(start).long(end).done()
 }
 
-/// A question for a history.
+/// Encodes a request for a history.
 pub fn history(below: BlockNumber, limit: u32, namespace: &str, key: &[u8]) -> Bytes {
     Writer::op(25).u64(below.get()).u32(limit).text(namespace).long(key).done()
 }
 
 impl Request {
     /// The request's bytes.
-    pub fn encode(&self) -> Parts {
+    pub fn encode(&self) -> GatherList {
         let bytes = match self {
             Request::Append(block) => {
                 return append(&NewBlock {
@@ -599,10 +600,10 @@ impl Request {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(message: impl Into<Parts>) -> Result<Request, Malformed> {
+    pub fn decode(message: impl Into<GatherList>) -> Result<Request, Malformed> {
         let message = message.into();
         if message.first() == Some(APPEND) {
-            return Append::decode(message).map(Request::Append);
+            return AppendRequest::decode(message).map(Request::Append);
         }
         let mut fields = Fields(message.concat());
         let request = match fields.u8()? {
@@ -642,14 +643,14 @@ impl Request {
 
 /// Bytes of a version.
 const VERSION_BYTES: usize = 12;
-/// A page's entry takes no more memory than four times what it takes in a message.
+/// An entry of a page takes at most four times as much memory as bytes in a message.
 const _: () = assert!(size_of::<RangeEntry>() <= 4 * (VERSION_BYTES + 4 + 4));
 
 /// Answers, each with its reader.
-pub mod answer {
+pub mod response {
     use super::*;
 
-    pub fn number(number: u64) -> Parts {
+    pub fn number(number: u64) -> GatherList {
         Writer::default().u64(number).done().into()
     }
 
@@ -659,16 +660,16 @@ pub mod answer {
         fields.end(number)
     }
 
-    /// Nothing is no bytes.
-    pub fn maybe_number(number: Option<u64>) -> Parts {
-        number.map_or_else(Parts::default, answer::number)
+    /// `None` is encoded as no bytes.
+    pub fn maybe_number(number: Option<u64>) -> GatherList {
+        number.map_or_else(GatherList::default, response::number)
     }
 
     pub fn read_maybe_number(bytes: Bytes) -> Result<Option<u64>, Malformed> {
         if bytes.is_empty() { Ok(None) } else { read_number(bytes).map(Some) }
     }
 
-    pub fn numbers(numbers: &[BlockNumber]) -> Parts {
+    pub fn numbers(numbers: &[BlockNumber]) -> GatherList {
         let mut writer = Writer::default();
         writer.u32(numbers.len() as u32);
         numbers.iter().for_each(|number| {
@@ -687,20 +688,20 @@ pub mod answer {
         fields.end(numbers)
     }
 
-    /// Nothing is no bytes, a block's bytes come after a 1.
-    pub fn maybe_block(block: Option<Bytes>) -> Parts {
-        block.map_or_else(Parts::default, |block| vec![Bytes::from_static(&[1]), block].into())
+    /// `None` is encoded as no bytes; a block's bytes follow a 1.
+    pub fn maybe_block(block: Option<Bytes>) -> GatherList {
+        block.map_or_else(GatherList::default, |block| vec![Bytes::from_static(&[1]), block].into())
     }
 
     pub fn read_maybe_block(bytes: Bytes) -> Result<Option<Bytes>, Malformed> {
         match bytes.first() {
             None => Ok(None),
             Some(1) => Ok(Some(bytes.slice(1..))),
-            Some(_) => Err(Malformed("neither a block nor none")),
+            Some(_) => Err(Malformed("it is neither a block nor `none`")),
         }
     }
 
-    pub fn blocks(blocks: &[StoredBlock]) -> Parts {
+    pub fn blocks(blocks: &[StoredBlock]) -> GatherList {
         let mut parts = Vec::with_capacity(blocks.len().saturating_mul(2));
         for block in blocks {
             let transactions = encode_transactions(&block.transactions);
@@ -714,14 +715,14 @@ pub mod answer {
         parts.into()
     }
 
-    /// At most so many blocks.
+    /// Reads at most `count_max` blocks.
     pub fn read_blocks(bytes: Bytes, count_max: usize) -> Result<Vec<StoredBlock>, Malformed> {
-        let mut allowance = Allowance::authenticated(bytes.len());
+        let mut allowance = AllocationBudget::authenticated(bytes.len());
         let mut fields = Fields(bytes);
         let mut blocks = Vec::new();
         while !fields.0.is_empty() {
             if blocks.len() == count_max {
-                return Err(Malformed("more blocks than were asked for"));
+                return Err(Malformed("it holds more blocks than the client asked for"));
             }
             let (number, epoch) = (fields.block()?, fields.epoch()?);
             let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
@@ -732,8 +733,8 @@ pub mod answer {
         Ok(blocks)
     }
 
-    pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> Parts {
-        let Some(list) = list else { return Parts::default() };
+    pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> GatherList {
+        let Some(list) = list else { return GatherList::default() };
         Writer::default().u32(list.len() as u32).long(&encode_transactions(&list)).done().into()
     }
 
@@ -741,19 +742,19 @@ pub mod answer {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let mut allowance = Allowance::authenticated(bytes.len());
+        let mut allowance = AllocationBudget::authenticated(bytes.len());
         let mut fields = Fields(bytes);
         let list = fields.transactions(&mut allowance)?;
         fields.end(Some(list))
     }
 
-    /// An answer that is written while what it tells of is found.
+    /// Builds an answer item by item, while the items are found.
     #[derive(Default)]
-    pub struct Answering(Writer);
+    pub struct ResponseWriter(Writer);
 
-    impl Answering {
-        /// Where a transaction stands.
-        pub fn place(&mut self, place: Option<TransactionPlace>) {
+    impl ResponseWriter {
+        /// The place of a transaction.
+        pub fn place(&mut self, place: Option<TransactionLocation>) {
             match place {
                 None => self.0.put(&[0]),
                 Some(place) => self.0.put(&[1]).u64(place.block.get()).u32(place.index.get()).put(&[place.code]),
@@ -779,27 +780,33 @@ pub mod answer {
         }
 
         /// The answer.
-        pub fn done(mut self) -> Parts {
+        pub fn done(mut self) -> GatherList {
             self.0.done().into()
         }
     }
 
-    /// Reads so many places, and appends them to the list of whoever has asked, which has room.
-    pub fn read_places(bytes: Bytes, count: usize, into: &mut Vec<Option<TransactionPlace>>) -> Result<(), Malformed> {
+    /// Reads `count` places and appends them to `into`, in which the caller has reserved space.
+    pub fn read_places(
+        bytes: Bytes,
+        count: usize,
+        into: &mut Vec<Option<TransactionLocation>>,
+    ) -> Result<(), Malformed> {
         let mut fields = Fields(bytes);
         for _ in 0..count {
             into.push(match fields.u8()? {
                 0 => None,
-                1 => {
-                    Some(TransactionPlace { block: fields.block()?, index: TxIndex(fields.u32()?), code: fields.u8()? })
-                }
-                _ => return Err(Malformed("neither a place nor none")),
+                1 => Some(TransactionLocation {
+                    block: fields.block()?,
+                    index: TxIndex(fields.u32()?),
+                    code: fields.u8()?,
+                }),
+                _ => return Err(Malformed("an item is neither a place nor `none`")),
             });
         }
         fields.end(())
     }
 
-    pub fn tags(tags: &[u32]) -> Parts {
+    pub fn tags(tags: &[u32]) -> GatherList {
         let mut writer = Writer(BytesMut::with_capacity(tags.len().saturating_mul(4)));
         tags.iter().for_each(|tag| {
             writer.u32(*tag);
@@ -815,10 +822,10 @@ pub mod answer {
         }
     }
 
-    /// Reads rows for the first of `count_max` keys that were asked, one at least, and appends them to the list of whoever has
-    /// asked, which has room: the client asks again for those that are missing.
+    /// Reads rows for the first of the `count_max` keys that the caller asked for, at least one, and appends them to
+    /// `into`, in which the caller has reserved space. The client asks again for the missing ones.
     pub fn read_rows(bytes: Bytes, count_max: usize, into: &mut Vec<Option<Row>>) -> Result<(), Malformed> {
-        const ANOTHER: Malformed = Malformed("another number of rows than was asked for");
+        const ANOTHER: Malformed = Malformed("it holds another number of rows than the client asked for");
         let mut fields = Fields(bytes);
         let mut room = count_max;
         while !fields.0.is_empty() {
@@ -827,26 +834,26 @@ pub mod answer {
                 0 => None,
                 1 => Some(Row { version: fields.version()?, value: None }),
                 2 => Some(Row { version: fields.version()?, value: Some(fields.long(usize::MAX)?) }),
-                _ => return Err(Malformed("neither a row nor none")),
+                _ => return Err(Malformed("an item is neither a row nor `none`")),
             });
         }
         if room == count_max && count_max > 0 { Err(ANOTHER) } else { Ok(()) }
     }
 
-    /// Reads so many versions, and appends them to the list of whoever has asked, which has room.
+    /// Reads `count` versions and appends them to `into`, in which the caller has reserved space.
     pub fn read_versions(bytes: Bytes, count: usize, into: &mut Vec<Option<(Version, bool)>>) -> Result<(), Malformed> {
         let mut fields = Fields(bytes);
         for _ in 0..count {
             into.push(match fields.u8()? {
                 0 => None,
                 live @ 1..=2 => Some((fields.version()?, live == 2)),
-                _ => return Err(Malformed("neither a version nor none")),
+                _ => return Err(Malformed("an item is neither a version nor `none`")),
             });
         }
         fields.end(())
     }
 
-    pub fn page(page: &RangePage) -> Parts {
+    pub fn page(page: &RangePage) -> GatherList {
         let mut writer = Writer::default();
         match &page.next {
             None => writer.put(&[0]),
@@ -863,9 +870,9 @@ pub mod answer {
         let next = match fields.u8()? {
             0 => None,
             1 => Some(fields.long(usize::MAX)?),
-            _ => return Err(Malformed("a page has a next key or none")),
+            _ => return Err(Malformed("a page's next key is malformed")),
         };
-        // Counted before there is room for any.
+        // Counted before memory is allocated for the entries.
         let (mut walk, mut count) = (&fields.0[..], 0_usize);
         while !walk.is_empty() {
             split(&mut walk, VERSION_BYTES)?;
@@ -881,7 +888,7 @@ pub mod answer {
         Ok(RangePage { entries, next })
     }
 
-    pub fn names(names: &[String]) -> Parts {
+    pub fn names(names: &[String]) -> GatherList {
         let mut writer = Writer::default();
         names.iter().for_each(|name| {
             writer.text(name);
@@ -890,7 +897,7 @@ pub mod answer {
     }
 
     pub fn read_names(bytes: Bytes) -> Result<Vec<String>, Malformed> {
-        let mut allowance = Allowance::authenticated(bytes.len());
+        let mut allowance = AllocationBudget::authenticated(bytes.len());
         let (mut walk, mut count) = (&bytes[..], 0_usize);
         while !walk.is_empty() {
             let length = u16::from_le_bytes(front(&mut walk)?);
@@ -906,7 +913,7 @@ pub mod answer {
         Ok(names)
     }
 
-    pub fn savepoint(savepoint: &Savepoint) -> Parts {
+    pub fn savepoint(savepoint: &Savepoint) -> GatherList {
         Writer::default().savepoint(savepoint).done().into()
     }
 

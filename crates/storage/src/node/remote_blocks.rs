@@ -1,20 +1,22 @@
-//! [`Blocks`] at a storage node.
+//! The blocks of a channel on a storage node, as [`Blocks`], for the primary that appends.
 //!
 //! 1. [`RemoteBlocks::append`] checks a block against the end of the chain as it is known here, keeps it as **pending** and
-//!    wakes the **driver**, the one task that sends.
-//! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in
-//!    order. Each answer says how far the node is durable; what that covers is pending no more.
-//! 3. When its link is lost, or the node refuses for now, the driver opens another one under the same epoch. The node's
-//!    height and hash say which pending block was the last to arrive; the driver goes on behind it. An append that was
-//!    ambiguous is thereby resolved and never seen outside.
-//! 4. If the node is fenced, refuses for good, or has a chain that is not the one known here, that error ends the object:
-//!    every append, and every sync of what is not durable, gets it.
+//!    wakes the **driver**, the only task that sends.
+//! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in order.
+//!    Each answer carries the node's durable height; blocks below it are no longer pending.
+//! 3. When its link is lost, or the node answers `Retry`, the driver opens another link under the same epoch. The node's
+//!    height and hash show which pending block was the last to arrive; the driver continues with the next one. This resolves
+//!    an ambiguous append, and no caller ever sees it.
+//! 4. The object ends if the node fences this primary, refuses for good, or has a chain that differs from the one known here.
+//!    Every further append, and every sync of blocks that are not durable, then returns that error.
 //!
 //! Invariants:
-//! * A pending block is answered from here, every other one from the node: what was appended is visible at once.
-//! * That a transaction is in no block is [known here](super::absence): every proposal and every wait for a commit asks that
-//!   of its transaction, and a call for each would cost more processor time than all else that storage does for it.
-//! * Pending blocks and their bytes are bounded; an append waits for room.
+//! * Reads of a pending block are answered here, all other reads by the node. So an appended block is visible at once.
+//! * Pending blocks and their bytes are bounded; an append waits while either limit is reached.
+//!
+//! A local [filter](super::tx_id_filter) answers most questions for a transaction that is in no block. Every proposal and
+//! every wait for a commit asks such a question; a call to the node each time would cost more processor time than all other
+//! storage work of the transaction.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,52 +27,52 @@ use std::task::Poll;
 use std::time::Duration;
 
 use base::rt::channel::{Receiver, WatchReceiver, WatchSender, bounded, watch};
-use base::rt::net::call::{CallError, Caller, Pending};
+use base::rt::net::rpc::{PendingResponse, RpcClient, RpcError};
 use base::rt::sync::Notify;
-use base::rt::{self, AbortOnDrop, Stop};
+use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{BlockNumber, Bytes, ErrorKind, Map, TxId, TxIndex};
 
-use super::absence::Absence;
-use super::client::{RemoteOptions, Session, connect};
-use super::message::{self, IDS_MAX, Malformed, Opened, Request, Role, answer};
-use super::{ANSWER_TIME_MAX, APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, hold_up};
-use crate::blocks::{Blocks, NewBlock, PAGE_BLOCKS_MAX, SHARDS, StoredBlock, Tip, TransactionPlace};
+use super::client::{NodeSession, RemoteStoreConfig, connect};
+use super::message::{self, IDS_MAX, LinkPurpose, Malformed, Request, Welcome, response};
+use super::tx_id_filter::TxIdFilter;
+use super::{APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT, hold_up};
+use crate::blocks::{Blocks, ChainTip, NewBlock, PAGE_BLOCKS_MAX, SHARDS, StoredBlock, TransactionLocation};
 use crate::{Error, events, lock};
 
-/// How long closing waits for what is pending.
-const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a block that leave room for the rest of its message.
-const BLOCK_BYTES_MAX: usize = base::rt::net::call::BODY_BYTES_MAX - (1 << 20);
+/// How long closing waits for pending blocks to become durable.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest block that leaves space for the rest of its message.
+const BLOCK_BYTES_MAX: usize = base::rt::net::rpc::BODY_BYTES_MAX - (1 << 20);
 
-/// The blocks of one channel at a storage node; see [the module](self).
+/// The blocks of one channel on a storage node; see [the module](self).
 pub struct RemoteBlocks {
-    shared: Arc<Shared>,
-    reads: Arc<Session>,
+    shared: Arc<RemoteBlocksCore>,
+    reads: Arc<NodeSession>,
     _tasks: [AbortOnDrop<()>; 2],
 }
 
-struct Shared {
-    options: RemoteOptions,
-    state: Mutex<State>,
-    /// Of the ids of all blocks, pending ones included. Taken after the state, where both are.
-    absence: Mutex<Absence>,
+struct RemoteBlocksCore {
+    options: RemoteStoreConfig,
+    state: Mutex<RemoteBlocksState>,
+    /// The ids of all blocks, pending ones included. Locked after the state, where both are locked.
+    tx_id_filter: Mutex<TxIdFilter>,
     durable: WatchSender<u64>,
     /// There may be something to send.
     work: Notify,
-    /// An error has ended it.
-    failed: Stop,
+    /// Stopped once an error has ended the object.
+    failed: CancellationToken,
 }
 
-struct State {
+struct RemoteBlocksState {
     /// The end of the chain, pending blocks included.
-    tip: Tip,
+    tip: ChainTip,
     /// The newest block that is durable at the node, and its hash.
     durable: (u64, [u8; 32]),
-    /// From the durable height on.
+    /// The blocks from the durable height on.
     pending: VecDeque<Arc<PendingBlock>>,
     pending_bytes: usize,
     /// The first places of pending transactions.
-    places: Map<TxId, TransactionPlace>,
+    locations: Map<TxId, TransactionLocation>,
     failure: Option<Error>,
 }
 
@@ -109,40 +111,42 @@ impl PendingBlock {
 }
 
 impl RemoteBlocks {
-    /// Opens a channel's blocks under the primary's epoch, and creates the channel where the node does not have it. What
-    /// an earlier primary appended is durable on return, and no older epoch appends any more.
+    /// Opens a channel's blocks under the primary's epoch, and creates the channel if the node does not have it. On return,
+    /// the blocks of earlier primaries are durable, and no older epoch can append.
     ///
     /// # Errors
-    /// `Fenced` when a newer primary has opened the channel; `Retry` when the node cannot be reached; its refusal.
-    pub async fn open(options: RemoteOptions) -> Result<RemoteBlocks, Error> {
+    /// `Fenced` if a newer primary has opened the channel; `Retry` if the node cannot be reached; its refusal.
+    pub async fn open(options: RemoteStoreConfig) -> Result<RemoteBlocks, Error> {
         let (caller, opened) = open_link(&options).await?;
-        let Opened { tip, durable, .. } = opened;
+        let Welcome { tip, durable, .. } = opened;
         if durable != tip.height {
-            return Err(options.malformed(Malformed("an opened chain is durable as a whole")));
+            return Err(
+                options.malformed(Malformed("the node opened the channel and reports blocks that are not durable"))
+            );
         }
-        let state = State {
+        let state = RemoteBlocksState {
             tip,
             durable: (tip.height, tip.header_hash),
             pending: VecDeque::new(),
             pending_bytes: 0,
-            places: Map::default(),
+            locations: Map::default(),
             failure: None,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RemoteBlocksCore {
             options: options.clone(),
             state: Mutex::new(state),
-            absence: Mutex::default(),
+            tx_id_filter: Mutex::default(),
             durable: watch(durable).0,
             work: Notify::new(),
-            failed: Stop::new(),
+            failed: CancellationToken::new(),
         });
         let driver = rt::spawn(drive(Arc::clone(&shared), caller)).abort_on_drop();
-        let reads = Arc::new(Session::new(options, Role::Reader, Arc::new(|_| {})));
+        let reads = Arc::new(NodeSession::new(options, LinkPurpose::Reader, Arc::new(|_| {})));
         let learning = rt::spawn(learn_ids(Arc::clone(&shared), Arc::clone(&reads))).abort_on_drop();
         Ok(RemoteBlocks { shared, reads, _tasks: [driver, learning] })
     }
 
-    /// The number of blocks that are known to be durable at the node, and the header hash of the last of them.
+    /// The number of blocks that are known to be durable on the node, and the header hash of the last of them.
     pub fn durable_tip(&self) -> (u64, [u8; 32]) {
         lock(&self.shared.state).durable
     }
@@ -152,14 +156,14 @@ impl RemoteBlocks {
     }
 
     async fn ask(&self, request: Request) -> Result<Bytes, Error> {
-        self.reads.ask(request.encode(), ANSWER_TIME_MAX).await
+        self.reads.ask(request.encode(), RESPONSE_TIMEOUT).await
     }
 
-    /// A pending block, or whether there is none so high.
-    fn pending(&self, number: BlockNumber) -> Result<Option<Arc<PendingBlock>>, Beyond> {
+    /// A pending block; `None` if the block is on the node; `BeyondHeight` at and above the height.
+    fn pending(&self, number: BlockNumber) -> Result<Option<Arc<PendingBlock>>, BeyondHeight> {
         let state = lock(&self.shared.state);
         if number.get() >= state.tip.height {
-            return Err(Beyond);
+            return Err(BeyondHeight);
         }
         let first = state.durable.0;
         let place = number.get().checked_sub(first).and_then(|place| usize::try_from(place).ok());
@@ -167,8 +171,8 @@ impl RemoteBlocks {
     }
 }
 
-/// A block's number is the height or above.
-struct Beyond;
+/// The block's number is at or above the height.
+struct BeyondHeight;
 
 #[async_trait::async_trait]
 impl Blocks for RemoteBlocks {
@@ -179,7 +183,7 @@ impl Blocks for RemoteBlocks {
             number: block.number,
             header_hash: block.header_hash,
             previous_hash: block.previous_hash,
-            // Every block of this object is of its own reign, whatever the caller knows of reigns.
+            // Every block of this object belongs to its own epoch, whatever epoch the caller names.
             epoch: self.shared.options.epoch,
             payload: Bytes::new(),
             transactions: block.transactions.to_vec(),
@@ -207,15 +211,15 @@ impl Blocks for RemoteBlocks {
                 if is_first
                     || (state.pending.len() < PENDING_BLOCKS_MAX && state.pending_bytes + bytes <= PENDING_BYTES_MAX)
                 {
-                    let mut absence = lock(&self.shared.absence);
+                    let mut absence = lock(&self.shared.tx_id_filter);
                     block.transactions.iter().for_each(|(id, _)| absence.enter_id(id));
                     drop(absence);
                     state.push(pending);
                     break;
                 }
             }
-            // An error is found in the state.
-            let _ = self.shared.failed.or_stopped(durable.changed()).await;
+            // The next round finds an error in the state.
+            let _ = self.shared.failed.run_until_cancelled(durable.changed()).await;
         }
         self.shared.work.notify_one();
         Ok(())
@@ -224,7 +228,7 @@ impl Blocks for RemoteBlocks {
     async fn sync(&self) -> Result<u64, Error> {
         let target = lock(&self.shared.state).tip.height;
         let mut durable = self.shared.durable.subscribe();
-        let reached = self.shared.failed.or_stopped(durable.wait_for(|height| *height >= target)).await;
+        let reached = self.shared.failed.run_until_cancelled(durable.wait_for(|height| *height >= target)).await;
         let durable = self.durable_height();
         if reached.is_some() || durable >= target {
             return Ok(durable);
@@ -233,7 +237,7 @@ impl Blocks for RemoteBlocks {
         Err(failure.expect("a failure is noted before it is told"))
     }
 
-    fn tip(&self) -> Tip {
+    fn tip(&self) -> ChainTip {
         lock(&self.shared.state).tip
     }
 
@@ -247,11 +251,11 @@ impl Blocks for RemoteBlocks {
 
     async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
         match self.pending(number) {
-            Err(Beyond) => Ok(None),
+            Err(BeyondHeight) => Ok(None),
             Ok(Some(pending)) => Ok(Some(pending.payload())),
             Ok(None) => {
-                let answer = self.ask(Request::Read(number)).await?;
-                answer::read_maybe_block(answer).map_err(|malformed| self.malformed(malformed))
+                let response = self.ask(Request::Read(number)).await?;
+                response::read_maybe_block(response).map_err(|malformed| self.malformed(malformed))
             }
         }
     }
@@ -263,7 +267,7 @@ impl Blocks for RemoteBlocks {
     async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
         let limit = limit.min(PAGE_BLOCKS_MAX);
         match self.pending(from) {
-            Err(Beyond) => Ok(Vec::new()),
+            Err(BeyondHeight) => Ok(Vec::new()),
             Ok(Some(_)) => {
                 let (mut page, mut next) = (Vec::new(), from);
                 while page.len() < limit
@@ -272,7 +276,7 @@ impl Blocks for RemoteBlocks {
                     page.push(pending.stored());
                     next = next.next();
                 }
-                // They may all have become durable in between.
+                // All of them may have become durable in between.
                 if page.is_empty() && limit > 0 { self.stored_page(from, limit).await } else { Ok(page) }
             }
             Ok(None) => self.stored_page(from, limit).await,
@@ -281,11 +285,11 @@ impl Blocks for RemoteBlocks {
 
     async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, Error> {
         match self.pending(number) {
-            Err(Beyond) => Ok(None),
+            Err(BeyondHeight) => Ok(None),
             Ok(Some(pending)) => Ok(Some(pending.block.transactions.clone())),
             Ok(None) => {
-                let answer = self.ask(Request::Transactions(number)).await?;
-                answer::read_maybe_transactions(answer).map_err(|malformed| self.malformed(malformed))
+                let response = self.ask(Request::Transactions(number)).await?;
+                response::read_maybe_transactions(response).map_err(|malformed| self.malformed(malformed))
             }
         }
     }
@@ -298,14 +302,14 @@ impl Blocks for RemoteBlocks {
         if let Some(pending) = pending {
             return Ok(Some(pending.block.number));
         }
-        let answer = self.ask(Request::NumberByHash(*header_hash)).await?;
-        let number = answer::read_maybe_number(answer).map_err(|malformed| self.malformed(malformed))?;
+        let response = self.ask(Request::NumberByHash(*header_hash)).await?;
+        let number = response::read_maybe_number(response).map_err(|malformed| self.malformed(malformed))?;
         Ok(number.map(BlockNumber))
     }
 
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, Error> {
         let possible: Vec<usize> = {
-            let absence = lock(&self.shared.absence);
+            let absence = lock(&self.shared.tx_id_filter);
             (0..ids.len()).filter(|at| !absence.is_absent(&ids[*at])).collect()
         };
         let mut places = vec![None; ids.len()];
@@ -313,33 +317,34 @@ impl Blocks for RemoteBlocks {
             return Ok(places);
         }
         let ids: Vec<TxId> = possible.iter().map(|at| ids[*at].clone()).collect();
-        // Looked at before the node is asked: what is no longer pending then is found there.
+        // Looked up before the node is asked: a block that stops being pending after this look-up is found on the node.
         let pending: Vec<_> = {
             let state = lock(&self.shared.state);
-            ids.iter().map(|id| state.places.get(id).copied()).collect()
+            ids.iter().map(|id| state.locations.get(id).copied()).collect()
         };
         let mut stored = Vec::with_capacity(ids.len());
         for some in ids.chunks(IDS_MAX) {
-            let answer = self.reads.ask(message::find_transactions(some), ANSWER_TIME_MAX).await?;
-            answer::read_places(answer, some.len(), &mut stored).map_err(|malformed| self.malformed(malformed))?;
+            let response = self.reads.ask(message::find_transactions(some), RESPONSE_TIMEOUT).await?;
+            response::read_places(response, some.len(), &mut stored).map_err(|malformed| self.malformed(malformed))?;
         }
-        // The node's are in older blocks, or the same.
+        // The node's places are in older blocks, or are the same.
         for (at, (stored, pending)) in possible.into_iter().zip(stored.into_iter().zip(pending)) {
             places[at] = stored.or(pending);
         }
         Ok(places)
     }
 
-    // Written out what the attribute makes of an `async fn`, so that the usual answer needs no room for the way to the node.
+    // Written out as the attribute would expand an `async fn`, so that the common answer allocates no state for a call to
+    // the node.
     fn find_transaction<'blocks, 'id, 'found>(
         &'blocks self,
         id: &'id TxId,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<TransactionPlace>, Error>> + Send + 'found>>
+    ) -> Pin<Box<dyn Future<Output = Result<Option<TransactionLocation>, Error>> + Send + 'found>>
     where
         'blocks: 'found,
         'id: 'found,
     {
-        match lock(&self.shared.absence).is_absent(id) {
+        match lock(&self.shared.tx_id_filter).is_absent(id) {
             true => Box::pin(ready(Ok(None))),
             false => {
                 Box::pin(async move { Ok(self.find_transactions(std::slice::from_ref(id)).await?.pop().flatten()) })
@@ -348,9 +353,9 @@ impl Blocks for RemoteBlocks {
     }
 
     async fn close(&self) -> Result<(), Error> {
-        let synced = rt::timeout(CLOSE_TIME_MAX, self.sync()).await;
+        let synced = rt::timeout(CLOSE_TIMEOUT, self.sync()).await;
         synced.map_err(|_| {
-            let text = format!("blocks were not durable within {} s", CLOSE_TIME_MAX.as_secs());
+            let text = format!("blocks were not durable within {} s", CLOSE_TIMEOUT.as_secs());
             self.shared.options.error(ErrorKind::Ambiguous, text)
         })??;
         Ok(())
@@ -359,37 +364,37 @@ impl Blocks for RemoteBlocks {
 
 impl RemoteBlocks {
     async fn stored_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
-        let answer = self.ask(Request::Page { from, limit: limit as u32 }).await?;
-        let blocks = answer::read_blocks(answer, limit).map_err(|malformed| self.malformed(malformed))?;
+        let response = self.ask(Request::Page { from, limit: limit as u32 }).await?;
+        let blocks = response::read_blocks(response, limit).map_err(|malformed| self.malformed(malformed))?;
         let numbers = (from.get()..).take(limit);
         let in_order = blocks.iter().zip(numbers).all(|(block, number)| block.number.get() == number);
         match in_order && (limit == 0 || !blocks.is_empty()) {
             true => Ok(blocks),
-            false => Err(self.malformed(Malformed("other blocks than were asked for"))),
+            false => Err(self.malformed(Malformed("it holds other blocks than the client asked for"))),
         }
     }
 }
 
-impl State {
+impl RemoteBlocksState {
     fn push(&mut self, pending: Arc<PendingBlock>) {
         let block = &pending.block;
-        self.tip = Tip { height: block.number.get() + 1, header_hash: block.header_hash, epoch: block.epoch };
+        self.tip = ChainTip { height: block.number.get() + 1, header_hash: block.header_hash, epoch: block.epoch };
         for (index, (id, code)) in block.transactions.iter().enumerate().filter(|(_, (id, _))| !id.is_empty()) {
-            let place = TransactionPlace { block: block.number, index: TxIndex(index as u32), code: *code };
-            self.places.entry(id.clone()).or_insert(place);
+            let place = TransactionLocation { block: block.number, index: TxIndex(index as u32), code: *code };
+            self.locations.entry(id.clone()).or_insert(place);
         }
         self.pending_bytes += pending.bytes();
         self.pending.push_back(pending);
     }
 
-    /// Forgets the pending blocks below a height.
-    fn settle(&mut self, durable: u64) {
+    /// Removes the pending blocks below a height.
+    fn forget_durable(&mut self, durable: u64) {
         while let Some(pending) = self.pending.front()
             && pending.block.number.get() < durable
         {
             for (id, _) in &pending.block.transactions {
-                if self.places.get(id).is_some_and(|place| place.block == pending.block.number) {
-                    self.places.remove(id);
+                if self.locations.get(id).is_some_and(|place| place.block == pending.block.number) {
+                    self.locations.remove(id);
                 }
             }
             self.durable = (pending.block.number.get() + 1, pending.block.header_hash);
@@ -398,12 +403,12 @@ impl State {
         }
     }
 
-    /// Step 3: takes what a node says of its chain as an answer to all that was sent.
-    fn resolve(&self, opened: &Opened) -> Result<(), (ErrorKind, String)> {
-        let Tip { height, header_hash, .. } = opened.tip;
+    /// Step 3: takes the node's end of the chain as the answer to every block that was sent.
+    fn resolve(&self, opened: &Welcome) -> Result<(), (ErrorKind, String)> {
+        let ChainTip { height, header_hash, .. } = opened.tip;
         let (durable, durable_hash) = self.durable;
         if height < durable {
-            let text = format!("it has {height} blocks and has said that {durable} were durable: blocks are lost");
+            let text = format!("it has {height} blocks and had reported {durable} as durable: blocks are lost");
             return Err((ErrorKind::Corrupt, text));
         }
         let known = match height - durable {
@@ -415,18 +420,19 @@ impl State {
         };
         match known == Some(header_hash) {
             true => Ok(()),
-            false => {
-                Err((ErrorKind::Fenced, format!("block {} there is not of this primary", height.saturating_sub(1))))
-            }
+            false => Err((
+                ErrorKind::Fenced,
+                format!("its block {} was not appended by this primary", height.saturating_sub(1)),
+            )),
         }
     }
 }
 
-impl Shared {
-    fn settle(&self, durable: u64) -> u64 {
+impl RemoteBlocksCore {
+    fn advance_durable(&self, durable: u64) -> u64 {
         let height = {
             let mut state = lock(&self.state);
-            state.settle(durable);
+            state.forget_durable(durable);
             state.durable.0
         };
         self.durable.send_if_modified(|known| {
@@ -440,7 +446,7 @@ impl Shared {
     fn fail(&self, error: Error) {
         tracing::error!(channel = self.options.channel, %error, "no more blocks can be appended");
         lock(&self.state).failure.get_or_insert(error);
-        self.failed.stop();
+        self.failed.cancel();
     }
 
     fn pending_at(&self, number: u64) -> Option<Arc<PendingBlock>> {
@@ -451,16 +457,16 @@ impl Shared {
 }
 
 /// Asks the node for the ids of its blocks, until all are known here or there are too many.
-async fn learn_ids(shared: Arc<Shared>, reads: Arc<Session>) {
+async fn learn_ids(shared: Arc<RemoteBlocksCore>, reads: Arc<NodeSession>) {
     let mut backoff = Backoff::new();
     let mut shard = 0;
     while shard < SHARDS {
         hold_up("storage.node.learning").await;
         let request = Request::Tags(shard as u8);
-        let error = match reads.ask(request.encode(), ANSWER_TIME_MAX).await {
-            Ok(answer) => match answer::read_tags(&answer) {
+        let error = match reads.ask(request.encode(), RESPONSE_TIMEOUT).await {
+            Ok(response) => match response::read_tags(&response) {
                 Ok(tags) => {
-                    let mut absence = lock(&shared.absence);
+                    let mut absence = lock(&shared.tx_id_filter);
                     tags.for_each(|tag| absence.enter((shard as u8, tag)));
                     if !absence.is_learning() {
                         return;
@@ -473,27 +479,27 @@ async fn learn_ids(shared: Arc<Shared>, reads: Arc<Session>) {
             Err(error) => error,
         };
         if !passes(error.kind()) {
-            tracing::warn!(channel = shared.options.channel, %error, "the node is asked for each transaction");
-            return lock(&shared.absence).give_up();
+            tracing::warn!(channel = shared.options.channel, %error, "asking the node for each transaction id from now on");
+            return lock(&shared.tx_id_filter).give_up();
         }
         backoff.wait().await;
     }
-    lock(&shared.absence).learnt();
+    lock(&shared.tx_id_filter).finish_learning();
 }
 
-async fn open_link(options: &RemoteOptions) -> Result<(Caller, Opened), Error> {
-    let (caller, answer) = connect(options, Role::Appender, |_| {}).await?;
-    let opened = Opened::decode(answer).map_err(|malformed| options.malformed(malformed))?;
+async fn open_link(options: &RemoteStoreConfig) -> Result<(RpcClient, Welcome), Error> {
+    let (caller, response) = connect(options, LinkPurpose::Appender, |_| {}).await?;
+    let opened = Welcome::decode(response).map_err(|malformed| options.malformed(malformed))?;
     Ok((caller, opened))
 }
 
-/// Whether an error may pass when the channel is opened again.
+/// Whether the error may go away when the channel is opened again.
 fn passes(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Ambiguous)
 }
 
 /// The driver.
-async fn drive(shared: Arc<Shared>, first: Caller) {
+async fn drive(shared: Arc<RemoteBlocksCore>, first: RpcClient) {
     let mut link = Some((first, lock(&shared.state).durable.0));
     let mut backoff = Backoff::new();
     loop {
@@ -526,24 +532,24 @@ async fn drive(shared: Arc<Shared>, first: Caller) {
     }
 }
 
-/// Opens another link and resolves what was ambiguous; gives the first block to send.
-async fn reopen(shared: &Shared) -> Result<(Caller, u64), Error> {
+/// Opens another link and resolves ambiguous appends; returns the number of the first block to send.
+async fn reopen(shared: &RemoteBlocksCore) -> Result<(RpcClient, u64), Error> {
     let (caller, opened) = open_link(&shared.options).await?;
     let resolved = lock(&shared.state).resolve(&opened);
     resolved.map_err(|(kind, text)| shared.options.error(kind, text))?;
-    // An opened chain is durable as a whole.
-    let from = shared.settle(opened.tip.height);
+    // Opening a channel makes its whole chain durable.
+    let from = shared.advance_durable(opened.tip.height);
     let again = lock(&shared.state).pending.len() as u64;
     events::BlocksResent.add(again);
     Ok((caller, from))
 }
 
-/// Sends pending blocks from a number on, until the link ends.
+/// Sends pending blocks from number `from` on, until the link ends.
 async fn send_blocks(
-    shared: &Shared,
-    caller: &Caller,
+    shared: &RemoteBlocksCore,
+    caller: &RpcClient,
     from: u64,
-    to_take: base::rt::channel::Sender<Pending>,
+    to_take: base::rt::channel::Sender<PendingResponse>,
 ) -> Error {
     let mut next = from;
     loop {
@@ -551,20 +557,20 @@ async fn send_blocks(
             shared.work.notified().await;
             continue;
         };
-        let sent = match caller.begin(message::append(&pending.new_block())).await {
+        let sent = match caller.start(message::append(&pending.new_block())).await {
             Ok(sent) => sent,
             Err(error) => return shared.options.call_error(error),
         };
         next += 1;
         if to_take.send(sent).await.is_err() {
-            return shared.options.call_error(CallError::Closed);
+            return shared.options.call_error(RpcError::Closed);
         }
     }
 }
 
 /// Takes answers in the order of sending, until one is an error or the link ends.
-async fn take_answers(shared: &Shared, caller: &Caller, mut sent: Receiver<Pending>) -> Error {
-    let ended = || shared.options.call_error(CallError::Closed);
+async fn take_answers(shared: &RemoteBlocksCore, caller: &RpcClient, mut sent: Receiver<PendingResponse>) -> Error {
+    let ended = || shared.options.call_error(RpcError::Closed);
     loop {
         let pending = match either(async { Some(sent.recv().await) }, async {
             caller.ended().await;
@@ -575,19 +581,19 @@ async fn take_answers(shared: &Shared, caller: &Caller, mut sent: Receiver<Pendi
             Some(Some(pending)) => pending,
             _ => return ended(),
         };
-        let answer = match rt::timeout(ANSWER_TIME_MAX * 2, pending).await {
-            Ok(Ok(answer)) => answer,
+        let response = match rt::timeout(RESPONSE_TIMEOUT * 2, pending).await {
+            Ok(Ok(response)) => response,
             Ok(Err(error)) => return shared.options.call_error(error),
-            Err(_) => return shared.options.call_error(CallError::Ambiguous),
+            Err(_) => return shared.options.call_error(RpcError::Ambiguous),
         };
-        match answer::read_number(answer) {
-            Ok(durable) => drop(shared.settle(durable)),
+        match response::read_number(response) {
+            Ok(durable) => drop(shared.advance_durable(durable)),
             Err(malformed) => return shared.options.malformed(malformed),
         }
     }
 }
 
-/// Runs both until one completes; the first is looked at first.
+/// Runs both until one completes; polls the first one first.
 async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
     let (mut one, mut other) = (pin!(one), pin!(other));
     std::future::poll_fn(|context| match one.as_mut().poll(context) {

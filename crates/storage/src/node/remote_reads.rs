@@ -1,32 +1,32 @@
-//! Blocks and history of a channel at a storage node, for a compute node that is not the primary.
+//! Reads blocks and history of a channel on a storage node, for a follower.
 
 use std::fmt;
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, TxId};
 
-use super::ANSWER_TIME_MAX;
-use super::client::{RemoteOptions, Session};
-use super::message::{self, Malformed, Request, Role, answer};
+use super::RESPONSE_TIMEOUT;
+use super::client::{NodeSession, RemoteStoreConfig};
+use super::message::{self, LinkPurpose, Malformed, Request, response};
 use crate::Error;
-use crate::blocks::{StoredBlocks, TransactionPlace};
+use crate::blocks::{StoredBlocks, TransactionLocation};
 use crate::history::{HISTORY_BLOCKS_MAX, History};
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
 
-/// Reads what is durable of a channel, whoever writes it. The node is asked when something is read, and again after a lost link;
-/// a channel that it does not have yet is an error of that read.
+/// Reads the durable blocks of a channel, whichever primary writes it. Each read asks the node, and asks again after a lost
+/// link; if the node does not have the channel yet, the read fails.
 pub struct RemoteReads {
-    session: Session,
+    session: NodeSession,
 }
 
 impl RemoteReads {
-    /// Nothing is asked yet; the epoch is not looked at.
-    pub fn new(options: RemoteOptions) -> RemoteReads {
-        RemoteReads { session: Session::new(options, Role::Reader, Arc::new(|_| {})) }
+    /// Contacts no node yet; the epoch is ignored.
+    pub fn new(options: RemoteStoreConfig) -> RemoteReads {
+        RemoteReads { session: NodeSession::new(options, LinkPurpose::Reader, Arc::new(|_| {})) }
     }
 
-    async fn ask(&self, request: impl Into<base::rt::net::Parts>) -> Result<Bytes, Error> {
-        self.session.ask(request, ANSWER_TIME_MAX).await
+    async fn ask(&self, request: impl Into<base::rt::net::GatherList>) -> Result<Bytes, Error> {
+        self.session.ask(request, RESPONSE_TIMEOUT).await
     }
 
     fn malformed(&self, malformed: Malformed) -> Error {
@@ -37,20 +37,20 @@ impl RemoteReads {
 #[async_trait::async_trait]
 impl StoredBlocks for RemoteReads {
     async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
-        let answer = self.ask(Request::Read(number).encode()).await?;
-        answer::read_maybe_block(answer).map_err(|malformed| self.malformed(malformed))
+        let response = self.ask(Request::Read(number).encode()).await?;
+        response::read_maybe_block(response).map_err(|malformed| self.malformed(malformed))
     }
 
     async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error> {
-        let answer = self.ask(Request::NumberByHash(*header_hash).encode()).await?;
-        let number = answer::read_maybe_number(answer).map_err(|malformed| self.malformed(malformed))?;
+        let response = self.ask(Request::NumberByHash(*header_hash).encode()).await?;
+        let number = response::read_maybe_number(response).map_err(|malformed| self.malformed(malformed))?;
         Ok(number.map(BlockNumber))
     }
 
-    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
-        let answer = self.ask(message::find_transactions(std::slice::from_ref(id))).await?;
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionLocation>, Error> {
+        let response = self.ask(message::find_transactions(std::slice::from_ref(id))).await?;
         let mut places = Vec::with_capacity(1);
-        answer::read_places(answer, 1, &mut places).map_err(|malformed| self.malformed(malformed))?;
+        response::read_places(response, 1, &mut places).map_err(|malformed| self.malformed(malformed))?;
         Ok(places.pop().flatten())
     }
 }
@@ -69,8 +69,8 @@ impl History for RemoteReads {
             return Err(Error::TooLarge { what: "bytes of a key", given: given as u64, max: max as u64 });
         }
         let limit = limit.min(HISTORY_BLOCKS_MAX);
-        let answer = self.ask(message::history(below, limit as u32, namespace, key)).await?;
-        answer::read_numbers(answer, limit).map_err(|malformed| self.malformed(malformed))
+        let response = self.ask(message::history(below, limit as u32, namespace, key)).await?;
+        response::read_numbers(response, limit).map_err(|malformed| self.malformed(malformed))
     }
 }
 

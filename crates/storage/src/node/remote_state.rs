@@ -1,4 +1,4 @@
-//! [`StateStore`] at a storage node.
+//! The world-state rows of a channel on a storage node, as a [`StateStore`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -6,27 +6,27 @@ use std::sync::{Arc, Mutex};
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::{BlockNumber, Bytes, Version};
 
-use super::client::{RemoteOptions, Session};
-use super::message::{self, Malformed, Notice, Request, Role, answer};
-use super::{ANSWER_TIME_MAX, WORK_TIME_MAX};
+use super::client::{NodeSession, RemoteStoreConfig};
+use super::message::{self, LinkPurpose, Malformed, Notification, Request, response};
+use super::{RESPONSE_TIMEOUT, WORK_TIMEOUT};
 use crate::history::{HISTORY_BLOCKS_MAX, History};
 use crate::state_store::{StateStore, check_keys};
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangePage, Row, Savepoint};
 use crate::{Error, lock};
 
-/// Rows of one channel at a storage node. Reads are asked again after a lost link; a savepoint that is known here is
-/// durable there, which each new link is checked for before anything is read over it.
+/// The rows of one channel on a storage node. A read is asked again after a lost link. A savepoint that is known here is
+/// durable on the node: each new link is checked for that before it serves reads.
 pub struct RemoteStateStore {
-    session: Session,
-    known: Arc<Known>,
+    session: NodeSession,
+    known: Arc<KnownSavepoint>,
 }
 
-struct Known {
+struct KnownSavepoint {
     savepoint: Mutex<Savepoint>,
     height: WatchSender<u64>,
 }
 
-impl Known {
+impl KnownSavepoint {
     fn learn(&self, savepoint: Savepoint) {
         {
             let mut known = lock(&self.savepoint);
@@ -47,28 +47,28 @@ impl RemoteStateStore {
     /// Opens a channel's rows under the primary's epoch.
     ///
     /// # Errors
-    /// `Fenced` when a newer primary has opened the channel; `Retry` when the node cannot be reached; its refusal.
-    pub async fn open(options: RemoteOptions) -> Result<RemoteStateStore, Error> {
-        RemoteStateStore::with_role(options, Role::Materializer).await
+    /// `Fenced` if a newer primary has opened the channel; `Retry` if the node cannot be reached; its refusal.
+    pub async fn open(options: RemoteStoreConfig) -> Result<RemoteStateStore, Error> {
+        RemoteStateStore::with_role(options, LinkPurpose::Materializer).await
     }
 
-    /// Opens a channel's rows to read them only; the epoch is not looked at.
+    /// Opens a channel's rows for reading only; the epoch is ignored.
     ///
     /// # Errors
-    /// As [`RemoteStateStore::open`]; `Rejected` when the node does not have the channel.
-    pub async fn open_reader(options: RemoteOptions) -> Result<RemoteStateStore, Error> {
-        RemoteStateStore::with_role(options, Role::Reader).await
+    /// As [`RemoteStateStore::open`]; `Rejected` if the node does not have the channel.
+    pub async fn open_read_only(options: RemoteStoreConfig) -> Result<RemoteStateStore, Error> {
+        RemoteStateStore::with_role(options, LinkPurpose::Reader).await
     }
 
-    async fn with_role(options: RemoteOptions, role: Role) -> Result<RemoteStateStore, Error> {
-        let known = Arc::new(Known { savepoint: Mutex::default(), height: watch(0).0 });
+    async fn with_role(options: RemoteStoreConfig, role: LinkPurpose) -> Result<RemoteStateStore, Error> {
+        let known = Arc::new(KnownSavepoint { savepoint: Mutex::default(), height: watch(0).0 });
         let learn = Arc::clone(&known);
         let noticed = Arc::new(move |notice| match notice {
-            Notice::Savepoint(savepoint) => learn.learn(savepoint),
-            Notice::Durable(_) => {}
+            Notification::Savepoint(savepoint) => learn.learn(savepoint),
+            Notification::Durable(_) => {}
         });
         let relied_on = Arc::clone(&known);
-        let session = Session::new(options, role, noticed).relying_on(move || *lock(&relied_on.savepoint));
+        let session = NodeSession::new(options, role, noticed).relying_on(move || *lock(&relied_on.savepoint));
         session.open().await?;
         Ok(RemoteStateStore { session, known })
     }
@@ -78,7 +78,7 @@ impl RemoteStateStore {
     }
 }
 
-/// Refuses what no row can have; such lengths would not fit the messages.
+/// Refuses keys that no row can have; their lengths would not fit the messages.
 fn check_key(namespace: &str, key: &[u8]) -> Result<(), Error> {
     let limits =
         [("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX), ("bytes of a key", key.len(), KEY_BYTES_MAX)];
@@ -102,11 +102,11 @@ impl StateStore for RemoteStateStore {
     async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
         check_all(keys)?;
         let mut rows = Vec::with_capacity(keys.len());
-        // Each answer has one row at least.
+        // Each answer has at least one row.
         while rows.len() < keys.len() {
             let rest = &keys[rows.len()..];
-            let answer = self.session.ask(message::rows(through, rest, false), ANSWER_TIME_MAX).await?;
-            answer::read_rows(answer, rest.len(), &mut rows).map_err(|malformed| self.malformed(malformed))?;
+            let response = self.session.ask(message::rows(through, rest, false), RESPONSE_TIMEOUT).await?;
+            response::read_rows(response, rest.len(), &mut rows).map_err(|malformed| self.malformed(malformed))?;
         }
         Ok(rows)
     }
@@ -120,9 +120,9 @@ impl StateStore for RemoteStateStore {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = self.session.ask(message::rows(through, keys, true), ANSWER_TIME_MAX).await?;
+        let response = self.session.ask(message::rows(through, keys, true), RESPONSE_TIMEOUT).await?;
         let mut versions = Vec::with_capacity(keys.len());
-        answer::read_versions(answer, keys.len(), &mut versions).map_err(|malformed| self.malformed(malformed))?;
+        response::read_versions(response, keys.len(), &mut versions).map_err(|malformed| self.malformed(malformed))?;
         Ok(versions)
     }
 
@@ -138,13 +138,13 @@ impl StateStore for RemoteStateStore {
         check_key(namespace, end)?;
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let request = message::range(through, limit, namespace, start, end);
-        let answer = self.session.ask(request, ANSWER_TIME_MAX).await?;
-        answer::read_page(answer).map_err(|malformed| self.malformed(malformed))
+        let response = self.session.ask(request, RESPONSE_TIMEOUT).await?;
+        response::read_page(response).map_err(|malformed| self.malformed(malformed))
     }
 
     async fn namespaces(&self) -> Result<Vec<String>, Error> {
-        let answer = self.session.ask(Request::Namespaces.encode(), ANSWER_TIME_MAX).await?;
-        answer::read_names(answer).map_err(|malformed| self.malformed(malformed))
+        let response = self.session.ask(Request::Namespaces.encode(), RESPONSE_TIMEOUT).await?;
+        response::read_names(response).map_err(|malformed| self.malformed(malformed))
     }
 
     fn savepoint(&self) -> Savepoint {
@@ -157,20 +157,20 @@ impl StateStore for RemoteStateStore {
 
     async fn materialize(&self, height: u64) -> Result<Savepoint, Error> {
         let request = Request::Materialize { epoch: self.session.options().epoch, height };
-        let answer: Bytes = self.session.ask(request.encode(), WORK_TIME_MAX).await?;
-        let savepoint = answer::read_savepoint(answer).map_err(|malformed| self.malformed(malformed))?;
+        let response: Bytes = self.session.ask(request.encode(), WORK_TIMEOUT).await?;
+        let savepoint = response::read_savepoint(response).map_err(|malformed| self.malformed(malformed))?;
         self.known.learn(savepoint);
         Ok(savepoint)
     }
 
     async fn prune(&self, oldest: BlockNumber) -> Result<(), Error> {
         let request = Request::Prune { epoch: self.session.options().epoch, oldest };
-        self.session.ask(request.encode(), WORK_TIME_MAX).await.map(drop)
+        self.session.ask(request.encode(), WORK_TIMEOUT).await.map(drop)
     }
 
     async fn confirm(&self) -> Result<(), Error> {
         let request = Request::Confirm { epoch: self.session.options().epoch };
-        self.session.ask(request.encode(), ANSWER_TIME_MAX).await.map(drop)
+        self.session.ask(request.encode(), RESPONSE_TIMEOUT).await.map(drop)
     }
 }
 
@@ -186,8 +186,8 @@ impl History for RemoteStateStore {
         check_key(namespace, key)?;
         let limit = limit.min(HISTORY_BLOCKS_MAX);
         let request = message::history(below, limit as u32, namespace, key);
-        let answer = self.session.ask(request, ANSWER_TIME_MAX).await?;
-        answer::read_numbers(answer, limit).map_err(|malformed| self.malformed(malformed))
+        let response = self.session.ask(request, RESPONSE_TIMEOUT).await?;
+        response::read_numbers(response, limit).map_err(|malformed| self.malformed(malformed))
     }
 }
 

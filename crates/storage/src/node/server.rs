@@ -1,60 +1,62 @@
-//! The node's side of links.
+//! The server's side of links to a storage node.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use base::rt::net::call::{Answer, Handler, Notifier, Refusal, serve_in};
-use base::rt::net::{Door, Link, Parties, Parts, Place};
+use base::rt::net::rpc::{Notifier, Rejection, ResponseFuture, RpcHandler, serve_admitted};
+use base::rt::net::{GatherList, Link, LinkAcceptor, LinkPermit, Parties};
 use base::rt::sync::Mutex as AsyncMutex;
-use base::rt::{self, AbortOnDrop, Stop};
+use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{Bytes, Epoch, ErrorKind, TxId};
 
-use super::channel::Channel;
-use super::message::{Hello, Notice, Request, Role, VERSION, answer, answer::Answering};
-use super::{ANSWER_BYTES_SOFT_MAX, CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX};
-use crate::blocks::{BlockOptions, Blocks};
+use super::channel::StoredChannel;
+use super::message::{Hello, LinkPurpose, Notification, Request, VERSION, response, response::ResponseWriter};
+use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
+use crate::blocks::{BlockStoreConfig, Blocks};
 use crate::state_store::{Materializer, StateStore};
 use crate::tables::TablesEngine;
 use crate::{DataDirectory, Error, GroupSync, lock};
 
-/// Keys or ids of one question that are looked up together.
+/// Keys or ids of one request that are looked up together.
 const LOOKED_UP_AT_ONCE: usize = 512;
 /// The directory of block stores in the node's data directory.
 pub(super) const BLOCKS: &str = "blocks";
 /// The directory of epoch files.
 pub(super) const EPOCHS: &str = "epochs";
 
-/// What a storage node is made of.
+/// What a storage node is built from.
 #[derive(Clone)]
-pub struct NodeOptions {
+pub struct StorageNodeConfig {
     /// For logs and errors.
     pub name: String,
     /// Holds a block store and an epoch for each channel.
     pub data: DataDirectory,
-    /// Shared with whoever else writes to the same disk.
+    /// Shared with everything else that writes to the same disk.
     pub sync: GroupSync,
     /// Holds the rows of each channel.
     pub tables: Arc<dyn TablesEngine>,
     /// Reads blocks.
     pub materializer: Arc<dyn Materializer>,
-    /// What clients must present; empty where nothing is asked.
+    /// The token that clients must present; empty if none is asked for.
     pub token: Bytes,
-    pub blocks: BlockOptions,
+    /// The settings of each channel's block store.
+    pub blocks: BlockStoreConfig,
 }
 
-/// The first failure of the tables' engine. The tables of a channel that is opened again are still the engine's, which takes
-/// no more writes after some errors (a full disk, a failed fsync) until it is opened anew itself: with the whole node.
+/// The first failure of the tables' engine. When a channel is opened again, its tables still belong to the engine, which
+/// takes no more writes after some errors (a full disk, a failed fsync) until the engine itself is opened again, with the
+/// whole node.
 #[derive(Default)]
 pub(super) struct EngineFailure {
     error: OnceLock<Error>,
-    noted: Stop,
+    recorded: CancellationToken,
 }
 
 impl EngineFailure {
-    /// Notes what writing or opening tables came upon, if the engine is of no more use after it.
-    pub(super) fn note<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    /// Notes an error of writing or opening tables, if the engine is unusable after it.
+    pub(super) fn record<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &outcome
             && matches!(error, Error::Broken { .. } | Error::Engine { .. })
             && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous)
@@ -64,43 +66,43 @@ impl EngineFailure {
         outcome
     }
 
-    /// Notes why the node is of no more use.
+    /// Notes why the node is unusable.
     fn end(&self, error: Error) {
         self.error.get_or_init(|| error);
-        self.noted.stop();
+        self.recorded.cancel();
     }
 }
 
-/// A storage node; see [the module](super). Dropping it without [`StorageNode::stop`] ends it as a crash would.
+/// A storage node; see [the module](super). Dropping it without [`StorageNode::stop`] has the effect of a crash.
 pub struct StorageNode {
-    shared: Arc<Shared>,
+    shared: Arc<StorageNodeCore>,
     listeners: Mutex<Vec<AbortOnDrop<()>>>,
 }
 
-struct Shared {
-    options: NodeOptions,
+struct StorageNodeCore {
+    options: StorageNodeConfig,
     engine: Arc<EngineFailure>,
-    channels: AsyncMutex<BTreeMap<String, Arc<Channel>>>,
+    channels: AsyncMutex<BTreeMap<String, Arc<StoredChannel>>>,
     links: AtomicU64,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
 impl StorageNode {
-    /// A node over a data directory. Channels are opened when they are first asked for.
+    /// Opens a node over a data directory. It opens a channel when a client first asks for it.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for a token that is too long.
-    pub async fn open(options: NodeOptions) -> Result<StorageNode, Error> {
+    pub async fn open(options: StorageNodeConfig) -> Result<StorageNode, Error> {
         if options.token.len() > super::TOKEN_BYTES_MAX {
             let (given, max) = (options.token.len() as u64, super::TOKEN_BYTES_MAX as u64);
             return Err(Error::TooLarge { what: "bytes of a token", given, max });
         }
-        let shared = Shared {
+        let shared = StorageNodeCore {
             options,
             engine: Arc::default(),
             channels: AsyncMutex::default(),
             links: AtomicU64::new(1),
-            stop: Stop::new(),
+            stop: CancellationToken::new(),
         };
         Ok(StorageNode { shared: Arc::new(shared), listeners: Mutex::default() })
     }
@@ -108,9 +110,9 @@ impl StorageNode {
     /// Serves links of `clients` at an address until the node stops.
     ///
     /// # Errors
-    /// When the address cannot be listened at.
+    /// Errors of listening on the address.
     pub async fn serve(&self, address: &str, clients: &Parties) -> Result<(), Error> {
-        let door = Door::open(address, clients, LINKS_MAX).await.map_err(|source| Error::Remote {
+        let door = LinkAcceptor::open(address, clients, LINKS_MAX).await.map_err(|source| Error::Remote {
             node: self.shared.options.name.as_str().into(),
             kind: ErrorKind::of_io(&source),
             text: format!("listening at {address}: {source}"),
@@ -120,19 +122,19 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Completes when the engine behind the tables takes no more writes, or a port has ended, and says why: the node is then to
-    /// be stopped, and opened again over an engine that was opened again. Until then it serves what it has.
+    /// Completes when the tables' engine takes no more writes or a port has ended, and returns the reason. The caller must
+    /// then stop the node, open the engine again, and open the node over it. Until then the node serves what it can.
     pub async fn failed(&self) -> Error {
-        self.shared.engine.noted.stopped().await;
+        self.shared.engine.recorded.cancelled().await;
         self.shared.engine.error.get().cloned().expect("an error is noted before it is told")
     }
 
-    /// Ends all links, lets writes that have begun end, makes all blocks into rows and everything durable.
+    /// Ends all links, waits for writes that have begun, materialises all blocks and makes everything durable.
     ///
     /// # Errors
-    /// The first error of a channel; the others are closed all the same.
+    /// The first error of a channel; the other channels are closed nevertheless.
     pub async fn stop(&self) -> Result<(), Error> {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
         lock(&self.listeners).clear();
         let channels = std::mem::take(&mut *self.shared.channels.lock().await);
         let mut outcome = Ok(());
@@ -146,46 +148,46 @@ impl StorageNode {
 
 impl Drop for StorageNode {
     fn drop(&mut self) {
-        self.shared.stop.stop();
+        self.shared.stop.cancel();
     }
 }
 
-async fn accept(shared: Arc<Shared>, mut door: Door) {
-    while let Some(Ok((link, place))) = shared.stop.or_stopped(door.accept()).await {
+async fn accept(shared: Arc<StorageNodeCore>, mut door: LinkAcceptor) {
+    while let Some(Ok((link, place))) = shared.stop.run_until_cancelled(door.accept()).await {
         drop(rt::spawn(serve_link(Arc::clone(&shared), link, place)));
     }
-    if !shared.stop.is_stopped() {
-        shared.engine.end(shared.error(ErrorKind::Closed, "its port has ended: nobody can reach it any more"));
+    if !shared.stop.is_cancelled() {
+        shared.engine.end(shared.error(ErrorKind::Closed, "its port has ended: no client can reach it any more"));
     }
 }
 
-async fn serve_link(shared: Arc<Shared>, link: Link, place: Place) {
+async fn serve_link(shared: Arc<StorageNodeCore>, link: Link, place: LinkPermit) {
     let number = shared.links.fetch_add(1, Ordering::AcqRel);
-    let (stop, stale) = (shared.stop.clone(), Stop::new());
-    let client = Arc::new(Client {
+    let (stop, stale) = (shared.stop.clone(), CancellationToken::new());
+    let client = Arc::new(ClientLink {
         shared: Arc::clone(&shared),
         number,
         stale: stale.clone(),
-        known: Arc::default(),
+        identity: Arc::default(),
         notifier: OnceLock::new(),
     });
-    let ended = stop.or_stopped(serve_in((link, place), client, REQUESTS_MAX, stale)).await;
+    let ended = stop.run_until_cancelled(serve_admitted((link, place), client, REQUESTS_MAX, stale)).await;
     tracing::debug!(node = shared.options.name, number, ?ended, "a link ended");
 }
 
-impl Shared {
-    /// The channel of a name, opened when it is not open or must be opened again.
-    async fn channel(&self, name: &str, create: bool) -> Result<Arc<Channel>, Error> {
+impl StorageNodeCore {
+    /// The channel of this name; opens it if it is not open or must be opened again.
+    async fn channel(&self, name: &str, create: bool) -> Result<Arc<StoredChannel>, Error> {
         check_channel_name(name)?;
         let mut channels = self.channels.lock().await;
-        if self.stop.is_stopped() {
+        if self.stop.is_cancelled() {
             return Err(self.error(ErrorKind::Closed, "it is stopping"));
         }
         if let Some(channel) = channels.get(name) {
-            if channel.is_whole() {
+            if channel.is_writable() {
                 return Ok(Arc::clone(channel));
             }
-            // Its store must have ended before another opens the same files.
+            // Its store must have ended before another store opens the same files.
             channel.end().await;
             channels.remove(name);
         }
@@ -196,12 +198,12 @@ impl Shared {
             let text = format!("it keeps {CHANNELS_MAX} channels already; put this one on another node");
             return Err(self.error(ErrorKind::Rejected, &text));
         }
-        let channel = Channel::open(&self.options, &self.engine, name).await?;
+        let channel = StoredChannel::open(&self.options, &self.engine, name).await?;
         channels.insert(name.to_owned(), Arc::clone(&channel));
         Ok(channel)
     }
 
-    /// The channels whose directories are here.
+    /// The channels that have a directory here.
     async fn names(&self) -> Result<Vec<String>, Error> {
         let directory = self.options.data.subdirectory(BLOCKS).await?;
         let names = directory.list().map_err(|error| Error::io("listing", directory.path(), error))?;
@@ -224,7 +226,7 @@ impl Shared {
         self.channel(name, true).await?.begin(newest).await
     }
 
-    /// The newest epoch of a channel; 0 where there is none.
+    /// The newest epoch of a channel; 0 if the channel does not exist.
     async fn epoch(&self, name: &str) -> Result<Epoch, Error> {
         check_channel_name(name)?;
         super::epoch::read(&self.options.data.subdirectory(EPOCHS).await?, name)
@@ -235,7 +237,7 @@ impl Shared {
     }
 }
 
-/// Names become names of directories and files.
+/// A channel's name becomes the name of directories and files.
 fn check_channel_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     let begins = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
@@ -245,142 +247,150 @@ fn check_channel_name(name: &str) -> Result<(), Error> {
     }
 }
 
-/// Compares in a time that depends on the lengths alone.
+/// Compares in a time that depends only on the lengths.
 fn equal(one: &[u8], other: &[u8]) -> bool {
     let differs = one.iter().zip(other).fold(0, |differs, (one, other)| std::hint::black_box(differs | (one ^ other)));
     one.len() == other.len() && differs == 0
 }
 
-/// The other end of a link.
-struct Client {
-    shared: Arc<Shared>,
+/// The client of one link.
+struct ClientLink {
+    shared: Arc<StorageNodeCore>,
     number: u64,
-    /// Ends the link when its channel has: whoever opens the next one must be what its clients read.
-    stale: Stop,
-    known: Arc<OnceLock<Greeted>>,
+    /// Ends the link when its channel ends: its client must read the channel that is opened next.
+    stale: CancellationToken,
+    identity: Arc<OnceLock<LinkIdentity>>,
     notifier: OnceLock<Notifier>,
 }
 
-/// What a link has said about itself.
-struct Greeted {
-    role: Role,
+/// What a link has declared about itself.
+struct LinkIdentity {
+    purpose: LinkPurpose,
     epoch: Epoch,
-    /// None for a link that only asks which channels there are.
-    channel: Option<Arc<Channel>>,
-    /// Tell the client what moves, and end the link with the channel. They end with the link.
+    /// `None` for a link that only asks for the names of channels or about epochs.
+    channel: Option<Arc<StoredChannel>>,
+    /// They send notices to the client and end the link with the channel. They end with the link.
     _watchers: Vec<AbortOnDrop<()>>,
 }
 
-impl Handler for Client {
+impl RpcHandler for ClientLink {
     fn opened(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
 
-    fn request(&self, request: Parts) -> Answer {
-        let Some(greeted) = self.known.get() else { return self.greet(request.concat()) };
+    fn request(&self, request: GatherList) -> ResponseFuture {
+        let Some(greeted) = self.identity.get() else { return self.greet(request.concat()) };
         let request = match Request::decode(request) {
             Ok(request) => request,
-            Err(malformed) => return refuse(Refusal::new(ErrorKind::Rejected, malformed.to_string())),
+            Err(malformed) => return reject(Rejection::new(ErrorKind::Rejected, malformed.to_string())),
         };
         let Some(channel) = greeted.channel.clone() else {
             let shared = Arc::clone(&self.shared);
             return Box::pin(async move {
                 match request {
                     Request::Channels => {
-                        shared.channels_with_blocks().await.map(|names| answer::names(&names)).map_err(refusal)
+                        shared.channels_with_blocks().await.map(|names| response::names(&names)).map_err(rejection)
                     }
                     Request::Epoch(name) => {
-                        shared.epoch(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
+                        shared.epoch(&name).await.map(|epoch| response::number(epoch.get())).map_err(rejection)
                     }
                     Request::Begin(name) => {
-                        shared.begin(&name, None).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
+                        shared.begin(&name, None).await.map(|epoch| response::number(epoch.get())).map_err(rejection)
                     }
                     Request::BeginAfter { newest, channel } => shared
                         .begin(&channel, Some(newest))
                         .await
-                        .map(|epoch| answer::number(epoch.get()))
-                        .map_err(refusal),
-                    _ => Err(Refusal::new(ErrorKind::Rejected, "this link names no channel")),
+                        .map(|epoch| response::number(epoch.get()))
+                        .map_err(rejection),
+                    _ => Err(Rejection::new(ErrorKind::Rejected, "this link was opened without a channel")),
                 }
             });
         };
         if channel.has_ended() {
-            return refuse(Refusal::new(ErrorKind::Closed, "the channel was closed; open it again"));
+            return reject(Rejection::new(ErrorKind::Closed, "the channel was closed; open it again"));
         }
         let allowed = match &request {
-            Request::Append(_) => greeted.role == Role::Appender,
-            Request::Close => greeted.role != Role::Reader,
+            Request::Append(_) => greeted.purpose == LinkPurpose::Appender,
+            Request::Close => greeted.purpose != LinkPurpose::Reader,
             Request::Materialize { epoch, .. } | Request::Prune { epoch, .. } | Request::Confirm { epoch } => {
-                greeted.role == Role::Materializer && *epoch == greeted.epoch
+                greeted.purpose == LinkPurpose::Materializer && *epoch == greeted.epoch
             }
             _ => true,
         };
         if !allowed {
-            return refuse(Refusal::new(ErrorKind::Rejected, "this link was not opened for that"));
+            return reject(Rejection::new(
+                ErrorKind::Rejected,
+                "the role or epoch of this link does not permit the request",
+            ));
         }
         if let Request::Append(block) = request {
-            // Queued here, in the order of sending.
+            // Queued here, to keep the order of sending.
             return match channel.append(block, self.number) {
-                Err(error) => refuse(refusal(error)),
+                Err(error) => reject(rejection(error)),
                 Ok(answered) => Box::pin(async move {
-                    let closed = || Refusal::new(ErrorKind::Closed, "the channel was closed");
-                    answered.await.map_err(|_| closed())?.map(answer::number).map_err(refusal)
+                    let closed = || Rejection::new(ErrorKind::Closed, "the channel was closed");
+                    answered.await.map_err(|_| closed())?.map(response::number).map_err(rejection)
                 }),
             };
         }
-        Box::pin(async move { answer_request(channel, request).await.map_err(refusal) })
+        Box::pin(async move { answer_request(channel, request).await.map_err(rejection) })
     }
 }
 
-impl Client {
+impl ClientLink {
     /// Step 1 of the node.
-    fn greet(&self, request: Bytes) -> Answer {
+    fn greet(&self, request: Bytes) -> ResponseFuture {
         let hello = match Hello::decode(request) {
-            Err(malformed) => return refuse(Refusal::new(ErrorKind::Rejected, malformed.to_string())),
+            Err(malformed) => return reject(Rejection::new(ErrorKind::Rejected, malformed.to_string())),
             Ok((version, None)) => {
                 let text = format!(
-                    "it speaks version {VERSION} of the storage messages and the caller version {version}: run the same \
+                    "it speaks version {VERSION} of the storage messages and the client version {version}: run the same \
                      release of heddle on compute and storage nodes"
                 );
-                return refuse(Refusal::new(ErrorKind::Rejected, text));
+                return reject(Rejection::new(ErrorKind::Rejected, text));
             }
             Ok((_, Some(hello))) => hello,
         };
         if !equal(&hello.token, &self.shared.options.token) {
             let text = "the token is not this node's: compare the two configurations";
-            return refuse(Refusal::new(ErrorKind::Rejected, text));
+            return reject(Rejection::new(ErrorKind::Rejected, text));
         }
         let Some(notifier) = self.notifier.get().cloned() else {
-            return refuse(Refusal::new(ErrorKind::Closed, "the link is closing"));
+            return reject(Rejection::new(ErrorKind::Closed, "the link is closing"));
         };
-        let (shared, known, number) = (Arc::clone(&self.shared), Arc::clone(&self.known), self.number);
+        let (shared, known, number) = (Arc::clone(&self.shared), Arc::clone(&self.identity), self.number);
         let stale = self.stale.clone();
         Box::pin(async move {
-            let Hello { role, epoch, channel, .. } = hello;
-            let mut greeted = Greeted { role, epoch, channel: None, _watchers: Vec::new() };
-            let mut reply = Parts::default();
+            let Hello { purpose: role, epoch, channel, .. } = hello;
+            let mut greeted = LinkIdentity { purpose: role, epoch, channel: None, _watchers: Vec::new() };
+            let mut reply = GatherList::default();
             if !channel.is_empty() {
-                let channel = shared.channel(&channel, role != Role::Reader).await.map_err(refusal)?;
-                let opened = channel.admit(role, epoch, number).await.map_err(refusal)?;
+                let channel = shared.channel(&channel, role != LinkPurpose::Reader).await.map_err(rejection)?;
+                let opened = channel.admit(role, epoch, number).await.map_err(rejection)?;
                 reply = opened.encode().into();
-                greeted._watchers = notices(&channel, &notifier, opened.durable, opened.savepoint.height);
+                greeted._watchers = notify_progress(&channel, &notifier, opened.durable, opened.savepoint.height);
                 let watched = Arc::clone(&channel);
                 let ending = async move {
                     watched.ended().await;
-                    stale.stop();
+                    stale.cancel();
                 };
                 greeted._watchers.push(rt::spawn(ending).abort_on_drop());
                 greeted.channel = Some(channel);
             }
-            let again = || Refusal::new(ErrorKind::Rejected, "a link says once what it is for");
+            let again = || Rejection::new(ErrorKind::Rejected, "this link is open already; a link is opened once");
             known.set(greeted).map_err(|_| again())?;
             Ok(reply)
         })
     }
 }
 
-/// Step 5 of the node: tells a client what becomes durable, from what it knows on.
-fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint: u64) -> Vec<AbortOnDrop<()>> {
+/// Step 5 of the node: notifies a client of each durable height and savepoint above those that it knows.
+fn notify_progress(
+    channel: &Arc<StoredChannel>,
+    notifier: &Notifier,
+    durable: u64,
+    savepoint: u64,
+) -> Vec<AbortOnDrop<()>> {
     let mut heights = channel.blocks().subscribe_durable();
     let mut savepoints = channel.state().subscribe_savepoint();
     let (told, tells, channel) = (notifier.clone(), notifier.clone(), Arc::clone(channel));
@@ -388,7 +398,7 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
         let mut known = durable;
         while let Ok(height) = heights.wait_for(|height| *height > known).await {
             known = height;
-            if told.notify(Notice::Durable(height).encode()).await.is_err() {
+            if told.notify(Notification::Durable(height).encode()).await.is_err() {
                 return;
             }
         }
@@ -398,7 +408,7 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
         while savepoints.wait_for(|height| *height > known).await.is_ok() {
             let savepoint = channel.state().savepoint();
             known = savepoint.height;
-            if tells.notify(Notice::Savepoint(savepoint).encode()).await.is_err() {
+            if tells.notify(Notification::Savepoint(savepoint).encode()).await.is_err() {
                 return;
             }
         }
@@ -406,82 +416,82 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
     vec![rt::spawn(durable).abort_on_drop(), rt::spawn(savepoint).abort_on_drop()]
 }
 
-/// Answers what reads, and what writes other than blocks.
-async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Parts, Error> {
+/// Answers all requests of an open link except appends.
+async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result<GatherList, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
         Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) | Request::BeginAfter { .. } => {
-            return Err(Error::Invalid("a request that was answered elsewhere"));
+            return Err(Error::Invalid("this request is not answered on the link of a channel"));
         }
         Request::Close => {
             blocks.close().await?;
-            answer::number(blocks.durable_height())
+            response::number(blocks.durable_height())
         }
-        Request::Read(number) => answer::maybe_block(blocks.read(number)?),
+        Request::Read(number) => response::maybe_block(blocks.read(number)?),
         Request::Page { from, limit } => {
-            answer::blocks(&blocks.read_page(from, usize::try_from(limit).unwrap_or(usize::MAX)).await?)
+            response::blocks(&blocks.read_page(from, usize::try_from(limit).unwrap_or(usize::MAX)).await?)
         }
-        Request::Transactions(number) => answer::maybe_transactions(blocks.transactions(number)?),
-        Request::NumberByHash(hash) => answer::maybe_number(blocks.number_by_hash(&hash)?.map(|number| number.get())),
+        Request::Transactions(number) => response::maybe_transactions(blocks.transactions(number)?),
+        Request::NumberByHash(hash) => response::maybe_number(blocks.number_by_hash(&hash)?.map(|number| number.get())),
         Request::FindTransactions(ids) => {
-            let (mut asked, mut answer) = (ids.iter().peekable(), Answering::default());
+            let (mut asked, mut response) = (ids.iter().peekable(), ResponseWriter::default());
             while asked.peek().is_some() {
                 let some: Vec<TxId> = asked.by_ref().take(LOOKED_UP_AT_ONCE).map(TxId::new).collect();
-                blocks.find_transactions(&some).await?.into_iter().for_each(|place| answer.place(place));
+                blocks.find_transactions(&some).await?.into_iter().for_each(|place| response.place(place));
             }
-            answer.done()
+            response.done()
         }
-        Request::Tags(shard) => answer::tags(&blocks.transaction_tags(shard)),
+        Request::Tags(shard) => response::tags(&blocks.transaction_tags(shard)),
         Request::Rows { through, keys } => {
-            let (mut answer, mut bytes) = (Answering::default(), 0_usize);
+            let (mut response, mut bytes) = (ResponseWriter::default(), 0_usize);
             for (namespace, key) in keys.iter() {
                 let row = state.get(namespace, key, through).await?;
-                answer.row(row.as_ref());
+                response.row(row.as_ref());
                 bytes = bytes.saturating_add(row.and_then(|row| row.value).map_or(0, |value| value.len()));
-                if bytes >= ANSWER_BYTES_SOFT_MAX {
+                if bytes >= RESPONSE_BYTES_SOFT_MAX {
                     break;
                 }
             }
-            answer.done()
+            response.done()
         }
         Request::Versions { through, keys } => {
-            let (mut asked, mut answer) = (keys.iter().peekable(), Answering::default());
+            let (mut asked, mut response) = (keys.iter().peekable(), ResponseWriter::default());
             while asked.peek().is_some() {
                 let some: Vec<(&str, &[u8])> = asked.by_ref().take(LOOKED_UP_AT_ONCE).collect();
-                state.versions(&some, through).await?.into_iter().for_each(|version| answer.version(version));
+                state.versions(&some, through).await?.into_iter().for_each(|version| response.version(version));
             }
-            answer.done()
+            response.done()
         }
         Request::Range { through, limit, namespace, start, end } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            answer::page(&state.range(&namespace, &start, &end, through, limit).await?)
+            response::page(&state.range(&namespace, &start, &end, through, limit).await?)
         }
-        Request::Namespaces => answer::names(&state.namespaces().await?),
+        Request::Namespaces => response::names(&state.namespaces().await?),
         Request::History { below, limit, namespace, key } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            answer::numbers(&channel.history(&namespace, &key, below, limit).await?)
+            response::numbers(&channel.history(&namespace, &key, below, limit).await?)
         }
-        Request::Materialize { epoch, height } => answer::savepoint(&channel.materialize(epoch, height).await?),
+        Request::Materialize { epoch, height } => response::savepoint(&channel.materialize(epoch, height).await?),
         Request::Prune { epoch, oldest } => {
             Arc::clone(&channel).prune(epoch, oldest).await?;
-            Parts::default()
+            GatherList::default()
         }
         Request::Confirm { epoch } => {
             channel.confirm(epoch)?;
-            Parts::default()
+            GatherList::default()
         }
     })
 }
 
-fn refuse(refusal: Refusal) -> Answer {
+fn reject(refusal: Rejection) -> ResponseFuture {
     Box::pin(std::future::ready(Err(refusal)))
 }
 
-fn refusal(error: Error) -> Refusal {
+fn rejection(error: Error) -> Rejection {
     match error {
-        // Said by the node itself: the client adds its name.
-        Error::Remote { kind, text, .. } => Refusal::new(kind, text),
-        error => Refusal::new(error.kind(), error.to_string()),
+        // The node's own refusal: the client adds the node's name.
+        Error::Remote { kind, text, .. } => Rejection::new(kind, text),
+        error => Rejection::new(error.kind(), error.to_string()),
     }
 }
 
@@ -491,7 +501,7 @@ impl fmt::Debug for StorageNode {
     }
 }
 
-impl fmt::Debug for NodeOptions {
+impl fmt::Debug for StorageNodeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the token.
         f.debug_struct("NodeOptions").field("name", &self.name).finish_non_exhaustive()

@@ -1,11 +1,11 @@
-//! [`StateStore`] over blocks and tables of this process.
+//! [`StateStore`] over local blocks and tables.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Epoch, Version, rt};
 
@@ -17,30 +17,30 @@ use crate::blocks::{Blocks, NO_PREVIOUS};
 use crate::tables::{RangePage, Row, RowBatch, Savepoint, Tables};
 use crate::{Error, lock};
 
-/// Rows that one call of [`StateStore::prune`] looks at, at most.
+/// Rows that one call of [`StateStore::prune`] examines, at most.
 const PRUNE_ROWS_MAX: usize = 65_536;
-/// Rows that pruning looks at for each one that was written: a sweep over all rows then comes around before those that
-/// writing supersedes are as many again, whatever the number of rows and however often pruning is asked for.
+/// Rows that pruning examines for each row that was written. With two, a sweep over all rows completes before writing has
+/// superseded as many rows again, whatever their number and however often pruning is asked for.
 const PRUNE_ROWS_FOR_EACH: u64 = 2;
 
-/// Blocks and tables side by side; see [the module](self).
+/// Blocks and tables of the same process; see [the module](self).
 pub struct LocalStateStore {
     blocks: Arc<dyn Blocks>,
     tables: Arc<dyn Tables>,
     materializer: Arc<dyn Materializer>,
-    /// The reign under which savepoints are written.
+    /// The epoch under which savepoints are written.
     epoch: AtomicU64,
     savepoint: WatchSender<u64>,
     materializing: AsyncMutex<()>,
-    /// Rows that were written since pruning last looked at some.
+    /// Rows that were written since pruning last examined some.
     pub(super) written: Arc<AtomicU64>,
-    /// Nobody reads below this block; it may lie above the savepoint.
+    /// No reader asks for an older block than this one; it may lie above the savepoint.
     oldest: AtomicU64,
-    ahead: Mutex<Ahead>,
+    ahead: Mutex<PreparedRows>,
 }
 
-/// Rows of the blocks `from..next`, made while the bytes of each were at hand.
-struct Ahead {
+/// Rows of the blocks `from..next`, made while the bytes of each block were at hand.
+struct PreparedRows {
     from: u64,
     next: u64,
     /// Header hash of the last of them.
@@ -48,19 +48,19 @@ struct Ahead {
     batch: RowBatch,
 }
 
-impl Ahead {
-    fn new(from: u64) -> Ahead {
-        // Which savepoint it leads to is known in the end.
+impl PreparedRows {
+    fn new(from: u64) -> PreparedRows {
+        // The savepoint is known only when the batch is written.
         let batch = RowBatch::new(Savepoint { height: u64::MAX, ..Savepoint::default() });
-        Ahead { from, next: from, block_hash: NO_PREVIOUS, batch }
+        PreparedRows { from, next: from, block_hash: NO_PREVIOUS, batch }
     }
 }
 
 impl LocalStateStore {
-    /// Puts the two together.
+    /// Opens a store over blocks and tables.
     ///
     /// # Errors
-    /// [`Error::Mismatched`] for tables that were not made from these blocks; the block store's.
+    /// [`Error::Mismatched`] for tables that were not made from these blocks; errors of the block store.
     pub async fn open(
         blocks: Arc<dyn Blocks>,
         tables: Arc<dyn Tables>,
@@ -79,22 +79,22 @@ impl LocalStateStore {
             materializing: AsyncMutex::new(()),
             written: Arc::default(),
             oldest: AtomicU64::new(0),
-            ahead: Mutex::new(Ahead::new(savepoint.height)),
+            ahead: Mutex::new(PreparedRows::new(savepoint.height)),
         })
     }
 
-    /// From now on savepoints are written under this reign, if it is the newest.
+    /// From now on savepoints are written under this epoch, if it is the newest.
     pub fn set_epoch(&self, epoch: Epoch) {
         if self.epoch.fetch_max(epoch.get(), Ordering::AcqRel) < epoch.get() {
-            // What the primary before said of its readers does not bind this one's.
+            // What the previous primary declared about its readers does not bind this primary's.
             self.oldest.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Takes a durable block while its bytes are at hand, so that they need not be read back later: its rows are made now,
-    /// and written with those of other blocks when they are materialised. Blocks come in order; of those that were not
-    /// shown, or whose rows are too many to be held, the bytes are read then.
-    pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Parts) {
+    /// Takes a durable block while its bytes are at hand, so that they need not be read back later: makes its rows now;
+    /// materialising later writes them with those of other blocks. Blocks come in order. Materialising reads back the
+    /// blocks that were not passed to this function, or whose rows were too many to keep.
+    pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &GatherList) {
         let mut ahead = lock(&self.ahead);
         if ahead.batch.shared_bytes() >= SHARED_BYTES_SOFT_MAX {
             return;
@@ -106,34 +106,34 @@ impl LocalStateStore {
             }
         }
         if ahead.next != number.get() {
-            *ahead = Ahead::new(number.get());
+            *ahead = PreparedRows::new(number.get());
         }
         match self.materializer.materialize(number, block, &mut ahead.batch) {
             Ok(()) => (ahead.next, ahead.block_hash) = (number.get() + 1, header_hash),
-            // Found again, and reported, when the block is read back.
-            Err(_) => *ahead = Ahead::new(number.get()),
+            // The error occurs again, and is reported, when the block is read back.
+            Err(_) => *ahead = PreparedRows::new(number.get()),
         }
     }
 
-    /// How far the blocks behind the tables were prepared, where some were; else how far they are durable.
-    pub fn ripe(&self) -> u64 {
+    /// The height up to which blocks above the tables' savepoint are prepared, if any are; otherwise the durable height.
+    pub fn prepared_height(&self) -> u64 {
         let durable = self.blocks.durable_height();
         let next = lock(&self.ahead).next;
         if next > self.tables.savepoint().height { next.min(durable) } else { durable }
     }
 
-    /// The rows that were prepared of the blocks behind the tables. Some may be in the tables already, where reading back
+    /// The prepared rows of the blocks above the tables' savepoint. Some may be in the tables already, where reading back
     /// overtook the preparation: writing them again changes nothing.
-    fn take_prepared(&self, from: u64) -> Option<Ahead> {
+    fn take_prepared(&self, from: u64) -> Option<PreparedRows> {
         let mut ahead = lock(&self.ahead);
         if ahead.from > from || ahead.next <= from || ahead.next > self.blocks.durable_height() {
             return None;
         }
         let next = ahead.next;
-        Some(std::mem::replace(&mut *ahead, Ahead::new(next)))
+        Some(std::mem::replace(&mut *ahead, PreparedRows::new(next)))
     }
 
-    /// Makes some of the blocks below `height` into rows, written and not yet durable; false when there were none.
+    /// Materialises some of the blocks below `height`, written and not yet durable; false if there were none.
     async fn materialize_some(&self, height: u64) -> Result<bool, Error> {
         let from = self.tables.savepoint().height;
         let target = height.min(self.blocks.durable_height());
@@ -144,7 +144,7 @@ impl LocalStateStore {
         let tables = Arc::clone(&self.tables);
         let written = Arc::clone(&self.written);
         let oldest = self.oldest.load(Ordering::Relaxed);
-        if let Some(Ahead { next, block_hash, mut batch, .. }) = self.take_prepared(from) {
+        if let Some(PreparedRows { next, block_hash, mut batch, .. }) = self.take_prepared(from) {
             batch.cover(Savepoint { height: next, epoch, block_hash })?;
             return rt::blocking(move || {
                 written.fetch_add(write_seen(&*tables, batch, oldest)? as u64, Ordering::Relaxed);
@@ -152,7 +152,7 @@ impl LocalStateStore {
             })
             .await;
         }
-        // Up to where others were prepared, if they were.
+        // Only up to the first prepared block, if some are prepared.
         let prepared = lock(&self.ahead).from;
         let target = if prepared > from { target.min(prepared) } else { target };
         let limit = usize::try_from(target - from).unwrap_or(usize::MAX).min(MATERIALIZE_BLOCKS_MAX);
@@ -170,7 +170,7 @@ impl LocalStateStore {
     }
 }
 
-/// Writes one batch: as many of the blocks as fit. Gives the number of rows.
+/// Writes one batch: as many of the blocks as fit. Returns the number of rows.
 fn write_batch(
     materializer: &dyn Materializer,
     tables: &dyn Tables,
@@ -179,7 +179,7 @@ fn write_batch(
     blocks: &mut std::vec::IntoIter<crate::blocks::StoredBlock>,
 ) -> Result<usize, Error> {
     let Some(last) = blocks.as_slice().last() else { return Ok(0) };
-    // Rows must lie below the savepoint that a batch is made with; the one it is written with is set at the end.
+    // A batch accepts only rows below the savepoint that it was created with; the savepoint to write is set at the end.
     let mut batch = RowBatch::new(Savepoint { height: last.number.get() + 1, epoch, block_hash: last.header_hash });
     let mut covered = batch.savepoint();
     for block in blocks.by_ref() {
@@ -193,12 +193,12 @@ fn write_batch(
     write_seen(tables, batch, oldest)
 }
 
-/// Writes the rows of a batch that somebody may see who reads at `oldest` or later; how many there were.
+/// Writes the rows of a batch that a reader at `oldest` or later can see; returns their number.
 fn write_seen(tables: &dyn Tables, mut batch: RowBatch, oldest: u64) -> Result<usize, Error> {
     batch.thin(oldest);
     let rows = batch.len();
     tables.write(batch)?;
-    // Nobody knows yet that these blocks have rows: whoever learns it, and would read below `oldest`, is refused.
+    // No reader knows yet that these blocks have rows: a reader that learns it, and would read below `oldest`, is refused.
     tables.prune(BlockNumber(oldest), 0)?;
     Ok(rows)
 }

@@ -1,7 +1,7 @@
-//! A deterministic [`StateStore`] in memory, for tests of what is built upon one.
+//! A deterministic [`StateStore`] in memory, for tests of the layers above.
 //!
-//! The test adds blocks as lists of rows; materialising makes those below a height visible. Nothing waits, unless a test
-//! asks reads to be slow, and nothing outlives the object.
+//! The test adds blocks as lists of rows; materialising makes the rows of blocks below a height visible. Calls return at
+//! once, unless a test makes reads slow. All data ends with the object.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,18 +24,18 @@ type Versions = BTreeMap<Version, Option<Bytes>>;
 /// Rows in memory; see [the module](self). Clones share them.
 #[derive(Clone)]
 pub struct MemoryStateStore {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryStoreCore>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct MemoryStoreCore {
+    state: Mutex<MemoryStoreState>,
     savepoint: WatchSender<u64>,
     delay_ns: AtomicU64,
     reads: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct MemoryStoreState {
     /// The blocks that were added, by number.
     blocks: Vec<Vec<BlockRow>>,
     rows: BTreeMap<(String, Vec<u8>), Versions>,
@@ -46,7 +46,7 @@ struct State {
 impl MemoryStateStore {
     /// A store without blocks.
     pub fn new() -> MemoryStateStore {
-        let shared = Shared {
+        let shared = MemoryStoreCore {
             state: Mutex::default(),
             savepoint: watch(0).0,
             delay_ns: AtomicU64::new(0),
@@ -55,15 +55,15 @@ impl MemoryStateStore {
         MemoryStateStore { shared: Arc::new(shared) }
     }
 
-    /// Adds the next block by the rows that its valid transactions wrote; gives its number. It is durable at once and
-    /// in the tables only once it is materialised.
+    /// Adds the next block as the rows that its valid transactions wrote; returns its number. The block is durable at once,
+    /// and is in the tables only once it is materialised.
     pub fn add_block(&self, rows: Vec<BlockRow>) -> BlockNumber {
         let mut state = lock(&self.shared.state);
         state.blocks.push(rows);
         BlockNumber(state.blocks.len() as u64 - 1)
     }
 
-    /// From now on every call waits so long before it looks.
+    /// From now on every call waits this long before it reads.
     pub fn set_delay(&self, delay: Duration) {
         self.shared.delay_ns.store(delay.as_nanos() as u64, Ordering::Release);
     }
@@ -80,7 +80,11 @@ impl MemoryStateStore {
         }
     }
 
-    async fn read<T>(&self, through: BlockNumber, read: impl Fn(&State, u64) -> T) -> Result<Option<T>, Error> {
+    async fn read<T>(
+        &self,
+        through: BlockNumber,
+        read: impl Fn(&MemoryStoreState, u64) -> T,
+    ) -> Result<Option<T>, Error> {
         self.wait().await;
         self.shared.reads.fetch_add(1, Ordering::AcqRel);
         let state = lock(&self.shared.state);
@@ -99,14 +103,14 @@ impl Default for MemoryStateStore {
     }
 }
 
-impl State {
+impl MemoryStoreState {
     fn get(&self, namespace: &str, key: &[u8], through: u64) -> Option<Row> {
         let versions = self.rows.get(&(namespace.to_owned(), key.to_vec()))?;
         newest(versions, through)
     }
 
     fn savepoint(&self) -> Savepoint {
-        // There are no hashes here; a number that is the block's own stands for one.
+        // There are no hashes here; the block's number stands for one.
         let mut block_hash = [0; 32];
         block_hash[..8].copy_from_slice(&self.height.to_le_bytes());
         Savepoint { height: self.height, epoch: Epoch(0), block_hash }
@@ -126,7 +130,8 @@ impl StateStore for MemoryStateStore {
 
     async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
         check_keys(keys.len())?;
-        let all = |state: &State, through| keys.iter().map(|(name, key)| state.get(name, key, through)).collect();
+        let all =
+            |state: &MemoryStoreState, through| keys.iter().map(|(name, key)| state.get(name, key, through)).collect();
         let rows: Option<Vec<_>> = self.read(through, all).await?;
         Ok(rows.unwrap_or_else(|| vec![None; keys.len()]))
     }
@@ -148,7 +153,7 @@ impl StateStore for MemoryStateStore {
         through: BlockNumber,
         limit: usize,
     ) -> Result<RangePage, Error> {
-        let scan = |state: &State, through| {
+        let scan = |state: &MemoryStoreState, through| {
             let mut page = RangePage::default();
             for ((name, key), versions) in state.rows.range((namespace.to_owned(), start.to_vec())..) {
                 if name != namespace || (!end.is_empty() && &key[..] >= end) {

@@ -1,19 +1,22 @@
-//! What a world state that is kept elsewhere asks of storage.
+//! The interface between a disaggregated world state and storage.
 //!
-//! A world state in pooled memory keeps what was written since the savepoint itself, and storage keeps the rest
-//! (FlexChain, section 4.1.2). Values are not sent to storage a second time: it has the blocks, and makes them into rows.
+//! A world state in pooled memory itself keeps the writes above the savepoint, and storage keeps the rest (FlexChain, section
+//! 4.1.2). Values are not sent to storage a second time: storage has the blocks, and materialises them.
 //!
-//! 1. The primary appends a block with its validity filter to the [block store](crate::blocks::Blocks) and waits until it
-//!    is durable.
-//! 2. The storage side has a [`Materializer`] name the rows that the valid transactions of each durable block wrote, while the
-//!    block's bytes are still at hand or else when they are read back. By itself, or when [`StateStore::materialize`] asks,
-//!    it writes the rows of the blocks behind the savepoint to the tables, with the new savepoint, as one batch.
-//! 3. Once that is durable it is the savepoint: readers are told, and from then on may drop what it covers from memory.
-//! 4. A reader asks for the rows of keys as of a block. It merges them with what it keeps itself above the savepoint.
+//! 1. The primary appends a block with its validity filter to the [block store](crate::blocks::Blocks) and waits until the
+//!    block is durable.
+//! 2. The storage side asks a [`Materializer`] for the rows that the valid transactions of each durable block wrote. It does
+//!    so while the block's bytes are still at hand, or else when it reads the block back. On its own, or when
+//!    [`StateStore::materialize`] asks, it writes the rows of the blocks above the savepoint to the tables, with the new
+//!    savepoint, as one batch.
+//! 3. Once that batch is durable, its savepoint is the current one. Readers are notified, and from then on may drop the
+//!    records that the savepoint covers from memory.
+//! 4. A reader asks for the rows of keys as of a block. It merges them with the writes above the savepoint that it keeps
+//!    itself.
 //!
 //! Invariants:
-//! * The savepoint never goes back, never covers a block that is not durable, and carries that block's header hash.
-//! * Rows are a function of the blocks: making them twice, or after a crash again, changes nothing.
+//! * The savepoint never goes back, never covers a block that is not durable, and carries the header hash of its last block.
+//! * Rows are a function of the blocks: materialising a block twice, or again after a crash, changes nothing.
 //! * A read through block `b` below the savepoint sees every row of blocks up to `b` and none of a later one. A read at or
 //!   above the savepoint reads at the savepoint.
 
@@ -24,7 +27,7 @@ mod memory;
 pub(crate) mod tests;
 
 use base::rt::channel::WatchReceiver;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::{BlockNumber, Version};
 
 pub use local::LocalStateStore;
@@ -36,11 +39,11 @@ use crate::tables::{RangePage, Row, RowBatch, Savepoint};
 
 /// Keys that one call of [`StateStore::get_many`] or [`StateStore::versions`] takes at most.
 pub const KEYS_MAX: usize = 65_536;
-/// Blocks that are read back and made into rows in one batch.
+/// Blocks that are read back and materialised in one batch.
 pub const MATERIALIZE_BLOCKS_MAX: usize = 16;
-/// A batch takes no further block once its rows have so many bytes.
+/// A batch takes no further block once its rows reach this size in bytes.
 pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 64 << 20;
-/// No further block is prepared once those that prepared values are parts of have so many bytes.
+/// No further block is prepared once the blocks that prepared values share memory with reach this size in bytes.
 const SHARED_BYTES_SOFT_MAX: usize = 2 * MATERIALIZE_BYTES_SOFT_MAX;
 
 /// Rows of one channel's world state, made from its blocks; see [the module](self).
@@ -58,7 +61,7 @@ pub trait StateStore: Send + Sync + 'static {
     /// As [`StateStore::get`]; [`Error::TooLarge`].
     async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error>;
 
-    /// The versions of those rows and whether each is live (not a deletion). Cheaper: values are not fetched.
+    /// The versions of those rows, and whether each is live (not a deletion). Cheaper, because values are not fetched.
     ///
     /// # Errors
     /// As [`StateStore::get_many`].
@@ -69,7 +72,7 @@ pub trait StateStore: Send + Sync + 'static {
     ) -> Result<Vec<Option<(Version, bool)>>, Error>;
 
     /// At most `limit` live entries with `start <= key < end` in byte order of keys, as of block `through`; an empty `end`
-    /// means no upper bound. A page may end early, as that of [`crate::tables::Tables::range`].
+    /// means no upper bound. A page may end early, like one of [`crate::tables::Tables::range`].
     ///
     /// # Errors
     /// As [`StateStore::get`].
@@ -88,50 +91,52 @@ pub trait StateStore: Send + Sync + 'static {
     /// Errors of the engine or of the link.
     async fn namespaces(&self) -> Result<Vec<String>, Error>;
 
-    /// The last known durable savepoint: the rows of all blocks below its height are durable in the tables. What lies
-    /// behind a link may be further.
+    /// The last known durable savepoint: the rows of all blocks below its height are durable in the tables. A remote store
+    /// may be further.
     fn savepoint(&self) -> Savepoint;
 
-    /// Follows the height of [`StateStore::savepoint`].
+    /// A subscription to the height of [`StateStore::savepoint`].
     fn subscribe_savepoint(&self) -> WatchReceiver<u64>;
 
-    /// Makes the blocks below `height` into rows, from the store's own blocks, and makes that durable. Blocks that are
-    /// not durable yet are waited for by nobody: the savepoint returned says how far it came.
+    /// Materialises the blocks below `height`, from the store's own blocks, durably. The call does not wait for blocks that
+    /// are not durable yet: the savepoint returned shows how far it came.
     ///
-    /// Dropping the future is safe; the work may go on.
+    /// Dropping the future is safe; the work may continue.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when a newer primary has opened the channel; [`Error::Unreadable`]; errors of engine or link.
+    /// [`Error::Fenced`] if a newer primary has opened the channel; [`Error::Unreadable`]; errors of the engine or of the
+    /// link.
     async fn materialize(&self, height: u64) -> Result<Savepoint, Error>;
 
-    /// From now on nobody reads below block `oldest`: versions that no such reader sees may go, a bounded number at each
-    /// call. Blocks from the savepoint up to `oldest` count too: versions of theirs that nobody will see are not written.
+    /// Declares that no reader will ask for a block below `oldest`: the store may remove versions that no such reader sees,
+    /// a bounded number at each call. `oldest` may lie above the savepoint: versions in those blocks that no reader will
+    /// see are not written.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when a newer primary has opened the channel; errors of engine or link.
+    /// [`Error::Fenced`] if a newer primary has opened the channel; errors of the engine or of the link.
     async fn prune(&self, oldest: BlockNumber) -> Result<(), Error>;
 
-    /// Whether changes of this client's would still be taken: on return no newer primary had opened the channel when this was
-    /// called. Changes nothing. A store of one process has no other.
+    /// Confirms that the store still takes this client's changes: when this was called, no newer primary had opened the
+    /// channel. Changes nothing. A local store has no other primary.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when a newer primary has opened the channel; errors of the link.
+    /// [`Error::Fenced`] if a newer primary has opened the channel; errors of the link.
     async fn confirm(&self) -> Result<(), Error> {
         Ok(())
     }
 }
 
-/// Says what blocks write. Storage cannot read transactions; the layers above can, and give it this.
+/// Extracts the writes of blocks. Storage cannot read transactions; the layers above can, and provide this.
 pub trait Materializer: Send + Sync + 'static {
     /// Adds the rows that the valid transactions of a block write to `batch`, in the order of the transactions.
     ///
-    /// `block` is what was appended, its validity filter included, in one piece or in the parts in which it was appended. The same
-    /// bytes give the same rows, always. Rows are held for a while: [`RowBatch::shares`] says whether their values are to be parts
-    /// of the block or copies.
+    /// `block` is the block as it was appended, its validity filter included, in one piece or in the parts in which it was
+    /// appended. The same bytes must always give the same rows. Rows are kept for a while: [`RowBatch::shares`] says
+    /// whether their values may be slices of the block or must be copies.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] where the block is not one; the batch's own.
-    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error>;
+    /// [`Error::Unreadable`] if the bytes are not a block; errors of the batch.
+    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), Error>;
 }
 
 /// Checks that tables at `savepoint` were made from these blocks.
@@ -139,10 +144,10 @@ pub trait Materializer: Send + Sync + 'static {
 /// A savepoint without a hash, as earlier versions wrote it, is compared by its height only.
 ///
 /// # Errors
-/// [`Error::Mismatched`], which names what to do; the block store's.
+/// [`Error::Mismatched`], which names the remedy; errors of the block store.
 pub async fn check_savepoint(blocks: &dyn Blocks, savepoint: &Savepoint) -> Result<(), Error> {
     let Some(newest) = savepoint.height.checked_sub(1) else { return Ok(()) };
-    let advice = "restore the directory that was lost, or remove the tables: they are made again from the blocks";
+    let advice = "restore the directory that was lost, or remove the tables, which are then made again from the blocks";
     let height = blocks.height();
     if savepoint.height > height {
         let found = format!("the tables hold {} blocks, the block store {height}", savepoint.height);

@@ -1,15 +1,15 @@
-//! Both stores against the same blocks.
+//! Tests of both stores with the same blocks.
 
 use std::sync::Arc;
 
 use base::rt::disk::Directory;
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::rt::simulation::Simulation;
 use base::{BlockNumber, Bytes, Epoch, TxId, Version};
 
 use super::memory::BlockRow;
 use super::*;
-use crate::blocks::{BlockOptions, BlockStore, NewBlock};
+use crate::blocks::{BlockStore, BlockStoreConfig, NewBlock};
 use crate::tables::{ModelEngine, TablesEngine};
 use crate::{GroupSync, tables::Tables};
 
@@ -26,7 +26,7 @@ pub(crate) fn rows(number: u64, text: &str) -> Vec<BlockRow> {
 }
 
 impl Materializer for Lines {
-    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error> {
+    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), Error> {
         let block = block.clone().concat();
         let text = std::str::from_utf8(&block);
         let text = text.map_err(|error| Error::Unreadable { block: number, reason: error.to_string() })?;
@@ -57,7 +57,7 @@ async fn append(blocks: &BlockStore, number: u64, text: &'static str) {
 
 async fn stores(tables: &str) -> (BlockStore, Arc<dyn Tables>) {
     let directory = Directory::open("/blocks").await.expect("the directory opens");
-    let options = BlockOptions::default();
+    let options = BlockStoreConfig::default();
     let (blocks, _) = BlockStore::open(directory, GroupSync::new(), options).await.expect("the store opens");
     let directory = Directory::open("/tables").await.expect("the directory opens");
     let engine = ModelEngine::open(directory).await.expect("the engine opens");
@@ -115,13 +115,13 @@ fn rows_made_from_blocks_are_those_of_the_blocks_through_which_one_reads() {
     run.expect("the run is whole");
 }
 
-/// Which blocks were shown when they were durable, when rows were asked for, and what was said of readers to come, is of no
-/// account to those who read no earlier than was said.
+/// The outcome for readers at or above the declared oldest block does not depend on which blocks were prepared when they
+/// became durable, on when materialising was asked for, or on when the oldest block was declared.
 #[test]
 fn rows_that_were_prepared_are_those_that_are_read_back() {
     for seed in 0..40 {
         let run = Simulation::new(seed).run(|sim| async move {
-            let mut chance = sim.chance();
+            let mut rng = sim.rng();
             let (blocks, tables) = stores("one").await;
             let local =
                 LocalStateStore::open(Arc::new(blocks.clone()), tables, Arc::new(Lines)).await.expect("it opens");
@@ -129,23 +129,23 @@ fn rows_that_were_prepared_are_those_that_are_read_back() {
             let mut oldest = 0;
             for (number, text) in BLOCKS.into_iter().enumerate() {
                 let block = BlockNumber(number as u64);
-                if chance.one_in(4) {
-                    // Ahead of the savepoint, of the block and of its rows.
+                if rng.one_in(4) {
+                    // Above the savepoint, above the block and above its rows.
                     oldest = block.get();
                     local.prune(block).await.expect("it works");
                 }
                 append(&blocks, block.get(), text).await;
                 memory.add_block(rows(block.get(), text));
                 blocks.sync().await.expect("the disk works");
-                let asked_first = chance.one_in(4);
+                let asked_first = rng.one_in(4);
                 if asked_first {
                     local.materialize(block.get() + 1).await.expect("it works");
                 }
-                if !chance.one_in(4) {
+                if !rng.one_in(4) {
                     local.prepare(block, hash(block.get()), &Bytes::from_static(text.as_bytes()).into());
                 }
-                if chance.one_in(3) {
-                    let savepoint = local.materialize(local.ripe()).await.expect("it works");
+                if rng.one_in(3) {
+                    let savepoint = local.materialize(local.prepared_height()).await.expect("it works");
                     assert_eq!(savepoint.block_hash, hash(savepoint.height - 1));
                 }
             }
@@ -167,7 +167,7 @@ fn rows_that_were_prepared_are_those_that_are_read_back() {
     }
 }
 
-/// Versions that a newer one supersedes before anybody may read them are never written.
+/// Versions that a newer one supersedes before any reader may see them are never written.
 #[test]
 fn rows_that_nobody_will_see_are_left_out() {
     let run = Simulation::new(5).run(|_| async {

@@ -9,10 +9,10 @@ use crate::Error;
 
 /// Bytes of keys and values that a batch takes at most.
 pub const BATCH_BYTES_MAX: usize = 1 << 30;
-/// Values are parts of their block where they are more than one such part of it.
+/// Values are slices of their block if together they are more than one such part of it.
 const SHARED_PART: usize = 4;
 
-/// Rows to be written as one, with the savepoint they lead to.
+/// Rows to be written atomically, with the savepoint that they lead to.
 #[derive(Clone, Debug)]
 pub struct RowBatch {
     savepoint: Savepoint,
@@ -20,9 +20,9 @@ pub struct RowBatch {
     keys: Vec<u8>,
     rows: Vec<BatchRow>,
     value_bytes: usize,
-    /// Bytes of the blocks that values are parts of.
+    /// Bytes of the blocks that values are slices of.
     shared_bytes: usize,
-    /// All rows are of blocks from the first of these numbers on, and below the second.
+    /// All rows are of blocks from the first of these numbers up to, and excluding, the second.
     blocks_begin: u64,
     blocks_end: u64,
 }
@@ -77,8 +77,8 @@ impl RowBatch {
         Ok(())
     }
 
-    /// Whether the values of a block, `value_bytes` in all, are to be parts of the block: where they are a good part of it. The
-    /// whole block then stays in memory for as long as one of them does. Values of other blocks are to be copies.
+    /// Whether the values of a block, `value_bytes` in total, should be slices of the block: if they are a large part of
+    /// it. The whole block then stays in memory as long as one of them does. Values of other blocks should be copies.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn shares(&mut self, block_bytes: usize, value_bytes: usize) -> bool {
         let shares = value_bytes > block_bytes / SHARED_PART;
@@ -88,12 +88,12 @@ impl RowBatch {
         shares
     }
 
-    /// Bytes of the blocks that it holds on to for the sake of values in them.
+    /// Bytes of the blocks that the batch keeps in memory for the values in them.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.shared_bytes
     }
 
-    /// Lets it lead to an earlier savepoint that covers all its rows.
+    /// Moves the batch's savepoint back to an earlier one that covers all its rows.
     pub(crate) fn cover(&mut self, savepoint: Savepoint) -> Result<(), Error> {
         if self.blocks_end > savepoint.height {
             return Err(Error::Invalid("a row's block must lie below the savepoint's height"));
@@ -102,8 +102,8 @@ impl RowBatch {
         Ok(())
     }
 
-    /// Drops the rows that nobody sees who reads at block `oldest` or later: of each key, those below its newest version up
-    /// to `oldest`. Who reads at an older block may miss versions from then on.
+    /// Drops the rows that no reader at block `oldest` or later sees: of each key, those below its newest version up to
+    /// `oldest`. A reader at an older block may miss versions from then on.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn thin(&mut self, oldest: u64) {
         if oldest < self.blocks_begin {
@@ -143,7 +143,7 @@ impl RowBatch {
         }
     }
 
-    /// The savepoint it leads to.
+    /// The savepoint that the batch leads to.
     pub fn savepoint(&self) -> Savepoint {
         self.savepoint
     }
@@ -153,7 +153,7 @@ impl RowBatch {
         self.rows.len()
     }
 
-    /// Whether it moves the savepoint only.
+    /// Whether the batch only moves the savepoint.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -164,7 +164,7 @@ impl RowBatch {
         self.keys.len() + self.value_bytes
     }
 
-    /// What all rows of a row's key have in common, and the row's version, in the order given.
+    /// The common prefix of all rows of a row's key, and the row's version, in the order given.
     pub(crate) fn written(&self) -> impl Iterator<Item = (&[u8], Version)> {
         self.rows().map(|(row, _)| {
             let row = RowKey::split(row).expect("the batch made it");
@@ -196,7 +196,8 @@ impl Savepoint {
         bytes
     }
 
-    /// The format version found, and the savepoint where that is ours; `None` for bytes that are no savepoint.
+    /// The format version found, and the savepoint if the version is this program's; `None` for bytes that are not a
+    /// savepoint.
     pub(super) fn decode(bytes: &[u8]) -> Option<(u32, Option<Savepoint>)> {
         let (version, rest) = bytes.split_first_chunk::<4>()?;
         let version = u32::from_le_bytes(*version);
@@ -228,7 +229,7 @@ mod tests {
         assert!(batch.shares(block.len(), 1001));
         assert!(batch.shares(block.len(), 4000));
         assert_eq!(batch.shared_bytes(), 8000);
-        // What was thinned out may have been all that came of a block: it counts as long as the batch is.
+        // Dropped rows may have been all that came of a block: its bytes count for as long as the batch exists.
         batch.put("cc", b"a", Version::new(1, 0), Some(block.slice(..3000))).expect("it is below the savepoint");
         batch.put("cc", b"a", Version::new(2, 0), None).expect("it is below the savepoint");
         batch.thin(8);

@@ -1,17 +1,17 @@
-//! Harnesses of row keys, savepoints and the model engine's log; see [`base::fuzz`].
+//! Fuzz harnesses for row keys, savepoints and the log of the model engine; see [`base::fuzz`].
 
 use base::Version;
-use base::fuzz::{Shape, Target, authenticated, within};
+use base::fuzz::{FuzzTarget, InputShape, authenticated, within};
 
 use super::Savepoint;
 use super::key::{self, RowKey, decode_prefix};
 use super::model::fuzz::{encode_log, replayed};
 
 /// The targets of this module.
-pub const TARGETS: &[Target] = &[
-    Target { name: "storage-row-keys", shape: Shape::Bytes, run: row_keys, seeds: row_key_seeds },
-    Target { name: "storage-savepoints", shape: Shape::Bytes, run: savepoints, seeds: savepoint_seeds },
-    Target { name: "storage-model-log", shape: Shape::Bytes, run: model_log, seeds: model_log_seeds },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "storage-row-keys", shape: InputShape::Bytes, run: row_keys, seeds: row_key_seeds },
+    FuzzTarget { name: "storage-savepoints", shape: InputShape::Bytes, run: savepoints, seeds: savepoint_seeds },
+    FuzzTarget { name: "storage-model-log", shape: InputShape::Bytes, run: model_log, seeds: model_log_seeds },
 ];
 
 fn row_key(namespace: &str, name: &[u8]) -> Vec<u8> {
@@ -46,9 +46,10 @@ fn model_log_seeds() -> Vec<Vec<u8>> {
     vec![encode_log(&row_key("cc", b"key"), b"value")]
 }
 
-/// The model is the engine of simulations and tests alone: no node opens it, so nobody else's bytes come to it. It keeps its
-/// rows in a tree in memory, which is what it is for, and a row of 31 bytes takes 64 there, three times as many while a record
-/// is read, and the log as often as it is replayed. The bound says that it is a multiple, and not that it is small.
+/// The model is the engine of simulations and tests only: no node opens it, so it never reads bytes of other processes. By
+/// design it keeps its rows in a tree in memory, where a row of 31 bytes takes 64, three times as many while a record is
+/// read, and the log once more for each replay. The bound says that memory is a multiple of the input, not that it is
+/// small.
 fn model_log(input: &[u8]) {
     let end = within(40, input.len(), || replayed(input));
     assert!(end <= input.len());

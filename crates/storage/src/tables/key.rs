@@ -1,4 +1,4 @@
-//! The bytes of row keys, in an order that scans can use.
+//! The bytes of row keys. Their byte order is the order in which scans read rows.
 //!
 //! ```text
 //! row key  := 0x01 text(namespace) text(key) version kind
@@ -7,16 +7,17 @@
 //! kind     := 0x00 the key was deleted | 0x01 the row holds a value
 //! ```
 //!
-//! Byte order of row keys is the order of (namespace, key, version descending): the terminator 0x00 0x01 sorts below every
-//! continuation, whose next byte is either above 0x00 or an escaped 0x00 0xff. Keys may hold any bytes, as Fabric's
-//! composite keys do with 0x00. The kind is in the key, so that a value is stored exactly as it was given.
+//! Byte order of row keys is the order of (namespace, key, version descending). This holds because the terminator 0x00 0x01
+//! sorts below every continuation: its next byte is either above 0x00 or begins an escaped 0x00 0xff. Keys may hold any
+//! bytes, as Fabric's composite keys do with 0x00. The kind is part of the key, so that a value is stored exactly as it was
+//! given.
 //!
-//! Row keys begin with 0x01; what the tables keep about themselves lies under 0x00.
+//! Row keys begin with 0x01; metadata of the tables lies under 0x00.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Version;
 
-/// The longest key of a row, in bytes. Escaped, with everything around it, it fits the engine's 65,535.
+/// The longest key of a row, in bytes. Escaped, with prefix, namespace and suffix, it fits the engine's limit of 65,535.
 pub const KEY_BYTES_MAX: usize = 32_000;
 /// The longest namespace, in bytes.
 pub const NAMESPACE_BYTES_MAX: usize = 700;
@@ -46,7 +47,7 @@ fn push_escaped(bytes: &mut Vec<u8>, text: &[u8]) {
     bytes.extend_from_slice(rest);
 }
 
-/// Appends what all rows of a key have in common.
+/// Appends the common prefix of all rows of a key.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn push_prefix(bytes: &mut Vec<u8>, namespace: &str, key: &[u8]) {
     bytes.reserve(namespace.len() + key.len() + 5 + SUFFIX_BYTES + 8);
@@ -57,7 +58,7 @@ pub fn push_prefix(bytes: &mut Vec<u8>, namespace: &str, key: &[u8]) {
     bytes.extend_from_slice(&TERMINATOR);
 }
 
-/// What all rows of a key have in common.
+/// The common prefix of all rows of a key.
 pub fn prefix(namespace: &str, key: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     push_prefix(&mut bytes, namespace, key);
@@ -71,17 +72,17 @@ pub fn push_suffix(bytes: &mut Vec<u8>, version: Version, live: bool) {
     bytes.push(if live { LIVE } else { DELETED });
 }
 
-/// Makes of a prefix the smallest possible row key of a version by block `through` or an older one.
+/// Extends a prefix to the smallest possible row key of a version written by block `through` or an older one.
 pub fn push_seek(bytes: &mut Vec<u8>, through: u64) {
     push_suffix(bytes, Version::new(through, u32::MAX), false);
 }
 
-/// Makes of a prefix the largest possible row key.
+/// Extends a prefix to the largest possible row key.
 pub fn push_last(bytes: &mut Vec<u8>) {
     push_suffix(bytes, Version::new(0, 0), true);
 }
 
-/// A bound below the rows of all keys `>= start` and above those of all others in the namespace.
+/// A bound below the rows of all keys `>= start` and above those of all smaller keys in the namespace.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn range_bound(namespace: &str, start: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(namespace.len() + start.len() + 8);
@@ -112,17 +113,17 @@ pub fn rows_end() -> Vec<u8> {
     vec![ROW + 1]
 }
 
-/// A row key in parts.
+/// The parts of a row key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowKey<'a> {
-    /// What all rows of the key have in common.
+    /// The common prefix of all rows of the key.
     pub prefix: &'a [u8],
     pub version: Version,
     pub live: bool,
 }
 
 impl<'a> RowKey<'a> {
-    /// Splits a row key; `None` for bytes that are none. Namespace and key stay encoded, see [`decode_prefix`].
+    /// Splits a row key; `None` for bytes that are not one. Namespace and key stay encoded, see [`decode_prefix`].
     pub fn split(bytes: &'a [u8]) -> Option<RowKey<'a>> {
         let at = bytes.len().checked_sub(SUFFIX_BYTES)?;
         let (prefix, suffix) = bytes.split_at(at);
@@ -141,7 +142,7 @@ impl<'a> RowKey<'a> {
     }
 }
 
-/// Namespace and key of a prefix; `None` for bytes that are none.
+/// Namespace and key of a prefix; `None` for bytes that are not one.
 pub fn decode_prefix(prefix: &[u8]) -> Option<(String, Vec<u8>)> {
     let (namespace, rest) = unescape(prefix.strip_prefix(&[ROW])?)?;
     let (key, rest) = unescape(rest)?;
@@ -151,7 +152,7 @@ pub fn decode_prefix(prefix: &[u8]) -> Option<(String, Vec<u8>)> {
     Some((String::from_utf8(namespace).ok()?, key))
 }
 
-/// Reads an escaped text and its terminator; gives what follows.
+/// Reads an escaped text and its terminator; also returns the bytes that follow.
 fn unescape(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut text = Vec::new();
     let mut rest = bytes;

@@ -2,23 +2,22 @@
 //!
 //! A row is keyed (namespace, key, version descending) and holds a value, or says that the key was deleted. Because the
 //! version is part of the key, writing a row twice changes nothing, and rows may be written in any order: eviction,
-//! materialisation and replay commute. A read at a block takes the first row of its key whose version is not above
-//! that block.
+//! materialisation and replay commute. A read at a block takes the key's newest row whose version is not above that block.
 //!
-//! 1. The owner of a state collects the rows of one or more blocks in a [`RowBatch`], with the [`Savepoint`] they lead
-//!    to, and calls [`Tables::write`]. Rows and savepoint become visible together, and survive a crash together or not
-//!    at all.
-//! 2. [`Tables::persist`] makes what was written durable. Only then does the savepoint cover its blocks.
-//! 3. After a crash the tables hold exactly the rows of some savepoint: one at or after the last one persisted.
-//! 4. [`Tables::prune`] gives up the versions that nobody may read any more, a bounded amount of work at a time.
+//! 1. The owner of a state collects the rows of one or more blocks in a [`RowBatch`], with the [`Savepoint`] that they lead
+//!    to, and calls [`Tables::write`]. Rows and savepoint become visible together, and survive a crash together or not at
+//!    all.
+//! 2. [`Tables::persist`] makes all written rows durable. Only then does the savepoint cover its blocks.
+//! 3. After a crash the tables hold exactly the rows of some savepoint: the last persisted one or a later one.
+//! 4. [`Tables::prune`] removes the versions that no reader may ask for any more, a bounded amount of work at a time.
 //!
 //! Invariants:
 //! * Savepoints never go back, and no write under an older epoch takes effect.
-//! * Reads never see part of a batch: what lies beyond the savepoint is not read.
-//! * Reads below the oldest admitted block are refused rather than answered from what pruning has left.
+//! * A read sees a batch as a whole or not at all: rows beyond the savepoint are not read.
+//! * A read below the oldest admitted block is refused: pruning may have removed some of its rows.
 //!
-//! [`FjallEngine`] is the engine of production, [`ModelEngine`] a deterministic one for simulation; one suite holds both
-//! to this contract. Which keys a block writes, caches and deltas in memory are left to `state`.
+//! Production uses [`FjallEngine`]; simulation uses [`ModelEngine`], which is deterministic. One suite tests both against
+//! this contract. `state` decides which keys a block writes, and keeps caches and deltas in memory.
 
 mod batch;
 mod fjall;
@@ -35,7 +34,7 @@ use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, Epoch, Version};
 
-pub use self::fjall::{FjallEngine, FjallOptions};
+pub use self::fjall::{FjallConfig, FjallEngine};
 pub use batch::RowBatch;
 pub(crate) use key::prefix as row_prefix;
 pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
@@ -47,10 +46,11 @@ use crate::Error;
 pub const VERSION: u32 = 1;
 /// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
 pub const SCAN_ROWS_MAX: usize = 100_000;
-/// A page of a range ends once its values have so many bytes; one value may pass it.
+/// A page of a range ends once its values reach this size in bytes; the last value may exceed it.
 pub const SCAN_BYTES_SOFT_MAX: usize = 4 << 20;
 
-/// Rows that one call of [`Tables::prune`] looks at if any: a deletion and one row below it, so that each call gets on.
+/// The least number of rows that one call of [`Tables::prune`] examines, if any: a deletion and one row below it, so that
+/// each call makes progress.
 pub const PRUNE_ROWS_MIN: usize = 2;
 
 /// A version of a key.
@@ -58,26 +58,29 @@ pub const PRUNE_ROWS_MIN: usize = 2;
 pub struct Row {
     /// The transaction that wrote it.
     pub version: Version,
-    /// What it wrote; `None` when it deleted the key.
+    /// The value; `None` if it deleted the key.
     pub value: Option<Bytes>,
 }
 
-/// How far tables have come.
+/// How far tables have come: the state that their rows stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Savepoint {
     /// Rows of all blocks below this number are in the tables.
     pub height: u64,
-    /// The reign of whoever wrote it; `Epoch(0)` where there is only one.
+    /// The epoch of the primary that wrote it; `Epoch(0)` if there are no epochs.
     pub epoch: Epoch,
-    /// The header hash of the last of these blocks, for the owner to check that tables and blocks belong together.
+    /// The header hash of the last of these blocks, with which the owner checks that the tables were made from its blocks.
     pub block_hash: [u8; 32],
 }
 
 /// One entry of a range: a live key with its newest readable version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeEntry {
+    /// The key, without its namespace.
     pub key: Bytes,
+    /// The value of that version.
     pub value: Bytes,
+    /// The transaction that wrote it.
     pub version: Version,
 }
 
@@ -86,14 +89,14 @@ pub struct RangeEntry {
 pub struct RangePage {
     /// In the byte order of keys.
     pub entries: Vec<RangeEntry>,
-    /// Where to go on, as the next call's `start`; `None` when the range is exhausted.
+    /// The `start` of the call that continues; `None` if the range is exhausted.
     pub next: Option<Bytes>,
 }
 
 /// What a call of [`Tables::prune`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pruned {
-    /// Rows looked at.
+pub struct PruneOutcome {
+    /// Rows examined.
     pub scanned: usize,
     /// Rows removed.
     pub removed: usize,
@@ -104,7 +107,7 @@ pub struct Pruned {
 /// Opens the tables of channels. One engine serves all channels of a node.
 #[async_trait::async_trait]
 pub trait TablesEngine: Send + Sync + 'static {
-    /// The tables of this name, created empty where they are missing. The same tables for the same name.
+    /// The tables of this name, created empty if they do not exist. The same name always gives the same tables.
     ///
     /// # Errors
     /// [`Error::Version`] for tables of another format; [`Error::Corrupt`] for damage; engine errors.
@@ -113,30 +116,30 @@ pub trait TablesEngine: Send + Sync + 'static {
 
 /// The rows of one channel's world state.
 ///
-/// Calls touch memory, or files through the page cache, and return; only [`Tables::persist`] waits for the device. A
-/// write waits while the engine is syncing or has fallen behind with merging: call it where a stall does no harm
+/// Calls touch memory, or files through the page cache, and return; only [`Tables::persist`] waits for the device. A write
+/// waits while the engine is syncing or its merging has fallen behind: call it where a stall does no harm
 /// ([`base::rt::blocking`]).
 #[async_trait::async_trait]
 pub trait Tables: Send + Sync + 'static {
-    /// Adds rows and moves the savepoint, as one. Visible on return, durable after [`Tables::persist`].
+    /// Adds rows and moves the savepoint, atomically. Visible on return, durable after [`Tables::persist`].
     ///
     /// # Errors
     /// [`Error::Fenced`] under an older epoch than the savepoint's; [`Error::Invalid`] for a savepoint that goes back, or
-    /// rows that it does not cover. Nothing has changed then.
+    /// rows that it does not cover. In these cases nothing has changed.
     fn write(&self, batch: RowBatch) -> Result<(), Error>;
 
-    /// Makes everything written before this call durable; gives the savepoint that is durable now.
+    /// Makes everything written before this call durable; returns the savepoint that is now durable.
     ///
-    /// Dropping the future is safe; it is then unknown what has become durable.
+    /// Dropping the future is safe; it is then unknown how much has become durable.
     ///
     /// # Errors
     /// Engine errors; after a failed fsync the tables take no further writes until they are opened again.
     async fn persist(&self) -> Result<Savepoint, Error>;
 
-    /// What has been written.
+    /// The savepoint of all written rows.
     fn savepoint(&self) -> Savepoint;
 
-    /// What is known to be durable.
+    /// The savepoint that is known to be durable.
     fn durable_savepoint(&self) -> Savepoint;
 
     /// The newest row of a key that was written by a block numbered at most `through`. A deletion is a row too.
@@ -185,13 +188,14 @@ pub trait Tables: Send + Sync + 'static {
     /// Engine errors.
     fn namespaces(&self) -> Result<Vec<String>, Error>;
 
-    /// From now on nobody reads below block `oldest`: for each key, the versions that the newest one at or below `oldest`
-    /// supersedes may go, and that one too where it is a deletion that is durably covered. Looks at no more than
-    /// `rows_max` rows (at least [`PRUNE_ROWS_MIN`]; 0 only raises the bound), going on where the last call stopped.
+    /// Declares that no reader will ask for a block below `oldest`: for each key, the call may remove the versions that the
+    /// newest one at or below `oldest` supersedes, and that one too if it is a deletion that is durably covered. Examines
+    /// at most `rows_max` rows (at least [`PRUNE_ROWS_MIN`]; 0 only raises the bound), and continues where the last call
+    /// stopped.
     ///
     /// # Errors
     /// Engine errors.
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error>;
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, Error>;
 }
 
 impl Savepoint {
@@ -201,7 +205,7 @@ impl Savepoint {
     }
 }
 
-/// Refuses a read that pruning may have made unanswerable.
+/// Refuses a read whose rows may have been pruned.
 fn check_readable(through: u64, oldest: u64) -> Result<(), Error> {
     if through < oldest {
         return Err(Error::TooOld { through: BlockNumber(through), oldest: BlockNumber(oldest) });
@@ -209,13 +213,13 @@ fn check_readable(through: u64, oldest: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a batch that must not follow `current`.
+/// Refuses a batch that may not follow `current`.
 fn check_follows(current: &Savepoint, next: &Savepoint) -> Result<(), Error> {
     if next.epoch < current.epoch {
         return Err(Error::Fenced { given: next.epoch, newest: current.epoch });
     }
     if next.height < current.height {
-        return Err(Error::Invalid("a savepoint does not go back"));
+        return Err(Error::Invalid("the savepoint is older than the tables'; a savepoint never goes back"));
     }
     Ok(())
 }

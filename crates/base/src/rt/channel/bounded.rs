@@ -12,34 +12,34 @@ pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     (Sender { inner: sender }, Receiver { inner: receiver })
 }
 
-/// The sending side; clones send into the same queue.
+/// The sending end; clones send into the same queue.
 pub struct Sender<T> {
     inner: mpsc::Sender<T>,
 }
 
-/// The receiving side.
+/// The receiving end.
 pub struct Receiver<T> {
     inner: mpsc::Receiver<T>,
 }
 
-/// A message was not sent; it is given back.
+/// A message was not sent; it is returned.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TrySendError<T> {
     /// The queue is full.
     #[error("the queue is full")]
     Full(T),
-    /// The receiver has gone.
+    /// The receiver was dropped.
     #[error("closed")]
     Closed(T),
 }
 
-/// No message was there to be received.
+/// No message was ready to be received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TryReceiveError {
     /// The queue is empty for now.
     #[error("the queue is empty")]
     Empty,
-    /// The queue is empty and all senders have gone.
+    /// The queue is empty and all senders were dropped.
     #[error("closed")]
     Closed,
 }
@@ -68,18 +68,18 @@ impl<T> fmt::Debug for TrySendError<T> {
 }
 
 impl<T> Sender<T> {
-    /// Waits for room, then sends. When the future is dropped before it completes, nothing was sent.
+    /// Waits for space, then sends. When the future is dropped before it completes, nothing was sent.
     ///
     /// # Errors
-    /// [`Closed`] when the receiver has gone; the message is dropped.
+    /// [`Closed`] when the receiver was dropped; the message is dropped.
     pub async fn send(&self, message: T) -> Result<(), Closed> {
         self.inner.send(message).await.map_err(|_| Closed)
     }
 
-    /// Sends if there is room now.
+    /// Sends if there is space now.
     ///
     /// # Errors
-    /// The message, when the queue is full or the receiver has gone.
+    /// The message, when the queue is full or the receiver was dropped.
     pub fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
         self.inner.try_send(message).map_err(|error| match error {
             mpsc::error::TrySendError::Full(message) => TrySendError::Full(message),
@@ -87,29 +87,29 @@ impl<T> Sender<T> {
         })
     }
 
-    /// Room for this many more messages at this moment.
-    pub fn room(&self) -> usize {
+    /// Space for this many more messages at this moment.
+    pub fn free_capacity(&self) -> usize {
         self.inner.capacity()
     }
 
-    /// Whether the receiver has gone.
+    /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.inner.is_closed()
     }
 
-    /// Completes when the receiver has gone.
+    /// Completes when the receiver is dropped.
     pub async fn closed(&self) {
         self.inner.closed().await;
     }
 }
 
 impl<T> Receiver<T> {
-    /// The next message; `None` when the queue is empty and all senders have gone. Dropping the future loses nothing.
+    /// The next message; `None` when the queue is empty and all senders were dropped. Dropping the future loses nothing.
     pub async fn recv(&mut self) -> Option<T> {
         self.inner.recv().await
     }
 
-    /// The next message, if one is there now.
+    /// The next message, if one is ready.
     ///
     /// # Errors
     /// When the queue is empty, and whether it can still fill.
@@ -120,8 +120,8 @@ impl<T> Receiver<T> {
         })
     }
 
-    /// Waits for at least one message, then moves up to `limit` into `messages`. Returns how many; 0 when the queue is
-    /// empty and all senders have gone. Dropping the future loses nothing.
+    /// Waits for at least one message, then moves up to `limit` into `messages`. Returns the number; 0 when the queue is empty
+    /// and all senders were dropped. Dropping the future loses nothing.
     pub async fn recv_many(&mut self, messages: &mut Vec<T>, limit: usize) -> usize {
         self.inner.recv_many(messages, limit).await
     }
@@ -131,7 +131,7 @@ impl<T> Receiver<T> {
         self.inner.poll_recv(cx)
     }
 
-    /// Refuses further messages; those in the queue can still be received.
+    /// Rejects further messages; those in the queue can still be received.
     pub fn close(&mut self) {
         self.inner.close();
     }

@@ -8,7 +8,7 @@ pub use bounded::{Receiver, Sender, TryReceiveError, TrySendError, bounded};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use watch::{WatchReceiver, WatchRef, WatchSender, watch};
 
-/// The other side of a channel or link has gone, or this side has been closed.
+/// The other end of a channel or link was dropped, or this end has been closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("closed")]
 pub struct Closed;

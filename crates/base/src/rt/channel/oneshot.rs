@@ -14,12 +14,12 @@ pub fn oneshot<T>() -> (OneshotSender<T>, OneshotReceiver<T>) {
     (OneshotSender { inner: sender }, OneshotReceiver { inner: receiver })
 }
 
-/// The sending side.
+/// The sending end.
 pub struct OneshotSender<T> {
     inner: inner::Sender<T>,
 }
 
-/// The receiving side: a future of the message.
+/// The receiving end: a future of the message.
 pub struct OneshotReceiver<T> {
     inner: inner::Receiver<T>,
 }
@@ -28,27 +28,27 @@ impl<T> OneshotSender<T> {
     /// Sends the message; never waits.
     ///
     /// # Errors
-    /// The message, when the receiver has gone.
+    /// The message, when the receiver was dropped.
     pub fn send(self, message: T) -> Result<(), T> {
         self.inner.send(message)
     }
 
-    /// Whether the receiver has gone.
+    /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.inner.is_closed()
     }
 
-    /// Completes when the receiver has gone.
+    /// Completes when the receiver is dropped.
     pub async fn closed(&mut self) {
         self.inner.closed().await;
     }
 }
 
 impl<T> OneshotReceiver<T> {
-    /// The message, if it is there now.
+    /// The message, if it has arrived.
     ///
     /// # Errors
-    /// When it has not come, and whether it still can.
+    /// Whether the message can still arrive.
     pub fn try_recv(&mut self) -> Result<T, TryReceiveError> {
         self.inner.try_recv().map_err(|error| match error {
             inner::error::TryRecvError::Empty => TryReceiveError::Empty,

@@ -1,10 +1,10 @@
-//! A value that many watch.
+//! A value with many watchers.
 //!
-//! Written here rather than taken from tokio, whose receivers draw their place in the wake-up order from a generator
-//! of their own; in simulation only the seed may decide.
+//! This module does not use tokio's watch channel, whose receivers draw their position in the wake-up order from tokio's own
+//! random generator; in simulation only the seed may decide.
 //!
-//! Invariants: the version grows with every change; a receiver that has seen version v is told of any version above v,
-//! though not of each.
+//! Invariants: the version grows with every change; a receiver that has seen version v is notified of some version above v,
+//! though not of every version.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,9 +14,9 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 use super::Closed;
 use crate::rt::sync::Notify;
 
-/// A value, and a way to hear of its changes.
+/// A value, and a receiver that is notified of its changes.
 pub fn watch<T>(initial: T) -> (WatchSender<T>, WatchReceiver<T>) {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(WatchCore {
         value: RwLock::new(initial),
         version: AtomicU64::new(0),
         receivers: AtomicUsize::new(1),
@@ -26,7 +26,7 @@ pub fn watch<T>(initial: T) -> (WatchSender<T>, WatchReceiver<T>) {
     (WatchSender { shared: Arc::clone(&shared) }, WatchReceiver { shared, seen: 0 })
 }
 
-struct Shared<T> {
+struct WatchCore<T> {
     value: RwLock<T>,
     version: AtomicU64,
     receivers: AtomicUsize,
@@ -36,14 +36,14 @@ struct Shared<T> {
 
 const POISONED: &str = "no watcher panics while it holds the value";
 
-/// The side that changes the value. Dropping it closes the channel.
+/// The end that changes the value. Dropping it closes the channel.
 pub struct WatchSender<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<WatchCore<T>>,
 }
 
 /// A watcher. A clone has seen what the original has seen.
 pub struct WatchReceiver<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<WatchCore<T>>,
     seen: u64,
 }
 
@@ -100,7 +100,7 @@ impl<T> WatchSender<T> {
         WatchReceiver { shared: Arc::clone(&self.shared), seen: self.shared.version.load(Ordering::SeqCst) }
     }
 
-    /// How many watch.
+    /// The number of watchers.
     pub fn receivers(&self) -> usize {
         self.shared.receivers.load(Ordering::SeqCst)
     }
@@ -127,7 +127,7 @@ impl<T> WatchReceiver<T> {
     /// Waits until the value differs from what was last seen, and marks it as seen. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// [`Closed`] when the sender has gone and the last value was seen.
+    /// [`Closed`] when the sender was dropped and the last value was seen.
     pub async fn changed(&mut self) -> Result<(), Closed> {
         loop {
             // Registered before the check, so that a change between the two is not missed.
@@ -150,7 +150,7 @@ impl<T> WatchReceiver<T> {
     /// does already.
     ///
     /// # Errors
-    /// [`Closed`] when the sender has gone and the last value does not satisfy it.
+    /// [`Closed`] when the sender was dropped and the last value does not satisfy it.
     pub async fn wait_for(&mut self, mut predicate: impl FnMut(&T) -> bool) -> Result<T, Closed>
     where
         T: Clone,

@@ -1,16 +1,16 @@
 //! Directories and files.
 //!
-//! What is durable, in production as in simulation:
+//! Durability, in production as in simulation:
 //! 1. Written bytes are durable once [`File::sync`] has returned; before that a crash keeps, loses or tears each write.
-//! 2. A name that [`Directory::open_file`] created, or that was renamed or removed, is durable once [`Directory::sync`]
-//!    has returned; before that a crash may undo it.
+//! 2. A name that [`Directory::open_file`] created, or that was renamed or removed, is durable once [`Directory::sync`] has
+//!    returned; before that a crash may undo it.
 //! 3. A directory that [`Directory::open`] or [`Directory::subdirectory`] created is durable when they return.
 //!
-//! Directories and files that are made in production are readable by their owner alone (modes 0700 and 0600).
+//! Directories and files created in production are readable only by their owner (modes 0700 and 0600).
 //!
-//! Reads and writes go to the page cache and do not wait, so they are plain functions; whatever waits for the device
-//! is a future. In production a future of `sync` runs on the pool for blocking calls; dropping it does not undo what it
-//! has begun.
+//! Reads and writes go to the page cache and do not block, so they are plain functions; every operation that waits for the
+//! device is a future. In production a future of `sync` runs on the pool for blocking calls; dropping it does not undo what it
+//! has started.
 
 mod production;
 
@@ -50,7 +50,7 @@ impl Directory {
     /// Opens a directory, creating it and its parents where they are missing.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub async fn open(path: impl AsRef<Path>) -> io::Result<Directory> {
         let path = path.as_ref().to_path_buf();
         let inner = match context::ambient() {
@@ -63,13 +63,13 @@ impl Directory {
     /// Opens a directory within this one, creating it where it is missing.
     ///
     /// # Errors
-    /// As the operating system says; `InvalidInput` when `name` is not one plain name.
+    /// An error of the operating system; `InvalidInput` when `name` is not one plain name.
     pub async fn subdirectory(&self, name: &str) -> io::Result<Directory> {
         check_name(name)?;
         Directory::open(self.path().join(name)).await
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.path(),
@@ -80,7 +80,7 @@ impl Directory {
     /// The names of its files and directories, sorted.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn list(&self) -> io::Result<Vec<String>> {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.list(),
@@ -91,7 +91,7 @@ impl Directory {
     /// Opens a file for reading and writing; creates it empty when it is missing and `create` is true.
     ///
     /// # Errors
-    /// `NotFound` when it is missing and not to be created; `InvalidInput` when `name` is not one plain name.
+    /// `NotFound` when it is missing and `create` is false; `InvalidInput` when `name` is not one plain name.
     pub fn open_file(&self, name: &str, create: bool) -> io::Result<File> {
         check_name(name)?;
         match &self.inner {
@@ -104,7 +104,7 @@ impl Directory {
         }
     }
 
-    /// Removes a file's name. Handles that are open keep working.
+    /// Removes a file's name. Open handles keep working.
     ///
     /// # Errors
     /// `NotFound` when there is no such file.
@@ -116,8 +116,8 @@ impl Directory {
         }
     }
 
-    /// Gives a file another name in this directory, replacing a file that has it. A crash leaves the old or the new
-    /// state of both names, never half of it.
+    /// Renames a file in this directory, replacing a file that has the new name. A crash leaves the old or the new state of
+    /// both names, never a mixture.
     ///
     /// # Errors
     /// `NotFound` when there is no file `from`.
@@ -130,10 +130,10 @@ impl Directory {
         }
     }
 
-    /// Makes the names created, renamed and removed so far durable.
+    /// Makes all names that were created, renamed and removed so far durable.
     ///
     /// # Errors
-    /// As the operating system says. After an error the state on disk is unknown: treat it as ambiguous.
+    /// An error of the operating system. After an error the state on disk is unknown: treat it as ambiguous.
     pub async fn sync(&self) -> io::Result<()> {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.sync().await,
@@ -146,7 +146,7 @@ impl File {
     /// Its length in bytes.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn len(&self) -> io::Result<u64> {
         match &self.inner {
             FileInner::Production(file) => file.len(),
@@ -157,7 +157,7 @@ impl File {
     /// Whether its length is 0.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -165,7 +165,7 @@ impl File {
     /// Reads up to `len` bytes at `offset`: fewer only where the file ends.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn read_at(&self, offset: u64, len: usize) -> io::Result<Bytes> {
         match &self.inner {
             FileInner::Production(file) => file.read_at(offset, len),
@@ -188,7 +188,7 @@ impl File {
     /// Writes all of `bytes` at `offset`; the file grows as needed, and a gap reads as zeros.
     ///
     /// # Errors
-    /// As the operating system says (`StorageFull` when the disk is full); some of the bytes may have been written.
+    /// An error of the operating system (`StorageFull` when the disk is full); some of the bytes may have been written.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.write_at(offset, bytes),
@@ -207,10 +207,10 @@ impl File {
         }
     }
 
-    /// Sets the length: cuts the file off, or extends it by zeros.
+    /// Sets the length: truncates the file, or extends it by zeros.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn truncate(&self, len: u64) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.truncate(len),
@@ -218,10 +218,10 @@ impl File {
         }
     }
 
-    /// Makes what was written before this call durable (fdatasync).
+    /// Makes the bytes that were written before this call durable (fdatasync).
     ///
     /// # Errors
-    /// As the operating system says. After an error it is unknown what is durable, and syncing again does not tell:
+    /// An error of the operating system. After an error it is unknown which bytes are durable, and another sync does not tell:
     /// treat it as ambiguous, and read back.
     pub async fn sync(&self) -> io::Result<()> {
         match &self.inner {
@@ -234,7 +234,7 @@ impl File {
     /// False when another handle holds it.
     ///
     /// # Errors
-    /// As the operating system says.
+    /// An error of the operating system.
     pub fn try_lock(&self) -> io::Result<bool> {
         match &self.inner {
             FileInner::Production(file) => file.try_lock(),
@@ -243,7 +243,7 @@ impl File {
     }
 }
 
-/// The absolute paths that a name may stand for are those directly within a directory.
+/// Rejects names that are not directly within a directory.
 fn check_name(name: &str) -> io::Result<()> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is not the name of a file")));

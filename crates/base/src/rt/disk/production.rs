@@ -1,4 +1,4 @@
-//! Files of the operating system. What is made here is its owner's alone: ledgers, states and keys lie in it.
+//! Files of the operating system. Files created here are readable only by their owner: ledgers, states and keys lie in them.
 
 use std::fs;
 use std::io::{self, IoSlice};
@@ -13,7 +13,7 @@ use crate::rt::blocking;
 
 /// Parts given to the kernel in one call; Linux takes at most 1024.
 const PARTS_PER_CALL_MAX: usize = 256;
-/// Of files that are made; what there is already keeps its own. [`durable::create_folder`] says the same of directories.
+/// Mode of new files; existing files keep theirs. [`durable::create_folder`] does the same for directories.
 const FILE_MODE: u32 = 0o600;
 
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Directory {
         let mut names = Vec::new();
         for entry in fs::read_dir(&*self.path)? {
             let name = entry?.file_name().into_string();
-            // A name that is not text is none that we gave.
+            // A name that is not text is not one of ours.
             names.extend(name.ok());
         }
         names.sort_unstable();

@@ -1,24 +1,25 @@
 //! Links: reliable, ordered streams of messages between two parties, until they break.
 //!
-//! 1. One side listens at an address, the other connects to it; both then hold a [`Link`].
+//! 1. One end listens at an address, the other connects to it; both then hold a [`Link`].
 //! 2. Messages arrive in the order of sending, each whole and at most once.
-//! 3. A link ends when either side drops it (what was sent before still arrives) or when it breaks (messages in flight
-//!    may be lost). From then on both sides see [`Closed`]. A sender never learns from the link how far its messages
-//!    came; protocols acknowledge for themselves.
+//! 3. A link ends when either end drops it (messages sent before still arrive) or when it breaks (messages in flight may be
+//!    lost). From then on both ends see [`Closed`]. The link does not report to a sender which of its messages arrived;
+//!    protocols use their own acknowledgements.
 //!
-//! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the
-//! scheme, and may lead to another host; any other address names a listener of this process. In simulation every address
-//! names a listener of any node.
+//! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the scheme,
+//! and may lead to another host; any other address names a listener of this process. In simulation every address names a
+//! listener of any node.
 //!
-//! Over a transport a link has buffers of the medium's own: a message that was sent may be on its way for long, and a
-//! sender learns that the other side's receiver was dropped only after a while, at the latest by its own receiver.
+//! Over a transport, the medium buffers messages: a sent message may be in transit for long. When one end drops its receiver,
+//! sends at the other end start to fail only some time later: when that end has received the notice, which arrives behind
+//! earlier messages, or when its connection is lost.
 
-mod arriving;
-pub mod call;
-mod door;
+mod acceptor;
+mod gather_list;
 mod parties;
-mod parts;
 mod production;
+mod receive_account;
+pub mod rpc;
 mod transport;
 
 use std::fmt;
@@ -31,11 +32,11 @@ use super::channel::{Closed, TrySendError};
 use super::{context, simulation};
 use crate::admission::Principal;
 
-pub use arriving::{ARRIVING_BYTES_MAX, Arriving};
-pub use door::{Door, EVENTS, LinkBytesArriving, LinksOverdrawn, LinksRefused, LinksStalled, Place};
+pub use acceptor::{EVENTS, LinkAcceptor, LinkBytesArriving, LinkPermit, LinksOverdrawn, LinksRejected, LinksStalled};
+pub use gather_list::GatherList;
 pub use parties::Parties;
-pub use parts::Parts;
-pub use transport::{BoxFuture, Listen, ReceiveHalf, SendHalf, Transport, register};
+pub use receive_account::{ReceiveAccount, UNFINISHED_BYTES_MAX};
+pub use transport::{BoxFuture, ReceiveHalf, SendHalf, Transport, TransportListener, register};
 
 /// Messages in one direction of a link that were sent and not yet received; further senders wait.
 pub const LINK_MESSAGES_MAX: usize = 256;
@@ -50,26 +51,26 @@ pub struct Listener {
 
 enum ListenerInner {
     Production(production::Listener),
-    Transport(Box<dyn Listen>),
+    Transport(Box<dyn TransportListener>),
     Simulation(simulation::Listener),
 }
 
 /// One end of a link. Dropping it ends the link.
 #[derive(Debug)]
 pub struct Link {
-    // Dropped first, so that the other side learns that nobody receives before it learns of the end.
+    // Dropped first, so that the other end learns that this one no longer receives before it learns of the end.
     receiver: LinkReceiver,
     sender: LinkSender,
     principal: Option<Principal>,
 }
 
-/// The sending half of one end. Dropping it lets the other end receive what was sent, then [`Closed`].
+/// The sending half of one end. When it is dropped, the other end receives what was sent, then [`Closed`].
 pub struct LinkSender {
     inner: SenderInner,
 }
 
 enum SenderInner {
-    Production(super::channel::Sender<Parts>),
+    Production(super::channel::Sender<GatherList>),
     Transport(Box<dyn SendHalf>),
     Simulation(simulation::LinkSender),
 }
@@ -80,7 +81,7 @@ pub struct LinkReceiver {
 }
 
 enum ReceiverInner {
-    Production(super::channel::Receiver<Parts>),
+    Production(super::channel::Receiver<GatherList>),
     Transport(Box<dyn ReceiveHalf>),
     Simulation(simulation::LinkReceiver),
 }
@@ -107,11 +108,11 @@ pub async fn listen(address: &str) -> io::Result<Listener> {
     }
 }
 
-/// Connects to the listener at `address`. Completes when the listener's side holds the link in its backlog.
+/// Connects to the listener at `address`. Completes when the link is in the listener's backlog.
 ///
 /// # Errors
-/// `ConnectionRefused` when nobody listens there, `TimedOut` when the other node cannot be reached, `PermissionDenied`
-/// when one side does not prove to the other who it is.
+/// `ConnectionRefused` when there is no listener, `TimedOut` when the other node cannot be reached, `PermissionDenied` when one
+/// end fails to authenticate to the other.
 pub async fn connect(address: &str) -> io::Result<Link> {
     if let Some(ambient) = context::ambient() {
         return simulation::connect(ambient, address).await.map(simulated);
@@ -122,16 +123,16 @@ pub async fn connect(address: &str) -> io::Result<Link> {
     }
 }
 
-/// Connects as [`connect`] does, to one of `parties` and nobody else.
+/// Connects as [`connect`] does, but only to one of `parties`.
 ///
 /// # Errors
-/// As [`connect`]; `PermissionDenied` when somebody else answers.
+/// As [`connect`]; `PermissionDenied` when another party answers.
 pub async fn connect_to(address: &str, parties: &Parties) -> io::Result<Link> {
     let link = connect(address).await?;
     if parties.include(&link) {
         return Ok(link);
     }
-    LinksRefused.add(1);
+    LinksRejected.add(1);
     let peer = link.peer().unwrap_or_default();
     let reason = format!("{peer} answers at {address}, where one of these was expected: {parties}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
@@ -154,7 +155,7 @@ impl Listener {
         }
     }
 
-    /// The address to connect to: the one it was given, with what was left to chance (a port) filled in.
+    /// The address to connect to: the given address, with the parts that the system chose (a port).
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -165,37 +166,37 @@ impl Link {
         Link { sender: LinkSender { inner: sender }, receiver: LinkReceiver { inner: receiver }, principal: None }
     }
 
-    /// A link over a transport's halves. `peer` is the name that the other side proved to bear, if it did; it stands for an
-    /// organisation with this one identity.
+    /// A link over a transport's halves. `peer` is the name that the other end proved, if any; it stands for an organisation
+    /// with this one identity.
     pub fn new(sender: Box<dyn SendHalf>, receiver: Box<dyn ReceiveHalf>, peer: Option<&str>) -> Link {
         let mut link = Link::of(SenderInner::Transport(sender), ReceiverInner::Transport(receiver));
         link.principal = peer.map(|name| Principal::new(name, name));
         link
     }
 
-    /// The same link, whose other side proved to be an identity of an organisation.
+    /// The same link, whose other end proved an identity of an organisation.
     #[must_use]
     pub fn with_principal(mut self, principal: Principal) -> Link {
         self.principal = Some(principal);
         self
     }
 
-    /// The name that the other side proved to bear, which is its organisation's where links run between organisations;
-    /// `None` where the transport asks for no proof.
+    /// The name that the other end proved. On links between organisations this is its organisation. `None` if the transport
+    /// does not authenticate.
     pub fn peer(&self) -> Option<&str> {
         self.principal.as_ref().map(|principal| &*principal.organization)
     }
 
-    /// Who the other side proved to be.
+    /// The identity that the other end proved.
     pub fn principal(&self) -> Option<&Principal> {
         self.principal.as_ref()
     }
 
-    /// Waits for room, then sends. When the future is dropped before it completes, nothing was sent.
+    /// Waits for space, then sends. When the future is dropped before it completes, nothing was sent.
     ///
     /// # Errors
-    /// [`Closed`] when the link has ended. A message that was sent without an error may be lost all the same.
-    pub async fn send(&self, message: impl Into<Parts>) -> Result<(), Closed> {
+    /// [`Closed`] when the link has ended. A message that was sent without an error may still be lost.
+    pub async fn send(&self, message: impl Into<GatherList>) -> Result<(), Closed> {
         self.sender.send(message).await
     }
 
@@ -207,7 +208,7 @@ impl Link {
         self.receiver.receive().await
     }
 
-    /// Both halves, to be used by different tasks.
+    /// Both halves, for use by different tasks.
     pub fn split(self) -> (LinkSender, LinkReceiver) {
         (self.sender, self.receiver)
     }
@@ -218,7 +219,7 @@ impl LinkSender {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub async fn send(&self, message: impl Into<Parts>) -> Result<(), Closed> {
+    pub async fn send(&self, message: impl Into<GatherList>) -> Result<(), Closed> {
         let message = message.into();
         match &self.inner {
             SenderInner::Production(sender) => sender.send(message).await,
@@ -238,34 +239,34 @@ impl LinkReceiver {
     /// # Errors
     /// As [`Link::receive`].
     pub async fn receive(&mut self) -> Result<Bytes, Closed> {
-        self.receive_parts().await.map(Parts::concat)
+        self.receive_parts().await.map(GatherList::concat)
     }
 
-    /// Says that the bytes of the last message are accounted elsewhere, or not kept any more. The next call of
-    /// [`LinkReceiver::receive`] says so too.
+    /// Tells the link that the bytes of the last message are accounted elsewhere, or are no longer kept. The next call of
+    /// [`LinkReceiver::receive`] implies this too.
     pub fn release(&mut self) {
         if let ReceiverInner::Transport(receiver) = &mut self.inner {
             receiver.release();
         }
     }
 
-    /// From now on the link's unfinished messages are accounted to an organisation.
-    fn charge(&mut self, arriving: Arriving) {
-        // Other links are of this process: both sides share its memory.
+    /// From now on the link's unfinished messages count against an organisation.
+    fn charge(&mut self, arriving: ReceiveAccount) {
+        // Other links are within this process: both ends share its memory.
         if let ReceiverInner::Transport(receiver) = &mut self.inner {
             receiver.charge(arriving);
         }
     }
 
-    /// As [`Link::receive`], in parts if it came in parts: within one process nothing is copied.
+    /// As [`Link::receive`], in the parts in which it came: within one process nothing is copied.
     ///
     /// # Errors
     /// As [`Link::receive`].
-    pub async fn receive_parts(&mut self) -> Result<Parts, Closed> {
+    pub async fn receive_parts(&mut self) -> Result<GatherList, Closed> {
         match &mut self.inner {
             ReceiverInner::Production(receiver) => receiver.recv().await.ok_or(Closed),
-            ReceiverInner::Transport(receiver) => poll_fn(|cx| receiver.poll_receive(cx)).await.map(Parts::from),
-            ReceiverInner::Simulation(receiver) => receiver.receive().await.map(Parts::from),
+            ReceiverInner::Transport(receiver) => poll_fn(|cx| receiver.poll_receive(cx)).await.map(GatherList::from),
+            ReceiverInner::Simulation(receiver) => receiver.receive().await.map(GatherList::from),
         }
     }
 }

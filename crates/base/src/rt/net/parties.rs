@@ -1,4 +1,4 @@
-//! Who may be at the other end of a link.
+//! The parties that may be at the other end of a link.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::Link;
 
-/// The parties that one side of a link accepts at its other end, by the names that links prove: organisations where links
-/// run over TLS, processes where they run within an organisation.
+/// The parties that one end of a link accepts at its other end, by the names that links prove: organisations where links run
+/// over TLS, processes where they run within an organisation.
 ///
-/// A link without a proven name is accepted always: it comes from this process, from a simulation, or over a transport
-/// that was registered for a network on which everybody is trusted.
+/// A link without a proven name is always accepted: it comes from this process, from a simulation, or over a transport that was
+/// registered for a network on which all nodes are trusted.
 ///
 /// ```
 /// use base::rt::net::Parties;
@@ -23,12 +23,12 @@ use super::Link;
 pub struct Parties(Option<Arc<BTreeSet<String>>>);
 
 impl Parties {
-    /// Whoever the transport lets in.
+    /// Every party that the transport admits.
     pub fn anyone() -> Parties {
         Parties(None)
     }
 
-    /// These and nobody else.
+    /// These parties and no others.
     pub fn of<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Parties {
         Parties(Some(Arc::new(names.into_iter().map(Into::into).collect())))
     }
@@ -43,7 +43,7 @@ impl Parties {
         link.peer().is_none_or(|name| self.contains(name))
     }
 
-    /// How many there are, where that is known.
+    /// The number of parties, if they are named.
     pub fn count(&self) -> Option<usize> {
         self.0.as_ref().map(|names| names.len())
     }

@@ -11,7 +11,7 @@ use crate::rt::channel::{Closed, Receiver, Sender, bounded};
 static LISTENERS: Mutex<BTreeMap<String, Sender<Link>>> = Mutex::new(BTreeMap::new());
 
 fn listeners() -> MutexGuard<'static, BTreeMap<String, Sender<Link>>> {
-    // The table is whole between any two statements that could panic, so a poisoned lock is as good as another.
+    // The table is consistent between any two statements that could panic, so a poisoned lock does no harm.
     LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -31,7 +31,7 @@ pub fn listen(address: &str) -> io::Result<Listener> {
 }
 
 pub async fn connect(address: &str) -> io::Result<Link> {
-    let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, format!("nobody listens at {address}"));
+    let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, format!("there is no listener at {address}"));
     let backlog = listeners().get(address).cloned().ok_or_else(refused)?;
     let (near, far) = pair();
     backlog.send(far).await.map_err(|Closed| refused())?;

@@ -1,11 +1,11 @@
-//! Transports: what carries links beyond this process, by the scheme of an address.
+//! Transports, which carry links beyond this process. The scheme of an address selects its transport.
 //!
-//! 1. Whoever composes a process registers a transport for each scheme it serves: [`register`].
+//! 1. The code that composes a process registers a transport for each scheme it serves: [`register`].
 //! 2. [`super::listen`] and [`super::connect`] hand "scheme:rest" to the transport of the scheme. An address without a
-//!    registered scheme names a listener of this process, colons or not.
-//! 3. The transport gives [`super::Link`]s made of its own halves: [`super::Link::new`].
+//!    registered scheme names a listener of this process, even if it contains colons.
+//! 3. The transport returns [`super::Link`]s made of its own halves: [`super::Link::new`].
 //!
-//! In simulation no transport is asked: the simulation's links carry every address, and an address is a name.
+//! A simulation uses no transport: its own links carry every address, and an address is a name.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,67 +16,68 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{Arriving, Link, Parts};
+use super::{GatherList, Link, ReceiveAccount};
 use crate::rt::channel::{Closed, TrySendError};
 
-/// A future on the heap, for traits that are used as objects.
+/// A boxed future, for traits that are used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Carries links over something: sockets, TLS, a memory interconnect.
+/// Carries links over a medium: sockets, TLS, a memory interconnect.
 pub trait Transport: Send + Sync + 'static {
-    /// Listens at what follows the scheme in an address.
+    /// Listens at the part of an address behind the scheme.
     ///
     /// # Errors
-    /// `AddrInUse` when another listener has it; whatever else the medium says.
-    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>>;
+    /// `AddrInUse` when another listener has it; otherwise the medium's error.
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn TransportListener>>>;
 
-    /// Connects to what follows the scheme in an address.
+    /// Connects to the part of an address behind the scheme.
     ///
     /// # Errors
-    /// `ConnectionRefused` when nobody listens there, `PermissionDenied` when one side does not prove who it is,
-    /// `TimedOut` when nothing answers.
+    /// `ConnectionRefused` when there is no listener, `PermissionDenied` when one end fails to authenticate, `TimedOut` when
+    /// the other end does not answer.
     fn connect<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Link>>;
 }
 
 /// A transport's listener. Dropping it frees the address; accepted links live on.
-pub trait Listen: Send + 'static {
-    /// The next link; one that fails to come about is skipped. Losing the caller's interest loses no link.
+pub trait TransportListener: Send + 'static {
+    /// The next link; a link that fails to open is skipped. A caller that stops polling loses no link.
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Link, Closed>>;
 
-    /// Where it can be reached, after the scheme: with what was left to chance (a port) filled in.
+    /// The address at which it can be reached, without the scheme, with the parts that the system chose (a port).
     fn address(&self) -> String;
 }
 
-/// A transport's sending half. Dropping it lets the other side receive what was sent, then [`Closed`].
+/// A transport's sending half. When it is dropped, the other end receives what was sent, then [`Closed`].
 pub trait SendHalf: Send + Sync + 'static {
-    /// Sends if there is room now.
+    /// Sends if there is space now.
     ///
     /// # Errors
-    /// The message, when there is none or the link has ended.
-    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>>;
+    /// The message, when there is no space or the link has ended.
+    fn try_send(&self, message: GatherList) -> Result<(), TrySendError<GatherList>>;
 
-    /// Waits for room, then sends. Asked when [`SendHalf::try_send`] found none, so that its box is off the hot path.
-    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>>;
+    /// Waits for space, then sends. Called when [`SendHalf::try_send`] found none, so that boxing the future is off the hot
+    /// path.
+    fn send(&self, message: GatherList) -> BoxFuture<'_, Result<(), Closed>>;
 }
 
-/// A transport's receiving half. Dropping it makes the other side's sends fail, once it learns of it.
+/// A transport's receiving half. When it is dropped, the other end's sends fail, once that end learns of it.
 pub trait ReceiveHalf: Send + Sync + 'static {
-    /// The next message. Losing the caller's interest loses no message.
+    /// The next message. A caller that stops polling loses no message.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>>;
 
-    /// From now on the bytes of unfinished messages count against a budget; without one they count against none. A half
-    /// whose medium bounds them by itself need not do anything.
-    fn charge(&mut self, _arriving: Arriving) {}
+    /// From now on the bytes of unfinished messages count against a budget; without this call they count against none. A half
+    /// whose medium bounds them by itself may ignore the call.
+    fn charge(&mut self, _arriving: ReceiveAccount) {}
 
-    /// The bytes of the last message are accounted elsewhere.
+    /// The bytes of the last message are accounted elsewhere from now on.
     fn release(&mut self) {}
 }
 
 /// The transports of this process.
 static TRANSPORTS: RwLock<BTreeMap<String, Arc<dyn Transport>>> = RwLock::new(BTreeMap::new());
 
-/// Makes `transport` the one for addresses that begin with `scheme` and a colon, in place of an earlier one: links and
-/// listeners that the earlier one gave live on. Simulations do not see it.
+/// Registers `transport` for addresses that start with `scheme` and a colon, in place of an earlier one: links and listeners of
+/// the earlier one stay alive. Simulations do not use it.
 ///
 /// Panics when the scheme is empty or contains a colon.
 pub fn register(scheme: &str, transport: Arc<dyn Transport>) {

@@ -1,28 +1,28 @@
-//! Clocks of nodes, which go fast or slow by a rate that a run may change.
+//! Clocks of nodes, which run fast or slow at a rate that a run may change.
 
 use super::ids::NodeId;
-use super::world::Core;
+use super::world::WorldCore;
 
-/// How far a node's clock may drift either way, in millionths of true time: far more than any working clock does.
+/// The most that a node's clock may drift either way, in millionths of true time: far more than any working clock does.
 pub const CLOCK_DRIFT_PPM_MAX: i64 = 10_000;
 /// Millionths.
 const MILLION: u128 = 1_000_000;
 
-/// A node's clock: what it showed at some true time, and how fast it goes since.
+/// A node's clock: its reading at some true time, and its rate since then.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Clock {
+pub(super) struct NodeClock {
     true_nanos: u64,
     shown_nanos: u64,
     drift_ppm: i64,
 }
 
-impl Clock {
-    /// How many nanoseconds it counts in a million true ones.
+impl NodeClock {
+    /// The nanoseconds that it counts in a million true ones.
     fn rate(&self) -> u128 {
         MILLION.saturating_add_signed(i128::from(self.drift_ppm))
     }
 
-    /// What it shows at a true time that is not before the last change of its rate. Never goes back as time goes on.
+    /// Its reading at a true time that is not before the last change of its rate. Never goes back as time passes.
     pub(super) fn shown(&self, true_nanos: u64) -> u64 {
         let passed = u128::from(true_nanos.saturating_sub(self.true_nanos)) * self.rate() / MILLION;
         self.shown_nanos.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
@@ -35,12 +35,12 @@ impl Clock {
         self.true_nanos.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 
-    /// Changes its rate. False when it has that rate already.
+    /// Changes its rate. Returns false when it has that rate already.
     pub(super) fn set_drift(&mut self, now: u64, drift_ppm: i64) -> bool {
         if self.drift_ppm == drift_ppm {
             return false;
         }
-        *self = Clock { true_nanos: now, shown_nanos: self.shown(now), drift_ppm };
+        *self = NodeClock { true_nanos: now, shown_nanos: self.shown(now), drift_ppm };
         true
     }
 
@@ -49,13 +49,13 @@ impl Clock {
     }
 }
 
-impl Core {
-    /// What the clock of a node shows.
+impl WorldCore {
+    /// The reading of a node's clock.
     pub(super) fn clock_of(&self, node: NodeId) -> u64 {
         self.nodes[node.index()].clock.shown(self.clock)
     }
 
-    /// When the clock of a node will show `shown_nanos`, if its rate does not change.
+    /// The true time at which the clock of a node will show `shown_nanos`, if its rate does not change.
     pub(super) fn true_time(&self, node: NodeId, shown_nanos: u64) -> u64 {
         self.nodes[node.index()].clock.true_time(shown_nanos)
     }
@@ -72,7 +72,7 @@ mod tests {
             changes in proptest::collection::vec((0u64..1 << 40, -CLOCK_DRIFT_PPM_MAX..=CLOCK_DRIFT_PPM_MAX), 0..20),
             ahead in 0u64..1 << 40,
         ) {
-            let (mut clock, mut now) = (Clock::default(), 0);
+            let (mut clock, mut now) = (NodeClock::default(), 0);
             for (passed, drift_ppm) in changes {
                 let before = clock.shown(now);
                 now += passed;
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_clock_without_drift_shows_the_true_time() {
-        let clock = Clock::default();
+        let clock = NodeClock::default();
         assert_eq!((clock.shown(u64::MAX), clock.true_time(u64::MAX)), (u64::MAX, u64::MAX));
     }
 }

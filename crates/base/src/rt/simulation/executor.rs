@@ -1,12 +1,12 @@
-//! The executor: one thread, one task at a time, chosen by chance.
+//! The executor: one thread, one task at a time, chosen at random.
 //!
-//! 1. Tasks that were woken become ready; those of a paused node are parked until it goes on.
-//! 2. Timers that are due go off; functions that they call run here, on the driver, between tasks.
-//! 3. When nothing is ready the clock jumps to the next timer; when there is none, the run is deadlocked.
-//! 4. Otherwise one ready task is chosen by chance, the clock moves on a little, and the task is polled.
+//! 1. Tasks that were woken become ready; those of a paused node are parked until it resumes.
+//! 2. Timers that are due fire; functions that they call run here, on the driver, between tasks.
+//! 3. When no task is ready, the clock jumps to the next timer; if there is none, the run is deadlocked.
+//! 4. Otherwise one ready task is chosen at random, the clock advances a little, and the task is polled.
 //!
-//! Ready tasks are kept in the order of their numbers, so that the order of wake-ups within a step decides nothing. A
-//! wake-up from another thread would be beyond the seed's control and fails the run.
+//! Ready tasks are kept in the order of their numbers, so that the order of wake-ups within a step has no influence. A wake-up
+//! from another thread would be beyond the seed's control and fails the run.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -18,14 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 
-use super::failure::Reason;
-use super::ids::{DRIVER, Life, NodeId, TaskId};
+use super::failure::FailureReason;
+use super::ids::{DRIVER, Incarnation, NodeId, TaskId};
 use super::task::message_of;
-use super::timer::{Call, nanos_of};
-use super::trace::Event;
-use super::world::{Core, World};
+use super::timer::{TimerCallback, nanos_of};
+use super::trace::TraceEvent;
+use super::world::{World, WorldCore};
 use crate::collections::Map;
-use crate::rt::context::{self, Ambient};
+use crate::rt::context::{self, AmbientContext};
 
 /// The most virtual time that one poll takes, in nanoseconds.
 const POLL_NANOS_MAX: u64 = 2_000;
@@ -35,26 +35,26 @@ pub(super) type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// All tasks of a world.
 #[derive(Default)]
 pub(super) struct Tasks {
-    slots: Map<TaskId, Slot>,
+    slots: Map<TaskId, TaskSlot>,
     made: u64,
     /// Sorted.
     ready: Vec<TaskId>,
-    /// Panics that nobody has joined yet.
+    /// Panics of tasks that were not joined yet.
     pub panics: BTreeMap<TaskId, String>,
 }
 
-struct Slot {
-    life: Life,
+struct TaskSlot {
+    incarnation: Incarnation,
     label: &'static str,
-    /// Absent while it is polled.
+    /// `None` while it is polled.
     future: Option<BoxedFuture>,
     waker: Arc<TaskWaker>,
-    /// To be dropped rather than polled.
+    /// To be dropped instead of polled.
     aborted: bool,
 }
 
-/// Tasks woken since the executor last looked.
-pub(super) struct Woken {
+/// Tasks woken since the executor last checked.
+pub(super) struct WakeQueue {
     tasks: Mutex<Vec<TaskId>>,
     thread: ThreadId,
     foreign: AtomicBool,
@@ -63,13 +63,13 @@ pub(super) struct Woken {
 struct TaskWaker {
     task: TaskId,
     queued: AtomicBool,
-    woken: Arc<Woken>,
+    woken: Arc<WakeQueue>,
 }
 
-impl Woken {
-    pub(super) fn new() -> Arc<Woken> {
+impl WakeQueue {
+    pub(super) fn new() -> Arc<WakeQueue> {
         let thread = std::thread::current().id();
-        Arc::new(Woken { tasks: Mutex::default(), thread, foreign: AtomicBool::new(false) })
+        Arc::new(WakeQueue { tasks: Mutex::default(), thread, foreign: AtomicBool::new(false) })
     }
 
     fn push(&self, task: TaskId) {
@@ -79,7 +79,7 @@ impl Woken {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
-    /// Moves them into `taken`, which is empty.
+    /// Moves them into `taken`, which must be empty.
     fn take_into(&self, taken: &mut Vec<TaskId>) {
         std::mem::swap(taken, &mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -98,27 +98,27 @@ impl Wake for TaskWaker {
 }
 
 /// A task chosen to be polled, or to be dropped.
-struct Chosen {
+struct ChosenTask {
     task: TaskId,
-    life: Life,
+    life: Incarnation,
     future: BoxedFuture,
     waker: Waker,
     dropped: bool,
 }
 
-/// What to do next.
-enum Step {
-    Poll(Chosen),
-    Call(Vec<Call>),
+/// The next action.
+enum SchedulerStep {
+    Poll(ChosenTask),
+    Call(Vec<TimerCallback>),
     Again,
     Stop,
 }
 
 impl World {
-    /// Puts a task on a node; `None` when that life of the node is over, and the future is then dropped.
+    /// Starts a task on a node; `None` when that incarnation of the node is over, and the future is then dropped.
     pub(super) fn start_task(
         self: &Arc<Self>,
-        life: Life,
+        life: Incarnation,
         label: &'static str,
         future: impl FnOnce(TaskId) -> BoxedFuture,
     ) -> Option<TaskId> {
@@ -132,15 +132,16 @@ impl World {
         let future = future(task);
         let waker = Arc::new(TaskWaker { task, queued: AtomicBool::new(false), woken: Arc::clone(&self.woken) });
         self.with(|core| {
-            core.record(Event::Spawned { task, node: life.node });
-            let slot = Slot { life, label, future: Some(future), waker: Arc::clone(&waker), aborted: false };
+            core.record(TraceEvent::Spawned { task, node: life.node });
+            let slot =
+                TaskSlot { incarnation: life, label, future: Some(future), waker: Arc::clone(&waker), aborted: false };
             core.tasks.slots.insert(task, slot);
         });
         waker.wake();
         Some(task)
     }
 
-    /// Asks for a task's future to be dropped when it is next chosen.
+    /// Requests that a task's future is dropped when it is next chosen.
     pub(super) fn abort_task(&self, task: TaskId) {
         self.with(|core| {
             if let Some(slot) = core.tasks.slots.get_mut(&task) {
@@ -151,7 +152,7 @@ impl World {
         });
     }
 
-    /// Polls tasks until `is_done` says so or the run fails.
+    /// Polls tasks until `is_done` returns true or the run fails.
     pub(super) fn execute(self: &Arc<Self>, mut is_done: impl FnMut() -> bool) {
         let mut woken = Vec::new();
         loop {
@@ -159,34 +160,34 @@ impl World {
             let step = self.with(|core| {
                 woken.drain(..).for_each(|task| core.admit(task));
                 if self.woken.foreign.load(Ordering::SeqCst) {
-                    core.fail(Reason::ForeignWake);
+                    core.fail(FailureReason::ForeignWake);
                 }
                 core.choose(is_done())
             });
             match step {
-                Step::Poll(chosen) => self.poll_task(chosen),
-                Step::Call(calls) => calls.into_iter().for_each(|call| self.call(call)),
-                Step::Again => {}
-                Step::Stop => return,
+                SchedulerStep::Poll(chosen) => self.poll_task(chosen),
+                SchedulerStep::Call(calls) => calls.into_iter().for_each(|call| self.call(call)),
+                SchedulerStep::Again => {}
+                SchedulerStep::Stop => return,
             }
         }
     }
 
     /// Calls a function on the driver. Its panic fails the run.
-    pub(super) fn call(self: &Arc<Self>, call: Call) {
-        // The driver has one life.
-        let life = Life { node: DRIVER, incarnation: 0 };
-        let _entered = context::enter(Ambient { world: Arc::clone(self), life });
-        // Nothing of the function is left after a panic.
+    pub(super) fn call(self: &Arc<Self>, call: TimerCallback) {
+        // The driver has only one incarnation.
+        let life = Incarnation { node: DRIVER, incarnation: 0 };
+        let _entered = context::enter(AmbientContext { world: Arc::clone(self), incarnation: life });
+        // The function is dropped after a panic, so nothing observes its broken state.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
             let text = format!("a timer's function panicked: {}", message_of(&*payload));
-            self.with(|core| core.fail(Reason::Panic(text)));
+            self.with(|core| core.fail(FailureReason::Panic(text)));
         }
     }
 
-    fn poll_task(self: &Arc<Self>, chosen: Chosen) {
-        let Chosen { task, life, mut future, waker, dropped } = chosen;
-        let _entered = context::enter(Ambient { world: Arc::clone(self), life });
+    fn poll_task(self: &Arc<Self>, chosen: ChosenTask) {
+        let ChosenTask { task, life, mut future, waker, dropped } = chosen;
+        let _entered = context::enter(AmbientContext { world: Arc::clone(self), incarnation: life });
         // The future catches the panics of the task within it; see `task::supervise`.
         let finished = dropped || future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
         let leftover = self.with(|core| {
@@ -196,7 +197,7 @@ impl World {
             };
             if finished || !alive {
                 slot.remove();
-                core.record(Event::Ended { task });
+                core.record(TraceEvent::Ended { task });
                 return Some(future);
             }
             slot.get_mut().future = Some(future);
@@ -205,33 +206,32 @@ impl World {
         drop(leftover);
     }
 
-    /// Drops every task of `node` (of all nodes for `None`) but the one that is being polled.
+    /// Drops every task of `node` (of all nodes for `None`) except the one that is being polled.
     pub(super) fn drop_tasks(self: &Arc<Self>, node: Option<NodeId>) {
         loop {
             // One by one: dropping a future may spawn, wake or drop others.
             let doomed = self.with(|core| {
-                let found = core
-                    .tasks
-                    .slots
-                    .iter()
-                    .filter(|(_, slot)| slot.future.is_some() && node.is_none_or(|node| slot.life.node == node));
+                let found =
+                    core.tasks.slots.iter().filter(|(_, slot)| {
+                        slot.future.is_some() && node.is_none_or(|node| slot.incarnation.node == node)
+                    });
                 let task = *found.map(|(task, _)| task).min()?;
                 let slot = core.tasks.slots.remove(&task).expect("the task was just found");
-                core.record(Event::Ended { task });
-                Some((slot.life, slot.future))
+                core.record(TraceEvent::Ended { task });
+                Some((slot.incarnation, slot.future))
             });
             let Some((life, future)) = doomed else { return };
-            let _entered = context::enter(Ambient { world: Arc::clone(self), life });
+            let _entered = context::enter(AmbientContext { world: Arc::clone(self), incarnation: life });
             drop(future);
         }
     }
 }
 
-impl Core {
+impl WorldCore {
     /// Makes a woken task ready, or parks it when its node is paused.
     fn admit(&mut self, task: TaskId) {
         let Some(slot) = self.tasks.slots.get(&task) else { return };
-        let node = &mut self.nodes[slot.life.node.index()];
+        let node = &mut self.nodes[slot.incarnation.node.index()];
         if node.paused {
             node.parked.push(task);
         } else if let Err(place) = self.tasks.ready.binary_search(&task) {
@@ -242,7 +242,7 @@ impl Core {
     /// Parks the ready tasks of a node that has been paused.
     pub(super) fn park(&mut self, node: NodeId) {
         let slots = &self.tasks.slots;
-        let of_node = |task: &TaskId| slots.get(task).is_some_and(|slot| slot.life.node == node);
+        let of_node = |task: &TaskId| slots.get(task).is_some_and(|slot| slot.incarnation.node == node);
         let parked: Vec<TaskId> = self.tasks.ready.iter().copied().filter(of_node).collect();
         self.tasks.ready.retain(|task| !of_node(task));
         self.node(node).parked.extend(parked);
@@ -254,42 +254,42 @@ impl Core {
         parked.into_iter().for_each(|task| self.admit(task));
     }
 
-    fn choose(&mut self, done: bool) -> Step {
+    fn choose(&mut self, done: bool) -> SchedulerStep {
         if done || self.failure.is_some() {
-            return Step::Stop;
+            return SchedulerStep::Stop;
         }
         if self.fire_due() {
             let calls = std::mem::take(&mut self.calls);
-            return if calls.is_empty() { Step::Again } else { Step::Call(calls) };
+            return if calls.is_empty() { SchedulerStep::Again } else { SchedulerStep::Call(calls) };
         }
         if self.clock > nanos_of(self.settings.time_max) {
-            self.fail(Reason::TimeLimit(self.settings.time_max));
-            return Step::Stop;
+            self.fail(FailureReason::TimeLimit(self.settings.time_max));
+            return SchedulerStep::Stop;
         }
         if self.tasks.ready.is_empty() {
             match self.next_deadline() {
                 Some(deadline) => self.clock = deadline,
                 None => {
                     let waiting = self.waiting();
-                    self.fail(Reason::Deadlock(waiting));
+                    self.fail(FailureReason::Deadlock(waiting));
                 }
             }
-            return Step::Again;
+            return SchedulerStep::Again;
         }
-        let place = self.chance.index(self.tasks.ready.len());
+        let place = self.rng.index(self.tasks.ready.len());
         let task = self.tasks.ready.remove(place);
-        let Some(slot) = self.tasks.slots.get_mut(&task) else { return Step::Again };
+        let Some(slot) = self.tasks.slots.get_mut(&task) else { return SchedulerStep::Again };
         slot.waker.queued.store(false, Ordering::SeqCst);
         let future = slot.future.take().expect("only one task is polled at a time");
         let waker = Waker::from(Arc::clone(&slot.waker));
-        let chosen = Chosen { task, life: slot.life, future, waker, dropped: slot.aborted };
+        let chosen = ChosenTask { task, life: slot.incarnation, future, waker, dropped: slot.aborted };
         self.steps += 1;
         if self.steps > self.settings.steps_max {
-            self.fail(Reason::StepLimit(self.settings.steps_max));
+            self.fail(FailureReason::StepLimit(self.settings.steps_max));
         }
-        self.clock += 1 + self.chance.below(POLL_NANOS_MAX);
-        self.record(Event::Polled { task });
-        Step::Poll(chosen)
+        self.clock += 1 + self.rng.below(POLL_NANOS_MAX);
+        self.record(TraceEvent::Polled { task });
+        SchedulerStep::Poll(chosen)
     }
 
     /// Node, number and code of every task.
@@ -301,13 +301,13 @@ impl Core {
 
     pub(super) fn task_name(&self, task: TaskId) -> String {
         match self.tasks.slots.get(&task) {
-            Some(slot) => format!("{} {task} ({})", self.node_name(slot.life.node), slot.label),
+            Some(slot) => format!("{} {task} ({})", self.node_name(slot.incarnation.node), slot.label),
             None => task.to_string(),
         }
     }
 }
 
-/// Lets a future be polled once more after all that is ready now had its chance.
+/// Lets a future be polled once more after all tasks that are ready now have run.
 pub(in crate::rt) async fn yield_once() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! Numbers of the simulated world's things, counted up from 0 in the order of their making.
+//! Numbers of the objects of a simulated world, counted up from 0 in the order of their creation.
 
 use std::fmt;
 
@@ -29,23 +29,23 @@ id! {
     LinkId, "link"
 }
 id! {
-    /// A file of one node, whatever its names.
+    /// A file of one node, independent of its names.
     InodeId, "file"
 }
 
-/// The node on which the run's own future lives. It cannot crash.
+/// The node of the run's own future. It cannot crash.
 pub(in crate::rt) const DRIVER: NodeId = NodeId(0);
 
 impl NodeId {
-    /// Where its world has it. Nodes are never removed.
+    /// Its index in its world. Nodes are never removed.
     pub(super) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// One life of a node: from a start to the next crash.
+/// One incarnation of a node: from a start to the next crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::rt) struct Life {
+pub(in crate::rt) struct Incarnation {
     pub(in crate::rt) node: NodeId,
     pub(in crate::rt) incarnation: u64,
 }

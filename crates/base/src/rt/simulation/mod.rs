@@ -1,4 +1,4 @@
-//! The simulated world: a seeded executor on one thread, with its own clock, chance, disks and network.
+//! The simulated world: a seeded executor on one thread, with its own clock, random generator, disks and network.
 //!
 //! ```
 //! use base::rt::{self, simulation::Simulation};
@@ -15,25 +15,24 @@
 //! assert_eq!(report.expect("the run succeeds").value, 42);
 //! ```
 //!
-//! 1. [`Simulation::run`] makes a world from a seed and runs a future in it, on a node called `driver`. The run ends when
-//!    that future does; tasks that are left are dropped.
-//! 2. [`Sim::node`] names further nodes. Tasks spawned from a node's task live on that node, and so do the directories
-//!    that they open and the links that they make.
-//! 3. Faults come from the [`Sim`] and [`Node`] handles, from a [`Plan`] in text or by chance, or at [fault
-//!    points](crate::rt::fault_point) in the code.
-//! 4. The [`Report`] has a digest of everything that happened. [`Simulation::check`] runs a seed twice and compares.
+//! 1. [`Simulation::run`] creates a world from a seed and runs a future in it, on a node called `driver`. The run ends when
+//!    that future does; remaining tasks are dropped.
+//! 2. [`Sim::node`] names further nodes. Tasks spawned from a node's task live on that node, and so do the directories that
+//!    they open and the links that they make.
+//! 3. Faults come from three sources: the [`Sim`] and [`SimNode`] handles; a [`FaultPlan`], written as text or random; and
+//!    [fault points](crate::rt::fault_point) in the code.
+//! 4. The [`SimulationReport`] has a digest of all events. [`Simulation::check`] runs a seed twice and compares the digests.
 //!
-//! What each model does to the code under test is written at the head of `disk` and `net` in this folder.
+//! The heads of `disk` and `net` in this folder describe how each model treats the code under test.
 //!
-//! Each node has a clock of its own, which shows the true time unless [`Node::set_clock_drift_ppm`] or a plan lets it drift;
-//! `rt::now`, `rt::sleep` and time-outs of its tasks follow it, links and disks do not.
+//! Each node has its own clock, which shows the true time unless [`SimNode::set_clock_drift_ppm`] or a plan lets it drift.
+//! `rt::now`, `rt::sleep` and time-outs of the node's tasks follow its clock; links and disks follow the true time.
 //!
-//! Invariants: the seed and the code decide everything. Worlds on different threads know nothing of one another.
+//! Invariants: the seed and the code decide everything. Worlds on different threads are independent.
 //!
-//! Left to the caller: nodes share nothing but links; a Rust channel or an `Arc` between two nodes would outlive what a
-//! crash ends.
+//! The caller must ensure that nodes share only links; a Rust channel or an `Arc` shared by two nodes would survive a crash
+//! that should end it.
 
-mod chance;
 mod clock;
 mod disk;
 mod executor;
@@ -42,6 +41,7 @@ mod ids;
 mod net;
 mod node;
 mod plan;
+mod rng;
 mod sim;
 mod task;
 mod timer;
@@ -57,57 +57,57 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::Value;
-use crate::rt::context::{self, Ambient};
+use crate::event::EventValue;
+use crate::rt::context::{self, AmbientContext};
 
-pub use chance::Chance;
 pub use clock::CLOCK_DRIFT_PPM_MAX;
-pub use disk::{Disk, DiskCopy, DiskOperation, SECTOR_BYTES};
-pub use failure::{Failure, Reason};
-pub use node::Node;
-pub use plan::{Bounds, Fault, FaultKind, ParsePlanError, Plan, Step};
+pub use disk::{DiskCopy, DiskOperation, SECTOR_BYTES, SimDisk};
+pub use failure::{FailureReason, SimulationFailure};
+pub use node::SimNode;
+pub use plan::{Fault, FaultKind, FaultPlan, FaultPlanLimits, FaultStep, ParsePlanError};
+pub use rng::Prng;
 pub use sim::Sim;
-pub use trace::Digest;
+pub use trace::TraceDigest;
 
 pub(in crate::rt) use disk::{Directory, File};
 pub(in crate::rt) use executor::yield_once;
-pub(in crate::rt) use ids::Life;
+pub(in crate::rt) use ids::Incarnation;
 pub(in crate::rt) use net::{LinkReceiver, LinkSender, Listener, connect, listen};
 pub(in crate::rt) use task::{Task, spawn};
 pub(in crate::rt) use timer::Sleep;
 pub(in crate::rt) use world::World;
 
-/// What the wall clock shows when a run begins: 2025-01-01T00:00:00Z, in nanoseconds since the Unix epoch.
+/// The wall clock at the start of a run: 2025-01-01T00:00:00Z, in nanoseconds since the Unix epoch.
 pub const WALL_START_NANOS: u64 = 1_735_689_600_000_000_000;
 /// The most virtual time that a call of `rt::blocking` takes before its function runs.
 pub(in crate::rt) const BLOCKING_DELAY_MAX: Duration = Duration::from_micros(200);
 
-/// A run to be made: its seed and its limits.
+/// A run before it starts: its seed and its limits.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    settings: world::Settings,
+    settings: world::WorldConfig,
 }
 
 /// A run that succeeded.
 #[derive(Clone, Debug)]
-pub struct Report<T> {
+pub struct SimulationReport<T> {
     /// What the run's future returned.
     pub value: T,
-    /// Repeats the run.
+    /// The seed, which repeats the run.
     pub seed: u64,
-    /// Of everything that happened.
-    pub digest: Digest,
-    /// Tasks polled.
+    /// The digest of all events.
+    pub digest: TraceDigest,
+    /// Number of polls.
     pub steps: u64,
-    /// Virtual time.
+    /// Virtual time of the run.
     pub elapsed: Duration,
-    /// Fault points reached.
+    /// Fault points that were reached.
     pub fault_points: BTreeMap<&'static str, FaultPoint>,
-    /// Events counted.
-    pub events: BTreeMap<&'static str, Value>,
+    /// Values of the events.
+    pub events: BTreeMap<&'static str, EventValue>,
 }
 
-/// How often a run came by a fault point.
+/// Statistics of a fault point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultPoint {
     /// How often it was reached.
@@ -120,7 +120,7 @@ impl Simulation {
     /// A run for `seed`, with limits that suit a test: ten million steps, one day.
     pub fn new(seed: u64) -> Simulation {
         Simulation {
-            settings: world::Settings {
+            settings: world::WorldConfig {
                 seed,
                 steps_max: 10_000_000,
                 time_max: Duration::from_secs(24 * 3600),
@@ -152,14 +152,14 @@ impl Simulation {
         self
     }
 
-    /// How long messages on links take.
+    /// Sets how long messages on links take.
     #[must_use]
     pub fn link_delay(mut self, delay: Range<Duration>) -> Simulation {
         self.settings.link_delay = delay;
         self
     }
 
-    /// How long disks take to make something durable.
+    /// Sets how long disks take to make something durable.
     #[must_use]
     pub fn sync_delay(mut self, delay: Range<Duration>) -> Simulation {
         self.settings.sync_delay = delay;
@@ -171,9 +171,9 @@ impl Simulation {
     /// Panics when called within a simulation.
     ///
     /// # Errors
-    /// When a task panicked and nobody joined it, nothing can happen any more, or a limit was reached. The error's text
-    /// names the seed.
-    pub fn run<F, Fut>(self, f: F) -> Result<Report<Fut::Output>, Box<Failure>>
+    /// When a task panicked and was not joined, no task can make progress, or a limit was reached. The error's text names the
+    /// seed.
+    pub fn run<F, Fut>(self, f: F) -> Result<SimulationReport<Fut::Output>, Box<SimulationFailure>>
     where
         F: FnOnce(Sim) -> Fut,
         Fut: Future + Send + 'static,
@@ -182,9 +182,9 @@ impl Simulation {
         assert!(!context::is_simulation(), "a simulation does not run within another");
         let world = World::new(self.settings);
         let driver = world.node("driver");
-        let life = world.current_life(driver.id());
+        let life = world.current_incarnation(driver.id());
         let mut root = {
-            let _entered = context::enter(Ambient { world: Arc::clone(&world), life });
+            let _entered = context::enter(AmbientContext { world: Arc::clone(&world), incarnation: life });
             spawn(&world, life, Box::pin(f(Sim::new(Arc::clone(&world)))), std::any::type_name::<Fut>())
         };
         world.execute(|| root.is_finished());
@@ -196,7 +196,7 @@ impl Simulation {
         let (failure, report, recent) = world.with(|core| {
             let failure = core.failure.take();
             let recent = failure.as_ref().map(|_| core.trace.recent(|node| core.node_name(node)));
-            let report = Report {
+            let report = SimulationReport {
                 value: (),
                 seed: core.settings.seed,
                 digest: core.trace.digest(),
@@ -219,8 +219,8 @@ impl Simulation {
     /// Runs twice and compares the digests. Returns the second run's report.
     ///
     /// # Errors
-    /// As [`Simulation::run`]; and [`Reason::Diverged`] when the seed did not decide everything.
-    pub fn check<F, Fut>(self, f: F) -> Result<Report<Fut::Output>, Box<Failure>>
+    /// As [`Simulation::run`]; and [`FailureReason::Diverged`] when the seed did not decide the whole run.
+    pub fn check<F, Fut>(self, f: F) -> Result<SimulationReport<Fut::Output>, Box<SimulationFailure>>
     where
         F: Fn(Sim) -> Fut,
         Fut: Future + Send + 'static,
@@ -231,19 +231,19 @@ impl Simulation {
         if first.digest == second.digest {
             return Ok(second);
         }
-        let reason = Reason::Diverged(first.digest, second.digest);
+        let reason = FailureReason::Diverged(first.digest, second.digest);
         Err(Box::new(second.into_failure(reason, Vec::new())))
     }
 }
 
-impl<T> Report<T> {
-    fn with_value<U>(self, value: U) -> Report<U> {
-        let Report { value: _, seed, digest, steps, elapsed, fault_points, events } = self;
-        Report { value, seed, digest, steps, elapsed, fault_points, events }
+impl<T> SimulationReport<T> {
+    fn with_value<U>(self, value: U) -> SimulationReport<U> {
+        let SimulationReport { value: _, seed, digest, steps, elapsed, fault_points, events } = self;
+        SimulationReport { value, seed, digest, steps, elapsed, fault_points, events }
     }
 
-    fn into_failure(self, reason: Reason, recent: Vec<String>) -> Failure {
-        let Report { seed, digest, steps, elapsed, .. } = self;
-        Failure { seed, reason, digest, steps, elapsed, recent }
+    fn into_failure(self, reason: FailureReason, recent: Vec<String>) -> SimulationFailure {
+        let SimulationReport { seed, digest, steps, elapsed, .. } = self;
+        SimulationFailure { seed, reason, digest, steps, elapsed, recent }
     }
 }

@@ -1,19 +1,19 @@
-//! Nodes: named places where tasks live, that can crash, pause and start again.
+//! Nodes: named machines on which tasks live, and which can crash, pause and start again.
 
 use std::future::Future;
 use std::sync::Arc;
 
-use super::clock::{CLOCK_DRIFT_PPM_MAX, Clock};
-use super::disk::{Disk, DiskState};
+use super::clock::{CLOCK_DRIFT_PPM_MAX, NodeClock};
+use super::disk::{DiskState, SimDisk};
 use super::executor::BoxedFuture;
-use super::ids::{DRIVER, Life, NodeId, TaskId};
-use super::timer::Call;
-use super::trace::Event;
-use super::world::{Core, World};
-use crate::rt::context::{self, Ambient};
+use super::ids::{DRIVER, Incarnation, NodeId, TaskId};
+use super::timer::TimerCallback;
+use super::trace::TraceEvent;
+use super::world::{World, WorldCore};
+use crate::rt::context::{self, AmbientContext};
 use crate::rt::task::Task;
 
-pub(super) type Boot = Arc<dyn Fn() -> BoxedFuture + Send + Sync>;
+pub(super) type BootFunction = Arc<dyn Fn() -> BoxedFuture + Send + Sync>;
 
 /// A node of the world.
 pub(super) struct NodeState {
@@ -22,26 +22,26 @@ pub(super) struct NodeState {
     pub incarnation: u64,
     pub up: bool,
     pub paused: bool,
-    /// Woken while the node was paused.
+    /// Tasks woken while the node was paused.
     pub parked: Vec<TaskId>,
-    pub boot: Option<Boot>,
+    pub boot: Option<BootFunction>,
     pub disk: DiskState,
-    pub clock: Clock,
-    /// Called when this life ends.
-    pub crash_calls: Vec<Call>,
+    pub clock: NodeClock,
+    /// Functions to call when this incarnation ends.
+    pub crash_calls: Vec<TimerCallback>,
 }
 
 /// A node of a simulation. Clones name the same node.
 #[derive(Clone)]
-pub struct Node {
+pub struct SimNode {
     world: Arc<World>,
     id: NodeId,
     name: Arc<str>,
 }
 
 impl World {
-    /// The node of a name, made at its first use.
-    pub(super) fn node(self: &Arc<Self>, name: &str) -> Node {
+    /// The node with this name, created at its first use.
+    pub(super) fn node(self: &Arc<Self>, name: &str) -> SimNode {
         let (id, name) = self.with(|core| {
             let found = core.nodes.iter().position(|node| &*node.name == name);
             let id = NodeId(found.unwrap_or(core.nodes.len()) as u64);
@@ -57,25 +57,25 @@ impl World {
                 parked: Vec::new(),
                 boot: None,
                 disk: DiskState::default(),
-                clock: Clock::default(),
+                clock: NodeClock::default(),
                 crash_calls: Vec::new(),
             };
             core.nodes.push(state);
             (id, name)
         });
-        Node { world: Arc::clone(self), id, name }
+        SimNode { world: Arc::clone(self), id, name }
     }
 
-    /// Drops all functions that are to be called: they may hold handles of the world, which would keep it alive for good.
+    /// Drops all functions that are still to be called: they may hold handles of the world, which would keep it alive for ever.
     pub(super) fn forget_functions(&self) {
         let boots = self.with(|core| core.nodes.iter_mut().map(|node| node.boot.take()).collect::<Vec<_>>());
-        // Outside of the lock, because dropping may come back here.
+        // Outside the lock, because dropping may call this code again.
         drop(boots);
-        // Dropping one may set others, as few times as handles nest.
+        // Dropping one may set others, at most as often as handles nest.
         loop {
             let (alarms, calls) = self.with(|core| {
                 let calls = core.nodes.iter_mut().flat_map(|node| std::mem::take(&mut node.crash_calls));
-                let calls: Vec<Call> = calls.chain(std::mem::take(&mut core.calls)).collect();
+                let calls: Vec<TimerCallback> = calls.chain(std::mem::take(&mut core.calls)).collect();
                 (core.take_alarms(), calls)
             });
             if alarms.is_empty() && calls.is_empty() {
@@ -84,18 +84,18 @@ impl World {
         }
     }
 
-    pub(super) fn current_life(&self, node: NodeId) -> Life {
-        self.with(|core| Life { node, incarnation: core.node(node).incarnation })
+    pub(super) fn current_incarnation(&self, node: NodeId) -> Incarnation {
+        self.with(|core| Incarnation { node, incarnation: core.node(node).incarnation })
     }
 }
 
-impl Core {
+impl WorldCore {
     fn note_fault(&mut self, text: String) {
-        self.record(Event::Fault(text));
+        self.record(TraceEvent::Fault(text));
     }
 }
 
-impl Node {
+impl SimNode {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -108,31 +108,31 @@ impl Node {
         F::Output: Send + 'static,
     {
         self.world.with(|core| core.node(self.id).up = true);
-        Task::simulated(&self.world, self.world.current_life(self.id), future)
+        Task::simulated(&self.world, self.world.current_incarnation(self.id), future)
     }
 
-    /// Sets what the node runs and starts it; [`Node::restart`] runs it again.
+    /// Sets the node's boot function and starts it; [`SimNode::restart`] runs it again.
     pub fn start<F, Fut>(&self, boot: F)
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let boot: Boot = Arc::new(move || Box::pin(boot()));
+        let boot: BootFunction = Arc::new(move || Box::pin(boot()));
         self.world.with(|core| core.node(self.id).boot = Some(Arc::clone(&boot)));
         self.boot(&boot);
     }
 
-    fn boot(&self, boot: &Boot) {
+    fn boot(&self, boot: &BootFunction) {
         let future = {
-            let life = self.world.current_life(self.id);
-            let _entered = context::enter(Ambient { world: Arc::clone(&self.world), life });
+            let life = self.world.current_incarnation(self.id);
+            let _entered = context::enter(AmbientContext { world: Arc::clone(&self.world), incarnation: life });
             boot()
         };
         drop(self.spawn(future));
     }
 
-    /// Ends everything on the node at once: its tasks are dropped, what it had not synced to disk is kept, lost or torn
-    /// by chance, its links break. A node that is down stays so.
+    /// Ends everything on the node at once: its tasks are dropped; each write that it had not synced is randomly kept, lost or
+    /// torn; its links break. A node that is down stays down.
     ///
     /// Panics for the driver, which cannot crash.
     pub fn crash(&self) {
@@ -175,7 +175,7 @@ impl Node {
         }
     }
 
-    /// Lets none of the node's tasks run until [`Node::resume`], as if its processor were taken away. Time goes on.
+    /// Stops all tasks of the node until [`SimNode::resume`], as if it had no processor. Time continues.
     ///
     /// Panics for the driver.
     pub fn pause(&self) {
@@ -205,15 +205,15 @@ impl Node {
         self.world.with(|core| core.node(self.id).up)
     }
 
-    /// Whether its tasks are held up by [`Node::pause`].
+    /// Whether its tasks are stopped by [`SimNode::pause`].
     pub fn is_paused(&self) -> bool {
         self.world.with(|core| core.node(self.id).paused)
     }
 
-    /// Calls a function, on the driver, when this life of the node ends by a crash, after its tasks were dropped: for models
-    /// of what a machine has besides tasks, disks and links. At once when the node is down.
+    /// Calls a function on the driver when this incarnation of the node ends by a crash, after its tasks were dropped: for
+    /// models of parts of a machine other than tasks, disks and links. Calls it at once when the node is down.
     pub fn when_crashed(&self, call: impl FnOnce() + Send + 'static) {
-        let call: Call = Box::new(call);
+        let call: TimerCallback = Box::new(call);
         let late = self.world.with(|core| {
             let node = core.node(self.id);
             if !node.up {
@@ -225,8 +225,8 @@ impl Node {
         late.into_iter().for_each(|call| self.world.call(call));
     }
 
-    /// Lets the node's clock go fast (above 0) or slow from now on, by so many millionths of true time: at most
-    /// [`CLOCK_DRIFT_PPM_MAX`] either way. What the clock shows never jumps. It outlives crashes.
+    /// Makes the node's clock run fast (above 0) or slow from now on, by `ppm` millionths of true time: at most
+    /// [`CLOCK_DRIFT_PPM_MAX`] either way. The reading of the clock never jumps. The drift survives crashes.
     ///
     /// Panics for more, and for the driver, whose clock is the true one.
     pub fn set_clock_drift_ppm(&self, ppm: i64) {
@@ -241,31 +241,31 @@ impl Node {
         });
     }
 
-    /// What [`Node::set_clock_drift_ppm`] has set; 0 at first.
+    /// The drift set by [`SimNode::set_clock_drift_ppm`]; 0 at first.
     pub fn clock_drift_ppm(&self) -> i64 {
         self.world.with(|core| core.node(self.id).clock.drift_ppm())
     }
 
-    /// The node on which the caller's task runs; `None` outside of a simulation.
-    pub fn current() -> Option<Node> {
-        let Ambient { world, life } = context::ambient()?;
+    /// The node on which the caller's task runs; `None` outside a simulation.
+    pub fn current() -> Option<SimNode> {
+        let AmbientContext { world, incarnation: life } = context::ambient()?;
         let name = world.with(|core| Arc::clone(&core.node(life.node).name));
-        Some(Node { world, id: life.node, name })
+        Some(SimNode { world, id: life.node, name })
     }
 
-    /// How often the node has crashed: the number of its present life, or, while it is down, of its next.
+    /// The number of crashes of the node: the number of its present incarnation, or, while it is down, of its next.
     pub fn crashes(&self) -> u64 {
         self.world.with(|core| core.node(self.id).incarnation)
     }
 
     /// Whether messages from it to another node are stopped.
-    pub fn is_cut_to(&self, other: &Node) -> bool {
+    pub fn is_cut_to(&self, other: &SimNode) -> bool {
         self.world.with(|core| core.is_cut(self.id, other.id))
     }
 
-    /// Its disk, which outlives crashes.
-    pub fn disk(&self) -> Disk {
-        Disk::new(Arc::clone(&self.world), self.id)
+    /// Its disk, which survives crashes.
+    pub fn disk(&self) -> SimDisk {
+        SimDisk::new(Arc::clone(&self.world), self.id)
     }
 
     pub(super) fn id(&self) -> NodeId {
@@ -273,7 +273,7 @@ impl Node {
     }
 }
 
-impl std::fmt::Debug for Node {
+impl std::fmt::Debug for SimNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Node({})", self.name)
     }

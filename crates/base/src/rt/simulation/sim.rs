@@ -1,15 +1,15 @@
-//! The handle that a run's future gets: nodes, faults, plans.
+//! The handle that a run's future receives, with which it creates nodes, injects faults and applies plans.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::FaultPoint;
-use super::chance::Chance;
-use super::node::Node;
-use super::plan::{Fault, Plan};
-use super::timer::{Alarm, Sleep};
-use super::trace::{Digest, Event};
+use super::node::SimNode;
+use super::plan::{Fault, FaultPlan};
+use super::rng::Prng;
+use super::timer::{Sleep, TimerAction};
+use super::trace::{TraceDigest, TraceEvent};
 use super::world::World;
 
 /// A simulated world, from the inside. Clones are the same world.
@@ -28,47 +28,47 @@ impl Sim {
         self.world.settings.seed
     }
 
-    /// A generator of its own for a workload, seeded from the run's chance.
-    pub fn chance(&self) -> Chance {
-        self.world.with(|core| Chance::new(core.chance.number()))
+    /// A separate random generator for a workload, seeded from the run's generator.
+    pub fn rng(&self) -> Prng {
+        self.world.with(|core| Prng::new(core.rng.number()))
     }
 
-    /// The node of a name, made at its first use.
-    pub fn node(&self, name: &str) -> Node {
+    /// The node with this name, created at its first use.
+    pub fn node(&self, name: &str) -> SimNode {
         self.world.node(name)
     }
 
-    /// The digest of all that has happened so far.
-    pub fn digest(&self) -> Digest {
+    /// The digest of all events so far.
+    pub fn digest(&self) -> TraceDigest {
         self.world.with(|core| core.trace.digest())
     }
 
-    /// Writes a line into the trace, and so into the digest: what an observer saw, say.
+    /// Adds a line to the trace, and so to the digest: an observation, for example.
     pub fn note(&self, line: impl fmt::Display) {
         let line = line.to_string();
-        self.world.with(|core| core.record(Event::Note(line)));
+        self.world.with(|core| core.record(TraceEvent::Note(line)));
     }
 
-    /// Stops all messages between two nodes, both ways, until [`Sim::heal`]. Links that are cut for long break.
+    /// Stops all messages between two nodes, both ways, until [`Sim::heal`]. Links that are cut for a long time break.
     pub fn cut(&self, one: &str, other: &str) {
         self.mute(one, other);
         self.mute(other, one);
     }
 
-    /// Stops messages from one node to another, and not the other way, until [`Sim::heal`].
+    /// Stops messages from one node to another, but not the other way, until [`Sim::heal`].
     pub fn mute(&self, from: &str, to: &str) {
         let (source, target) = (self.node(from).id(), self.node(to).id());
         self.world.with(|core| {
-            core.record(Event::Fault(format!("mute {from} {to}")));
+            core.record(TraceEvent::Fault(format!("mute {from} {to}")));
             core.cut(source, target);
         });
     }
 
-    /// Lets messages between two nodes through again. What stalled on links that did not break goes on.
+    /// Lets messages between two nodes through again. Stalled messages of links that did not break continue.
     pub fn heal(&self, one: &str, other: &str) {
         let (first, second) = (self.node(one).id(), self.node(other).id());
         self.world.with(|core| {
-            core.record(Event::Fault(format!("heal {one} {other}")));
+            core.record(TraceEvent::Fault(format!("heal {one} {other}")));
             core.heal(first, second);
             core.heal(second, first);
         });
@@ -80,26 +80,26 @@ impl Sim {
         self.world.with(|core| core.is_cut(source, target))
     }
 
-    /// Calls a function, on the driver, when so much true time has passed, whatever has become of the caller's node by then:
-    /// for models of what goes on outside of nodes. It runs between tasks; its panic fails the run.
+    /// Calls a function on the driver after this much true time, whatever has happened to the caller's node by then: for models
+    /// of things outside nodes. It runs between tasks; its panic fails the run.
     pub fn call_after(&self, delay: Duration, call: impl FnOnce() + Send + 'static) {
-        self.world.with(|core| core.after(delay, Alarm::Call(Box::new(call))));
+        self.world.with(|core| core.after(delay, TimerAction::Call(Box::new(call))));
     }
 
-    /// The true time since the run began, whatever the clock of the caller's node shows.
+    /// The true time since the run started, whatever the clock of the caller's node shows.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.world.clock())
     }
 
-    /// Writes numbers into the trace, and so into the digest, at little cost.
-    pub fn mark(&self, what: &'static str, numbers: [u64; 3]) {
-        self.world.with(|core| core.record(Event::Mark { what, numbers }));
+    /// Adds numbers to the trace, and so to the digest, at little cost.
+    pub fn trace_numbers(&self, what: &'static str, numbers: [u64; 3]) {
+        self.world.with(|core| core.record(TraceEvent::Mark { what, numbers }));
     }
 
     /// Heals every cut.
     pub fn heal_all(&self) {
         self.world.with(|core| {
-            core.record(Event::Fault("heal all".to_owned()));
+            core.record(TraceEvent::Fault("heal all".to_owned()));
             core.heal_all();
         });
     }
@@ -114,11 +114,11 @@ impl Sim {
         }
     }
 
-    /// Breaks all links between two nodes at once; new ones can be made.
+    /// Breaks all links between two nodes at once; new ones can be opened.
     pub fn break_links(&self, one: &str, other: &str) {
         let (first, second) = (self.node(one).id(), self.node(other).id());
         self.world.with(|core| {
-            core.record(Event::Fault(format!("break {one} {other}")));
+            core.record(TraceEvent::Fault(format!("break {one} {other}")));
             core.break_links(first, second);
         });
     }
@@ -133,12 +133,12 @@ impl Sim {
         self.world.with(|core| core.injections.entry(fault_point.to_owned()).or_default().next_times = times);
     }
 
-    /// How often a fault point was reached and injected so far.
+    /// How often a fault point was reached and its fault injected so far.
     pub fn fault_point(&self, name: &str) -> FaultPoint {
         self.world.with(|core| core.fault_points.get(name).copied().unwrap_or_default())
     }
 
-    /// Makes a fault happen now.
+    /// Triggers a fault now.
     pub fn fault(&self, fault: &Fault) {
         match fault {
             Fault::Crash(node) => self.node(node).crash(),
@@ -158,8 +158,8 @@ impl Sim {
         }
     }
 
-    /// Makes the faults of a plan happen, each at its time counted from this call. Completes after the last.
-    pub async fn run_plan(&self, plan: &Plan) {
+    /// Triggers the faults of a plan, each at its time counted from this call. Completes after the last.
+    pub async fn run_plan(&self, plan: &FaultPlan) {
         let start = Duration::from_nanos(self.world.clock());
         for (at, fault) in plan.timeline() {
             let deadline = start + at;

@@ -1,7 +1,7 @@
-//! A simulated task's handle, and what stands around its future.
+//! A simulated task's handle, and the wrapper of its future.
 //!
-//! A panic is given to whoever joins the task. A panic that nobody joins fails the run: when the handle is dropped
-//! without joining, or when the run ends.
+//! A panic of a task is passed to the task that joins it. If no task joins it, the panic fails the run: when the handle is
+//! dropped, or when the run ends.
 
 use std::any::Any;
 use std::future::Future;
@@ -10,32 +10,34 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::failure::Reason;
-use super::ids::{Life, TaskId};
+use super::failure::FailureReason;
+use super::ids::{Incarnation, TaskId};
 use super::world::World;
-use crate::rt::task::Aborted;
+use crate::rt::task::TaskAborted;
 
 /// How a task ended.
-enum Outcome<T> {
+enum TaskOutcome<T> {
     Completed(T),
     Panicked(Box<dyn Any + Send>),
     Aborted,
 }
 
-struct Join<T> {
+struct TaskJoin<T> {
     state: Mutex<JoinState<T>>,
 }
 
 struct JoinState<T> {
-    outcome: Option<Outcome<T>>,
+    outcome: Option<TaskOutcome<T>>,
     ended: bool,
     joiner: Option<Waker>,
     detached: bool,
 }
 
-impl<T> Join<T> {
-    fn new() -> Arc<Join<T>> {
-        Arc::new(Join { state: Mutex::new(JoinState { outcome: None, ended: false, joiner: None, detached: false }) })
+impl<T> TaskJoin<T> {
+    fn new() -> Arc<TaskJoin<T>> {
+        Arc::new(TaskJoin {
+            state: Mutex::new(JoinState { outcome: None, ended: false, joiner: None, detached: false }),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, JoinState<T>> {
@@ -43,7 +45,7 @@ impl<T> Join<T> {
     }
 
     /// Keeps the first outcome.
-    fn end(&self, outcome: Outcome<T>) {
+    fn end(&self, outcome: TaskOutcome<T>) {
         let mut state = self.lock();
         if state.ended {
             return;
@@ -63,25 +65,25 @@ impl<T> Join<T> {
 pub(in crate::rt) struct Task<T> {
     world: Arc<World>,
     task: Option<TaskId>,
-    join: Arc<Join<T>>,
+    join: Arc<TaskJoin<T>>,
 }
 
-/// Starts a task in a life of a node; in a life that is over, the task is aborted at once.
+/// Starts a task in one incarnation of a node; if that incarnation is over, the task is aborted at once.
 ///
 /// `label` names it in traces.
 pub(in crate::rt) fn spawn<T: Send + 'static>(
     world: &Arc<World>,
-    life: Life,
+    life: Incarnation,
     future: Pin<Box<dyn Future<Output = T> + Send>>,
     label: &'static str,
 ) -> Task<T> {
-    let join = Join::new();
-    let ending = Ending { join: Arc::clone(&join) };
+    let join = TaskJoin::new();
+    let ending = TaskEndGuard { join: Arc::clone(&join) };
     let weak = Arc::downgrade(world);
     let task = world.start_task(life, label, move |task| {
         Box::pin(async move {
             let outcome = supervise(future).await;
-            if let (Outcome::Panicked(payload), Some(world)) = (&outcome, weak.upgrade()) {
+            if let (TaskOutcome::Panicked(payload), Some(world)) = (&outcome, weak.upgrade()) {
                 world.panicked(task, message_of(&**payload), ending.join.lock().detached);
             }
             ending.join.end(outcome);
@@ -91,28 +93,28 @@ pub(in crate::rt) fn spawn<T: Send + 'static>(
 }
 
 /// Ends a join whose task is dropped before it completes.
-struct Ending<T> {
-    join: Arc<Join<T>>,
+struct TaskEndGuard<T> {
+    join: Arc<TaskJoin<T>>,
 }
 
-impl<T> Drop for Ending<T> {
+impl<T> Drop for TaskEndGuard<T> {
     fn drop(&mut self) {
-        self.join.end(Outcome::Aborted);
+        self.join.end(TaskOutcome::Aborted);
     }
 }
 
 /// Runs a future and catches its panic.
-async fn supervise<F: Future>(future: F) -> Outcome<F::Output> {
+async fn supervise<F: Future>(future: F) -> TaskOutcome<F::Output> {
     let mut future = pin!(future);
-    // Nothing of the future is touched after a panic, but for dropping it.
+    // After a panic the future is only dropped.
     std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Outcome::Completed),
-        Err(payload) => Poll::Ready(Outcome::Panicked(payload)),
+        Ok(poll) => poll.map(TaskOutcome::Completed),
+        Err(payload) => Poll::Ready(TaskOutcome::Panicked(payload)),
     })
     .await
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(super) fn message_of(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is not text".to_owned())
@@ -124,7 +126,7 @@ impl World {
             let name = core.task_name(task);
             let text = format!("{name} panicked: {message}");
             if detached {
-                core.fail(Reason::Panic(text));
+                core.fail(FailureReason::Panic(text));
             } else {
                 core.tasks.panics.insert(task, text);
             }
@@ -135,7 +137,7 @@ impl World {
     pub(super) fn fail_on_unjoined_panics(&self) {
         self.with(|core| {
             if let Some((_, text)) = core.tasks.panics.pop_first() {
-                core.fail(Reason::Panic(text));
+                core.fail(FailureReason::Panic(text));
             }
         });
     }
@@ -148,11 +150,11 @@ impl<T> Task<T> {
         }
     }
 
-    /// The output, if the task has completed; for whoever does not await.
+    /// The output, if the task has completed; for a caller that does not await the task.
     pub(super) fn take_output(&mut self) -> Option<T> {
         let mut state = self.join.lock();
         match state.outcome.take() {
-            Some(Outcome::Completed(output)) => Some(output),
+            Some(TaskOutcome::Completed(output)) => Some(output),
             other => {
                 state.outcome = other;
                 None
@@ -166,7 +168,7 @@ impl<T> Task<T> {
 }
 
 impl<T> Future for Task<T> {
-    type Output = Result<T, Aborted>;
+    type Output = Result<T, TaskAborted>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.join.lock();
@@ -177,9 +179,9 @@ impl<T> Future for Task<T> {
         };
         drop(state);
         match outcome {
-            Outcome::Completed(output) => Poll::Ready(Ok(output)),
-            Outcome::Aborted => Poll::Ready(Err(Aborted)),
-            Outcome::Panicked(payload) => {
+            TaskOutcome::Completed(output) => Poll::Ready(Ok(output)),
+            TaskOutcome::Aborted => Poll::Ready(Err(TaskAborted)),
+            TaskOutcome::Panicked(payload) => {
                 if let Some(task) = self.task {
                     self.world.with(|core| core.tasks.panics.remove(&task));
                 }
@@ -196,11 +198,11 @@ impl<T> Drop for Task<T> {
             state.detached = true;
             (state.joiner.take(), state.outcome.take())
         };
-        if let (_, Some(Outcome::Panicked(_))) = unjoined {
+        if let (_, Some(TaskOutcome::Panicked(_))) = unjoined {
             let task = self.task;
             self.world.with(|core| {
                 if let Some(text) = task.and_then(|task| core.tasks.panics.remove(&task)) {
-                    core.fail(Reason::Panic(text));
+                    core.fail(FailureReason::Panic(text));
                 }
             });
         }

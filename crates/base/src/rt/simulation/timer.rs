@@ -1,4 +1,4 @@
-//! Timers: what happens when the virtual clock comes to a point.
+//! Timers: events at a point of the virtual clock.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,79 +9,79 @@ use std::time::Duration;
 
 use super::ids::{DRIVER, NodeId};
 use super::net::NetEvent;
-use super::trace::Event;
-use super::world::{Core, World};
+use super::trace::TraceEvent;
+use super::world::{World, WorldCore};
 
-/// What is called when a timer goes off, once the lock is free.
-pub(super) type Call = Box<dyn FnOnce() + Send>;
+/// A function that is called when a timer fires, once the lock is free.
+pub(super) type TimerCallback = Box<dyn FnOnce() + Send>;
 
-/// What a timer does.
-pub(super) enum Alarm {
+/// The action of a timer.
+pub(super) enum TimerAction {
     /// Wakes a task that sleeps by a node's clock.
     Wake(NodeId, Waker),
     /// Calls a function.
-    Call(Call),
-    /// Moves something in the network.
+    Call(TimerCallback),
+    /// Triggers an event of the network.
     Net(NetEvent),
 }
 
-/// A timer's deadline, and the order of its making, which decides between equal deadlines.
+/// A timer's deadline, and its order of creation, which decides between equal deadlines.
 pub(super) type TimerKey = (u64, u64);
 
 #[derive(Default)]
 pub(super) struct Timers {
-    alarms: BTreeMap<TimerKey, Alarm>,
+    alarms: BTreeMap<TimerKey, TimerAction>,
     made: u64,
 }
 
-impl Core {
+impl WorldCore {
     /// Sets a timer.
-    pub(super) fn at(&mut self, deadline: u64, alarm: Alarm) -> TimerKey {
+    pub(super) fn at(&mut self, deadline: u64, alarm: TimerAction) -> TimerKey {
         self.timers.made += 1;
         let key = (deadline, self.timers.made);
         self.timers.alarms.insert(key, alarm);
         key
     }
 
-    /// Sets a timer that goes off after `delay`.
-    pub(super) fn after(&mut self, delay: Duration, alarm: Alarm) -> TimerKey {
+    /// Sets a timer that fires after `delay`.
+    pub(super) fn after(&mut self, delay: Duration, alarm: TimerAction) -> TimerKey {
         let deadline = self.clock.saturating_add(nanos_of(delay));
         self.at(deadline, alarm)
     }
 
-    /// The deadline that comes next.
+    /// The next deadline.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.timers.alarms.first_key_value().map(|((deadline, _), _)| *deadline)
     }
 
-    /// Wakes all that sleep by a node's clock, to count anew when they end.
+    /// Wakes all tasks that sleep by a node's clock, so that they compute their deadlines again.
     pub(super) fn rouse(&mut self, node: NodeId) {
-        let asleep = |alarm: &Alarm| matches!(alarm, Alarm::Wake(of, _) if *of == node);
+        let asleep = |alarm: &TimerAction| matches!(alarm, TimerAction::Wake(of, _) if *of == node);
         let keys: Vec<TimerKey> =
             self.timers.alarms.iter().filter(|(_, alarm)| asleep(alarm)).map(|(key, _)| *key).collect();
         for key in keys {
-            if let Some(Alarm::Wake(_, waker)) = self.timers.alarms.remove(&key) {
+            if let Some(TimerAction::Wake(_, waker)) = self.timers.alarms.remove(&key) {
                 self.deferred.push(waker);
             }
         }
     }
 
-    /// All timers, which then never go off.
-    pub(super) fn take_alarms(&mut self) -> Vec<Alarm> {
+    /// Removes all timers, which then never fire.
+    pub(super) fn take_alarms(&mut self) -> Vec<TimerAction> {
         std::mem::take(&mut self.timers.alarms).into_values().collect()
     }
 
-    /// Lets all timers go off whose deadline has come; what they call is left in `calls`. False when there are none.
+    /// Fires all timers that are due; their functions are left in `calls`. Returns false when there are none.
     pub(super) fn fire_due(&mut self) -> bool {
         let mut fired = false;
         while self.next_deadline().is_some_and(|deadline| deadline <= self.clock) {
             let ((_, order), alarm) = self.timers.alarms.pop_first().expect("the next deadline belongs to a timer");
             fired = true;
-            self.record(Event::TimerFired { order });
+            self.record(TraceEvent::TimerFired { order });
             match alarm {
-                Alarm::Wake(_, waker) => self.deferred.push(waker),
-                Alarm::Call(call) => self.calls.push(call),
-                Alarm::Net(event) => self.net_event(event),
+                TimerAction::Wake(_, waker) => self.deferred.push(waker),
+                TimerAction::Call(call) => self.calls.push(call),
+                TimerAction::Net(event) => self.net_event(event),
             }
         }
         fired
@@ -89,9 +89,9 @@ impl Core {
 
     fn set_waker(&mut self, key: TimerKey, waker: &Waker) -> bool {
         match self.timers.alarms.get_mut(&key) {
-            Some(Alarm::Wake(_, current)) => {
+            Some(TimerAction::Wake(_, current)) => {
                 if !current.will_wake(waker) {
-                    // The old one is called rather than dropped here, where dropping could run anything.
+                    // The old waker is called rather than dropped here, since dropping it could run any code.
                     self.deferred.push(std::mem::replace(current, waker.clone()));
                 }
                 true
@@ -105,7 +105,7 @@ pub(super) fn nanos_of(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Completes when the clock of a node has come to a point.
+/// Completes when the clock of a node reaches a point.
 pub(in crate::rt) struct Sleep {
     world: Arc<World>,
     node: NodeId,
@@ -141,7 +141,7 @@ impl Future for Sleep {
             let set = timer.is_some_and(|key| core.set_waker(key, cx.waker()));
             if !set {
                 let deadline = core.true_time(*node, *deadline);
-                *timer = Some(core.at(deadline, Alarm::Wake(*node, cx.waker().clone())));
+                *timer = Some(core.at(deadline, TimerAction::Wake(*node, cx.waker().clone())));
             }
             Poll::Pending
         })

@@ -1,4 +1,4 @@
-//! What happened in a simulation: a digest of everything, and the last events in readable form.
+//! The trace of a simulation: a digest of all its events, and the last events in readable form.
 //!
 //! Two runs with the same digest made the same decisions in the same order, at the same virtual times, with the same
 //! bytes on every disk and link.
@@ -10,25 +10,25 @@ use std::time::Duration;
 
 use super::ids::{InodeId, LinkId, NodeId, TaskId};
 
-/// 128 bits that stand for everything that happened in a run.
+/// 128 bits that identify the events of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest(pub u128);
+pub struct TraceDigest(pub u128);
 
-impl fmt::Display for Digest {
+impl fmt::Display for TraceDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for TraceDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Digest({self})")
     }
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Hash, Debug)]
-pub(super) enum Event {
+pub(super) enum TraceEvent {
     Spawned { task: TaskId, node: NodeId },
     Polled { task: TaskId },
     Ended { task: TaskId },
@@ -53,7 +53,7 @@ pub(super) enum Event {
 /// Collects events.
 pub(super) struct Trace {
     state: [u64; 2],
-    recent: VecDeque<(u64, Event)>,
+    recent: VecDeque<(u64, TraceEvent)>,
     recent_max: usize,
 }
 
@@ -62,8 +62,8 @@ impl Trace {
         Trace { state: [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344], recent: VecDeque::new(), recent_max }
     }
 
-    pub(super) fn record(&mut self, clock: u64, event: Event) {
-        let mut absorb = Absorb(&mut self.state);
+    pub(super) fn record(&mut self, clock: u64, event: TraceEvent) {
+        let mut absorb = DigestHasher(&mut self.state);
         absorb.write_u64(clock);
         event.hash(&mut absorb);
         if self.recent_max > 0 {
@@ -74,57 +74,59 @@ impl Trace {
         }
     }
 
-    pub(super) fn digest(&self) -> Digest {
-        Digest((u128::from(self.state[0]) << 64) | u128::from(self.state[1]))
+    pub(super) fn digest(&self) -> TraceDigest {
+        TraceDigest((u128::from(self.state[0]) << 64) | u128::from(self.state[1]))
     }
 
-    /// The last events, oldest first; names come from the caller.
+    /// The last events, oldest first; the caller supplies the names of nodes.
     pub(super) fn recent(&self, node_name: impl Fn(NodeId) -> String) -> Vec<String> {
         self.recent.iter().map(|(clock, event)| line(*clock, event, &node_name)).collect()
     }
 }
 
-fn line(clock: u64, event: &Event, node_name: &impl Fn(NodeId) -> String) -> String {
+fn line(clock: u64, event: &TraceEvent, node_name: &impl Fn(NodeId) -> String) -> String {
     let at = Duration::from_nanos(clock);
     let what = match event {
-        Event::Spawned { task, node } => format!("{task} spawned on {}", node_name(*node)),
-        Event::Polled { task } => format!("{task} polled"),
-        Event::Ended { task } => format!("{task} ended"),
-        Event::TimerFired { order } => format!("timer {order} fired"),
-        Event::Wrote { node, inode, offset, length, .. } => {
+        TraceEvent::Spawned { task, node } => format!("{task} spawned on {}", node_name(*node)),
+        TraceEvent::Polled { task } => format!("{task} polled"),
+        TraceEvent::Ended { task } => format!("{task} ended"),
+        TraceEvent::TimerFired { order } => format!("timer {order} fired"),
+        TraceEvent::Wrote { node, inode, offset, length, .. } => {
             format!("{} wrote {length} bytes at {offset} of {inode}", node_name(*node))
         }
-        Event::Truncated { node, inode, length } => format!("{} truncated {inode} to {length}", node_name(*node)),
-        Event::Synced { node, inode } => format!("{} synced {inode}", node_name(*node)),
-        Event::NamesChanged { node, name } => format!("{} changed the name {name}", node_name(*node)),
-        Event::NamesSynced { node } => format!("{} synced a directory", node_name(*node)),
-        Event::Survived { node, inode, length, .. } => {
+        TraceEvent::Truncated { node, inode, length } => format!("{} truncated {inode} to {length}", node_name(*node)),
+        TraceEvent::Synced { node, inode } => format!("{} synced {inode}", node_name(*node)),
+        TraceEvent::NamesChanged { node, name } => format!("{} changed the name {name}", node_name(*node)),
+        TraceEvent::NamesSynced { node } => format!("{} synced a directory", node_name(*node)),
+        TraceEvent::Survived { node, inode, length, .. } => {
             format!("{length} bytes of {inode} survived the crash of {}", node_name(*node))
         }
-        Event::DiskFailed { node, operation } => format!("{} of the disk of {} failed", operation, node_name(*node)),
-        Event::Connected { link, from, to } => format!("{link} from {} to {}", node_name(*from), node_name(*to)),
-        Event::Sent { link, side, length, .. } => format!("{length} bytes sent on {link} from side {side}"),
-        Event::Delivered { link, side } => format!("delivery on {link} to side {side}"),
-        Event::LinkEnded { link, side } => format!("{link} ended for side {side}"),
-        Event::FaultPoint { name } => format!("fault injected at {name}"),
-        Event::Fault(fault) => format!("fault: {fault}"),
-        Event::Note(note) => note.clone(),
-        Event::Mark { what, numbers } => format!("{what} {numbers:?}"),
+        TraceEvent::DiskFailed { node, operation } => {
+            format!("{} of the disk of {} failed", operation, node_name(*node))
+        }
+        TraceEvent::Connected { link, from, to } => format!("{link} from {} to {}", node_name(*from), node_name(*to)),
+        TraceEvent::Sent { link, side, length, .. } => format!("{length} bytes sent on {link} from side {side}"),
+        TraceEvent::Delivered { link, side } => format!("delivery on {link} to side {side}"),
+        TraceEvent::LinkEnded { link, side } => format!("{link} ended for side {side}"),
+        TraceEvent::FaultPoint { name } => format!("fault injected at {name}"),
+        TraceEvent::Fault(fault) => format!("fault: {fault}"),
+        TraceEvent::Note(note) => note.clone(),
+        TraceEvent::Mark { what, numbers } => format!("{what} {numbers:?}"),
     };
     format!("{at:>14.9?}  {what}")
 }
 
-/// A number that stands for some bytes in the digest.
+/// A number that represents some bytes in the digest.
 pub(super) fn content_of(bytes: &[u8]) -> u64 {
     let mut state = [bytes.len() as u64, 0];
-    Absorb(&mut state).write(bytes);
+    DigestHasher(&mut state).write(bytes);
     state[0] ^ state[1].rotate_left(32)
 }
 
-/// Two lanes of multiply and rotate: fast, and far more than chance needs to tell two runs apart.
-struct Absorb<'a>(&'a mut [u64; 2]);
+/// Two lanes of multiply and rotate: fast, and more than enough to tell two runs apart.
+struct DigestHasher<'a>(&'a mut [u64; 2]);
 
-impl Hasher for Absorb<'_> {
+impl Hasher for DigestHasher<'_> {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         words.iter().for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
@@ -164,8 +166,8 @@ mod tests {
 
     #[test]
     fn order_time_and_content_all_change_the_digest() {
-        let polled = |n| Event::Polled { task: TaskId(n) };
-        let digest_of = |events: &[(u64, Event)]| {
+        let polled = |n| TraceEvent::Polled { task: TaskId(n) };
+        let digest_of = |events: &[(u64, TraceEvent)]| {
             let mut trace = Trace::new(4);
             events.iter().for_each(|(clock, event)| trace.record(*clock, event.clone()));
             trace.digest()
@@ -174,9 +176,9 @@ mod tests {
             digest_of(&[(1, polled(1)), (2, polled(2))]),
             digest_of(&[(1, polled(2)), (2, polled(1))]),
             digest_of(&[(1, polled(1)), (3, polled(2))]),
-            digest_of(&[(1, polled(1)), (2, Event::Ended { task: TaskId(2) })]),
-            digest_of(&[(1, polled(1)), (2, Event::Note("a".into()))]),
-            digest_of(&[(1, polled(1)), (2, Event::Note("b".into()))]),
+            digest_of(&[(1, polled(1)), (2, TraceEvent::Ended { task: TaskId(2) })]),
+            digest_of(&[(1, polled(1)), (2, TraceEvent::Note("a".into()))]),
+            digest_of(&[(1, polled(1)), (2, TraceEvent::Note("b".into()))]),
         ];
         let distinct: std::collections::BTreeSet<_> = runs.iter().collect();
         assert_eq!(distinct.len(), runs.len());

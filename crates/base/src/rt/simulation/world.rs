@@ -1,7 +1,7 @@
-//! The state of a simulated world, and the thread's way to it.
+//! The state of a simulated world, and access to it.
 //!
-//! Everything sits behind one lock that only the simulation's thread takes. Wakers are called, and futures are polled
-//! and dropped, only while it is free, because each of these may run code that comes back here.
+//! The whole state is behind one lock that only the simulation's thread takes. Wakers are called, and futures are polled and
+//! dropped, only while the lock is free, because each of these may run code that accesses the state again.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,20 +9,20 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::FaultPoint;
-use super::chance::Chance;
-use super::executor::{Tasks, Woken};
-use super::failure::Reason;
-use super::ids::{Life, NodeId};
-use super::net::Net;
+use super::executor::{Tasks, WakeQueue};
+use super::failure::FailureReason;
+use super::ids::{Incarnation, NodeId};
+use super::net::NetworkState;
 use super::node::NodeState;
-use super::timer::{Call, Timers};
-use super::trace::{Event, Trace};
+use super::rng::Prng;
+use super::timer::{TimerCallback, Timers};
+use super::trace::{Trace, TraceEvent};
 use crate::collections::Map;
-use crate::event::Value;
+use crate::event::EventValue;
 
-/// What a run may take, and how slow its world is.
+/// The limits of a run, and the delays of its world.
 #[derive(Clone, Debug)]
-pub(in crate::rt) struct Settings {
+pub(in crate::rt) struct WorldConfig {
     pub seed: u64,
     pub steps_max: u64,
     pub time_max: Duration,
@@ -33,53 +33,53 @@ pub(in crate::rt) struct Settings {
 
 /// A simulated world.
 pub(in crate::rt) struct World {
-    pub(super) settings: Settings,
-    pub(super) woken: Arc<Woken>,
-    core: Mutex<Core>,
-    events: Mutex<Map<&'static str, Value>>,
+    pub(super) settings: WorldConfig,
+    pub(super) woken: Arc<WakeQueue>,
+    core: Mutex<WorldCore>,
+    events: Mutex<Map<&'static str, EventValue>>,
 }
 
-/// All that changes while a world runs.
-pub(super) struct Core {
-    pub settings: Settings,
-    pub chance: Chance,
+/// The mutable state of a world.
+pub(super) struct WorldCore {
+    pub settings: WorldConfig,
+    pub rng: Prng,
     /// Nanoseconds since the run began.
     pub clock: u64,
     pub steps: u64,
     pub trace: Trace,
     pub tasks: Tasks,
     pub timers: Timers,
-    /// By their numbers.
+    /// Indexed by their numbers.
     pub nodes: Vec<NodeState>,
-    pub net: Net,
+    pub net: NetworkState,
     pub fault_points: Map<&'static str, FaultPoint>,
-    pub injections: Map<String, Injection>,
-    /// Called when the lock is free again.
+    pub injections: Map<String, FaultInjection>,
+    /// Wakers to call when the lock is free again.
     pub deferred: Vec<Waker>,
-    /// Called by the executor, between tasks.
-    pub calls: Vec<Call>,
-    /// Why the run cannot go on.
-    pub failure: Option<Reason>,
+    /// Functions that the executor calls between tasks.
+    pub calls: Vec<TimerCallback>,
+    /// The reason why the run has to stop.
+    pub failure: Option<FailureReason>,
 }
 
-/// How a fault point is to behave.
+/// The configured behaviour of a fault point.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Injection {
+pub(super) struct FaultInjection {
     pub probability: f64,
     pub next_times: u64,
 }
 
 impl World {
-    pub(super) fn new(settings: Settings) -> Arc<World> {
-        let core = Core {
-            chance: Chance::new(settings.seed),
+    pub(super) fn new(settings: WorldConfig) -> Arc<World> {
+        let core = WorldCore {
+            rng: Prng::new(settings.seed),
             clock: 0,
             steps: 0,
             trace: Trace::new(settings.trace_lines_max),
             tasks: Tasks::default(),
             timers: Timers::default(),
             nodes: Vec::new(),
-            net: Net::default(),
+            net: NetworkState::default(),
             fault_points: Map::default(),
             injections: Map::default(),
             deferred: Vec::new(),
@@ -87,12 +87,12 @@ impl World {
             failure: None,
             settings: settings.clone(),
         };
-        Arc::new(World { settings, woken: Woken::new(), core: Mutex::new(core), events: Mutex::default() })
+        Arc::new(World { settings, woken: WakeQueue::new(), core: Mutex::new(core), events: Mutex::default() })
     }
 
     /// Runs `access` on the state, then calls the wakers that it deferred.
-    pub(super) fn with<T>(&self, access: impl FnOnce(&mut Core) -> T) -> T {
-        // After a panic of ours in here the run is reported as failed; until then the state is still read.
+    pub(super) fn with<T>(&self, access: impl FnOnce(&mut WorldCore) -> T) -> T {
+        // After a panic in this code the run is reported as failed; until then the state is still read.
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let result = access(&mut core);
         let deferred = std::mem::take(&mut core.deferred);
@@ -102,7 +102,7 @@ impl World {
     }
 
     /// Runs `access` on the values of events.
-    pub(in crate::rt) fn with_events<T>(&self, access: impl FnOnce(&mut Map<&'static str, Value>) -> T) -> T {
+    pub(in crate::rt) fn with_events<T>(&self, access: impl FnOnce(&mut Map<&'static str, EventValue>) -> T) -> T {
         access(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -110,13 +110,13 @@ impl World {
         self.with(|core| core.clock)
     }
 
-    /// What the clock of a node shows.
+    /// The reading of a node's clock.
     pub(in crate::rt) fn clock_of(&self, node: NodeId) -> u64 {
         self.with(|core| core.clock_of(node))
     }
 
     pub(in crate::rt) fn fill_random(&self, bytes: &mut [u8]) {
-        self.with(|core| core.chance.fill(bytes));
+        self.with(|core| core.rng.fill(bytes));
     }
 
     pub(in crate::rt) fn fault_point(&self, name: &'static str) -> bool {
@@ -124,13 +124,13 @@ impl World {
     }
 }
 
-impl Core {
-    pub(super) fn record(&mut self, event: Event) {
+impl WorldCore {
+    pub(super) fn record(&mut self, event: TraceEvent) {
         self.trace.record(self.clock, event);
     }
 
-    /// The first failure is the one that counts.
-    pub(super) fn fail(&mut self, reason: Reason) {
+    /// Only the first failure is kept.
+    pub(super) fn fail(&mut self, reason: FailureReason) {
         self.failure.get_or_insert(reason);
     }
 
@@ -142,8 +142,8 @@ impl Core {
         self.nodes[node.index()].name.to_string()
     }
 
-    /// Whether this life of its node has not ended.
-    pub(super) fn is_alive(&self, life: Life) -> bool {
+    /// Whether this incarnation of its node is still alive.
+    pub(super) fn is_alive(&self, life: Incarnation) -> bool {
         let node = &self.nodes[life.node.index()];
         node.up && node.incarnation == life.incarnation
     }
@@ -154,14 +154,14 @@ impl Core {
                 injection.next_times -= 1;
                 true
             }
-            Some(injection) => injection.probability > 0.0 && self.chance.with_probability(injection.probability),
+            Some(injection) => injection.probability > 0.0 && self.rng.with_probability(injection.probability),
             None => false,
         };
         let counted = self.fault_points.entry(name).or_default();
         counted.reached += 1;
         if injected {
             counted.injected += 1;
-            self.record(Event::FaultPoint { name });
+            self.record(TraceEvent::FaultPoint { name });
         }
         injected
     }

@@ -1,10 +1,11 @@
-//! One transaction is right in every way; each line of the table says what is wrong with it and which code that gets.
+//! The base case is a transaction that is valid in every way. Each line of the table names one fault and the code that the
+//! transaction then gets.
 
 use std::sync::Arc;
 
 use base::Bytes;
 use base::rt::simulation::Simulation;
-use identity::Verifier;
+use identity::SignatureVerifier;
 use ledger::ChannelConfig;
 use ledger::config::EndorsementRule;
 use ledger::hash::sha256_of;
@@ -16,15 +17,18 @@ use proto::protos::{
     TransactionAction,
 };
 
-use crate::access::{Definition, Definitions, Rules};
+use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
 use crate::commit::recent::CommittedBlock;
-use crate::rwset::{KEY_BYTES_MAX, Recorder};
-use crate::support::{CHANNEL, Consortium, Terms_, encode};
+use crate::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
+use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
-use crate::validate::borrow::{Borrowing, Chunk};
-use crate::validate::examine::{Examined, Word, examine, examine_as, examine_one, examine_with};
+use crate::validate::offload::{OffloadConfig, VerificationChunk};
+use crate::validate::verify::{
+    SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
+    verify_with_verdict,
+};
 
-/// What is crafted, one word at a time; see [`Craft::change`].
+/// Crafts the transaction, one word of the notation at a time; see [`Craft::change`].
 struct Craft<'a> {
     consortium: &'a Consortium,
     kind: i32,
@@ -54,9 +58,9 @@ fn extension_of(name: &str) -> Bytes {
     encode(&ChaincodeHeaderExtension { chaincode_id: Some(id(name, "")), ..Default::default() })
 }
 
-/// A set that writes one key in each of these namespaces.
+/// A read-write set that writes one key in each of these namespaces.
 fn writes(namespaces: &[&str]) -> Bytes {
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     for name in namespaces {
         recorder.write(&Arc::from(*name), "k", Bytes::from_static(b"v"));
     }
@@ -127,21 +131,22 @@ impl<'a> Craft<'a> {
                 self.results = namespace_set(value, &set);
             }
             "key-bytes" => {
-                let mut recorder = Recorder::new();
+                let mut recorder = ReadWriteSetRecorder::new();
                 let key = "k".repeat(value.parse().expect("a number"));
                 recorder.write(&Arc::from("basic"), &key, Bytes::from_static(b"v"));
                 self.results = recorder.encode();
             }
-            // An endorser made a set that reads in a namespace of 70 kB, which no rule names since nothing is written there.
-            // Peers asked the state for it, whose engine takes keys of 64 KiB at most and panicked, at each restart anew.
+            // Regression: an endorser made a set that reads in a namespace of 70 kB, which no policy names since
+            // nothing is written there. Peers asked the state for it; its engine takes keys of at most 64 KiB and
+            // panicked, again at each restart.
             "reads-in-namespace-bytes" => {
-                let mut recorder = Recorder::new();
+                let mut recorder = ReadWriteSetRecorder::new();
                 let name = "x".repeat(value.parse().expect("a number"));
                 recorder.read(&Arc::from(name.as_str()), "a", None);
                 self.results = recorder.encode();
             }
             "namespaces" => {
-                let mut recorder = Recorder::new();
+                let mut recorder = ReadWriteSetRecorder::new();
                 for number in 0..value.parse().expect("a number") {
                     let number: u32 = number;
                     recorder.read(&Arc::from(number.to_string().as_str()), "a", None);
@@ -155,7 +160,7 @@ impl<'a> Craft<'a> {
             }
             // An endorsement of two bytes on the wire.
             "empty-endorsements" => self.empty_endorsements = value.parse().expect("a number"),
-            // What is broken after everything was signed.
+            // What is changed after everything was signed.
             _ => self.spoil.push(word.to_owned()),
         }
     }
@@ -265,27 +270,28 @@ fn namespace_set(name: &str, set: &proto::kvrwset::KvrwSet) -> Bytes {
     })
 }
 
-/// A member of an organisation that claims the name of one in the channel.
+/// A member of an organisation that claims the name of an organisation in the channel.
 fn stranger() -> identity::Signer {
-    let terms = identity::issue::Terms::seeded([99; 32]);
-    let organization = identity::issue::Organization::found("Org1MSP", "org1.example.com", &terms).expect("fine names");
-    organization.issue(identity::Role::Peer, "peer0").expect("fine names")
+    let terms = identity::issue::CertificateTerms::seeded([99; 32]);
+    let organization =
+        identity::issue::IssuingOrganization::create("Org1MSP", "org1.example.com", &terms).expect("fine names");
+    organization.issue(identity::MemberRole::Peer, "peer0").expect("fine names")
 }
 
-fn rules(consortium: &Consortium) -> Rules {
+fn rules(consortium: &Consortium) -> ChannelPolicies {
     let config = ChannelConfig::from_block(&consortium.genesis).expect("a genesis block");
     let only_first = identity::policy::parse("OR('Org1MSP.peer')").expect("a policy");
     let only_first = identity::policy::of_signature(only_first);
-    let definitions: Definitions = [
-        ("basic".to_owned(), Definition::default()),
-        ("basic2".to_owned(), Definition::default()),
-        ("first".to_owned(), Definition { endorsement: only_first, ..Definition::default() }),
+    let definitions: ContractDefinitions = [
+        ("basic".to_owned(), ContractDefinition::default()),
+        ("basic2".to_owned(), ContractDefinition::default()),
+        ("first".to_owned(), ContractDefinition { endorsement: only_first, ..ContractDefinition::default() }),
     ]
     .into();
-    Rules::new(Arc::new(config), definitions).expect("the policies are in order")
+    ChannelPolicies::new(Arc::new(config), definitions).expect("the policies are in order")
 }
 
-/// What is wrong, and the code that it gets. Several things may be wrong: the first in Fabric's order counts.
+/// What is wrong, and the code for it. If several things are wrong, the first in Fabric's order counts.
 const TABLE: &str = "
     -> VALID
     envelope -> INVALID_OTHER_REASON
@@ -359,7 +365,7 @@ const TABLE: &str = "
 
 #[test]
 fn every_fault_gets_fabrics_code() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let rules = rules(&consortium);
     for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (words, expected) = line.split_once("-> ").expect("each line has an arrow");
@@ -367,7 +373,7 @@ fn every_fault_gets_fabrics_code() {
         for word in words.split(' ').filter(|word| !word.is_empty()) {
             craft.change(word);
         }
-        let examined = examine_one(&craft.build(), &rules);
+        let examined = verify_transaction(&craft.build(), &rules);
         let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
         assert_eq!(code.name(), expected, "{line:?}");
         let writes = examined.set.namespaces.iter().any(|namespace| namespace.writes_anything());
@@ -375,10 +381,10 @@ fn every_fault_gets_fabrics_code() {
     }
 }
 
-/// Every code of the table again, with the word of somebody else who has examined the same envelope.
+/// Every code of the table again, with the verdict of another node that has verified the same envelope.
 #[test]
 fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let rules = rules(&consortium);
     let mut words = Vec::new();
     for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -388,22 +394,27 @@ fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
             craft.change(word);
         }
         let envelope = craft.build();
-        let own = examine_one(&envelope, &rules);
-        words.push(own.word());
-        assert_eq!(format!("{:?}", examine_with(&envelope, &rules, own.word())), format!("{own:?}"), "{line:?}");
+        let own = verify_transaction(&envelope, &rules);
+        words.push(own.signature_verdict());
+        assert_eq!(
+            format!("{:?}", verify_with_verdict(&envelope, &rules, own.signature_verdict())),
+            format!("{own:?}"),
+            "{line:?}"
+        );
     }
-    for word in [Word::Unsigned, Word::Unendorsed, Word::Sound] {
+    for word in [SignatureVerdict::Unsigned, SignatureVerdict::Unendorsed, SignatureVerdict::Valid] {
         assert!(words.contains(&word), "no line of the table leads to {word:?}");
     }
 }
 
-/// Every line of the table, with keys on P-256: all envelopes together by tables, and each alone by the library.
+/// Every line of the table with P-256 keys: all envelopes together by tables, and each alone by the library.
 #[test]
 fn what_is_verified_together_by_tables_is_judged_as_by_the_library_alone() {
-    let terms = identity::issue::Terms::starting_now(identity::KeyKind::P256);
-    let consortium = Consortium::found(Terms_ { terms, ..Terms_::seeded(2, EndorsementRule::All) });
-    let by_library = rules(&consortium).verified_by(Verifier::Library);
-    let by_tables = rules(&consortium).verified_by(Verifier::Tables);
+    let terms = identity::issue::CertificateTerms::starting_now(identity::KeyKind::P256);
+    let consortium =
+        Consortium::create(ConsortiumConfig { terms, ..ConsortiumConfig::seeded(2, EndorsementRule::All) });
+    let by_library = rules(&consortium).verified_by(SignatureVerifier::Library);
+    let by_tables = rules(&consortium).verified_by(SignatureVerifier::Tables);
     let build = |line: &str| {
         let mut craft = Craft::right(&consortium);
         line.split(' ').filter(|word| !word.is_empty()).for_each(|word| craft.change(word));
@@ -411,76 +422,82 @@ fn what_is_verified_together_by_tables_is_judged_as_by_the_library_alone() {
     };
     let lines = TABLE.lines().map(str::trim).filter(|line| !line.is_empty());
     let changes: Vec<&str> = lines.map(|line| line.split_once("-> ").expect("each line has an arrow").0).collect();
-    // Right ones between the others: a verdict that slips by one place shows.
+    // Valid envelopes between the others: a verdict that is off by one position shows.
     let envelopes: Vec<Bytes> = changes.iter().flat_map(|changes| [build(changes), build("")]).collect();
     let alone: Vec<String> =
-        envelopes.iter().map(|envelope| format!("{:?}", examine_one(envelope, &by_library))).collect();
+        envelopes.iter().map(|envelope| format!("{:?}", verify_transaction(envelope, &by_library))).collect();
     // The first time without tables.
     for _ in 0..3 {
         for is_together in [true, false] {
-            let examined = examine_as(envelopes.iter().cloned(), &by_tables, is_together);
+            let examined = verify_transactions_as(envelopes.iter().cloned(), &by_tables, is_together);
             let examined: Vec<String> = examined.iter().map(|examined| format!("{examined:?}")).collect();
             assert_eq!(examined, alone, "together: {is_together}");
         }
     }
 }
 
-/// A compute node of the same peer in a stranger's hands decided which transactions were valid: whatever it answered for a lent
-/// piece counted, so that transactions that one organisation alone had endorsed were committed against the policy.
+/// Regression: a follower in an attacker's hands decided which transactions were valid. Every verdict that it returned
+/// for an offloaded chunk counted, so transactions that only one organisation had endorsed were committed against the
+/// policy.
 #[test]
 fn a_reader_that_lies_is_found_out_in_both_directions() {
     const PIECES: usize = 200;
     let run = Simulation::new(7).run(|_| async {
-        let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+        let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
         let rules = rules(&consortium);
         let right = Craft::right(&consortium).build();
         let mut forged = Craft::right(&consortium);
         forged.change("endorsers=peer0");
         let forged = forged.build();
         let reader: Arc<str> = "compute-org1-1".into();
-        // One transaction of sixteen is forged, the others are right.
+        // One transaction of sixteen is forged, the others are valid.
         let chunk = |forged_at: usize| {
             let envelopes = (0..16).map(|index| if index == forged_at { forged.clone() } else { right.clone() });
-            Chunk { rules: *rules.digest(), block: 5, first: 0, envelopes: envelopes.collect() }
+            VerificationChunk { policies_digest: *rules.digest(), block: 5, first: 0, envelopes: envelopes.collect() }
         };
         let honest = |forged_at: usize| {
-            let mut words = vec![Word::Sound; 16];
-            words[forged_at] = Word::Unendorsed;
+            let mut words = vec![SignatureVerdict::Valid; 16];
+            words[forged_at] = SignatureVerdict::Unendorsed;
             words
         };
-        let verdicts = |examined: &[Examined]| examined.iter().map(|one| one.endorsement).collect::<Vec<_>>();
-        let judged = |borrowing: &Borrowing, at, words| borrowing.examine_lent(&reader, &chunk(at), words, &rules);
+        let verdicts =
+            |examined: &[VerifiedTransaction]| examined.iter().map(|one| one.endorsement).collect::<Vec<_>>();
+        let judged =
+            |borrowing: &OffloadConfig, at, words| borrowing.verify_offloaded(&reader, &chunk(at), words, &rules);
 
-        let borrowing = Borrowing::default();
+        let borrowing = OffloadConfig::default();
         for piece in 0..PIECES {
             let examined = judged(&borrowing, piece % 16, honest(piece % 16)).expect("it says what is so");
-            let own: Vec<_> = examine(chunk(piece % 16).envelopes, &rules);
+            let own: Vec<_> = verify_transactions(chunk(piece % 16).envelopes, &rules);
             assert_eq!(verdicts(&examined), verdicts(&own));
         }
         assert!(borrowing.counts.liars().is_empty(), "an honest reader is no liar");
         let all = (16 * PIECES) as u64;
-        let borrowed = borrowing.counts.borrowed();
+        let borrowed = borrowing.counts.offloaded();
         assert!(
             borrowed < all - 2 * PIECES as u64 + all / 64,
             "the wrong one and another of each piece are verified again"
         );
         assert!(borrowed > all / 4 * 3, "most of the work is borrowed");
 
-        // It calls a right one wrong, where the forged one is not, and a forged one right.
-        for (at, word) in [(3, Word::Unsigned), (3, Word::Unendorsed), (0, Word::Unsigned)] {
-            let borrowing = Borrowing { spot_check_one_in: u32::MAX, ..Borrowing::default() };
+        // The follower calls a valid transaction wrong, or the forged one valid.
+        for (at, word) in
+            [(3, SignatureVerdict::Unsigned), (3, SignatureVerdict::Unendorsed), (0, SignatureVerdict::Unsigned)]
+        {
+            let borrowing = OffloadConfig { spot_check_one_in: u32::MAX, ..OffloadConfig::default() };
             let mut words = honest(0);
             words[at] = word;
             assert!(judged(&borrowing, 0, words).is_none(), "a word that is not sound is never believed");
             assert_eq!(borrowing.counts.liars(), std::slice::from_ref(&reader));
             assert!(!borrowing.counts.trusts(&reader) && borrowing.counts.trusts("compute-org1-2"));
-            assert_eq!(borrowing.counts.borrowed(), 0, "nor is any other word of that piece");
+            assert_eq!(borrowing.counts.offloaded(), 0, "nor is any other word of that piece");
         }
-        let strict = Borrowing { spot_check_one_in: 1, ..Borrowing::default() };
-        assert!(judged(&strict, 9, vec![Word::Sound; 16]).is_none(), "nothing is believed");
-        let usual = Borrowing::default();
-        let slipped =
-            (0..PIECES).take_while(|piece| judged(&usual, piece % 16, vec![Word::Sound; 16]).is_some()).count();
+        let strict = OffloadConfig { spot_check_one_in: 1, ..OffloadConfig::default() };
+        assert!(judged(&strict, 9, vec![SignatureVerdict::Valid; 16]).is_none(), "nothing is believed");
+        let usual = OffloadConfig::default();
+        let slipped = (0..PIECES)
+            .take_while(|piece| judged(&usual, piece % 16, vec![SignatureVerdict::Valid; 16]).is_some())
+            .count();
         assert!(slipped < PIECES, "one in sixteen pieces or more finds it out");
         assert_eq!(usual.counts.liars(), std::slice::from_ref(&reader));
     });
@@ -489,31 +506,35 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
 
 #[test]
 fn equal_rules_have_one_digest_and_others_another() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let config = Arc::new(ChannelConfig::from_block(&consortium.genesis).expect("it is a genesis block"));
-    let digest = |definitions: Definitions| *Rules::new(config.clone(), definitions).expect("well formed").digest();
-    let with = |name: &str, definition: Definition| Definitions::from([(name.to_owned(), definition)]);
-    let one = digest(with("basic", Definition::default()));
-    assert_eq!(one, digest(with("basic", Definition::default())));
-    let later = Definition { sequence: 2, ..Definition::default() };
-    let other = Definition { version: "1.1".to_owned(), ..Definition::default() };
+    let digest = |definitions: ContractDefinitions| {
+        *ChannelPolicies::new(config.clone(), definitions).expect("well formed").digest()
+    };
+    let with = |name: &str, definition: ContractDefinition| ContractDefinitions::from([(name.to_owned(), definition)]);
+    let one = digest(with("basic", ContractDefinition::default()));
+    assert_eq!(one, digest(with("basic", ContractDefinition::default())));
+    let later = ContractDefinition { sequence: 2, ..ContractDefinition::default() };
+    let other = ContractDefinition { version: "1.1".to_owned(), ..ContractDefinition::default() };
     let policy = identity::policy::channel_reference("/Channel/Application/Writers");
-    let easier = Definition { endorsement: policy, ..Definition::default() };
+    let easier = ContractDefinition { endorsement: policy, ..ContractDefinition::default() };
     let others = [with("basic", later), with("basic", other), with("basic", easier), with("other", Default::default())];
     for definitions in others {
         assert_ne!(one, digest(definitions.clone()), "{definitions:?}");
     }
-    let three = Consortium::found(Terms_::seeded(3, EndorsementRule::All));
+    let three = Consortium::create(ConsortiumConfig::seeded(3, EndorsementRule::All));
     let config = ChannelConfig::from_block(&three.genesis).expect("it is a genesis block");
-    let elsewhere = Rules::new(Arc::new(config), with("basic", Definition::default())).expect("well formed");
+    let elsewhere =
+        ChannelPolicies::new(Arc::new(config), with("basic", ContractDefinition::default())).expect("well formed");
     assert_ne!(one, *elsewhere.digest());
 }
 
-/// Filtered blocks named an invalid transaction while its block was among the newest; read from the store later, the same
-/// block showed no id and type 0 where the headers were wrong, and a client that came back never learnt of its failure.
+/// Regression: filtered blocks named an invalid transaction while its block was among the newest. When the block was
+/// read from the store later, it showed no id and type 0 if the headers were wrong, and a client that reconnected never
+/// learnt of its failure.
 #[test]
 fn a_stored_block_names_its_transactions_as_the_fresh_one_did() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let rules = rules(&consortium);
     for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (words, _) = line.split_once("-> ").expect("each line has an arrow");
@@ -522,13 +543,13 @@ fn a_stored_block_names_its_transactions_as_the_fresh_one_did() {
             craft.change(word);
         }
         let envelope = craft.build();
-        let examined = examine_one(&envelope, &rules);
+        let examined = verify_transaction(&envelope, &rules);
         let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
         let block = ledger::Block::build(base::BlockNumber(1), Some([1; 32]), &[envelope]);
         let mut metadata = block.metadata().clone();
         metadata.set_filter(vec![code.0].into());
         let block = block.with_metadata(metadata);
-        let fresh = CommittedBlock::of_examined(block.clone(), vec![examined], &[code]);
+        let fresh = CommittedBlock::of_verified(block.clone(), vec![examined], &[code]);
         let stored = CommittedBlock::of_stored(block).expect("its filter has one code");
         let shown = |block: &CommittedBlock| {
             let transaction = &block.transactions()[0];
@@ -541,33 +562,34 @@ fn a_stored_block_names_its_transactions_as_the_fresh_one_did() {
 
 #[test]
 fn a_claimed_id_is_known_also_where_the_headers_are_wrong() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let rules = rules(&consortium);
     for (word, kind) in [("epoch=1", 3), ("kind=0", 0), ("kind=99", 99), ("signature", 3), ("channel=other", 3)] {
         let mut craft = Craft::right(&consortium);
         craft.change("txid=claimed");
         craft.change(word);
-        let examined = examine_one(&craft.build(), &rules);
+        let examined = verify_transaction(&craft.build(), &rules);
         assert_eq!(examined.tx_id.as_deref(), Some("claimed"), "{word}");
         assert_eq!(examined.kind, kind, "{word}");
     }
 }
 
-/// A client sent an envelope of 2 MiB: a result of 1 MiB that it had made up, and half a million empty endorsements. The
-/// peers copied the result once for each endorsement before they counted them, which took 500 GiB, at every restart anew.
+/// Regression: a client sent an envelope of 2 MiB: an invented result of 1 MiB and half a million empty endorsements.
+/// The peers copied the result once per endorsement before they counted them, which took 500 GiB, again at every
+/// restart.
 #[test]
 fn endorsements_beyond_the_limit_are_counted_without_copies_of_the_result() {
-    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
     let rules = rules(&consortium);
     let mut craft = Craft::right(&consortium);
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     recorder.write(&Arc::from("basic"), "k", vec![7; 1 << 20].into());
     craft.results = recorder.encode();
     craft.change("empty-endorsements=300000");
     let envelope = craft.build();
     let within = |bytes: &Bytes| envelope.as_ptr_range().contains(&bytes.as_ptr());
 
-    assert_eq!(examine_one(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
+    assert_eq!(verify_transaction(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
     let action = ledger::Transaction::parse(&envelope).expect("its form is right").action().expect("one action");
     let endorsements = crate::access::endorsements(&action);
     assert_eq!(endorsements.len(), identity::policy::SIGNATURES_MAX + 1);
@@ -584,9 +606,9 @@ proptest::proptest! {
     #[test]
     fn any_envelope_gets_a_code(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
         use std::sync::OnceLock;
-        static RULES: OnceLock<Rules> = OnceLock::new();
-        let rules = RULES.get_or_init(|| rules(&Consortium::found(Terms_::seeded(1, EndorsementRule::Any))));
-        let examined = examine_one(&bytes.into(), rules);
+        static RULES: OnceLock<ChannelPolicies> = OnceLock::new();
+        let rules = RULES.get_or_init(|| rules(&Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any))));
+        let examined = verify_transaction(&bytes.into(), rules);
         proptest::prop_assert!(!examined.form.is_valid());
     }
 }

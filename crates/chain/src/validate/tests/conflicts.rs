@@ -1,4 +1,4 @@
-//! Conflicts: a table in a small notation, and random blocks against an oracle that knows no shortcuts.
+//! Tests of the conflict check: a table in a short notation, and random blocks, compared with a naive oracle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use prost::Message as _;
 use proto::kvrwset::range_query_info::ReadsInfo;
 use proto::kvrwset::{KvrwSet, QueryReadsMerkleSummary, RangeQueryInfo};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
-use state::{Entry, RangePage, Snapshot, UpdateBatch, Versioned};
+use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
-use crate::rwset::merkle::{DEGREE, Outcome, Summarizer};
-use crate::rwset::{RangeRecorder, ReadWriteSet, Recorder};
+use crate::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
+use crate::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
 use crate::validate::Code;
-use crate::validate::conflicts::resolve;
-use crate::validate::view::View;
+use crate::validate::conflicts::check_conflicts;
+use crate::validate::view::BlockStateView;
 
 type Keys = BTreeMap<String, Version>;
 
-/// A state of one namespace in memory.
+/// A state of one namespace, in memory.
 struct Fixed {
     height: u64,
     keys: Keys,
@@ -45,7 +45,7 @@ impl Snapshot for Fixed {
         assert!(end.is_empty() || start < end, "an empty range is nobody's question");
         let found = scan(&self.keys, start, end);
         let more = found.len() > limit;
-        let entry = |(key, version): (String, Version)| Entry {
+        let entry = |(key, version): (String, Version)| StateEntry {
             key: key.into(),
             versioned: Versioned { value: Bytes::from_static(b"v"), version },
         };
@@ -53,16 +53,16 @@ impl Snapshot for Fixed {
     }
 }
 
-/// The keys of `start..end` and their versions; an empty `end` is none.
+/// The keys of `start..end` and their versions; an empty `end` means no upper bound.
 fn scan(keys: &Keys, start: &str, end: &str) -> Vec<(String, Version)> {
     let within = keys.iter().filter(|(key, _)| key.as_str() >= start && (end.is_empty() || key.as_str() < end));
     within.map(|(key, version)| (key.clone(), *version)).collect()
 }
 
-fn resolve_now(block: u64, sets: &[ReadWriteSet], view: &View) -> (Vec<Code>, UpdateBatch) {
+fn resolve_now(block: u64, sets: &[ReadWriteSet], view: &BlockStateView) -> (Vec<Code>, UpdateBatch) {
     let candidates: Vec<(u32, &ReadWriteSet)> =
         sets.iter().enumerate().map(|(position, set)| (position as u32, set)).collect();
-    let resolved = base::rt::production::run(resolve(block, &candidates, view)).expect("the state answers");
+    let resolved = base::rt::production::run(check_conflicts(block, &candidates, view)).expect("the state answers");
     (resolved.codes, resolved.batch)
 }
 
@@ -71,17 +71,17 @@ fn version(text: &str) -> Version {
     Version::new(block.parse().expect("a number"), tx.parse().expect("a number"))
 }
 
-/// `a@1:0` is a key at a version, `a@-` one that does not exist.
+/// `a@1:0` is a key at a version, `a@-` a key that does not exist.
 fn key_at(word: &str) -> (&str, Option<Version>) {
     let (key, at) = word.split_once('@').expect("key@version");
     (key, (at != "-").then(|| version(at)))
 }
 
-/// Reads a transaction: `r a@1:0` reads, `w a` writes, `d a` deletes, `scan a..z a@1:0` is a scan that came to its end,
-/// `part a..z a@1:0` one that stopped after its last key. Parts are separated by `,`.
+/// Reads a transaction: `r a@1:0` reads, `w a` writes, `d a` deletes, `scan a..z a@1:0` is a scan that reached its end,
+/// `part a..z a@1:0` a scan that stopped after its last key. Parts are separated by `,`.
 fn transaction(text: &str) -> ReadWriteSet {
     let namespace: Arc<str> = "n".into();
-    let mut recorder = Recorder::new();
+    let mut recorder = ReadWriteSetRecorder::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let words: Vec<&str> = part.split_whitespace().collect();
         match words[..] {
@@ -111,14 +111,14 @@ fn transaction(text: &str) -> ReadWriteSet {
 
 #[test]
 fn readers_of_what_has_changed_are_invalid() {
-    // The state is a, b and d, written by block 1; each transaction is followed by its code.
+    // The state is a, b and d, written by block 1. Each transaction is followed by its code.
     let table: &[&[(&str, u8)]] = &[
         &[("r a@1:0, w a", 0)],
         &[("r a@0:0, w a", 11)],
         &[("r a@-, w a", 11)],
         &[("r c@-, w c", 0)],
         &[("r c@1:0, w c", 11)],
-        // A write by an earlier valid transaction conflicts, also a blind one, also a delete of nothing.
+        // A write by an earlier valid transaction conflicts, even a blind one or a delete of a missing key.
         &[("r a@1:0, w a", 0), ("r a@1:0, w a", 11), ("r b@1:1, w b", 0)],
         &[("w a", 0), ("r a@1:0", 11)],
         &[("d c", 0), ("r c@-", 11)],
@@ -127,7 +127,7 @@ fn readers_of_what_has_changed_are_invalid() {
         &[("r a@0:0, w b", 11), ("r b@1:1", 0)],
         // A transaction may write what it read.
         &[("r a@1:0, w a, d b", 0), ("r b@1:1", 11)],
-        // Ranges: a new key, a gone key and a changed one are phantoms; a key outside is none.
+        // Ranges: a new key, a deleted key and a changed key are phantoms; a key outside the range is not.
         &[("scan a..c a@1:0 b@1:1", 0)],
         &[("scan a..c a@1:0", 12)],
         &[("scan a..c a@1:0 b@1:1 bb@1:1", 12)],
@@ -138,19 +138,19 @@ fn readers_of_what_has_changed_are_invalid() {
         &[("w c", 0), ("scan a..c a@1:0 b@1:1", 0)],
         &[("w d", 0), ("scan a..c a@1:0 b@1:1", 0), ("scan d.. d@1:2", 12)],
         &[("scan e.. ", 0), ("scan c..d", 0), ("w c", 0), ("scan c..d", 12)],
-        // A scan that stopped early covers what it handed out, its last key included, and nothing behind it.
+        // A scan that stopped early covers the keys that it returned, its last key included, and nothing after it.
         &[("part a.. a@1:0 b@1:1", 0)],
         &[("w c", 0), ("part a.. a@1:0 b@1:1", 0)],
         &[("w aa", 0), ("part a.. a@1:0 b@1:1", 12)],
         &[("w b", 0), ("part a.. a@1:0 b@1:1", 12)],
-        // A range that ends before it starts holds nothing.
+        // A range that ends before it starts is empty.
         &[("scan c..a", 0), ("scan c..c", 0)],
         // Reads come before ranges.
         &[("r a@0:0, scan a..c", 11)],
     ];
     let keys: Keys = [("a", "1:0"), ("b", "1:1"), ("d", "1:2")].map(|(key, at)| (key.to_owned(), version(at))).into();
     for block in table {
-        let view = View::new(Arc::new(Fixed { height: 2, keys: keys.clone() }), vec![]);
+        let view = BlockStateView::new(Arc::new(Fixed { height: 2, keys: keys.clone() }), vec![]);
         let sets: Vec<ReadWriteSet> = block.iter().map(|(text, _)| transaction(text)).collect();
         let expected: Vec<Code> = block.iter().map(|(_, code)| Code(*code)).collect();
         assert_eq!(resolve_now(2, &sets, &view).0, expected, "{block:?}");
@@ -159,7 +159,7 @@ fn readers_of_what_has_changed_are_invalid() {
 
 #[test]
 fn the_last_valid_write_of_a_key_has_its_transactions_version() {
-    let view = View::new(Arc::new(Fixed { height: 2, keys: Keys::new() }), vec![]);
+    let view = BlockStateView::new(Arc::new(Fixed { height: 2, keys: Keys::new() }), vec![]);
     let sets = ["w a, w b", "r a@-, w b", "d a", "w c"].map(transaction);
     let (codes, batch) = resolve_now(2, &sets, &view);
     assert_eq!(codes, [0, 11, 0, 0].map(Code));
@@ -175,7 +175,7 @@ enum Step {
     Read(u8),
     Write(u8),
     Delete(u8),
-    /// From a key on; to a key or the end; how many results are taken.
+    /// Start key, end key or none, number of results that are taken.
     Scan(u8, Option<u8>, usize),
 }
 
@@ -216,7 +216,7 @@ fn apply(keys: &mut Keys, batch: &UpdateBatch) {
 /// Start, end, whether the end belongs to the range, results.
 type RanScan = (String, String, bool, Vec<(String, Version)>);
 
-/// A transaction as it ran against some state: what it recorded, and the same as the oracle wants it.
+/// A transaction that ran against some state: what it recorded, and the same in the oracle's form.
 #[derive(Default)]
 struct Ran {
     reads: Vec<(String, Option<Version>)>,
@@ -226,7 +226,7 @@ struct Ran {
 
 fn run(steps: &[Step], seen: &Keys) -> (ReadWriteSet, Ran) {
     let namespace: Arc<str> = "n".into();
-    let (mut recorder, mut ran) = (Recorder::new(), Ran::default());
+    let (mut recorder, mut ran) = (ReadWriteSetRecorder::new(), Ran::default());
     for step in steps {
         match step {
             Step::Read(number) => {
@@ -265,13 +265,13 @@ fn run(steps: &[Step], seen: &Keys) -> (ReadWriteSet, Ran) {
     (ReadWriteSet::decode(recorder.encode()).expect("just encoded"), ran)
 }
 
-/// A summary may have any number of hashes of any length, since whoever endorses makes it up.
+/// A summary may have any number of hashes of any length, since the endorser chooses them.
 #[test]
 fn a_summary_that_no_scan_comes_to_is_a_phantom() {
     let keys: Keys = (0..60).map(|number| (format!("k{number:02}"), Version::new(1, number))).collect();
-    let mut summarizer = Summarizer::new(DEGREE);
+    let mut summarizer = RangeSummarizer::new(DEGREE);
     keys.iter().for_each(|(key, version)| summarizer.add(key, *version));
-    let Outcome::Summary(right) = summarizer.finish() else { panic!("60 results are many") };
+    let SummarizerOutcome::Summary(right) = summarizer.finish() else { panic!("60 results are many") };
     let judged = |max_level_hashes: Vec<Bytes>| {
         let summary = QueryReadsMerkleSummary { max_degree: DEGREE, max_level: right.level, max_level_hashes };
         let range = RangeQueryInfo {
@@ -288,7 +288,7 @@ fn a_summary_that_no_scan_comes_to_is_a_phantom() {
         };
         let set = TxReadWriteSet { data_model: 0, ns_rwset: vec![namespace] };
         let set = ReadWriteSet::decode(set.encode_to_vec().into()).expect("it is a read-write set");
-        let view = View::new(Arc::new(Fixed { height: 2, keys: keys.clone() }), Vec::new());
+        let view = BlockStateView::new(Arc::new(Fixed { height: 2, keys: keys.clone() }), Vec::new());
         resolve_now(2, &[set], &view).0[0]
     };
     let [first, second] = &right.hashes[..] else { panic!("60 results are two groups") };
@@ -347,7 +347,8 @@ fn oracle(block: u64, mut keys: Keys, transactions: &[Ran]) -> (Vec<Code>, Keys)
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Transactions ran against states of up to three blocks ago; two of those blocks are judged and not applied yet.
+    /// Transactions ran against states of up to three blocks ago; two of those blocks are validated and not applied
+    /// yet.
     #[test]
     fn parallel_shortcuts_decide_as_the_sequential_rule_does(
         old in proptest::collection::btree_set(0..130u8, 0..130),
@@ -367,7 +368,7 @@ proptest! {
         }
         let (sets, ran): (Vec<_>, Vec<_>) = transactions.iter().map(|(age, steps)| run(steps, &states[3 - age])).unzip();
         let snapshot = Fixed { height: 3, keys: states[1].clone() };
-        let view = View::new(Arc::new(snapshot), batches[1..].to_vec());
+        let view = BlockStateView::new(Arc::new(snapshot), batches[1..].to_vec());
         let (codes, batch) = resolve_now(5, &sets, &view);
         let (expected, after) = oracle(5, states[3].clone(), &ran);
         prop_assert_eq!(codes, expected);

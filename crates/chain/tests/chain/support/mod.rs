@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::{Bytes, TxId};
-use chain::access::Definitions;
+use chain::access::ContractDefinitions;
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
-use chain::peer::{Peer, PeerOptions, Settings};
+use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
+use chain::peer::{Peer, PeerConfig, PeerSetup};
 use chain::stores::LocalStores;
-use contract::Registry;
-use identity::issue::{Organization, Terms};
-use identity::{Role, Signer};
+use contract::ContractRegistry;
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{MemberRole, Signer};
 use ledger::Block;
-use ledger::config::{BatchLimits, Capabilities, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec};
+use ledger::config::{BatchLimits, Capabilities, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec};
 use ledger::hash::sha256_of;
 use prost::Message;
 use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
@@ -30,15 +30,15 @@ use storage::tables::{ModelEngine, TablesEngine};
 
 /// The channel of every network here.
 pub const CHANNEL: &str = "ch";
-/// Where the orderer of the network below `root` serves blocks: networks of one process must not meet.
+/// The address at which the orderer of the network below `root` serves blocks: networks of one process must not meet.
 pub fn orderer_address(root: &Directory) -> String {
     format!("orderer of {}", root.path().display())
 }
 
 /// The organisations of a network and the genesis block of its channel.
 pub struct Consortium {
-    pub organizations: Vec<Organization>,
-    pub orderer_organization: Organization,
+    pub organizations: Vec<IssuingOrganization>,
+    pub orderer_organization: IssuingOrganization,
     pub orderer: Signer,
     pub peers: Vec<Signer>,
     pub clients: Vec<Signer>,
@@ -46,21 +46,21 @@ pub struct Consortium {
 }
 
 /// How a consortium is set up.
-pub struct Terms_ {
-    pub terms: Terms,
+pub struct ConsortiumConfig {
+    pub terms: CertificateTerms,
     pub organizations: usize,
     pub rule: EndorsementRule,
     pub batch: BatchLimits,
 }
 
-impl Terms_ {
+impl ConsortiumConfig {
     /// Ed25519 keys from a seed, for tests.
-    pub fn seeded(organizations: usize, rule: EndorsementRule) -> Terms_ {
-        Terms_ { terms: Terms::seeded([7; 32]), organizations, rule, batch: batch(10) }
+    pub fn seeded(organizations: usize, rule: EndorsementRule) -> ConsortiumConfig {
+        ConsortiumConfig { terms: CertificateTerms::seeded([7; 32]), organizations, rule, batch: batch(10) }
     }
 }
 
-/// Small blocks that do not wait long.
+/// Small blocks with a short timeout.
 pub fn batch(messages_max: u32) -> BatchLimits {
     BatchLimits {
         messages_max,
@@ -71,13 +71,14 @@ pub fn batch(messages_max: u32) -> BatchLimits {
 }
 
 impl Consortium {
-    pub fn found(setup: Terms_) -> Consortium {
-        let found = |msp: &str, domain: &str| Organization::found(msp, domain, &setup.terms).expect("names are fine");
-        let organizations: Vec<Organization> = (1..=setup.organizations)
+    pub fn create(setup: ConsortiumConfig) -> Consortium {
+        let found =
+            |msp: &str, domain: &str| IssuingOrganization::create(msp, domain, &setup.terms).expect("names are fine");
+        let organizations: Vec<IssuingOrganization> = (1..=setup.organizations)
             .map(|number| found(&format!("Org{number}MSP"), &format!("org{number}.example.com")))
             .collect();
         let orderer_organization = found("OrdererMSP", "example.com");
-        let spec = |organization: &Organization| OrganizationSpec {
+        let spec = |organization: &IssuingOrganization| OrganizationSpec {
             name: organization.msp_id().trim_end_matches("MSP").to_owned(),
             msp_id: organization.msp_id().to_string(),
             msp: organization.definition().encode_to_vec().into(),
@@ -93,14 +94,18 @@ impl Consortium {
             }],
             endorsement: setup.rule,
             batch: setup.batch,
-            consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+            consensus: ConsensusConfig { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
             capabilities: Capabilities::newest(),
         };
-        let issue = |organization: &Organization, role, name: &str| organization.issue(role, name).expect("fine names");
+        let issue =
+            |organization: &IssuingOrganization, role, name: &str| organization.issue(role, name).expect("fine names");
         Consortium {
-            orderer: issue(&orderer_organization, Role::Orderer, "orderer0"),
-            peers: organizations.iter().map(|organization| issue(organization, Role::Peer, "peer0")).collect(),
-            clients: organizations.iter().map(|organization| issue(organization, Role::Client, "User1")).collect(),
+            orderer: issue(&orderer_organization, MemberRole::Orderer, "orderer0"),
+            peers: organizations.iter().map(|organization| issue(organization, MemberRole::Peer, "peer0")).collect(),
+            clients: organizations
+                .iter()
+                .map(|organization| issue(organization, MemberRole::Client, "User1"))
+                .collect(),
             genesis: genesis.build().expect("the specification is usable"),
             organizations,
             orderer_organization,
@@ -121,16 +126,16 @@ pub struct Client {
 
 /// A signed proposal and its parts.
 #[derive(Clone)]
-pub struct Signed {
+pub struct SignedTestProposal {
     pub tx_id: TxId,
     pub header: Header,
     pub payload: ChaincodeProposalPayload,
     pub bytes: Bytes,
 }
 
-/// What tests change about a proposal.
+/// The parts of a proposal that tests change.
 #[derive(Clone)]
-pub struct Shape {
+pub struct ProposalOverrides {
     pub channel: String,
     pub kind: i32,
     pub epoch: u64,
@@ -140,11 +145,11 @@ pub struct Shape {
     pub creator: Option<Bytes>,
 }
 
-impl Default for Shape {
+impl Default for ProposalOverrides {
     fn default() -> Self {
         let mut nonce = vec![0; 24];
         base::rt::fill_random(&mut nonce);
-        Shape {
+        ProposalOverrides {
             channel: CHANNEL.to_owned(),
             kind: HeaderType::EndorserTransaction as i32,
             epoch: 0,
@@ -161,11 +166,17 @@ pub fn encode(message: &impl Message) -> Bytes {
 }
 
 impl Client {
-    pub fn proposal(&self, contract: &str, function: &str, args: &[&str]) -> Signed {
-        self.shaped(Shape::default(), contract, function, args)
+    pub fn proposal(&self, contract: &str, function: &str, args: &[&str]) -> SignedTestProposal {
+        self.shaped(ProposalOverrides::default(), contract, function, args)
     }
 
-    pub fn shaped(&self, shape: Shape, contract: &str, function: &str, args: &[&str]) -> Signed {
+    pub fn shaped(
+        &self,
+        shape: ProposalOverrides,
+        contract: &str,
+        function: &str,
+        args: &[&str],
+    ) -> SignedTestProposal {
         let creator = shape.creator.unwrap_or_else(|| self.signer.serialized().clone());
         let tx_id = shape.tx_id.unwrap_or_else(|| hex::encode(sha256_of(&[&shape.nonce, &creator])));
         let now = base::rt::wall_now();
@@ -199,11 +210,11 @@ impl Client {
         let proposal = encode(&Proposal { header: encode(&header), payload: encode(&payload), ..Proposal::default() });
         let signature = self.signer.sign(&proposal);
         let bytes = encode(&SignedProposal { proposal_bytes: proposal, signature });
-        Signed { tx_id: tx_id.as_str().into(), header, payload, bytes }
+        SignedTestProposal { tx_id: tx_id.as_str().into(), header, payload, bytes }
     }
 
     /// The unsigned payload of a transaction.
-    pub fn payload(&self, proposal: &Signed, responses: &[ProposalResponse]) -> Bytes {
+    pub fn payload(&self, proposal: &SignedTestProposal, responses: &[ProposalResponse]) -> Bytes {
         let endorsements = responses.iter().filter_map(|response| response.endorsement.clone()).collect();
         let action = ChaincodeActionPayload {
             chaincode_proposal_payload: encode(&proposal.payload),
@@ -221,7 +232,7 @@ impl Client {
         encode(&Payload { header: Some(proposal.header.clone()), data: encode(&transaction) })
     }
 
-    pub fn envelope(&self, proposal: &Signed, responses: &[ProposalResponse]) -> Bytes {
+    pub fn envelope(&self, proposal: &SignedTestProposal, responses: &[ProposalResponse]) -> Bytes {
         self.seal(self.payload(proposal, responses))
     }
 
@@ -232,13 +243,13 @@ impl Client {
     }
 }
 
-/// Where a node keeps its things.
+/// The directory of a node.
 pub async fn directory(root: &Directory, name: &str) -> Directory {
     root.subdirectory(name).await.expect("the directory can be made")
 }
 
-pub async fn orderer_options(consortium: &Consortium, root: &Directory) -> OrdererOptions {
-    OrdererOptions {
+pub async fn orderer_options(consortium: &Consortium, root: &Directory) -> OrdererSetup {
+    OrdererSetup {
         watermarks: None,
         signer: consortium.orderer.clone(),
         directory: directory(root, "orderer").await,
@@ -261,8 +272,8 @@ pub async fn peer_options(
     root: &Directory,
     index: usize,
     tables: Arc<dyn TablesEngine>,
-) -> PeerOptions {
-    PeerOptions {
+) -> PeerSetup {
+    PeerSetup {
         name: format!("peer{index}"),
         signer: consortium.peers[index].clone(),
         stores: Arc::new(LocalStores::new(
@@ -271,10 +282,10 @@ pub async fn peer_options(
             GroupSync::new(),
             tables,
         )),
-        registry: Registry::native(),
-        definitions: Definitions::new(),
+        registry: ContractRegistry::native(),
+        definitions: ContractDefinitions::new(),
         orderers: vec![orderer_address(root)].into(),
-        settings: Settings::default(),
+        settings: PeerConfig::default(),
     }
 }
 
@@ -288,7 +299,7 @@ pub async fn peer(consortium: &Consortium, root: &Directory, index: usize) -> Ar
     peer
 }
 
-/// Endorses at these peers and orders; the transaction's id.
+/// Endorses at these peers and submits the transaction for ordering; returns the transaction's id.
 pub async fn submit(
     client: &Client,
     peers: &[&Arc<Peer>],

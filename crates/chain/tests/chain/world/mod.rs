@@ -1,4 +1,5 @@
-//! What simulated worlds of whole channels share: an orderer on a node of its own, and peers that say what they hold.
+//! The common parts of simulated worlds of whole channels: an orderer on its own node, and peers that report their
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,14 +8,14 @@ use std::time::Duration;
 use base::rt::disk::Directory;
 use base::rt::net::Parties;
 use base::rt::simulation::Sim;
-use base::rt::{self, Stop, net};
+use base::rt::{self, CancellationToken, net};
 use base::{Bytes, TxId, Version};
 use chain::Channel;
-use chain::access::Definitions;
+use chain::access::ContractDefinitions;
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
+use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;
-use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, serve_orderer};
+use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerConfig, serve_orderer};
 use chain::rwset::{RangeReads, ReadWriteSet};
 use chain::validate::Code;
 use chain::view::PeerView;
@@ -24,13 +25,13 @@ use storage::GroupSync;
 
 use crate::support::*;
 
-/// Accounts that there are from the beginning.
+/// Accounts that exist from the beginning.
 pub const ACCOUNTS: u64 = 6;
-/// Of one client.
+/// Transactions of one client.
 pub const TRANSACTIONS: u64 = 40;
 
 /// Answers every message with the peer's verdict.
-pub async fn tell_verdicts(address: &str, peer: &Peer) {
+pub async fn serve_verdicts(address: &str, peer: &Peer) {
     let Ok(mut listener) = net::listen(address).await else { return };
     while let Ok(mut link) = listener.accept().await {
         let Some(channel) = peer.channel(CHANNEL) else { continue };
@@ -44,7 +45,7 @@ pub async fn tell_verdicts(address: &str, peer: &Peer) {
     }
 }
 
-/// A peer's verdict; nothing while it cannot be reached.
+/// A peer's verdict; `None` while the peer cannot be reached.
 pub async fn ask_verdict(address: &str) -> Option<String> {
     let exchange = async {
         let mut link = net::connect(address).await.ok()?;
@@ -58,17 +59,17 @@ pub async fn ask_verdict(address: &str) -> Option<String> {
 pub async fn run_orderer(consortium: Arc<Consortium>) {
     loop {
         if let Some(orderer) = open_orderer(&consortium).await {
-            let serving = serve_orderer(orderer, "submit", &Parties::anyone(), Stop::new()).await;
+            let serving = serve_orderer(orderer, "submit", &Parties::anyone(), CancellationToken::new()).await;
             return serving.expect("nobody else listens there").await.expect("it serves until the node crashes");
         }
-        // A full disk, say.
+        // The disk may be full, for example.
         rt::sleep(Duration::from_millis(200)).await;
     }
 }
 
 pub async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
     let directory = Directory::open("orderer").await.ok()?;
-    let options = OrdererOptions {
+    let options = OrdererSetup {
         watermarks: None,
         signer: consortium.orderer.clone(),
         directory,
@@ -83,28 +84,28 @@ pub async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
 }
 
 /// The network as a gateway sees it.
-pub struct Remote {
+pub struct RemoteNetwork {
     pub peers: Vec<RemotePeer>,
     orderer: Box<dyn Broadcast>,
 }
 
-impl Remote {
+impl RemoteNetwork {
     /// Peers by the addresses where they answer.
-    pub fn new(peers: impl IntoIterator<Item = String>) -> Remote {
-        Remote::of(peers, Box::new(RemoteOrderer::new("submit".to_owned(), Parties::anyone())))
+    pub fn new(peers: impl IntoIterator<Item = String>) -> RemoteNetwork {
+        RemoteNetwork::of(peers, Box::new(RemoteOrderer::new("submit".to_owned(), Parties::anyone())))
     }
 
-    /// The same, with whoever takes envelopes.
-    pub fn of(peers: impl IntoIterator<Item = String>, orderer: Box<dyn Broadcast>) -> Remote {
+    /// The same, with another orderer for the envelopes.
+    pub fn of(peers: impl IntoIterator<Item = String>, orderer: Box<dyn Broadcast>) -> RemoteNetwork {
         let peers = peers.into_iter().map(|name| {
-            RemotePeer::new(RemotePeerOptions {
+            RemotePeer::new(RemotePeerConfig {
                 addresses: vec![name.clone()],
                 parties: Parties::anyone(),
                 name,
-                definitions: Definitions::new(),
+                definitions: ContractDefinitions::new(),
             })
         });
-        Remote { peers: peers.collect(), orderer }
+        RemoteNetwork { peers: peers.collect(), orderer }
     }
 
     pub async fn endorse(&self, peer: usize, proposal: Bytes) -> Option<ProposalResponse> {
@@ -123,26 +124,26 @@ impl Remote {
     }
 }
 
-/// Something that a peer reported as committed.
+/// A commit that a peer reported.
 pub type Report = (String, u8, u64);
 
-/// Sends transactions until all have been committed or given up; what was reported.
+/// Sends transactions until all have been committed or given up; returns the reports.
 pub async fn run_client(consortium: Arc<Consortium>, sim: Sim, peers: Vec<String>, creates: bool) -> Vec<Report> {
-    run_client_of(consortium, sim, Remote::new(peers), creates, |_| {}).await
+    run_client_of(consortium, sim, RemoteNetwork::new(peers), creates, |_| {}).await
 }
 
-/// The same, who says which transactions an orderer acknowledged.
+/// The same; also calls `acknowledged` with each transaction that an orderer acknowledged.
 pub async fn run_client_of(
     consortium: Arc<Consortium>,
     sim: Sim,
-    remote: Remote,
+    remote: RemoteNetwork,
     creates: bool,
     acknowledged: impl Fn(&TxId),
 ) -> Vec<Report> {
     let client = consortium.client();
-    let mut chance = sim.chance();
+    let mut rng = sim.rng();
     let mut reports = Vec::new();
-    let mut pick = |bound: u64| chance.below(bound);
+    let mut pick = |bound: u64| rng.below(bound);
     let peers = remote.peers.len() as u64;
     for number in 0..if creates { ACCOUNTS } else { TRANSACTIONS } {
         let account = |number: u64| format!("c{number}");
@@ -169,7 +170,7 @@ pub async fn run_client_of(
             continue;
         }
         let envelope = client.envelope(&proposal, &[response]);
-        // Sent again when the answer is lost, and now and then for no reason.
+        // Sent again when the answer is lost, and occasionally for no reason.
         let mut sends = 1 + usize::from(pick(8) == 0);
         for _ in 0..12 {
             while sends > 0 && remote.submit(envelope.clone()).await {
@@ -187,7 +188,7 @@ pub async fn run_client_of(
     reports
 }
 
-/// Height and the digests of blocks and state, once the interpreter agrees with the state; what differs otherwise.
+/// Height and the digests of blocks and state, if the interpreter agrees with the state; otherwise the difference.
 pub async fn verdict(channel: &Channel) -> String {
     if let Some(failure) = channel.failure() {
         return format!("failed: {failure}");
@@ -196,7 +197,7 @@ pub async fn verdict(channel: &Channel) -> String {
     let mut interpreter = Interpreter::default();
     let mut blocks = Vec::new();
     for number in 0..height {
-        // What is asked of others may fail while they are away.
+        // A request to another node may fail while that node is away.
         let Ok(bytes) = channel.read_block(number).await else { return "moving".to_owned() };
         let bytes = bytes.expect("committed");
         blocks.extend_from_slice(&ledger::sha256(&bytes));
@@ -247,7 +248,7 @@ impl Interpreter {
             let expected = if before.contains(&id) || valid_here.contains(&id) {
                 Code::DUPLICATE_TXID
             } else {
-                // In V1 order the id counts before conflicts are looked at.
+                // In the order of V1, the id counts before conflicts are checked.
                 valid_here.insert(id.clone());
                 self.conflicts(&set, &written)
             };

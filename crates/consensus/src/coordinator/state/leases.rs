@@ -1,14 +1,14 @@
-//! Leases, nodes that are lost, and how a coordinator ends.
+//! Leases, lost nodes, and the end of a coordinator.
 
 use std::sync::atomic::Ordering;
 
 use base::rt::{self, Instant};
 
-use super::{Member, State};
+use super::{CoordinatorState, MemberState};
 use crate::Error;
-use crate::link::Held;
+use crate::link::FencedNode;
 
-impl State {
+impl CoordinatorState {
     pub(in crate::coordinator) fn ended(&self) -> Option<Error> {
         self.ended.clone()
     }
@@ -28,12 +28,12 @@ impl State {
         self.ended.is_some()
     }
 
-    /// Keepers, or all, are to look.
+    /// Notes a change that background tasks, or all tasks, must see.
     pub(super) fn note_changed(&self) {
         self.published.changed.store(true, Ordering::Release);
     }
 
-    /// Says until when the lease stands: for its length from when the probes of a majority were posted.
+    /// Publishes the end of the lease: its length after the time at which the probes of a majority were posted.
     pub(super) fn publish_lease(&self) {
         let mut all = [None; crate::group::NODES_MAX];
         for (at, member) in all.iter_mut().zip(self.live()) {
@@ -48,7 +48,7 @@ impl State {
         self.ended.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether the coordinator may answer now; it ends when its lease has run out.
+    /// Whether the coordinator may answer now; ends it if its lease has run out.
     pub(in crate::coordinator) fn check_lease(&mut self) -> Result<(), Error> {
         self.check_open()?;
         if !self.published.is_leased() {
@@ -57,48 +57,49 @@ impl State {
         self.check_open()
     }
 
-    /// A node's probe has succeeded that was posted at a time.
-    pub(in crate::coordinator) fn renew(&mut self, held: &Held, posted_at: Instant) {
+    /// Notes that a node's probe, posted at `posted_at`, has succeeded.
+    pub(in crate::coordinator) fn renew(&mut self, held: &FencedNode, posted_at: Instant) {
         let member = &mut self.members[held.link.slot];
-        if member.is_held_by(held) {
+        if member.is_node(held) {
             member.lease_at = Some(posted_at);
             member.slow = member.slow.saturating_sub(1);
             self.publish_lease();
         }
     }
 
-    /// A node's verb has failed.
-    pub(in crate::coordinator) fn lose(&mut self, held: &Held, error: &rma::Error) {
-        if self.members[held.link.slot].is_held_by(held) {
+    /// Marks a node as lost because its verb has failed.
+    pub(in crate::coordinator) fn lose(&mut self, held: &FencedNode, error: &rma::Error) {
+        if self.members[held.link.slot].is_node(held) {
             self.lose_slot(held.link.slot, error);
         }
     }
 
     pub(super) fn lose_slot(&mut self, slot: usize, error: &rma::Error) {
         if *error == rma::Error::Revoked {
-            // Nobody revokes it but a newer coordinator, or we ourselves, who have let go of it before.
+            // Only a newer coordinator revokes the capability, or we ourselves, after we have given the node up.
             self.end(Error::Fenced(self.term));
         }
         tracing::debug!(slot, %error, "a memory node is lost");
-        self.members[slot] = Member::lost();
+        self.members[slot] = MemberState::lost();
         self.lost_at = rt::now();
         self.publish_lease();
         self.note_changed();
         self.wake_blocked();
     }
 
-    pub(in crate::coordinator) fn note_slow(&mut self, held: &Held) {
+    pub(in crate::coordinator) fn note_slow(&mut self, held: &FencedNode) {
         let member = &mut self.members[held.link.slot];
-        if member.is_held_by(held) {
+        if member.is_node(held) {
             member.slow = (member.slow + 8).min(64);
         }
     }
 
-    /// A node's heartbeat has not completed within the lease.
-    pub(in crate::coordinator) fn note_silent(&mut self, held: &Held, patience: std::time::Duration) {
+    /// Notes that a node's heartbeat has not completed within the lease; the node is lost when it is silent for
+    /// `timeout`.
+    pub(in crate::coordinator) fn note_silent(&mut self, held: &FencedNode, timeout: std::time::Duration) {
         self.note_slow(held);
         let member = &self.members[held.link.slot];
-        if member.is_held_by(held) && member.lease_at.is_none_or(|at| at.elapsed() >= patience) {
+        if member.is_node(held) && member.lease_at.is_none_or(|at| at.elapsed() >= timeout) {
             self.lose_slot(held.link.slot, &rma::Error::Ambiguous("the node says nothing"));
         }
     }

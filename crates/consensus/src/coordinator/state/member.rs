@@ -1,4 +1,4 @@
-//! A memory node as its coordinator knows it, and the verbs that are under way to it.
+//! A memory node as its coordinator knows it, and the outstanding verbs to it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,131 +8,132 @@ use base::Bytes;
 use base::rt::Instant;
 use rma::Completion;
 
-use super::LAG_MAX;
-use super::keeping::Journal;
-use crate::link::Held;
+use super::PENDING_VERBS_MAX;
+use super::persistence::PersistTracker;
+use crate::link::FencedNode;
 
-/// Where a node is.
+/// Whether a node takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::coordinator) enum Phase {
+pub(in crate::coordinator) enum NodePhase {
     Lost,
     Joining,
     Live,
 }
 
 /// A memory node.
-pub(in crate::coordinator) struct Member {
-    pub(in crate::coordinator) phase: Phase,
-    pub(in crate::coordinator) held: Option<Held>,
-    pub(super) posted: VecDeque<Posted>,
+pub(in crate::coordinator) struct MemberState {
+    pub(in crate::coordinator) phase: NodePhase,
+    pub(in crate::coordinator) node: Option<FencedNode>,
+    pub(super) posted: VecDeque<PostedVerb>,
     /// Verbs up to this ticket have completed.
     pub(super) acked: u64,
-    /// Of the last header.
+    /// The number of the last header.
     pub(super) sequence: u64,
     pub(super) header_posted: bool,
-    /// What the last header that has arrived says is applied.
+    /// The applied index in the last header that has arrived.
     pub(super) applied: u64,
     pub(super) lease_at: Option<Instant>,
-    /// It is known to have its vote.
-    pub(super) votes: bool,
-    /// The regions that are copied, of a joining node.
+    /// The node is known to have its vote.
+    pub(super) has_vote: bool,
+    /// Of a joining node: the regions that are copied.
     pub(super) copied: Vec<bool>,
-    /// The regions that were written since it came, of a joining node.
+    /// Of a joining node: the regions that were written since it joined.
     pub(super) touched: Vec<bool>,
     /// Blocks that are being copied to it.
     pub(super) copying: Range<usize>,
-    /// Reads that were given up on it.
+    /// A score of how slow the node is: raised by reads and heartbeats that take too long, lowered by heartbeats that
+    /// succeed.
     pub(super) slow: u32,
-    /// What its disk has, of a persistent node.
-    pub(super) journal: Option<Journal>,
+    /// Of a persistent node: the verbs that its disk has.
+    pub(super) persist_tracker: Option<PersistTracker>,
 }
 
 /// A verb.
-pub(super) struct Posted {
-    pub ticket: u64,
+pub(super) struct PostedVerb {
+    pub sequence: u64,
     pub header: Option<u64>,
     pub completion: Completion<()>,
 }
 
-impl Member {
-    pub(super) fn lost() -> Member {
-        Member {
-            phase: Phase::Lost,
-            held: None,
+impl MemberState {
+    pub(super) fn lost() -> MemberState {
+        MemberState {
+            phase: NodePhase::Lost,
+            node: None,
             posted: VecDeque::new(),
             acked: 0,
             sequence: 0,
             header_posted: false,
             applied: 0,
             lease_at: None,
-            votes: false,
+            has_vote: false,
             copied: Vec::new(),
             touched: Vec::new(),
             copying: 0..0,
             slow: 0,
-            journal: None,
+            persist_tracker: None,
         }
     }
 
-    pub(super) fn is_held_by(&self, held: &Held) -> bool {
-        self.held.as_ref().is_some_and(|own| Arc::ptr_eq(&own.link, &held.link))
+    pub(super) fn is_node(&self, held: &FencedNode) -> bool {
+        self.node.as_ref().is_some_and(|own| Arc::ptr_eq(&own.link, &held.link))
     }
 
-    /// Posts a verb; an error if it has failed already.
+    /// Posts a verb; returns an error if it has failed already.
     pub(super) fn post(
         &mut self,
         at: u64,
         parts: &[Bytes],
-        ticket: u64,
+        sequence: u64,
         header: Option<u64>,
     ) -> Result<(), rma::Error> {
-        let Some(held) = &self.held else { return Ok(()) };
+        let Some(held) = &self.node else { return Ok(()) };
         let completion = held.write(at, parts);
-        if let Some(journal) = &mut self.journal {
-            journal.add(at, parts, ticket, header);
+        if let Some(journal) = &mut self.persist_tracker {
+            journal.add(at, parts, sequence, header);
         }
         if self.posted.is_empty() && completion.is_success() {
-            self.complete(ticket, header);
+            self.complete(sequence, header);
             return Ok(());
         }
         let completion = match self.posted.is_empty() {
             false => completion,
             true => match completion.now() {
                 Ok(Ok(())) => {
-                    self.complete(ticket, header);
+                    self.complete(sequence, header);
                     return Ok(());
                 }
                 Ok(Err(error)) => return Err(error),
                 Err(completion) => completion,
             },
         };
-        if self.posted.len() >= LAG_MAX {
+        if self.posted.len() >= PENDING_VERBS_MAX {
             return Err(rma::Error::Busy);
         }
-        self.posted.push_back(Posted { ticket, header, completion });
+        self.posted.push_back(PostedVerb { sequence, header, completion });
         Ok(())
     }
 
-    /// A verb has completed.
-    pub(super) fn complete(&mut self, ticket: u64, header: Option<u64>) {
-        match &mut self.journal {
-            None => self.acknowledge(ticket, header),
+    /// Notes that a verb has completed.
+    pub(super) fn complete(&mut self, sequence: u64, header: Option<u64>) {
+        match &mut self.persist_tracker {
+            None => self.acknowledge(sequence, header),
             Some(journal) => {
                 journal.complete();
-                self.settle();
+                self.acknowledge_persisted();
             }
         }
     }
 
-    /// Counts what has completed and is on disk.
-    pub(super) fn settle(&mut self) {
-        while let Some((ticket, header)) = self.journal.as_mut().and_then(Journal::settled) {
+    /// Acknowledges the verbs that have completed and are on disk.
+    pub(super) fn acknowledge_persisted(&mut self) {
+        while let Some((ticket, header)) = self.persist_tracker.as_mut().and_then(PersistTracker::next_persisted) {
             self.acknowledge(ticket, header);
         }
     }
 
-    fn acknowledge(&mut self, ticket: u64, header: Option<u64>) {
-        self.acked = ticket;
+    fn acknowledge(&mut self, sequence: u64, header: Option<u64>) {
+        self.acked = sequence;
         if let Some(applied) = header {
             self.header_posted = false;
             self.applied = applied;
@@ -140,7 +141,7 @@ impl Member {
     }
 
     pub(super) fn flush(&self) {
-        if let Some(held) = &self.held
+        if let Some(held) = &self.node
             && !self.posted.is_empty()
         {
             held.link.endpoint.flush();

@@ -1,4 +1,5 @@
-//! What goes on behind the callers: completions, commits, applying, headers, and room in the log.
+//! What happens after a verb completes: entries are committed and applied, headers tell the memory nodes how far they
+//! are, and log space is freed.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -7,16 +8,16 @@ use std::task::{Context, Poll};
 
 use base::Bytes;
 
-use super::member::Posted;
-use super::{Member, Phase, State, Woken};
+use super::member::PostedVerb;
+use super::{CoordinatorState, MemberState, NodePhase, WakeList};
 use crate::Error;
-use crate::entry::Kind;
-use crate::layout::{Cursor, Header};
+use crate::entry::EntryKind;
+use crate::layout::{CopyHeader, LogCursor};
 
-impl State {
-    /// Takes in what has completed, applies what is committed, and makes room; `cx` is woken for more.
-    pub(in crate::coordinator) fn advance(&mut self, cx: &mut Context<'_>) -> Woken {
-        let woken = self.take_in(u64::MAX, cx);
+impl CoordinatorState {
+    /// Processes completions, applies committed entries, and frees log space; wakes `cx` at the next completion.
+    pub(in crate::coordinator) fn advance(&mut self, cx: &mut Context<'_>) -> WakeList {
+        let woken = self.poll_completions(u64::MAX, cx);
         self.apply();
         if self.used_bytes > self.layout.log_bytes / 2 {
             self.post_headers();
@@ -25,9 +26,9 @@ impl State {
         woken
     }
 
-    /// Takes in what has completed. Then waits until a majority has everything up to a ticket, and for nothing else, which matters
-    /// where waiting is spinning; `cx` is woken for that.
-    pub(in crate::coordinator) fn take_in(&mut self, until: u64, cx: &mut Context<'_>) -> Woken {
+    /// Processes completions. Then polls only as many nodes as a majority for `until` needs, which matters where
+    /// waiting is spinning; `cx` is woken for those.
+    pub(in crate::coordinator) fn poll_completions(&mut self, until: u64, cx: &mut Context<'_>) -> WakeList {
         let mut progress = false;
         for slot in 0..self.members.len() {
             while let Some(front) = self.members[slot].posted.front_mut()
@@ -38,7 +39,7 @@ impl State {
             }
         }
         for slot in 0..self.members.len() {
-            if self.common(|member| member.acked) >= until {
+            if self.majority_reached(|member| member.acked) >= until {
                 break;
             }
             while self.members[slot].acked < until
@@ -49,24 +50,24 @@ impl State {
                 progress = true;
             }
         }
-        if progress { self.progressed() } else { Woken::default() }
+        if progress { self.handle_progress() } else { WakeList::default() }
     }
 
-    /// The verb that was posted first to a node, of those that are under way, has completed.
+    /// The oldest outstanding verb to a node has completed.
     fn completed(&mut self, slot: usize, outcome: Result<(), rma::Error>) {
         match outcome {
             Ok(()) => {
                 let member = &mut self.members[slot];
-                let Posted { ticket, header, .. } = member.posted.pop_front().expect("one is under way");
-                member.complete(ticket, header);
+                let PostedVerb { sequence, header, .. } = member.posted.pop_front().expect("one is under way");
+                member.complete(sequence, header);
             }
             Err(error) => self.lose_slot(slot, &error),
         }
     }
 
-    /// Something was acknowledged, or a node was lost.
-    pub(super) fn progressed(&mut self) -> Woken {
-        let mut woken = Woken::default();
+    /// Called after a verb was acknowledged, or a node was lost.
+    pub(super) fn handle_progress(&mut self) -> WakeList {
+        let mut woken = WakeList::default();
         self.commit();
         let committed = self.committed;
         let mut first: Option<usize> = None;
@@ -81,7 +82,7 @@ impl State {
             }
             at += 1;
         }
-        // Whoever polled last may not poll again: one of those that remain takes the completions over.
+        // The caller that polled last may not poll again, so one of the remaining callers takes over the completions.
         if let Some(first) = first.filter(|first| *first < self.waiting.len()) {
             woken.0.push(self.waiting.swap_remove(first).1);
         }
@@ -89,8 +90,9 @@ impl State {
         woken
     }
 
-    /// What a majority of all nodes have reached, all of them live; 0 when there are not so many.
-    fn common(&self, reached: impl Fn(&Member) -> u64) -> u64 {
+    /// The value that a majority of all nodes has reached, counting live nodes only; 0 when fewer than a majority are
+    /// live.
+    fn majority_reached(&self, reached: impl Fn(&MemberState) -> u64) -> u64 {
         let mut all = [0; crate::group::NODES_MAX];
         let mut live = 0;
         for member in self.live() {
@@ -105,28 +107,32 @@ impl State {
     }
 
     pub(super) fn commit(&mut self) {
-        self.committed = self.committed.max(self.common(|member| member.acked));
+        self.committed = self.committed.max(self.majority_reached(|member| member.acked));
         self.published.committed.store(self.committed, Ordering::Release);
     }
 
-    pub(in crate::coordinator) fn poll_committed(&mut self, ticket: u64, cx: &Context<'_>) -> Poll<Result<(), Error>> {
-        if self.committed >= ticket {
+    pub(in crate::coordinator) fn poll_committed(
+        &mut self,
+        sequence: u64,
+        cx: &Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        if self.committed >= sequence {
             return Poll::Ready(Ok(()));
         }
         if self.ended.is_some() {
-            // It was posted, and may be found by the next takeover.
+            // It was posted, so the next takeover may find it.
             return Poll::Ready(Err(Error::Ambiguous));
         }
-        self.waiting.push((ticket, cx.waker().clone()));
+        self.waiting.push((sequence, cx.waker().clone()));
         Poll::Pending
     }
 
-    /// Applies what is committed: posts it to the nodes' memory and unlocks its blocks.
+    /// Applies committed entries: posts their writes to the nodes' memory and unlocks their blocks.
     pub(super) fn apply(&mut self) {
         let mut applied = false;
-        while self.unapplied.front().is_some_and(|entry| entry.ticket <= self.committed) && self.ended.is_none() {
+        while self.unapplied.front().is_some_and(|entry| entry.sequence <= self.committed) && self.ended.is_none() {
             let entry = self.unapplied.pop_front().expect("it was just seen");
-            if entry.kind == Kind::Writes {
+            if entry.kind == EntryKind::Writes {
                 for write in entry.writes.as_slice() {
                     self.post_memory(write.address, &write.bytes, self.ticket);
                     for block in self.blocks(write.address, write.bytes.len() as u64) {
@@ -145,64 +151,64 @@ impl State {
         }
     }
 
-    /// Up to here the log is no more needed by a node that has all of it applied.
-    pub(super) fn watermark(&self) -> Cursor {
+    /// The position up to which a node that has applied everything no longer needs the log.
+    pub(super) fn watermark(&self) -> LogCursor {
         let Some(record) = self.records.front().filter(|record| **record <= self.applied.index) else {
             return self.applied;
         };
         let before = record - 1;
-        match before.checked_sub(self.kept_from.index) {
-            Some(0) | None => self.kept_from,
-            Some(distance) => self.kept[distance as usize - 1].after,
+        match before.checked_sub(self.retained_from.index) {
+            Some(0) | None => self.retained_from,
+            Some(distance) => self.retained[distance as usize - 1].after,
         }
     }
 
-    pub(super) fn header(&self, sequence: u64, applied: Cursor) -> Header {
-        Header { sequence, term: self.term, adopted: self.adopted, applied, nodes: self.nodes }
+    pub(super) fn header(&self, sequence: u64, applied: LogCursor) -> CopyHeader {
+        CopyHeader { sequence, term: self.term, adopted: self.adopted, applied, nodes: self.nodes }
     }
 
-    /// Tells the nodes how far they are.
+    /// Posts headers that tell the nodes how far they are.
     pub(super) fn post_headers(&mut self) {
-        if self.ended.is_some() || !self.makes_room {
+        if self.ended.is_some() || !self.reclaims_log {
             return;
         }
         let watermark = self.watermark();
         for slot in 0..self.members.len() {
             let member = &self.members[slot];
-            if member.phase == Phase::Live && !member.header_posted && member.applied < watermark.index {
+            if member.phase == NodePhase::Live && !member.header_posted && member.applied < watermark.index {
                 self.post_header(slot, watermark, self.ticket);
             }
         }
         self.flush();
     }
 
-    pub(super) fn post_header(&mut self, slot: usize, watermark: Cursor, ticket: u64) {
+    pub(super) fn post_header(&mut self, slot: usize, watermark: LogCursor, verb_sequence: u64) {
         let sequence = self.members[slot].sequence + 1;
         let header = self.header(sequence, watermark);
         let member = &mut self.members[slot];
         member.sequence = sequence;
         member.header_posted = true;
         let bytes = Bytes::copy_from_slice(&header.encode());
-        if let Err(error) = member.post(header.at(), &[bytes], ticket, Some(watermark.index)) {
+        if let Err(error) = member.post(header.at(), &[bytes], verb_sequence, Some(watermark.index)) {
             self.lose_slot(slot, &error);
         }
     }
 
-    /// Makes room of what the headers of a majority cover; in a coded group of what those of every live node do, all of
-    /// which have answered since one was lost.
+    /// Frees the log space that the headers of a majority cover. In an erasure-coded group, frees what the headers of
+    /// every live node cover, once all live nodes have answered since a node was last lost.
     pub(super) fn reclaim(&mut self) {
-        let mut covered = self.common(|member| member.applied);
-        if self.shares.is_some() {
+        let mut covered = self.majority_reached(|member| member.applied);
+        if self.shards.is_some() {
             if self.live().any(|member| member.lease_at.is_none_or(|at| at <= self.lost_at)) {
                 return;
             }
             covered = self.live().map(|member| member.applied).fold(covered, u64::min);
         }
         let mut freed = false;
-        while let Some(kept) = self.kept.front().filter(|kept| kept.after.index <= covered) {
+        while let Some(kept) = self.retained.front().filter(|kept| kept.after.index <= covered) {
             self.used_bytes -= kept.bytes;
-            self.kept_from = kept.after;
-            self.kept.pop_front();
+            self.retained_from = kept.after;
+            self.retained.pop_front();
             freed = true;
         }
         if freed {
@@ -210,14 +216,14 @@ impl State {
         }
     }
 
-    /// Applies what can be, and tells the nodes.
+    /// Applies committed entries, posts headers, and frees log space.
     pub(in crate::coordinator) fn apply_all(&mut self) {
         self.apply();
         self.post_headers();
         self.reclaim();
     }
 
-    pub(in crate::coordinator) fn is_settled(&self) -> bool {
+    pub(in crate::coordinator) fn is_fully_applied(&self) -> bool {
         let watermark = self.watermark().index;
         self.unapplied.is_empty() && self.live().all(|member| member.applied >= watermark)
     }

@@ -1,74 +1,74 @@
-//! What a leader and the keeper of a processor's journal say to each other, in calls over a link: `docs/formats/ordered.md`.
+//! The messages between a leader and the acceptor of a CPU node's log store, in calls over a link: `docs/formats/ordered.md`.
 //!
 //! ```text
-//!  request   kind u8 | 0 × 7 | term u64 | holder u64 | by kind:
-//!    1 look
+//!  request   kind u8 | 0 × 7 | term u64 | nonce u64 | by kind:
+//!    1 get status
 //!    2 fence     leader u64
-//!    3 marks     from u64 | count u64
+//!    3 get digests  from u64 | count u64
 //!    4 read      from u64 | bytes u64
-//!    5 cut       height u64
+//!    5 truncate  height u64
 //!    6 adopt     height u64
 //!    7 align     position u64 | 0 u64   | count u64 | count × length u64 | the entries' bytes
-//!    8 append    position u64 | safe u64 | count u64 | count × length u64 | the entries' bytes
+//!    8 append    position u64 | deliverable u64 | count u64 | count × length u64 | the entries' bytes
 //!  answer    kind u8 | 0 × 7 | by kind:
-//!    1 is        promised u64 | adopted u64 | height u64
-//!    3 marks     a mark of 16 bytes for each entry
+//!    1 status    promised u64 | adopted u64 | height u64
+//!    3 digests   a digest of 16 bytes for each entry
 //!    4 entries   count u64 | count × length u64 | the entries' bytes
-//!    8 holds     height u64 | durable u64
+//!    8 progress  height u64 | durable u64
 //! ```
 //!
-//! Invariant: whatever arrives decodes into a message or an error; every message has one encoding.
+//! Invariant: any bytes that arrive decode into a message or an error; every message has exactly one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 
 use crate::{Error, Term};
 
-/// Marks that are asked for at once.
-pub(super) const MARKS_MAX: u64 = 1024;
+/// Digests that one request asks for.
+pub(super) const DIGESTS_MAX: u64 = 1024;
 /// Entries of one message.
 pub(super) const ENTRIES_MAX: usize = 64;
 
-/// A checksum of an entry, by which two journals are compared.
-pub(super) type Mark = u128;
+/// A digest of an entry, by which two log stores are compared.
+pub(super) type EntryDigest = u128;
 
-/// A leader, and the time of it.
+/// The identity of a leader in one term.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Reign {
+pub(super) struct FenceToken {
     pub term: Term,
-    /// Drawn at random: two leaders of one term would have two.
-    pub holder: u64,
+    /// A random number: two leaders of one term would have different ones.
+    pub nonce: u64,
 }
 
-/// What is asked of a keeper.
+/// A request to an acceptor.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Command {
-    /// How far it is. Promises nothing.
-    Look,
-    /// Promise to take nothing of any earlier reign.
+pub(super) enum AcceptorRequest {
+    /// Report the state of the log store. Promises nothing.
+    GetStatus,
+    /// Promise to accept nothing from an earlier term.
     Fence { leader: u64 },
-    /// Marks of entries.
-    Marks { from: u64, count: u64 },
-    /// Entries, as many as have so many bytes together, one at least.
+    /// Return the digests of entries.
+    GetDigests { from: u64, count: u64 },
+    /// Return entries until they have `bytes` bytes together, one at least.
     Read { from: u64, bytes: u64 },
-    /// Give up the entries from here on.
-    Cut { height: u64 },
-    /// The journal is this reign's now, which has so many entries.
+    /// Truncate the log store to `height` entries.
+    Truncate { height: u64 },
+    /// Record that this term adopts the log store, which has `height` entries.
     Adopt { height: u64 },
-    /// Entries of what is to be adopted.
+    /// Append entries of the log store that is to be adopted.
     Align { position: u64, entries: Vec<Bytes> },
-    /// Entries of this reign; those below `safe` may be shown.
-    Append { position: u64, safe: u64, entries: Vec<Bytes> },
+    /// Append entries of this term; the entries below `deliverable` are deliverable.
+    Append { position: u64, deliverable: u64, entries: Vec<Bytes> },
 }
 
-/// What a keeper answers.
+/// An answer of an acceptor.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
-    Is { promised: Term, adopted: Term, height: u64 },
-    Marks(Vec<Mark>),
+pub(super) enum AcceptorResponse {
+    Status { promised: Term, adopted: Term, height: u64 },
+    Digests(Vec<EntryDigest>),
     Entries(Vec<Bytes>),
-    Holds { height: u64, durable: u64 },
+    Progress { height: u64, durable: u64 },
 }
 
 fn put_list(head: &mut BytesMut, entries: &[Bytes]) {
@@ -77,53 +77,55 @@ fn put_list(head: &mut BytesMut, entries: &[Bytes]) {
 }
 
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-fn body(head: BytesMut, entries: Vec<Bytes>) -> Parts {
+fn body(head: BytesMut, entries: Vec<Bytes>) -> GatherList {
     let mut parts = Vec::with_capacity(1 + entries.len());
     parts.push(head.freeze());
     parts.extend(entries);
     parts.into()
 }
 
-impl Command {
-    /// The entries that it brings.
+impl AcceptorRequest {
+    /// The entries that the command carries.
     pub fn entries(&self) -> &[Bytes] {
         match self {
-            Command::Align { entries, .. } | Command::Append { entries, .. } => entries,
+            AcceptorRequest::Align { entries, .. } | AcceptorRequest::Append { entries, .. } => entries,
             _ => &[],
         }
     }
 
-    pub fn encode(self, reign: Reign) -> Parts {
+    pub fn encode(self, token: FenceToken) -> GatherList {
         let mut head = BytesMut::with_capacity(64);
         let kind = match &self {
-            Command::Look => 1,
-            Command::Fence { .. } => 2,
-            Command::Marks { .. } => 3,
-            Command::Read { .. } => 4,
-            Command::Cut { .. } => 5,
-            Command::Adopt { .. } => 6,
-            Command::Align { .. } => 7,
-            Command::Append { .. } => 8u64,
+            AcceptorRequest::GetStatus => 1,
+            AcceptorRequest::Fence { .. } => 2,
+            AcceptorRequest::GetDigests { .. } => 3,
+            AcceptorRequest::Read { .. } => 4,
+            AcceptorRequest::Truncate { .. } => 5,
+            AcceptorRequest::Adopt { .. } => 6,
+            AcceptorRequest::Align { .. } => 7,
+            AcceptorRequest::Append { .. } => 8u64,
         };
         head.put_u64_le(kind);
-        head.put_u64_le(reign.term.0);
-        head.put_u64_le(reign.holder);
+        head.put_u64_le(token.term.0);
+        head.put_u64_le(token.nonce);
         match self {
-            Command::Look => {}
-            Command::Fence { leader: one } | Command::Cut { height: one } | Command::Adopt { height: one } => {
+            AcceptorRequest::GetStatus => {}
+            AcceptorRequest::Fence { leader: one }
+            | AcceptorRequest::Truncate { height: one }
+            | AcceptorRequest::Adopt { height: one } => {
                 head.put_u64_le(one);
             }
-            Command::Marks { from, count: more } | Command::Read { from, bytes: more } => {
+            AcceptorRequest::GetDigests { from, count: more } | AcceptorRequest::Read { from, bytes: more } => {
                 head.put_u64_le(from);
                 head.put_u64_le(more);
             }
-            Command::Align { position, entries } => {
+            AcceptorRequest::Align { position, entries } => {
                 head.put_u64_le(position);
                 head.put_u64_le(0);
                 put_list(&mut head, &entries);
                 return body(head, entries);
             }
-            Command::Append { position, safe, entries } => {
+            AcceptorRequest::Append { position, deliverable: safe, entries } => {
                 head.put_u64_le(position);
                 head.put_u64_le(safe);
                 put_list(&mut head, &entries);
@@ -133,72 +135,78 @@ impl Command {
         head.freeze().into()
     }
 
-    pub fn decode(mut bytes: Bytes) -> Result<(Reign, Command), Error> {
+    pub fn decode(mut bytes: Bytes) -> Result<(FenceToken, AcceptorRequest), Error> {
         let kind = word(&mut bytes)?;
-        let reign = Reign { term: Term(word(&mut bytes)?), holder: word(&mut bytes)? };
+        let token = FenceToken { term: Term(word(&mut bytes)?), nonce: word(&mut bytes)? };
         let command = match kind {
-            1 => Command::Look,
-            2 => Command::Fence { leader: word(&mut bytes)? },
-            3 => Command::Marks { from: word(&mut bytes)?, count: word(&mut bytes)? },
-            4 => Command::Read { from: word(&mut bytes)?, bytes: word(&mut bytes)? },
-            5 => Command::Cut { height: word(&mut bytes)? },
-            6 => Command::Adopt { height: word(&mut bytes)? },
+            1 => AcceptorRequest::GetStatus,
+            2 => AcceptorRequest::Fence { leader: word(&mut bytes)? },
+            3 => AcceptorRequest::GetDigests { from: word(&mut bytes)?, count: word(&mut bytes)? },
+            4 => AcceptorRequest::Read { from: word(&mut bytes)?, bytes: word(&mut bytes)? },
+            5 => AcceptorRequest::Truncate { height: word(&mut bytes)? },
+            6 => AcceptorRequest::Adopt { height: word(&mut bytes)? },
             7 => {
                 let position = word(&mut bytes)?;
                 if word(&mut bytes)? != 0 {
                     return Err(Error::Corrupt("a message with reserved bytes set"));
                 }
-                Command::Align { position, entries: list(&mut bytes)? }
+                AcceptorRequest::Align { position, entries: list(&mut bytes)? }
             }
-            8 => Command::Append { position: word(&mut bytes)?, safe: word(&mut bytes)?, entries: list(&mut bytes)? },
+            8 => AcceptorRequest::Append {
+                position: word(&mut bytes)?,
+                deliverable: word(&mut bytes)?,
+                entries: list(&mut bytes)?,
+            },
             _ => return Err(Error::Corrupt("an unknown message")),
         };
         match bytes.is_empty() {
-            true => Ok((reign, command)),
+            true => Ok((token, command)),
             false => Err(Error::Corrupt("a message of another length")),
         }
     }
 }
 
-impl Answer {
-    pub fn encode(self) -> Parts {
+impl AcceptorResponse {
+    pub fn encode(self) -> GatherList {
         let mut head = BytesMut::with_capacity(64);
         match self {
-            Answer::Is { promised, adopted, height } => {
+            AcceptorResponse::Status { promised, adopted, height } => {
                 [1, promised.0, adopted.0, height].into_iter().for_each(|word| head.put_u64_le(word));
             }
-            Answer::Marks(marks) => {
+            AcceptorResponse::Digests(marks) => {
                 head.put_u64_le(3);
                 marks.into_iter().for_each(|mark| head.put_u128_le(mark));
             }
-            Answer::Entries(entries) => {
+            AcceptorResponse::Entries(entries) => {
                 head.put_u64_le(4);
                 put_list(&mut head, &entries);
                 return body(head, entries);
             }
-            Answer::Holds { height, durable } => {
+            AcceptorResponse::Progress { height, durable } => {
                 [8, height, durable].into_iter().for_each(|word| head.put_u64_le(word));
             }
         }
         head.freeze().into()
     }
 
-    pub fn decode(mut bytes: Bytes) -> Result<Answer, Error> {
+    pub fn decode(mut bytes: Bytes) -> Result<AcceptorResponse, Error> {
         let answer = match word(&mut bytes)? {
-            1 => Answer::Is {
+            1 => AcceptorResponse::Status {
                 promised: Term(word(&mut bytes)?),
                 adopted: Term(word(&mut bytes)?),
                 height: word(&mut bytes)?,
             },
             3 => {
                 let (marks, rest) = bytes.as_chunks::<16>();
-                if !rest.is_empty() || marks.len() as u64 > MARKS_MAX {
+                if !rest.is_empty() || marks.len() as u64 > DIGESTS_MAX {
                     return Err(Error::Corrupt("a message of another length"));
                 }
-                return Ok(Answer::Marks(marks.iter().map(|mark| Mark::from_le_bytes(*mark)).collect()));
+                return Ok(AcceptorResponse::Digests(
+                    marks.iter().map(|mark| EntryDigest::from_le_bytes(*mark)).collect(),
+                ));
             }
-            4 => Answer::Entries(list(&mut bytes)?),
-            8 => Answer::Holds { height: word(&mut bytes)?, durable: word(&mut bytes)? },
+            4 => AcceptorResponse::Entries(list(&mut bytes)?),
+            8 => AcceptorResponse::Progress { height: word(&mut bytes)?, durable: word(&mut bytes)? },
             _ => return Err(Error::Corrupt("an unknown message")),
         };
         match bytes.is_empty() {
@@ -210,7 +218,7 @@ impl Answer {
 
 fn word(bytes: &mut Bytes) -> Result<u64, Error> {
     match bytes.len() < 8 {
-        true => Err(Error::Corrupt("a message that ends too early")),
+        true => Err(Error::Corrupt("a message ends too early")),
         false => Ok(bytes.get_u64_le()),
     }
 }
@@ -218,12 +226,12 @@ fn word(bytes: &mut Bytes) -> Result<u64, Error> {
 fn list(bytes: &mut Bytes) -> Result<Vec<Bytes>, Error> {
     let count = word(bytes)?;
     if count > ENTRIES_MAX as u64 {
-        return Err(Error::Corrupt("more entries than a message has"));
+        return Err(Error::Corrupt("a message has more entries than the limit"));
     }
     let lengths = (0..count).map(|_| word(bytes)).collect::<Result<Vec<u64>, Error>>()?;
     let take = |length: u64| match usize::try_from(length) {
         Ok(length) if length <= bytes.len() => Ok(bytes.split_to(length)),
-        _ => Err(Error::Corrupt("an entry that ends too early")),
+        _ => Err(Error::Corrupt("an entry of a message ends too early")),
     };
     lengths.into_iter().map(take).collect()
 }
@@ -234,31 +242,31 @@ mod tests {
 
     use super::*;
 
-    const REIGN: Reign = Reign { term: Term(3), holder: 9 };
+    const TOKEN: FenceToken = FenceToken { term: Term(3), nonce: 9 };
 
     #[test]
     fn messages_come_back() {
         let entries = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
         for command in [
-            Command::Look,
-            Command::Fence { leader: 2 },
-            Command::Marks { from: 4, count: 5 },
-            Command::Read { from: 6, bytes: 7 },
-            Command::Cut { height: 8 },
-            Command::Adopt { height: 9 },
-            Command::Align { position: 10, entries: entries.clone() },
-            Command::Append { position: 11, safe: 10, entries: entries.clone() },
+            AcceptorRequest::GetStatus,
+            AcceptorRequest::Fence { leader: 2 },
+            AcceptorRequest::GetDigests { from: 4, count: 5 },
+            AcceptorRequest::Read { from: 6, bytes: 7 },
+            AcceptorRequest::Truncate { height: 8 },
+            AcceptorRequest::Adopt { height: 9 },
+            AcceptorRequest::Align { position: 10, entries: entries.clone() },
+            AcceptorRequest::Append { position: 11, deliverable: 10, entries: entries.clone() },
         ] {
-            let bytes = command.clone().encode(REIGN).concat();
-            assert_eq!(Command::decode(bytes), Ok((REIGN, command)));
+            let bytes = command.clone().encode(TOKEN).concat();
+            assert_eq!(AcceptorRequest::decode(bytes), Ok((TOKEN, command)));
         }
         for answer in [
-            Answer::Is { promised: Term(1), adopted: Term(2), height: 3 },
-            Answer::Marks(vec![1, Mark::MAX]),
-            Answer::Entries(entries),
-            Answer::Holds { height: 4, durable: 3 },
+            AcceptorResponse::Status { promised: Term(1), adopted: Term(2), height: 3 },
+            AcceptorResponse::Digests(vec![1, EntryDigest::MAX]),
+            AcceptorResponse::Entries(entries),
+            AcceptorResponse::Progress { height: 4, durable: 3 },
         ] {
-            assert_eq!(Answer::decode(answer.clone().encode().concat()), Ok(answer));
+            assert_eq!(AcceptorResponse::decode(answer.clone().encode().concat()), Ok(answer));
         }
     }
 
@@ -266,10 +274,10 @@ mod tests {
         #[test]
         fn any_bytes_are_a_message_that_encodes_to_them_or_refused(bytes in proptest::collection::vec(0u8..9, 0..80)) {
             let bytes = Bytes::from(bytes);
-            if let Ok((reign, command)) = Command::decode(bytes.clone()) {
-                prop_assert_eq!(command.encode(reign).concat(), bytes.clone());
+            if let Ok((token, command)) = AcceptorRequest::decode(bytes.clone()) {
+                prop_assert_eq!(command.encode(token).concat(), bytes.clone());
             }
-            if let Ok(answer) = Answer::decode(bytes.clone()) {
+            if let Ok(answer) = AcceptorResponse::decode(bytes.clone()) {
                 prop_assert_eq!(answer.encode().concat(), bytes);
             }
         }

@@ -1,13 +1,13 @@
-//! Harness of the records of a Raft log; see [`base::fuzz`].
+//! Fuzz harness for the records of a Raft log; see [`base::fuzz`].
 
 use base::Bytes;
-use base::fuzz::{Shape, Target, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
 use super::{HEAD_BYTES, KIND_BATCH, VERSION, checksum, record_at};
 use crate::fuzz::sealed;
 
 /// The target of this module.
-pub const TARGET: Target = Target { name: "consensus-raft-log", shape: Shape::Bytes, run: records, seeds };
+pub const TARGET: FuzzTarget = FuzzTarget { name: "consensus-raft-log", shape: InputShape::Bytes, run: records, seeds };
 
 const KEY: u64 = 7;
 
@@ -21,7 +21,7 @@ fn seeds() -> Vec<Vec<u8>> {
     vec![sealed(&record, HEAD_BYTES, KEY)]
 }
 
-/// A record at any offset, as it came and with checksums that are right.
+/// A record at any offset, with the bytes as given and with checksums that are right.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn records(input: &[u8]) {
     let Some((offset, input)) = input.split_first() else { return };

@@ -1,30 +1,30 @@
-//! A member that sends whatever it likes, in the place of one of three.
+//! A hostile member, in the place of one of three, that sends arbitrary messages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base::rt::net::{self, BoxFuture};
-use base::rt::simulation::{Failure, Report, Sim, Simulation};
+use base::rt::simulation::{Sim, Simulation, SimulationFailure, SimulationReport};
 use base::{Bytes, BytesMut, rt};
 use raft::eraftpb::{ConfChange, ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 
 use super::snapshots::snapshot_data;
 use crate::raft::fault::{Mutant, plant};
-use crate::raft::{Applied, Machine, Member, Options, Raft, Timing, links};
+use crate::raft::{AppliedEntry, Raft, RaftConfig, RaftMember, RaftTimeouts, StateMachine, links};
 use crate::{Error, Term};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const GROUP: u64 = 5;
-/// The hostile one.
+/// The number of the hostile member.
 const LIAR: u64 = 3;
 const FRAMES: usize = 1500;
 
 struct Nothing;
 
-impl Machine for Nothing {
+impl StateMachine for Nothing {
     type Output = ();
 
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<()> {
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<()> {
         vec![(); entries.len()]
     }
 
@@ -37,29 +37,34 @@ impl Machine for Nothing {
     }
 }
 
-fn members() -> Vec<Member> {
-    let member = |id: u64| Member { id, address: NODES[id as usize - 1].to_owned(), learns: false };
+fn members() -> Vec<RaftMember> {
+    let member = |id: u64| RaftMember { id, address: NODES[id as usize - 1].to_owned(), is_learner: false };
     (1..=3).map(member).collect()
 }
 
-fn options(node: u64, is_durable: bool) -> Options {
-    let timing = Timing { tick: Duration::from_millis(5), heartbeat_ticks: 2, election_ticks: 8, ..Timing::default() };
-    Options {
+fn options(node: u64, is_durable: bool) -> RaftConfig {
+    let timing = RaftTimeouts {
+        tick: Duration::from_millis(5),
+        heartbeat_ticks: 2,
+        election_ticks: 8,
+        ..RaftTimeouts::default()
+    };
+    RaftConfig {
         directory: is_durable.then(|| "/raft".into()),
         timing,
         log_bytes: 400,
         snapshot_after_bytes: 4000,
-        ..Options::new(GROUP, node, members())
+        ..RaftConfig::new(GROUP, node, members())
     }
 }
 
-/// The nodes that are attacked, so that lies can be near the truth.
+/// The nodes under attack, so that lies can be close to the truth.
 type Targets = Arc<Mutex<[Option<Raft<()>>; 2]>>;
 
 async fn target(targets: Targets, node: u64, is_durable: bool) {
     loop {
         let Ok(raft) = Raft::start(options(node, is_durable), Nothing).await else {
-            // What it was told has spoilt its log. That is no panic.
+            // The messages have spoilt its log. That is no panic.
             return;
         };
         targets.lock().unwrap_or_else(PoisonError::into_inner)[node as usize - 1] = Some(raft.clone());
@@ -163,7 +168,7 @@ fn message(to: u64, term: u64, applied: u64) -> Message {
     match message.msg_type {
         MessageType::MsgAppend => message.entries = entries(&message).into(),
         MessageType::MsgSnapshot => message.set_snapshot(snapshot(near(applied), near(term))),
-        // Most of those that the crate takes for lost entries end the node, as they must.
+        // Most messages that the crate takes for lost entries end the node, as they must.
         MessageType::MsgHeartbeat if !is_so(20) => message.commit = message.commit.min(applied),
         MessageType::MsgHeartbeatResponse => {
             let round = rt::random_below(200).to_le_bytes();
@@ -174,7 +179,7 @@ fn message(to: u64, term: u64, applied: u64) -> Message {
     message
 }
 
-/// Sends lies to both others.
+/// Sends lies to both other members.
 async fn lie(targets: &Targets) -> u64 {
     let mut sent = 0;
     let mut links: [Option<net::LinkSender>; 2] = [None, None];
@@ -184,13 +189,14 @@ async fn lie(targets: &Targets) -> u64 {
         if link.is_none()
             && let Ok(made) = net::connect(NODES[to as usize - 1]).await
         {
-            let ends = links::Ends { group: GROUP, from: LIAR, incarnation: 0, address: NODES[2].to_owned(), to };
+            let ends =
+                links::LinkEndpoints { group: GROUP, from: LIAR, incarnation: 0, address: NODES[2].to_owned(), to };
             let (sender, _) = made.split();
             *link = links::greet(&sender, &ends).await.then_some(sender);
         }
         let known = targets.lock().unwrap_or_else(PoisonError::into_inner)[to as usize - 1].clone();
-        let (term, applied) = known.map_or((Term(1), 1), |raft| (raft.role().borrow().term, raft.applied()));
-        // One that does not decode ends the link, and those behind it in its frame.
+        let (term, applied) = known.map_or((Term(1), 1), |raft| (raft.status().borrow().term, raft.applied()));
+        // A message that does not decode ends the link, and drops the messages behind it in its frame.
         let messages: Vec<Message> = (0..1 + rt::random_below(4)).map(|_| message(to, term.0, applied)).collect();
         if let Some(sender) = link {
             sent += messages.len() as u64;
@@ -217,7 +223,7 @@ async fn scenario(sim: Sim, mutant: Mutant) -> u64 {
     lie(&targets).await
 }
 
-fn run(seed: u64, mutant: Mutant) -> Result<Report<u64>, Box<Failure>> {
+fn run(seed: u64, mutant: Mutant) -> Result<SimulationReport<u64>, Box<SimulationFailure>> {
     Simulation::new(seed).steps_max(4_000_000).run(move |sim| scenario(sim, mutant))
 }
 

@@ -1,4 +1,4 @@
-//! Who is a member: changes, and links to whoever is.
+//! Membership: applies changes of the members, and opens the links to them.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -8,44 +8,45 @@ use base::rt;
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry};
 
 use super::snapshots::address_of;
-use super::{Answer, Asker, Engine};
+use super::{PendingAnswer, RaftEngine, RequestWaiter};
 use crate::Error;
 use crate::raft::codec::{self, MEMBERS_MAX};
 use crate::raft::fault::{Mutant, mutant};
-use crate::raft::{Change, Machine, Member, Report, Standing, links};
+use crate::raft::{MemberHealth, MembershipChange, MembershipReport, RaftMember, StateMachine, links};
 
-impl<M: Machine> Engine<M> {
-    pub(super) fn change(&mut self, change: Change, asker: Asker) {
-        if !self.leads() {
+impl<M: StateMachine> RaftEngine<M> {
+    pub(super) fn change(&mut self, change: MembershipChange, asker: RequestWaiter) {
+        if !self.is_leader() {
             asker.answer(Err(self.not_leading()));
             return;
         }
         let invalid = match &change {
-            Change::Learn(member) if self.members.get(&member.id).is_some_and(|known| !known.learns) => {
+            MembershipChange::Learn(member) if self.members.get(&member.id).is_some_and(|known| !known.is_learner) => {
                 Some("a member that has a vote keeps it until it is removed")
             }
-            Change::Learn(member) | Change::Vote(member) => {
+            MembershipChange::Learn(member) | MembershipChange::Vote(member) => {
                 let is_new = !self.members.contains_key(&member.id);
-                (is_new && self.members.len() >= MEMBERS_MAX).then_some("the group has as many members as it may have")
+                (is_new && self.members.len() >= MEMBERS_MAX)
+                    .then_some("the group has the largest number of members already")
             }
-            Change::Remove(id) if *id == self.node.raft.id => Some("a leader does not remove itself"),
-            Change::Remove(_) => None,
+            MembershipChange::Remove(id) if *id == self.node.raft.id => Some("a leader does not remove itself"),
+            MembershipChange::Remove(_) => None,
         };
         if let Some(reason) = invalid {
             asker.answer(Err(Error::Invalid(reason.to_owned())));
             return;
         }
-        if let Change::Remove(id) = &change
-            && let Err(error) = self.may_go(*id)
+        if let MembershipChange::Remove(id) = &change
+            && let Err(error) = self.check_removal(*id)
         {
             asker.answer(Err(error));
             return;
         }
         let mut wanted = ConfChange::default();
         let (kind, id, address) = match change {
-            Change::Learn(member) => (ConfChangeType::AddLearnerNode, member.id, member.address),
-            Change::Vote(member) => (ConfChangeType::AddNode, member.id, member.address),
-            Change::Remove(id) => (ConfChangeType::RemoveNode, id, String::new()),
+            MembershipChange::Learn(member) => (ConfChangeType::AddLearnerNode, member.id, member.address),
+            MembershipChange::Vote(member) => (ConfChangeType::AddNode, member.id, member.address),
+            MembershipChange::Remove(id) => (ConfChangeType::RemoveNode, id, String::new()),
         };
         wanted.set_change_type(kind);
         wanted.node_id = id;
@@ -59,16 +60,20 @@ impl<M: Machine> Engine<M> {
             asker.answer(Ok(()));
             return;
         }
-        self.pending.push_back((before + 1, term, Answer::Changed(asker)));
+        self.pending.push_back((before + 1, term, PendingAnswer::Changed(asker)));
     }
 
-    /// Whether those with a vote that would be left without a member could go on, by what this leader has heard of them.
-    fn may_go(&self, id: u64) -> Result<(), Error> {
-        if self.members.get(&id).is_none_or(|member| member.learns) {
+    /// Whether the voters that are left without a member would be enough to continue, by what this leader has heard from them.
+    fn check_removal(&self, id: u64) -> Result<(), Error> {
+        if self.members.get(&id).is_none_or(|member| member.is_learner) {
             return Ok(());
         }
-        let left: Vec<u64> =
-            self.members.values().filter(|member| !member.learns && member.id != id).map(|member| member.id).collect();
+        let left: Vec<u64> = self
+            .members
+            .values()
+            .filter(|member| !member.is_learner && member.id != id)
+            .map(|member| member.id)
+            .collect();
         let patience = self.options.timing.tick * self.options.timing.election_ticks;
         let is_up = |other: &&u64| {
             **other == self.options.node || self.heard.get(other).is_some_and(|heard| heard.elapsed() < patience)
@@ -80,17 +85,17 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> MembershipReport {
         let raft = &self.node.raft;
-        let (leads, last) = (self.leads(), raft.raft_log.last_index());
+        let (leads, last) = (self.is_leader(), raft.raft_log.last_index());
         let members = self.shared.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let standing = |member: Member| {
+        let standing = |member: RaftMember| {
             let is_self = member.id == self.options.node;
             let matched = raft.prs().get(member.id).map_or(0, |progress| progress.matched);
             let heard = if is_self { Some(rt::now()) } else { self.heard.get(&member.id).copied() };
-            Standing { behind: leads.then(|| last.saturating_sub(matched)), heard: heard.filter(|_| leads), member }
+            MemberHealth { behind: leads.then(|| last.saturating_sub(matched)), heard: heard.filter(|_| leads), member }
         };
-        Report { role: *self.shared.role.borrow(), members: members.into_iter().map(standing).collect() }
+        MembershipReport { status: *self.shared.role.borrow(), members: members.into_iter().map(standing).collect() }
     }
 
     pub(super) fn apply_change(&mut self, entry: &Entry) -> Result<(), Error> {
@@ -98,25 +103,25 @@ impl<M: Machine> Engine<M> {
         let state = self
             .node
             .apply_conf_change(&change)
-            .map_err(|_| Error::Corrupt("a change of members of a Raft group cannot be made"))?;
+            .map_err(|_| Error::Corrupt("a change of members of a Raft group cannot be applied"))?;
         self.node.raft.mut_store().members = state;
         let id = change.node_id;
         match change.get_change_type() {
             ConfChangeType::RemoveNode => {
                 if id == self.options.node {
-                    // Whoever led until now may have begun this before: even a leader leaves.
+                    // An earlier leader may have started this removal: even the current leader leaves then.
                     return Err(Error::Removed);
                 }
                 self.members.remove(&id);
-                self.met.remove(&id);
+                self.learned_addresses.remove(&id);
             }
             kind => {
                 let learns = kind == ConfChangeType::AddLearnerNode;
                 let address = address_of(&change.context)?;
-                self.members.insert(id, Member { id, address, learns });
+                self.members.insert(id, RaftMember { id, address, is_learner: learns });
             }
         }
-        // A round that was answered by a majority of other members proves nothing now.
+        // A round that a majority of the earlier members answered proves nothing now.
         self.shared.lease_until.store(0, Ordering::SeqCst);
         for round in self.rounds.drain(..) {
             round.waiting.into_iter().for_each(|asker| asker.answer(Err(Error::Busy)));
@@ -125,18 +130,18 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// A member where it listens now.
-    pub(super) fn found(&self, member: &Member) -> Member {
+    /// A member with its current address.
+    pub(super) fn found(&self, member: &RaftMember) -> RaftMember {
         let address = self.options.addresses.get(&member.id).unwrap_or(&member.address);
-        Member { address: address.clone(), ..member.clone() }
+        RaftMember { address: address.clone(), ..member.clone() }
     }
 
-    /// Links to whoever is a member, or seems to be one, and to nobody else.
+    /// Opens links to all members, and to nodes that seem to be members, and closes all others.
     pub(super) fn reconnect(&mut self) {
-        self.met.retain(|id, _| !self.members.contains_key(id));
-        let members: Vec<Member> = self.members.values().map(|member| self.found(member)).collect();
+        self.learned_addresses.retain(|id, _| !self.members.contains_key(id));
+        let members: Vec<RaftMember> = self.members.values().map(|member| self.found(member)).collect();
         let addresses = members.iter().map(|member| (member.id, member.address.clone()));
-        let met = self.met.iter().map(|(id, address)| (*id, address.clone()));
+        let met = self.learned_addresses.iter().map(|(id, address)| (*id, address.clone()));
         let others: BTreeMap<u64, String> = addresses.chain(met).filter(|(id, _)| *id != self.options.node).collect();
         self.connectors.retain(|id, _| others.contains_key(id));
         self.links.retain(|id, _| self.connectors.contains_key(id));
@@ -144,7 +149,7 @@ impl<M: Machine> Engine<M> {
             if self.connectors.contains_key(&id) {
                 continue;
             }
-            let (ends, pause) = (self.ends(id), self.options.timing.tick * self.options.timing.heartbeat_ticks);
+            let (ends, pause) = (self.endpoints(id), self.options.timing.tick * self.options.timing.heartbeat_ticks);
             let connecting = links::connect(address, ends, self.events.clone(), pause, self.stop.clone());
             self.connectors.insert(id, rt::spawn(connecting).abort_on_drop());
         }

@@ -1,5 +1,5 @@
-//! The task that runs one node: it alone touches the crate's state, the log and the machine. The protocol and why it is safe
-//! are at the head of [`super`].
+//! The task that runs one node. No other task touches the `raft` crate's state, the log or the machine. The head of [`super`]
+//! describes the protocol and argues why it is safe.
 
 #[cfg(test)]
 mod hostile;
@@ -15,18 +15,21 @@ use std::sync::atomic::Ordering;
 use base::Bytes;
 use base::rt::channel::{OneshotSender, Receiver, Sender};
 use base::rt::net::LinkSender;
-use base::rt::sync::Permit;
-use base::rt::{self, AbortOnDrop, Instant, Stop};
+use base::rt::sync::SemaphorePermit;
+use base::rt::{self, AbortOnDrop, CancellationToken, Instant};
 use futures_util::future::{Either, select};
 use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
 use raft::{Config, RawNode, ReadOnlyOption, Ready, SnapshotStatus, StateRole};
 
 use super::codec::{self, MEMBERS_MAX};
 use super::disk::DiskLog;
-use super::entries::Entries;
+use super::entries::RaftEntries;
 use super::fault::{Mutant, crash_point, mutant};
-use super::links::{self, Ends, FRAME_MESSAGES_MAX};
-use super::{Applied, Change, Machine, Member, Options, Proposed, Report, Role, Shared};
+use super::links::{self, FRAME_MESSAGES_MAX, LinkEndpoints};
+use super::{
+    AppliedEntry, MembershipChange, MembershipReport, ProposalOutcome, RaftConfig, RaftCore, RaftMember, RaftStatus,
+    StateMachine,
+};
 use crate::{Error, Term};
 use snapshots::members_of;
 pub(super) use snapshots::{check_snapshot, first_snapshot};
@@ -37,24 +40,24 @@ const EVENTS_MAX: usize = 1024;
 const MESSAGE_BYTES: u64 = 1 << 20;
 /// Bytes of committed entries that are applied at once.
 const APPLY_BYTES: u64 = 8 << 20;
-/// Reads that ask for a round of heartbeats wait in these many rounds at most.
+/// The most heartbeat rounds in which reads wait.
 const ROUNDS_MAX: usize = 1024;
 
-/// What the task is told.
-pub(super) enum Event<O> {
+/// Events for the task.
+pub(super) enum EngineEvent<O> {
     Propose {
         data: Bytes,
         term: Option<Term>,
-        answer: OneshotSender<Result<Proposed<O>, Error>>,
-        permit: Permit,
+        answer: OneshotSender<Result<ProposalOutcome<O>, Error>>,
+        permit: SemaphorePermit,
     },
-    Change(Change, Asker),
-    Report(OneshotSender<Report>, Permit),
+    Change(MembershipChange, RequestWaiter),
+    Report(OneshotSender<MembershipReport>, SemaphorePermit),
     /// A read waits for proof that this node still leads.
-    Barrier(Asker),
+    Barrier(RequestWaiter),
     Received(Vec<Message>),
-    /// Somebody has made a link to this node, and listens there.
-    Met(u64, String),
+    /// A node has opened a link to this one, and listens at this address.
+    AddressLearned(u64, String),
     /// Another member knows this node with another log.
     Disowned(u64),
     Linked(u64, LinkSender),
@@ -64,95 +67,95 @@ pub(super) enum Event<O> {
     SnapshotSent(u64, bool),
 }
 
-/// Who waits for a read or a change of members.
-pub(super) struct Asker {
+/// A caller that waits for a read or a change of members.
+pub(super) struct RequestWaiter {
     pub answer: OneshotSender<Result<(), Error>>,
-    /// One of [`super::ASKING_MAX`], held until it is answered.
+    /// One permit of [`super::REQUESTS_MAX`], held until the caller is answered.
     #[allow(dead_code, reason = "held until it is answered")]
-    pub permit: Permit,
+    pub permit: SemaphorePermit,
 }
 
-impl Asker {
+impl RequestWaiter {
     fn answer(self, outcome: Result<(), Error>) {
-        // Nobody may wait any more.
+        // The caller may have gone.
         let _ = self.answer.send(outcome);
     }
 }
 
-/// What is told when an entry is applied.
-enum Answer<O> {
+/// A caller that is answered when an entry is applied.
+enum PendingAnswer<O> {
     Proposed(
-        OneshotSender<Result<Proposed<O>, Error>>,
-        #[allow(dead_code, reason = "held until it is answered")] Permit,
+        OneshotSender<Result<ProposalOutcome<O>, Error>>,
+        #[allow(dead_code, reason = "held until it is answered")] SemaphorePermit,
     ),
-    Changed(Asker),
+    Changed(RequestWaiter),
 }
 
-impl<O> Answer<O> {
+impl<O> PendingAnswer<O> {
     fn fail(self, error: Error) {
-        // Nobody may wait any more.
+        // The caller may have gone.
         match self {
-            Answer::Proposed(answer, _) => drop(answer.send(Err(error))),
-            Answer::Changed(asker) => asker.answer(Err(error)),
+            PendingAnswer::Proposed(answer, _) => drop(answer.send(Err(error))),
+            PendingAnswer::Changed(asker) => asker.answer(Err(error)),
         }
     }
 }
 
 /// Heartbeats that were sent together, to prove that this node leads.
-struct Round {
+struct HeartbeatRound {
     number: u64,
     begun: Instant,
-    /// What must be applied before a read that waits for it; known once it has succeeded.
+    /// The index that must be applied before a read that waits for this round; known once the round has succeeded.
     index: Option<u64>,
-    waiting: Vec<Asker>,
+    waiting: Vec<RequestWaiter>,
 }
 
-/// What waits for a sync.
-struct Unsynced {
+/// Messages that wait for a sync.
+struct UnsyncedMessages {
     number: u64,
     messages: Vec<Message>,
 }
 
 /// See the module.
-pub(super) struct Engine<M: Machine> {
-    options: Options,
-    shared: Arc<Shared<M::Output>>,
-    node: RawNode<Entries>,
+pub(super) struct RaftEngine<M: StateMachine> {
+    options: RaftConfig,
+    shared: Arc<RaftCore<M::Output>>,
+    node: RawNode<RaftEntries>,
     disk: Option<DiskLog>,
     machine: M,
-    members: BTreeMap<u64, Member>,
+    members: BTreeMap<u64, RaftMember>,
     applied: u64,
     applied_term: u64,
-    events: Sender<Event<M::Output>>,
-    /// To other members.
+    events: Sender<EngineEvent<M::Output>>,
+    /// Links to other members.
     links: BTreeMap<u64, LinkSender>,
     connectors: BTreeMap<u64, AbortOnDrop<()>>,
-    /// Nodes that have made a link to this one, which does not know yet that they are members.
-    met: BTreeMap<u64, String>,
-    /// By index, ascending.
-    pending: VecDeque<(u64, u64, Answer<M::Output>)>,
-    unsynced: VecDeque<Unsynced>,
+    /// Nodes that have opened a link to this one, and that it does not know as members yet.
+    learned_addresses: BTreeMap<u64, String>,
+    /// Index, term and caller, by ascending index.
+    pending: VecDeque<(u64, u64, PendingAnswer<M::Output>)>,
+    unsynced: VecDeque<UnsyncedMessages>,
     is_syncing: bool,
-    /// A snapshot is being made, and written.
+    /// The task that makes and writes a snapshot.
     making_snapshot: Option<AbortOnDrop<()>>,
     sending_snapshot: BTreeMap<u64, AbortOnDrop<()>>,
-    /// When this node heard of others, while it leads.
+    /// When this node last heard from others, while it leads.
     heard: BTreeMap<u64, Instant>,
-    rounds: VecDeque<Round>,
+    rounds: VecDeque<HeartbeatRound>,
     rounds_begun: u64,
     /// Ticks since the last round.
     quiet: u64,
-    /// Ticks that are still to be held back before this node stands for election.
-    patience: Option<u64>,
-    /// Until then no vote is given.
+    /// Ticks that must still be held back before this node stands for election.
+    election_delay_ticks: Option<u64>,
+    /// Until then this node gives no vote.
     mute_until: Instant,
-    /// Index of the last snapshot that is durable, and bytes of log since.
+    /// The index of the last durable snapshot, and bytes of log since.
     snapshot_index: u64,
     bytes_since: u64,
-    stop: Stop,
+    stop: CancellationToken,
 }
 
-/// What the crate has to say, for whoever logs.
+/// Passes the crate's log messages on to `tracing`.
 fn logger() -> slog::Logger {
     struct ToTracing;
     impl slog::Drain for ToTracing {
@@ -169,17 +172,17 @@ fn logger() -> slog::Logger {
     slog::Logger::root(ToTracing, slog::o!())
 }
 
-impl<M: Machine> Engine<M> {
-    /// Restores the machine from what is stored.
+impl<M: StateMachine> RaftEngine<M> {
+    /// Restores the machine from the stored snapshot.
     pub fn new(
-        options: Options,
-        shared: Arc<Shared<M::Output>>,
-        (entries, snapshot): (Entries, Snapshot),
+        options: RaftConfig,
+        shared: Arc<RaftCore<M::Output>>,
+        (entries, snapshot): (RaftEntries, Snapshot),
         disk: Option<DiskLog>,
         mut machine: M,
-        events: Sender<Event<M::Output>>,
-        stop: Stop,
-    ) -> Result<Engine<M>, Error> {
+        events: Sender<EngineEvent<M::Output>>,
+        stop: CancellationToken,
+    ) -> Result<RaftEngine<M>, Error> {
         let (applied, applied_term) = entries.base();
         let (members, data) = members_of(snapshot.data)?;
         machine.restore(applied, data)?;
@@ -189,7 +192,7 @@ impl<M: Machine> Engine<M> {
             applied,
             election_tick: timing.election_ticks as usize,
             heartbeat_tick: timing.heartbeat_ticks as usize,
-            // One value only: chance is ours to take, from the seed in a simulation. See `tick`.
+            // One value only: the engine draws its own randomness, in a simulation from the seed. See `tick`.
             min_election_tick: timing.election_ticks as usize,
             max_election_tick: timing.election_ticks as usize + 1,
             max_size_per_msg: MESSAGE_BYTES,
@@ -207,7 +210,7 @@ impl<M: Machine> Engine<M> {
         let node = RawNode::new(&config, entries, &logger()).map_err(|error| Error::Invalid(error.to_string()))?;
         let mute = timing.tick * timing.election_ticks;
         tracing::debug!(node = options.node, term = hard.term, applied, "a Raft node starts");
-        Ok(Engine {
+        Ok(RaftEngine {
             options,
             shared,
             node,
@@ -219,7 +222,7 @@ impl<M: Machine> Engine<M> {
             events,
             links: BTreeMap::new(),
             connectors: BTreeMap::new(),
-            met: BTreeMap::new(),
+            learned_addresses: BTreeMap::new(),
             pending: VecDeque::new(),
             unsynced: VecDeque::new(),
             is_syncing: false,
@@ -229,7 +232,7 @@ impl<M: Machine> Engine<M> {
             rounds: VecDeque::new(),
             rounds_begun: 0,
             quiet: 0,
-            patience: None,
+            election_delay_ticks: None,
             mute_until: rt::now() + mute,
             snapshot_index: applied,
             bytes_since: 0,
@@ -237,31 +240,31 @@ impl<M: Machine> Engine<M> {
         })
     }
 
-    /// Runs until it is told to stop, or cannot go on.
-    pub async fn run(mut self, mut events: Receiver<Event<M::Output>>) {
+    /// Runs until it is stopped, or fails.
+    pub async fn run(mut self, mut events: Receiver<EngineEvent<M::Output>>) {
         let stop = self.stop.clone();
-        let outcome = stop.or_stopped(self.serve(&mut events)).await;
+        let outcome = stop.run_until_cancelled(self.serve(&mut events)).await;
         let error = match outcome {
             Some(Err(error)) => error,
             _ => Error::Closed,
         };
         self.shared.lease_until.store(0, Ordering::SeqCst);
         self.abandon(&Error::Ambiguous);
-        // What has come and was not looked at has not been done.
+        // Events that have arrived and were not handled have had no effect.
         events.close();
         while let Ok(event) = events.try_recv() {
             match event {
-                Event::Propose { answer, .. } => drop(answer.send(Err(Error::Closed))),
-                Event::Change(_, asker) | Event::Barrier(asker) => asker.answer(Err(Error::Closed)),
+                EngineEvent::Propose { answer, .. } => drop(answer.send(Err(Error::Closed))),
+                EngineEvent::Change(_, asker) | EngineEvent::Barrier(asker) => asker.answer(Err(Error::Closed)),
                 _ => {}
             }
         }
-        // From here on nothing of this node touches its directory, and another may have it.
+        // From here on this node no longer touches its directory, and another node may use it.
         match self.making_snapshot.take() {
             Some(making) if mutant(Mutant::LeaveSnapshot) => std::mem::forget(making),
             Some(making) => {
                 making.abort();
-                // That it has ended is all that counts.
+                // It matters only that the task has ended.
                 let _ = making.await;
             }
             None => {}
@@ -270,17 +273,17 @@ impl<M: Machine> Engine<M> {
         self.shared.end(error, &self.stop);
     }
 
-    async fn serve(&mut self, events: &mut Receiver<Event<M::Output>>) -> Result<(), Error> {
+    async fn serve(&mut self, events: &mut Receiver<EngineEvent<M::Output>>) -> Result<(), Error> {
         self.reconnect();
         let mut taken = Vec::new();
         let tick = self.options.timing.tick;
         let mut due = Box::pin(rt::sleep(tick));
         loop {
-            // Ticks come first, lest they starve; they are far between.
+            // Ticks come first, so that they do not starve; they are rare.
             match select(due.as_mut(), pin!(events.recv_many(&mut taken, EVENTS_MAX))).await {
                 Either::Left(_) => {
                     self.tick();
-                    // Never sooner than a tick from now, however late this one was: the lease counts on it.
+                    // Never sooner than a tick from now, however late this one was: the lease depends on it.
                     due = Box::pin(rt::sleep(tick));
                 }
                 Either::Right((0, _)) => return Ok(()),
@@ -289,113 +292,114 @@ impl<M: Machine> Engine<M> {
             self.take(&mut taken).await?;
             self.resign();
             self.advance().await?;
-            self.look_after_snapshots()?;
+            self.maintain_snapshots()?;
         }
     }
 
-    fn leads(&self) -> bool {
+    fn is_leader(&self) -> bool {
         self.node.raft.state == StateRole::Leader
     }
 
-    /// Time goes on.
+    /// Handles the passing of a tick.
     fn tick(&mut self) {
         let timing = self.options.timing;
         let knows_none = self.node.raft.leader_id == raft::INVALID_ID;
         if knows_none && rt::now().nanos() < self.shared.abstains_until.load(Ordering::Acquire) {
             return;
         }
-        if !self.leads() && self.node.raft.election_elapsed as u64 + 1 >= u64::from(timing.election_ticks) {
-            // The next tick lets it stand for election: nodes do so at different times.
-            let patience = self.patience.get_or_insert_with(|| rt::random_below(u64::from(timing.election_ticks)));
+        if !self.is_leader() && self.node.raft.election_elapsed as u64 + 1 >= u64::from(timing.election_ticks) {
+            // The next tick makes it stand for election: nodes do so at different times.
+            let patience =
+                self.election_delay_ticks.get_or_insert_with(|| rt::random_below(u64::from(timing.election_ticks)));
             if *patience > 0 {
                 *patience -= 1;
                 return;
             }
         }
-        self.patience = None;
+        self.election_delay_ticks = None;
         self.node.tick();
         self.quiet += 1;
-        if self.leads() && self.quiet >= u64::from(timing.heartbeat_ticks) {
-            self.begin_round();
+        if self.is_leader() && self.quiet >= u64::from(timing.heartbeat_ticks) {
+            self.start_round();
         }
     }
 
-    /// Sends heartbeats of which it will be known when a majority has answered them.
-    fn begin_round(&mut self) {
+    /// Sends heartbeats in a round that completes when a majority has answered them.
+    fn start_round(&mut self) {
         self.quiet = 0;
-        // The crate answers none as long as nothing of this term is committed.
+        // The crate answers no round as long as no entry of this term is committed.
         if self.rounds.len() >= ROUNDS_MAX || !self.node.raft.commit_to_current_term() {
             return;
         }
         self.rounds_begun += 1;
         let number = self.rounds_begun;
-        self.rounds.push_back(Round { number, begun: rt::now(), index: None, waiting: Vec::new() });
+        self.rounds.push_back(HeartbeatRound { number, begun: rt::now(), index: None, waiting: Vec::new() });
         self.node.read_index(number.to_le_bytes().to_vec());
     }
 
-    async fn take(&mut self, taken: &mut Vec<Event<M::Output>>) -> Result<(), Error> {
+    async fn take(&mut self, taken: &mut Vec<EngineEvent<M::Output>>) -> Result<(), Error> {
         let (mut proposals, mut answers, mut bytes) = (Vec::new(), Vec::new(), 0);
         for event in taken.drain(..) {
             match event {
-                Event::Propose { data, term, answer, permit } => {
-                    let role = self.leads().then_some(Term(self.node.raft.term));
+                EngineEvent::Propose { data, term, answer, permit } => {
+                    let role = self.is_leader().then_some(Term(self.node.raft.term));
                     if role.is_none() || term.is_some_and(|term| Some(term) != role) {
                         let error = term.map_or_else(|| self.not_leading(), Error::Fenced);
                         drop(answer.send(Err(error)));
                         continue;
                     }
-                    // The crate takes whatever comes at once while nothing is uncommitted.
+                    // The crate accepts any number of bytes at once while nothing is uncommitted.
                     if bytes + data.len() > self.options.uncommitted_bytes_max {
                         self.propose(&mut proposals, &mut answers);
                         bytes = 0;
                     }
                     bytes += data.len();
                     proposals.push(Entry { data, ..Entry::default() });
-                    answers.push(Answer::Proposed(answer, permit));
+                    answers.push(PendingAnswer::Proposed(answer, permit));
                 }
-                Event::Change(change, asker) => {
+                EngineEvent::Change(change, asker) => {
                     self.propose(&mut proposals, &mut answers);
                     self.change(change, asker);
                 }
-                Event::Report(answer, _permit) => drop(answer.send(self.report())),
-                Event::Barrier(asker) => self.barrier(asker),
-                Event::Received(messages) => {
-                    // All of them are of one sender.
+                EngineEvent::Report(answer, _permit) => drop(answer.send(self.report())),
+                EngineEvent::Barrier(asker) => self.barrier(asker),
+                EngineEvent::Received(messages) => {
+                    // All of them are from one sender.
                     if let Some(message) = messages.first()
-                        && self.leads()
+                        && self.is_leader()
                     {
                         self.heard.insert(message.from, rt::now());
                     }
-                    // The order of a proposal and of what ends this node's leading is that in which they came.
+                    // A proposal and a message that ends this node's leadership are handled in the order in which they arrived.
                     self.propose(&mut proposals, &mut answers);
                     for message in messages {
                         self.step(message)?;
                     }
                 }
-                Event::Met(id, address) => {
-                    if !self.members.contains_key(&id) && self.met.len() < MEMBERS_MAX {
-                        self.met.insert(id, address);
+                EngineEvent::AddressLearned(id, address) => {
+                    if !self.members.contains_key(&id) && self.learned_addresses.len() < MEMBERS_MAX {
+                        self.learned_addresses.insert(id, address);
                         self.reconnect();
                     }
                 }
-                Event::Disowned(by) => return Err(Error::Disowned { node: self.options.node, by }),
-                Event::Linked(to, link) => {
+                EngineEvent::Disowned(by) => return Err(Error::Disowned { node: self.options.node, by }),
+                EngineEvent::Linked(to, link) => {
                     if self.connectors.contains_key(&to) {
                         self.links.insert(to, link);
                     }
                 }
-                Event::Unlinked(to) => {
+                EngineEvent::Unlinked(to) => {
                     self.links.remove(&to);
                     self.node.report_unreachable(to);
                 }
-                Event::Synced(outcome, number) => {
+                EngineEvent::Synced(outcome, number) => {
                     let disk = self.disk.as_mut().expect("only a disk is synced");
                     disk.synced(outcome?);
                     self.is_syncing = false;
                     self.synced(number);
                 }
-                Event::SnapshotMade(snapshot) => self.snapshot_made(snapshot?).await?,
-                Event::SnapshotSent(to, is_whole) => {
+                EngineEvent::SnapshotMade(snapshot) => self.snapshot_made(snapshot?).await?,
+                EngineEvent::SnapshotSent(to, is_whole) => {
                     self.sending_snapshot.remove(&to);
                     let status = if is_whole { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
                     self.node.report_snapshot(to, status);
@@ -409,10 +413,10 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Leads no more in a term that is to be over.
+    /// Steps down if this node is to lead no more in its term.
     fn resign(&mut self) {
         let term = self.node.raft.term;
-        if self.leads() && self.shared.resigned.load(Ordering::Acquire) >= term {
+        if self.is_leader() && self.shared.resigned.load(Ordering::Acquire) >= term {
             tracing::debug!(node = self.options.node, term, "a Raft node resigns");
             self.node.raft.become_follower(term, raft::INVALID_ID);
         }
@@ -423,7 +427,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Gives many proposals to the crate at once.
-    fn propose(&mut self, proposals: &mut Vec<Entry>, answers: &mut Vec<Answer<M::Output>>) {
+    fn propose(&mut self, proposals: &mut Vec<Entry>, answers: &mut Vec<PendingAnswer<M::Output>>) {
         if proposals.is_empty() {
             return;
         }
@@ -434,24 +438,27 @@ impl<M: Machine> Engine<M> {
             ..Message::default()
         };
         let (before, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
-        if !self.leads() || self.node.raft.step(message).is_err() {
-            let error = if self.leads() { Error::Busy } else { self.not_leading() };
+        if !self.is_leader() || self.node.raft.step(message).is_err() {
+            let error = if self.is_leader() { Error::Busy } else { self.not_leading() };
             answers.drain(..).for_each(|answer| answer.fail(error.clone()));
             return;
         }
         for (index, answer) in (before + 1..).zip(answers.drain(..)) {
             match answer {
-                Answer::Proposed(answer, permit) if mutant(Mutant::AnswerUncommitted) => {
-                    drop((answer.send(Ok(Proposed { index, term: Term(term), output: M::Output::default() })), permit));
+                PendingAnswer::Proposed(answer, permit) if mutant(Mutant::AnswerUncommitted) => {
+                    drop((
+                        answer.send(Ok(ProposalOutcome { index, term: Term(term), output: M::Output::default() })),
+                        permit,
+                    ));
                 }
                 answer => self.pending.push_back((index, term, answer)),
             }
         }
     }
 
-    /// A read waits for a round that begins now.
-    fn barrier(&mut self, asker: Asker) {
-        if !self.leads() {
+    /// Makes a read wait for a round that starts now.
+    fn barrier(&mut self, asker: RequestWaiter) {
+        if !self.is_leader() {
             asker.answer(Err(self.not_leading()));
             return;
         }
@@ -461,19 +468,19 @@ impl<M: Machine> Engine<M> {
         }
         let now = rt::now();
         if !self.rounds.back().is_some_and(|round| round.begun == now && round.index.is_none()) {
-            self.begin_round();
+            self.start_round();
         }
         if let Some(round) = self.rounds.back_mut() {
             round.waiting.push(asker);
         }
     }
 
-    /// Does what the crate wants done, until it wants nothing more that can be done now.
+    /// Does what the crate asks for, until it asks for nothing more that can be done now.
     async fn advance(&mut self) -> Result<(), Error> {
         while self.node.has_ready() {
             let mut ready = self.node.ready();
-            // Before anything is sent that ends this node's leading, its lease has ended.
-            self.look_at_role(&ready);
+            // The lease ends before any message is sent that ends this node's leadership.
+            self.publish_status(&ready);
             let now = ready.take_messages();
             self.send(now);
             if !ready.snapshot().is_empty() {
@@ -501,7 +508,7 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Stores what is new, and lets go what may only be sent once that is durable.
+    /// Stores new state and entries, and holds back the messages that may only be sent once these are durable.
     fn store(&mut self, mut ready: Ready) -> Result<(), Error> {
         let number = ready.number();
         let messages = ready.take_persisted_messages();
@@ -515,7 +522,7 @@ impl<M: Machine> Engine<M> {
                 entries.iter().map(|entry| (codec::ENTRY_HEAD_BYTES + entry.data.len()) as u64).sum::<u64>();
             assert!(storage.append(entries), "the crate appends without a gap");
         }
-        // A commit alone is written with what comes next: it is known again soon.
+        // A commit index alone is written with the next record: it is soon learned again.
         let must_sync = ready.must_sync();
         if let Some(disk) = &mut self.disk
             && must_sync
@@ -533,11 +540,11 @@ impl<M: Machine> Engine<M> {
             self.send(messages);
             return Ok(());
         }
-        self.unsynced.push_back(Unsynced { number, messages });
+        self.unsynced.push_back(UnsyncedMessages { number, messages });
         Ok(())
     }
 
-    /// Starts making durable what is not, unless that is being done.
+    /// Starts a sync of the unsynced records, unless one is in flight.
     fn sync(&mut self) {
         let (Some(disk), false) = (&mut self.disk, self.is_syncing) else { return };
         let Some(last) = self.unsynced.back() else { return };
@@ -549,8 +556,8 @@ impl<M: Machine> Engine<M> {
             crash_point("consensus.raft.syncing").await;
             let outcome = syncing.run().await;
             crash_point("consensus.raft.synced").await;
-            // Nobody may be there any more.
-            let _ = events.send(Event::Synced(outcome, number)).await;
+            // The engine may have gone.
+            let _ = events.send(EngineEvent::Synced(outcome, number)).await;
         });
     }
 
@@ -588,20 +595,20 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    fn ends(&self, to: u64) -> Ends {
+    fn endpoints(&self, to: u64) -> LinkEndpoints {
         let (group, from, address) = (self.options.group, self.options.node, self.options.listen.clone());
-        Ends { group, from, incarnation: self.shared.incarnation, address, to }
+        LinkEndpoints { group, from, incarnation: self.shared.incarnation, address, to }
     }
 
-    /// Tells what the crate says of this node, and ends what ends with its leading.
-    fn look_at_role(&mut self, ready: &Ready) {
-        let (term, leads) = (Term(self.node.raft.term), self.leads());
+    /// Publishes the role that the crate reports for this node, and ends everything that depends on its leadership.
+    fn publish_status(&mut self, ready: &Ready) {
+        let (term, leads) = (Term(self.node.raft.term), self.is_leader());
         let before = *self.shared.role.borrow();
         if ready.ss().is_none() && before.term == term {
             return;
         }
         let leader = Some(self.node.raft.leader_id).filter(|leader| *leader != 0);
-        let role = Role { term, leader, is_leading: leads };
+        let role = RaftStatus { term, leader, is_leading: leads };
         if before.is_leading && (!leads || before.term != term) {
             self.shared.lease_until.store(0, Ordering::SeqCst);
             self.abandon(&Error::Ambiguous);
@@ -615,7 +622,7 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Whoever waits is told that it will not be told.
+    /// Fails all waiting callers.
     fn abandon(&mut self, error: &Error) {
         self.pending.drain(..).for_each(|(_, _, answer)| answer.fail(error.clone()));
         for round in self.rounds.drain(..) {
@@ -630,13 +637,13 @@ impl<M: Machine> Engine<M> {
             assert_eq!(entry.index, self.applied + 1, "entries are applied in order");
             (self.applied, self.applied_term) = (entry.index, entry.term);
             if entry.entry_type == EntryType::EntryNormal && !entry.data.is_empty() {
-                run.push(Applied { index: entry.index, term: Term(entry.term), data: entry.data });
+                run.push(AppliedEntry { index: entry.index, term: Term(entry.term), data: entry.data });
                 continue;
             }
             self.apply_run(&mut run);
             let answer = self.answer_of(entry.index, entry.term);
             match entry.entry_type {
-                // What a new leader appends first, and what a change became that could not be made.
+                // The first entry of a new leader, or a change of members that could not be made.
                 EntryType::EntryNormal => {
                     if let Some(answer) = answer {
                         answer.fail(Error::Busy);
@@ -644,11 +651,13 @@ impl<M: Machine> Engine<M> {
                 }
                 EntryType::EntryConfChange => {
                     self.apply_change(&entry)?;
-                    if let Some(Answer::Changed(asker)) = answer {
+                    if let Some(PendingAnswer::Changed(asker)) = answer {
                         asker.answer(Ok(()));
                     }
                 }
-                EntryType::EntryConfChangeV2 => return Err(Error::Corrupt("a change of members of an unknown kind")),
+                EntryType::EntryConfChangeV2 => {
+                    return Err(Error::Corrupt("a change of members of a Raft group is of an unknown kind"));
+                }
             }
         }
         self.apply_run(&mut run);
@@ -658,8 +667,8 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Gives entries to the machine, and answers whoever proposed them.
-    fn apply_run(&mut self, run: &mut Vec<Applied>) {
+    /// Gives entries to the machine, and answers their proposers.
+    fn apply_run(&mut self, run: &mut Vec<AppliedEntry>) {
         if run.is_empty() {
             return;
         }
@@ -667,26 +676,26 @@ impl<M: Machine> Engine<M> {
         let outputs = self.machine.apply(std::mem::take(run));
         assert_eq!(outputs.len(), places.len(), "a machine gives an output for each entry");
         for ((index, term), output) in places.into_iter().zip(outputs) {
-            if let Some(Answer::Proposed(answer, _permit)) = self.answer_of(index, term.0) {
-                drop(answer.send(Ok(Proposed { index, term, output })));
+            if let Some(PendingAnswer::Proposed(answer, _permit)) = self.answer_of(index, term.0) {
+                drop(answer.send(Ok(ProposalOutcome { index, term, output })));
             }
         }
     }
 
-    /// Who waits for an entry, if it is the one that was proposed.
-    fn answer_of(&mut self, index: u64, term: u64) -> Option<Answer<M::Output>> {
+    /// The caller that waits for an entry, if this is the entry that it proposed.
+    fn answer_of(&mut self, index: u64, term: u64) -> Option<PendingAnswer<M::Output>> {
         while self.pending.front().is_some_and(|(at, _, _)| *at <= index) {
             let (at, of, answer) = self.pending.pop_front().expect("there is a first");
             if (at, of) == (index, term) {
                 return Some(answer);
             }
-            // Its place was given to another: it has not been done.
+            // Its index went to another entry: the proposal had no effect.
             answer.fail(Error::Busy);
         }
         None
     }
 
-    /// Rounds that a majority has answered make the lease longer, and let reads go that wait.
+    /// Completes the rounds that a majority has answered: extends the lease, and answers the reads that wait for them.
     fn end_rounds(&mut self) {
         let Some(at) = self.rounds.iter().rposition(|round| round.index.is_some_and(|index| index <= self.applied))
         else {
@@ -694,7 +703,7 @@ impl<M: Machine> Engine<M> {
         };
         let lease = self.options.timing.lease();
         for round in self.rounds.drain(..=at) {
-            // A later round proves what earlier ones would have proved.
+            // A later round proves everything that earlier ones would have proved.
             if round.index.is_some() && self.node.raft.state == StateRole::Leader {
                 let until = (round.begun + lease).nanos();
                 self.shared.lease_until.fetch_max(until, Ordering::SeqCst);
@@ -703,18 +712,18 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Forgets entries in memory that are applied, as far as no member still needs them, or there are too many.
+    /// Drops applied entries from memory, unless a member still needs them and they are not too many.
     fn compact(&mut self) {
         let keep = self.options.log_bytes as u64;
         let snapshot_index = self.snapshot_index;
         let (applied, is_durable) = (self.applied, self.disk.is_some());
-        let slowest = if self.leads() {
+        let slowest = if self.is_leader() {
             self.node.raft.prs().iter().map(|(_, progress)| progress.matched).min().unwrap_or(applied)
         } else {
             applied
         };
         let storage = self.node.raft.mut_store();
-        // The log on disk begins behind a snapshot; so does that in memory.
+        // The log on disk starts behind a snapshot; so does the log in memory.
         let until = if is_durable { applied.min(snapshot_index) } else { applied };
         let wanted = storage.surplus(keep as usize, until.min(slowest)).max(storage.surplus(4 * keep as usize, until));
         if wanted > storage.base().0 {

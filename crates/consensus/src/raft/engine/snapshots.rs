@@ -1,4 +1,4 @@
-//! Snapshots: what is in them, when they are made, sent and taken over.
+//! Makes, sends and installs snapshots, and defines their content.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -8,19 +8,19 @@ use base::{Bytes, BytesMut, rt};
 use raft::SnapshotStatus;
 use raft::eraftpb::{HardState, Message, Snapshot};
 
-use super::{Engine, Event};
+use super::{EngineEvent, RaftEngine};
 use crate::Error;
 use crate::raft::codec::{MEMBERS_MAX, Reader};
 use crate::raft::fault::{Mutant, crash_point, mutant};
-use crate::raft::{Machine, Member, links};
+use crate::raft::{RaftMember, StateMachine, links};
 
-/// Bytes of members and of the machine, as a snapshot holds them.
-pub(super) fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> Bytes {
+/// The bytes of the members and of the machine, as a snapshot holds them.
+pub(super) fn snapshot_data(members: &BTreeMap<u64, RaftMember>, machine: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(machine.len() + 64 * members.len() + 16);
     bytes.put_u32_le(members.len() as u32);
     for (id, member) in members {
         bytes.put_u64_le(*id);
-        bytes.put_u32_le(member.learns.into());
+        bytes.put_u32_le(member.is_learner.into());
         bytes.put_u32_le(member.address.len() as u32);
         bytes.put_slice(member.address.as_bytes());
     }
@@ -28,70 +28,71 @@ pub(super) fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> 
     bytes.freeze()
 }
 
-/// The members that a snapshot of another node tells of, and the machine's bytes.
-fn parts_of(snapshot: &Snapshot) -> Result<(BTreeMap<u64, Member>, Bytes), Error> {
+/// The members in a snapshot of another node, and the machine's bytes.
+fn parts_of(snapshot: &Snapshot) -> Result<(BTreeMap<u64, RaftMember>, Bytes), Error> {
     let (members, data) = members_of(snapshot.data.clone())?;
     let state = snapshot.get_metadata().get_conf_state();
     let (voters, learners) = (state.voters.iter().map(|id| (*id, false)), state.learners.iter().map(|id| (*id, true)));
     let counted: BTreeMap<u64, bool> = voters.chain(learners).collect();
-    if !counted.into_iter().eq(members.values().map(|member| (member.id, member.learns))) {
-        return Err(Error::Corrupt("a snapshot of a Raft group tells of other members than it counts"));
+    if !counted.into_iter().eq(members.values().map(|member| (member.id, member.is_learner))) {
+        return Err(Error::Corrupt("the members in a snapshot of a Raft group differ from those in its metadata"));
     }
     Ok((members, data))
 }
 
-/// Whether a snapshot of another node can be taken over, as far as that can be told without the machine.
+/// Whether a snapshot of another node can be installed, as far as this can be checked without the machine.
 pub(in crate::raft) fn check_snapshot(snapshot: &Snapshot) -> Result<(), Error> {
     parts_of(snapshot).map(drop)
 }
 
-pub(super) fn members_of(data: Bytes) -> Result<(BTreeMap<u64, Member>, Bytes), Error> {
+pub(super) fn members_of(data: Bytes) -> Result<(BTreeMap<u64, RaftMember>, Bytes), Error> {
     let mut reader = Reader(data);
     let mut members = BTreeMap::new();
     for _ in 0..reader.count(MEMBERS_MAX)? {
         let (id, learns) = (reader.u64()?, reader.u32()? != 0);
         let length = reader.u32()? as usize;
         let address = address_of(&reader.bytes(length)?)?;
-        members.insert(id, Member { id, address, learns });
+        members.insert(id, RaftMember { id, address, is_learner: learns });
     }
     Ok((members, reader.0))
 }
 
 pub(super) fn address_of(bytes: &[u8]) -> Result<String, Error> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| Error::Corrupt("the address of a member of a Raft group is not UTF-8"))
 }
 
-/// What a node begins with: the same at each founder, and nothing at one that is to be added.
-pub(in crate::raft) fn first_snapshot(founders: &[Member], machine: &[u8]) -> Snapshot {
-    let members: BTreeMap<u64, Member> = founders.iter().map(|member| (member.id, member.clone())).collect();
+/// The snapshot with which a node starts: the same at each founder, and empty at a node that is to be added.
+pub(in crate::raft) fn first_snapshot(founders: &[RaftMember], machine: &[u8]) -> Snapshot {
+    let members: BTreeMap<u64, RaftMember> = founders.iter().map(|member| (member.id, member.clone())).collect();
     let mut snapshot = Snapshot { data: snapshot_data(&members, machine), ..Snapshot::default() };
     let point = u64::from(!members.is_empty());
     let metadata = snapshot.mut_metadata();
     (metadata.index, metadata.term) = (point, point);
     let state = metadata.mut_conf_state();
     for member in members.values() {
-        if member.learns { state.learners.push(member.id) } else { state.voters.push(member.id) }
+        if member.is_learner { state.learners.push(member.id) } else { state.voters.push(member.id) }
     }
     snapshot
 }
 
-impl<M: Machine> Engine<M> {
+impl<M: StateMachine> RaftEngine<M> {
     pub(super) fn send_snapshot(&mut self, message: Message) {
         let to = message.to;
         let Some(member) = self.members.get(&to).filter(|_| !self.sending_snapshot.contains_key(&to)) else {
             self.node.report_snapshot(to, SnapshotStatus::Failure);
             return;
         };
-        let (address, ends, events) = (self.found(member).address, self.ends(to), self.events.clone());
+        let (address, ends, events) = (self.found(member).address, self.endpoints(to), self.events.clone());
         let task = rt::spawn(async move {
             let is_whole = links::send_snapshot(&address, ends, message).await;
-            let _ = events.send(Event::SnapshotSent(to, is_whole)).await;
+            let _ = events.send(EngineEvent::SnapshotSent(to, is_whole)).await;
         });
         self.sending_snapshot.insert(to, task.abort_on_drop());
     }
 
-    /// Makes a snapshot when one is wanted, or when the log on disk has become long.
-    pub(super) fn look_after_snapshots(&mut self) -> Result<(), Error> {
+    /// Makes a snapshot when one is needed, or when the log on disk has become long.
+    pub(super) fn maintain_snapshots(&mut self) -> Result<(), Error> {
         let is_wanted = self.node.raft.store().wanted.load(Ordering::Relaxed);
         let is_long = self.disk.is_some() && self.bytes_since >= self.options.snapshot_after_bytes as u64;
         let is_worth_it = is_long && self.applied > self.snapshot_index;
@@ -119,7 +120,7 @@ impl<M: Machine> Engine<M> {
                 }
                 Ok(snapshot)
             };
-            let _ = events.send(Event::SnapshotMade(making.await)).await;
+            let _ = events.send(EngineEvent::SnapshotMade(making.await)).await;
         });
         self.making_snapshot = Some(task.abort_on_drop());
         Ok(())
@@ -128,10 +129,10 @@ impl<M: Machine> Engine<M> {
     pub(super) async fn snapshot_made(&mut self, snapshot: Snapshot) -> Result<(), Error> {
         self.making_snapshot = None;
         let index = snapshot.get_metadata().index;
-        // Kept for whoever needs it, and no longer.
+        // Kept for the members that need it, and no longer.
         let is_wanted = self.node.raft.store().wanted.swap(false, Ordering::Relaxed);
         let is_lagging = |progress: &raft::Progress| progress.matched < self.node.raft.raft_log.first_index();
-        let is_lagging = self.leads() && self.node.raft.prs().iter().any(|(_, progress)| is_lagging(progress));
+        let is_lagging = self.is_leader() && self.node.raft.prs().iter().any(|(_, progress)| is_lagging(progress));
         if is_wanted || is_lagging {
             self.node.raft.mut_store().snapshot = Some(snapshot);
         }
@@ -145,7 +146,7 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// The crate must know at once that a snapshot is applied: it looks for entries behind what is.
+    /// The crate must learn at once that a snapshot is applied: it looks for entries behind the applied index.
     pub(super) async fn installed(&mut self, number: u64) -> Result<(), Error> {
         if let Some(disk) = &mut self.disk {
             let durable = disk.syncing_all().run().await?;
@@ -156,11 +157,11 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Takes over what a leader has, in place of what this node has.
+    /// Replaces this node's state by a leader's snapshot.
     pub(super) async fn install(&mut self, snapshot: &Snapshot, hard: Option<&HardState>) -> Result<(), Error> {
         let metadata = snapshot.get_metadata();
         let (index, term) = (metadata.index, metadata.term);
-        // What cannot be read ends this node before it is on disk, so that the next start finds what was there.
+        // A snapshot that cannot be decoded ends this node before it is on disk, so that the next start finds the old state.
         let (members, data) = parts_of(snapshot)?;
         let is_late = mutant(Mutant::InstallUnread);
         if !is_late && !mutant(Mutant::SkipRestore) {

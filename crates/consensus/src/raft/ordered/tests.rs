@@ -3,13 +3,13 @@ use base::rt::simulation::Simulation;
 use futures_util::FutureExt as _;
 
 use super::*;
-use crate::raft::engine::Event;
-use crate::raft::{Member, Timing};
+use crate::raft::engine::EngineEvent;
+use crate::raft::{RaftMember, RaftTimeouts};
 
-/// What no journal takes.
+/// Bytes that every log store rejects.
 const UNFIT: &[u8] = b"unfit";
 
-/// A journal in memory. While its gate is closed, appending waits.
+/// A log store in memory. While its gate is closed, appending waits.
 struct Gated {
     entries: Mutex<Vec<Bytes>>,
     open: WatchSender<bool>,
@@ -22,7 +22,7 @@ impl Gated {
 }
 
 #[async_trait]
-impl Journal for Gated {
+impl LogStore for Gated {
     fn height(&self) -> u64 {
         lock(&self.entries).len() as u64
     }
@@ -49,35 +49,35 @@ impl Journal for Gated {
         Ok(self.height())
     }
 
-    async fn cut(&self, _height: u64) -> Result<(), Error> {
+    async fn truncate(&self, _height: u64) -> Result<(), Error> {
         unreachable!("Raft's journals are never cut")
     }
 
-    fn note(&self) -> Result<Bytes, Error> {
+    fn hard_state(&self) -> Result<Bytes, Error> {
         Ok(Bytes::new())
     }
 
-    async fn set_note(&self, _note: Bytes) -> Result<(), Error> {
+    async fn set_hard_state(&self, _note: Bytes) -> Result<(), Error> {
         Ok(())
     }
 }
 
-const BOUNDS: Bounds = Bounds { bytes: 1000, entries: 4 };
+const BOUNDS: AppendLimits = AppendLimits { bytes: 1000, entries: 4 };
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn open(node: u64, nodes: u64, journal: &Arc<Gated>) -> Arc<RaftLog> {
-    let member = |id| Member { id, address: format!("node-{id}"), learns: false };
-    let timing = Timing { tick: Duration::from_millis(5), ..Timing::default() };
-    let options = Options { timing, ..Options::new(1, node, (1..=nodes).map(member).collect()) };
+    let member = |id| RaftMember { id, address: format!("node-{id}"), is_learner: false };
+    let timing = RaftTimeouts { tick: Duration::from_millis(5), ..RaftTimeouts::default() };
+    let options = RaftConfig { timing, ..RaftConfig::new(1, node, (1..=nodes).map(member).collect()) };
     Arc::new(RaftLog::open_within(BOUNDS, options, journal.clone()).await.expect("it starts"))
 }
 
 async fn leads(log: &RaftLog, after: Term) -> (Term, u64) {
-    let mut role = log.role();
+    let mut role = log.leadership();
     let leading = role.wait_for(|role| role.term().is_some_and(|term| term > after));
     match rt::timeout(PATIENCE, leading).await.expect("it leads soon").expect("it runs") {
-        Role::Leading { term, next } => (term, next),
-        Role::Following { .. } => unreachable!("it has a term"),
+        Leadership::Leading { term, next } => (term, next),
+        Leadership::Following { .. } => unreachable!("it has a term"),
     }
 }
 
@@ -95,7 +95,7 @@ fn run<F: Future<Output = ()> + Send + 'static>(scenario: impl Fn() -> F + Send 
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Room was given back once an entry was committed, however many the journal had still to write.
+/// Capacity was released once an entry was committed, however many entries the log store had still to write.
 #[test]
 fn room_is_given_back_when_entries_are_safe_and_not_before() {
     for bytes in [10, 300] {
@@ -112,16 +112,17 @@ fn room_is_given_back_when_entries_are_safe_and_not_before() {
                 }
             });
             rt::sleep(Duration::from_secs(2)).await;
-            let counted = lock(&log.shared.counted).next;
+            let counted = lock(&log.shared.delivery).next;
             assert_eq!(counted, next + fit, "with {bytes} bytes an entry: those that fit are agreed on, and no more");
             journal.open.send(true);
             task.await.expect("there is room again");
-            is_safe(log.safe(), next + fit + 1).await;
+            is_safe(log.deliverable(), next + fit + 1).await;
         });
     }
 }
 
-/// An append that was given up between its position and its proposal left a hole, behind which nothing ever became safe.
+/// An append that was dropped between its position and its proposal left a hole, and no entry behind it ever became
+/// deliverable.
 #[test]
 fn an_append_that_is_given_up_ends_the_term_and_leaves_no_hole() {
     run(|| async {
@@ -129,16 +130,16 @@ fn an_append_that_is_given_up_ends_the_term_and_leaves_no_hole() {
         let log = open(1, 1, &journal).await;
         let (term, next) = leads(&log, Term(0)).await;
         // The engine's queue is full: the proposal must wait.
-        while log.raft.shared.events.try_send(Event::Unlinked(9)).is_ok() {}
+        while log.raft.shared.events.try_send(EngineEvent::Unlinked(9)).is_ok() {}
         assert!(log.append(term, next, entry(10)).now_or_never().is_none(), "it waits");
         assert_eq!(log.append(term, next + 1, entry(10)).await, Err(Error::Fenced(term)));
         let (later, next) = leads(&log, term).await;
         log.append(later, next, entry(10)).await.expect("it leads");
-        is_safe(log.safe(), next + 1).await;
+        is_safe(log.deliverable(), next + 1).await;
     });
 }
 
-/// What a node that follows counts, and has not written, had no bound.
+/// The entries that a follower had counted and not written had no bound.
 #[test]
 fn a_node_that_follows_takes_no_more_than_its_journal() {
     run(|| async {
@@ -155,19 +156,19 @@ fn a_node_that_follows_takes_no_more_than_its_journal() {
         for position in next..next + count {
             logs[leader].append(term, position, entry(bytes)).await.expect("it leads on");
             let held = {
-                let counted = lock(&logs[slow].shared.counted);
+                let counted = lock(&logs[slow].shared.delivery);
                 counted.bytes + counted.writing
             };
             assert!(held <= 2 * BOUNDS.bytes + bytes, "{held} bytes wait for a journal that writes none");
         }
-        is_safe(logs[leader].safe(), next + count).await;
+        is_safe(logs[leader].deliverable(), next + count).await;
         assert!(journals[slow].height() < next + count);
         journals[slow].open.send(true);
-        is_safe(logs[slow].safe(), next + count).await;
+        is_safe(logs[slow].deliverable(), next + count).await;
     });
 }
 
-/// Three that run, and which of them leads.
+/// Three running nodes, and which of them leads.
 async fn three() -> (Vec<Arc<RaftLog>>, usize, Term) {
     let mut logs = Vec::new();
     for node in 1..=3 {
@@ -179,7 +180,7 @@ async fn three() -> (Vec<Arc<RaftLog>>, usize, Term) {
 }
 
 #[test]
-fn whoever_is_removed_leaves_a_majority_that_answers() {
+fn a_removed_node_leaves_a_majority_that_answers() {
     run(|| async {
         let (logs, leader, _) = three().await;
         let [gone, other] = [1, 2].map(|step| (leader + step) % 3);
@@ -191,7 +192,7 @@ fn whoever_is_removed_leaves_a_majority_that_answers() {
         assert!(matches!(raft.remove(id(leader)).await, Err(Error::Invalid(_))), "a leader removes itself");
         raft.remove(id(gone)).await.expect("the two that are left answer");
         raft.remove(id(other)).await.expect("a leader is a majority of itself");
-        let report = raft.report().await.expect("it runs");
+        let report = raft.membership().await.expect("it runs");
         let standings = report.members.iter().map(|standing| (standing.member.id, standing.behind));
         assert_eq!(standings.collect::<Vec<_>>(), [(id(leader), Some(0))]);
     });
@@ -201,27 +202,29 @@ fn whoever_is_removed_leaves_a_majority_that_answers() {
 fn a_leader_that_hands_over_lets_another_one_lead() {
     run(|| async {
         let (logs, leader, term) = three().await;
-        logs[leader].raft().hand_over(&Timing { tick: Duration::from_millis(5), ..Timing::default() });
+        logs[leader]
+            .raft()
+            .transfer_leadership(&RaftTimeouts { tick: Duration::from_millis(5), ..RaftTimeouts::default() });
         let next = futures_util::future::select_all(logs.iter().map(|log| Box::pin(leads(log, term))));
         let (_, next, _) = rt::timeout(PATIENCE, next).await.expect("somebody leads soon");
         assert_ne!(next, leader);
     });
 }
 
-/// Members' addresses stand in the log alone: a group that was started again elsewhere never met.
+/// Members' addresses were in the log alone: a group that was restarted at other addresses never connected.
 #[test]
 fn a_group_goes_on_where_it_has_moved_to() {
     run(|| async {
         let start = |place: &'static str, node: u64| async move {
             let address = |id: u64, place: &str| format!("{place}-{id}");
-            let founder = |id| Member { id, address: address(id, "before"), learns: false };
-            let timing = Timing { tick: Duration::from_millis(5), ..Timing::default() };
-            let options = Options {
+            let founder = |id| RaftMember { id, address: address(id, "before"), is_learner: false };
+            let timing = RaftTimeouts { tick: Duration::from_millis(5), ..RaftTimeouts::default() };
+            let options = RaftConfig {
                 timing,
                 directory: Some(format!("/raft-{node}").into()),
                 listen: address(node, place),
                 addresses: (1..=3).map(|id| (id, address(id, place))).collect(),
-                ..Options::new(1, node, (1..=3).map(founder).collect())
+                ..RaftConfig::new(1, node, (1..=3).map(founder).collect())
             };
             Arc::new(RaftLog::open_within(BOUNDS, options, Gated::new()).await.expect("it starts"))
         };
@@ -234,7 +237,7 @@ fn a_group_goes_on_where_it_has_moved_to() {
             logs[leader].append(term, at, entry(10)).await.expect("it leads");
             next += 1;
             for log in &logs {
-                is_safe(log.safe(), next).await;
+                is_safe(log.deliverable(), next).await;
             }
             for log in &logs {
                 log.stop().await;
@@ -244,17 +247,18 @@ fn a_group_goes_on_where_it_has_moved_to() {
 }
 
 /// Serves entries as a node of the group does.
-async fn serve(node: u64, serve: impl Fn(u64) -> Option<Bytes> + Send + Sync + 'static) -> Stop {
-    let (stop, listener) = (Stop::new(), rt::net::listen(&format!("node-{node}")).await.expect("it is free"));
-    let (events, _) = bounded::<Event<bool>>(1);
+async fn serve(node: u64, serve: impl Fn(u64) -> Option<Bytes> + Send + Sync + 'static) -> CancellationToken {
+    let (stop, listener) =
+        (CancellationToken::new(), rt::net::listen(&format!("node-{node}")).await.expect("it is free"));
+    let (events, _) = bounded::<EngineEvent<bool>>(1);
     let incarnations = Arc::new(super::super::incarnations::Incarnations::volatile());
-    let serve: Option<links::Serve> = Some(Arc::new(serve));
-    let hall = links::Hall { group: 1, node, snapshot_bytes_max: 1000, serve, incarnations, events };
+    let serve: Option<links::ServeEntry> = Some(Arc::new(serve));
+    let hall = links::AcceptContext { group: 1, node, snapshot_bytes_max: 1000, serve, incarnations, events };
     drop(rt::spawn(links::accept(listener, hall, stop.clone())));
     stop
 }
 
-/// An entry that another member gave, and that could not follow, ended whoever had asked for it.
+/// An entry of another member that could not follow ended the node that had asked for it.
 #[test]
 fn what_another_member_gives_wrongly_is_asked_of_the_next() {
     run(|| async {
@@ -262,18 +266,18 @@ fn what_another_member_gives_wrongly_is_asked_of_the_next() {
         let wrong = serve(2, |position| (position < 3).then(|| Bytes::from_static(UNFIT))).await;
         let right = serve(3, |position| (position < 3).then(|| entry(10 + position as usize))).await;
         let journal = Gated::new();
-        let (raft, lacking) = (log.raft(), journal.clone() as Arc<dyn Journal>);
+        let (raft, lacking) = (log.raft(), journal.clone() as Arc<dyn LogStore>);
         let fetched = rt::timeout(PATIENCE, fetch(raft, &lacking, (1, 1), 3)).await;
         assert_eq!(fetched.expect("somebody has them"), Ok(()));
         assert_eq!(lock(&journal.entries)[1..], [entry(11), entry(12)]);
-        wrong.stop();
-        right.stop();
+        wrong.cancel();
+        right.cancel();
     });
 }
 
-/// The position behind which there is none was counted on from. Each such link ended in a panic, and took its place with it.
+/// The position with no successor was incremented. Each such link ended in a panic, and its slot was never released.
 #[test]
-fn whoever_asks_for_entries_at_the_end_of_all_positions_gets_none() {
+fn a_request_for_entries_at_the_end_of_all_positions_gets_none() {
     run(|| async {
         let serving = serve(2, |position| (position < 3).then(|| entry(10))).await;
         for _ in 0..300 {
@@ -282,19 +286,19 @@ fn whoever_asks_for_entries_at_the_end_of_all_positions_gets_none() {
         }
         let mut asked = links::fetch("node-2", (1, 1), 2, 2).await.expect("it listens");
         assert_eq!(asked.next().await, Some(entry(10)));
-        serving.stop();
+        serving.cancel();
     });
 }
 
-/// The directory of an orderer's log was emptied and its blocks were left: it founded the group once more and voted, without what it had
-/// confirmed to the others before.
+/// The directory of an orderer's log was emptied and its blocks were left: it founded the group again and voted, without the
+/// entries that it had confirmed to the others before.
 #[test]
 fn a_founder_that_has_entries_and_no_log_does_not_start() {
     async fn opening() -> Result<(), Error> {
         let journal = Gated::new();
         lock(&journal.entries).push(entry(10));
-        let member = Member { id: 1, address: "node-1".to_owned(), learns: false };
-        let options = Options { directory: Some("/raft".into()), ..Options::new(1, 1, vec![member]) };
+        let member = RaftMember { id: 1, address: "node-1".to_owned(), is_learner: false };
+        let options = RaftConfig { directory: Some("/raft".into()), ..RaftConfig::new(1, 1, vec![member]) };
         RaftLog::open_within(BOUNDS, options, journal).await.map(drop)
     }
     let outcome = Simulation::new(1).run(move |sim| async move {

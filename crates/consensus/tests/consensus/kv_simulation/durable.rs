@@ -1,70 +1,72 @@
-//! Memory nodes that are persistent: all of them, or F+1 of 2F+1, by seed.
+//! A store on persistent memory nodes: all 2F+1 nodes are persistent, or F+1 of them, depending on the seed.
 //!
-//! Beside all other faults everybody loses power at once, and comes back one after the other, each with what its disk has: what was
-//! not synced is kept, lost or torn. Persistent nodes also crash between two steps of what they do on their disk. The history,
-//! before and after, must be linearizable, so that nothing is gone whose caller was answered.
+//! In addition to the faults of [`super`], all nodes lose power at once, and come back one after another, each with the
+//! content of its disk: bytes that were not synced are kept, lost or torn. Persistent nodes also crash between two
+//! steps of their disk protocol. The history across the power failure must be linearizable, so no acknowledged
+//! operation is lost.
 
 use base::rt::simulation::{DiskOperation, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use consensus::fault::{Mutant, plant};
 use futures_util::FutureExt as _;
 
 use super::{Duration, course, plans};
 use crate::support::campaign::{Campaign, must_be_caught, tests_of};
-use crate::support::{FAULT_POINTS, MEMORY_NODES, PROCESSORS, nodes};
+use crate::support::{CPU_NODES, FAULT_POINTS, MEMORY_NODES, nodes};
 
-pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.synced", "consensus.keep.sending"];
+pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.synced", "consensus.background.sending"];
 
-/// How many are persistent.
+/// The number of persistent memory nodes.
 fn persistent(seed: u64) -> usize {
     let nodes = nodes(seed);
     if (seed / 2).is_multiple_of(2) { nodes } else { nodes / 2 + 1 }
 }
 
-async fn power_fails(sim: Sim, until: Stop) {
-    let mut chance = sim.chance();
+async fn power_fails(sim: Sim, until: CancellationToken) {
+    let mut rng = sim.rng();
     CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.001));
     sim.inject("consensus.disk.followed", 0.1);
     let nodes = nodes(sim.seed());
-    while !until.is_stopped() {
-        let pause = chance.duration(&(Duration::from_millis(100)..Duration::from_millis(500)));
+    while !until.is_cancelled() {
+        let pause = rng.duration(&(Duration::from_millis(100)..Duration::from_millis(500)));
         rt::sleep(pause).await;
-        let mut everybody: Vec<&str> = MEMORY_NODES[..nodes].iter().chain(&PROCESSORS).copied().collect();
-        if chance.one_in(3) {
+        let mut everybody: Vec<&str> = MEMORY_NODES[..nodes].iter().chain(&CPU_NODES).copied().collect();
+        if rng.one_in(3) {
             everybody.iter().for_each(|name| sim.node(name).crash());
         }
         while !everybody.is_empty() {
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
-            let first = chance.index(everybody.len());
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
+            let first = rng.index(everybody.len());
             sim.node(everybody.swap_remove(first)).restart();
         }
     }
 }
 
-/// Disks of memory nodes fail now and then, for one operation or for want of room, and nobody crashes for that.
-async fn disks_fail(sim: Sim, until: Stop) {
-    let mut chance = sim.chance();
+/// Disks of memory nodes fail now and then, for one operation or because they are full for a moment, and no node
+/// crashes for that.
+async fn disks_fail(sim: Sim, until: CancellationToken) {
+    let mut rng = sim.rng();
     let nodes = nodes(sim.seed());
-    while !until.is_stopped() {
-        rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(600)))).await;
-        let disk = sim.node(MEMORY_NODES[chance.index(nodes)]).disk();
-        match chance.index(3) {
+    while !until.is_cancelled() {
+        rt::sleep(rng.duration(&(Duration::from_millis(100)..Duration::from_millis(600)))).await;
+        let disk = sim.node(MEMORY_NODES[rng.index(nodes)]).disk();
+        match rng.index(3) {
             0 => disk.fail_next(DiskOperation::Sync, 1),
             1 => disk.fail_next(DiskOperation::Write, 1),
             _ => {
                 disk.fill();
-                rt::sleep(chance.duration(&(Duration::from_millis(10)..Duration::from_millis(200)))).await;
+                rt::sleep(rng.duration(&(Duration::from_millis(10)..Duration::from_millis(200)))).await;
                 disk.set_capacity(None);
             }
         }
     }
-    // All is calm from here on but for this one, which writes all the time.
-    sim.node(MEMORY_NODES[chance.index(nodes)]).disk().fail_next(DiskOperation::Sync, 1);
+    // No other fault from here on, and this client writes all the time.
+    sim.node(MEMORY_NODES[rng.index(nodes)]).disk().fail_next(DiskOperation::Sync, 1);
     rt::sleep(Duration::from_secs(1)).await;
 }
 
-/// One sync of a memory node's disk failed, or there was no room for a moment. The node refused everything from then on, and nobody
-/// started it again: one node fewer of those that may be lost, and no word of it.
+/// One sync of a memory node's disk failed, or the disk was full for a moment. From then on the node rejected
+/// everything, and nothing restarted it: the group could lose one node fewer, and no message said so.
 #[test]
 fn a_memory_node_whose_disk_failed_once_takes_part_again() {
     let run = |seed, mutant| {
@@ -88,7 +90,7 @@ async fn scenario(sim: Sim) -> u64 {
     course(sim, persistent, power_fails).await
 }
 
-/// How the messages of the checks begin that may catch a mistake.
+/// The prefixes of the checkers' messages that may catch a mistake.
 const CAUGHT_BY: &[&str] =
     &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:", "a block is given"];
 

@@ -1,15 +1,16 @@
-//! A key-value store under faults: three or five memory nodes, three processors that take the store over from one another,
-//! and clients of whichever of them serves.
+//! A key-value store under faults: three or five memory nodes, three CPU nodes that take the store over from one
+//! another, and clients of the current coordinator.
 //!
-//! 1. A seed decides sizes, delays, what is asked, and the faults: processors crash, also at the named points of the
-//!    protocols; everybody is paused, cut off and drifts; connections break; verbs are lost, torn and delayed. Memory nodes
-//!    crash and come back blank, as many at a time as the group is to survive.
-//! 2. Meanwhile versions and watchers are held against one another: [`history`].
-//! 3. All is healed. Every client's operation then succeeds soon, every memory node is taken back, everything is applied, and
-//!    as many blocks are taken as the keys need. The history of every key must be linearizable.
+//! 1. A seed decides sizes, delays, requests and faults: CPU nodes crash, also at the named points of the protocols;
+//!    all nodes are paused, are cut off and have drifting clocks; connections break; verbs are lost, torn and delayed.
+//!    Memory nodes crash and come back blank, never more at a time than the group must survive.
+//! 2. Meanwhile the versions that clients and watchers see are checked against one another: [`history`].
+//! 3. All faults are healed. Every client's operation then succeeds soon, every memory node is re-admitted, every entry
+//!    is applied, and exactly as many blocks are in use as the keys need. The history of every key must be
+//!    linearizable.
 //!
-//! [`opening`] has two coordinators at a time. [`durable`] has memory nodes that are persistent, and takes the power of everybody at
-//! once; [`tables`] has volatile ones, and tables in which the coordinator keeps the store.
+//! [`opening`] has two coordinators at a time. [`durable`] has persistent memory nodes, and cuts the power of all nodes
+//! at once. [`tables`] has volatile memory nodes, and keeps the store in tables.
 //!
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
@@ -22,21 +23,21 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::simulation::{FaultKind, Plan, Sim};
-use base::rt::{self, Stop};
+use base::rt::simulation::{FaultKind, FaultPlan, Sim};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
-use consensus::kv::{Options, Sizes, Store};
-use consensus::{Error, Group, Layout, Standby, Unopened};
+use consensus::kv::{KvConfig, KvStore, StoreGeometry};
+use consensus::{Error, GroupLayout, RecoveredCoordinator, SiftGroup, Standby};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use rma::Fabric;
-use rma::sim::SimFabric;
+use rma::Provider;
+use rma::sim::SimProvider;
 
 use crate::support::campaign::{Campaign, tests_of};
 use crate::support::history::{Asked, History, Outcome, bytes_of, expected_of, key_of, value_of};
-use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, PROCESSORS, nodes, timing};
+use crate::support::{self, CALM_MAX, CPU_NODES, FAULT_POINTS, GROUP, nodes, timing};
 
 const KEYS: u64 = 12;
 const CLIENTS: usize = 6;
@@ -56,37 +57,37 @@ const CRASH_POINTS: &[&str] = &[
     "consensus.kv.written_back",
 ];
 
-/// Points that are come by all the time.
+/// Points that every run reaches again and again.
 const OFTEN: &[&str] =
     &["consensus.kv.applied", "consensus.kv.applying", "consensus.kv.committed", "consensus.kv.posted"];
 
-/// What one seed is about.
+/// The world of one seed.
 #[derive(Clone)]
 struct World {
     sim: Sim,
-    fabric: SimFabric,
+    provider: SimProvider,
     history: Arc<History>,
-    current: Arc<Mutex<Option<Store>>>,
+    current: Arc<Mutex<Option<KvStore>>>,
     memory_nodes: usize,
-    /// The first so many of them are persistent.
+    /// This many of the memory nodes, from the first, are persistent.
     persistent: usize,
-    /// Where it is kept, if it is.
+    /// The tables in which the store is kept, if it is.
     tables: tables::Open,
-    sizes: Sizes,
-    options: Options,
+    sizes: StoreGeometry,
+    options: KvConfig,
 }
 
 impl World {
-    /// Memory nodes, the first so many persistent, and a group on them.
+    /// Starts memory nodes, the first `persistent` of them persistent, and formats a group on them.
     async fn found(sim: &Sim, persistent: usize, tables: tables::Open) -> World {
         let seed = sim.seed();
         let history = Arc::new(History::new(sim));
         let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
-        let sizes = Sizes { log_bytes, buckets: 8, blocks: 512, block_bytes: 128 };
-        let options = Options { cache_bytes: [0, 1500, 1 << 20][(seed % 3) as usize] };
+        let sizes = StoreGeometry { log_bytes, buckets: 8, blocks: 512, block_bytes: 128 };
+        let options = KvConfig { cache_bytes: [0, 1500, 1 << 20][(seed % 3) as usize] };
         let world = World {
             sim: sim.clone(),
-            fabric: SimFabric::new(sim),
+            provider: SimProvider::new(sim),
             history,
             current: Arc::default(),
             memory_nodes: nodes(seed),
@@ -97,41 +98,41 @@ impl World {
         };
         for which in 0..world.memory_nodes {
             let is_persistent = which < world.persistent;
-            support::start_memory_node(sim, &world.fabric, which, world.layout(), is_persistent, |host| host);
+            support::start_memory_node(sim, &world.provider, which, world.layout(), is_persistent, |host| host);
         }
         support::format(sim, world.group()).await;
         world
     }
 
-    fn group(&self) -> Group {
-        Group {
+    fn group(&self) -> SiftGroup {
+        SiftGroup {
             id: GROUP,
             layout: self.layout(),
-            nodes: support::places(self.memory_nodes, "kv"),
-            fabric: Arc::new(self.fabric.clone()) as Arc<dyn Fabric>,
+            nodes: support::addresses(self.memory_nodes, "kv"),
+            provider: Arc::new(self.provider.clone()) as Arc<dyn Provider>,
             timing: timing(),
         }
     }
 
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> GroupLayout {
         let is_mixed = (1..self.memory_nodes).contains(&self.persistent);
         let data_shares = if is_mixed { 1 } else { support::data_shares(self.sim.seed()) };
-        // The log of a coded group has whole blocks, where the store writes parts.
+        // The log of an erasure-coded group has whole blocks, where the store writes parts of blocks.
         let log_bytes = if data_shares > 1 { 2 * GROUP_LOG_BYTES } else { GROUP_LOG_BYTES };
-        Layout { data_shares, ..self.sizes.group_layout(log_bytes).expect("good sizes") }
+        GroupLayout { data_shards: data_shares, ..self.sizes.group_layout(log_bytes).expect("good sizes") }
     }
 
-    fn current(&self) -> Option<Store> {
+    fn current(&self) -> Option<KvStore> {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
         current.filter(|store| store.coordinator().is_serving())
     }
 
-    /// A processor: stands by, serves, stands by again.
+    /// Runs a CPU node: stands by, serves, stands by again.
     async fn process(self, which: usize) {
         let mut standby = Standby::new(self.group(), which as u64).expect("the group is good");
         loop {
-            let outcome = match standby.take_over_unopened().await {
-                Ok(unopened) => self.take_over(unopened).await,
+            let outcome = match standby.take_over_without_waiting().await {
+                Ok(recovered) => self.take_over(recovered).await,
                 Err(error) => Err(error),
             };
             match outcome {
@@ -144,36 +145,36 @@ impl World {
         }
     }
 
-    async fn take_over(&self, unopened: Unopened) -> Result<Store, Error> {
+    async fn take_over(&self, recovered: RecoveredCoordinator) -> Result<KvStore, Error> {
         let persistent = self.tables.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match persistent {
             Some(persistent) => {
-                let coordinator = unopened.open().await?;
+                let coordinator = recovered.open().await?;
                 let alive = coordinator.clone();
                 let taken =
-                    Store::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await;
+                    KvStore::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await;
                 if matches!(taken, Err(Error::Fenced(_))) && alive.is_serving() {
                     self.history.fail("report: the tables refuse a coordinator that serves".to_owned());
                 }
                 taken
             }
-            None => Store::take_over_unopened(unopened, self.sizes, self.options).await,
+            None => KvStore::take_over_recovered(recovered, self.sizes, self.options).await,
         }
     }
 
     fn check_end(&self, which: usize, error: &Error) {
         let is_kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if is_kept && matches!(error, Error::MemoryLost { .. }) {
-            // All of them are blank until the group is formatted anew.
+            // All memory nodes are blank until the group is reformatted.
             return;
         }
-        // Whoever uses the tables loses power together with them.
+        // The CPU nodes that use the tables lose power together with them.
         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) || matches!(error, Error::Disk { .. }) {
-            self.history.fail(format!("report: {}: {error}", PROCESSORS[which]));
+            self.history.fail(format!("report: {}: {error}", CPU_NODES[which]));
         }
     }
 
-    async fn serve(&self, store: Store) -> Error {
+    async fn serve(&self, store: KvStore) -> Error {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(store.clone());
         let mut tasks = FuturesUnordered::new();
         for client in 0..=CLIENTS {
@@ -184,7 +185,7 @@ impl World {
             };
             tasks.push(task.abort_on_drop());
         }
-        // What a check in one of them says is heard at once.
+        // A failed check in one of them is noticed at once.
         let hearing = async {
             while tasks.next().await.is_some() {}
             std::future::pending::<()>().await;
@@ -193,13 +194,13 @@ impl World {
         store.ended().await
     }
 
-    /// What ends a client ends the store too.
-    async fn ask(&self, store: &Store) {
+    /// An error that ends a client ends the store too.
+    async fn ask(&self, store: &KvStore) {
         while self.operate(store).await.is_ok() {}
     }
 
-    /// Takes what it is told; asks again where it was too slow.
-    async fn watch(&self, store: &Store) {
+    /// Watches changes, and starts again where it was too slow.
+    async fn watch(&self, store: &KvStore) {
         let mut from = None;
         while let Ok(mut watch) = store.watch(Bytes::new(), from) {
             let mut last = None;
@@ -211,7 +212,7 @@ impl World {
         }
     }
 
-    async fn operate(&self, store: &Store) -> Result<(), Error> {
+    async fn operate(&self, store: &KvStore) -> Result<(), Error> {
         let perform = |key: Bytes, asked| async move {
             Ok(match asked {
                 Asked::Get => Outcome::got(store.get(&key).await?),
@@ -226,7 +227,7 @@ impl World {
         self.history.operate(KEYS, perform).await
     }
 
-    /// Somebody serves, everything works, and every memory node is whole again.
+    /// There is a coordinator, everything works, and every memory node is complete again.
     async fn comes_to_rest(&self) {
         let start = rt::now();
         loop {
@@ -245,7 +246,7 @@ impl World {
         }
     }
 
-    /// Everything is applied, and the blocks that are taken are those that the keys need.
+    /// Everything is applied, and the blocks in use are those that the keys need.
     async fn check_blocks(&self) {
         let store = self.current().expect("nothing ends it any more");
         let world = self.clone();
@@ -273,8 +274,8 @@ impl World {
     }
 }
 
-/// Faults of everybody, and crashes of processors.
-fn plans(seed: u64) -> [Plan; 2] {
+/// Faults of all nodes, and crashes of CPU nodes.
+fn plans(seed: u64) -> [FaultPlan; 2] {
     let kinds = [
         FaultKind::Pause,
         FaultKind::Cut,
@@ -292,26 +293,26 @@ async fn scenario(sim: Sim) -> u64 {
     course(sim, 0, |_, _| async {}).await
 }
 
-/// One seed, where so many memory nodes are persistent, and something else goes on during the trouble.
+/// Runs one seed with `persistent` persistent memory nodes, while `meanwhile` runs during the trouble.
 async fn course<F: Future<Output = ()> + Send + 'static>(
     sim: Sim,
     persistent: usize,
-    meanwhile: impl FnOnce(Sim, Stop) -> F,
+    meanwhile: impl FnOnce(Sim, CancellationToken) -> F,
 ) -> u64 {
     course_of(sim, persistent, tables::Open::default(), |world, stop| meanwhile(world.sim, stop)).await
 }
 
-/// As [`course`], of a store that may be kept in tables.
+/// As [`course`], with a store that may be kept in tables.
 async fn course_of<F: Future<Output = ()> + Send + 'static>(
     sim: Sim,
     persistent: usize,
     tables: tables::Open,
-    meanwhile: impl FnOnce(World, Stop) -> F,
+    meanwhile: impl FnOnce(World, CancellationToken) -> F,
 ) -> u64 {
     let seed = sim.seed();
     let world = World::found(&sim, persistent, tables).await;
     let history = Arc::clone(&world.history);
-    for (which, name) in PROCESSORS.into_iter().enumerate() {
+    for (which, name) in CPU_NODES.into_iter().enumerate() {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));
     }
@@ -331,10 +332,10 @@ async fn course_of<F: Future<Output = ()> + Send + 'static>(
     let serving = world.clone();
     let status = move || serving.current().map(|store| store.coordinator().status());
     let points = FAULT_POINTS.iter().chain(CRASH_POINTS).chain(durable::CRASH_POINTS).chain(tables::CRASH_POINTS);
-    let calm = Stop::new();
+    let calm = CancellationToken::new();
     let meanwhile = rt::spawn(meanwhile(world.clone(), calm.clone()));
-    support::trouble(&sim, world.layout().is_coded(), plans(seed), status, inject, points).await;
-    calm.stop();
+    support::trouble(&sim, world.layout().is_erasure_coded(), plans(seed), status, inject, points).await;
+    calm.cancel();
     meanwhile.await.expect("the driver does not crash");
     history.check_failed();
     world.comes_to_rest().await;

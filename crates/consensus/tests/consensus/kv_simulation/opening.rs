@@ -1,5 +1,5 @@
-//! A coordinator that is cut off answers from its cache until its lease has run out. Meanwhile another one is elected, which brings the
-//! store's log into order at once, and answers nobody before that.
+//! A coordinator that is cut off answers from its cache until its lease has run out. Meanwhile a new coordinator is
+//! elected; it repairs the store's log at once, but answers clients only after the old lease is over.
 
 use base::rt::simulation::Simulation;
 
@@ -10,17 +10,17 @@ const KEY: Bytes = Bytes::from_static(b"key");
 const OLD: Bytes = Bytes::from_static(b"old");
 const NEW: Bytes = Bytes::from_static(b"new");
 
-async fn first(world: &World) -> Result<Store, Error> {
+async fn first(world: &World) -> Result<KvStore, Error> {
     let mut standby = Standby::new(world.group(), 0)?;
-    // What was answered once is answered from the cache.
-    Store::take_over(standby.take_over().await?, world.sizes, Options { cache_bytes: 1 << 20 }).await
+    // A value that was read once is answered from the cache.
+    KvStore::take_over(standby.take_over().await?, world.sizes, KvConfig { cache_bytes: 1 << 20 }).await
 }
 
-/// Without waiting for silence, as one does whose clock is fast or who is cut off itself.
-async fn second(world: &World) -> Result<Store, Error> {
+/// Takes over without waiting for silence, like a standby whose clock is fast or that is cut off itself.
+async fn second(world: &World) -> Result<KvStore, Error> {
     let mut standby = Standby::new(world.group(), 1)?;
-    let unopened = standby.elect().await?.recover_unopened().await?;
-    Store::take_over_unopened(unopened, world.sizes, world.options).await
+    let recovered = standby.elect().await?.recover_without_waiting().await?;
+    KvStore::take_over_recovered(recovered, world.sizes, world.options).await
 }
 
 async fn scenario(sim: Sim) {
@@ -28,7 +28,7 @@ async fn scenario(sim: Sim) {
     let (old, cutting) = (world.clone(), sim.clone());
     let answered = Arc::new(Mutex::new(None));
     let last = Arc::clone(&answered);
-    let is_up = Stop::new();
+    let is_up = CancellationToken::new();
     let up = is_up.clone();
     let reading = sim.node("p0").spawn(async move {
         let store = first(&old).await.expect("a majority is whole");
@@ -36,7 +36,7 @@ async fn scenario(sim: Sim) {
         for node in &MEMORY_NODES[..old.memory_nodes] {
             cutting.cut("p0", node);
         }
-        up.stop();
+        up.cancel();
         while let Ok(found) = store.get(&KEY).await {
             let value = found.map(|found| found.value);
             assert_eq!(value, Some(OLD), "the cache has it");
@@ -44,7 +44,7 @@ async fn scenario(sim: Sim) {
             rt::sleep(Duration::from_micros(100)).await;
         }
     });
-    is_up.stopped().await;
+    is_up.cancelled().await;
     let new = world.clone();
     let acknowledged = sim.node("p1").spawn(async move {
         let store = second(&new).await.expect("a majority is whole");

@@ -1,8 +1,10 @@
-//! A store that is kept in tables of the storage engine, on a disk that all processors reach; memory nodes are volatile.
+//! A store that is kept in tables of the storage engine, on a disk that all CPU nodes can reach; memory nodes are
+//! volatile.
 //!
-//! Beside all other faults everybody loses power at once, the disk what was not synced too. Then all memory is gone: the group
-//! is formatted anew, and the next coordinator makes the store of what the tables have. Callers are told nothing that the tables
-//! have not, so the history, before and after, must be linearizable.
+//! In addition to the faults of [`super`], all nodes lose power at once, and the disk loses the bytes that were not
+//! synced. Then all memory is lost: the group is reformatted, and the next coordinator rebuilds the store from the
+//! tables. Clients see only changes that are already in the tables, so the history across the power failure must be
+//! linearizable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,26 +12,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{BlockNumber, Epoch};
 use consensus::kv::fault::{Mutant, plant};
-use consensus::kv::{Persistent, Store};
+use consensus::kv::{KvStore, PersistentTables};
 use consensus::{Error, Standby};
 use futures_util::FutureExt as _;
-use storage::tables::{ModelEngine, Pruned, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine as _};
+use storage::tables::{ModelEngine, PruneOutcome, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine as _};
 
 use super::{Duration, World, course_of, plans};
 use crate::support::campaign::{Campaign, must_be_caught, tests_of};
 use crate::support::history::{bytes_of, key_of, value_of};
-use crate::support::{FAULT_POINTS, GROUP, MEMORY_NODES, PROCESSORS, nodes};
+use crate::support::{CPU_NODES, FAULT_POINTS, GROUP, MEMORY_NODES, nodes};
 
 pub const CRASH_POINTS: &[&str] =
     &["consensus.kv.based", "consensus.kv.persisted", "consensus.kv.persisting", "consensus.kv.restoring"];
-/// Whose disk it is.
+/// The node that owns the disk.
 const DISK: &str = "disk";
 
-/// The tables as they are open now.
-pub type Open = Arc<Mutex<Option<Persistent>>>;
+/// The tables that are open now.
+pub type Open = Arc<Mutex<Option<PersistentTables>>>;
 
 async fn open_named(sim: &Sim, name: &'static str) -> Arc<dyn Tables> {
     let opening = sim.node(DISK).spawn(async move {
@@ -41,22 +43,22 @@ async fn open_named(sim: &Sim, name: &'static str) -> Arc<dyn Tables> {
 }
 
 async fn open(sim: &Sim, tables: &Open) {
-    let persistent = Persistent { tables: open_named(sim, "kv").await, is_synchronous: true };
+    let persistent = PersistentTables { tables: open_named(sim, "kv").await, is_synchronous: true };
     *tables.lock().unwrap_or_else(PoisonError::into_inner) = Some(persistent);
 }
 
-async fn power_fails(world: World, until: Stop) {
+async fn power_fails(world: World, until: CancellationToken) {
     let sim = world.sim.clone();
-    let mut chance = sim.chance();
+    let mut rng = sim.rng();
     CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.005));
     ["consensus.kv.based", "consensus.kv.restoring"].iter().for_each(|point| sim.inject(point, 0.2));
     let memory_nodes = &MEMORY_NODES[..nodes(sim.seed())];
     loop {
-        let pause = chance.duration(&(Duration::from_millis(300)..Duration::from_millis(900)));
-        if until.or_stopped(rt::sleep(pause)).await.is_none() {
+        let pause = rng.duration(&(Duration::from_millis(300)..Duration::from_millis(900)));
+        if until.run_until_cancelled(rt::sleep(pause)).await.is_none() {
             return;
         }
-        PROCESSORS.iter().chain(memory_nodes).chain(&[DISK]).for_each(|name| sim.node(name).crash());
+        CPU_NODES.iter().chain(memory_nodes).chain(&[DISK]).for_each(|name| sim.node(name).crash());
         sim.node(DISK).restart();
         open(&sim, &world.tables).await;
         memory_nodes.iter().for_each(|name| sim.node(name).restart());
@@ -68,7 +70,7 @@ async fn power_fails(world: World, until: Stop) {
                 Err(_) => rt::sleep(Duration::from_millis(10)).await,
             }
         }
-        PROCESSORS.iter().for_each(|name| sim.node(name).restart());
+        CPU_NODES.iter().for_each(|name| sim.node(name).restart());
     }
 }
 
@@ -104,13 +106,13 @@ fn seeds_0_to_99() {
 
 tests_of!(campaign());
 
-/// Tables at which a batch of an earlier coordinator comes late.
+/// Tables at which a batch of an earlier coordinator arrives late.
 struct Racing {
     inner: Arc<dyn Tables>,
-    /// What is written is held.
+    /// Writes are held back.
     holds: AtomicBool,
     held: Mutex<Option<RowBatch>>,
-    /// The batch comes behind the next look at the savepoint.
+    /// The batch arrives after the next read of the savepoint.
     races: AtomicBool,
 }
 
@@ -169,20 +171,21 @@ impl Tables for Racing {
         self.inner.namespaces()
     }
 
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, storage::Error> {
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, storage::Error> {
         self.inner.prune(oldest, rows_max)
     }
 }
 
-/// Whoever stands by at a processor takes over, with these tables.
-async fn take_over(world: &World, which: usize, tables: Arc<dyn Tables>) -> Result<Store, Error> {
+/// A standby at a CPU node takes over, with these tables.
+async fn take_over(world: &World, which: usize, tables: Arc<dyn Tables>) -> Result<KvStore, Error> {
     let mut standby = Standby::new(world.group(), which as u64).expect("the group is good");
     let coordinator = standby.take_over().await.expect("a majority is there");
-    let persistent = Persistent { tables, is_synchronous: true };
-    Store::take_over_persistent(coordinator, world.sizes, world.options, persistent).await
+    let persistent = PersistentTables { tables, is_synchronous: true };
+    KvStore::take_over_persistent(coordinator, world.sizes, world.options, persistent).await
 }
 
-/// The first coordinator ends in the midst of a batch, which comes to the tables while the second writes its epoch into them.
+/// The first coordinator ends in the middle of a batch, which reaches the tables while the second coordinator writes
+/// its epoch into them.
 async fn raced(sim: Sim) -> u64 {
     let world = World::found(&sim, 0, Open::default()).await;
     let racing = Arc::new(Racing {
@@ -192,7 +195,7 @@ async fn raced(sim: Sim) -> u64 {
         races: AtomicBool::new(false),
     });
     let (first, tables) = (world.clone(), Arc::clone(&racing));
-    drop(sim.node(PROCESSORS[0]).spawn(async move {
+    drop(sim.node(CPU_NODES[0]).spawn(async move {
         let store = take_over(&first, 0, tables.clone()).await.expect("the tables are blank");
         store.put(key_of(1), bytes_of(1)).await.expect("it serves");
         tables.holds.store(true, Ordering::Relaxed);
@@ -201,10 +204,10 @@ async fn raced(sim: Sim) -> u64 {
     while racing.held().is_none() {
         rt::sleep(Duration::from_millis(1)).await;
     }
-    sim.node(PROCESSORS[0]).crash();
+    sim.node(CPU_NODES[0]).crash();
     racing.holds.store(false, Ordering::Relaxed);
     racing.races.store(true, Ordering::Relaxed);
-    let taken = sim.node(PROCESSORS[1]).spawn(async move {
+    let taken = sim.node(CPU_NODES[1]).spawn(async move {
         let store = take_over(&world, 1, racing).await.expect("report: it tries again");
         for value in 1..3 {
             let found = store.get(&key_of(value)).await.expect("it serves").expect("lost: it was in the tables");
@@ -229,7 +232,7 @@ fn a_batch_that_comes_between_look_and_fence_does_not_end_the_next_coordinator()
     }
 }
 
-/// Tables of another group, and of another store, at a group without a store and at one with one.
+/// Tables of another group, and of another store, with a group that has no store and with one that has.
 async fn strange(sim: Sim) -> u64 {
     let world = World::found(&sim, 0, Open::default()).await;
     let (others, strangers) = (open_named(&sim, "group").await, open_named(&sim, "store").await);
@@ -241,8 +244,9 @@ async fn strange(sim: Sim) -> u64 {
         tables.write(RowBatch::new(savepoint)).expect("they are blank");
     }
     let own = open_named(&sim, "kv").await;
-    let trying = sim.node(PROCESSORS[0]).spawn(async move {
-        let refused = |outcome: Result<Store, Error>| assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
+    let trying = sim.node(CPU_NODES[0]).spawn(async move {
+        let refused =
+            |outcome: Result<KvStore, Error>| assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
         refused(take_over(&world, 0, Arc::clone(&others)).await);
         take_over(&world, 0, own).await.expect("blank tables are its own");
         refused(take_over(&world, 0, Arc::clone(&others)).await);

@@ -1,20 +1,21 @@
-//! The members of a log on Raft change, under load and faults: a fourth processor comes, one of the founders goes for good.
+//! Changes of the members of an ordered log on Raft, under load and faults: a fourth CPU node joins, and one of the
+//! founders is removed.
 //!
-//! 1. Whichever processor leads does what an operator asks of it: [`RaftLog::admit`], again and again, until the newcomer has a vote; then
-//!    it removes the founder that a seed chose, and hands over first where it is that one itself. In every other seed that one was
-//!    crashed before, for good.
-//!    In every third seed whoever leads is cut off just then.
-//! 2. Processors crash, also at the named points, are paused and cut off; messages are lost. [`Truth`] holds what is shown against what
-//!    is promised, as for all engines. Whoever gets a vote must have what was safe before that; and who was told to have one must have it
-//!    at every later leader.
-//! 3. All is healed. The three that are left must show all that was ever shown, and more.
+//! 1. The current leader carries out an operator's requests: [`RaftLog::admit`], repeated until the new CPU node has a
+//!    vote, and then the removal of the founder that the seed chose. If the leader is that founder itself, it hands
+//!    over its leadership first. In every second seed the founder crashes for good once its removal is requested,
+//!    whether it is removed by then or not. In every third seed the leader is cut off when the removal is requested.
+//! 2. CPU nodes crash, also at the named points, are paused and cut off; messages are lost. [`Truth`] checks the shown
+//!    entries against the guarantees, as for all engines. A node that gets a vote must have the entries that were
+//!    committed before that; and if it was reported that a node has a vote, every later leader must know it.
+//! 3. All faults are healed. The three remaining nodes must show all entries that were ever shown, and more.
 //!
-//! Planted mistakes in both must be caught.
+//! Planted mistakes in admission and in removal must be caught.
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 
-use consensus::raft::Admission;
+use consensus::raft::AdmissionProgress;
 use consensus::raft::fault::{Mutant as RaftMutant, plant as plant_raft};
 
 use super::*;
@@ -26,7 +27,7 @@ const SEEDS: u64 = 40;
 /// Between two steps of the operator.
 const STEP: Duration = Duration::from_millis(15);
 
-/// What is asked of whoever leads.
+/// What is asked of the current leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asked {
     Nothing,
@@ -36,13 +37,13 @@ enum Asked {
 
 #[derive(Default)]
 struct Told {
-    /// The number of the newcomer's life, and its journal.
-    newcomer: Option<(u64, Arc<dyn Journal>)>,
+    /// The number of the newcomer's incarnation, and its log store.
+    newcomer: Option<(u64, Arc<dyn LogStore>)>,
     lives: u64,
-    /// In which term somebody was told that the newcomer has a vote, and that the other one has gone.
+    /// The terms in which it was reported that the newcomer has a vote, and that the founder is removed.
     voted: Option<Term>,
     removed: Option<Term>,
-    /// How often a leader had to hand over, to be removed.
+    /// How often a leader had to hand over in order to be removed.
     handed_over: u64,
 }
 
@@ -59,18 +60,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn name_of(id: u64) -> &'static str {
-    if id == NEWCOMER_ID { NEWCOMER } else { PROCESSORS[id as usize - 1] }
+    if id == NEWCOMER_ID { NEWCOMER } else { CPU_NODES[id as usize - 1] }
 }
 
 fn address_of(id: u64) -> String {
     format!("raft-{}", name_of(id))
 }
 
-fn options(id: u64) -> raft::Options {
+fn options(id: u64) -> raft::RaftConfig {
     if id != NEWCOMER_ID {
         return raft_options(id as usize - 1);
     }
-    raft::Options { node: id, listen: address_of(id), founders: Vec::new(), ..raft_options(0) }
+    raft::RaftConfig { node: id, listen: address_of(id), founders: Vec::new(), ..raft_options(0) }
 }
 
 impl Changing {
@@ -78,7 +79,7 @@ impl Changing {
         loop {
             self.world.truth.starts(name_of(id));
             match self.serve(id).await {
-                // It has learned that it is no member any more.
+                // It has learned that it is not a member any more.
                 Ok(Error::Removed) | Err(Error::Removed) => {
                     assert!(id == self.victim, "report: {} was removed", name_of(id));
                     self.world.truth.starts(name_of(id));
@@ -96,7 +97,7 @@ impl Changing {
 
     async fn serve(&self, id: u64) -> Result<Error, Error> {
         let (world, name) = (&self.world, name_of(id).to_owned());
-        let journal: Arc<dyn Journal> = Arc::new(FileJournal::open(&World::first()).await?);
+        let journal: Arc<dyn LogStore> = Arc::new(FileLogStore::open(&World::first()).await?);
         if id == NEWCOMER_ID {
             let mut told = lock(&self.told);
             told.lives += 1;
@@ -116,14 +117,14 @@ impl Changing {
         }
     }
 
-    /// Does what is asked while this processor leads.
+    /// Does what is asked while this CPU node is the leader.
     async fn operate(self, id: u64, log: Arc<RaftLog>) {
-        let role = log.role();
+        let role = log.leadership();
         loop {
             rt::sleep(STEP).await;
             let Some(term) = role.borrow().term() else { continue };
             self.check(term, &log, role.borrow().term());
-            // What comes of an error is seen at the next step.
+            // The effect of an error shows at the next step.
             let asked = *lock(&self.asked);
             let _ = match asked {
                 Asked::Nothing => Ok(()),
@@ -133,14 +134,14 @@ impl Changing {
         }
     }
 
-    /// Whoever leads has applied all changes that were told of in earlier terms.
+    /// Checks that a leader has applied all changes that were reported in earlier terms.
     fn check(&self, term: Term, log: &RaftLog, still: Option<Term>) {
         let members = log.raft().members();
         let told = lock(&self.told);
         if still != Some(term) {
             return;
         }
-        let votes = |id: u64| members.iter().any(|member| member.id == id && !member.learns);
+        let votes = |id: u64| members.iter().any(|member| member.id == id && !member.is_learner);
         if told.voted.is_some_and(|voted| voted < term) {
             assert!(votes(NEWCOMER_ID), "told: the newcomer has a vote, and in {term} it has none: {members:?}");
         }
@@ -151,9 +152,9 @@ impl Changing {
 
     async fn admit(&self, term: Term, log: &RaftLog) -> Result<(), Error> {
         let life = lock(&self.told).newcomer.as_ref().map(|(life, _)| *life);
-        let safe = *log.safe().borrow();
-        let had_a_vote = log.raft().members().iter().any(|member| member.id == NEWCOMER_ID && !member.learns);
-        if log.admit(NEWCOMER_ID, &address_of(NEWCOMER_ID)).await? != Admission::Votes {
+        let safe = *log.deliverable().borrow();
+        let had_a_vote = log.raft().members().iter().any(|member| member.id == NEWCOMER_ID && !member.is_learner);
+        if log.admit(NEWCOMER_ID, &address_of(NEWCOMER_ID)).await? != AdmissionProgress::Voter {
             return Ok(());
         }
         let mut told = lock(&self.told);
@@ -171,7 +172,7 @@ impl Changing {
     async fn remove(&self, victim: u64, id: u64, term: Term, log: &RaftLog) -> Result<(), Error> {
         if victim == id {
             lock(&self.told).handed_over += 1;
-            log.raft().hand_over(&options(id).timing);
+            log.raft().transfer_leadership(&options(id).timing);
             return Ok(());
         }
         log.raft().remove(victim).await?;
@@ -188,7 +189,7 @@ impl Changing {
         }
     }
 
-    /// Those that are left show all that was ever shown, and so many entries more.
+    /// The remaining nodes show all entries that were ever shown, and this many more.
     async fn come_to_rest(&self, more: u64) {
         let start = rt::now();
         let goal = self.world.truth.height() + more;
@@ -205,35 +206,35 @@ impl Changing {
     }
 }
 
-/// Gives how often a leader handed over.
+/// Returns how often a leader handed over.
 async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
     plant(mutant);
     plant_raft(raft_mutant);
     let seed = sim.seed();
-    let mut chance = sim.chance();
-    let layout = Layout { log_bytes: 8192, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+    let mut rng = sim.rng();
+    let layout = GroupLayout { log_bytes: 8192, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 };
     let world = World {
         sim: sim.clone(),
         engine: Engine::Raft,
-        fabric: SimFabric::new(&sim),
+        provider: SimProvider::new(&sim),
         truth: Arc::new(Truth::new(&sim)),
         layout,
         status: Arc::default(),
         may_end: Arc::default(),
     };
-    let victim = 1 + chance.below(PROCESSORS.len() as u64);
+    let victim = 1 + rng.below(CPU_NODES.len() as u64);
     let asked = Arc::new(Mutex::new(Asked::Nothing));
     let changing = Changing { world, asked: Arc::clone(&asked), told: Arc::default(), victim };
     for id in 1..=NEWCOMER_ID {
         let changing = changing.clone();
         sim.node(name_of(id)).start(move || changing.clone().process(id));
     }
-    // Enough that the newcomer gets a snapshot, and entries from journals.
+    // Enough for the newcomer to get a snapshot, and entries from log stores.
     while changing.world.truth.height() < 60 {
         rt::sleep(Duration::from_millis(20)).await;
     }
     *lock(&asked) = Asked::Admit;
-    let names = [PROCESSORS[0], PROCESSORS[1], PROCESSORS[2], NEWCOMER];
+    let names = [CPU_NODES[0], CPU_NODES[1], CPU_NODES[2], NEWCOMER];
     if !seed.is_multiple_of(4) {
         for point in RAFT_FAULT_POINTS.iter().chain(RAFT_OFTEN) {
             sim.inject(point, 0.002);
@@ -242,7 +243,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
             sim.inject(point, 0.03);
         }
     }
-    let bounds = rt::simulation::Bounds {
+    let bounds = rt::simulation::FaultPlanLimits {
         nodes: names.iter().map(|name| (*name).to_owned()).collect(),
         kinds: vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift],
         faults: 8,
@@ -252,7 +253,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
     };
     let points = RAFT_FAULT_POINTS.iter().chain(RAFT_CRASH_POINTS);
     let trouble = endure(&sim, plans_of(seed, bounds, &names, 4), &names, Duration::from_millis(60), points);
-    // The other one goes as soon as the newcomer is there, amid the faults or after them.
+    // The founder leaves as soon as the newcomer has a vote, during the faults or after them.
     let next = async {
         changing.told(|told| told.voted.is_some()).await;
         let leader = changing.world.truth.leader();
@@ -267,7 +268,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
     };
     futures_util::future::join(trouble, next).await;
     if seed.is_multiple_of(2) {
-        // Removed, or about to be: it never comes back.
+        // Removed, or about to be removed: it never comes back.
         sim.node(name_of(victim)).crash();
     }
     changing.told(|told| told.removed.is_some()).await;

@@ -1,15 +1,17 @@
-//! What every engine of an ordered log must keep, under faults: the conformance suite of [`consensus::ordered`].
+//! The conformance suite of [`consensus::ordered`]: the guarantees that every engine of an ordered log must keep under
+//! faults.
 //!
-//! 1. A seed decides the faults: processors crash, also at the named points of the protocols, and lose what their disks had not
-//!    synced; everybody is paused, cut off and drifts; connections break; memory nodes come back blank. Now and then everything loses
-//!    power at once.
-//! 2. Every processor appends while it leads, and notes whatever it may show. [`truth`] holds that against what is promised.
-//! 3. All is healed, and everything loses power once more. Whatever was shown or acknowledged must be there at every processor, and
-//!    what is appended then must become safe everywhere.
+//! 1. A seed decides the faults: CPU nodes crash, also at the named points of the protocols, and lose the bytes that
+//!    their disks had not synced; all nodes are paused, are cut off and have drifting clocks; connections break; memory
+//!    nodes come back blank. Now and then all nodes lose power at once.
+//! 2. Every CPU node appends while it is the leader, and notes every entry that it may show. [`truth`] checks these
+//!    entries against the guarantees.
+//! 3. All faults are healed, and all nodes lose power once more. Every entry that was shown or acknowledged must be
+//!    there at every CPU node, and entries appended then must become committed everywhere.
 //!
-//! An engine is held to it by a line in [`Engine`]. Planted mistakes must each be caught.
+//! A new engine is added as a variant of [`Engine`]. Each planted mistake must be caught.
 
-mod journal;
+mod log_store;
 mod members;
 mod truth;
 
@@ -21,51 +23,51 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim, Simulation};
+use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, FaultPlan, Sim, Simulation};
 use base::{Bytes, ErrorKind};
 use consensus::ordered::fault::{Mutant, plant};
-use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
-use consensus::ordered::solo::Solo;
-use consensus::ordered::{Journal, OrderedLog, Processor, Role};
-use consensus::raft::{self, Member, RaftLog};
-use consensus::{Error, Group, Layout, Status, Term};
+use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
+use consensus::ordered::solo::SoloLog;
+use consensus::ordered::{CpuNodeId, Leadership, LogStore, OrderedLog};
+use consensus::raft::{self, RaftLog, RaftMember};
+use consensus::{CoordinatorStatus, Error, GroupLayout, SiftGroup, Term};
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
-use rma::sim::SimFabric;
+use rma::sim::SimProvider;
 
 use crate::support::campaign::{Campaign, must_be_caught, tests_of};
-use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, MEMORY_NODES, PROCESSORS, nodes, timing};
-use journal::FileJournal;
+use crate::support::{self, CALM_MAX, CPU_NODES, FAULT_POINTS, GROUP, MEMORY_NODES, nodes, timing};
+use log_store::FileLogStore;
 use truth::Truth;
 
-/// Entries that a seed must have shown in the end.
+/// Entries that a seed must have shown by the end.
 const ENTRIES_MIN: u64 = 200;
 const ENTRY_BYTES_MAX: u64 = 700;
-/// Entries of one leader that are appended and not safe, before it waits.
+/// Uncommitted entries of one leader at which it waits.
 const AHEAD_MAX: usize = 12;
 
 const CRASH_POINTS: &[&str] = &[
-    "consensus.keeper.adopted",
-    "consensus.keeper.appended",
-    "consensus.keeper.durable",
-    "consensus.keeper.promised",
-    "consensus.lead.adopted",
-    "consensus.lead.aligned",
-    "consensus.lead.begun",
-    "consensus.lead.chosen",
-    "consensus.lead.committed",
-    "consensus.lead.fenced",
+    "consensus.acceptor.adopted",
+    "consensus.acceptor.appended",
+    "consensus.acceptor.durable",
+    "consensus.acceptor.promised",
+    "consensus.leadership.adopted",
+    "consensus.leadership.aligned",
+    "consensus.leadership.started",
+    "consensus.leadership.chosen",
+    "consensus.leadership.committed",
+    "consensus.leadership.fenced",
 ];
-/// Where processors crash too, but no hundred seeds need come by.
-const RARE_CRASH_POINTS: &[&str] = &["consensus.keeper.cut"];
-/// Where a processor crashes that makes the group anew.
-const REFORM_CRASH_POINTS: &[&str] = &[
-    "consensus.reform.admitted",
-    "consensus.reform.cleared",
-    "consensus.reform.fenced",
-    "consensus.reform.header",
-    "consensus.reform.promised",
-    "consensus.reform.raised",
+/// Where CPU nodes crash too; a hundred seeds need not reach these points.
+const RARE_CRASH_POINTS: &[&str] = &["consensus.acceptor.truncated"];
+/// Where a CPU node crashes that reformats the group.
+const REFORMAT_CRASH_POINTS: &[&str] = &[
+    "consensus.reformat.admitted",
+    "consensus.reformat.cleared",
+    "consensus.reformat.fenced",
+    "consensus.reformat.header",
+    "consensus.reformat.promised",
+    "consensus.reformat.raised",
 ];
 const SOLO_CRASH_POINTS: &[&str] = &["consensus.solo.appended", "consensus.solo.durable"];
 
@@ -78,11 +80,11 @@ const RAFT_CRASH_POINTS: &[&str] = &[
     "consensus.raft.synced",
     "consensus.raft.syncing",
 ];
-/// Those that are come by all the time.
+/// Points that every run reaches again and again.
 const RAFT_OFTEN: &[&str] = &["consensus.raft.applying", "consensus.raft.synced", "consensus.raft.syncing"];
 const RAFT_FAULT_POINTS: &[&str] = &["consensus.raft.lose_message"];
 
-/// Who is held to the promises.
+/// The engines under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Engine {
     Solo,
@@ -91,10 +93,10 @@ enum Engine {
 }
 
 impl Engine {
-    fn processors(self) -> &'static [&'static str] {
+    fn cpu_nodes(self) -> &'static [&'static str] {
         match self {
-            Engine::Solo => &PROCESSORS[..1],
-            Engine::Sift { .. } | Engine::Raft => &PROCESSORS,
+            Engine::Solo => &CPU_NODES[..1],
+            Engine::Sift { .. } | Engine::Raft => &CPU_NODES,
         }
     }
 
@@ -105,36 +107,36 @@ impl Engine {
         }
     }
 
-    /// Whether what was shown survives that everything loses power.
+    /// Whether shown entries survive when all nodes lose power.
     fn survives_all(self) -> bool {
         self != Engine::Sift { volatile: true }
     }
 }
 
-type Opened = (Arc<dyn OrderedLog>, Box<dyn Fn() -> Option<Status> + Send>);
+type Opened = (Arc<dyn OrderedLog>, Box<dyn Fn() -> Option<CoordinatorStatus> + Send>);
 
 #[derive(Clone)]
 struct World {
     sim: Sim,
     engine: Engine,
-    fabric: SimFabric,
+    provider: SimProvider,
     truth: Arc<Truth>,
-    layout: Layout,
-    /// How the memory nodes are, as whoever coordinates them sees it.
-    status: Arc<Mutex<Option<Status>>>,
-    /// A processor that finds damage has ended for the right reason, and is started again.
+    layout: GroupLayout,
+    /// The state of the memory nodes, as their coordinator sees it.
+    status: Arc<Mutex<Option<CoordinatorStatus>>>,
+    /// A CPU node that detects damage has ended for the right reason, and is started again.
     may_end: Arc<AtomicBool>,
 }
 
-/// Snapshots are so many that a processor which was away gets entries from the journals of others.
-fn raft_options(which: usize) -> raft::Options {
+/// Snapshots are so frequent that a CPU node that was away gets entries from the others' log stores.
+fn raft_options(which: usize) -> raft::RaftConfig {
     let member = |which: usize| {
-        let address = format!("raft-{}", PROCESSORS[which]);
-        Member { id: which as u64 + 1, address, learns: false }
+        let address = format!("raft-{}", CPU_NODES[which]);
+        RaftMember { id: which as u64 + 1, address, is_learner: false }
     };
-    raft::Options {
+    raft::RaftConfig {
         directory: Some("/raft".into()),
-        timing: raft::Timing {
+        timing: raft::RaftTimeouts {
             tick: Duration::from_millis(5),
             heartbeat_ticks: 3,
             election_ticks: 12,
@@ -143,7 +145,7 @@ fn raft_options(which: usize) -> raft::Options {
         log_bytes: 2000,
         snapshot_after_bytes: 9000,
         segment_bytes: Some(4096),
-        ..raft::Options::new(3, which as u64 + 1, (0..PROCESSORS.len()).map(member).collect())
+        ..raft::RaftConfig::new(3, which as u64 + 1, (0..CPU_NODES.len()).map(member).collect())
     }
 }
 
@@ -155,43 +157,43 @@ impl World {
     /// Starts every node.
     fn begin(sim: &Sim, engine: Engine, log_bytes: u64) -> World {
         let truth = Arc::new(Truth::new(sim));
-        let layout = Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
-        let (fabric, status) = (SimFabric::new(sim), Arc::default());
+        let layout = GroupLayout { log_bytes, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 };
+        let (provider, status) = (SimProvider::new(sim), Arc::default());
         let may_end = Arc::default();
-        let world = World { sim: sim.clone(), engine, fabric, truth, layout, status, may_end };
+        let world = World { sim: sim.clone(), engine, provider, truth, layout, status, may_end };
         for which in 0..engine.memory_nodes(sim.seed()) {
             world.start_memory_node(which);
         }
-        for (which, name) in engine.processors().iter().enumerate() {
+        for (which, name) in engine.cpu_nodes().iter().enumerate() {
             let world = world.clone();
             sim.node(name).start(move || world.clone().process(which));
         }
         world
     }
 
-    async fn open(&self, which: usize, journal: Arc<dyn Journal>) -> Result<Opened, Error> {
+    async fn open(&self, which: usize, journal: Arc<dyn LogStore>) -> Result<Opened, Error> {
         match self.engine {
             Engine::Solo => {
-                let solo = Solo::open(journal, ENTRY_BYTES_MAX as usize).await?;
+                let solo = SoloLog::open(journal, ENTRY_BYTES_MAX as usize).await?;
                 Ok((Arc::new(solo), Box::new(|| None)))
             }
             Engine::Sift { volatile } => {
-                let fabric = Arc::new(self.fabric.clone());
-                let places = support::places(nodes(self.sim.seed()), "orderer");
-                let group = Group { id: GROUP, layout: self.layout, nodes: places, fabric, timing: timing() };
-                let neighbour = |which: usize| Neighbour {
-                    processor: Processor(which as u64 + 1),
-                    address: format!("keeper-{}", PROCESSORS[which]),
+                let provider = Arc::new(self.provider.clone());
+                let places = support::addresses(nodes(self.sim.seed()), "orderer");
+                let group = SiftGroup { id: GROUP, layout: self.layout, nodes: places, provider, timing: timing() };
+                let neighbour = |which: usize| CpuNode {
+                    id: CpuNodeId(which as u64 + 1),
+                    address: format!("keeper-{}", CPU_NODES[which]),
                 };
-                let options = SiftOptions {
+                let options = SiftConfig {
                     group,
-                    me: Processor(which as u64 + 1),
-                    processors: (0..PROCESSORS.len()).map(neighbour).collect(),
-                    journal,
+                    me: CpuNodeId(which as u64 + 1),
+                    cpu_nodes: (0..CPU_NODES.len()).map(neighbour).collect(),
+                    log_store: journal,
                     volatile,
-                    disk_max: Duration::from_millis(200),
+                    disk_timeout: Duration::from_millis(200),
                 };
-                let sift = Arc::new(Sift::open(options).await?);
+                let sift = Arc::new(SiftLog::open(options).await?);
                 let status = Arc::clone(&sift);
                 Ok((sift, Box::new(move || status.status())))
             }
@@ -199,9 +201,9 @@ impl World {
         }
     }
 
-    /// A processor: its journal, its engine, whoever appends and whoever watches.
+    /// Runs a CPU node: its log store, its engine, the task that appends and the task that watches.
     async fn process(self, which: usize) {
-        let name = self.engine.processors()[which];
+        let name = self.engine.cpu_nodes()[which];
         loop {
             self.truth.starts(name);
             let error = match self.serve(which, name).await {
@@ -217,7 +219,7 @@ impl World {
     }
 
     async fn serve(&self, which: usize, name: &str) -> Result<Error, Error> {
-        let journal: Arc<dyn Journal> = Arc::new(FileJournal::open(&World::first()).await?);
+        let journal: Arc<dyn LogStore> = Arc::new(FileLogStore::open(&World::first()).await?);
         let (engine, status) = self.open(which, Arc::clone(&journal)).await?;
         let tasks: [Pin<Box<dyn Future<Output = ()> + Send>>; 3] = [
             Box::pin(self.clone().watch(name.to_owned(), Arc::clone(&engine), Arc::clone(&journal))),
@@ -231,7 +233,7 @@ impl World {
         }
     }
 
-    async fn tell(self, status: Box<dyn Fn() -> Option<Status> + Send>) {
+    async fn tell(self, status: Box<dyn Fn() -> Option<CoordinatorStatus> + Send>) {
         let mut told = None;
         loop {
             let now = status();
@@ -243,9 +245,9 @@ impl World {
         }
     }
 
-    /// Notes all that may be shown.
-    async fn watch(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn Journal>) {
-        let mut safe = engine.safe();
+    /// Notes every entry that may be shown.
+    async fn watch(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn LogStore>) {
+        let mut safe = engine.deliverable();
         let mut shown = 0;
         loop {
             let now = *safe.borrow_and_update();
@@ -261,13 +263,13 @@ impl World {
         }
     }
 
-    /// Appends while this processor leads.
-    async fn append(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn Journal>) {
-        let (mut role, mut safe) = (engine.role(), engine.safe());
+    /// Appends while this CPU node is the leader.
+    async fn append(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn LogStore>) {
+        let (mut role, mut safe) = (engine.leadership(), engine.deliverable());
         let mut over = Term(0);
         loop {
             let leading = role.wait_for(|role| role.term().is_some_and(|term| term > over)).await;
-            let Ok(Role::Leading { term, next }) = leading else { return std::future::pending().await };
+            let Ok(Leadership::Leading { term, next }) = leading else { return std::future::pending().await };
             self.truth.leads(&name, term, next, &*journal);
             over = term;
             let mut position = next;
@@ -303,45 +305,45 @@ impl World {
     }
 
     fn start_memory_node(&self, which: usize) {
-        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, |host| host);
+        support::start_memory_node(&self.sim, &self.provider, which, self.layout, false, |host| host);
     }
 
-    /// Everything but these loses power, and comes back.
+    /// All nodes except these lose power, and come back.
     async fn lose_power(&self, but: &[&str]) {
-        let nodes = MEMORY_NODES[..self.engine.memory_nodes(self.sim.seed())].iter().chain(self.engine.processors());
+        let nodes = MEMORY_NODES[..self.engine.memory_nodes(self.sim.seed())].iter().chain(self.engine.cpu_nodes());
         let names: Vec<&str> = nodes.copied().filter(|name| !but.contains(name)).collect();
         names.iter().for_each(|name| self.sim.node(name).crash());
         rt::sleep(Duration::from_millis(20)).await;
         names.iter().for_each(|name| self.sim.node(name).restart());
     }
 
-    /// Now and then everything loses power. One processor sleeps through it, or comes back late; perhaps after the next time. Now and
-    /// then so does a memory node, with all that it holds.
+    /// Now and then all nodes lose power. One CPU node sleeps through it, or comes back late, perhaps after the next
+    /// time. Now and then a memory node sleeps through it too, with everything that it holds.
     async fn lose_power_often(self) {
-        let mut chance = self.sim.chance();
+        let mut rng = self.sim.rng();
         let mut late: Option<&str> = None;
         let mut held: Option<&str> = None;
         let memory_nodes = self.engine.memory_nodes(self.sim.seed());
         for _ in 0..3 {
-            rt::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_millis(700)))).await;
-            if chance.below(2) == 0
+            rt::sleep(rng.duration(&(Duration::from_millis(200)..Duration::from_millis(700)))).await;
+            if rng.below(2) == 0
                 && let Some(late) = late.take()
             {
                 self.sim.node(late).resume();
-                rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(300)))).await;
+                rt::sleep(rng.duration(&(Duration::from_millis(1)..Duration::from_millis(300)))).await;
             }
-            if chance.below(2) == 0
+            if rng.below(2) == 0
                 && let Some(held) = held.take()
             {
                 self.sim.node(held).resume();
             }
-            if memory_nodes > 0 && held.is_none() && chance.below(2) == 0 {
-                let name = MEMORY_NODES[chance.index(memory_nodes)];
+            if memory_nodes > 0 && held.is_none() && rng.below(2) == 0 {
+                let name = MEMORY_NODES[rng.index(memory_nodes)];
                 self.sim.node(name).pause();
                 held = Some(name);
             }
-            let name = self.engine.processors()[chance.index(self.engine.processors().len())];
-            let sleeps = chance.below(2) == 0;
+            let name = self.engine.cpu_nodes()[rng.index(self.engine.cpu_nodes().len())];
+            let sleeps = rng.below(2) == 0;
             if late.is_none() && sleeps {
                 self.sim.node(name).pause();
                 late = Some(name);
@@ -353,20 +355,20 @@ impl World {
                 late = Some(name);
             }
         }
-        rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(500)))).await;
+        rt::sleep(rng.duration(&(Duration::from_millis(1)..Duration::from_millis(500)))).await;
         for name in late.into_iter().chain(held) {
             self.sim.node(name).resume();
         }
     }
 
-    /// Somebody leads, everybody shows all that was ever shown, and so many entries more.
+    /// There is a leader, and every node shows all entries that were ever shown, and this many more.
     async fn come_to_rest(&self, more: u64) {
         let start = rt::now();
         let goal = self.truth.height() + more;
         loop {
             self.truth.check_failed();
             let heights = self.truth.heights();
-            let everybody = heights.len() == self.engine.processors().len();
+            let everybody = heights.len() == self.engine.cpu_nodes().len();
             if everybody && heights.values().all(|height| *height >= goal) {
                 return;
             }
@@ -379,8 +381,8 @@ impl World {
     }
 }
 
-/// Faults of everybody, and crashes of processors.
-fn plans(seed: u64) -> [Plan; 2] {
+/// Faults of all nodes, and crashes of CPU nodes.
+fn plans(seed: u64) -> [FaultPlan; 2] {
     let kinds = [
         FaultKind::Pause,
         FaultKind::Pause,
@@ -395,7 +397,7 @@ fn plans(seed: u64) -> [Plan; 2] {
 }
 
 fn points() -> impl Iterator<Item = &'static &'static str> {
-    let crashes = CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORM_CRASH_POINTS).chain(SOLO_CRASH_POINTS);
+    let crashes = CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORMAT_CRASH_POINTS).chain(SOLO_CRASH_POINTS);
     FAULT_POINTS.iter().chain(crashes).chain(RAFT_FAULT_POINTS).chain(RAFT_CRASH_POINTS)
 }
 
@@ -415,10 +417,11 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
         for point in RAFT_CRASH_POINTS.iter().filter(|point| !RAFT_OFTEN.contains(point)) {
             sim.inject(point, 0.03);
         }
-        for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORM_CRASH_POINTS).chain(SOLO_CRASH_POINTS) {
+        for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORMAT_CRASH_POINTS).chain(SOLO_CRASH_POINTS)
+        {
             sim.inject(point, 0.03);
         }
-        for point in ["consensus.keeper.appended", "consensus.keeper.durable", "consensus.lead.committed"] {
+        for point in ["consensus.acceptor.appended", "consensus.acceptor.durable", "consensus.leadership.committed"] {
             sim.inject(point, 0.002);
         }
     };
@@ -444,17 +447,18 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
     truth.height()
 }
 
-/// A course of events that seeds seldom take. A leader that reaches memory and no keeper but its own fills its journal; all power
-/// is lost, and it sleeps on. The others make the group anew and go on with entries of their own, fewer than those. All but the
-/// sleeper lose power again, and it wakes up: its journal is the longest, and must not count.
+/// A course of events that seeds seldom take. A leader that reaches memory and no acceptor except its own fills its log
+/// store. All nodes lose power, and this one sleeps on. The others reformat the group and continue with fewer entries
+/// of their own. All except the sleeper lose power again, and it wakes up: its log store is the longest, and must not
+/// count.
 async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
     let world = World::begin(&sim, Engine::Sift { volatile: false }, 32768);
     let truth = Arc::clone(&world.truth);
     world.come_to_rest(20).await;
     let leader = truth.leader().expect("somebody leads");
-    let leader = PROCESSORS.into_iter().find(|name| *name == leader).expect("it is a processor");
-    for other in PROCESSORS.into_iter().filter(|name| *name != leader) {
+    let leader = CPU_NODES.into_iter().find(|name| *name == leader).expect("it is a processor");
+    for other in CPU_NODES.into_iter().filter(|name| *name != leader) {
         sim.cut(leader, other);
     }
     rt::sleep(Duration::from_millis(100)).await;
@@ -476,7 +480,7 @@ async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
 }
 
 #[test]
-fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
+fn the_longest_log_does_not_count_when_a_later_term_has_adopted_others() {
     let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| overslept(sim, mutant));
     for seed in 0..40 {
         run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
@@ -486,16 +490,16 @@ fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
     }
 }
 
-/// One processor is a few entries behind when another one's disk is replaced by a blank one, and the third ends: the two journals
-/// that are left are a majority, and end below what was shown. All memory nodes are sound.
+/// One CPU node is a few entries behind when the disk of another one is replaced by a blank disk, and the third ends.
+/// The two remaining log stores are a majority, and end below the last shown entry. All memory nodes are intact.
 async fn blank(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
     let world = World::begin(&sim, Engine::Sift { volatile: false }, 8192);
     let truth = Arc::clone(&world.truth);
     world.come_to_rest(20).await;
     let [behind, wiped, whole] = {
-        let first = sim.chance().index(PROCESSORS.len());
-        [0, 1, 2].map(|at| PROCESSORS[(first + at) % PROCESSORS.len()])
+        let first = sim.rng().index(CPU_NODES.len());
+        [0, 1, 2].map(|at| CPU_NODES[(first + at) % CPU_NODES.len()])
     };
     sim.node(behind).crash();
     let (before, start) = (truth.height(), rt::now());
@@ -519,9 +523,9 @@ async fn blank(sim: Sim, mutant: Mutant) -> u64 {
     truth.height()
 }
 
-/// An orderer's disk was replaced while another orderer was a block behind and the third had ended. The blank one was elected, and led
-/// from block 14 where 75 had been shown, though all three memory nodes were sound and had been told of block 74: its record had been
-/// trimmed.
+/// An orderer's disk was replaced while another orderer was a block behind and the third had ended. The orderer with
+/// the blank disk was elected, and led from block 14 although 75 had been shown, and although all three memory nodes
+/// were intact and had received block 74: its record had been trimmed.
 #[test]
 fn a_blank_journal_does_not_lead_below_what_memory_nodes_know_was_shown() {
     let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| blank(sim, mutant));
@@ -531,15 +535,15 @@ fn a_blank_journal_does_not_lead_below_what_memory_nodes_know_was_shown() {
     must_be_caught("TrimLast", &["lost", "one entry", "readable"], |seed| run(seed, Mutant::TrimLast));
 }
 
-/// As [`blank`], of processors that have no memory nodes to remember: what one of them has forgotten the others know.
+/// As [`blank`], for CPU nodes without memory nodes that remember: the others know what one of them has forgotten.
 async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
     raft::fault::plant(mutant);
     let world = World::begin(&sim, Engine::Raft, 8192);
     let truth = Arc::clone(&world.truth);
     world.come_to_rest(20).await;
     let [behind, wiped, whole] = {
-        let first = sim.chance().index(PROCESSORS.len());
-        [0, 1, 2].map(|at| PROCESSORS[(first + at) % PROCESSORS.len()])
+        let first = sim.rng().index(CPU_NODES.len());
+        [0, 1, 2].map(|at| CPU_NODES[(first + at) % CPU_NODES.len()])
     };
     sim.node(behind).crash();
     let (before, start) = (truth.height(), rt::now());
@@ -556,7 +560,7 @@ async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
     let shown = truth.height();
     rt::sleep(Duration::from_secs(3)).await;
     assert_eq!(truth.height(), shown, "lost: entries were shown by processors that lack earlier ones");
-    // Without it, which stays away, the two others are a majority.
+    // The node `behind` and this one are a majority without the wiped node, which stays away.
     sim.node(whole).restart();
     let start = rt::now();
     while truth.height() < shown + 20 {
@@ -567,8 +571,8 @@ async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
     truth.height()
 }
 
-/// An orderer's folder was emptied, log and blocks, while another one was behind and the third had ended: the two elected the one
-/// that was behind, and 51 of 63 blocks that had been shown and acknowledged were gone.
+/// An orderer's folder was emptied, log and blocks, while another orderer was behind and the third had ended: the two
+/// elected the one that was behind, and 51 of 63 blocks that had been shown and acknowledged were lost.
 #[test]
 fn a_blank_log_has_no_vote_where_another_one_is_known() {
     let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| forgotten(sim, mutant));
@@ -581,38 +585,38 @@ fn a_blank_log_has_no_vote_where_another_one_is_known() {
     raft::fault::plant(raft::fault::Mutant::None);
 }
 
-/// Of the memory nodes all but one lose what they hold, and whoever makes the group anew crashes between any two steps of that, again
-/// and again. The last memory node holds its copy of what the group was before: it answers all the time, or sleeps and comes back
-/// meanwhile. Or it comes back only when the others serve; then nobody crashes.
+/// All memory nodes except one lose their memory, and the CPU node that reformats the group crashes between any two
+/// steps of that, again and again. The last memory node holds its copy of the earlier generation: it answers all the
+/// time, or sleeps and comes back meanwhile. Or it comes back only when the others serve; then no CPU node crashes.
 async fn half_made(sim: Sim, mutant: consensus::fault::Mutant) -> u64 {
     consensus::fault::plant(mutant);
     let world = World::begin(&sim, Engine::Sift { volatile: false }, 8192);
     let memory_nodes = &MEMORY_NODES[..nodes(sim.seed())];
-    let mut chance = sim.chance();
+    let mut rng = sim.rng();
     world.come_to_rest(20).await;
     for _ in 0..3 {
-        let held = memory_nodes[chance.index(memory_nodes.len())];
-        let sleeps = chance.below(3);
+        let held = memory_nodes[rng.index(memory_nodes.len())];
+        let sleeps = rng.below(3);
         if sleeps > 0 {
             sim.node(held).pause();
         }
         if sleeps < 2 {
-            REFORM_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.2));
+            REFORMAT_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.2));
         }
         for lost in memory_nodes.iter().filter(|name| **name != held) {
             sim.node(lost).crash();
             sim.node(lost).restart();
         }
-        let wakes = chance.below(10);
+        let wakes = rng.below(10);
         for step in 0..10 {
             if sleeps == 1 && step == wakes {
                 sim.node(held).resume();
             }
             rt::sleep(Duration::from_millis(60)).await;
-            PROCESSORS.iter().for_each(|name| sim.node(name).restart());
+            CPU_NODES.iter().for_each(|name| sim.node(name).restart());
         }
-        REFORM_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.0));
-        PROCESSORS.iter().for_each(|name| sim.node(name).restart());
+        REFORMAT_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.0));
+        CPU_NODES.iter().for_each(|name| sim.node(name).restart());
         world.come_to_rest(20).await;
         sim.node(held).resume();
         world.come_to_rest(10).await;
@@ -622,8 +626,9 @@ async fn half_made(sim: Sim, mutant: consensus::fault::Mutant) -> u64 {
     world.truth.height()
 }
 
-/// A group was made anew one memory node after the other. A crash amid that left one that was made, one that was blank, and one with its
-/// old copy: who took over found two logs that had nothing to do with one another, and every processor ended for good.
+/// A group was reformatted one memory node after another. A crash in the middle left one node that was formatted, one
+/// that was blank, and one with its old copy: the next takeover found two logs that had nothing in common, and every
+/// CPU node ended for good.
 #[test]
 fn a_group_that_is_half_made_is_made_whatever_its_other_memory_nodes_hold() {
     use consensus::fault::Mutant;
@@ -635,13 +640,13 @@ fn a_group_that_is_half_made_is_made_whatever_its_other_memory_nodes_hold() {
             *injected.entry(point).or_default() += counts.injected;
         }
     }
-    for point in REFORM_CRASH_POINTS {
+    for point in REFORMAT_CRASH_POINTS {
         assert!(injected.get(point).is_some_and(|count| *count > 0), "nobody crashed at {point}: {injected:?}");
     }
     must_be_caught("CountOldCopies", &["report"], |seed| run(seed, Mutant::CountOldCopies));
 }
 
-/// An engine, and what is planted in it.
+/// An engine, and the mistake planted in it.
 type Planted = (Engine, Mutant);
 
 const SOLO: Engine = Engine::Solo;
@@ -699,7 +704,7 @@ fn raft_keeps_the_promises() {
     campaign(RAFT).run(0..100);
 }
 
-/// Those of other engines begin with `SOLO_`, `VOLATILE_` and `ORDERED_RAFT_`.
+/// The variables of other engines start with `SOLO_`, `VOLATILE_` and `ORDERED_RAFT_`.
 #[test]
 fn chosen_seeds_of_other_engines() {
     for engine in [SOLO, VOLATILE, RAFT] {

@@ -1,4 +1,4 @@
-//! What happens, held against what every engine promises.
+//! Checks the entries that nodes append and show, and their leaders, against the guarantees of every engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -6,25 +6,25 @@ use std::sync::{Mutex, MutexGuard};
 use base::Bytes;
 use base::rt::simulation::Sim;
 use consensus::Term;
-use consensus::ordered::Journal;
+use consensus::ordered::LogStore;
 
-/// Told by whoever appends and by whoever watches what may be shown.
+/// Collects reports from the tasks that append entries and from those that watch for entries to show.
 pub struct Truth {
     sim: Sim,
-    state: Mutex<State>,
+    state: Mutex<TruthState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Entries that were given to engines, and the position.
+struct TruthState {
+    /// Entries that were passed to engines, and their positions.
     given: BTreeMap<Bytes, u64>,
     next: u64,
     leaders: BTreeMap<Term, String>,
-    /// What was shown at each position, by anybody, ever.
+    /// The entry shown at each position, by any CPU node at any time.
     shown: BTreeMap<u64, Bytes>,
-    /// What each processor has shown in this life.
+    /// The height up to which each CPU node has shown entries in this incarnation.
     heights: BTreeMap<String, u64>,
-    /// What whoever appended it was told is safe.
+    /// Positions whose appender learned that they are committed.
     acknowledged: BTreeSet<u64>,
     failed: Option<String>,
 }
@@ -34,7 +34,7 @@ impl Truth {
         Truth { sim: sim.clone(), state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TruthState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -49,13 +49,13 @@ impl Truth {
         entry
     }
 
-    /// A processor was told that it leads.
-    pub fn leads(&self, who: &str, term: Term, next: u64, journal: &dyn Journal) {
+    /// A CPU node learned that it is the leader.
+    pub fn leads(&self, who: &str, term: Term, next: u64, journal: &dyn LogStore) {
         self.sim.note(format!("{who} leads in {term} from {next}"));
         let mut state = self.lock();
         let other = state.leaders.insert(term, who.to_owned());
         assert!(other.as_deref().is_none_or(|other| other == who), "one leader: {other:?} and {who} in {term}");
-        // What was shown anywhere by now is behind it.
+        // Every entry shown so far lies before its first one.
         let shown = state.shown.keys().next_back().map_or(1, |last| last + 1);
         assert!(
             next >= shown || state.leaders.keys().next_back().is_some_and(|last| *last > term),
@@ -64,7 +64,7 @@ impl Truth {
         assert!(journal.height() >= next, "readable: {who} leads from {next} and has {}", journal.height());
     }
 
-    /// A processor may show an entry.
+    /// A CPU node may show an entry.
     pub fn shows(&self, who: &str, position: u64, entry: Option<Bytes>) {
         let entry = entry.unwrap_or_else(|| panic!("readable: {who} is to show {position} and does not have it"));
         let mut state = self.lock();
@@ -80,12 +80,12 @@ impl Truth {
         *height = (*height).max(position + 1);
     }
 
-    /// A processor starts.
+    /// A CPU node starts.
     pub fn starts(&self, who: &str) {
         self.lock().heights.remove(who);
     }
 
-    /// Whoever appended an entry knows that it is safe.
+    /// The appender of an entry knows that it is committed.
     pub fn acknowledges(&self, position: u64, entry: &Bytes) {
         let mut state = self.lock();
         let shown = state.shown.get(&position);
@@ -103,22 +103,22 @@ impl Truth {
         }
     }
 
-    /// How many entries were ever shown.
+    /// The number of entries shown so far.
     pub fn height(&self) -> u64 {
         self.lock().shown.keys().next_back().map_or(0, |last| last + 1)
     }
 
-    /// How many whoever appended them was told of.
+    /// The number of entries whose appender learned that they are committed.
     pub fn acknowledged(&self) -> u64 {
         self.lock().acknowledged.len() as u64
     }
 
-    /// How much each processor shows in this life.
+    /// The height of each CPU node in this incarnation.
     pub fn heights(&self) -> BTreeMap<String, u64> {
         self.lock().heights.clone()
     }
 
-    /// Whoever leads in the greatest term.
+    /// The leader of the greatest term.
     pub fn leader(&self) -> Option<String> {
         self.lock().leaders.values().next_back().cloned()
     }
@@ -127,7 +127,7 @@ impl Truth {
         self.lock().leaders.len()
     }
 
-    /// No gap, and nothing acknowledged that is not there.
+    /// Checks that there is no gap, and that every acknowledged entry is there.
     pub fn check_whole(&self) {
         let state = self.lock();
         for (expected, position) in state.shown.keys().enumerate() {

@@ -1,13 +1,15 @@
-//! A key-value store on the Raft engine under faults: three or five nodes with disks, a guest who is added, gets a vote and is
-//! removed again, and clients of whichever node leads.
+//! A key-value store on the Raft engine under faults: three or five nodes with disks, a guest that is added, gets a
+//! vote and is removed again, and clients of the current leader.
 //!
-//! 1. A seed decides delays, what is asked, and the faults: nodes crash, also at the named points of the protocol, and lose what
-//!    they had not synced; they are paused, cut off and drift; disks fail and fill up; links break; messages are lost. In every fifth
-//!    seed nothing is durable and nobody crashes; in every third a node forgets what it has promised to a leader that another
-//!    has lost sight of.
-//! 2. Meanwhile what is applied, who leads and what versions are is held against one another.
-//! 3. All is healed. Every client's operation then succeeds soon, and every node applies everything. The history of every key must be
-//!    linearizable.
+//! 1. A seed decides delays, requests and faults: nodes crash, also at the named points of the protocol, and lose the
+//!    bytes that they had not synced; they are paused, are cut off and have drifting clocks; disks fail and fill up;
+//!    links break; messages are lost. In every fifth seed nothing is durable and no node crashes. In every third seed,
+//!    if it has three durable nodes, a node forgets its promises to the leader while the leader is cut off from another
+//!    node.
+//! 2. Meanwhile the applied entries of all nodes, the leaders of terms, and the versions that clients see are checked
+//!    for contradictions.
+//! 3. All faults are healed. Every client's operation then succeeds soon, and every node applies everything. The
+//!    history of every key must be linearizable.
 //!
 //! Each of the planted mistakes ([`consensus::raft::fault`]) must be caught.
 
@@ -16,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::rt::net::BoxFuture;
-use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim};
-use base::rt::{self, Stop};
+use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, FaultPlan, FaultPlanLimits, Sim};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind};
-use consensus::kv::Swap;
+use consensus::kv::SwapOutcome;
 use consensus::raft::fault::{Mutant, plant};
-use consensus::raft::kv::{Keys, Store};
-use consensus::raft::{Applied, Machine, Member, Options, Timing};
+use consensus::raft::kv::{KvStateMachine, RaftKvStore};
+use consensus::raft::{AppliedEntry, RaftConfig, RaftMember, RaftTimeouts, StateMachine};
 use consensus::{Error, Term};
 use futures_util::FutureExt as _;
 
@@ -37,9 +39,9 @@ const CLIENTS: usize = 5;
 const OPERATIONS_MIN: u64 = 300;
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(3000);
-/// Before a node that has crashed starts again.
+/// Time before a crashed node starts again.
 const REVIVE: Duration = Duration::from_millis(60);
-/// Within this everything works again.
+/// Within this time everything works again.
 const CALM_MAX: Duration = Duration::from_secs(30);
 
 const CRASH_POINTS: &[&str] = &[
@@ -51,26 +53,26 @@ const CRASH_POINTS: &[&str] = &[
     "consensus.raft.synced",
     "consensus.raft.syncing",
 ];
-/// Points that are come by all the time.
+/// Points that every run reaches again and again.
 const OFTEN: &[&str] = &["consensus.raft.applying", "consensus.raft.synced", "consensus.raft.syncing"];
 const FAULT_POINTS: &[&str] = &["consensus.raft.lose_message"];
 
-/// What all nodes together have shown.
+/// Everything that the nodes have shown so far.
 #[derive(Default)]
 struct Truth {
     /// Term and bytes that were applied at an index.
     applied: BTreeMap<u64, (Term, Bytes)>,
-    /// Who led in a term.
+    /// The leader of each term.
     leaders: BTreeMap<Term, u64>,
 }
 
-/// What one seed is about.
+/// The world of one seed.
 #[derive(Clone)]
 struct World {
     history: Arc<History>,
     truth: Arc<Mutex<Truth>>,
     /// Each node's store as it is now, by the node's number.
-    stores: Arc<Mutex<BTreeMap<u64, Store>>>,
+    stores: Arc<Mutex<BTreeMap<u64, RaftKvStore>>>,
     guest: Arc<Mutex<u64>>,
     nodes: usize,
     is_durable: bool,
@@ -80,17 +82,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The machine, and a look at what it is given.
+/// The state machine, with a check of the entries that it gets.
 struct Checked {
-    keys: Keys,
+    keys: KvStateMachine,
     truth: Arc<Mutex<Truth>>,
 }
 
-impl Machine for Checked {
-    type Output = Option<Swap>;
+impl StateMachine for Checked {
+    type Output = Option<SwapOutcome>;
 
-    fn apply(&mut self, entries: Vec<Applied>) -> Vec<Option<Swap>> {
-        for Applied { index, term, data } in &entries {
+    fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<Option<SwapOutcome>> {
+        for AppliedEntry { index, term, data } in &entries {
             let mut truth = lock(&self.truth);
             let before = truth.applied.entry(*index).or_insert_with(|| (*term, data.clone()));
             assert!(*before == (*term, data.clone()), "applied: {index} is of {}, and of {term} too", before.0);
@@ -107,8 +109,8 @@ impl Machine for Checked {
     }
 }
 
-fn timing() -> Timing {
-    Timing {
+fn timing() -> RaftTimeouts {
+    RaftTimeouts {
         tick: Duration::from_millis(5),
         heartbeat_ticks: 3,
         election_ticks: 12,
@@ -117,14 +119,15 @@ fn timing() -> Timing {
 }
 
 impl World {
-    fn founders(&self) -> Vec<Member> {
-        let member = |which: usize| Member { id: which as u64 + 1, address: NODES[which].to_owned(), learns: false };
+    fn founders(&self) -> Vec<RaftMember> {
+        let member =
+            |which: usize| RaftMember { id: which as u64 + 1, address: NODES[which].to_owned(), is_learner: false };
         (0..self.nodes).map(member).collect()
     }
 
-    fn options(&self, id: u64) -> Options {
+    fn options(&self, id: u64) -> RaftConfig {
         let founders = if id <= NODES.len() as u64 { self.founders() } else { Vec::new() };
-        Options {
+        RaftConfig {
             listen: if id <= NODES.len() as u64 { NODES[id as usize - 1].to_owned() } else { guest_address(id) },
             directory: self.is_durable.then(|| format!("/raft-{id}").into()),
             timing: timing(),
@@ -134,16 +137,16 @@ impl World {
             snapshot_after_bytes: 12_000,
             segment_bytes: Some(4096),
             snapshot_bytes_max: 1 << 20,
-            ..Options::new(9, id, founders)
+            ..RaftConfig::new(9, id, founders)
         }
     }
 
-    /// A node: it starts again when it has ended by itself.
+    /// Runs a node, and restarts it when it has ended by itself.
     async fn run(self, id: impl Fn() -> u64) {
         loop {
             let number = id();
             let truth = Arc::clone(&self.truth);
-            match Store::start_with(self.options(number), |keys| Checked { keys, truth }).await {
+            match RaftKvStore::start_with(self.options(number), |keys| Checked { keys, truth }).await {
                 Ok(store) => {
                     lock(&self.stores).insert(number, store.clone());
                     let error = self.serve(&store, number, &id).await;
@@ -157,19 +160,19 @@ impl World {
     }
 
     fn check_end(&self, id: u64, error: &Error) {
-        let is_disk = matches!(error, Error::Journal(_));
+        let is_disk = matches!(error, Error::LogStore(_));
         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) && !is_disk {
             self.history.fail(format!("report: node {id}: {error}"));
         }
     }
 
-    async fn serve(&self, store: &Store, number: u64, id: &impl Fn() -> u64) -> Error {
+    async fn serve(&self, store: &RaftKvStore, number: u64, id: &impl Fn() -> u64) -> Error {
         let mut tasks = Vec::new();
         for _ in 0..CLIENTS {
             let (world, store) = (self.clone(), store.clone());
             tasks.push(rt::spawn(async move { world.ask(&store).await }).abort_on_drop());
         }
-        let (truth, mut role) = (Arc::clone(&self.truth), store.raft().role());
+        let (truth, mut role) = (Arc::clone(&self.truth), store.raft().status());
         tasks.push(
             rt::spawn(async move {
                 while role.changed().await.is_ok() {
@@ -193,7 +196,7 @@ impl World {
         futures_util::future::select(&mut ended, &mut moved).await.factor_first().0
     }
 
-    async fn ask(&self, store: &Store) {
+    async fn ask(&self, store: &RaftKvStore) {
         loop {
             match self.operate(store).await {
                 Ok(()) => {}
@@ -203,7 +206,7 @@ impl World {
         }
     }
 
-    async fn operate(&self, store: &Store) -> Result<(), Error> {
+    async fn operate(&self, store: &RaftKvStore) -> Result<(), Error> {
         let perform = |key: Bytes, asked| async move {
             Ok(match asked {
                 Asked::Get => Outcome::got(store.get(&key).await?),
@@ -218,16 +221,16 @@ impl World {
         self.history.operate(KEYS, perform).await
     }
 
-    fn leading(&self) -> Option<Store> {
-        lock(&self.stores).values().find(|store| store.raft().role().borrow().is_leading).cloned()
+    fn leading(&self) -> Option<RaftKvStore> {
+        lock(&self.stores).values().find(|store| store.raft().status().borrow().is_leading).cloned()
     }
 
     /// Adds a guest, gives it a vote, removes it, and so on.
-    async fn change_members(self, sim: Sim, until: Stop) {
-        let mut chance = sim.chance();
+    async fn change_members(self, sim: Sim, until: CancellationToken) {
+        let mut rng = sim.rng();
         let mut was_member = false;
-        while !until.is_stopped() {
-            rt::sleep(chance.duration(&(Duration::from_millis(30)..Duration::from_millis(250)))).await;
+        while !until.is_cancelled() {
+            rt::sleep(rng.duration(&(Duration::from_millis(30)..Duration::from_millis(250)))).await;
             let Some(store) = self.leading() else { continue };
             let guest = store.raft().members().into_iter().find(|member| member.id > NODES.len() as u64);
             let changing = async {
@@ -243,30 +246,30 @@ impl World {
                     }
                     Some(guest) => {
                         was_member = true;
-                        match guest.learns {
+                        match guest.is_learner {
                             true => store.raft().add_voter(guest.id, &guest.address).await,
                             false => store.raft().remove(guest.id).await,
                         }
                     }
                 }
             };
-            // Whatever comes of it: it is looked at again.
+            // The outcome does not matter: the members are read again.
             let _ = rt::timeout(Duration::from_millis(300), changing).await;
         }
     }
 
-    /// Cuts a leader off from one node, and lets the other forget what it has promised to that leader.
-    async fn break_promises(self, sim: Sim, until: Stop) {
-        let mut chance = sim.chance();
-        while !until.is_stopped() {
-            rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(300)))).await;
+    /// Cuts a leader off from one node, and makes another node forget its promises to that leader.
+    async fn break_promises(self, sim: Sim, until: CancellationToken) {
+        let mut rng = sim.rng();
+        while !until.is_cancelled() {
+            rt::sleep(rng.duration(&(Duration::from_millis(100)..Duration::from_millis(300)))).await;
             let Some(leader) = self.leading().map(|store| store.raft().node() as usize - 1) else { continue };
             if leader >= self.nodes {
                 continue;
             }
             let [cut, forgetful] = [1, 2].map(|step| NODES[(leader + step) % 3]);
             sim.cut(NODES[leader], cut);
-            rt::sleep(chance.duration(&(Duration::from_millis(40)..Duration::from_millis(110)))).await;
+            rt::sleep(rng.duration(&(Duration::from_millis(40)..Duration::from_millis(110)))).await;
             sim.node(forgetful).crash();
             sim.cut(NODES[leader], forgetful);
             sim.node(forgetful).restart();
@@ -276,7 +279,7 @@ impl World {
         }
     }
 
-    /// Every node of the group applies what the others do, and clients go on.
+    /// Every node of the group applies the same entries as the others, and clients continue.
     async fn comes_to_rest(&self) {
         let start = rt::now();
         let late = || start.elapsed() >= CALM_MAX;
@@ -295,8 +298,8 @@ impl World {
             panic!("progress: nobody leads")
         };
         let until = lock(&self.truth).applied.last_key_value().map_or(0, |(index, _)| *index);
-        // One that an old leader took for removed is a member that does not run.
-        let runs = |member: &Member| member.id <= NODES.len() as u64 || member.id == *lock(&self.guest);
+        // A node that an old leader considered removed is a member that does not run.
+        let runs = |member: &RaftMember| member.id <= NODES.len() as u64 || member.id == *lock(&self.guest);
         for member in members.into_iter().filter(runs) {
             let applied = || lock(&self.stores).get(&member.id).map_or(0, |store| store.raft().applied());
             while applied() < until {
@@ -319,8 +322,8 @@ fn nodes(seed: u64) -> usize {
     if seed % 4 == 3 { 5 } else { 3 }
 }
 
-/// Faults of everybody, and crashes.
-fn plans(seed: u64) -> [Plan; 2] {
+/// Faults of all nodes, and crashes.
+fn plans(seed: u64) -> [FaultPlan; 2] {
     let mut kinds = vec![
         FaultKind::Pause,
         FaultKind::Pause,
@@ -334,7 +337,7 @@ fn plans(seed: u64) -> [Plan; 2] {
         kinds.extend([FaultKind::Fail, FaultKind::Fill]);
     }
     let names: Vec<&str> = NODES[..nodes(seed)].iter().chain(&[GUEST]).copied().collect();
-    let bounds = Bounds {
+    let bounds = FaultPlanLimits {
         nodes: names.iter().map(|name| (*name).to_owned()).collect(),
         kinds,
         faults: 10,
@@ -366,7 +369,7 @@ async fn scenario(sim: Sim) -> u64 {
         world.run(move || *lock(&number))
     });
     rt::sleep(Duration::from_millis(300)).await;
-    let calm = Stop::new();
+    let calm = CancellationToken::new();
     let changing = rt::spawn(world.clone().change_members(sim.clone(), calm.clone()));
     let forgetting = (seed % 3 == 1 && world.is_durable && world.nodes == 3)
         .then(|| rt::spawn(world.clone().break_promises(sim.clone(), calm.clone())));
@@ -378,7 +381,7 @@ async fn scenario(sim: Sim) -> u64 {
         }
     }
     endure(&sim, plans(seed), &names, REVIVE, CRASH_POINTS.iter().chain(FAULT_POINTS)).await;
-    calm.stop();
+    calm.cancel();
     changing.await.expect("the driver does not crash");
     if let Some(forgetting) = forgetting {
         forgetting.await.expect("the driver does not crash");

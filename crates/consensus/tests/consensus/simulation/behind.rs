@@ -1,4 +1,5 @@
-//! A memory node misses most of a round of the log, is adopted by a takeover that crashes, and leads the next one.
+//! A memory node misses most of a round of the log and is adopted by a takeover that crashes; the next takeover then
+//! reads only this node's log.
 
 use base::rt::simulation::Simulation;
 
@@ -6,21 +7,22 @@ use super::*;
 
 /// Entries that all nodes have before any header says that they are applied: less than half of the log.
 const TOGETHER: u64 = 12;
-/// Entries in all: more than the log holds, no more than it holds behind those.
+/// All entries: more than the log holds, but after the first [`TOGETHER`] no more than it holds.
 const ALL: u64 = 44;
 
 async fn take_over(world: &World, processor: u64) -> Coordinator {
-    let group = world.group(Arc::new(world.fabric.clone()));
+    let group = world.group(Arc::new(world.provider.clone()));
     let mut standby = Standby::new(group, processor).expect("the group is good");
     standby.take_over().await.expect("a majority is whole")
 }
 
 async fn scenario(sim: Sim) {
-    let layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 };
-    let (truth, fabric) = (Arc::new(Truth::new(&sim)), SimFabric::new(&sim));
-    let world = World { sim: sim.clone(), fabric, truth, memory_nodes: 3, layout, lie: None };
+    let layout =
+        GroupLayout { log_bytes: 4096, unlogged_bytes: 0, memory_bytes: 64 * 31, block_bytes: 64, data_shards: 1 };
+    let (truth, provider) = (Arc::new(Truth::new(&sim)), SimProvider::new(&sim));
+    let world = World { sim: sim.clone(), provider, truth, memory_nodes: 3, layout, lie: None };
     (0..3).for_each(|which| world.start_memory_node(which));
-    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
+    support::format(&sim, world.group(Arc::new(world.provider.clone()))).await;
 
     let (first, cutting) = (world.clone(), sim.clone());
     let written = sim.node("p0").spawn(async move {
@@ -31,7 +33,7 @@ async fn scenario(sim: Sim) {
             assert_eq!(coordinator.write(first.address(key), bytes).await, Ok(index));
             if index == TOGETHER {
                 rt::sleep(Duration::from_micros(200)).await;
-                // Nothing that is posted from now on arrives later.
+                // Verbs that are posted from now on never arrive.
                 cutting.break_links("p0", "m2");
                 cutting.cut("p0", "m2");
             }
@@ -40,7 +42,7 @@ async fn scenario(sim: Sim) {
     written.await.expect("nothing crashes it");
     sim.node("p0").crash();
 
-    // The second processor reaches the node that is behind and one other, and adopts both.
+    // The second CPU node reaches the node that is behind and one other, and adopts both.
     sim.cut("p1", "m1");
     sim.inject("consensus.takeover.adopted", 1.0);
     let second = world.clone();
@@ -65,8 +67,8 @@ async fn scenario(sim: Sim) {
     read.await.expect("nothing crashes it");
 }
 
-/// Seed 818 of the campaign lost entries this way when entries were applied sooner: the entries that the node lacked were
-/// more than its log holds, and were written into it all the same, so that the newest took the places of the oldest. Its
+/// Seed 818 of the campaign lost entries this way when entries were applied sooner: the entries that the node lacked
+/// were more than its log holds, and were written into it all the same, so that the newest overwrote the oldest. Its
 /// header, with the newest term, then led to a hole.
 #[test]
 fn a_node_that_is_a_round_of_the_log_behind_is_copied_before_it_may_lead() {

@@ -1,4 +1,5 @@
-//! A memory node of a coded group says nothing for long, and is dropped just after another has lost its memory unnoticed.
+//! A memory node of an erasure-coded group is silent for long, and is dropped just after another node has lost its
+//! memory, which the coordinator has not noticed.
 
 use std::sync::Mutex;
 
@@ -8,7 +9,7 @@ use super::*;
 
 const BYTES: usize = 128;
 
-/// The last value of each block that was acknowledged.
+/// The last acknowledged value of each block.
 type Acknowledged = Arc<Mutex<[u64; KEYS]>>;
 
 async fn write(coordinator: Coordinator, acknowledged: Acknowledged) {
@@ -23,18 +24,19 @@ async fn write(coordinator: Coordinator, acknowledged: Acknowledged) {
     }
 }
 
-/// Whether the node was dropped while the other still seemed to live, as a number.
+/// Returns 1 if the node was dropped while the other still seemed to live.
 async fn scenario(sim: Sim) -> u64 {
-    let layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 4096, block_bytes: 128, data_shares: 2 };
-    let (truth, fabric) = (Arc::new(Truth::new(&sim)), SimFabric::new(&sim));
-    let world = World { sim: sim.clone(), fabric, truth, memory_nodes: 3, layout, lie: None };
+    let layout =
+        GroupLayout { log_bytes: 4096, unlogged_bytes: 0, memory_bytes: 4096, block_bytes: 128, data_shards: 2 };
+    let (truth, provider) = (Arc::new(Truth::new(&sim)), SimProvider::new(&sim));
+    let world = World { sim: sim.clone(), provider, truth, memory_nodes: 3, layout, lie: None };
     (0..3).for_each(|which| world.start_memory_node(which));
-    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
+    support::format(&sim, world.group(Arc::new(world.provider.clone()))).await;
 
     let acknowledged = Acknowledged::default();
     let (first, writing, cutting) = (world.clone(), Arc::clone(&acknowledged), sim.clone());
     let dropped = sim.node("p0").spawn(async move {
-        let mut standby = Standby::new(first.group(Arc::new(first.fabric.clone())), 0).expect("the group is good");
+        let mut standby = Standby::new(first.group(Arc::new(first.provider.clone())), 0).expect("the group is good");
         let coordinator = standby.take_over().await.expect("a majority is whole");
         let writing = rt::spawn(write(coordinator.clone(), writing));
         rt::sleep(Duration::from_millis(30)).await;
@@ -63,12 +65,12 @@ async fn scenario(sim: Sim) -> u64 {
     sim.heal_all();
 
     let read = sim.node("p1").spawn(async move {
-        let mut standby = Standby::new(world.group(Arc::new(world.fabric.clone())), 1).expect("the group is good");
+        let mut standby = Standby::new(world.group(Arc::new(world.provider.clone())), 1).expect("the group is good");
         let coordinator = standby.take_over().await.expect("only one node has lost its memory");
         let acknowledged = *acknowledged.lock().expect("nobody panics with it");
         for (key, acknowledged) in acknowledged.into_iter().enumerate() {
             let bytes = coordinator.read((key * BYTES) as u64, BYTES).await.expect("it serves");
-            // A later write that nobody answered may have been committed.
+            // A later write without an answer may have been committed.
             let read = value_of(&bytes);
             let is_later = read > acknowledged && read % KEYS as u64 == key as u64;
             assert!(read == acknowledged || is_later, "key {key}: {read} after {acknowledged} was acknowledged");
@@ -79,8 +81,8 @@ async fn scenario(sim: Sim) -> u64 {
     dropped
 }
 
-/// Seed 189 of the campaign lost everything this way: the node that had said nothing was dropped, what it still needed of the
-/// log was overwritten at the last node that had it, and the third, on whose word that was done, was gone already.
+/// Seed 189 of the campaign lost everything this way: the silent node was dropped, the log entries that it still needed
+/// were overwritten at the last node that had them, and the third node, on whose word that was done, was already gone.
 #[test]
 fn the_log_is_kept_for_a_dropped_node_until_the_others_have_answered() {
     let mut dropped = 0;

@@ -1,5 +1,5 @@
-//! Planted mistakes: hosts and connections that lie to the code under test, which then does what a mistake of its own would
-//! have made it do.
+//! Planted mistakes: hosts and connections give false answers to the code under test, so that it behaves as if it had
+//! the mistake.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,60 +9,63 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::{Bytes, BytesMut};
-use consensus::Layout;
-use rma::sim::SimFabric;
+use consensus::GroupLayout;
+use rma::sim::SimProvider;
 use rma::{
-    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
-    Profile, RegionId, Rights,
+    Capability, Completion, Connection, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider,
+    ProviderProfile, RegionId, Rights,
 };
 
-/// Bytes of a read that is one of administrative words.
+/// The length by which a read of administrative words is recognised.
 const ADMIN_READ: usize = 32;
-/// Where headers are, and bytes of one.
+/// The offset where the headers end, and the bytes of one header.
 const HEADERS_BYTES: u64 = 128;
-/// The headers, and the number of the making behind them.
+/// The headers, and the generation after them.
 const HEADS_BYTES: u64 = HEADERS_BYTES + 8;
 const HEADER: usize = 64;
 
 /// A planted mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
-    /// A candidate counts an ambiguous compare-swap as won.
+    /// A candidate counts an ambiguous compare-and-swap as won.
     AmbiguousIsWon,
     /// A memory node answers a fence without having revoked anything.
     NoRevocation,
-    /// A coordinator takes what it has posted for written, except at one node: it commits on a minority.
+    /// A coordinator counts posted verbs as completed, except at one node: it commits on a minority.
     MinorityCommits,
-    /// A candidate stands for a term that is there already.
+    /// A candidate stands for a term that exists already.
     TermReused,
     /// A coordinator believes in its lease for much too long.
     LongLease,
-    /// A node that comes back with its memory is admitted without what it lacks. (In a group that is not coded.)
+    /// A node that comes back with its memory is admitted without the writes that it lacks. (In a group that is not
+    /// erasure-coded.)
     NotCopied,
-    /// In a coded group, some shares do not reach a node when their block is applied: they are of the version before.
-    StaleShare,
-    /// In a coded group, a node that comes back is admitted with shares that were not made for it.
-    NotEncodedAnew,
+    /// In an erasure-coded group, some shards do not reach a node when their block is applied: they keep the previous
+    /// version.
+    StaleShard,
+    /// In an erasure-coded group, a node that comes back is admitted with shards that were not computed for it.
+    NotReencoded,
 }
 
-/// How the messages of the checks begin that may catch it.
+/// The prefixes of the checkers' messages that may catch each lie.
 pub const CAUGHT_BY: &[(Option<Lie>, &[&str])] = &[
     (Some(Lie::AmbiguousIsWon), &["term:"]),
     (Some(Lie::NoRevocation), &["lost:", "changed:", "linearizable:", "torn:", "direct:", "serving:"]),
     (Some(Lie::MinorityCommits), &["lost:", "changed:", "linearizable:", "direct:", "record:"]),
     (Some(Lie::TermReused), &["term:"]),
-    // One that serves no more, and says that all memory nodes are whole, has the driver take more memories than are spare.
+    // A deposed coordinator that still reports all memory nodes as complete makes the driver take more memories than
+    // the group can spare.
     (Some(Lie::LongLease), &["serving:", "linearizable:", "report: p"]),
     (Some(Lie::NotCopied), &["linearizable:", "torn:"]),
-    (Some(Lie::StaleShare), &["linearizable:", "torn:"]),
-    (Some(Lie::NotEncodedAnew), &["linearizable:", "torn:"]),
+    (Some(Lie::StaleShard), &["linearizable:", "torn:"]),
+    (Some(Lie::NotReencoded), &["linearizable:", "torn:"]),
 ];
 
 /// A host that may lie to its memory node.
 pub struct LyingHost {
     pub inner: Arc<dyn Host>,
     pub lie: Option<Lie>,
-    /// How much longer it takes to be fenced.
+    /// The delay that it adds to a fence.
     pub fence_takes: Duration,
 }
 
@@ -107,30 +110,30 @@ impl Host for LyingHost {
     }
 }
 
-/// The fabric of processors, which may lie to them.
-pub fn fabric(inner: SimFabric, lie: Option<Lie>, layout: &Layout) -> Arc<dyn Fabric> {
-    // Behind the head, the log and the direct area.
-    let memory_at = 4096 + layout.log_bytes + layout.direct_bytes;
+/// The provider for CPU nodes, which may lie to them.
+pub fn provider(inner: SimProvider, lie: Option<Lie>, layout: &GroupLayout) -> Arc<dyn Provider> {
+    // After the head, the log and the unlogged region.
+    let memory_at = 4096 + layout.log_bytes + layout.unlogged_bytes;
     let lie = lie.filter(|lie| match lie {
         Lie::AmbiguousIsWon | Lie::MinorityCommits | Lie::TermReused => true,
-        Lie::StaleShare | Lie::NotEncodedAnew => layout.is_coded(),
-        Lie::NotCopied => !layout.is_coded(),
+        Lie::StaleShard | Lie::NotReencoded => layout.is_erasure_coded(),
+        Lie::NotCopied => !layout.is_erasure_coded(),
         Lie::NoRevocation | Lie::LongLease => false,
     });
     match lie {
-        Some(lie) => Arc::new(LyingFabric { inner, lie, memory_at }),
+        Some(lie) => Arc::new(LyingProvider { inner, lie, memory_at }),
         None => Arc::new(inner),
     }
 }
 
-struct LyingFabric {
-    inner: SimFabric,
+struct LyingProvider {
+    inner: SimProvider,
     lie: Lie,
     memory_at: u64,
 }
 
 #[async_trait]
-impl Fabric for LyingFabric {
+impl Provider for LyingProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let inner = self.inner.connect(address, credential).await?;
         let (lie, memory_at) = (self.lie, self.memory_at);
@@ -138,12 +141,12 @@ impl Fabric for LyingFabric {
         Ok(Endpoint::new(Arc::new(LyingConnection { inner, lie, memory_at, headed, kept })))
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         self.inner.host(address, options).await
     }
 
-    fn provider(&self) -> &'static str {
-        self.inner.provider()
+    fn name(&self) -> &'static str {
+        self.inner.name()
     }
 }
 
@@ -151,7 +154,7 @@ struct LyingConnection {
     inner: Endpoint,
     lie: Lie,
     memory_at: u64,
-    /// A header was written: what was written to memory before that was a node's that comes back.
+    /// A header was written: memory writes before it were those of a joining node.
     headed: AtomicBool,
     /// The node was found with a header.
     kept: Arc<AtomicBool>,
@@ -176,7 +179,7 @@ impl Connection for LyingConnection {
         self.inner.name()
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         self.inner.profile()
     }
 
@@ -206,12 +209,12 @@ impl Connection for LyingConnection {
         let is_memory = offset >= self.memory_at;
         let is_copy = is_memory && !self.headed.load(Ordering::Relaxed);
         match self.lie {
-            Lie::StaleShare if is_memory && self.inner.node().0 == 1 && rt::random_below(16) == 0 => {
+            Lie::StaleShard if is_memory && self.inner.node().0 == 1 && rt::random_below(16) == 0 => {
                 return Completion::ready(Ok(()));
             }
-            Lie::NotEncodedAnew if is_copy => return Completion::ready(Ok(())),
+            Lie::NotReencoded if is_copy => return Completion::ready(Ok(())),
             Lie::NotCopied if is_copy && self.kept.load(Ordering::Relaxed) => return Completion::ready(Ok(())),
-            Lie::NotEncodedAnew | Lie::NotCopied
+            Lie::NotReencoded | Lie::NotCopied
                 if offset < HEADERS_BYTES && parts.iter().map(Bytes::len).sum::<usize>() == HEADER =>
             {
                 self.headed.store(true, Ordering::Relaxed);
@@ -235,7 +238,7 @@ impl Connection for LyingConnection {
                 })
             }
             Lie::TermReused => {
-                // The candidate was told one less than what stands there.
+                // The candidate was given the stored term minus one.
                 let swap = self.inner.compare_swap(capability, offset, new, new);
                 changed(swap, move |outcome| outcome.map(|stood| if stood == new { expected } else { stood }))
             }
@@ -251,7 +254,7 @@ impl Connection for LyingConnection {
         self.inner.send(parts)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         self.inner.poll_receive(cx)
     }
 

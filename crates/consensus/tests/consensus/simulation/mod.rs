@@ -1,17 +1,17 @@
-//! A group under faults: three or five memory nodes, three processors that take over from one another, and clients of
-//! whichever of them coordinates.
+//! A group under faults: three or five memory nodes, three CPU nodes that take over from one another, and clients of
+//! the current coordinator.
 //!
-//! 1. A seed decides sizes, delays, what is asked, and the faults: processors crash, also at the named points of the
-//!    protocol; everybody is paused, cut off and drifts; connections break; verbs are lost, torn and delayed. Memory nodes
-//!    crash and come back blank, as many at a time as the group is to survive.
-//! 2. Meanwhile [`truth`] holds what happens against what must hold: terms, leases, committed entries, the direct area.
-//! 3. All is healed. Every client's operation then succeeds soon, and every memory node is taken back. The history of every
-//!    key must be that of one register.
+//! 1. A seed decides sizes, delays, requests and faults: CPU nodes crash, also at the named points of the protocol; all
+//!    nodes are paused, are cut off and have drifting clocks; connections break; verbs are lost, torn and delayed.
+//!    Memory nodes crash and come back blank, never more at a time than the group must survive.
+//! 2. Meanwhile [`truth`] checks the invariants: on terms, leases, committed entries and the unlogged region.
+//! 3. All faults are healed. Every client's operation then succeeds soon, and every memory node is re-admitted. The
+//!    history of every key must be linearizable, as that of a single register.
 //!
-//! Every other eight seeds have a coded group, whose blocks hold two keys each.
+//! In seeds 8 to 15 of every sixteen, the group is erasure-coded, with two keys per block.
 //!
-//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`], [`dropped`], [`late`]
-//! and [`returned`] are courses of events that seeds seldom take.
+//! The simulated provider gives only the guarantees that all providers have. [`lies`] plants mistakes; each must be
+//! caught. [`behind`], [`dropped`], [`late`] and [`returned`] are sequences of events that seeds seldom produce.
 
 mod behind;
 mod dropped;
@@ -26,17 +26,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{FaultKind, Plan, Sim};
+use base::rt::simulation::{FaultKind, FaultPlan, Sim};
 use base::{Bytes, BytesMut, ErrorKind};
-use consensus::{Coordinator, Error, Group, Kind, Layout, Standby, Write};
+use consensus::{Coordinator, EntryKind, Error, GroupLayout, MemoryWrite, SiftGroup, Standby};
 use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use rma::sim::SimFabric;
-use rma::{Fabric, Host};
+use rma::sim::SimProvider;
+use rma::{Host, Provider};
 
 use crate::support::campaign::{Campaign, tests_of};
-use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, PROCESSORS, nodes, timing};
+use crate::support::{self, CALM_MAX, CPU_NODES, FAULT_POINTS, GROUP, nodes, timing};
 use lies::{Lie, LyingHost};
 use truth::{Truth, value_of};
 
@@ -65,45 +65,51 @@ const CRASH_POINTS: &[&str] = &[
     "consensus.takeover.replaying",
 ];
 
-/// Where processors crash too, but no hundred seeds come by; [`behind`] does.
+/// Where CPU nodes crash too; a hundred seeds may not reach these points, but [`behind`] does.
 const RARE_CRASH_POINT: &str = "consensus.takeover.copied";
 
-/// What one seed is about.
+/// The world of one seed.
 #[derive(Clone)]
 struct World {
     sim: Sim,
-    fabric: SimFabric,
+    provider: SimProvider,
     truth: Arc<Truth>,
     memory_nodes: usize,
-    layout: Layout,
+    layout: GroupLayout,
     lie: Option<Lie>,
 }
 
 impl World {
-    fn group(&self, fabric: Arc<dyn Fabric>) -> Group {
+    fn group(&self, provider: Arc<dyn Provider>) -> SiftGroup {
         let mut timing = timing();
         if self.sim.seed().is_multiple_of(3) {
             timing.copy_bytes_per_second = 100_000;
         }
-        Group { id: GROUP, layout: self.layout, nodes: support::places(self.memory_nodes, "orderer"), fabric, timing }
+        SiftGroup {
+            id: GROUP,
+            layout: self.layout,
+            nodes: support::addresses(self.memory_nodes, "orderer"),
+            provider,
+            timing,
+        }
     }
 
-    /// Where a key lies.
+    /// The address of a key.
     fn address(&self, key: usize) -> u64 {
-        self.layout.direct_bytes + (key * BLOCK) as u64
+        self.layout.unlogged_bytes + (key * BLOCK) as u64
     }
 
     fn start_memory_node(&self, which: usize) {
         let lie = self.lie;
         let lying = move |inner| Arc::new(LyingHost { inner, lie, fence_takes: Duration::ZERO }) as Arc<dyn Host>;
-        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, lying);
+        support::start_memory_node(&self.sim, &self.provider, which, self.layout, false, lying);
     }
 
-    /// A processor: stands by, coordinates, stands by again.
+    /// Runs a CPU node: stands by, coordinates, stands by again.
     async fn process(self, which: usize) {
-        let name = PROCESSORS[which];
-        let fabric = lies::fabric(self.fabric.clone(), self.lie, &self.layout);
-        let mut group = self.group(fabric);
+        let name = CPU_NODES[which];
+        let provider = lies::provider(self.provider.clone(), self.lie, &self.layout);
+        let mut group = self.group(provider);
         if self.lie == Some(Lie::LongLease) && which == 0 {
             group.timing.lease *= 20;
             group.timing.answer_max *= 20;
@@ -135,7 +141,7 @@ impl World {
         for client in 0..CLIENTS {
             let (world, coordinator) = (self.clone(), coordinator.clone());
             let task = rt::spawn(async move {
-                // What ends a client ends the coordinator too.
+                // An error that ends a client ends the coordinator too.
                 let _ended = match client {
                     0 => world.use_direct(&coordinator).await,
                     1 => world.record(&coordinator).await,
@@ -152,7 +158,7 @@ impl World {
             }
         });
         tasks.push(watching.abort_on_drop());
-        // What a check in one of them says is heard at once.
+        // A failed check in one of them is noticed at once.
         let hearing = async {
             while tasks.next().await.is_some() {}
             std::future::pending::<()>().await;
@@ -192,13 +198,13 @@ impl World {
         Ok(())
     }
 
-    /// Writes a key; one of the first, which come in pairs, with its other half.
+    /// Writes a key; a key of the first ones, which come in pairs, together with its other half.
     async fn write(&self, coordinator: &Coordinator, key: usize) -> Result<(), Error> {
         let keys = if key < 2 * PAIRS { vec![key / 2 * 2 + 1, key / 2 * 2] } else { vec![key] };
         let begun = self.truth.begin_write(&keys);
         let bytes = Bytes::from(begun.0.to_le_bytes().repeat(BLOCK / 8));
-        let writes: Vec<Write> =
-            keys.iter().map(|key| Write { address: self.address(*key), bytes: bytes.clone() }).collect();
+        let writes: Vec<MemoryWrite> =
+            keys.iter().map(|key| MemoryWrite { address: self.address(*key), bytes: bytes.clone() }).collect();
         let outcome = match &writes[..] {
             [only] => coordinator.write(only.address, only.bytes.clone()).await,
             _ => coordinator.transact(writes.clone()).await,
@@ -215,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// The one user of the direct area: makes it whole, then writes it.
+    /// The only user of the unlogged region: repairs it, then writes it.
     async fn use_direct(&self, coordinator: &Coordinator) -> Result<(), Error> {
         let value = |copy: &BytesMut| u64::from_le_bytes(copy[..8].try_into().expect("eight bytes"));
         let mut newest = loop {
@@ -230,9 +236,9 @@ impl World {
             }
         };
         loop {
-            coordinator.write_direct(0, Bytes::copy_from_slice(&newest.to_le_bytes())).await?;
+            coordinator.write_unlogged(0, Bytes::copy_from_slice(&newest.to_le_bytes())).await?;
             self.truth.wrote_direct(newest);
-            coordinator.direct_is_whole();
+            coordinator.set_unlogged_recovered();
             rt::sleep(Duration::from_micros(500 + rt::random_below(8000))).await;
             newest = self.truth.next_direct();
         }
@@ -240,7 +246,7 @@ impl World {
 
     /// Appends records, and trims all but the last.
     async fn record(&self, coordinator: &Coordinator) -> Result<(), Error> {
-        let found = coordinator.recovered().iter().filter(|entry| entry.kind == Kind::Record);
+        let found = coordinator.recovered().iter().filter(|entry| entry.kind == EntryKind::Record);
         let mut records: VecDeque<u64> = found.map(|entry| entry.index).collect();
         loop {
             rt::sleep(Duration::from_micros(rt::random_below(30_000))).await;
@@ -255,7 +261,7 @@ impl World {
             let index = match select(&mut appending, patience).await {
                 Either::Left((outcome, _)) => outcome?,
                 Either::Right(_) => {
-                    // The log may be full of what is between the records.
+                    // The log may be full of entries between the records.
                     let index = records.drain(..).next_back().unwrap_or_default();
                     self.truth.trims(index);
                     coordinator.trim(index);
@@ -268,8 +274,8 @@ impl World {
     }
 }
 
-/// Faults of everybody, and crashes of processors.
-fn plans(seed: u64) -> [Plan; 2] {
+/// Faults of all nodes, and crashes of CPU nodes.
+fn plans(seed: u64) -> [FaultPlan; 2] {
     let kinds = [
         FaultKind::Pause,
         FaultKind::Pause,
@@ -288,18 +294,24 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let seed = sim.seed();
     let truth = Arc::new(Truth::new(&sim));
     let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
-    // Coded blocks hold two keys each, so that a write has to see to the other.
+    // Erasure-coded blocks hold two keys each, so that a write must preserve the other key.
     let layout = match support::data_shares(seed) {
-        1 => Layout { log_bytes, direct_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 },
-        data_shares => Layout { log_bytes, direct_bytes: 128, memory_bytes: 64 * 32, block_bytes: 128, data_shares },
+        1 => GroupLayout { log_bytes, unlogged_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64, data_shards: 1 },
+        data_shares => GroupLayout {
+            log_bytes,
+            unlogged_bytes: 128,
+            memory_bytes: 64 * 32,
+            block_bytes: 128,
+            data_shards: data_shares,
+        },
     };
-    let fabric = SimFabric::new(&sim);
-    let world = World { sim: sim.clone(), fabric, truth: Arc::clone(&truth), memory_nodes: nodes(seed), layout, lie };
+    let provider = SimProvider::new(&sim);
+    let world = World { sim: sim.clone(), provider, truth: Arc::clone(&truth), memory_nodes: nodes(seed), layout, lie };
     for which in 0..world.memory_nodes {
         world.start_memory_node(which);
     }
-    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
-    for (which, name) in PROCESSORS.into_iter().enumerate() {
+    support::format(&sim, world.group(Arc::new(world.provider.clone()))).await;
+    for (which, name) in CPU_NODES.into_iter().enumerate() {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));
     }
@@ -325,7 +337,7 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let coordinating = Arc::clone(&truth);
     let status = move || coordinating.current().map(|coordinator| coordinator.status());
     let points = FAULT_POINTS.iter().chain(CRASH_POINTS).chain([&RARE_CRASH_POINT]);
-    support::trouble(&sim, layout.is_coded(), plans(seed), status, inject, points).await;
+    support::trouble(&sim, layout.is_erasure_coded(), plans(seed), status, inject, points).await;
     truth.check_failed();
     comes_to_rest(&world).await;
     truth.check_failed();
@@ -333,7 +345,7 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     truth.operations()
 }
 
-/// Somebody coordinates, everything works, and every memory node is whole again.
+/// There is a coordinator, everything works, and every memory node is complete again.
 async fn comes_to_rest(world: &World) {
     let start = rt::now();
     let truth = &world.truth;

@@ -1,27 +1,27 @@
-//! A memory node that was cut off comes back with its memory, and gets what it lacks.
+//! A memory node that was cut off comes back with its memory, and gets only the data that it lacks.
 
 use base::rt::simulation::Simulation;
 
 use super::*;
 
-/// Blocks that are written while it is away.
+/// Blocks that are written while it is cut off.
 const AWAY: u64 = 3;
 /// Records that are kept.
 const RECORDS: u64 = 2500;
 
-/// A group in every second seed coded.
+/// A group, erasure-coded in every second seed.
 async fn formatted(sim: &Sim, memory_nodes: usize, log_bytes: u64) -> World {
     let seed = sim.seed();
     let (memory_bytes, data_shares) = (256 << 10, 1 + (seed % 2) as u32 * (memory_nodes as u32 / 2));
-    let layout = Layout { log_bytes, direct_bytes: 64, memory_bytes, block_bytes: 64, data_shares };
-    let (truth, fabric) = (Arc::new(Truth::new(sim)), SimFabric::new(sim));
-    let world = World { sim: sim.clone(), fabric, truth, memory_nodes, layout, lie: None };
+    let layout = GroupLayout { log_bytes, unlogged_bytes: 64, memory_bytes, block_bytes: 64, data_shards: data_shares };
+    let (truth, provider) = (Arc::new(Truth::new(sim)), SimProvider::new(sim));
+    let world = World { sim: sim.clone(), provider, truth, memory_nodes, layout, lie: None };
     (0..memory_nodes).for_each(|which| world.start_memory_node(which));
-    support::format(sim, world.group(Arc::new(world.fabric.clone()))).await;
+    support::format(sim, world.group(Arc::new(world.provider.clone()))).await;
     world
 }
 
-/// Where a block lies.
+/// The address of a block.
 fn at(block: u64) -> u64 {
     64 + block % 4096 * 64
 }
@@ -41,14 +41,14 @@ async fn scenario(sim: Sim) -> [u64; 2] {
     let world = formatted(&sim, 3, 8192).await;
     let cutting = sim.clone();
     let copied = sim.node("p0").spawn(async move {
-        let group = world.group(Arc::new(world.fabric.clone()));
+        let group = world.group(Arc::new(world.provider.clone()));
         let mut standby = Standby::new(group, 0).expect("the group is good");
         let coordinator = standby.take_over().await.expect("a majority is whole");
-        coordinator.direct_is_whole();
+        coordinator.set_unlogged_recovered();
         for block in 0..200 {
             write(&coordinator, block * 20, block).await;
         }
-        coordinator.settle().await.expect("it serves");
+        coordinator.wait_applied().await.expect("it serves");
         cutting.break_links("p0", "m1");
         cutting.cut("p0", "m1");
         for block in 0..AWAY {
@@ -58,7 +58,7 @@ async fn scenario(sim: Sim) -> [u64; 2] {
         cutting.heal_all();
         until_live(&coordinator, true).await;
         let partly = coordinator.status().copied_bytes;
-        // From now on without one of the others: what is read lies at the one that came back.
+        // From now on without one of the others: reads need the node that came back.
         cutting.break_links("p0", "m0");
         cutting.cut("p0", "m0");
         for block in 0..AWAY {
@@ -85,7 +85,7 @@ fn a_node_that_kept_its_memory_gets_what_was_written_while_it_was_away() {
     for seed in 0..6 {
         let report = Simulation::new(seed).run(scenario);
         let [partly, wholly] = report.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).value;
-        // The regions of the blocks that were written, and that of the direct area.
+        // The regions of the blocks that were written, and the region of the unlogged memory.
         assert!(partly <= 8192 * (AWAY + 1), "seed {seed}: {partly} bytes were copied");
         assert!(
             wholly >= 256 << 10,
@@ -94,16 +94,16 @@ fn a_node_that_kept_its_memory_gets_what_was_written_while_it_was_away() {
     }
 }
 
-/// Writes go on while the node comes back. The log is read from one that is cut off for a while, so that the others commit and
-/// apply what comes after. Gives how often the node came back.
+/// Writes continue while the node comes back. The log is read from a node that is cut off for a while, so that the
+/// others commit and apply later entries. Returns how often the node came back.
 async fn busy(sim: Sim) -> u64 {
     let world = formatted(&sim, 5, 8192).await;
     let cutting = sim.clone();
     let checked = sim.node("p0").spawn(async move {
-        let group = world.group(Arc::new(world.fabric.clone()));
+        let group = world.group(Arc::new(world.provider.clone()));
         let mut standby = Standby::new(group, 0).expect("the group is good");
         let coordinator = standby.take_over().await.expect("a majority is whole");
-        coordinator.direct_is_whole();
+        coordinator.set_unlogged_recovered();
         let (mut value, mut returned) = (0_u64, 0);
         for _ in 0..2 {
             while coordinator.status().live < 5 && coordinator.is_serving() {
@@ -135,9 +135,10 @@ async fn busy(sim: Sim) -> u64 {
             slow.await.expect("nothing panics");
             let copies = coordinator.status().live == 5;
             returned += u64::from(copies);
-            // Of a group that is not coded, each node is asked; of a coded one, shares of this one are needed without others.
+            // Without erasure coding, each node is read; with it, reads need the shards of this node when others are
+            // missing.
             for value in (value.saturating_sub(400).max(1)..=value).filter(|_| copies) {
-                let copies = match world.layout.is_coded() {
+                let copies = match world.layout.is_erasure_coded() {
                     false => coordinator.read_each(at(value * 61), BLOCK).await,
                     true => coordinator.read(at(value * 61), BLOCK).await.map(|copy| vec![copy]),
                 };
@@ -160,16 +161,16 @@ fn what_is_written_while_a_node_comes_back_reaches_it() {
     assert!(returned >= 12, "the node came back {returned} times");
 }
 
-/// More entries behind a record that is kept than verbs may be under way to a node: it had all of them to get at once when it came
-/// back, was lost again, and so for ever.
+/// A record that is kept has more entries after it than a node may have outstanding verbs. A node that came back had to
+/// get all of them at once, and so was lost again, for ever.
 async fn kept(sim: Sim) -> u64 {
     let world = formatted(&sim, 3, 1 << 20).await;
     let cutting = sim.clone();
     let checked = sim.node("p0").spawn(async move {
-        let group = world.group(Arc::new(world.fabric.clone()));
+        let group = world.group(Arc::new(world.provider.clone()));
         let coordinator = Standby::new(group.clone(), 0).expect("the group is good").take_over().await;
         let coordinator = coordinator.expect("a majority is whole");
-        coordinator.direct_is_whole();
+        coordinator.set_unlogged_recovered();
         until_live(&coordinator, true).await;
         cutting.break_links("p0", "m1");
         cutting.cut("p0", "m1");
@@ -181,7 +182,7 @@ async fn kept(sim: Sim) -> u64 {
         let back = rt::timeout(Duration::from_secs(5), until_live(&coordinator, true)).await;
         back.expect("it comes back");
         coordinator.step_down();
-        // What it got is what the others have.
+        // It got the same data as the others.
         cutting.break_links("p0", "m0");
         cutting.cut("p0", "m0");
         let next = Standby::new(group, 0).expect("the group is good").take_over().await.expect("two are whole");
@@ -194,7 +195,7 @@ async fn kept(sim: Sim) -> u64 {
 
 #[test]
 fn a_node_comes_back_however_many_records_are_kept() {
-    const { assert!(RECORDS as usize > consensus::coordinator::LAG_MAX) };
+    const { assert!(RECORDS as usize > consensus::coordinator::PENDING_VERBS_MAX) };
     for seed in 0..2 {
         Simulation::new(seed).run(kept).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     }

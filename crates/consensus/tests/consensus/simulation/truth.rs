@@ -1,19 +1,19 @@
-//! What really happens, seen from outside, and what must hold.
+//! The observed state of a group, as the simulation sees it from outside, and the checks of its invariants.
 //!
-//! The names at the beginning of each message are those by which planted mistakes are to be caught.
+//! The prefix of each message is the name by which a planted mistake must be caught.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::rt::simulation::Sim;
-use consensus::{Coordinator, Entry, Kind, Term, Write};
+use consensus::{Coordinator, EntryKind, LogEntry, MemoryWrite, Term};
 
 /// Bytes of a key, and of a record.
 const KEY_BYTES: u64 = super::BLOCK as u64;
 /// Stands for "no answer yet".
 const NEVER: u64 = u64::MAX;
 
-/// All that is known.
+/// Everything known so far.
 pub struct Truth {
     sim: Sim,
     inner: Mutex<Inner>,
@@ -22,7 +22,7 @@ pub struct Truth {
 #[derive(Default)]
 struct Inner {
     elected: BTreeMap<Term, &'static str>,
-    /// Since when each term has served.
+    /// The time since which each term has served.
     served: BTreeMap<Term, u64>,
     /// Every entry whose write was acknowledged.
     committed: BTreeMap<u64, Vec<(u64, u64)>>,
@@ -31,7 +31,7 @@ struct Inner {
     values: u64,
     operations: u64,
     direct: u64,
-    /// Records that were acknowledged, and up to where they were given up.
+    /// The acknowledged records, and the index up to which they were trimmed.
     records: BTreeMap<u64, u64>,
     trimmed: u64,
     current: Option<(Term, Coordinator)>,
@@ -53,11 +53,11 @@ struct Operation {
     keys: Vec<usize>,
     from: u64,
     until: u64,
-    /// It was said that nothing happened.
+    /// The answer said that nothing happened.
     refused: bool,
 }
 
-/// A write that was begun.
+/// A write that was started.
 #[derive(Clone, Copy)]
 pub struct Begun(pub u64);
 
@@ -89,13 +89,13 @@ impl Truth {
         self.lock().served.len() as u64
     }
 
-    /// A processor has won an election.
+    /// A CPU node has won an election.
     pub fn elected(&self, term: Term, node: &'static str) {
         let before = self.lock().elected.insert(term, node);
         assert!(before.is_none(), "term: {before:?} and {node} are both elected for term {term}");
     }
 
-    /// A coordinator begins to serve.
+    /// A coordinator starts to serve.
     pub fn serves(&self, coordinator: &Coordinator) {
         let (now, term) = (self.now(), coordinator.term());
         let mut inner = self.lock();
@@ -121,14 +121,14 @@ impl Truth {
         }
         for (index, value) in inner.records.range(inner.trimmed + 1..) {
             let found = coordinator.recovered().iter().find(|entry| entry.index == *index);
-            let found = found.filter(|entry| entry.kind == Kind::Record).and_then(|entry| value_at(entry, 0));
+            let found = found.filter(|entry| entry.kind == EntryKind::Record).and_then(|entry| value_at(entry, 0));
             assert!(found == Some(*value), "record: {value} was appended as entry {index}, {found:?} found");
         }
         inner.current = Some((term, coordinator.clone()));
-        self.sim.mark("serves", [term.0, end, 0]);
+        self.sim.trace_numbers("serves", [term.0, end, 0]);
     }
 
-    /// A coordinator says, at its own place, that it serves.
+    /// A coordinator says, on its own node, that it serves.
     pub fn is_serving(&self, term: Term) {
         let now = self.now();
         let mut inner = self.lock();
@@ -138,7 +138,7 @@ impl Truth {
         }
     }
 
-    /// A write is about to begin.
+    /// A write is about to start.
     pub fn begin_write(&self, keys: &[usize]) -> Begun {
         let from = self.now();
         let mut inner = self.lock();
@@ -149,7 +149,7 @@ impl Truth {
     }
 
     /// A write was acknowledged as an entry.
-    pub fn wrote(&self, begun: Begun, index: u64, writes: &[Write]) {
+    pub fn wrote(&self, begun: Begun, index: u64, writes: &[MemoryWrite]) {
         let now = self.now();
         let mut inner = self.lock();
         inner.operations += 1;
@@ -158,10 +158,10 @@ impl Truth {
             panic!("changed: entry {index} was committed as {before:?}, and again");
         }
         inner.writes.get_mut(&begun.0).expect("it was begun").until = now;
-        self.sim.mark("wrote", [begun.0, index, 0]);
+        self.sim.trace_numbers("wrote", [begun.0, index, 0]);
     }
 
-    /// It was said that a write did not happen.
+    /// The answer said that a write did not happen.
     pub fn refused(&self, begun: Begun) {
         self.lock().writes.get_mut(&begun.0).expect("it was begun").refused = true;
     }
@@ -172,7 +172,7 @@ impl Truth {
         let mut inner = self.lock();
         inner.operations += 1;
         inner.reads.push((key, value, Operation { keys: vec![key], from, until, refused: false }));
-        self.sim.mark("read", [key as u64, value, 0]);
+        self.sim.trace_numbers("read", [key as u64, value, 0]);
     }
 
     /// A value for a record.
@@ -185,16 +185,16 @@ impl Truth {
         let mut inner = self.lock();
         let before = inner.records.insert(index, value);
         assert!(before.is_none() && !inner.committed.contains_key(&index), "changed: entry {index} was there before");
-        self.sim.mark("recorded", [value, index, 0]);
+        self.sim.trace_numbers("recorded", [value, index, 0]);
     }
 
-    /// Records up to an index are about to be given up.
+    /// Records up to an index are about to be trimmed.
     pub fn trims(&self, index: u64) {
         let mut inner = self.lock();
         inner.trimmed = inner.trimmed.max(index);
     }
 
-    /// A value for the direct area; those of later coordinators are greater.
+    /// A value for the unlogged region; later coordinators get greater values.
     pub fn next_direct(&self) -> u64 {
         let mut inner = self.lock();
         inner.values += 1;
@@ -207,7 +207,7 @@ impl Truth {
         inner.operations += 1;
     }
 
-    /// The copies that a majority holds of the direct area.
+    /// Checks the copies of the unlogged region that a majority holds.
     pub fn read_direct(&self, copies: &[u64]) {
         let inner = self.lock();
         let newest = copies.iter().max().copied().unwrap_or_default();
@@ -224,7 +224,7 @@ impl Truth {
         }
     }
 
-    /// The history of every key is that of one register.
+    /// Checks that the history of every key is that of one register.
     pub fn check_linearizable(&self, keys: usize) {
         let inner = self.lock();
         for key in 0..keys {
@@ -260,7 +260,7 @@ impl Truth {
     }
 }
 
-/// A write and the reads of what it wrote.
+/// A write and the reads that returned its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster {
     written: u64,
@@ -269,9 +269,9 @@ pub struct Cluster {
     reads: u64,
 }
 
-/// Whether the operations on one register whose writes write different values are linearizable. Gibbons and Korach, Testing
-/// shared memories, 1997: a cluster whose first answer comes before its last beginning holds the register for all of the
-/// time between the two; no two such times overlap, and no other cluster lies within one.
+/// Whether the operations on one register are linearizable, where all writes write different values. Gibbons and
+/// Korach, Testing shared memories, 1997: a cluster whose first answer comes before its last start holds the register
+/// for all of the time between the two; no two such times overlap, and no other cluster lies within one.
 fn check_register(clusters: &BTreeMap<u64, Cluster>) -> Result<(), String> {
     let seen = clusters.iter().filter(|(_, cluster)| cluster.first_answer != NEVER);
     let (forward, backward): (Vec<_>, Vec<_>) =
@@ -301,7 +301,7 @@ fn check_register(clusters: &BTreeMap<u64, Cluster>) -> Result<(), String> {
     Ok(())
 }
 
-/// What stands in a block: every word is the value.
+/// The value that a block holds: every word is the value.
 pub fn value_of(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     let first = words.next().expect("a block");
@@ -309,8 +309,8 @@ pub fn value_of(bytes: &[u8]) -> u64 {
     first
 }
 
-/// What an entry leaves in the key at an address; a coded group logs whole blocks, of several keys.
-fn value_at(entry: &Entry, address: u64) -> Option<u64> {
+/// The value that an entry writes to the key at an address; an erasure-coded group logs whole blocks, of several keys.
+fn value_at(entry: &LogEntry, address: u64) -> Option<u64> {
     let write =
         entry.writes.iter().rev().find(|write| {
             write.address <= address && address + KEY_BYTES <= write.address + write.bytes.len() as u64

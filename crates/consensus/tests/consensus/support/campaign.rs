@@ -1,4 +1,4 @@
-//! Running many seeds of a simulation, and seeds that must fail.
+//! Runs many seeds of a simulation, and seeds that must fail because a mistake is planted.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -8,35 +8,37 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use base::rt::net::BoxFuture;
-use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::simulation::{
+    FaultKind, FaultPlan, FaultPlanLimits, Sim, Simulation, SimulationFailure, SimulationReport,
+};
+use base::rt::{self, CancellationToken};
 
-/// Seeds of which each must run twice the same.
+/// Seeds whose two runs must be identical.
 const SEEDS_TWICE: Range<u64> = 0..4;
-/// Seeds of which one must catch what is planted.
+/// Seeds of which one must catch a planted mistake.
 const SEEDS_TO_CATCH: Range<u64> = 0..200;
 
-/// What became of a seed: how many operations there were.
-pub type Outcome = Result<Report<u64>, Box<Failure>>;
+/// The outcome of a seed: its number of operations.
+pub type Outcome = Result<SimulationReport<u64>, Box<SimulationFailure>>;
 
-/// A simulation's seeds. `P` is what may be planted in it.
+/// The seeds of a simulation. `P` is the type of the mistakes that can be planted in it.
 pub struct Campaign<P: 'static> {
-    /// How the variables of the environment begin that choose seeds: one by `…_SEED`, many by `…_SEEDS`.
+    /// The prefix of the environment variables that choose seeds: one by `…_SEED`, many by `…_SEEDS`.
     pub name: &'static str,
     /// The module of the test program.
     pub tests: &'static str,
     pub steps_max: u64,
     pub scenario: fn(Sim, P) -> BoxFuture<'static, u64>,
     /// Faults of a seed.
-    pub plans: fn(u64) -> [Plan; 2],
-    /// What all of so many seeds must have come by.
+    pub plans: fn(u64) -> [FaultPlan; 2],
+    /// Points that `enough` seeds together must have reached.
     pub points: Vec<&'static str>,
     pub enough: u64,
-    /// Plants something in this thread.
+    /// Plants a mistake in this thread.
     pub plant: fn(P),
-    /// That nothing is planted.
+    /// The value for no mistake.
     pub sound: P,
-    /// What must be caught, and how the messages of the checks begin that may catch it.
+    /// The mistakes that must be caught, each with the prefixes of the checkers' messages that may catch it.
     pub mistakes: &'static [(P, &'static [&'static str])],
 }
 
@@ -56,10 +58,10 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
     pub fn run(&self, seeds: Range<u64>) {
         let mut totals = Totals::default();
         seeds.clone().for_each(|seed| totals.add(self, seed, self.run_planted(seed, self.sound)));
-        self.judge(seeds, &totals);
+        self.evaluate(seeds, &totals);
     }
 
-    /// The same on all processors.
+    /// The same, on all cores.
     #[allow(clippy::disallowed_methods, reason = "each thread runs simulations of its own")]
     fn run_on_all(&self, seeds: Range<u64>) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -80,10 +82,10 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
             drop(outcomes);
             received.into_iter().for_each(|(seed, outcome)| totals.add(self, seed, outcome));
         });
-        self.judge(seeds, &totals);
+        self.evaluate(seeds, &totals);
     }
 
-    fn judge(&self, seeds: Range<u64>, totals: &Totals) {
+    fn evaluate(&self, seeds: Range<u64>, totals: &Totals) {
         let Totals { operations, faults, injected } = totals;
         println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
         if seeds.end - seeds.start >= self.enough {
@@ -93,7 +95,7 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
         }
     }
 
-    /// Runs those that `…_SEEDS` names, if it is there: a range, such as 0..5000.
+    /// Runs the seeds in the variable `…_SEEDS`, if it is set: a range, such as 0..5000.
     pub fn run_chosen(&self) {
         let variable = format!("{}_SEEDS", self.name);
         let Ok(seeds) = std::env::var(&variable) else { return };
@@ -102,7 +104,7 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
         self.run_on_all(from..to);
     }
 
-    /// Runs the one that `…_SEED` names, if it is there, with what `…_PLANTED` names, if it is there too.
+    /// Runs the seed in the variable `…_SEED`, if it is set, with the mistake in `…_PLANTED`, if that is set too.
     pub fn run_one(&self) {
         let variable = |what| std::env::var(format!("{}_{what}", self.name)).ok();
         let Some(seed) = variable("SEED").and_then(|seed| seed.parse().ok()) else { return };
@@ -115,7 +117,7 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
         self.run_planted(seed, planted).expect("the seed succeeds");
     }
 
-    /// Seeds decide everything.
+    /// A seed decides everything: two runs are identical.
     pub fn run_twice(&self) {
         for seed in SEEDS_TWICE {
             let outcome = self.simulation(seed).check(|sim| (self.scenario)(sim, self.sound));
@@ -132,7 +134,7 @@ impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
     }
 }
 
-/// What happened in all seeds together.
+/// The totals of all seeds.
 #[derive(Default)]
 struct Totals {
     operations: u64,
@@ -157,7 +159,7 @@ impl Totals {
     }
 }
 
-/// The tests that all simulations have, each by its campaign.
+/// Declares the tests that all simulations have, each for its campaign.
 macro_rules! tests_of {
     ($campaign:expr) => {
         #[test]
@@ -183,7 +185,7 @@ macro_rules! tests_of {
 }
 pub(crate) use tests_of;
 
-/// Some seed catches what was planted, by one of the checks that are to.
+/// Some seed must catch the planted mistake, by one of the intended checks.
 pub fn must_be_caught(what: &str, by: &[&str], run: impl Fn(u64) -> Outcome) {
     let caught = SEEDS_TO_CATCH.into_iter().find_map(|seed| run(seed).err().map(|failure| (seed, failure)));
     let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {what}"));
@@ -193,27 +195,27 @@ pub fn must_be_caught(what: &str, by: &[&str], run: impl Fn(u64) -> Outcome) {
     assert!(as_meant, "{what} is caught, but by something else: {reason}");
 }
 
-/// Faults within these bounds, and so many crashes of these nodes.
-pub fn plans_of(seed: u64, bounds: Bounds, crashing: &[&str], crashes: usize) -> [Plan; 2] {
+/// Faults within these bounds, and `crashes` crashes of the nodes `crashing`.
+pub fn plans_of(seed: u64, bounds: FaultPlanLimits, crashing: &[&str], crashes: usize) -> [FaultPlan; 2] {
     let nodes = crashing.iter().map(|name| (*name).to_owned()).collect();
     let kinds = vec![FaultKind::Crash];
-    let crashes = Bounds { nodes, kinds, faults: crashes, ..bounds.clone() };
-    [Plan::random(seed, &bounds), Plan::random(seed ^ 1 << 40, &crashes)]
+    let crashes = FaultPlanLimits { nodes, kinds, faults: crashes, ..bounds.clone() };
+    [FaultPlan::random(seed, &bounds), FaultPlan::random(seed ^ 1 << 40, &crashes)]
 }
 
-/// Trouble, and then calm: both plans run, and what has crashed starts again after a pause; then nothing is injected any more, all is
-/// healed and runs.
+/// Trouble, and then calm: both plans run, and crashed nodes start again after a pause. Then no fault is injected any
+/// more, everything is healed and runs.
 pub async fn endure(
     sim: &Sim,
-    [trouble, crashes]: [Plan; 2],
+    [trouble, crashes]: [FaultPlan; 2],
     names: &[&'static str],
     pause: Duration,
     points: impl Iterator<Item = &&'static str>,
 ) {
-    let calm = Stop::new();
+    let calm = CancellationToken::new();
     let (other, crashed, until) = (sim.clone(), names.to_vec(), calm.clone());
     let reviving = rt::spawn(async move {
-        while until.or_stopped(rt::sleep(pause)).await.is_some() {
+        while until.run_until_cancelled(rt::sleep(pause)).await.is_some() {
             crashed.iter().for_each(|name| other.node(name).restart());
         }
     });
@@ -223,7 +225,7 @@ pub async fn endure(
     crashing.await.expect("the driver does not crash");
     points.for_each(|point| sim.inject(point, 0.0));
     sim.heal_all();
-    calm.stop();
+    calm.cancel();
     reviving.await.expect("the driver does not crash");
     names.iter().for_each(|name| sim.node(name).restart());
 }

@@ -1,6 +1,6 @@
-//! What was asked and answered, seen from outside, and what must hold.
+//! The history of requests and answers, as clients see it, and the checks of it.
 //!
-//! The names at the beginning of each message are those by which planted mistakes are to be caught.
+//! The prefix of each message is the name by which a planted mistake must be caught.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -10,34 +10,34 @@ use std::time::Duration;
 use base::rt::simulation::Sim;
 use base::{Bytes, ErrorKind, rt};
 use consensus::Error;
-use consensus::kv::{Expected, Swap, Versioned};
+use consensus::kv::{Precondition, SwapOutcome, VersionedValue};
 
 /// Stands for "no answer yet".
 const NEVER: u64 = u64::MAX;
-/// States that a search for an order looks at, of one key.
+/// Bound on the states that the search for an order examines for one key.
 const STATES_MAX: usize = 4_000_000;
 
-/// What a client asks of a key. Values differ, each from every other.
+/// A client's operation on a key. All values differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     Get,
     Put(u64),
     Delete,
-    /// If it has this, or nothing, then that.
+    /// Compare-and-set: if the key has this value, or none, set that one.
     Swap(Option<u64>, u64),
 }
 
-/// What it is told.
+/// The answer to an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It was done, as this version.
+    /// It was done, and has this version.
     Done(u64),
-    /// Nothing was done: this is what the key has, and the version of that.
+    /// Nothing was done: the key has this value, with this version.
     Got(Option<(u64, u64)>),
 }
 
 impl Outcome {
-    pub fn got(found: Option<Versioned>) -> Outcome {
+    pub fn got(found: Option<VersionedValue>) -> Outcome {
         Outcome::Got(found.map(|found| (value_of(&found.value), found.version)))
     }
 
@@ -45,10 +45,10 @@ impl Outcome {
         done.map_or(Outcome::Got(None), Outcome::Done)
     }
 
-    pub fn swapped(swap: Swap) -> Outcome {
+    pub fn swapped(swap: SwapOutcome) -> Outcome {
         match swap {
-            Swap::Done(version) => Outcome::Done(version),
-            Swap::Found(found) => Outcome::got(found),
+            SwapOutcome::Done(version) => Outcome::Done(version),
+            SwapOutcome::Mismatch(found) => Outcome::got(found),
         }
     }
 }
@@ -57,7 +57,7 @@ pub fn key_of(key: u64) -> Bytes {
     Bytes::from(format!("key-{key}"))
 }
 
-/// A value's bytes: of some length, and all of them tell which it is.
+/// The bytes of a value: their length varies, and every byte identifies the value.
 pub fn bytes_of(value: u64) -> Bytes {
     Bytes::from(value.to_le_bytes().repeat(1 + (value * 7 % 40) as usize))
 }
@@ -69,8 +69,8 @@ pub fn value_of(bytes: &[u8]) -> u64 {
     first
 }
 
-pub fn expected_of(value: Option<u64>) -> Expected {
-    value.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value)))
+pub fn expected_of(value: Option<u64>) -> Precondition {
+    value.map_or(Precondition::Absent, |value| Precondition::Value(bytes_of(value)))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ struct Operation {
     outcome: Option<Outcome>,
 }
 
-/// All that is known.
+/// Everything known so far.
 pub struct History {
     sim: Sim,
     inner: Mutex<Inner>,
@@ -91,9 +91,9 @@ pub struct History {
 #[derive(Default)]
 struct Inner {
     begun: BTreeMap<u64, Operation>,
-    /// What each version is, as far as somebody was told.
+    /// The value of each version, as far as some client has seen it.
     versions: BTreeMap<u64, (u64, Option<u64>)>,
-    /// A value of each key that it had at some time.
+    /// A value that each key had at some time.
     values: BTreeMap<u64, Option<u64>>,
     next: u64,
     operations: u64,
@@ -128,7 +128,7 @@ impl History {
         self.lock().operations
     }
 
-    /// One operation, drawn by chance, on one of so many keys; `perform` asks it of a store.
+    /// One random operation on a random key; `perform` runs it on a store.
     pub async fn operate<F>(&self, keys: u64, perform: impl FnOnce(Bytes, Asked) -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<Outcome, Error>>,
@@ -160,7 +160,7 @@ impl History {
         inner.next
     }
 
-    /// What a key may well have.
+    /// A value that a key may well have.
     fn some_value(&self, key: u64) -> Option<u64> {
         self.lock().values.get(&key).copied().flatten().filter(|_| rt::random_below(5) > 0)
     }
@@ -196,15 +196,15 @@ impl History {
             Outcome::Done(version) => version,
             Outcome::Got(found) => found.map_or(0, |(_, version)| version),
         };
-        self.sim.mark("ended", [key, value.unwrap_or_default(), version]);
+        self.sim.trace_numbers("ended", [key, value.unwrap_or_default(), version]);
     }
 
-    /// It was said that nothing happened.
+    /// The answer said that nothing happened.
     fn refused(&self, begun: u64) {
         self.lock().begun.remove(&begun);
     }
 
-    /// A watcher of all keys was told a version, after another.
+    /// A watcher of all keys saw a version, after another one.
     pub fn told(&self, last: Option<u64>, version: u64, key: &[u8], value: Option<u64>) {
         let key = std::str::from_utf8(key).ok().and_then(|key| key.strip_prefix("key-")?.parse().ok());
         let key: u64 = key.expect("changed: a key that nobody has named");
@@ -224,7 +224,7 @@ impl History {
         }
     }
 
-    /// There is an order of each key's operations that explains every answer.
+    /// Checks that each key's operations have an order that explains every answer.
     pub fn check_linearizable(&self) {
         let inner = self.lock();
         let keys: BTreeSet<u64> = inner.begun.values().map(|operation| operation.key).collect();
@@ -237,7 +237,7 @@ impl History {
     }
 }
 
-/// What a key has after an operation, if the operation may be told what it was told.
+/// The value of a key after an operation, if the operation may return its answer in this state.
 fn applied(operation: &Operation, has: Option<u64>) -> Option<Option<u64>> {
     let done = match (operation.asked, has) {
         (Asked::Get, _) | (Asked::Delete, None) => None,
@@ -253,11 +253,12 @@ fn applied(operation: &Operation, has: Option<u64>) -> Option<Option<u64>> {
     }
 }
 
-/// Whether operations on one key are linearizable. Wing and Gong, Testing and verifying concurrent objects, 1993, with what
-/// was looked at remembered (Lowe, Testing for linearizability, 2017): an operation may come next if none that is still to
-/// come was answered before it began. One that was not answered may come at any time from its beginning on, or never.
+/// Whether operations on one key are linearizable. Wing and Gong, Testing and verifying concurrent objects, 1993, with
+/// a memory of the states examined (Lowe, Testing for linearizability, 2017): an operation may come next if no
+/// remaining operation was answered before it started. An operation without an answer may take effect at any time after
+/// its start, or never.
 fn check(mut operations: Vec<Operation>) -> Result<(), String> {
-    // What changed nothing, and was answered to nobody, explains nothing.
+    // An operation that changed nothing and was never answered explains nothing.
     operations.retain(|operation| operation.outcome.is_some() || operation.asked != Asked::Get);
     operations.sort_by_key(|operation| operation.from);
     let words = operations.len().div_ceil(64);

@@ -1,5 +1,5 @@
-//! What the simulations of a group and of a store on it have in common: memory nodes and processors, the faults of a seed, and
-//! running many seeds.
+//! Common parts of the simulations of a group and of the store on it: memory nodes, CPU nodes, the faults of a seed,
+//! and campaigns of many seeds.
 
 pub mod campaign;
 pub mod history;
@@ -8,26 +8,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::disk::Directory;
-use base::rt::simulation::{Bounds, FaultKind, Plan, Sim};
-use base::rt::{self, Stop};
-use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
-use rma::sim::SimFabric;
-use rma::{Fabric, Host, HostOptions, NodeId, TOKEN_BYTES, Token};
+use base::rt::simulation::{FaultKind, FaultPlan, FaultPlanLimits, Sim};
+use base::rt::{self, CancellationToken};
+use consensus::{
+    CoordinatorStatus, Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress,
+    SiftGroup, SiftTimeouts,
+};
+use rma::sim::SimProvider;
+use rma::{Host, HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
 
 use campaign::{endure, plans_of};
 
 pub const GROUP: GroupId = GroupId(7);
 pub const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
 pub const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
-pub const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
+pub const CPU_NODES: [&str; 3] = ["p0", "p1", "p2"];
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(2500);
-/// Before a processor that has crashed starts again.
+/// Time before a crashed CPU node starts again.
 const REVIVE: Duration = Duration::from_millis(60);
-/// Within this everything works again.
+/// Within this time everything works again.
 pub const CALM_MAX: Duration = Duration::from_secs(20);
 
-/// Every named place where a fault is injected, but those where processors crash.
+/// Every named point where a fault is injected, except those where CPU nodes crash.
 pub const FAULT_POINTS: &[&str] = &[
     "consensus.node.answer_lost",
     "consensus.node.request_lost",
@@ -39,8 +42,8 @@ pub const FAULT_POINTS: &[&str] = &[
     "rma.sim.tear",
 ];
 
-pub fn timing() -> Timing {
-    Timing {
+pub fn timing() -> SiftTimeouts {
+    SiftTimeouts {
         heartbeat: Duration::from_millis(10),
         lease: Duration::from_millis(40),
         election_timeout: Duration::from_millis(50),
@@ -48,7 +51,7 @@ pub fn timing() -> Timing {
         answer_max: Duration::from_millis(100),
         grace: Duration::from_millis(2),
         reconnect: Duration::from_millis(20),
-        copy_bytes_per_second: Timing::UNLIMITED,
+        copy_bytes_per_second: SiftTimeouts::UNLIMITED,
     }
 }
 
@@ -57,46 +60,47 @@ pub fn nodes(seed: u64) -> usize {
     if seed % 4 == 3 { 5 } else { 3 }
 }
 
-/// Shares of data of a seed's blocks: every second eight seeds have a coded group.
+/// Data shards of a seed's blocks: every second eight seeds have an erasure-coded group.
 pub fn data_shares(seed: u64) -> u32 {
     if seed / 8 % 2 == 1 { nodes(seed) as u32 / 2 + 1 } else { 1 }
 }
 
-/// Where so many memory nodes are, for whoever is called `name`.
-pub fn places(memory_nodes: usize, name: &str) -> Vec<Place> {
-    let place = |address: &&str| Place { address: (*address).to_owned(), name: name.into(), token: TOKEN };
+/// The addresses of the first `memory_nodes` nodes, for a client called `name`.
+pub fn addresses(memory_nodes: usize, name: &str) -> Vec<MemoryNodeAddress> {
+    let place = |address: &&str| MemoryNodeAddress { address: (*address).to_owned(), name: name.into(), token: TOKEN };
     MEMORY_NODES[..memory_nodes].iter().map(place).collect()
 }
 
-/// A memory node's boot: it knows nothing of its past but what its disk has, of a persistent one. `wrap` stands before its host.
+/// Starts a memory node, which knows nothing of its past except what the disk of a persistent node has. `wrap` wraps
+/// its host.
 pub fn start_memory_node(
     sim: &Sim,
-    fabric: &SimFabric,
+    provider: &SimProvider,
     which: usize,
-    layout: Layout,
+    layout: GroupLayout,
     is_persistent: bool,
     wrap: impl Fn(Arc<dyn Host>) -> Arc<dyn Host> + Clone + Send + Sync + 'static,
 ) {
-    let (fabric, address) = (fabric.clone(), MEMORY_NODES[which]);
+    let (provider, address) = (provider.clone(), MEMORY_NODES[which]);
     sim.node(address).start(move || {
-        let (fabric, wrap) = (fabric.clone(), wrap.clone());
+        let (provider, wrap) = (provider.clone(), wrap.clone());
         async move {
-            // Again after its disk has failed, as whoever runs one does.
+            // Start again after its disk has failed, as the operator's supervisor does.
             loop {
-                let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                let options = HostConfig { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
                 let host = loop {
-                    match fabric.host(address, options.clone()).await {
+                    match provider.host(address, options.clone()).await {
                         Ok(host) => break host,
                         Err(_) => rt::sleep(Duration::from_millis(5)).await,
                     }
                 };
                 let groups = vec![GroupMemory { id: GROUP, layout }];
                 let closing = Arc::clone(&host);
-                let options = MemoryNodeOptions { host: wrap(host), groups, stop: Stop::new() };
+                let options = LogMemoryNodeConfig { host: wrap(host), groups, stop: CancellationToken::new() };
                 let started = match is_persistent {
-                    false => MemoryNode::start(options).await,
+                    false => LogMemoryNode::start(options).await,
                     true => match Directory::open("/memory").await {
-                        Ok(directory) => MemoryNode::start_persistent(options, &directory).await,
+                        Ok(directory) => LogMemoryNode::start_persistent(options, &directory).await,
                         Err(error) => Err(Error::Disk { doing: "opening a directory", reason: error.to_string() }),
                     },
                 };
@@ -114,50 +118,50 @@ pub fn start_memory_node(
     });
 }
 
-/// Makes a group on memory nodes that were just started, as its operator does.
-pub async fn format(sim: &Sim, group: Group) {
+/// Formats a group on memory nodes that were just started, as its operator does.
+pub async fn format(sim: &Sim, group: SiftGroup) {
     rt::sleep(Duration::from_millis(20)).await;
     let formatted = sim.node("operator").spawn(async move { consensus::format(&group).await });
     formatted.await.expect("nothing crashes it").expect("all nodes answer");
 }
 
-/// Loses the memory of nodes, never of more at a time than the group survives. `status` is that of whoever coordinates.
+/// Loses the memory of nodes, never of more at a time than the group survives. `status` is the current coordinator's.
 async fn lose_memory(
     sim: Sim,
     memory_nodes: usize,
     is_coded: bool,
-    status: impl Fn() -> Option<Status> + Send + 'static,
-    until: Stop,
+    status: impl Fn() -> Option<CoordinatorStatus> + Send + 'static,
+    until: CancellationToken,
 ) {
-    let mut chance = sim.chance();
-    while !until.is_stopped() {
-        rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
-        if until.is_stopped() || status().is_none_or(|status| status.live != memory_nodes) {
+    let mut rng = sim.rng();
+    while !until.is_cancelled() {
+        rt::sleep(rng.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
+        if until.is_cancelled() || status().is_none_or(|status| status.live != memory_nodes) {
             continue;
         }
-        let count = 1 + chance.index(memory_nodes / 2);
-        let first = chance.index(memory_nodes);
+        let count = 1 + rng.index(memory_nodes / 2);
+        let first = rng.index(memory_nodes);
         for step in 0..count {
-            // Of a coded group, a node that is lost to the coordinator alone has only old shares.
+            // In an erasure-coded group, a node that only the coordinator has lost has old shards only.
             let spare = status().map_or(0, |status| status.spare);
             if step > 0 && is_coded && spare == 0 {
                 break;
             }
             let node = sim.node(MEMORY_NODES[(first + step) % memory_nodes]);
             node.crash();
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
             node.restart();
         }
-        // Until a coordinator has noticed.
+        // Wait until a coordinator has noticed.
         rt::sleep(Duration::from_millis(500)).await;
     }
 }
 
-/// Faults of everybody, of these kinds, and so many crashes of processors.
-pub fn plans(seed: u64, kinds: &[FaultKind], crashes: usize) -> [Plan; 2] {
+/// Faults of these kinds at all nodes, and `crashes` crashes of CPU nodes.
+pub fn plans(seed: u64, kinds: &[FaultKind], crashes: usize) -> [FaultPlan; 2] {
     let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
-    let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
-    let bounds = Bounds {
+    let everybody = memory_nodes.chain(&CPU_NODES).map(|node| (*node).to_owned()).collect();
+    let bounds = FaultPlanLimits {
         nodes: everybody,
         kinds: kinds.to_vec(),
         faults: 10,
@@ -165,24 +169,25 @@ pub fn plans(seed: u64, kinds: &[FaultKind], crashes: usize) -> [Plan; 2] {
         lasting: Duration::from_millis(5)..Duration::from_millis(400),
         down_max: 2,
     };
-    plans_of(seed, bounds, &PROCESSORS, crashes)
+    plans_of(seed, bounds, &CPU_NODES, crashes)
 }
 
-/// Trouble, with what `inject` injects, and then calm: nothing is injected any more, all is healed and runs.
+/// Trouble, with the faults that `inject` injects, and then calm: no fault is injected any more, everything is healed
+/// and runs.
 pub async fn trouble(
     sim: &Sim,
     is_coded: bool,
-    plans: [Plan; 2],
-    status: impl Fn() -> Option<Status> + Send + 'static,
+    plans: [FaultPlan; 2],
+    status: impl Fn() -> Option<CoordinatorStatus> + Send + 'static,
     inject: impl FnOnce(),
     points: impl Iterator<Item = &&'static str>,
 ) {
-    let calm = Stop::new();
+    let calm = CancellationToken::new();
     rt::sleep(Duration::from_millis(200)).await;
     let memory_nodes = nodes(sim.seed());
     let losing = rt::spawn(lose_memory(sim.clone(), memory_nodes, is_coded, status, calm.clone()));
     inject();
-    endure(sim, plans, &PROCESSORS, REVIVE, points).await;
-    calm.stop();
+    endure(sim, plans, &CPU_NODES, REVIVE, points).await;
+    calm.cancel();
     losing.await.expect("the driver does not crash");
 }

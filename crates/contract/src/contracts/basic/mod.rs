@@ -1,17 +1,17 @@
 //! Assets and their owners: Fabric's `asset-transfer-basic` sample.
 //!
-//! Functions, arguments, JSON fields and the meaning of errors are the sample's, so that its applications work unmodified.
-//! The sample exists in several languages; where they differ, this one is:
-//! - fields in alphabetical order, numbers as JSON numbers;
-//! - `GetAllAssets` of an empty ledger is `[]` (the Go sample answers nothing, which is no JSON);
-//! - too many arguments are refused, as too few are, and an empty argument is no number.
+//! Functions, arguments, JSON fields and the meaning of errors are the sample's, so that its applications work
+//! unmodified. The sample exists in several languages. Where they differ, this contract chooses:
+//! - fields are in alphabetical order, and numbers are JSON numbers;
+//! - `GetAllAssets` of an empty ledger returns `[]` (the Go sample returns nothing, which is not JSON);
+//! - too many arguments are refused, as too few are, and an empty argument is not a number.
 //!
-//! As in the `asset-transfer-events` sample, each change of one asset sets an event named after the function, with the
-//! asset's JSON as payload (the last one, for a delete). The contract may be called `basic` or `SmartContract` in a
-//! function's prefix; Fabric's samples use the latter.
+//! As in the `asset-transfer-events` sample, each change of one asset sets an event. It is named after the function,
+//! and its payload is the asset's JSON (for a delete, the last JSON). In the prefix of a function name the contract may
+//! be called `basic` or `SmartContract`; Fabric's samples use `SmartContract`.
 //!
-//! `GetAssetHistory` is that of the `asset-transfer-ledger-queries` sample: every change of an asset, newest first, as
-//! `record`, `txId`, `timestamp` and `isDelete`.
+//! `GetAssetHistory` comes from the `asset-transfer-ledger-queries` sample. It returns every change of an asset, newest
+//! first, as `record`, `txId`, `timestamp` and `isDelete`.
 //!
 //! State: asset id → the asset's JSON. Nothing else is in the namespace.
 
@@ -19,9 +19,11 @@ use base::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
+use super::interface::{ContractFunction, ContractInterface, FunctionCall, FunctionParameter, ResolvedFunction, shown};
 use crate::key::{self, KeyRange};
-use crate::{Contract, ContractError, Cursor, HistoryCursor, Modification, Response, Stub, async_trait};
+use crate::{
+    Contract, ContractError, ContractResponse, ContractStub, HistoryCursor, KeyModification, RangeCursor, async_trait,
+};
 
 #[cfg(test)]
 mod tests;
@@ -49,29 +51,29 @@ pub struct Asset {
     pub size: i64,
 }
 
-const ID: Parameter = Parameter::text("id");
-const WHOLE_ASSET: &[Parameter] = &[
+const ID: FunctionParameter = FunctionParameter::text("id");
+const WHOLE_ASSET: &[FunctionParameter] = &[
     ID,
-    Parameter::text("color"),
-    Parameter::integer("size"),
-    Parameter::text("owner"),
-    Parameter::integer("appraisedValue"),
+    FunctionParameter::text("color"),
+    FunctionParameter::integer("size"),
+    FunctionParameter::text("owner"),
+    FunctionParameter::integer("appraisedValue"),
 ];
 
-const INTERFACE: Interface = Interface {
+const INTERFACE: ContractInterface = ContractInterface {
     name: "SmartContract",
     aliases: &["basic"],
     version: "1.0",
     functions: &[
-        Function::submit("InitLedger", &[]),
-        Function::submit("CreateAsset", WHOLE_ASSET),
-        Function::evaluate("ReadAsset", &[ID]),
-        Function::submit("UpdateAsset", WHOLE_ASSET),
-        Function::submit("DeleteAsset", &[ID]),
-        Function::evaluate("AssetExists", &[ID]),
-        Function::submit("TransferAsset", &[ID, Parameter::text("newOwner")]),
-        Function::evaluate("GetAllAssets", &[]),
-        Function::evaluate("GetAssetHistory", &[ID]),
+        ContractFunction::submit("InitLedger", &[]),
+        ContractFunction::submit("CreateAsset", WHOLE_ASSET),
+        ContractFunction::evaluate("ReadAsset", &[ID]),
+        ContractFunction::submit("UpdateAsset", WHOLE_ASSET),
+        ContractFunction::submit("DeleteAsset", &[ID]),
+        ContractFunction::evaluate("AssetExists", &[ID]),
+        ContractFunction::submit("TransferAsset", &[ID, FunctionParameter::text("newOwner")]),
+        ContractFunction::evaluate("GetAllAssets", &[]),
+        ContractFunction::evaluate("GetAssetHistory", &[ID]),
     ],
     schemas: || {
         json!({ "Asset": {
@@ -100,15 +102,20 @@ impl Contract for Basic {
         "basic"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         let call = match INTERFACE.resolve(function, args)? {
-            Resolved::Call(call) => call,
-            Resolved::Answered(response) => return Ok(response),
+            ResolvedFunction::Call(call) => call,
+            ResolvedFunction::Answered(response) => return Ok(response),
         };
         match call.function() {
             "InitLedger" => init_ledger(tx),
             "CreateAsset" => create(tx, &asset_from(&call)?).await,
-            "ReadAsset" => Ok(Response::success(existing(tx, call.text(0)?).await?)),
+            "ReadAsset" => Ok(ContractResponse::success(existing(tx, call.text(0)?).await?)),
             "UpdateAsset" => update(tx, &asset_from(&call)?).await,
             "DeleteAsset" => delete(tx, call.text(0)?).await,
             "AssetExists" => exists(tx, call.text(0)?).await,
@@ -120,7 +127,7 @@ impl Contract for Basic {
     }
 }
 
-fn asset_from(call: &Call<'_>) -> Result<Asset, ContractError> {
+fn asset_from(call: &FunctionCall<'_>) -> Result<Asset, ContractError> {
     Ok(Asset {
         id: call.text(0)?.to_owned(),
         color: call.text(1)?.to_owned(),
@@ -140,49 +147,49 @@ const INITIAL_ASSETS: [(&str, &str, i64, &str, i64); 6] = [
     ("asset6", "white", 15, "Michel", 800),
 ];
 
-fn init_ledger(tx: &mut dyn Stub) -> Result<Response, ContractError> {
+fn init_ledger(tx: &mut dyn ContractStub) -> Result<ContractResponse, ContractError> {
     for (id, color, size, owner, appraised_value) in INITIAL_ASSETS {
         let asset = Asset { id: id.into(), color: color.into(), size, owner: owner.into(), appraised_value };
         tx.put_state(id, encode(&asset))?;
     }
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-async fn create(tx: &mut dyn Stub, asset: &Asset) -> Result<Response, ContractError> {
+async fn create(tx: &mut dyn ContractStub, asset: &Asset) -> Result<ContractResponse, ContractError> {
     if find(tx, &asset.id).await?.is_some() {
         return Err(ContractError::application(format!("the asset {} already exists", shown(&asset.id))));
     }
     put_with_event(tx, "CreateAsset", asset)
 }
 
-async fn update(tx: &mut dyn Stub, asset: &Asset) -> Result<Response, ContractError> {
+async fn update(tx: &mut dyn ContractStub, asset: &Asset) -> Result<ContractResponse, ContractError> {
     existing(tx, &asset.id).await?;
     put_with_event(tx, "UpdateAsset", asset)
 }
 
-async fn delete(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+async fn delete(tx: &mut dyn ContractStub, id: &str) -> Result<ContractResponse, ContractError> {
     let last = existing(tx, id).await?;
     tx.delete_state(id)?;
     tx.set_event("DeleteAsset", last)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-async fn exists(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+async fn exists(tx: &mut dyn ContractStub, id: &str) -> Result<ContractResponse, ContractError> {
     let exists = find(tx, id).await?.is_some();
-    Ok(Response::success(if exists { "true" } else { "false" }))
+    Ok(ContractResponse::success(if exists { "true" } else { "false" }))
 }
 
 /// Gives the asset to another owner and answers who had it.
-async fn transfer(tx: &mut dyn Stub, id: &str, new_owner: &str) -> Result<Response, ContractError> {
+async fn transfer(tx: &mut dyn ContractStub, id: &str, new_owner: &str) -> Result<ContractResponse, ContractError> {
     let mut asset = decode(id, &existing(tx, id).await?)?;
     let old_owner = std::mem::replace(&mut asset.owner, new_owner.to_owned());
     put_with_event(tx, "TransferAsset", &asset)?;
-    Ok(Response::success(old_owner))
+    Ok(ContractResponse::success(old_owner))
 }
 
 /// A JSON array of every asset, in the order of their ids.
-async fn all(tx: &mut dyn Stub) -> Result<Response, ContractError> {
-    let mut assets = Cursor::open(tx, KeyRange::all()).await?;
+async fn all(tx: &mut dyn ContractStub) -> Result<ContractResponse, ContractError> {
+    let mut assets = RangeCursor::open(tx, KeyRange::all()).await?;
     let mut result = b"[".to_vec();
     while let Some(entry) = assets.next(tx).await? {
         if result.len() > 1 {
@@ -195,12 +202,12 @@ async fn all(tx: &mut dyn Stub) -> Result<Response, ContractError> {
         }
     }
     result.push(b']');
-    Ok(Response::success(result))
+    Ok(ContractResponse::success(result))
 }
 
 /// One entry of a history, as the sample has it.
 #[derive(Debug, Serialize)]
-struct Change {
+struct AssetChange {
     record: Asset,
     #[serde(rename = "txId")]
     tx_id: String,
@@ -210,11 +217,11 @@ struct Change {
 }
 
 /// A JSON array of what an asset was, newest first. A deletion leaves nothing but the id, as in the sample.
-async fn history(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+async fn history(tx: &mut dyn ContractStub, id: &str) -> Result<ContractResponse, ContractError> {
     key::check_simple(id)?;
     let mut changes = HistoryCursor::open(tx, id).await?;
     let mut result = b"[".to_vec();
-    while let Some(Modification { tx_id, timestamp, value }) = changes.next(tx).await? {
+    while let Some(KeyModification { tx_id, timestamp, value }) = changes.next(tx).await? {
         if result.len() > 1 {
             result.push(b',');
         }
@@ -222,7 +229,7 @@ async fn history(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError>
             || Asset { appraised_value: 0, color: String::new(), id: id.to_owned(), owner: String::new(), size: 0 };
         let is_delete = value.is_none();
         let record = value.map_or_else(|| Ok(gone()), |value| decode(id, &value))?;
-        let change = Change { record, tx_id: tx_id.to_string(), timestamp: timestamp.to_rfc3339(), is_delete };
+        let change = AssetChange { record, tx_id: tx_id.to_string(), timestamp: timestamp.to_rfc3339(), is_delete };
         serde_json::to_writer(&mut result, &change).expect("strings and integers are always JSON");
         if result.len() >= RESULT_BYTES_MAX {
             changes.close(tx);
@@ -231,24 +238,24 @@ async fn history(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError>
         }
     }
     result.push(b']');
-    Ok(Response::success(result))
+    Ok(ContractResponse::success(result))
 }
 
-async fn find(tx: &mut dyn Stub, id: &str) -> Result<Option<Bytes>, ContractError> {
+async fn find(tx: &mut dyn ContractStub, id: &str) -> Result<Option<Bytes>, ContractError> {
     key::check_simple(id)?;
     Ok(tx.get_state(id).await?)
 }
 
-async fn existing(tx: &mut dyn Stub, id: &str) -> Result<Bytes, ContractError> {
+async fn existing(tx: &mut dyn ContractStub, id: &str) -> Result<Bytes, ContractError> {
     let found = find(tx, id).await?;
     found.ok_or_else(|| ContractError::application(format!("the asset {} does not exist", shown(id))))
 }
 
-fn put_with_event(tx: &mut dyn Stub, event: &str, asset: &Asset) -> Result<Response, ContractError> {
+fn put_with_event(tx: &mut dyn ContractStub, event: &str, asset: &Asset) -> Result<ContractResponse, ContractError> {
     let value = encode(asset);
     tx.put_state(&asset.id, value.clone())?;
     tx.set_event(event, value)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
 fn encode(asset: &Asset) -> Bytes {

@@ -1,9 +1,9 @@
 use super::*;
-use crate::model::{Invocation, ModelLedger, run};
-use crate::{Registry, StubError};
+use crate::model::{ModelInvocation, ModelLedger, run};
+use crate::{ContractRegistry, StubError};
 
 fn ledger() -> ModelLedger {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     ledger.call::<&str>("basic", "InitLedger", &[]).expect("no assets yet");
     ledger
 }
@@ -57,7 +57,7 @@ fn each_change_of_one_asset_sets_its_event() {
         ("InitLedger", &[], None),
     ];
     for (function, args, payload) in cases {
-        let effects = run(ledger.submit(&Invocation::new("basic", function, args))).expect("a healthy state");
+        let effects = run(ledger.submit(&ModelInvocation::new("basic", function, args))).expect("a healthy state");
         assert!(effects.response.is_endorsable(), "{function}: {}", effects.response.message);
         let event = payload.map(|payload| (function.to_owned(), Bytes::from(payload)));
         assert_eq!(effects.event, event, "{function}");
@@ -83,7 +83,8 @@ fn history_of_an_asset_has_every_change_newest_first() {
     let mut ledger = ledger();
     let mut submit = |tx_id: &str, seconds, function: &str, args: &[&str]| {
         let timestamp = crate::Timestamp { seconds, nanos: if seconds == 86_400 { 120_000_000 } else { 0 } };
-        let invocation = Invocation { tx_id: tx_id.into(), timestamp, ..Invocation::new("basic", function, args) };
+        let invocation =
+            ModelInvocation { tx_id: tx_id.into(), timestamp, ..ModelInvocation::new("basic", function, args) };
         let effects = run(ledger.submit(&invocation)).expect("a healthy state");
         assert!(effects.response.is_endorsable(), "{function}: {}", effects.response.message);
         effects
@@ -113,13 +114,13 @@ fn asset_is_created_once() {
 
 #[test]
 fn all_assets_of_an_empty_ledger_are_an_empty_array() {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     assert_eq!(text(ledger.call::<&str>("basic", "GetAllAssets", &[]).expect("readable")), "[]");
 }
 
 #[test]
 fn all_assets_span_many_pages() {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     for number in 0..crate::PAGE_ENTRIES_MAX * 2 + 1 {
         let id = format!("asset{number:05}");
         ledger.call("basic", "CreateAsset", &[id.as_str(), "red", "1", "Ann", "-1"]).expect("a new id");
@@ -168,7 +169,7 @@ fn failing_state_is_no_answer_of_the_contract() {
     let fenced = StubError::State { kind: base::ErrorKind::Fenced, message: "a newer primary".into() };
     ledger.fail_reads_from(0, fenced.clone());
     for (function, args) in [("ReadAsset", &["asset1"][..]), ("GetAllAssets", &[]), ("CreateAsset", &NEW_ASSET)] {
-        let failed = run(ledger.execute(&Invocation::new("basic", function, args)));
+        let failed = run(ledger.execute(&ModelInvocation::new("basic", function, args)));
         assert_eq!(failed, Err(fenced.clone()), "{function}");
     }
     ledger.heal();

@@ -1,16 +1,17 @@
 //! K-means clustering (Lloyd's algorithm) whose result is the same on every machine, bit for bit.
 //!
-//! 1. The first centroids are the first `k` points that differ from one another, in the order of the points; fewer distinct
-//!    points make fewer clusters.
-//! 2. An epoch assigns each point to its nearest centroid (of equally near ones the first), then moves each centroid to the
-//!    mean of its points; one without points stays.
-//! 3. It has converged when the error, which is the sum of the points' distances to their centroids, changed by less than
-//!    the threshold since the epoch before.
+//! 1. The first centroids are the first `k` distinct points, in the order of the points. With fewer distinct points
+//!    there are fewer clusters.
+//! 2. An epoch assigns each point to its nearest centroid (the first of equally near ones), then moves each centroid to
+//!    the mean of its points. A centroid without points stays.
+//! 3. The error is the sum of the points' distances to their centroids. The algorithm has converged when an epoch
+//!    changed the error by less than the threshold.
 //!
-//! Determinism: only addition, subtraction, multiplication, division and square root of f64, which IEEE 754 fixes, in an
-//! order that the code fixes; no fused multiply-add, no parallel sums; comparisons by the total order of f64.
+//! Determinism: the only operations on f64 are addition, subtraction, multiplication, division and square root, which
+//! IEEE 754 fixes, in an order that the code fixes. There is no fused multiply-add and no parallel sum. Comparisons use
+//! the total order of f64.
 //!
-//! The work is cut into slices ([`Clustering::step`]) so that a caller can give way to other tasks in between.
+//! The work is cut into slices ([`Clustering::step`]), so that a caller can yield to other tasks between two slices.
 
 /// Sums of squares are kept in this many lanes, which are added up in order at the end.
 const LANES: usize = 4;

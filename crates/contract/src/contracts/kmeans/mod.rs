@@ -8,13 +8,13 @@
 //! | `readFood(id)` | the result | |
 //! | `load(start, count, dimensions, seed)` | | profiles named by their numbers |
 //!
-//! `getFood` draws `points` different numbers below `population` uniformly, which the seed fixes, reads the profiles of
-//! those names, clusters them ([`clustering`]), finds the cluster that the profile of `id` is nearest to, and writes down
-//! what it found. Every endorser computes the same bytes. The paper's parameters are k = 20, epochs = 2000,
-//! dimensions = 100 and threshold = 0.01.
+//! `getFood` draws `points` different numbers below `population`, uniformly and determined by the seed. It reads the
+//! profiles with these numbers as names, clusters them ([`clustering`]), finds the cluster nearest to the profile of
+//! `id`, and writes the result. Every endorser computes the same bytes. The paper's parameters are k = 20, epochs =
+//! 2000, dimensions = 100 and threshold = 0.01.
 //!
-//! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours. The
-//! computation gives way to other tasks every fraction of a millisecond, so a time limit around it works.
+//! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours.
+//! The computation yields to other tasks every fraction of a millisecond, so a time limit can stop it.
 //!
 //! State: `profile_<id>` → the coordinates (f64, little-endian), `food_<id>` → the result as JSON ([`Food`]).
 
@@ -24,9 +24,9 @@ use base::{Bytes, rt};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
-use super::sequence::Sequence;
-use crate::{Contract, ContractError, Response, Stub, async_trait};
+use super::interface::{ContractFunction, ContractInterface, FunctionCall, FunctionParameter, ResolvedFunction, shown};
+use super::sequence::RandomSequence;
+use crate::{Contract, ContractError, ContractResponse, ContractStub, async_trait};
 
 mod clustering;
 #[cfg(test)]
@@ -58,32 +58,35 @@ const STEP_MULTIPLICATIONS: usize = 1 << 20;
 
 const COORDINATE_BYTES: usize = 8;
 
-const ID: Parameter = Parameter::text("id");
-const DIMENSIONS: Parameter = Parameter::integer("dimensions");
-const SEED: Parameter = Parameter::integer("seed");
+const ID: FunctionParameter = FunctionParameter::text("id");
+const DIMENSIONS: FunctionParameter = FunctionParameter::integer("dimensions");
+const SEED: FunctionParameter = FunctionParameter::integer("seed");
 
-const INTERFACE: Interface = Interface {
+const INTERFACE: ContractInterface = ContractInterface {
     name: "kmeans",
     aliases: &[],
     version: "1.0",
     functions: &[
-        Function::submit("updateProfile", &[ID, Parameter::text("values")]).repeating_last(),
-        Function::submit(
+        ContractFunction::submit("updateProfile", &[ID, FunctionParameter::text("values")]).repeating_last(),
+        ContractFunction::submit(
             "getFood",
             &[
                 ID,
-                Parameter::integer("k"),
-                Parameter::integer("epochs"),
+                FunctionParameter::integer("k"),
+                FunctionParameter::integer("epochs"),
                 DIMENSIONS,
-                Parameter::number("threshold"),
-                Parameter::integer("points"),
-                Parameter::integer("population"),
+                FunctionParameter::number("threshold"),
+                FunctionParameter::integer("points"),
+                FunctionParameter::integer("population"),
                 SEED,
             ],
         ),
-        Function::evaluate("readProfile", &[ID]),
-        Function::evaluate("readFood", &[ID]),
-        Function::submit("load", &[Parameter::integer("start"), Parameter::integer("count"), DIMENSIONS, SEED]),
+        ContractFunction::evaluate("readProfile", &[ID]),
+        ContractFunction::evaluate("readFood", &[ID]),
+        ContractFunction::submit(
+            "load",
+            &[FunctionParameter::integer("start"), FunctionParameter::integer("count"), DIMENSIONS, SEED],
+        ),
     ],
     schemas: || json!({}),
 };
@@ -98,23 +101,28 @@ impl Contract for KMeans {
         "kmeans"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         let call = match INTERFACE.resolve(function, args)? {
-            Resolved::Call(call) => call,
-            Resolved::Answered(response) => return Ok(response),
+            ResolvedFunction::Call(call) => call,
+            ResolvedFunction::Answered(response) => return Ok(response),
         };
         match call.function() {
             "updateProfile" => update_profile(tx, &call),
             "getFood" => get_food(tx, &call).await,
             "readProfile" => {
                 let profile = read_profile(tx, id_of(&call)?).await?;
-                Ok(Response::success(serde_json::to_vec(&profile).expect("finite numbers are always JSON")))
+                Ok(ContractResponse::success(serde_json::to_vec(&profile).expect("finite numbers are always JSON")))
             }
             "readFood" => {
                 let id = id_of(&call)?;
                 let food = tx.get_state(&food_key(id)).await?;
                 let food = food.ok_or_else(|| ContractError::application(format!("{} got no food yet", shown(id))))?;
-                Ok(Response::success(food))
+                Ok(ContractResponse::success(food))
             }
             "load" => load(tx, &call),
             function => unreachable!("{function} is declared and not handled"),
@@ -149,13 +157,13 @@ pub fn food_key(id: &str) -> String {
 
 /// Profile `number` of a population loaded with `seed`: coordinates from 0 up to but without 1.
 pub fn loaded_profile(seed: u64, number: u64, dimensions: usize) -> Vec<f64> {
-    let mut sequence = Sequence::for_item(seed, number);
+    let mut sequence = RandomSequence::for_item(seed, number);
     (0..dimensions).map(|_| sequence.unit()).collect()
 }
 
 /// Parameters of `getFood`, within their bounds.
 #[derive(Debug)]
-struct Request<'a> {
+struct TrainingRequest<'a> {
     id: &'a str,
     k: usize,
     epochs: u64,
@@ -166,14 +174,14 @@ struct Request<'a> {
     seed: u64,
 }
 
-impl<'a> Request<'a> {
-    fn from(call: &Call<'a>) -> Result<Self, ContractError> {
+impl<'a> TrainingRequest<'a> {
+    fn from(call: &FunctionCall<'a>) -> Result<Self, ContractError> {
         let k = call.count(1, 1, CLUSTERS_MAX)?;
         let epochs = call.count(2, 1, EPOCHS_MAX)?;
         let dimensions = call.count(3, 1, DIMENSIONS_MAX)?;
         let threshold = call.number(4)?;
         if threshold < 0.0 {
-            return Err(call.refuse(4, "must not be negative"));
+            return Err(call.reject(4, "must not be negative"));
         }
         // The product of the other bounds is below 2^55, so that this one cannot overflow.
         let points_max = (COORDINATES_MAX / dimensions).min(MULTIPLICATIONS_MAX / (k * epochs * dimensions));
@@ -195,7 +203,7 @@ impl<'a> Request<'a> {
     /// The numbers of the profiles to cluster: all different, in the order in which they were drawn.
     fn sample(&self) -> Vec<u64> {
         // Floyd's sampling: one draw a number, however many of the population are wanted.
-        let mut sequence = Sequence::new(self.seed);
+        let mut sequence = RandomSequence::new(self.seed);
         let mut drawn = BTreeSet::new();
         let mut sample = Vec::with_capacity(self.points);
         for last in self.population - self.points as u64..self.population {
@@ -212,8 +220,8 @@ impl<'a> Request<'a> {
     }
 }
 
-async fn get_food(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
-    let request = Request::from(call)?;
+async fn get_food(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
+    let request = TrainingRequest::from(call)?;
     let profile = read_profile(tx, request.id).await?;
     check_dimensions(request.id, &profile, request.dimensions)?;
     let points = read_points(tx, &request).await?;
@@ -231,10 +239,10 @@ async fn get_food(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, Contra
     };
     let food = Bytes::from(serde_json::to_vec(&food).expect("finite numbers are always JSON"));
     tx.put_state(&food_key(request.id), food.clone())?;
-    Ok(Response::success(food))
+    Ok(ContractResponse::success(food))
 }
 
-async fn read_points(tx: &mut dyn Stub, request: &Request<'_>) -> Result<Vec<f64>, ContractError> {
+async fn read_points(tx: &mut dyn ContractStub, request: &TrainingRequest<'_>) -> Result<Vec<f64>, ContractError> {
     /// How many profiles are asked for at once.
     const PROFILES_OF_A_READ: usize = 256;
     let ids: Vec<String> = request.sample().iter().map(u64::to_string).collect();
@@ -259,29 +267,29 @@ fn check_dimensions(id: &str, profile: &[f64], dimensions: usize) -> Result<(), 
 }
 
 /// Writes a profile without reading the old one. Each of `values` is a number or several with commas between.
-fn update_profile(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+fn update_profile(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let id = id_of(call)?;
     let mut profile = Vec::new();
     for index in 1..call.len() {
         for value in call.text(index)?.split(',') {
             if profile.len() as u64 == DIMENSIONS_MAX {
-                return Err(call.refuse(index, &format!("has more than {DIMENSIONS_MAX} numbers")));
+                return Err(call.reject(index, &format!("has more than {DIMENSIONS_MAX} numbers")));
             }
             match value.trim().parse::<f64>() {
                 Ok(number) if number.abs() <= COORDINATE_MAX => profile.push(number),
                 _ => {
                     let wrong = format!("has no number of at most {COORDINATE_MAX:e}: {:?}", shown(value));
-                    return Err(call.refuse(index, &wrong));
+                    return Err(call.reject(index, &wrong));
                 }
             }
         }
     }
     tx.put_state(&profile_key(id), encode_profile(&profile))?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
 /// Writes profiles `start` to `start + count` and answers how many. It reads nothing and replaces what is there.
-fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+fn load(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let start = call.count(0, 0, u64::MAX - LOAD_PROFILES_MAX)?;
     let count = call.count(1, 1, LOAD_PROFILES_MAX)?;
     let dimensions = call.count(2, 1, DIMENSIONS_MAX.min(COORDINATES_MAX / count))?;
@@ -291,18 +299,18 @@ fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
         let profile = loaded_profile(seed, number, dimensions);
         tx.put_state(&profile_key(&number.to_string()), encode_profile(&profile))?;
     }
-    Ok(Response::success(count.to_string()))
+    Ok(ContractResponse::success(count.to_string()))
 }
 
-fn id_of<'a>(call: &Call<'a>) -> Result<&'a str, ContractError> {
+fn id_of<'a>(call: &FunctionCall<'a>) -> Result<&'a str, ContractError> {
     let id = call.text(0)?;
     if (1..=ID_BYTES_MAX).contains(&id.len()) {
         return Ok(id);
     }
-    Err(call.refuse(0, &format!("has 1 to {ID_BYTES_MAX} bytes, not {}", id.len())))
+    Err(call.reject(0, &format!("has 1 to {ID_BYTES_MAX} bytes, not {}", id.len())))
 }
 
-async fn read_profile(tx: &mut dyn Stub, id: &str) -> Result<Vec<f64>, ContractError> {
+async fn read_profile(tx: &mut dyn ContractStub, id: &str) -> Result<Vec<f64>, ContractError> {
     let record = tx.get_state(&profile_key(id)).await?;
     decode_profile(id, record)
 }

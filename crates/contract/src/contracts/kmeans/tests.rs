@@ -1,9 +1,9 @@
 use super::*;
-use crate::model::{Invocation, ModelLedger, run};
-use crate::{Registry, StubError};
+use crate::model::{ModelInvocation, ModelLedger, run};
+use crate::{ContractRegistry, StubError};
 
 fn population(profiles: u64, dimensions: u64) -> ModelLedger {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     let args = ["0".to_owned(), profiles.to_string(), dimensions.to_string(), "5".to_owned()];
     ledger.call("kmeans", "load", &args).expect("within bounds");
     ledger
@@ -14,7 +14,7 @@ const FOOD: [&str; 8] = ["3", "4", "50", "8", "0.01", "60", "100", "42"];
 #[test]
 fn food_is_computed_and_written_down() {
     let mut ledger = population(100, 8);
-    let effects = run(ledger.submit(&Invocation::new("kmeans", "getFood", &FOOD))).expect("a healthy state");
+    let effects = run(ledger.submit(&ModelInvocation::new("kmeans", "getFood", &FOOD))).expect("a healthy state");
     assert!(effects.response.is_endorsable(), "{}", effects.response.message);
     assert!((60..=61).contains(&effects.reads.len()), "sixty points, and the profile unless it is one of them");
     assert_eq!(effects.writes.keys().map(|(_, key)| key.as_str()).collect::<Vec<_>>(), ["food_3"]);
@@ -38,22 +38,22 @@ fn seed_decides_which_profiles_are_read() {
     let ledger = population(100, 2);
     let reads = |seed: &str| {
         let args = ["0", "2", "5", "2", "0.1", "10", "100", seed];
-        run(ledger.execute(&Invocation::new("kmeans", "getFood", &args))).expect("healthy").reads
+        run(ledger.execute(&ModelInvocation::new("kmeans", "getFood", &args))).expect("healthy").reads
     };
     assert_eq!(reads("1"), reads("1"));
     assert_ne!(reads("1"), reads("2"));
     // The whole population can be asked for.
     let args = ["0", "2", "5", "2", "0.1", "100", "100", "9"];
-    let all = run(ledger.execute(&Invocation::new("kmeans", "getFood", &args))).expect("healthy");
+    let all = run(ledger.execute(&ModelInvocation::new("kmeans", "getFood", &args))).expect("healthy");
     assert_eq!(all.reads.len(), 100);
 }
 
 #[test]
 fn profiles_are_written_without_being_read() {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     let forms: [&[&str]; 3] = [&["ann", "1,2.5,-3"], &["ann", "1", "2.5", "-3"], &["ann", "1, 2.5", " -3e0 "]];
     for args in forms {
-        let effects = run(ledger.submit(&Invocation::new("kmeans", "updateProfile", args))).expect("healthy");
+        let effects = run(ledger.submit(&ModelInvocation::new("kmeans", "updateProfile", args))).expect("healthy");
         assert!(effects.response.is_endorsable() && effects.reads.is_empty(), "{}", effects.response.message);
         assert_eq!(ledger.call("kmeans", "readProfile", &["ann"]).expect("written"), "[1.0,2.5,-3.0]");
     }
@@ -98,7 +98,7 @@ fn bad_calls_are_refused_with_a_reason() {
 
 #[test]
 fn greatest_population_can_be_sampled() {
-    let request = Request {
+    let request = TrainingRequest {
         id: "x",
         k: 1,
         epochs: 1,
@@ -109,7 +109,7 @@ fn greatest_population_can_be_sampled() {
         seed: 3,
     };
     assert_eq!(request.sample().len(), 1_000);
-    let all = Request { points: 50, population: 50, ..request };
+    let all = TrainingRequest { points: 50, population: 50, ..request };
     assert_eq!(all.sample().into_iter().collect::<BTreeSet<_>>(), (0..50).collect());
 }
 
@@ -125,5 +125,5 @@ fn damaged_profiles_and_failing_state_are_told_apart() {
     let busy = StubError::State { kind: base::ErrorKind::Retry, message: "behind".into() };
     ledger.fail_reads_from(3, busy.clone());
     let args = ["2", "2", "1", "2", "0", "5", "10", "1"];
-    assert_eq!(run(ledger.execute(&Invocation::new("kmeans", "getFood", &args))), Err(busy));
+    assert_eq!(run(ledger.execute(&ModelInvocation::new("kmeans", "getFood", &args))), Err(busy));
 }

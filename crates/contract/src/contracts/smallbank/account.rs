@@ -3,7 +3,7 @@
 use base::{Bytes, BytesMut};
 
 use crate::contracts::interface::shown;
-use crate::{ContractError, Stub};
+use crate::{ContractError, ContractStub};
 
 /// The longest name by which a customer is known.
 pub const CUSTOMER_BYTES_MAX: usize = 64;
@@ -85,7 +85,7 @@ pub(super) struct Account {
 impl Account {
     /// Reads accounts that must all exist.
     pub(super) async fn read<const N: usize>(
-        tx: &mut dyn Stub,
+        tx: &mut dyn ContractStub,
         keys: [String; N],
     ) -> Result<[Account; N], ContractError> {
         let records = tx.get_states(&keys).await?;
@@ -124,7 +124,7 @@ impl Account {
     }
 
     /// Records the balance, with the padding that the record had.
-    pub(super) fn write(self, tx: &mut dyn Stub) -> Result<(), ContractError> {
+    pub(super) fn write(self, tx: &mut dyn ContractStub) -> Result<(), ContractError> {
         let mut record = BytesMut::with_capacity(self.record.len());
         record.extend_from_slice(&self.balance.to_le_bytes());
         record.extend_from_slice(&self.record[BALANCE_BYTES..]);

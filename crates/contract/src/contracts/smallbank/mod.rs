@@ -9,14 +9,15 @@
 //! | `transact_savings(amount, customer)` | savings | savings; may not fall below 0 |
 //! | `deposit_checking(amount, customer)` | checking | checking |
 //! | `send_payment(amount, destination, source)` | checking of both | checking of both; the source's may not fall below 0 |
-//! | `write_check(amount, customer)` | savings, checking | checking; beyond both balances it is overdrawn, for a fee of 1 |
-//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same; the source has 0 then |
+//! | `write_check(amount, customer)` | savings, checking | checking, which may fall below 0; beyond both balances a fee of 1 |
+//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same; the source's become 0 |
 //! | `balance(customer)` | savings, checking | |
 //! | `query(customer)` | savings, checking, name | |
 //! | `load(start, count, checking, savings, recordBytes)` | | customers named by their numbers |
 //!
-//! Amounts are whole numbers of the smallest unit of money. All arithmetic is checked: what does not fit is refused, so
-//! that money is neither made nor lost. Payments to oneself change nothing, although reads never see own writes.
+//! Amounts are whole numbers of the smallest unit of money. All arithmetic is checked, and an operation that would
+//! overflow is refused, so that money is neither made nor lost. A payment to oneself changes nothing, although reads
+//! never see the transaction's own writes.
 //!
 //! State: `checking_<customer>` and `savings_<customer>` → the balance (i64, little-endian, 8 bytes), then padding that
 //! updates keep; `name_<customer>` → the name, when there is one.
@@ -25,8 +26,8 @@ use base::Bytes;
 use serde::Serialize;
 use serde_json::json;
 
-use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
-use crate::{Contract, ContractError, Response, Stub, async_trait};
+use super::interface::{ContractFunction, ContractInterface, FunctionCall, FunctionParameter, ResolvedFunction, shown};
+use crate::{Contract, ContractError, ContractResponse, ContractStub, async_trait};
 
 mod account;
 #[cfg(test)]
@@ -46,34 +47,34 @@ pub const LOAD_BYTES_MAX: u64 = 64 << 20;
 /// The longest record of an account.
 pub const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-const CUSTOMER: Parameter = Parameter::text("customer");
-const DESTINATION: Parameter = Parameter::text("destination");
-const SOURCE: Parameter = Parameter::text("source");
-const AMOUNT: Parameter = Parameter::integer("amount");
-const CHECKING: Parameter = Parameter::integer("checking");
-const SAVINGS: Parameter = Parameter::integer("savings");
+const CUSTOMER: FunctionParameter = FunctionParameter::text("customer");
+const DESTINATION: FunctionParameter = FunctionParameter::text("destination");
+const SOURCE: FunctionParameter = FunctionParameter::text("source");
+const AMOUNT: FunctionParameter = FunctionParameter::integer("amount");
+const CHECKING: FunctionParameter = FunctionParameter::integer("checking");
+const SAVINGS: FunctionParameter = FunctionParameter::integer("savings");
 
-const INTERFACE: Interface = Interface {
+const INTERFACE: ContractInterface = ContractInterface {
     name: "smallbank",
     aliases: &[],
     version: "1.0",
     functions: &[
-        Function::submit("send_payment", &[AMOUNT, DESTINATION, SOURCE]),
-        Function::submit("deposit_checking", &[AMOUNT, CUSTOMER]),
-        Function::submit("transact_savings", &[AMOUNT, CUSTOMER]),
-        Function::submit("write_check", &[AMOUNT, CUSTOMER]),
-        Function::submit("amalgamate", &[DESTINATION, SOURCE]),
-        Function::evaluate("balance", &[CUSTOMER]),
-        Function::evaluate("query", &[CUSTOMER]),
-        Function::submit("create_account", &[CUSTOMER, Parameter::text("name"), CHECKING, SAVINGS]),
-        Function::submit(
+        ContractFunction::submit("send_payment", &[AMOUNT, DESTINATION, SOURCE]),
+        ContractFunction::submit("deposit_checking", &[AMOUNT, CUSTOMER]),
+        ContractFunction::submit("transact_savings", &[AMOUNT, CUSTOMER]),
+        ContractFunction::submit("write_check", &[AMOUNT, CUSTOMER]),
+        ContractFunction::submit("amalgamate", &[DESTINATION, SOURCE]),
+        ContractFunction::evaluate("balance", &[CUSTOMER]),
+        ContractFunction::evaluate("query", &[CUSTOMER]),
+        ContractFunction::submit("create_account", &[CUSTOMER, FunctionParameter::text("name"), CHECKING, SAVINGS]),
+        ContractFunction::submit(
             "load",
             &[
-                Parameter::integer("start"),
-                Parameter::integer("count"),
+                FunctionParameter::integer("start"),
+                FunctionParameter::integer("count"),
                 CHECKING,
                 SAVINGS,
-                Parameter::integer("recordBytes").optional(),
+                FunctionParameter::integer("recordBytes").optional(),
             ],
         ),
     ],
@@ -90,10 +91,15 @@ impl Contract for SmallBank {
         "smallbank"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         let call = match INTERFACE.resolve(function, args)? {
-            Resolved::Call(call) => call,
-            Resolved::Answered(response) => return Ok(response),
+            ResolvedFunction::Call(call) => call,
+            ResolvedFunction::Answered(response) => return Ok(response),
         };
         match call.function() {
             "send_payment" => send_payment(tx, amount_of(&call)?, call.text(1)?, call.text(2)?).await,
@@ -111,19 +117,19 @@ impl Contract for SmallBank {
 }
 
 /// The first argument as an amount to move: never negative.
-fn amount_of(call: &Call<'_>) -> Result<i64, ContractError> {
+fn amount_of(call: &FunctionCall<'_>) -> Result<i64, ContractError> {
     match call.integer::<i64>(0)? {
-        amount if amount < 0 => Err(call.refuse(0, &format!("must not be negative: {amount}"))),
+        amount if amount < 0 => Err(call.reject(0, &format!("must not be negative: {amount}"))),
         amount => Ok(amount),
     }
 }
 
 async fn send_payment(
-    tx: &mut dyn Stub,
+    tx: &mut dyn ContractStub,
     amount: i64,
     destination: &str,
     source: &str,
-) -> Result<Response, ContractError> {
+) -> Result<ContractResponse, ContractError> {
     let [mut from, mut to] = Account::read(tx, [checking_key(source)?, checking_key(destination)?]).await?;
     if from.balance() < amount {
         return Err(ContractError::application(format!(
@@ -138,18 +144,26 @@ async fn send_payment(
     }
     from.write(tx)?;
     to.write(tx)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-async fn deposit_checking(tx: &mut dyn Stub, amount: i64, customer: &str) -> Result<Response, ContractError> {
+async fn deposit_checking(
+    tx: &mut dyn ContractStub,
+    amount: i64,
+    customer: &str,
+) -> Result<ContractResponse, ContractError> {
     let [mut checking] = Account::read(tx, [checking_key(customer)?]).await?;
     checking.add(amount)?;
     checking.write(tx)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
 /// A deposit, or a withdrawal when `amount` is negative.
-async fn transact_savings(tx: &mut dyn Stub, amount: i64, customer: &str) -> Result<Response, ContractError> {
+async fn transact_savings(
+    tx: &mut dyn ContractStub,
+    amount: i64,
+    customer: &str,
+) -> Result<ContractResponse, ContractError> {
     let [mut savings] = Account::read(tx, [savings_key(customer)?]).await?;
     savings.add(amount)?;
     if savings.balance() < 0 {
@@ -159,10 +173,14 @@ async fn transact_savings(tx: &mut dyn Stub, amount: i64, customer: &str) -> Res
         )));
     }
     savings.write(tx)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-async fn write_check(tx: &mut dyn Stub, amount: i64, customer: &str) -> Result<Response, ContractError> {
+async fn write_check(
+    tx: &mut dyn ContractStub,
+    amount: i64,
+    customer: &str,
+) -> Result<ContractResponse, ContractError> {
     let [savings, mut checking] = Account::read(tx, [savings_key(customer)?, checking_key(customer)?]).await?;
     let is_covered = account::total(&savings, &checking)? >= amount;
     checking.add(-amount)?;
@@ -170,11 +188,15 @@ async fn write_check(tx: &mut dyn Stub, amount: i64, customer: &str) -> Result<R
         checking.add(-OVERDRAFT_FEE)?;
     }
     checking.write(tx)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
 /// Moves all that the source has to the checking account of the destination.
-async fn amalgamate(tx: &mut dyn Stub, destination: &str, source: &str) -> Result<Response, ContractError> {
+async fn amalgamate(
+    tx: &mut dyn ContractStub,
+    destination: &str,
+    source: &str,
+) -> Result<ContractResponse, ContractError> {
     let keys = [savings_key(source)?, checking_key(source)?, checking_key(destination)?];
     let [mut savings, mut checking, mut to] = Account::read(tx, keys).await?;
     let total = account::total(&savings, &checking)?;
@@ -188,42 +210,42 @@ async fn amalgamate(tx: &mut dyn Stub, destination: &str, source: &str) -> Resul
         to.add(total)?;
     }
     to.write(tx)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
 /// The sum of both accounts, in decimal.
-async fn balance(tx: &mut dyn Stub, customer: &str) -> Result<Response, ContractError> {
+async fn balance(tx: &mut dyn ContractStub, customer: &str) -> Result<ContractResponse, ContractError> {
     let [savings, checking] = Account::read(tx, [savings_key(customer)?, checking_key(customer)?]).await?;
-    Ok(Response::success(account::total(&savings, &checking)?.to_string()))
+    Ok(ContractResponse::success(account::total(&savings, &checking)?.to_string()))
 }
 
 /// A customer as `query` answers.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Customer<'a> {
+struct CustomerRecord<'a> {
     custom_id: &'a str,
     custom_name: String,
     savings_balance: i64,
     checking_balance: i64,
 }
 
-async fn query(tx: &mut dyn Stub, customer: &str) -> Result<Response, ContractError> {
+async fn query(tx: &mut dyn ContractStub, customer: &str) -> Result<ContractResponse, ContractError> {
     let [savings, checking] = Account::read(tx, [savings_key(customer)?, checking_key(customer)?]).await?;
     let name = tx.get_state(&name_key(customer)?).await?.unwrap_or_default();
-    let customer = Customer {
+    let customer = CustomerRecord {
         custom_id: customer,
         custom_name: String::from_utf8_lossy(&name).into_owned(),
         savings_balance: savings.balance(),
         checking_balance: checking.balance(),
     };
-    Ok(Response::success(serde_json::to_vec(&customer).expect("strings and integers are always JSON")))
+    Ok(ContractResponse::success(serde_json::to_vec(&customer).expect("strings and integers are always JSON")))
 }
 
-async fn create_account(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+async fn create_account(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let (customer, name) = (call.text(0)?, call.text(1)?);
     let (checking, savings) = (opening_balance(call, 2)?, opening_balance(call, 3)?);
     if name.len() > NAME_BYTES_MAX {
-        return Err(call.refuse(1, &format!("may have {NAME_BYTES_MAX} bytes, not {}", name.len())));
+        return Err(call.reject(1, &format!("may have {NAME_BYTES_MAX} bytes, not {}", name.len())));
     }
     let checking_key = checking_key(customer)?;
     if tx.get_state(&checking_key).await?.is_some() {
@@ -234,18 +256,18 @@ async fn create_account(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, 
     if !name.is_empty() {
         tx.put_state(&name_key(customer)?, Bytes::copy_from_slice(name.as_bytes()))?;
     }
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-fn opening_balance(call: &Call<'_>, index: usize) -> Result<i64, ContractError> {
+fn opening_balance(call: &FunctionCall<'_>, index: usize) -> Result<i64, ContractError> {
     match call.integer::<i64>(index)? {
-        balance if balance < 0 => Err(call.refuse(index, &format!("must not be negative: {balance}"))),
+        balance if balance < 0 => Err(call.reject(index, &format!("must not be negative: {balance}"))),
         balance => Ok(balance),
     }
 }
 
 /// Creates customers `start` to `start + count` and answers how many. It reads nothing and replaces what is there.
-fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+fn load(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let start = call.count(0, 0, u64::MAX - LOAD_CUSTOMERS_MAX)?;
     let count = call.count(1, 1, LOAD_CUSTOMERS_MAX)?;
     let (checking, savings) = (opening_balance(call, 2)?, opening_balance(call, 3)?);
@@ -260,5 +282,5 @@ fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
         tx.put_state(&checking_key(&customer)?, checking.clone())?;
         tx.put_state(&savings_key(&customer)?, savings.clone())?;
     }
-    Ok(Response::success(count.to_string()))
+    Ok(ContractResponse::success(count.to_string()))
 }

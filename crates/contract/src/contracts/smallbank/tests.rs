@@ -3,12 +3,12 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Invocation, ModelLedger, run};
-use crate::{Registry, StubError};
+use crate::model::{ModelInvocation, ModelLedger, run};
+use crate::{ContractRegistry, StubError};
 
 /// Customers 0 to 3, each with 100 in checking and 50 in savings.
 fn bank() -> ModelLedger {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     ledger.call("smallbank", "load", &["0", "4", "100", "50"]).expect("within bounds");
     ledger
 }
@@ -61,7 +61,7 @@ fn transactions_touch_only_their_accounts() {
         ("create_account", &["9", "", "0", "0"], 1, 2),
     ];
     for (function, args, reads, writes) in cases {
-        let effects = run(ledger.execute(&Invocation::new("smallbank", function, args))).expect("healthy");
+        let effects = run(ledger.execute(&ModelInvocation::new("smallbank", function, args))).expect("healthy");
         assert!(effects.response.is_endorsable(), "{function}: {}", effects.response.message);
         assert_eq!((effects.reads.len(), effects.writes.len()), (reads, writes), "{function}");
     }
@@ -126,7 +126,7 @@ fn check_of_the_greatest_amount_does_not_overflow_silently() {
 
 #[test]
 fn padding_survives_updates() {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     ledger.call("smallbank", "load", &["7", "2", "100", "50", "100"]).expect("within bounds");
     ledger.call("smallbank", "send_payment", &["1", "7", "8"]).expect("funds");
     assert!(ledger.rows("smallbank").all(|(_, record)| record.len() == 100));
@@ -158,7 +158,7 @@ fn damaged_records_and_failing_state_are_told_apart() {
     assert_eq!(message, "the record of an account is too short: checking_1");
     let busy = StubError::State { kind: base::ErrorKind::Retry, message: "behind".into() };
     ledger.fail_reads_from(1, busy.clone());
-    let failed = run(ledger.execute(&Invocation::new("smallbank", "balance", &["2"])));
+    let failed = run(ledger.execute(&ModelInvocation::new("smallbank", "balance", &["2"])));
     assert_eq!(failed, Err(busy));
 }
 

@@ -15,10 +15,10 @@
 use base::Bytes;
 use serde_json::json;
 
-use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
-use super::sequence::Sequence;
+use super::interface::{ContractFunction, ContractInterface, FunctionCall, FunctionParameter, ResolvedFunction, shown};
+use super::sequence::RandomSequence;
 use crate::key::{self, KeyRange};
-use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
+use crate::{Contract, ContractError, ContractResponse, ContractStub, RangeCursor, async_trait};
 
 #[cfg(test)]
 mod tests;
@@ -36,26 +36,26 @@ pub const LOAD_BYTES_MAX: u64 = 64 << 20;
 /// Record numbers are below this, so that keys sort as their numbers do.
 pub const RECORDS_MAX: u64 = 1_000_000_000_000;
 
-const KEY: Parameter = Parameter::text("key");
-const VALUE: Parameter = Parameter::bytes("value");
+const KEY: FunctionParameter = FunctionParameter::text("key");
+const VALUE: FunctionParameter = FunctionParameter::bytes("value");
 
-const INTERFACE: Interface = Interface {
+const INTERFACE: ContractInterface = ContractInterface {
     name: "ycsb",
     aliases: &[],
     version: "1.0",
     functions: &[
-        Function::evaluate("read", &[KEY]),
-        Function::submit("update", &[KEY, VALUE]),
-        Function::submit("readModifyWrite", &[KEY, VALUE]),
-        Function::submit("insert", &[KEY, VALUE]),
-        Function::evaluate("scan", &[KEY, Parameter::integer("count")]),
-        Function::submit(
+        ContractFunction::evaluate("read", &[KEY]),
+        ContractFunction::submit("update", &[KEY, VALUE]),
+        ContractFunction::submit("readModifyWrite", &[KEY, VALUE]),
+        ContractFunction::submit("insert", &[KEY, VALUE]),
+        ContractFunction::evaluate("scan", &[KEY, FunctionParameter::integer("count")]),
+        ContractFunction::submit(
             "load",
             &[
-                Parameter::integer("start"),
-                Parameter::integer("count"),
-                Parameter::integer("valueBytes"),
-                Parameter::integer("seed"),
+                FunctionParameter::integer("start"),
+                FunctionParameter::integer("count"),
+                FunctionParameter::integer("valueBytes"),
+                FunctionParameter::integer("seed"),
             ],
         ),
     ],
@@ -72,13 +72,18 @@ impl Contract for Ycsb {
         "ycsb"
     }
 
-    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+    async fn invoke(
+        &self,
+        tx: &mut dyn ContractStub,
+        function: &str,
+        args: &[Bytes],
+    ) -> Result<ContractResponse, ContractError> {
         let call = match INTERFACE.resolve(function, args)? {
-            Resolved::Call(call) => call,
-            Resolved::Answered(response) => return Ok(response),
+            ResolvedFunction::Call(call) => call,
+            ResolvedFunction::Answered(response) => return Ok(response),
         };
         match call.function() {
-            "read" => Ok(Response::success(existing(tx, key_of(&call)?).await?)),
+            "read" => Ok(ContractResponse::success(existing(tx, key_of(&call)?).await?)),
             "update" => write(tx, key_of(&call)?, value_of(&call)?),
             "readModifyWrite" => {
                 let (key, value) = (key_of(&call)?, value_of(&call)?);
@@ -103,7 +108,7 @@ pub fn record_key(number: u64) -> String {
 pub fn record_value(seed: u64, number: u64, value_bytes: usize) -> Bytes {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     const CHARACTERS_OF_A_DRAW: usize = 10;
-    let mut sequence = Sequence::for_item(seed, number);
+    let mut sequence = RandomSequence::for_item(seed, number);
     let mut value = Vec::with_capacity(value_bytes);
     while value.len() < value_bytes {
         let mut draw = sequence.next();
@@ -152,42 +157,42 @@ fn encode_bytes(bytes: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(bytes);
 }
 
-fn key_of<'a>(call: &Call<'a>) -> Result<&'a str, ContractError> {
+fn key_of<'a>(call: &FunctionCall<'a>) -> Result<&'a str, ContractError> {
     let key = call.text(0)?;
     key::check_simple(key)?;
     Ok(key)
 }
 
-fn value_of(call: &Call<'_>) -> Result<Bytes, ContractError> {
+fn value_of(call: &FunctionCall<'_>) -> Result<Bytes, ContractError> {
     let value = call.bytes(1);
     if value.is_empty() || value.len() as u64 > VALUE_BYTES_MAX {
-        return Err(call.refuse(1, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
+        return Err(call.reject(1, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
     }
     Ok(value.clone())
 }
 
-async fn existing(tx: &mut dyn Stub, key: &str) -> Result<Bytes, ContractError> {
+async fn existing(tx: &mut dyn ContractStub, key: &str) -> Result<Bytes, ContractError> {
     let found = tx.get_state(key).await?;
     found.ok_or_else(|| ContractError::application(format!("there is no record {}", shown(key))))
 }
 
-fn write(tx: &mut dyn Stub, key: &str, value: Bytes) -> Result<Response, ContractError> {
+fn write(tx: &mut dyn ContractStub, key: &str, value: Bytes) -> Result<ContractResponse, ContractError> {
     tx.put_state(key, value)?;
-    Ok(Response::empty())
+    Ok(ContractResponse::empty())
 }
 
-async fn insert(tx: &mut dyn Stub, key: &str, value: Bytes) -> Result<Response, ContractError> {
+async fn insert(tx: &mut dyn ContractStub, key: &str, value: Bytes) -> Result<ContractResponse, ContractError> {
     if tx.get_state(key).await?.is_some() {
         return Err(ContractError::application(format!("there is a record {} already", shown(key))));
     }
     write(tx, key, value)
 }
 
-async fn scan(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+async fn scan(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let range = KeyRange::simple(call.text(0)?, "")?;
     let count = call.count(1, 1, SCAN_RECORDS_MAX)?;
     let count = usize::try_from(count).expect("a scan has at most a thousand records");
-    let mut records = Cursor::open(tx, range).await?.with_page_entries(count);
+    let mut records = RangeCursor::open(tx, range).await?.with_page_entries(count);
     let mut result = Vec::new();
     for _ in 0..count {
         let Some(entry) = records.next(tx).await? else { break };
@@ -198,11 +203,11 @@ async fn scan(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractEr
         }
     }
     records.close(tx);
-    Ok(Response::success(result))
+    Ok(ContractResponse::success(result))
 }
 
 /// Writes records and answers how many. It reads nothing, so loads of disjoint records never conflict.
-fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+fn load(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let start = call.count(0, 0, RECORDS_MAX - 1)?;
     let count = call.count(1, 1, LOAD_RECORDS_MAX.min(RECORDS_MAX - start))?;
     let value_bytes = call.count(2, 1, VALUE_BYTES_MAX.min(LOAD_BYTES_MAX / count))?;
@@ -211,5 +216,5 @@ fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
     for number in start..start + count {
         tx.put_state(&record_key(number), record_value(seed, number, value_bytes))?;
     }
-    Ok(Response::success(count.to_string()))
+    Ok(ContractResponse::success(count.to_string()))
 }

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Registry;
-use crate::model::{Invocation, ModelLedger, run};
+use crate::ContractRegistry;
+use crate::model::{ModelInvocation, ModelLedger, run};
 
 fn loaded(records: u64) -> ModelLedger {
-    let mut ledger = ModelLedger::new(Registry::native());
+    let mut ledger = ModelLedger::new(ContractRegistry::native());
     let loaded = ledger.call("ycsb", "load", &["0", &records.to_string(), "100", "7"]).expect("within bounds");
     assert_eq!(loaded, records.to_string());
     ledger
@@ -41,7 +41,7 @@ fn operations_read_and_write_what_the_benchmark_says() {
     ];
     for (function, key, reads, writes) in cases {
         let args = if function == "read" { vec![key.as_str()] } else { vec![key.as_str(), "value"] };
-        let effects = run(ledger.submit(&Invocation::new("ycsb", function, &args))).expect("a healthy state");
+        let effects = run(ledger.submit(&ModelInvocation::new("ycsb", function, &args))).expect("a healthy state");
         assert!(effects.response.is_endorsable(), "{function}: {}", effects.response.message);
         assert_eq!((effects.reads.len(), effects.writes.len()), (reads, writes), "{function}");
     }
@@ -71,7 +71,7 @@ fn scan_reads_no_more_than_it_returns() {
     let scans: [(&str, &str, usize); 4] =
         [("user000000000010", "5", 5), ("", "120", 120), ("user000000000249", "10", 1), ("z", "10", 0)];
     for (start, count, expected) in scans {
-        let effects = run(ledger.execute(&Invocation::new("ycsb", "scan", &[start, count]))).expect("healthy");
+        let effects = run(ledger.execute(&ModelInvocation::new("ycsb", "scan", &[start, count]))).expect("healthy");
         let records = decode_scan(effects.response.payload).expect("own encoding");
         assert_eq!(records.len(), expected, "{start}");
         assert!(records.iter().all(|(key, _)| key.as_str() >= start) && records.is_sorted());

@@ -2,20 +2,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use chain::access::{Definition, Definitions};
+use chain::access::{ContractDefinition, ContractDefinitions};
 use chain::endorse::Endorse;
-use identity::issue::{Organization, Terms};
+use identity::issue::{CertificateTerms, IssuingOrganization};
 use ledger::config::{
-    BatchLimits, Capabilities, ChannelConfig, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec,
+    BatchLimits, Capabilities, ChannelConfig, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec,
 };
 use prost::Message as _;
 use proto::protos::Response;
 
 use super::*;
-use crate::service::assemble::Parts;
+use crate::service::assemble::ProposalParts;
 use crate::service::evaluate;
 
-/// An endorser that always does the same.
+/// An endorser with a fixed behaviour.
 #[derive(Clone)]
 enum Does {
     Endorse,
@@ -25,7 +25,7 @@ enum Does {
 
 type Answering<'a, T> = Pin<Box<dyn Future<Output = Result<T, EndorseError>> + Send + 'a>>;
 
-/// Written out, as the macro of the trait expands.
+/// Written out as the trait's macro would expand it.
 impl Endorse for Does {
     fn process<'a, 'b>(&'a self, _: Bytes) -> Answering<'b, ProposalResponse>
     where
@@ -64,10 +64,10 @@ fn endorsers(does: [Does; 3]) -> [Endorser; 3] {
     })
 }
 
-fn rules(policy: &str) -> Rules {
-    let terms = Terms::seeded([7; 32]);
+fn rules(policy: &str) -> ChannelPolicies {
+    let terms = CertificateTerms::seeded([7; 32]);
     let spec = |msp_id: &str| {
-        let organization = Organization::found(msp_id, "example.com", &terms).expect("names are fine");
+        let organization = IssuingOrganization::create(msp_id, "example.com", &terms).expect("names are fine");
         OrganizationSpec {
             name: msp_id.to_owned(),
             msp_id: msp_id.to_owned(),
@@ -87,44 +87,44 @@ fn rules(policy: &str) -> Rules {
             preferred_bytes_max: 512 << 10,
             timeout: Duration::from_millis(50),
         },
-        consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+        consensus: ConsensusConfig { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
         capabilities: Capabilities::newest(),
     };
     let block = genesis.build().expect("the specification is usable");
     let config = ChannelConfig::from_block(&block).expect("what was just built");
-    let definitions = Definitions::from([("basic".to_owned(), Definition::default())]);
-    Rules::new(Arc::new(config), definitions).expect("the policy is well formed")
+    let definitions = ContractDefinitions::from([("basic".to_owned(), ContractDefinition::default())]);
+    ChannelPolicies::new(Arc::new(config), definitions).expect("the policy is well formed")
 }
 
-/// The code that `Endorse` answers, by policy or at the organisations that are named.
-async fn endorse_at(rules: &Rules, turn: usize, does: [Does; 3], organizations: &[&str]) -> Code {
+/// The code that `Endorse` answers, by policy or for the named organisations.
+async fn endorse_at(rules: &ChannelPolicies, turn: usize, does: [Does; 3], organizations: &[&str]) -> GrpcCode {
     let endorsers = endorsers(does);
-    let plans = Plans::default();
-    let from = Endorsers { local: &endorsers[LOCAL], others: &endorsers[1..], plans: &plans };
+    let plans = EndorsementPlanCache::default();
+    let from = EndorserSet { local: &endorsers[LOCAL], others: &endorsers[1..], plans: &plans };
     let request = ProposalRequest {
         signed_proposal: Bytes::new(),
         organizations: organizations.iter().map(|name| (*name).to_owned()).collect(),
         channel: "ch".into(),
         contract: "basic".to_owned(),
-        parts: Parts::default(),
+        parts: ProposalParts::default(),
     };
-    Collection::new(from, turn, rules, &request).run().await.map_or_else(|status| status.code, |_| Code::Ok)
+    EndorsementRound::new(from, turn, rules, &request).run().await.map_or_else(|status| status.code, |_| GrpcCode::Ok)
 }
 
-fn failures() -> [(EndorseError, Code); 7] {
+fn failures() -> [(EndorseError, GrpcCode); 7] {
     [
-        (EndorseError::Overloaded, Code::ResourceExhausted),
-        (EndorseError::TimedOut(Duration::from_secs(30)), Code::DeadlineExceeded),
-        (EndorseError::Stopped, Code::Unavailable),
-        (EndorseError::ChannelStopped { channel: "ch".into(), cause: "no disk".into() }, Code::Unavailable),
-        (EndorseError::UnknownChannel("ch".into()), Code::FailedPrecondition),
-        (EndorseError::UnknownChaincode { name: "basic".into(), channel: "ch".into() }, Code::FailedPrecondition),
-        (EndorseError::State { kind: base::ErrorKind::Retry, message: "slow".into() }, Code::Aborted),
+        (EndorseError::Overloaded, GrpcCode::ResourceExhausted),
+        (EndorseError::TimedOut(Duration::from_secs(30)), GrpcCode::DeadlineExceeded),
+        (EndorseError::Stopped, GrpcCode::Unavailable),
+        (EndorseError::ChannelStopped { channel: "ch".into(), cause: "no disk".into() }, GrpcCode::Unavailable),
+        (EndorseError::UnknownChannel("ch".into()), GrpcCode::FailedPrecondition),
+        (EndorseError::UnknownChaincode { name: "basic".into(), channel: "ch".into() }, GrpcCode::FailedPrecondition),
+        (EndorseError::State { kind: base::ErrorKind::Retry, message: "slow".into() }, GrpcCode::Aborted),
     ]
 }
 
-/// The story: with two of three organisations wanted, one that was overloaded or stopping failed every call whose turn
-/// named it, although the third stood ready.
+/// The story: the policy wanted two of three organisations. One that was overloaded or stopping failed every call whose
+/// turn named it, although the third was ready.
 #[tokio::test]
 async fn another_layout_is_tried_where_another_organisation_fails() {
     let rules = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
@@ -132,16 +132,16 @@ async fn another_layout_is_tried_where_another_organisation_fails() {
         let fail = || Does::Fail(error.clone());
         for turn in 0..2 {
             for does in [[Does::Endorse, fail(), Does::Endorse], [Does::Endorse, Does::Endorse, fail()]] {
-                assert_eq!(endorse_at(&rules, turn, does, &[]).await, Code::Ok, "{error}");
+                assert_eq!(endorse_at(&rules, turn, does, &[]).await, GrpcCode::Ok, "{error}");
             }
-            // Nobody is left: the last failure says why.
+            // No layout is left: the last failure gives the reason.
             assert_eq!(endorse_at(&rules, turn, [Does::Endorse, fail(), fail()], &[]).await, code, "{error}");
         }
     }
 }
 
 /// The story: of two layouts without the local organisation, the second was asked after the first had failed, and its
-/// answer was then passed over.
+/// answer was then ignored.
 #[tokio::test]
 async fn the_answer_of_a_second_first_endorser_counts() {
     let rules = rules("OR('Org2MSP.peer', 'Org3MSP.peer')");
@@ -149,7 +149,7 @@ async fn the_answer_of_a_second_first_endorser_counts() {
         let fail = || Does::Fail(error.clone());
         for turn in 0..2 {
             for does in [[fail(), fail(), Does::Endorse], [fail(), Does::Endorse, fail()]] {
-                assert_eq!(endorse_at(&rules, turn, does, &[]).await, Code::Ok, "{error}");
+                assert_eq!(endorse_at(&rules, turn, does, &[]).await, GrpcCode::Ok, "{error}");
             }
         }
     }
@@ -164,16 +164,16 @@ async fn the_local_endorser_and_refusals_decide_at_once() {
     }
     let named = ["Org2MSP", "Org3MSP"];
     let malformed = Does::Fail(EndorseError::Malformed("nonsense".into()));
-    for (does, code) in [(malformed, Code::InvalidArgument), (Does::Refuse, Code::Aborted)] {
+    for (does, code) in [(malformed, GrpcCode::InvalidArgument), (Does::Refuse, GrpcCode::Aborted)] {
         let does = [Does::Endorse, does, Does::Endorse];
         assert_eq!(endorse_at(&rules, 0, does, &named).await, code);
     }
     let all = [Does::Endorse, Does::Endorse, Does::Endorse];
-    assert_eq!(endorse_at(&rules, 0, all, &named).await, Code::Ok);
+    assert_eq!(endorse_at(&rules, 0, all, &named).await, GrpcCode::Ok);
 }
 
-/// The story: an evaluation at ["Unknown", "Org2MSP"] was refused, because only the first name was looked at; and one
-/// at two organisations failed with the first, although the second stood ready.
+/// The story: an evaluation at ["Unknown", "Org2MSP"] was refused, because only the first name was considered; and one at
+/// two organisations failed with the first, although the second was ready.
 #[tokio::test]
 async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
     let evaluate_at = async |does: [Does; 3], names: &[&str]| {
@@ -183,18 +183,18 @@ async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
             evaluate::named(&endorsers[LOCAL], &endorsers[1..], &names).into_iter().cloned().collect();
         let asked = named.len();
         let answer = if asked == 0 { Ok(Response::default()) } else { evaluate::ask(&named, &Bytes::new()).await };
-        (asked, answer.map_or_else(|status| status.code, |_| Code::Ok))
+        (asked, answer.map_or_else(|status| status.code, |_| GrpcCode::Ok))
     };
     let overloaded = || Does::Fail(EndorseError::Overloaded);
     let expired = || Does::Fail(EndorseError::Expired("long ago".into()));
     let names = ["Unknown", "Org3MSP", "Org2MSP"];
     for (second, third, code) in [
-        (Does::Endorse, overloaded(), Code::Ok),
-        (overloaded(), Does::Endorse, Code::Ok),
-        (overloaded(), overloaded(), Code::ResourceExhausted),
-        // These would be the same everywhere.
-        (Does::Refuse, Does::Endorse, Code::Unknown),
-        (expired(), Does::Endorse, Code::Unavailable),
+        (Does::Endorse, overloaded(), GrpcCode::Ok),
+        (overloaded(), Does::Endorse, GrpcCode::Ok),
+        (overloaded(), overloaded(), GrpcCode::ResourceExhausted),
+        // Every endorser would answer these the same.
+        (Does::Refuse, Does::Endorse, GrpcCode::Unknown),
+        (expired(), Does::Endorse, GrpcCode::Unavailable),
     ] {
         assert_eq!(evaluate_at([Does::Refuse, second, third], &names).await, (2, code));
     }

@@ -1,4 +1,4 @@
-//! Clients that write, each to keys of its own, and remember what they were told was committed.
+//! Clients that write, each to its own keys, and record the acknowledged writes.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::{Client, Connection};
+use gateway::client::{GatewayClient, GrpcConnection};
 use node::Endpoints;
 
 use super::{Network, patiently, run, text};
 
-/// How long clients may go without a commit: longer than a loaded machine takes to start any process again.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(60);
+/// How long clients may go without a commit: longer than a loaded machine takes to restart any process.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A write that a client was told of.
+/// A write that was acknowledged to a client.
 #[derive(Clone)]
 pub struct Acknowledged {
     pub key: String,
@@ -25,16 +25,16 @@ pub struct Acknowledged {
     pub block: u64,
 }
 
-/// Connects to the gateway of organisation `number`, wherever `endpoints.json` says that it is now.
-pub async fn connect(dir: &Path, number: usize) -> Option<(Client, String)> {
+/// Connects to the gateway of organisation `number`, at its current address in `endpoints.json`.
+pub async fn connect(dir: &Path, number: usize) -> Option<(GatewayClient, String)> {
     let endpoints = Endpoints::load(dir).ok()?;
     let (target, user) = (endpoints.target(dir, number).ok()?, endpoints.user(dir, number).ok()?);
-    let connection = tokio::time::timeout(CALL_DEADLINE, Connection::connect(&target)).await.ok()?.ok()?;
-    Some((Client::new(connection, user).with_deadline(Some(CALL_DEADLINE)), endpoints.channel))
+    let connection = tokio::time::timeout(CALL_DEADLINE, GrpcConnection::connect(&target)).await.ok()?.ok()?;
+    Some((GatewayClient::new(connection, user).with_deadline(Some(CALL_DEADLINE)), endpoints.channel))
 }
 
-/// That a write is there as its client was told.
-pub async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Result<(), String> {
+/// Checks that a write is there as it was acknowledged.
+pub async fn check(client: &GatewayClient, channel: &str, write: &Acknowledged) -> Result<(), String> {
     let Acknowledged { key, value, tx_id, block } = write;
     let status = patiently(async || client.commit_status(channel, tx_id).await).await;
     let status = status.map_err(|status| format!("{tx_id}: {status}"))?;
@@ -47,7 +47,7 @@ pub async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Resu
     if found != value { Err(format!("{key} holds {found:?}, not {value:?}")) } else { Ok(()) }
 }
 
-/// Clients at work. They come back by themselves after an error, to wherever their gateway is then.
+/// Clients at work. After an error they reconnect by themselves, to their gateway's current address.
 pub struct Load {
     told: Arc<Mutex<Vec<Acknowledged>>>,
     count: Arc<AtomicUsize>,
@@ -71,11 +71,11 @@ impl Load {
         load
     }
 
-    /// Waits until so many more writes were committed.
+    /// Waits until this many more writes have committed.
     pub async fn progress(&self, more: usize, what: &str) {
         let (start, wanted) = (Instant::now(), self.count.load(Ordering::Relaxed) + more);
         while self.count.load(Ordering::Relaxed) < wanted {
-            assert!(start.elapsed() < PROGRESS_PATIENCE, "{what}: nothing is committed any more");
+            assert!(start.elapsed() < PROGRESS_TIMEOUT, "{what}: nothing is committed any more");
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -122,13 +122,13 @@ async fn write(
                 connected = Some((client, channel));
             }
             Ok(committed) => panic!("blind writes of unique keys are valid: {committed:?}"),
-            // Committed or not, nobody was told.
+            // Committed or not, it was not acknowledged.
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }
 
-/// Ends a network that has come to rest: each of its organisations has everything that was told, and its ledgers are whole.
+/// Ends an idle network: each of its organisations has all acknowledged writes, and its ledgers are consistent.
 pub async fn end_with_all(network: Network, dir: &Path, organizations: usize, told: &[Acknowledged]) {
     network.settle().await;
     for organization in 1..=organizations {

@@ -1,4 +1,4 @@
-//! Starting, asking and ending networks as processes of the real program.
+//! Starts networks as processes of the real program, calls them and ends them.
 
 pub mod load;
 
@@ -7,13 +7,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use gateway::client::{Client, Connection};
-use gateway::rpc::{Code, Status};
+use gateway::client::{GatewayClient, GrpcConnection};
+use gateway::grpc::{GrpcCode, GrpcStatus};
 use node::Endpoints;
 use prost::Message as _;
 use proto::common::BlockchainInfo;
 
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program with these arguments.
 pub fn heddle(arguments: &[&str]) -> Command {
@@ -22,22 +22,22 @@ pub fn heddle(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the program to its end.
+/// Runs the program until it ends.
 pub fn run(arguments: &[&str]) -> Output {
     heddle(arguments).stdin(Stdio::null()).output().expect("the program can be started")
 }
 
-/// What it printed on both outputs.
+/// The text of both outputs.
 pub fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Asks again what is answered `UNAVAILABLE`, as clients do: a peer may be between two primaries, or the machine busy.
-pub async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
+/// Retries an answer of `UNAVAILABLE`, as clients do: a peer may be between two primaries, or the machine busy.
+pub async fn patiently<T>(ask: impl AsyncFn() -> Result<T, GrpcStatus>) -> Result<T, GrpcStatus> {
     let start = Instant::now();
     loop {
         match ask().await {
-            Err(status) if status.code == Code::Unavailable && start.elapsed() < READY_PATIENCE => {
+            Err(status) if status.code == GrpcCode::Unavailable && start.elapsed() < READY_TIMEOUT => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             outcome => return outcome,
@@ -58,7 +58,7 @@ impl Network {
         Network::start_with(dir, arguments, None)
     }
 
-    /// As [`Network::start`]; processes look in a folder for faults that they are to have.
+    /// As [`Network::start`]; processes poll a folder for faults that they are to inject.
     pub fn start_with(dir: &Path, arguments: &[&str], faults: Option<&Path>) -> Network {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.with_extension("log")).expect("a log");
         let mut command = heddle(&["up", "--bound", "--any-ports", "--dir"]);
@@ -77,7 +77,7 @@ impl Network {
                 _ => {}
             }
             let ended = child.try_wait().expect("it is a child");
-            if ended.is_some() || start.elapsed() > READY_PATIENCE {
+            if ended.is_some() || start.elapsed() > READY_TIMEOUT {
                 let log = std::fs::read_to_string(dir.with_extension("log")).unwrap_or_default();
                 let _ = child.kill();
                 panic!("the network did not start ({ended:?}):\n{log}");
@@ -87,10 +87,10 @@ impl Network {
     }
 
     /// A client of organisation `number`, from 1.
-    pub async fn client(&self, number: usize) -> Client {
+    pub async fn client(&self, number: usize) -> GatewayClient {
         let target = self.endpoints.target(&self.dir, number).expect("the organisation is there");
         let user = self.endpoints.user(&self.dir, number).expect("it has a user");
-        Client::new(Connection::connect(&target).await.expect("it listens"), user)
+        GatewayClient::new(GrpcConnection::connect(&target).await.expect("it listens"), user)
     }
 
     /// The height of each peer's ledger.
@@ -128,7 +128,7 @@ impl Network {
         self.child.wait().expect("it is a child");
     }
 
-    /// Ends it with `heddle down` and expects a clean end.
+    /// Ends the network with `heddle down` and expects a clean end.
     pub fn down(mut self) {
         let dir = self.dir.display().to_string();
         let output = run(&["down", "--dir", &dir]);

@@ -1,5 +1,5 @@
-//! Planted mistakes: hosts and connections that lie to the code under test, which then does what a mistake of its own would
-//! have made it do. The host here is also the witness that tells [`Truth`] what is registered.
+//! Planted mistakes: a host or a connection lies to the code under test, which then behaves as if it had the mistake
+//! itself. The host also reports to [`Truth`] which memory is registered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::{Bytes, BytesMut};
-use rma::sim::SimFabric;
+use rma::sim::SimProvider;
 use rma::{
-    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
-    Profile, RegionId, Rights,
+    Capability, Completion, Connection, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent, NodeId, Provider,
+    ProviderProfile, RegionId, Rights,
 };
 
 use super::truth::Truth;
@@ -21,17 +21,17 @@ use super::truth::Truth;
 /// A planted mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
-    /// A donor says that memory has been taken back, so that a fence is answered, and does it later.
+    /// A donor reports memory as reclaimed, so that a fence is answered, and reclaims it later.
     FenceBeforeRevocation,
-    /// A donor gives memory again as its last owner left it.
+    /// A donor grants memory again with the content that its last owner left.
     NotZeroed,
-    /// A donor gives one owner what another has.
+    /// A donor grants one owner a section that another has.
     GivenTwice,
-    /// A donor forgets to take memory back.
+    /// A donor forgets to reclaim memory.
     NeverTakenBack,
     /// A donor takes every fence for the newest.
     EpochIgnored,
-    /// A holder does not look at what its donors list.
+    /// A process ignores what its donors list.
     SweepBlind,
 }
 
@@ -45,7 +45,7 @@ impl Lie {
         Lie::SweepBlind,
     ];
 
-    /// How the messages of the checks begin that may catch it.
+    /// The prefixes of the check messages that may catch it.
     pub fn caught_by(self) -> &'static [&'static str] {
         match self {
             Lie::FenceBeforeRevocation | Lie::NeverTakenBack => &["fence:", "budget:"],
@@ -57,14 +57,14 @@ impl Lie {
     }
 }
 
-/// A host that tells what it does, and may lie to who asks it.
+/// A host that reports what it does, and may lie to its caller.
 pub struct LyingHost {
     inner: Arc<dyn Host>,
     truth: Arc<Truth>,
     address: &'static str,
-    life: u64,
+    incarnation: u64,
     lie: Option<Lie>,
-    /// Regions that are kept although they were taken back, or are given again, and how many bytes they have.
+    /// Regions that are kept although they were reclaimed, or that are granted again, and their lengths in bytes.
     kept: Mutex<BTreeMap<RegionId, u64>>,
     fences: AtomicU64,
 }
@@ -78,7 +78,7 @@ impl LyingHost {
         lie: Option<Lie>,
     ) -> LyingHost {
         let kept = Mutex::default();
-        LyingHost { inner, truth, address, life, lie, kept, fences: AtomicU64::new(1 << 40) }
+        LyingHost { inner, truth, address, incarnation: life, lie, kept, fences: AtomicU64::new(1 << 40) }
     }
 }
 
@@ -110,7 +110,7 @@ impl Host for LyingHost {
         if self.lie == Some(Lie::GivenTwice) {
             self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(region, bytes);
         }
-        self.truth.registers(self.address, self.life, region, name, bytes);
+        self.truth.registers(self.address, self.incarnation, region, name, bytes);
         Ok(region)
     }
 
@@ -126,7 +126,7 @@ impl Host for LyingHost {
         match self.lie {
             Some(Lie::FenceBeforeRevocation) => {
                 let (inner, truth) = (Arc::clone(&self.inner), Arc::clone(&self.truth));
-                let (address, life) = (self.address, self.life);
+                let (address, life) = (self.address, self.incarnation);
                 rt::spawn(async move {
                     rt::sleep(Duration::from_millis(20)).await;
                     if inner.deregister(region).await.is_ok() {
@@ -137,7 +137,7 @@ impl Host for LyingHost {
             }
             Some(Lie::NotZeroed) => {
                 self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(region, 0);
-                self.truth.deregisters(self.address, self.life, region);
+                self.truth.deregisters(self.address, self.incarnation, region);
                 return Ok(());
             }
             Some(Lie::NeverTakenBack) => return Ok(()),
@@ -145,7 +145,7 @@ impl Host for LyingHost {
         }
         let outcome = self.inner.deregister(region).await;
         if outcome.is_ok() {
-            self.truth.deregisters(self.address, self.life, region);
+            self.truth.deregisters(self.address, self.incarnation, region);
         }
         outcome
     }
@@ -157,13 +157,13 @@ impl Host for LyingHost {
         }
         let newest = self.fences.fetch_add(1, Ordering::Relaxed);
         let change = move |message: Bytes| {
-            // A fence: its epoch is made the newest.
+            // A fence: make its epoch the newest.
             match message.first() {
                 Some(0x02) => [&message[..8], &newest.to_le_bytes(), &message[16..]].concat().into(),
                 _ => message,
             }
         };
-        Ok(Endpoint::new(Arc::new(Changed { inner: endpoint, change: Box::new(change) })))
+        Ok(Endpoint::new(Arc::new(ChangedConnection { inner: endpoint, change: Box::new(change) })))
     }
 
     fn address(&self) -> String {
@@ -175,44 +175,44 @@ impl Host for LyingHost {
     }
 }
 
-/// The fabric of holders, which may lie to them.
-pub fn fabric(inner: SimFabric, lie: Option<Lie>) -> Arc<dyn Fabric> {
+/// The fabric of the processes under test, which may lie to them.
+pub fn provider(inner: SimProvider, lie: Option<Lie>) -> Arc<dyn Provider> {
     match lie {
-        Some(Lie::SweepBlind) => Arc::new(BlindFabric(inner)),
+        Some(Lie::SweepBlind) => Arc::new(BlindProvider(inner)),
         _ => Arc::new(inner),
     }
 }
 
 /// On its connections every list is empty.
-struct BlindFabric(SimFabric);
+struct BlindProvider(SimProvider);
 
 #[async_trait]
-impl Fabric for BlindFabric {
+impl Provider for BlindProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let inner = self.0.connect(address, credential).await?;
         let change = |message: Bytes| match message.first() {
             Some(0x85) => [&message[..16], &[0; 8]].concat().into(),
             _ => message,
         };
-        Ok(Endpoint::new(Arc::new(Changed { inner, change: Box::new(change) })))
+        Ok(Endpoint::new(Arc::new(ChangedConnection { inner, change: Box::new(change) })))
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         self.0.host(address, options).await
     }
 
-    fn provider(&self) -> &'static str {
-        self.0.provider()
+    fn name(&self) -> &'static str {
+        self.0.name()
     }
 }
 
-/// A connection whose messages arrive changed.
-struct Changed {
+/// A connection that changes incoming messages.
+struct ChangedConnection {
     inner: Endpoint,
     change: Box<dyn Fn(Bytes) -> Bytes + Send + Sync>,
 }
 
-impl Connection for Changed {
+impl Connection for ChangedConnection {
     fn node(&self) -> NodeId {
         self.inner.node()
     }
@@ -221,7 +221,7 @@ impl Connection for Changed {
         self.inner.name()
     }
 
-    fn profile(&self) -> Profile {
+    fn profile(&self) -> ProviderProfile {
         self.inner.profile()
     }
 
@@ -248,11 +248,11 @@ impl Connection for Changed {
         self.inner.send(parts)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         let received = std::pin::pin!(self.inner.receive()).poll(cx);
         received.map(|received| {
             received.map(|incoming| match incoming {
-                Incoming::Message(message) => Incoming::Message((self.change)(message)),
+                IncomingEvent::Message(message) => IncomingEvent::Message((self.change)(message)),
                 incoming => incoming,
             })
         })

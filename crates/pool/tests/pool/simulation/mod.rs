@@ -1,15 +1,15 @@
-//! The pool under faults: three donors, two owners, one of which has two holders that take over from one another.
+//! The pool under faults: three donors and two owners; one owner has two processes that take over from one another.
 //!
-//! 1. A seed decides sizes, delays, what is asked, and the faults: nodes crash and pause, connections are cut and break,
+//! 1. A seed determines sizes, delays, requests, and the faults: nodes crash and pause, connections are cut and break,
 //!    answers are lost and revocations fail at the pool's fault points.
-//! 2. Meanwhile [`truth`] holds what happens against what must hold: budgets, who has which memory, fences, losses.
-//! 3. All is healed. In half of the seeds every holder ends its space, and nothing may be left anywhere; in the others all
-//!    holders die. Either way all of the donors' memory can be had again.
+//! 2. Meanwhile [`truth`] checks what happens: budgets, ownership of memory, fences, losses.
+//! 3. All faults are healed. In half of the seeds every process closes its space, and nothing may be left anywhere; in
+//!    the other half all processes die. In both cases all of the donors' memory can be granted again.
 //!
-//! [`lies`] plants mistakes beneath and beside the code under test. Each must be caught.
+//! [`lies`] plants mistakes below and beside the code under test. The checks must detect each of them.
 
-mod holder;
 mod lies;
+mod owner_process;
 mod truth;
 
 use std::collections::BTreeMap;
@@ -17,32 +17,34 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
-use base::rt::{self, Stop};
-use pool::{AddressSpace, Error, MemoryNode, MemoryNodeOptions};
-use rma::sim::{SimFabric, WEAKEST};
-use rma::{Fabric, HostOptions, NodeId, Profile};
+use base::rt::simulation::{
+    FaultKind, FaultPlan, FaultPlanLimits, Sim, Simulation, SimulationFailure, SimulationReport,
+};
+use base::rt::{self, CancellationToken};
+use pool::{AddressSpace, Error, MemoryNode, MemoryNodeConfig};
+use rma::sim::{SimProvider, WEAKEST};
+use rma::{HostConfig, NodeId, Provider, ProviderProfile};
 
-use holder::{Holder, space_options};
 use lies::{Lie, LyingHost};
+use owner_process::{OwnerProcess, space_options};
 use truth::Truth;
 
 const SECTION: u64 = 4096;
 const DONORS: [&str; 3] = ["d0", "d1", "d2"];
-/// Sections that each donor may give.
+/// Sections that each donor may grant.
 const DONOR_SECTIONS: [u64; 3] = [3, 4, 2];
 /// A node and the owner whose memory it holds.
-const HOLDERS: [(&str, &str); 3] = [("c0", "owner0"), ("c1", "owner0"), ("c2", "owner1")];
+const OWNER_PROCESSES: [(&str, &str); 3] = [("c0", "owner0"), ("c1", "owner0"), ("c2", "owner1")];
 const OWNERS: [&str; 2] = ["owner0", "owner1"];
-/// How long faults happen.
+/// How long faults are injected.
 const TROUBLE: Duration = Duration::from_secs(8);
-/// Long enough for a verb that is under way when its connection is lost, and for every retry.
+/// Long enough for a verb that is in flight when its connection is lost, and for every retry.
 const CALM: Duration = Duration::from_secs(60);
 
 /// Operations of a seed.
 const OPERATIONS_MIN: u64 = 250;
 
-/// Every named place where a fault is injected.
+/// Every fault point at which a fault is injected.
 const FAULT_POINTS: &[&str] = &[
     "pool.fence.answer_lost",
     "pool.fence.lost",
@@ -67,17 +69,17 @@ const FAULT_POINTS: &[&str] = &[
     "rma.sim.tear",
 ];
 
-/// A donor's boot: it knows nothing of its past.
-fn start_donor(sim: &Sim, fabric: &SimFabric, truth: &Arc<Truth>, which: usize, lie: Option<Lie>) {
-    let (fabric, truth) = (fabric.clone(), Arc::clone(truth));
+/// Boots a donor, which remembers nothing of its past.
+fn start_donor(sim: &Sim, provider: &SimProvider, truth: &Arc<Truth>, which: usize, lie: Option<Lie>) {
+    let (provider, truth) = (provider.clone(), Arc::clone(truth));
     let address = DONORS[which];
     sim.node(address).start(move || {
-        let (fabric, truth) = (fabric.clone(), Arc::clone(&truth));
+        let (provider, truth) = (provider.clone(), Arc::clone(&truth));
         async move {
             let options =
-                HostOptions { node: NodeId(which as u32), tokens: Arc::new(|name| Some(holder::token(name))) };
+                HostConfig { node: NodeId(which as u32), tokens: Arc::new(|name| Some(owner_process::token(name))) };
             let host = loop {
-                match fabric.host(address, options.clone()).await {
+                match provider.host(address, options.clone()).await {
                     Ok(host) => break host,
                     Err(_) => rt::sleep(Duration::from_millis(10)).await,
                 }
@@ -85,7 +87,8 @@ fn start_donor(sim: &Sim, fabric: &SimFabric, truth: &Arc<Truth>, which: usize, 
             let life = truth.donor_starts(address, DONOR_SECTIONS[which] * SECTION);
             let host = Arc::new(LyingHost::new(host, Arc::clone(&truth), address, life, lie));
             let budget_bytes = DONOR_SECTIONS[which] * SECTION;
-            let options = MemoryNodeOptions { host, budget_bytes, section_bytes: SECTION, stop: Stop::new() };
+            let options =
+                MemoryNodeConfig { host, budget_bytes, section_bytes: SECTION, stop: CancellationToken::new() };
             let node = MemoryNode::start(options).await.expect("the options are good");
             truth.donor_serves(address, Arc::clone(&node));
             std::future::pending::<()>().await;
@@ -93,11 +96,15 @@ fn start_donor(sim: &Sim, fabric: &SimFabric, truth: &Arc<Truth>, which: usize, 
     });
 }
 
-fn plan(seed: u64) -> Plan {
-    Plan::random(
+fn plan(seed: u64) -> FaultPlan {
+    FaultPlan::random(
         seed,
-        &Bounds {
-            nodes: DONORS.iter().chain(HOLDERS.iter().map(|(node, _)| node)).map(|node| (*node).to_owned()).collect(),
+        &FaultPlanLimits {
+            nodes: DONORS
+                .iter()
+                .chain(OWNER_PROCESSES.iter().map(|(node, _)| node))
+                .map(|node| (*node).to_owned())
+                .collect(),
             kinds: vec![
                 FaultKind::Crash,
                 FaultKind::Pause,
@@ -118,30 +125,30 @@ fn plan(seed: u64) -> Plan {
 async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let seed = sim.seed();
     let truth = Arc::new(Truth::default());
-    let mut fabric = SimFabric::new(&sim);
+    let mut provider = SimProvider::new(&sim);
     if seed.is_multiple_of(5) {
-        fabric = fabric.with_profile(Profile { synchronous: true, ..WEAKEST });
+        provider = provider.with_profile(ProviderProfile { synchronous: true, ..WEAKEST });
     }
     for which in 0..DONORS.len() {
-        start_donor(&sim, &fabric, &truth, which, lie);
+        start_donor(&sim, &provider, &truth, which, lie);
     }
-    let (calm, finish) = (Stop::new(), Stop::new());
-    for (node, owner) in HOLDERS {
-        let (fabric, truth, calm, finish) = (fabric.clone(), Arc::clone(&truth), calm.clone(), finish.clone());
+    let (calm, finish) = (CancellationToken::new(), CancellationToken::new());
+    for (node, owner) in OWNER_PROCESSES {
+        let (provider, truth, calm, finish) = (provider.clone(), Arc::clone(&truth), calm.clone(), finish.clone());
         sim.node(node).start(move || {
-            let fabric: Arc<dyn Fabric> = lies::fabric(fabric.clone(), lie);
+            let provider: Arc<dyn Provider> = lies::provider(provider.clone(), lie);
             let (truth, calm, finish) = (Arc::clone(&truth), calm.clone(), finish.clone());
-            Holder { node, owner, fabric, truth, calm, finish }.run()
+            OwnerProcess { node, owner, provider, truth, calm, finish }.run()
         });
     }
     rt::sleep(Duration::from_millis(30)).await;
     if !seed.is_multiple_of(4) {
-        // In some seeds, faults of nodes and links alone.
-        let mut chance = sim.chance();
+        // In some seeds there are only faults of nodes and links.
+        let mut rng = sim.rng();
         for point in FAULT_POINTS {
-            sim.inject(point, if chance.one_in(3) { 0.05 } else { 0.01 });
+            sim.inject(point, if rng.one_in(3) { 0.05 } else { 0.01 });
         }
-        // A donor whose room is never known, or a verb lost in ten, would leave little else to be seen.
+        // A donor whose free memory is never known, or one verb in ten lost, would leave little else to observe.
         sim.inject("rma.sim.lose_verb", 0.002);
         sim.inject("rma.sim.lose_completion", 0.002);
     }
@@ -152,31 +159,31 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     sim.heal_all();
     // Plans undo their faults.
     assert!(DONORS.iter().all(|donor| sim.node(donor).is_up()), "the plan has restarted every node");
-    // Where one fault came after the other, little else may have happened.
+    // Where one fault followed the other, little else may have happened.
     while truth.operations() < OPERATIONS_MIN {
         rt::sleep(Duration::from_millis(100)).await;
     }
-    calm.stop();
+    calm.cancel();
     rt::sleep(CALM).await;
     truth.check_calm();
     let operations = truth.operations();
     match seed.is_multiple_of(2) {
         true => {
-            finish.stop();
+            finish.cancel();
             rt::sleep(CALM).await;
-            everything_is_given_back(&fabric, &truth).await;
+            everything_is_given_back(&provider, &truth).await;
         }
-        false => nobody_comes_back(&sim, &fabric, &truth).await,
+        false => nobody_comes_back(&sim, &provider, &truth).await,
     }
     operations
 }
 
-async fn open(owner: &'static str, fabric: &SimFabric, truth: &Truth) -> AddressSpace {
-    let fabric: Arc<dyn Fabric> = Arc::new(fabric.clone());
-    AddressSpace::open(space_options(owner, truth.next_epoch(owner), &fabric)).await.expect("everything is healed")
+async fn open(owner: &'static str, provider: &SimProvider, truth: &Truth) -> AddressSpace {
+    let provider: Arc<dyn Provider> = Arc::new(provider.clone());
+    AddressSpace::open(space_options(owner, truth.next_epoch(owner), &provider)).await.expect("everything is healed")
 }
 
-/// Grows until nothing is left.
+/// Grows until the donors have nothing left.
 async fn grow_all(space: &AddressSpace) -> u64 {
     space.set_budget(u64::MAX);
     let mut sections = 0;
@@ -189,12 +196,13 @@ async fn grow_all(space: &AddressSpace) -> u64 {
     }
 }
 
-/// Holders have ended their spaces in order: nothing is left anywhere, and all of the donors' memory can be had again.
-async fn everything_is_given_back(fabric: &SimFabric, truth: &Truth) {
+/// All processes have closed their spaces: nothing is left anywhere, and all of the donors' memory can be granted
+/// again.
+async fn everything_is_given_back(provider: &SimProvider, truth: &Truth) {
     truth.check_empty();
     let mut spaces = Vec::new();
     for owner in OWNERS {
-        spaces.push(open(owner, fabric, truth).await);
+        spaces.push(open(owner, provider, truth).await);
     }
     spaces[0].grow().await.expect("there is room");
     let sections = 1 + grow_all(&spaces[1]).await;
@@ -205,17 +213,17 @@ async fn everything_is_given_back(fabric: &SimFabric, truth: &Truth) {
     truth.check_empty();
 }
 
-/// All holders are gone for good, and one owner takes its memory over: it can have the other's too.
-async fn nobody_comes_back(sim: &Sim, fabric: &SimFabric, truth: &Truth) {
-    for (node, _) in HOLDERS {
+/// All processes are gone for good, and one owner takes its memory over: it can get the other's memory too.
+async fn nobody_comes_back(sim: &Sim, provider: &SimProvider, truth: &Truth) {
+    for (node, _) in OWNER_PROCESSES {
         sim.node(node).crash();
-        truth.holder_ends(node);
+        truth.owner_process_ends(node);
     }
     rt::sleep(pool::node::ABANDONED_AFTER * 2).await;
-    let space = open(OWNERS[0], fabric, truth).await;
+    let space = open(OWNERS[0], provider, truth).await;
     let sections = grow_all(&space).await;
     assert_eq!(sections, DONOR_SECTIONS.iter().sum::<u64>(), "leak: abandoned memory cannot be had");
-    let other = open(OWNERS[1], fabric, truth).await;
+    let other = open(OWNERS[1], provider, truth).await;
     assert!(other.grow().await.is_err(), "budget: there was more than all");
     space.close().await;
     other.grow().await.expect("there is room again");
@@ -227,13 +235,13 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(seed).steps_max(2_000_000).trace_lines_max(60)
 }
 
-type Outcome = Result<Report<u64>, Box<Failure>>;
+type Outcome = Result<SimulationReport<u64>, Box<SimulationFailure>>;
 
 fn run(seed: u64, lie: Option<Lie>) -> Outcome {
     simulation(seed).run(|sim| scenario(sim, lie))
 }
 
-/// Runs seeds; each must succeed, and all together must have come by every fault point.
+/// Runs seeds; each must succeed, and together they must have hit every fault point.
 fn campaign(seeds: Range<u64>) {
     let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut operations, mut faults) = (0, 0);

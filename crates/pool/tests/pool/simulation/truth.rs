@@ -1,13 +1,13 @@
-//! What really happens, seen from outside of the code under test, and what must hold of it.
+//! Records what really happens, observed from outside the code under test, and checks these properties:
 //!
 //! * At every registration: the memory that a donor has registered is within its budget.
-//! * When a space has been opened: no donor that it is connected to has memory registered for an older holder, nor has a
-//!   newer holder opened before, as far as that life of the donor knows.
-//! * A donor gives an older holder nothing that was asked for after a newer holder's fence.
-//! * A verb of a section that was given before a newer holder's fence fails when it is posted after that.
+//! * When a space has been opened: no donor to which it is connected has memory registered for an older epoch, and no
+//!   newer epoch was opened at that donor earlier in the donor's current run.
+//! * After a donor has fenced a newer epoch, it grants nothing to a request that an older epoch makes.
+//! * A verb fails if it is posted after a newer epoch's fence to a section that was granted before that fence.
 //! * Memory is zero at first, and after that holds what its owner wrote.
-//! * A section is given once and lost once; what is live, released and lost is what was given.
-//! * In the end: donors have what spaces have, and nothing when there are none.
+//! * A section is granted once and lost at most once; live, released and lost sections together are the granted ones.
+//! * In the end: donors have granted exactly the sections that spaces have, and none when there are no spaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use pool::{AddressSpace, MemoryNode, SectionId};
 use rma::RegionId;
 
 #[derive(Default)]
-pub struct Truth(Mutex<State>);
+pub struct Truth(Mutex<TruthState>);
 
 #[derive(Default)]
-struct State {
+struct TruthState {
     epochs: BTreeMap<String, u64>,
     donors: BTreeMap<&'static str, DonorTruth>,
     fences: Vec<Fence>,
@@ -39,21 +39,21 @@ struct DonorTruth {
 
 struct Registered {
     owner: String,
-    /// The newest epoch of the owner that there was.
+    /// The owner's newest epoch so far.
     epoch: u64,
     bytes: u64,
 }
 
-/// A space that was opened, and what it fenced.
+/// A space that was opened, and the epoch that it fenced under.
 struct Fence {
     owner: &'static str,
     epoch: Epoch,
     at: Instant,
-    /// Address and life of each donor that it was connected to.
+    /// Address and incarnation of each donor that it was connected to.
     donors: Vec<(&'static str, u64)>,
 }
 
-/// The sections of one holder's life.
+/// The sections of one space.
 #[derive(Default)]
 struct Accounts {
     node: &'static str,
@@ -65,7 +65,7 @@ struct Accounts {
 }
 
 impl Truth {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TruthState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +79,7 @@ impl Truth {
     pub fn donor_starts(&self, address: &'static str, budget_bytes: u64) -> u64 {
         let mut state = self.lock();
         let donor = state.donors.entry(address).or_default();
-        // The memory of an earlier life went with its node.
+        // The memory of an earlier incarnation was lost with its node.
         *donor = DonorTruth { life: donor.life + 1, budget_bytes, ..DonorTruth::default() };
         donor.life
     }
@@ -109,7 +109,7 @@ impl Truth {
         }
     }
 
-    /// A space has been opened; `since` is when that began. Gives its place in the accounts.
+    /// Records that a space has been opened; `since` is when opening started. Returns the index of its accounts.
     pub fn opened(
         &self,
         node: &'static str,
@@ -140,7 +140,7 @@ impl Truth {
         }
         for (address, _) in &connected {
             for (region, registered) in &state.donors[address].regions {
-                // Regions of this very epoch may be there: an open that was tried before.
+                // Regions of this very epoch may be there, from an earlier attempt to open.
                 let older = registered.owner == owner && registered.epoch < epoch.get();
                 assert!(
                     !older,
@@ -154,7 +154,7 @@ impl Truth {
         state.spaces.len() - 1
     }
 
-    /// A verb succeeded that was posted at a moment, to a section given at another.
+    /// Records that a verb succeeded, posted at `posted`, to a section granted at `given`.
     pub fn verb(&self, owner: &'static str, epoch: Epoch, donor: &str, given: Instant, posted: Instant) {
         let mut state = self.lock();
         state.operations += 1;
@@ -166,15 +166,15 @@ impl Truth {
         }
     }
 
-    /// Something else was asked for.
+    /// Counts another operation.
     pub fn operation(&self) {
         self.lock().operations += 1;
     }
 
-    /// A section was given by a donor that was asked for it not before a moment.
+    /// Records a section that a donor granted, requested no earlier than `asked`.
     pub fn given(&self, account: usize, section: SectionId, asked: Instant) {
         let mut state = self.lock();
-        let State { donors, fences, spaces, .. } = &mut *state;
+        let TruthState { donors, fences, spaces, .. } = &mut *state;
         let Accounts { space, owner, epoch, given, .. } = &mut spaces[account];
         let donor = space.as_ref().and_then(|space| space.donor_of(section)).expect("it was given");
         let here = |fence: &&Fence| {
@@ -195,7 +195,7 @@ impl Truth {
     pub fn ended(&self, account: usize, section: SectionId, how: &'static str) {
         let mut state = self.lock();
         let account = &mut state.spaces[account];
-        // A section that was lost before its holder heard that it was given.
+        // A section that was lost before its owner heard of the grant.
         account.given.insert(section);
         let before = account.ended.insert(section, how);
         assert!(before.is_none(), "accounts: {section:?} ended by {before:?} and again by {how}");
@@ -205,8 +205,8 @@ impl Truth {
         self.lock().operations
     }
 
-    /// The life of what ran on a node is over; its sections are the donors' to find again.
-    pub fn holder_ends(&self, node: &'static str) {
+    /// Records that the process on a node has ended; the donors must reclaim its sections themselves.
+    pub fn owner_process_ends(&self, node: &'static str) {
         let mut state = self.lock();
         let ended = state.spaces.iter_mut().filter(|account| account.node == node);
         let ended: Vec<_> = ended.filter_map(|account| account.space.take()).collect();
@@ -215,7 +215,7 @@ impl Truth {
         drop(ended);
     }
 
-    /// All is healed and has settled, and spaces are still open: donors have what they have, no more.
+    /// All faults are healed, and spaces are still open: donors have granted exactly what the spaces have.
     pub fn check_calm(&self) {
         let mut state = self.lock();
         let spaces: Vec<AddressSpace> = state
@@ -225,7 +225,7 @@ impl Truth {
                 let space = account.space.as_ref()?;
                 let live: BTreeSet<SectionId> = space.sections().iter().map(|section| section.id).collect();
                 let ended: BTreeSet<SectionId> = account.ended.keys().copied().collect();
-                // Losses that nobody has been told of yet, of a holder that has not come to it.
+                // Losses that the process has not fetched yet.
                 assert!(live.is_disjoint(&ended), "accounts: a section that ended is live");
                 Some(space.clone())
             })
@@ -249,7 +249,7 @@ impl Truth {
         }
     }
 
-    /// There are no spaces.
+    /// Checks that donors have granted nothing, as there are no spaces.
     pub fn check_empty(&self) {
         for (address, donor) in &self.lock().donors {
             let usage = donor.node.as_ref().expect("it serves").usage();

@@ -1,6 +1,6 @@
-//! A fabric within one task's reach: memory is a vector, verbs complete while they are posted, nothing goes wrong by itself.
+//! An RMA provider within one task: memory is a vector, verbs complete while they are posted, and there are no faults.
 //!
-//! For claims about the pool alone, and for donors that say what no donor of ours says.
+//! Tests use it for properties of the pool alone, and for donors that send messages which our donors never send.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use base::rt::channel::{Receiver, Sender, bounded};
 use base::{Bytes, BytesMut};
 use rma::{
-    Atomicity, Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, GrantId, Host, HostOptions,
-    Incoming, NodeId, Ordering as VerbOrdering, Profile, RegionId, Rights, Secret, Tokens,
+    Atomicity, Capability, CapabilitySecret, Completion, Connection, Credential, Endpoint, Error, GrantId, Host,
+    HostConfig, IncomingEvent, NodeId, Provider, ProviderProfile, RegionId, Rights, TokenLookup, VerbOrdering,
 };
 
 const MESSAGES_MAX: usize = 256;
@@ -28,14 +28,14 @@ pub struct Loopback {
 
 struct Region {
     bytes: Vec<u8>,
-    /// Each with the name that it was given to.
+    /// Each with the name that it was granted to.
     grants: BTreeMap<u16, (Capability, String)>,
 }
 
 pub struct LoopbackHost {
     address: String,
     node: NodeId,
-    tokens: Tokens,
+    tokens: TokenLookup,
     regions: Mutex<BTreeMap<u32, Region>>,
     regions_next: AtomicU32,
     generations: AtomicU64,
@@ -44,15 +44,15 @@ pub struct LoopbackHost {
     connections: Mutex<Vec<Endpoint>>,
 }
 
-/// Both ends' way to send; empty when the connection is closed.
-type Wires = Mutex<[Option<Sender<Incoming>>; 2]>;
+/// The senders of both ends; empty when the connection is closed.
+type Wires = Mutex<[Option<Sender<IncomingEvent>>; 2]>;
 
-struct Side {
+struct LoopbackConnection {
     which: usize,
     name: String,
     host: Arc<LoopbackHost>,
     wires: Arc<Wires>,
-    received: Mutex<Receiver<Incoming>>,
+    received: Mutex<Receiver<IncomingEvent>>,
 }
 
 impl LoopbackHost {
@@ -81,7 +81,7 @@ impl LoopbackHost {
     }
 }
 
-impl Side {
+impl LoopbackConnection {
     fn verb<T>(
         &self,
         capability: &Capability,
@@ -106,7 +106,7 @@ impl Side {
     }
 }
 
-impl Connection for Side {
+impl Connection for LoopbackConnection {
     fn node(&self) -> NodeId {
         self.host.node
     }
@@ -115,8 +115,8 @@ impl Connection for Side {
         &self.name
     }
 
-    fn profile(&self) -> Profile {
-        Profile {
+    fn profile(&self) -> ProviderProfile {
+        ProviderProfile {
             provider: "loopback",
             atomicity: Atomicity::Processor,
             ordering: VerbOrdering::Words,
@@ -147,12 +147,12 @@ impl Connection for Side {
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
-        let message = Incoming::Message(parts.concat().into());
+        let message = IncomingEvent::Message(parts.concat().into());
         let sent = lock(&self.wires)[self.which].as_ref().is_some_and(|wire| wire.try_send(message).is_ok());
         Completion::ready(if sent { Ok(()) } else { Err(Error::Closed) })
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         lock(&self.received).poll_recv(cx).map(|received| received.ok_or(Error::Closed))
     }
 
@@ -163,26 +163,26 @@ impl Connection for Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for LoopbackConnection {
     fn drop(&mut self) {
         self.close();
     }
 }
 
 #[async_trait]
-impl Fabric for Loopback {
+impl Provider for Loopback {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let unreachable =
             || Error::Unreachable { address: address.to_owned(), reason: "nobody is a host there".to_owned() };
         let host = lock(&self.hosts).get(address).cloned().ok_or_else(unreachable)?;
         if !(host.tokens)(&credential.name).is_some_and(|token| token.matches(&credential.token)) {
-            return Err(Error::Refused("unknown name or wrong token".to_owned()));
+            return Err(Error::Rejected("unknown name or wrong token".to_owned()));
         }
         let (to_host, at_host) = bounded(MESSAGES_MAX);
         let (to_owner, at_owner) = bounded(MESSAGES_MAX);
         let wires = Arc::new(Mutex::new([Some(to_host), Some(to_owner)]));
         let side = |which: usize, received| {
-            Endpoint::new(Arc::new(Side {
+            Endpoint::new(Arc::new(LoopbackConnection {
                 which,
                 name: credential.name.clone(),
                 host: Arc::clone(&host),
@@ -197,7 +197,7 @@ impl Fabric for Loopback {
         Ok(side(0, at_owner))
     }
 
-    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+    async fn host(&self, address: &str, options: HostConfig) -> Result<Arc<dyn Host>, Error> {
         let (knocking, knocks) = bounded(MESSAGES_MAX);
         let host = Arc::new(LoopbackHost {
             address: address.to_owned(),
@@ -214,7 +214,7 @@ impl Fabric for Loopback {
         Ok(host)
     }
 
-    fn provider(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         "loopback"
     }
 }
@@ -237,7 +237,7 @@ impl Host for LoopbackHost {
         let grants = &mut regions.get_mut(&region.0).ok_or(Error::Unknown)?.grants;
         let grant = grants.last_key_value().map_or(0, |(grant, _)| grant + 1);
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        let (node, secret) = (self.node, Secret::random());
+        let (node, secret) = (self.node, CapabilitySecret::random());
         let capability = Capability { node, region, grant: GrantId(grant), rights, generation, secret };
         grants.insert(grant, (capability, holder.to_owned()));
         Ok(capability)

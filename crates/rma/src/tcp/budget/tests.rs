@@ -9,12 +9,14 @@ use base::{Bytes, BytesMut};
 use super::*;
 use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
 use crate::tcp::host::TcpHost;
-use crate::tcp::wire::{HEADER_BYTES, Header, Kind, Verb};
-use crate::tcp::{Tcp, TcpOptions};
-use crate::{Capability, Credential, Endpoint, Fabric as _, Host as _, HostOptions, Incoming, NodeId, Rights, Token};
+use crate::tcp::wire::{FrameHeader, FrameKind, HEADER_BYTES, VerbFrame};
+use crate::tcp::{TcpConfig, TcpProvider};
+use crate::{
+    Capability, Credential, Endpoint, Host as _, HostConfig, IncomingEvent, NodeId, Provider as _, Rights, Token,
+};
 
-/// Generous: nothing is measured, a test that hangs is to fail.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Generous: nothing is measured, only a test that hangs must fail.
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 const TOKEN: Token = Token::new([7; 32]);
 const BUDGET_BYTES: usize = 8 << 20;
 const CONNECTIONS: usize = 64;
@@ -22,7 +24,7 @@ const CONNECTIONS: usize = 64;
 const READ_BYTES: usize = 48 << 10;
 
 fn run<F: Future<Output = ()>>(test: F) {
-    production::run(async { rt::timeout(PATIENCE, test).await.expect("nothing hangs") });
+    production::run(async { rt::timeout(TEST_TIMEOUT, test).await.expect("nothing hangs") });
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -31,7 +33,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             rt::sleep(Duration::from_millis(1)).await;
         }
     };
-    rt::timeout(PATIENCE / 2, waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+    rt::timeout(TEST_TIMEOUT / 2, waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
 fn credential(name: &str) -> Credential {
@@ -39,14 +41,14 @@ fn credential(name: &str) -> Credential {
 }
 
 fn host() -> TcpHost {
-    let tcp = TcpOptions { untaken_bytes_max: BUDGET_BYTES, reply_bytes_max: BUDGET_BYTES, ..TcpOptions::default() };
-    let options = HostOptions { node: NodeId(9), tokens: Arc::new(|_| Some(TOKEN)) };
+    let tcp = TcpConfig { untaken_bytes_max: BUDGET_BYTES, reply_bytes_max: BUDGET_BYTES, ..TcpConfig::default() };
+    let options = HostConfig { node: NodeId(9), tokens: Arc::new(|_| Some(TOKEN)) };
     TcpHost::start("127.0.0.1:0", options, tcp).expect("a port is free")
 }
 
 /// Both ends of a new connection.
 async fn connect(host: &TcpHost, name: &str) -> (Endpoint, Endpoint) {
-    let near = Tcp::default().connect(&host.address(), &credential(name)).await.expect("the host serves");
+    let near = TcpProvider::default().connect(&host.address(), &credential(name)).await.expect("the host serves");
     (near, host.accept().await.expect("it was connected to"))
 }
 
@@ -61,15 +63,15 @@ fn budget_of(host: &TcpHost, name: &str) -> Arc<NameBudget> {
 
 async fn receive(from: &Endpoint) -> Bytes {
     match from.receive().await.expect("it is open") {
-        Incoming::Message(bytes) => bytes,
+        IncomingEvent::Message(bytes) => bytes,
         other => panic!("nobody sent {other:?}"),
     }
 }
 
-/// The story: each of a name's 512 connections could leave 64 MiB of messages at a host that nobody had taken.
+/// Regression: each of a name's 512 connections could leave 64 MiB of untaken messages at a host.
 #[test]
 fn untaken_messages_of_a_name_stay_within_its_budget_and_all_arrive() {
-    // Such as wait in one buffer, and such as wait each in its own; without a budget 75 MiB of either would wait.
+    // Messages that share one buffer, and messages with a buffer each; without a budget 75 MiB of either would wait.
     for (length, count) in [(3 << 10, 400), (300 << 10, 4)] {
         run(async {
             let host = host();
@@ -83,14 +85,14 @@ fn untaken_messages_of_a_name_stay_within_its_budget_and_all_arrive() {
                 connections.push((near, far));
             }
             until("the budget is full, and connections wait", || budget.is_full() && budget.has_waiting()).await;
-            // One more message, or the growth of a buffer of small ones.
+            // The budget and one more message, or the growth of a buffer of small ones.
             let most = BUDGET_BYTES + (2 << 20);
             let check = || {
                 let untaken = budget.untaken.load(Ordering::SeqCst);
                 assert!(untaken <= most, "{untaken} bytes of messages of {length} bytes wait to be taken");
             };
 
-            // Another name notices nothing, and verbs and short messages of the same name go on.
+            // Another name is not affected, and verbs and short messages of the same name continue.
             let (near, far) = connect(&host, "other").await;
             let (own_near, own_far) = connect(&host, "greedy").await;
             for round in 0..50 {
@@ -103,7 +105,7 @@ fn untaken_messages_of_a_name_stay_within_its_budget_and_all_arrive() {
                 assert_eq!(receive(&own_far).await, "short");
             }
 
-            // A receiver that takes nothing of the others meanwhile gets all of one connection's, and so on.
+            // A receiver that takes all messages of one connection before it turns to the next gets all of them.
             for (_, far) in &connections {
                 for number in 0..count {
                     let message = receive(far).await;
@@ -119,7 +121,7 @@ fn untaken_messages_of_a_name_stay_within_its_budget_and_all_arrive() {
     }
 }
 
-/// Receivers that work side by side, each as fast as it can: nobody waits once all was taken.
+/// Concurrent receivers, each as fast as it can: no connection waits once all messages are taken.
 #[test]
 fn connections_that_wait_have_their_turns_as_messages_are_taken() {
     run(async {
@@ -154,7 +156,7 @@ fn connections_that_wait_have_their_turns_as_messages_are_taken() {
     });
 }
 
-/// What nobody can take any more counts no more, and a connection that is lost while it waits leaves the queue.
+/// Messages that can no longer be taken stop counting, and a connection that is lost while it waits leaves the queue.
 #[test]
 fn connections_that_end_give_their_part_of_the_budget_back() {
     run(async {
@@ -167,15 +169,15 @@ fn connections_that_end_give_their_part_of_the_budget_back() {
         let address = host.address();
         let raw = rt::blocking(move || {
             let mut raw = raw(&address, "greedy");
-            // Shorter than what the sockets take.
-            let header = Header::new(Kind::Message, 0, 32 << 10).encode();
+            // Shorter than what the socket buffers hold.
+            let header = FrameHeader::new(FrameKind::Message, 0, 32 << 10).encode();
             raw.write_all(&[&header[..], &vec![6; 32 << 10]].concat()).expect("the host reads");
             raw
         });
         let raw = raw.await;
         let lost = host.accept().await.expect("it was connected to");
         until("both connections wait", || budget.waiting().len() == 2).await;
-        // A reset: the host is told, although it does not read.
+        // A reset: the host notices it, although it does not read.
         rustix::net::sockopt::set_socket_linger(&raw, Some(Duration::ZERO)).expect("a socket");
         drop(raw);
         until("one connection waits", || budget.waiting().len() == 1).await;
@@ -186,7 +188,7 @@ fn connections_that_end_give_their_part_of_the_budget_back() {
     });
 }
 
-/// A connection that shook hands, and takes little before it is read.
+/// A connection with a valid handshake and a small receive buffer.
 fn raw(address: &str, name: &str) -> TcpStream {
     let mut socket = TcpStream::connect(address).expect("it listens");
     rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 64 << 10).expect("a socket");
@@ -202,7 +204,7 @@ fn raw(address: &str, name: &str) -> TcpStream {
     socket
 }
 
-/// The story: each of a name's 512 connections could have 4 MiB of replies waiting that it did not read.
+/// Regression: each of a name's 512 connections could have 4 MiB of waiting replies that it did not read.
 #[test]
 fn replies_of_a_name_stay_within_its_budget_and_all_arrive() {
     const READS: usize = 60;
@@ -210,8 +212,8 @@ fn replies_of_a_name_stay_within_its_budget_and_all_arrive() {
         let host = host();
         let capabilities = (region(&host, "deaf").await, region(&host, "other").await);
         let budget = budget_of(&host, "deaf");
-        let verb = Verb { capability: capabilities.0, offset: Untrusted::new(0), first: 0, second: 0 }.encode();
-        let frame = [&Header::new(Kind::Read, 0, READ_BYTES as u64).encode()[..], &verb[..]].concat();
+        let verb = VerbFrame { capability: capabilities.0, offset: Untrusted::new(0), first: 0, second: 0 }.encode();
+        let frame = [&FrameHeader::new(FrameKind::Read, 0, READ_BYTES as u64).encode()[..], &verb[..]].concat();
         let mut deaf = Vec::new();
         for _ in 0..CONNECTIONS {
             let (address, frames) = (host.address(), frame.repeat(READS));
@@ -223,7 +225,7 @@ fn replies_of_a_name_stay_within_its_budget_and_all_arrive() {
             deaf.push((connected.await, host.accept().await.expect("it was connected to")));
         }
         until("the budget is used", || budget.is_crowded()).await;
-        // A queue may double before the budget is used; then each has one reply, and a buffer of at most this.
+        // A queue may double before the budget is used; after that each has one reply, and a buffer of at most this size.
         let most = 2 * BUDGET_BYTES + CONNECTIONS * (128 << 10);
         let held = || budget.replies.load(Ordering::Relaxed);
         let check = || assert!(held() <= most, "{} bytes for replies wait", held());

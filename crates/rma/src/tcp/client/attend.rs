@@ -1,4 +1,5 @@
-//! The task of a connection: waits through the runtime's reactor for what nobody spins for any more.
+//! The background task of a client's connection. A caller that waits polls the socket itself for a short time. After that
+//! this task waits on the socket for it, through the runtime's reactor, and wakes it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,19 +10,19 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::Client;
-use crate::tcp::pipe::Pipe;
-use crate::tcp::{CLOSING_TIME_MAX, clock};
+use super::TcpClient;
+use crate::tcp::pipe::SocketPipe;
+use crate::tcp::{CLOSE_TIMEOUT, clock};
 
-/// How often a connection on which nothing is awaited is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the task serves a connection on which no waiter waits.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
-/// Waits for what nobody spins for, until the connection ends.
-pub(super) async fn attend(attending: Attending) {
+/// Serves the waiters that no longer poll, until the connection ends.
+pub(super) async fn attend(attending: AttendGuard) {
     let client = &attending.0;
     loop {
-        if base::rt::timeout(LOOK, client.wanted.notified()).await.is_err() {
-            // Messages that nobody waits for must not fill the sockets for long: a host would take us for dead.
+        if base::rt::timeout(POLL_PERIOD, client.wanted.notified()).await.is_err() {
+            // Messages that no receiver waits for must not fill the socket buffers for long: the host would count us as dead.
             let _ = client.pump();
         } else if client.attend_once().await.is_break() {
             break;
@@ -29,31 +30,31 @@ pub(super) async fn attend(attending: Attending) {
     }
 }
 
-/// Ends the connection with the task that attends it, or with its runtime.
-pub(super) struct Attending(pub(super) Arc<Client>);
+/// Ends the connection when the task that serves it ends, or its runtime does.
+pub(super) struct AttendGuard(pub(super) Arc<TcpClient>);
 
-impl Drop for Attending {
+impl Drop for AttendGuard {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
-impl Client {
+impl TcpClient {
     fn wants_write(&self) -> bool {
         !self.peer.outgoing().is_empty() || self.peer.pipe.wants_write()
     }
 
-    /// Whether the task is to wait for something that comes in.
+    /// Whether the task must wait for something to arrive.
     fn wants_read(&self) -> bool {
         let (asked, next_reply) = {
             let posted = self.posted();
             (posted.asked, posted.in_flight.front().map(|pending| pending.sequence))
         };
-        // A reply of which a part has come is not in flight any more. Nobody else reads while a connection ends.
+        // A partly received reply is no longer in flight. While a connection ends, nothing but this task reads.
         let verbs =
             next_reply.is_some_and(|next| next < asked) || (1..=asked).contains(&self.partial.load(Ordering::Acquire));
         let message = self.receiver_asked.load(Ordering::Acquire) && self.peer.is_awaited();
-        // Credit for messages that wait comes in too.
+        // Credit for queued messages arrives this way too.
         verbs || message || !self.peer.outgoing().is_done()
     }
 
@@ -77,7 +78,7 @@ impl Client {
             if self.closing.load(Ordering::Acquire) {
                 if until.is_none() && self.peer.outgoing().is_done() && !self.peer.pipe.wants_write() {
                     self.peer.pipe.finish();
-                    until = Some(clock() + CLOSING_TIME_MAX);
+                    until = Some(clock() + CLOSE_TIMEOUT);
                 }
             } else if !self.wants_write() && !self.wants_read() {
                 return Continue(());
@@ -100,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Writes and reads what can be; `WouldBlock` when neither changed what is waited for.
+    /// Writes and reads as much as possible; `WouldBlock` when neither changed what the task waits for.
     fn pump(&self) -> io::Result<()> {
         let before = (self.wants_write(), self.wants_read());
         let read = self.take_in(&mut self.input(), &|| false)?;
@@ -114,8 +115,8 @@ impl Client {
     }
 }
 
-/// The socket as the reactor wants it.
-struct Descriptor<'a>(&'a Pipe);
+/// The socket in the form that the reactor needs.
+struct Descriptor<'a>(&'a SocketPipe);
 
 impl std::os::fd::AsRawFd for Descriptor<'_> {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {

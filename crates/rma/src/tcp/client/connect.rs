@@ -1,4 +1,4 @@
-//! Connecting: the socket, TLS where asked, and the handshake, in a thread that may wait.
+//! Connecting: the socket, TLS if configured, and the handshake, on a thread that may block.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,29 +10,29 @@ use std::time::Duration;
 use base::BytesMut;
 use base::rt::sync::Notify;
 
-use super::attend::{Attending, attend};
-use super::endpoint::Handle;
-use super::replies::Input;
-use super::{Client, Posted};
+use super::attend::{AttendGuard, attend};
+use super::endpoint::TcpConnection;
+use super::replies::ReplyInput;
+use super::{PostedVerbs, TcpClient};
 use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
-use crate::tcp::peer::Peer;
-use crate::tcp::pipe::{Pipe, read_to_end_of};
-use crate::tcp::spin::Spin;
+use crate::tcp::peer::ConnectionQueues;
+use crate::tcp::pipe::{SocketPipe, read_to_end_of};
+use crate::tcp::spin::AdaptiveSpin;
 use crate::tcp::tls::Denials;
-use crate::tcp::{TcpOptions, tune};
+use crate::tcp::{TcpConfig, tune};
 use crate::{Credential, Endpoint, Error, NodeId};
 
-/// Each step of connecting takes no longer, or is given up: a host far away, or one that is crowded, may be slow.
-const STEP_TIME_MAX: Duration = Duration::from_secs(10);
+/// Each step of connecting may take this long: a distant or busy host may be slow.
+const HANDSHAKE_STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connects, in a thread that may wait.
-pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> Result<Connected, Error> {
+/// Connects, on a thread that may block.
+pub fn connect(address: &str, credential: &Credential, options: &TcpConfig) -> Result<ConnectedClient, Error> {
     let unreachable =
         |error: &dyn std::fmt::Display| Error::Unreachable { address: address.to_owned(), reason: error.to_string() };
     let mut last = None;
     let mut socket = None;
     for resolved in address.to_socket_addrs().map_err(|error| unreachable(&error))? {
-        match TcpStream::connect_timeout(&resolved, STEP_TIME_MAX) {
+        match TcpStream::connect_timeout(&resolved, HANDSHAKE_STEP_TIMEOUT) {
             Ok(connected) => {
                 socket = Some(connected);
                 break;
@@ -47,12 +47,12 @@ pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> 
     };
     tune(&socket, options).map_err(|error| unreachable(&error))?;
     let lost = |error: io::Error| match error.kind() {
-        io::ErrorKind::InvalidData => Error::Refused(error.to_string()),
-        io::ErrorKind::UnexpectedEof => Error::Refused("the host hung up during the handshake".to_owned()),
+        io::ErrorKind::InvalidData => Error::Rejected(error.to_string()),
+        io::ErrorKind::UnexpectedEof => Error::Rejected("the host hung up during the handshake".to_owned()),
         _ => Error::Unreachable { address: address.to_owned(), reason: format!("during the handshake: {error}") },
     };
-    socket.set_read_timeout(Some(STEP_TIME_MAX)).map_err(lost)?;
-    socket.set_write_timeout(Some(STEP_TIME_MAX)).map_err(lost)?;
+    socket.set_read_timeout(Some(HANDSHAKE_STEP_TIMEOUT)).map_err(lost)?;
+    socket.set_write_timeout(Some(HANDSHAKE_STEP_TIMEOUT)).map_err(lost)?;
     let tls = match &options.tls {
         None => None,
         Some(tls) => {
@@ -63,7 +63,7 @@ pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> 
             Some(session)
         }
     };
-    let pipe = Pipe::new(socket, tls);
+    let pipe = SocketPipe::new(socket, tls);
     let mut nonce = [0; 32];
     base::rt::fill_random(&mut nonce);
     let hello = handshake::hello(&credential.name, &nonce)?;
@@ -75,47 +75,53 @@ pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> 
     let verdict: [u8; VERDICT_BYTES] = read_exact(&pipe).map_err(lost)?;
     handshake::verdict(&verdict)?;
     pipe.socket().set_nonblocking(true).map_err(lost)?;
-    Ok(Connected { pipe, node, host: address.to_owned() })
+    Ok(ConnectedClient { pipe, node, host: address.to_owned() })
 }
 
-/// A connection on which both sides have proved themselves.
-pub struct Connected {
-    pipe: Pipe,
+/// A connection whose handshake is complete.
+pub struct ConnectedClient {
+    pipe: SocketPipe,
     node: NodeId,
     host: String,
 }
 
-impl Connected {
-    /// Makes an endpoint of it, with a task on the current runtime.
-    pub fn endpoint(self, options: &TcpOptions) -> Endpoint {
-        let client = Arc::new(Client {
-            peer: Peer::new(self.pipe),
+impl ConnectedClient {
+    /// Makes an endpoint of the connection, with a task on the current runtime.
+    pub fn endpoint(self, options: &TcpConfig) -> Endpoint {
+        let client = Arc::new(TcpClient {
+            peer: ConnectionQueues::new(self.pipe),
             node: self.node,
             name: self.host,
             options: options.clone(),
-            posted: Mutex::new(Posted { in_flight: VecDeque::new(), next: 0, asked: 0, closed: false, lost: false }),
-            input: Mutex::new(Input::new()),
+            posted: Mutex::new(PostedVerbs {
+                in_flight: VecDeque::new(),
+                next: 0,
+                asked: 0,
+                closed: false,
+                lost: false,
+            }),
+            input: Mutex::new(ReplyInput::new()),
             wanted: Notify::new(),
-            spin: Spin::default(),
+            spin: AdaptiveSpin::default(),
             closing: AtomicBool::new(false),
             receiver_asked: AtomicBool::new(false),
             partial: AtomicU64::new(0),
         });
         let denials = options.tls.as_ref().map(|tls| Arc::clone(tls.denials()));
         let denied = denials.map(|denials| base::rt::spawn(end_when_denied(Arc::downgrade(&client), denials)));
-        let attending = attend(Attending(Arc::clone(&client)));
+        let attending = attend(AttendGuard(Arc::clone(&client)));
         base::rt::spawn(async move {
             let _denied = denied.map(base::rt::Task::abort_on_drop);
             attending.await;
         });
-        Endpoint::new(Arc::new(Handle(client)))
+        Endpoint::new(Arc::new(TcpConnection(client)))
     }
 }
 
-/// Ends a connection once its host has a certificate that is denied.
-async fn end_when_denied(client: Weak<Client>, denials: Arc<dyn Denials>) {
+/// Ends a connection once its host's certificate is denied.
+async fn end_when_denied(client: Weak<TcpClient>, denials: Arc<dyn Denials>) {
     loop {
-        // From before the look, so that a change during it is not missed.
+        // Obtained before the check, so that a change during the check is not missed.
         let changed = denials.changed();
         let Some(client) = client.upgrade() else { return };
         if client.peer.pipe.is_denied(&*denials) {
@@ -127,7 +133,7 @@ async fn end_when_denied(client: Weak<Client>, denials: Arc<dyn Denials>) {
     }
 }
 
-fn write_all(pipe: &Pipe, mut bytes: &[u8]) -> io::Result<()> {
+fn write_all(pipe: &SocketPipe, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let written = pipe.write(&[io::IoSlice::new(bytes)])?;
         bytes = &bytes[written..];
@@ -136,7 +142,7 @@ fn write_all(pipe: &Pipe, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn read_exact<const N: usize>(pipe: &Pipe) -> io::Result<[u8; N]> {
+fn read_exact<const N: usize>(pipe: &SocketPipe) -> io::Result<[u8; N]> {
     let mut bytes = BytesMut::with_capacity(N);
     while bytes.len() < N {
         let missing = N - bytes.len();

@@ -1,4 +1,4 @@
-//! The endpoint's hold on its connection: posts verbs, sends and receives messages.
+//! The endpoint's handle of its connection: posts verbs, sends and receives messages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,16 +7,16 @@ use std::task::{Context, Poll};
 use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
-use super::{Client, Outcome};
+use super::{TcpClient, VerbOutcome};
 use crate::tcp::PROFILE;
-use crate::tcp::wire::{Header, Kind, Verb};
+use crate::tcp::wire::{FrameHeader, FrameKind, VerbFrame};
 use crate::{
-    Capability, Completion, Connection, Drive, Error, Incoming, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX,
+    Capability, Completion, CompletionDriver, Connection, Error, IncomingEvent, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX,
     TRANSFER_BYTES_MAX, WORD_BYTES,
 };
 
-/// Closes when it is dropped.
-pub(super) struct Handle(pub(super) Arc<Client>);
+/// Closes the connection when it is dropped.
+pub(super) struct TcpConnection(pub(super) Arc<TcpClient>);
 
 /// The bytes of all parts.
 pub fn total(parts: &[Bytes], most: usize) -> Result<usize, Error> {
@@ -27,14 +27,14 @@ pub fn total(parts: &[Bytes], most: usize) -> Result<usize, Error> {
     if length > most { Err(Error::TooLarge(length)) } else { Ok(length) }
 }
 
-impl Client {
-    fn driver(self: &Arc<Self>) -> Arc<dyn Drive> {
-        Arc::clone(self) as Arc<dyn Drive>
+impl TcpClient {
+    fn driver(self: &Arc<Self>) -> Arc<dyn CompletionDriver> {
+        Arc::clone(self) as Arc<dyn CompletionDriver>
     }
 
     fn word(
         self: &Arc<Self>,
-        kind: Kind,
+        kind: FrameKind,
         capability: &Capability,
         offset: u64,
         first: u64,
@@ -44,16 +44,16 @@ impl Client {
             return Completion::ready(Err(Error::Misaligned(offset)));
         }
         let (completer, completion) = Completion::driven(self.driver());
-        let verb = Verb { capability: *capability, offset: Untrusted::new(offset), first, second };
-        let header = Header::new(kind, 0, WORD_BYTES as u64);
-        match self.post(&verb, header, &[], None, || Outcome::Word { offset, completer }) {
+        let verb = VerbFrame { capability: *capability, offset: Untrusted::new(offset), first, second };
+        let header = FrameHeader::new(kind, 0, WORD_BYTES as u64);
+        match self.post(&verb, header, &[], None, || VerbOutcome::Word { offset, completer }) {
             Ok(()) => completion,
             Err(error) => Completion::ready(Err(error)),
         }
     }
 }
 
-impl Connection for Handle {
+impl Connection for TcpConnection {
     fn node(&self) -> NodeId {
         self.0.node
     }
@@ -62,7 +62,7 @@ impl Connection for Handle {
         &self.0.name
     }
 
-    fn profile(&self) -> crate::Profile {
+    fn profile(&self) -> crate::ProviderProfile {
         PROFILE
     }
 
@@ -71,9 +71,9 @@ impl Connection for Handle {
             return Completion::ready(Err(Error::TooLarge(length)));
         }
         let (completer, completion) = Completion::driven(self.0.driver());
-        let verb = Verb { capability: *capability, offset: Untrusted::new(offset), first: 0, second: 0 };
-        let header = Header::new(Kind::Read, 0, length as u64);
-        match self.0.post(&verb, header, &[], None, || Outcome::Read { into, offset, length, completer }) {
+        let verb = VerbFrame { capability: *capability, offset: Untrusted::new(offset), first: 0, second: 0 };
+        let header = FrameHeader::new(FrameKind::Read, 0, length as u64);
+        match self.0.post(&verb, header, &[], None, || VerbOutcome::Read { into, offset, length, completer }) {
             Ok(()) => completion,
             Err(error) => Completion::ready(Err(error)),
         }
@@ -85,26 +85,26 @@ impl Connection for Handle {
             Err(error) => return Completion::ready(Err(error)),
         };
         let (completer, completion) = Completion::driven(self.0.driver());
-        let verb = Verb {
+        let verb = VerbFrame {
             capability: *capability,
             offset: Untrusted::new(offset),
             first: immediate.unwrap_or(0).into(),
             second: 0,
         };
-        let kind = if immediate.is_some() { Kind::WriteWithImmediate } else { Kind::Write };
-        let outcome = || Outcome::Write { offset, length, completer };
-        match self.0.post(&verb, Header::new(kind, 0, length), parts, immediate.map(|_| 0), outcome) {
+        let kind = if immediate.is_some() { FrameKind::WriteWithImmediate } else { FrameKind::Write };
+        let outcome = || VerbOutcome::Write { offset, length, completer };
+        match self.0.post(&verb, FrameHeader::new(kind, 0, length), parts, immediate.map(|_| 0), outcome) {
             Ok(()) => completion,
             Err(error) => Completion::ready(Err(error)),
         }
     }
 
     fn compare_swap(&self, capability: &Capability, offset: u64, expected: u64, new: u64) -> Completion<u64> {
-        self.0.word(Kind::CompareSwap, capability, offset, expected, new)
+        self.0.word(FrameKind::CompareSwap, capability, offset, expected, new)
     }
 
     fn fetch_add(&self, capability: &Capability, offset: u64, add: u64) -> Completion<u64> {
-        self.0.word(Kind::FetchAdd, capability, offset, add, 0)
+        self.0.word(FrameKind::FetchAdd, capability, offset, add, 0)
     }
 
     fn send(&self, parts: &[Bytes]) -> Completion<()> {
@@ -120,7 +120,7 @@ impl Connection for Handle {
         completion
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
         let mut polled = self.0.peer.poll_receive(cx);
         if polled.is_pending() {
             self.0.receiver_asked.store(false, Ordering::Release);
@@ -155,9 +155,9 @@ impl Connection for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for TcpConnection {
     fn drop(&mut self) {
-        // What is in flight completes as it would, or with the connection.
+        // Verbs in flight complete normally, or when the connection ends.
         let _ = self.0.write_out();
         self.0.closing.store(true, Ordering::Release);
         self.0.wanted.notify_one();

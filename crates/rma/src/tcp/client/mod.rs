@@ -1,13 +1,15 @@
-//! The end that connects: verbs are posted into a queue, and whoever waits for one writes the queue and reads the replies.
+//! The client end of a connection. Verbs are posted into a queue; a thread that waits for a completion sends the queued verbs
+//! and reads the replies itself.
 //!
-//! 1. Posting puts a verb into the queue and among those in flight. Nothing is written yet.
-//! 2. Whoever polls a completion writes the queue, many verbs with one call, and reads replies for a short while
-//!    ([`TcpOptions::spin`]), for itself and for all others. Replies come in the order of posting.
-//! 3. What is not there by then the waiter [asks](Client::ask) a task of the connection to wait for, through the runtime's
-//!    own reactor. It rests as soon as that has come, whatever else is in flight by then: it would be woken by each reply
-//!    that a spinning waiter reads for itself, and waking costs as much as half a round trip.
+//! 1. Posting puts a verb into the queue and into the list of verbs in flight. Nothing is written to the socket yet.
+//! 2. A waiter that polls a completion writes the queue to the socket, many verbs with one system call, and reads replies for a
+//!    short time ([`TcpConfig::spin`]), for itself and for all other waiters. Replies come in the order of posting.
+//! 3. If its reply has not arrived by then, the waiter [asks](TcpClient::request_wait) a task of the connection to wait for it
+//!    through the runtime's reactor. The task stops as soon as that reply has arrived, even if later verbs are in flight. If it
+//!    kept waiting, each reply that a polling waiter reads would also wake the task, at the cost of half a round trip.
 //!
-//! Invariants: the order of verbs in flight is the order of their frames; a lost connection completes each as ambiguous.
+//! Invariants: the order of verbs in flight is the order of their frames; a lost connection completes each of them as
+//! ambiguous.
 
 mod attend;
 mod connect;
@@ -23,42 +25,42 @@ use std::time::Duration;
 use base::rt::sync::Notify;
 use base::{Bytes, BytesMut};
 
-use super::peer::{Peer, Pumped};
-use super::spin::Spin;
-use super::wire::{HEADER_BYTES, Header, VERB_BYTES, Verb};
-use super::{TcpOptions, clock};
-use crate::{Completer, Completion, Drive, Error, IN_FLIGHT_MAX, NodeId};
-use replies::Input;
+use super::peer::{ConnectionQueues, PumpProgress};
+use super::spin::AdaptiveSpin;
+use super::wire::{FrameHeader, HEADER_BYTES, VERB_BYTES, VerbFrame};
+use super::{TcpConfig, clock};
+use crate::{Completer, Completion, CompletionDriver, Error, IN_FLIGHT_MAX, NodeId};
+use replies::ReplyInput;
 
 pub use connect::connect;
 pub use endpoint::total;
 
-/// A waiter that reads for itself and others gives its thread back after so long, if its own reply has not come by then.
+/// How long a waiter reads for itself and others before it gives its thread back without its own reply.
 const DRIVE_TIME_MAX: Duration = Duration::from_millis(2);
 
 /// One connection.
-struct Client {
-    peer: Peer,
+struct TcpClient {
+    peer: ConnectionQueues,
     node: NodeId,
     name: String,
-    options: TcpOptions,
-    posted: Mutex<Posted>,
-    input: Mutex<Input>,
-    /// Something is to be waited for by the task.
+    options: TcpConfig,
+    posted: Mutex<PostedVerbs>,
+    input: Mutex<ReplyInput>,
+    /// Wakes the task: there is something to wait for.
     wanted: Notify,
-    spin: Spin,
+    spin: AdaptiveSpin,
     closing: AtomicBool,
-    /// Whoever receives messages has asked the task to wait for one.
+    /// The receiver of messages has asked the task to wait for one.
     receiver_asked: AtomicBool,
-    /// Behind the number of the verb of whose reply a part has come; 0 when there is none. Written under the lock of the
-    /// input.
+    /// One more than the number of the verb whose reply has arrived in part; 0 when there is none. Written under the lock of
+    /// the input.
     partial: AtomicU64,
 }
 
 /// Verbs in flight. Locked before the outgoing queue, so that both have the same order.
-struct Posted {
-    in_flight: VecDeque<Pending>,
-    /// Of the next verb to be posted. Frames have the lower half of it.
+struct PostedVerbs {
+    in_flight: VecDeque<PendingVerb>,
+    /// The number of the next verb to be posted. Frames carry its lower half.
     next: u64,
     /// The task waits for the replies of verbs before this one.
     asked: u64,
@@ -68,28 +70,28 @@ struct Posted {
     lost: bool,
 }
 
-struct Pending {
+struct PendingVerb {
     sequence: u64,
-    outcome: Outcome,
+    outcome: VerbOutcome,
 }
 
-enum Outcome {
+enum VerbOutcome {
     Read { into: BytesMut, offset: u64, length: usize, completer: Completer<BytesMut> },
     Write { offset: u64, length: u64, completer: Completer<()> },
     Word { offset: u64, completer: Completer<u64> },
 }
 
-impl Client {
-    fn posted(&self) -> MutexGuard<'_, Posted> {
+impl TcpClient {
+    fn posted(&self) -> MutexGuard<'_, PostedVerbs> {
         self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn input(&self) -> MutexGuard<'_, Input> {
+    fn input(&self) -> MutexGuard<'_, ReplyInput> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the task wait for what is in flight.
-    fn ask(&self) {
+    /// Asks the task to wait for the verbs in flight.
+    fn request_wait(&self) {
         {
             let mut posted = self.posted();
             posted.asked = posted.next;
@@ -98,10 +100,10 @@ impl Client {
     }
 
     /// Writes the queue.
-    fn write_out(&self) -> io::Result<Pumped> {
+    fn write_out(&self) -> io::Result<PumpProgress> {
         let mut outgoing = self.peer.outgoing();
         if outgoing.is_empty() && self.peer.pipe.is_plain() {
-            return Ok(Pumped { left: false, moved: false });
+            return Ok(PumpProgress { left: false, moved: false });
         }
         let pumped = outgoing.pump(&self.peer.pipe, usize::MAX);
         drop(outgoing);
@@ -109,12 +111,12 @@ impl Client {
     }
 
     fn write_out_or_ask(&self) {
-        if let Ok(Pumped { left: true, .. }) = self.write_out() {
+        if let Ok(PumpProgress { left: true, .. }) = self.write_out() {
             self.wanted.notify_one();
         }
     }
 
-    /// The connection is lost: what is in flight is ambiguous.
+    /// The connection is lost: verbs in flight complete as ambiguous.
     fn fail(&self) {
         let in_flight = {
             let mut posted = self.posted();
@@ -122,18 +124,18 @@ impl Client {
             std::mem::take(&mut posted.in_flight)
         };
         self.peer.close();
-        self.peer.pipe.cut();
+        self.peer.pipe.abort();
         for pending in in_flight {
             pending.outcome.fail(&Error::Ambiguous("the connection was lost while the verb was in flight"));
         }
         self.wanted.notify_one();
     }
 
-    /// Nobody waits for what is in flight any more; its replies are still taken in as they come.
+    /// Completes the verbs in flight as ambiguous; their replies are still read as they come.
     fn abandon(&self) {
         let mut posted = self.posted();
         posted.closed = true;
-        let abandoned: Vec<Outcome> = posted
+        let abandoned: Vec<VerbOutcome> = posted
             .in_flight
             .iter_mut()
             .map(|pending| {
@@ -147,20 +149,20 @@ impl Client {
         }
     }
 
-    /// As [`Client::fail`], for whatever has arrived of a read as well.
+    /// As [`TcpClient::fail`], and also for a partly received read.
     fn end(&self) {
         self.fail();
         self.input().abandon();
     }
 
-    /// Queues a verb. Its outcome is that of `outcome`'s completion, unless it is refused here.
+    /// Queues a verb. `outcome` receives the result, unless posting fails here.
     fn post(
         &self,
-        verb: &Verb,
-        header: Header,
+        verb: &VerbFrame,
+        header: FrameHeader,
         parts: &[Bytes],
         counts: Option<usize>,
-        outcome: impl FnOnce() -> Outcome,
+        outcome: impl FnOnce() -> VerbOutcome,
     ) -> Result<(), Error> {
         let mut posted = self.posted();
         if posted.closed {
@@ -171,48 +173,48 @@ impl Client {
         }
         let sequence = posted.next;
         let mut head = [0; HEADER_BYTES + VERB_BYTES];
-        head[..HEADER_BYTES].copy_from_slice(&Header { sequence: sequence as u32, ..header }.encode());
+        head[..HEADER_BYTES].copy_from_slice(&FrameHeader { sequence: sequence as u32, ..header }.encode());
         head[HEADER_BYTES..].copy_from_slice(&verb.encode());
         self.peer.outgoing().post(&head, parts, counts)?;
         posted.next = sequence + 1;
-        posted.in_flight.push_back(Pending { sequence, outcome: outcome() });
+        posted.in_flight.push_back(PendingVerb { sequence, outcome: outcome() });
         Ok(())
     }
 }
 
-impl Outcome {
-    /// The same for nobody.
-    fn nobodys(&self) -> Outcome {
+impl VerbOutcome {
+    /// The same outcome without a waiter.
+    fn nobodys(&self) -> VerbOutcome {
         match *self {
-            Outcome::Read { offset, length, .. } => {
-                Outcome::Read { into: BytesMut::new(), offset, length, completer: Completion::pending().0 }
+            VerbOutcome::Read { offset, length, .. } => {
+                VerbOutcome::Read { into: BytesMut::new(), offset, length, completer: Completion::pending().0 }
             }
-            Outcome::Write { offset, length, .. } => {
-                Outcome::Write { offset, length, completer: Completion::pending().0 }
+            VerbOutcome::Write { offset, length, .. } => {
+                VerbOutcome::Write { offset, length, completer: Completion::pending().0 }
             }
-            Outcome::Word { offset, .. } => Outcome::Word { offset, completer: Completion::pending().0 },
+            VerbOutcome::Word { offset, .. } => VerbOutcome::Word { offset, completer: Completion::pending().0 },
         }
     }
 
     fn fail(self, error: &Error) {
         match self {
-            Outcome::Read { completer, .. } => completer.complete(Err(error.clone())),
-            Outcome::Write { completer, .. } => completer.complete(Err(error.clone())),
-            Outcome::Word { completer, .. } => completer.complete(Err(error.clone())),
+            VerbOutcome::Read { completer, .. } => completer.complete(Err(error.clone())),
+            VerbOutcome::Write { completer, .. } => completer.complete(Err(error.clone())),
+            VerbOutcome::Word { completer, .. } => completer.complete(Err(error.clone())),
         }
     }
 }
 
-impl Client {
-    /// Writes and reads for a short while, until `done`. False when it has given up before.
+impl TcpClient {
+    /// Writes and reads for a short time, until `done`. Returns false when it gave up before.
     fn work(&self, done: &dyn Fn() -> bool) -> bool {
-        // The loss of the connection completes everything.
-        let Ok(Pumped { mut left, mut moved }) = self.write_out() else { return true };
-        // When spinning began, and until when it goes on; longer as long as something moves.
+        // The loss of the connection completes every verb.
+        let Ok(PumpProgress { mut left, mut moved }) = self.write_out() else { return true };
+        // When spinning started, and until when it lasts; extended as long as something moves.
         let mut spun = None;
         let mut helped = false;
         let is_done = loop {
-            // Whoever has the input reads for all.
+            // The waiter that holds the input reads for all.
             if let Ok(mut input) = self.input.try_lock() {
                 match self.take_in(&mut input, done) {
                     Ok(any) => moved |= any,
@@ -249,7 +251,7 @@ impl Client {
             moved = false;
             if left {
                 match self.write_out() {
-                    Ok(pumped) => Pumped { left, moved } = pumped,
+                    Ok(pumped) => PumpProgress { left, moved } = pumped,
                     Err(_) => return true,
                 }
             }
@@ -261,10 +263,10 @@ impl Client {
     }
 }
 
-impl Drive for Client {
+impl CompletionDriver for TcpClient {
     fn drive(&self, done: &dyn Fn() -> bool) {
         if !self.work(done) {
-            self.ask();
+            self.request_wait();
         }
     }
 }

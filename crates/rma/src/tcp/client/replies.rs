@@ -1,30 +1,31 @@
-//! What comes in: replies, in the order of the verbs in flight, and messages.
+//! Incoming frames: replies, in the order of the verbs in flight, and messages.
 //!
-//! A long payload is read to where its caller wants it; what follows it is read with it, but no byte of another such payload.
+//! A long payload is read directly into the caller's buffer. The same system call also reads the bytes behind it, but no byte
+//! of another long payload.
 
 use std::io;
 use std::sync::atomic::Ordering;
 
 use base::BytesMut;
 
-use super::{Client, Outcome, Pending};
-use crate::tcp::peer::{Assembly, SMALL_BYTES_MAX, header_of};
+use super::{PendingVerb, TcpClient, VerbOutcome};
+use crate::tcp::peer::{MessageAssembly, SMALL_BYTES_MAX, header_of};
 use crate::tcp::pipe::ReadBuffer;
-use crate::tcp::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES, u64_at};
-use crate::{Completer, Error, Incoming, WORD_BYTES};
+use crate::tcp::wire::{FrameHeader, FrameKind, HEADER_BYTES, TRAILER_BYTES, VerbStatus, u64_at};
+use crate::{Completer, Error, IncomingEvent, WORD_BYTES};
 
-/// A reply of more than this is read to where its caller wants it without a copy in between.
+/// A payload of more than this is read into the caller's buffer without a copy in between.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 
-/// What has come and is not understood yet.
-pub(super) struct Input {
+/// Bytes that were received and not yet decoded.
+pub(super) struct ReplyInput {
     buffer: ReadBuffer,
-    state: State,
+    state: ReplyState,
 }
 
-enum State {
+enum ReplyState {
     Header,
-    /// The payload of a read arrives where its caller wants it.
+    /// Reads the payload of a read into the caller's buffer.
     Payload {
         sequence: u64,
         into: BytesMut,
@@ -32,54 +33,54 @@ enum State {
         trailer: bool,
         completer: Completer<BytesMut>,
     },
-    Message(Assembly),
+    Message(MessageAssembly),
 }
 
-impl Input {
-    pub(super) fn new() -> Input {
-        Input { buffer: ReadBuffer::new(), state: State::Header }
+impl ReplyInput {
+    pub(super) fn new() -> ReplyInput {
+        ReplyInput { buffer: ReadBuffer::new(), state: ReplyState::Header }
     }
 
-    /// Gives up what has come of a reply or a message.
+    /// Drops a partly received reply or message.
     pub(super) fn abandon(&mut self) {
-        self.state = State::Header;
+        self.state = ReplyState::Header;
     }
 
-    /// As [`Client::partial`].
+    /// The value of [`TcpClient::partial`].
     fn partial(&self) -> u64 {
         match &self.state {
-            State::Payload { sequence, .. } => sequence + 1,
+            ReplyState::Payload { sequence, .. } => sequence + 1,
             _ => 0,
         }
     }
 }
 
-enum Step {
+enum ReplyStep {
     More,
     Nothing,
     End,
 }
 
-impl Client {
-    /// Reads and understands whatever is there, or less, as soon as `done`. True when that was something.
-    pub(super) fn take_in(&self, input: &mut Input, done: &dyn Fn() -> bool) -> io::Result<bool> {
+impl TcpClient {
+    /// Reads and decodes what is there, or only until `done`. Returns whether there was anything.
+    pub(super) fn take_in(&self, input: &mut ReplyInput, done: &dyn Fn() -> bool) -> io::Result<bool> {
         let mut any = false;
         loop {
             let step = match self.step(input) {
-                // What TLS has read and not given no socket tells of: then all of it is taken.
-                Ok(Step::More) if self.peer.pipe.is_plain() && done() => {
+                // No socket event announces bytes that TLS has already read, so with TLS all of them are taken.
+                Ok(ReplyStep::More) if self.peer.pipe.is_plain() && done() => {
                     any = true;
-                    Ok(Step::Nothing)
+                    Ok(ReplyStep::Nothing)
                 }
                 step => step,
             };
             match step {
-                Ok(Step::More) => any = true,
-                Ok(Step::Nothing) => {
+                Ok(ReplyStep::More) => any = true,
+                Ok(ReplyStep::Nothing) => {
                     self.partial.store(input.partial(), Ordering::Release);
                     return Ok(any);
                 }
-                Ok(Step::End) => {
+                Ok(ReplyStep::End) => {
                     self.fail();
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
@@ -91,12 +92,12 @@ impl Client {
         }
     }
 
-    fn step(&self, input: &mut Input) -> io::Result<Step> {
+    fn step(&self, input: &mut ReplyInput) -> io::Result<ReplyStep> {
         while self.understand(input).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {}
         let pipe = &self.peer.pipe;
         let buffered = input.buffer.filled().len();
         let read = match &mut input.state {
-            State::Payload { into, missing, trailer, .. } if *missing > 0 && buffered == 0 => {
+            ReplyState::Payload { into, missing, trailer, .. } if *missing > 0 && buffered == 0 => {
                 let behind = behind(*trailer, self.expects_long_reply());
                 let read = input.buffer.fill_behind(into, *missing, pipe, behind);
                 if let Ok(count) = read {
@@ -104,42 +105,42 @@ impl Client {
                 }
                 read
             }
-            State::Payload { missing: 0, trailer, .. } => {
+            ReplyState::Payload { missing: 0, trailer, .. } => {
                 let behind = behind(*trailer, self.expects_long_reply());
                 input.buffer.fill(pipe, behind.saturating_sub(buffered).max(1)).map(|filled| filled.bytes)
             }
-            State::Message(assembly) if !assembly.is_whole() && buffered == 0 => assembly.read(pipe),
-            State::Header if buffered < HEADER_BYTES && self.expects_long_reply() => {
+            ReplyState::Message(assembly) if !assembly.is_whole() && buffered == 0 => assembly.read(pipe),
+            ReplyState::Header if buffered < HEADER_BYTES && self.expects_long_reply() => {
                 input.buffer.fill(pipe, HEADER_BYTES - buffered).map(|filled| filled.bytes)
             }
             _ => input.buffer.fill(pipe, usize::MAX).map(|filled| filled.bytes),
         };
         match read {
-            Ok(0) => Ok(Step::End),
+            Ok(0) => Ok(ReplyStep::End),
             Ok(_) => {
                 while self.understand(input).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {}
-                Ok(Step::More)
+                Ok(ReplyStep::More)
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Nothing),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Step::More),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(ReplyStep::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(ReplyStep::More),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether the next reply, if it is not a refusal, is to be read without a copy.
+    /// Whether the next reply, if the verb succeeded, is to be read without a copy.
     fn expects_long_reply(&self) -> bool {
-        matches!(self.posted().in_flight.front(), Some(Pending { outcome: Outcome::Read { length, .. }, .. })
+        matches!(self.posted().in_flight.front(), Some(PendingVerb { outcome: VerbOutcome::Read { length, .. }, .. })
             if *length > DIRECT_BYTES_MIN)
     }
 
-    /// Takes the next thing off the buffer. False when more bytes are needed.
-    fn understand(&self, input: &mut Input) -> Result<bool, Error> {
+    /// Takes the next item off the buffer. False when more bytes are needed.
+    fn understand(&self, input: &mut ReplyInput) -> Result<bool, Error> {
         match &mut input.state {
-            State::Header => {
+            ReplyState::Header => {
                 let Some(header) = header_of(input.buffer.filled()) else { return Ok(false) };
-                self.begin(header?, input)
+                self.start_frame(header?, input)
             }
-            State::Payload { into, missing, trailer, .. } => {
+            ReplyState::Payload { into, missing, trailer, .. } => {
                 let before = into.len();
                 input.buffer.move_into(into, *missing);
                 *missing -= into.len() - before;
@@ -150,114 +151,115 @@ impl Client {
                     true => {
                         let code = u64_at(input.buffer.filled(), 0);
                         input.buffer.consume(TRAILER_BYTES);
-                        Status::from_code(u8::try_from(code).unwrap_or(u8::MAX))?
+                        VerbStatus::from_code(u8::try_from(code).unwrap_or(u8::MAX))?
                     }
-                    false => Status::Done,
+                    false => VerbStatus::Done,
                 };
-                let payload = std::mem::replace(&mut input.state, State::Header);
-                if let State::Payload { into, completer, .. } = payload {
+                let payload = std::mem::replace(&mut input.state, ReplyState::Header);
+                if let ReplyState::Payload { into, completer, .. } = payload {
                     completer.complete(match status {
-                        Status::Done => Ok(into),
+                        VerbStatus::Done => Ok(into),
                         _ => Err(Error::Revoked),
                     });
                 }
                 Ok(true)
             }
-            State::Message(assembly) => {
+            ReplyState::Message(assembly) => {
                 if !assembly.take(&mut input.buffer)? {
                     return Ok(false);
                 }
-                if let State::Message(assembly) = std::mem::replace(&mut input.state, State::Header) {
-                    self.peer.deliver(Incoming::Message(assembly.finish()));
+                if let ReplyState::Message(assembly) = std::mem::replace(&mut input.state, ReplyState::Header) {
+                    self.peer.deliver(IncomingEvent::Message(assembly.finish()));
                 }
                 Ok(true)
             }
         }
     }
 
-    fn begin(&self, header: Header, input: &mut Input) -> Result<bool, Error> {
+    fn start_frame(&self, header: FrameHeader, input: &mut ReplyInput) -> Result<bool, Error> {
         let length = header.length as usize;
         match header.kind {
-            Kind::Message if length <= SMALL_BYTES_MAX => {
+            FrameKind::Message if length <= SMALL_BYTES_MAX => {
                 let frame = HEADER_BYTES..HEADER_BYTES + length;
                 let Some(bytes) = input.buffer.filled().get(frame.clone()) else { return Ok(false) };
                 self.peer.deliver_small(bytes)?;
                 input.buffer.consume(frame.end);
             }
-            Kind::Message => {
+            FrameKind::Message => {
                 self.peer.admit(length)?;
                 input.buffer.consume(HEADER_BYTES);
-                input.state = State::Message(Assembly::new(length, None)?);
+                input.state = ReplyState::Message(MessageAssembly::new(length, None)?);
             }
-            Kind::Credit => {
+            FrameKind::Credit => {
                 input.buffer.consume(HEADER_BYTES);
                 self.peer.outgoing().credit(header.sequence as usize, header.length)?;
                 self.write_out_or_ask();
             }
-            Kind::Reply | Kind::LongReply => return self.reply(header, input),
-            _ => return Err(Error::Malformed("a frame that only the other side sends")),
+            FrameKind::Reply | FrameKind::LongReply => return self.reply(header, input),
+            _ => return Err(Error::Malformed("a frame that only a client sends")),
         }
         Ok(true)
     }
 
-    fn reply(&self, header: Header, input: &mut Input) -> Result<bool, Error> {
-        let status = Status::from_code(header.status)?;
+    fn reply(&self, header: FrameHeader, input: &mut ReplyInput) -> Result<bool, Error> {
+        let status = VerbStatus::from_code(header.status)?;
         let length = header.length as usize;
-        if status != Status::Done && length > WORD_BYTES {
-            return Err(Error::Malformed("a refusal with a payload"));
+        if status != VerbStatus::Done && length > WORD_BYTES {
+            return Err(Error::Malformed("a rejection with a payload"));
         }
         let is_read = {
             let posted = self.posted();
             let pending = posted.in_flight.front().filter(|pending| pending.sequence as u32 == header.sequence);
             let expected = match &pending.ok_or(Error::Malformed("a reply to no verb"))?.outcome {
-                Outcome::Read { length, .. } => *length,
-                Outcome::Write { .. } => 0,
-                Outcome::Word { .. } => WORD_BYTES,
+                VerbOutcome::Read { length, .. } => *length,
+                VerbOutcome::Write { .. } => 0,
+                VerbOutcome::Word { .. } => WORD_BYTES,
             };
-            let is_read = matches!(posted.in_flight.front(), Some(Pending { outcome: Outcome::Read { .. }, .. }));
-            if status == Status::Done && length != expected {
-                return Err(Error::Malformed("a reply of another length than was asked for"));
+            let is_read =
+                matches!(posted.in_flight.front(), Some(PendingVerb { outcome: VerbOutcome::Read { .. }, .. }));
+            if status == VerbStatus::Done && length != expected {
+                return Err(Error::Malformed("a reply of another length than requested"));
             }
-            if header.kind == Kind::LongReply && !(is_read && status == Status::Done) {
+            if header.kind == FrameKind::LongReply && !(is_read && status == VerbStatus::Done) {
                 return Err(Error::Malformed("a long reply to a verb that has none"));
             }
-            is_read && status == Status::Done
+            is_read && status == VerbStatus::Done
         };
-        // A short reply is taken whole.
+        // A short reply is decoded only when it is complete.
         if !is_read && input.buffer.filled().len() < HEADER_BYTES + length {
             return Ok(false);
         }
         input.buffer.consume(HEADER_BYTES);
-        let Some(Pending { outcome, sequence }) = self.posted().in_flight.pop_front() else { return Ok(true) };
+        let Some(PendingVerb { outcome, sequence }) = self.posted().in_flight.pop_front() else { return Ok(true) };
         if is_read {
-            if let Outcome::Read { mut into, length, completer, .. } = outcome {
+            if let VerbOutcome::Read { mut into, length, completer, .. } = outcome {
                 into.reserve(length);
-                let trailer = header.kind == Kind::LongReply;
-                input.state = State::Payload { sequence, into, missing: length, trailer, completer };
+                let trailer = header.kind == FrameKind::LongReply;
+                input.state = ReplyState::Payload { sequence, into, missing: length, trailer, completer };
             }
             return Ok(true);
         }
         let word = if length == WORD_BYTES { u64_at(input.buffer.filled(), 0) } else { 0 };
         input.buffer.consume(length);
         let error = |offset: u64, bytes: u64| match status {
-            Status::Done => None,
-            Status::Revoked => Some(Error::Revoked),
-            Status::Unknown => Some(Error::Unknown),
-            Status::Forbidden => Some(Error::Forbidden),
-            Status::OutOfBounds => Some(Error::OutOfBounds { offset, length: bytes, region_bytes: word }),
-            Status::Misaligned => Some(Error::Misaligned(offset)),
-            Status::TooLarge => Some(Error::TooLarge(bytes as usize)),
-            Status::Ambiguous => Some(Error::Ambiguous("it was revoked after a part of it had taken effect")),
+            VerbStatus::Done => None,
+            VerbStatus::Revoked => Some(Error::Revoked),
+            VerbStatus::Unknown => Some(Error::Unknown),
+            VerbStatus::Forbidden => Some(Error::Forbidden),
+            VerbStatus::OutOfBounds => Some(Error::OutOfBounds { offset, length: bytes, region_bytes: word }),
+            VerbStatus::Misaligned => Some(Error::Misaligned(offset)),
+            VerbStatus::TooLarge => Some(Error::TooLarge(bytes as usize)),
+            VerbStatus::Ambiguous => Some(Error::Ambiguous("it was revoked after a part of it had taken effect")),
         };
         match outcome {
-            Outcome::Read { offset, length, completer, .. } => {
+            VerbOutcome::Read { offset, length, completer, .. } => {
                 let error = error(offset, length as u64).unwrap_or(Error::Malformed("a read without its bytes"));
                 completer.complete(Err(error));
             }
-            Outcome::Write { offset, length, completer } => {
+            VerbOutcome::Write { offset, length, completer } => {
                 completer.complete(error(offset, length).map_or(Ok(()), Err));
             }
-            Outcome::Word { offset, completer } => {
+            VerbOutcome::Word { offset, completer } => {
                 completer.complete(error(offset, WORD_BYTES as u64).map_or(Ok(word), Err));
             }
         }
@@ -265,8 +267,8 @@ impl Client {
     }
 }
 
-/// How many bytes behind a payload are read with it: no byte of a long reply behind it, which are left in the socket until
-/// it is known where they go.
+/// How many bytes behind a payload may be read with it: no byte of a following long payload, which stays in the socket until
+/// its buffer is known.
 fn behind(trailer: bool, long_reply: bool) -> usize {
     match long_reply {
         true => usize::from(trailer) * TRAILER_BYTES + HEADER_BYTES,

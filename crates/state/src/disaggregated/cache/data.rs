@@ -1,48 +1,49 @@
-//! The data cache: versions with their values, by tag. Evicted by a clock, as the metadata cache; a version that has a successor
-//! leaves at once, since only readers of older heights still want it, and those find it in remote memory.
+//! The data cache: versions with their values, by tag. It evicts by a clock, like the metadata cache. A version that
+//! has a successor is removed at once: only readers at older heights still want it, and they find it in remote memory.
 //!
-//! Versions of older heights may stay for long after their buffers were used again, until their incarnations have come round
-//! to the same pointer. So a version is found by a part of its key's hash as well, which keeps it from being taken for one of
-//! another key; from one of the same key its number keeps it.
+//! Versions of older heights may stay cached long after their buffers were reused, until the incarnations have wrapped
+//! around to the same pointer. Therefore a look-up also compares a part of the key's hash, which excludes versions of
+//! other keys; the version number excludes other versions of the same key.
 //!
-//! The metadata entry of a key has the value of its newest version at hand, for as long as that is here: the version knows
-//! its owner's place, and takes the value back when it leaves. So a warm read has no need to look here.
+//! The metadata entry of a key holds the value of its newest version for as long as the value is cached here: the
+//! version knows the position of its owner, the metadata entry, and clears the owner's value when the version is
+//! removed. So a warm read need not look here.
 
 use base::{Bytes, Version};
 
-use super::metadata::{Entry, Metadata};
-use super::places::{CELL_BYTES, Places};
-use super::{Kept, Tag};
+use super::metadata::{MetadataCache, MetadataEntry};
+use super::slot_table::{CELL_BYTES, SlotTable};
+use super::{CachedValue, VersionTag};
 use crate::disaggregated::index::KeyHash;
 use crate::disaggregated::pointer::Pointer;
 use crate::events;
 
 /// A version with its value.
-pub struct Slot {
-    tag: Tag,
+pub struct DataEntry {
+    tag: VersionTag,
     /// Empty for a deletion.
     value: Bytes,
     prev: Pointer,
     block: u64,
     tx: u32,
-    /// Of the key.
+    /// Fingerprint of the key.
     fingerprint: Fingerprint,
-    /// The entry in the metadata cache that has the value at hand.
+    /// The entry in the metadata cache that holds the value.
     owner: u32,
-    /// Bytes that keeping it costs, and flags.
+    /// Bytes that caching it costs, and flags.
     bytes: u32,
 }
 
 const USED: u32 = 1 << 31;
 const DELETED: u32 = 1 << 30;
-/// What a version may cost.
+/// The most that a version may cost.
 const BYTES_MAX: usize = DELETED as usize - 1;
 
-/// What a version costs besides its buffer: its place in the slab with the slab's spare room, its cell, and what shared
-/// bytes and their allocation add.
-pub const SLOT_BYTES: usize = size_of::<Slot>() * 9 / 8 + CELL_BYTES + 48 + 16;
+/// What a version costs besides its buffer: its part of the slab with the slab's unused capacity, its cell, and the
+/// overhead of shared bytes and their allocation.
+pub const SLOT_BYTES: usize = size_of::<DataEntry>() * 9 / 8 + CELL_BYTES + 48 + 16;
 
-impl Slot {
+impl DataEntry {
     fn bytes(&self) -> usize {
         SLOT_BYTES + (self.bytes & !(USED | DELETED)) as usize
     }
@@ -51,24 +52,29 @@ impl Slot {
         Version { block: self.block, tx: self.tx }
     }
 
-    pub fn kept(&self) -> Kept {
+    pub fn cached_value(&self) -> CachedValue {
         let value = (self.bytes & DELETED == 0).then(|| self.value.clone());
-        Kept { version: self.version(), value, prev: self.prev, bytes: (self.bytes & !(USED | DELETED)) as usize }
+        CachedValue {
+            version: self.version(),
+            value,
+            prev: self.prev,
+            bytes: (self.bytes & !(USED | DELETED)) as usize,
+        }
     }
 }
 
 /// See [the module](self).
 #[derive(Default)]
-pub struct Data {
-    table: Places,
-    slab: Vec<Option<Slot>>,
+pub struct DataCache {
+    slots: SlotTable,
+    slab: Vec<Option<DataEntry>>,
     vacant: Vec<u32>,
     hand: usize,
     bytes: usize,
     budget_bytes: usize,
 }
 
-const _: () = assert!(size_of::<Slot>() == 72, "the fingerprint lies where there was room");
+const _: () = assert!(size_of::<DataEntry>() == 72, "the fingerprint lies where there was room");
 
 /// A part of the hash of a version's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,62 +87,69 @@ impl Fingerprint {
     }
 }
 
-fn hash(tag: Tag) -> u64 {
+fn hash(tag: VersionTag) -> u64 {
     tag.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-impl Data {
-    pub fn new(budget_bytes: usize) -> Data {
-        Data { budget_bytes, ..Data::default() }
+impl DataCache {
+    pub fn new(budget_bytes: usize) -> DataCache {
+        DataCache { budget_bytes, ..DataCache::default() }
     }
 
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether another version with so many bytes has room without any leaving.
-    pub fn has_room(&self, bytes: usize) -> bool {
+    /// Whether another version with this many bytes fits without eviction.
+    pub fn has_capacity(&self, bytes: usize) -> bool {
         self.bytes + SLOT_BYTES + bytes <= self.budget_bytes
     }
 
     /// The version of a key with this tag; counts as used.
-    pub fn find(&mut self, key: KeyHash, tag: Tag) -> Option<&Slot> {
-        let at = self.place(key, tag)?;
+    pub fn find(&mut self, key: KeyHash, tag: VersionTag) -> Option<&DataEntry> {
+        let at = self.slot_of(key, tag)?;
         let slot = self.slab[at as usize].as_mut()?;
         slot.bytes |= USED;
         Some(slot)
     }
 
-    /// Whether the version of a key with this tag is here; that does not count as a use.
-    pub fn has(&self, key: KeyHash, tag: Tag) -> bool {
-        self.place(key, tag).is_some()
+    /// Whether the version of a key with this tag is cached; does not count as a use.
+    pub fn has(&self, key: KeyHash, tag: VersionTag) -> bool {
+        self.slot_of(key, tag).is_some()
     }
 
     /// Gives the entry at `owner` the value of its version, if that is the one at `at`.
-    pub fn hand_to(&mut self, owner: u32, at: Option<u32>, tag: Tag, metadata: &mut Metadata) {
+    pub fn hand_to(&mut self, owner: u32, at: Option<u32>, tag: VersionTag, metadata: &mut MetadataCache) {
         if let Some(slot) = at.and_then(|at| self.slab[at as usize].as_mut())
             && let Some(entry) = metadata.of_version(owner, tag)
-            && entry.known().version == slot.version()
+            && entry.cached_version().version == slot.version()
         {
             slot.owner = owner;
             entry.set_value((slot.bytes & DELETED == 0).then(|| slot.value.clone()));
         }
     }
 
-    pub fn remove(&mut self, key: KeyHash, tag: Tag, metadata: &mut Metadata) {
-        if let Some(at) = self.place(key, tag) {
+    pub fn remove(&mut self, key: KeyHash, tag: VersionTag, metadata: &mut MetadataCache) {
+        if let Some(at) = self.slot_of(key, tag) {
             self.remove_at(at, metadata);
         }
     }
 
-    pub fn place(&self, key: KeyHash, tag: Tag) -> Option<u32> {
+    pub fn slot_of(&self, key: KeyHash, tag: VersionTag) -> Option<u32> {
         let (slab, fingerprint) = (&self.slab, Fingerprint::of(key));
-        let is_it = |slot: &Slot| slot.tag == tag && slot.fingerprint == fingerprint;
-        self.table.find(hash(tag), |at| slab[at as usize].as_ref().is_some_and(is_it))
+        let is_it = |slot: &DataEntry| slot.tag == tag && slot.fingerprint == fingerprint;
+        self.slots.find(hash(tag), |at| slab[at as usize].as_ref().is_some_and(is_it))
     }
 
-    /// Keeps a version, if it is no longer than the whole cache, and says where; others leave until there is room.
-    pub fn put(&mut self, key: KeyHash, tag: Tag, kept: Kept, metadata: &mut Metadata) -> Option<u32> {
+    /// Caches a version, if it is no longer than the whole cache, and returns its position; evicts others until there
+    /// is space.
+    pub fn put(
+        &mut self,
+        key: KeyHash,
+        tag: VersionTag,
+        kept: CachedValue,
+        metadata: &mut MetadataCache,
+    ) -> Option<u32> {
         self.remove(key, tag, metadata);
         let bytes = SLOT_BYTES + kept.bytes;
         if bytes > self.budget_bytes || kept.bytes > BYTES_MAX {
@@ -145,9 +158,9 @@ impl Data {
         while self.bytes + bytes > self.budget_bytes {
             self.evict_one(metadata);
         }
-        let Kept { version: Version { block, tx }, value, prev, bytes: kept_bytes } = kept;
+        let CachedValue { version: Version { block, tx }, value, prev, bytes: kept_bytes } = kept;
         let flags = if value.is_none() { DELETED } else { 0 };
-        let slot = Slot {
+        let slot = DataEntry {
             tag,
             value: value.unwrap_or_default(),
             prev,
@@ -173,16 +186,16 @@ impl Data {
         };
         self.bytes += bytes;
         events::DataCacheBytes.add(bytes as i64);
-        self.table.insert(hash(tag), at);
+        self.slots.insert(hash(tag), at);
         Some(at)
     }
 
-    fn evict_one(&mut self, metadata: &mut Metadata) {
+    fn evict_one(&mut self, metadata: &mut MetadataCache) {
         loop {
             self.hand = if self.hand + 1 >= self.slab.len() { 0 } else { self.hand + 1 };
             let Some(slot) = &mut self.slab[self.hand] else { continue };
             let owner = metadata.of_version(slot.owner, slot.tag);
-            let used = slot.bytes & USED != 0 || owner.is_some_and(Entry::take_value_used);
+            let used = slot.bytes & USED != 0 || owner.is_some_and(MetadataEntry::take_value_used);
             slot.bytes &= !USED;
             if !used {
                 self.remove_at(self.hand as u32, metadata);
@@ -191,7 +204,7 @@ impl Data {
         }
     }
 
-    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) {
+    fn remove_at(&mut self, at: u32, metadata: &mut MetadataCache) {
         let slot = self.slab[at as usize].take().expect("only versions are removed");
         if let Some(entry) = metadata.of_version(slot.owner, slot.tag) {
             entry.set_value(None);
@@ -199,7 +212,7 @@ impl Data {
         let bytes = slot.bytes();
         self.bytes -= bytes;
         events::DataCacheBytes.add(-(bytes as i64));
-        self.table.remove(hash(slot.tag), at);
+        self.slots.remove(hash(slot.tag), at);
         self.vacant.push(at);
     }
 }

@@ -1,125 +1,127 @@
-//! What the compute node remembers: where a key's newest version is, and the bytes of versions it has read or written.
+//! The caches of a compute node: where a key's newest version is, and the bytes of versions that the node has read or
+//! written.
 //!
-//! The caches are split into shards by the hash of the key; a shard has its part of both, under one lock, so that a warm
-//! read takes one lock, one look-up and no allocation. Each shard has an exact budget of bytes for each part.
+//! The caches are split into shards by the hash of the key. A shard has its part of both caches, under one lock, so a
+//! warm read takes one lock, one look-up and no allocation. Each shard has an exact budget of bytes for each part.
 //!
-//! What is remembered of a key is its newest applied version, always. Two things change it: the primary's apply
-//! ([`Caches::replace`]), and readers that have found it elsewhere ([`Caches::learn`]). A reader's finding may be out of
-//! date by the time it is brought here, hence:
-//! 1. the reader takes the [`Token`] of the key's hash before it looks anywhere else;
-//! 2. apply, once the index leads to the new version and before the height does, replaces the entry and kills all tokens
-//!    of that hash, under the shard's lock;
-//! 3. [`Caches::learn`] does nothing under a dead token, under the same lock.
+//! The entry of a key is always its newest applied version. Two operations change it: the primary's apply
+//! ([`Caches::replace`]), and a reader that has found the version outside the caches ([`Caches::learn`]). What the
+//! reader found may be out of date by the time it arrives here. Hence:
+//! 1. the reader takes the token of the key's hash ([`FillToken`]) before it looks anywhere else;
+//! 2. once the index leads to the new version, and before the height is raised, apply replaces the entry and
+//!    invalidates all tokens of that hash, under the shard's lock;
+//! 3. under the same lock, [`Caches::learn`] does nothing if the token is invalid.
 //!
-//! Tokens are counters shared by many hashes: a token may die for another key's sake, which costs a look-up and is never
-//! wrong.
+//! Tokens are counters shared by many hashes. A write of another key may therefore invalidate a token; this costs
+//! another look-up and is never wrong.
 //!
-//! What a reader found makes others leave only when its key was asked for before ([`doorkeeper`]): what is read once costs no
-//! more than its read. What a block wrote keeps its value here if the version before had its own here: values follow readers.
+//! A version that a reader found displaces other entries only if its key was asked for before ([`doorkeeper`]): a key
+//! that is read once costs no more than its read. When a block writes a key, the new value is cached only if the value
+//! of the previous version was cached, since that value had a reader.
 //!
-//! Invariants: an entry is the newest version that any visible height can see; no part is ever above its budget.
+//! Invariants: an entry is the newest version that any visible height can see; no part ever exceeds its budget.
 
+pub mod buffer_pool;
 mod data;
 mod doorkeeper;
 mod metadata;
-mod places;
-pub mod spare;
+mod slot_table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::{Bytes, Version};
 
-use self::data::Data;
+use self::data::DataCache;
 use self::doorkeeper::Doorkeeper;
-use self::metadata::Metadata;
+use self::metadata::MetadataCache;
 use super::fault::{Mutant, mutant};
 use super::index::KeyHash;
 use super::pointer::Pointer;
-use super::record::{Name, Record};
+use super::record::{KeyName, Record};
 use crate::{Versioned, events};
 
-/// Counters that tokens are taken from.
+/// Number of token counters.
 const TOKENS: usize = 4096;
-/// Shards at most, and the bytes below which a further one is not worth having.
+/// Most shards, and the bytes below which another shard is not worthwhile.
 const SHARDS_MAX: usize = 64;
 const SHARD_BYTES_MIN: usize = 1 << 20;
 
-/// Proof of when a look-up began; see [the module](self).
+/// Proof of when a look-up started; see [the module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Token {
+pub struct FillToken {
     count: u64,
-    /// Once that is known.
-    worth: Option<Worth>,
+    /// Set once it is known.
+    worth: Option<FillWorth>,
 }
 
-/// Whether what is found of a key is to be remembered.
+/// Whether a finding about a key is to be cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Worth {
-    /// No: it was not asked for before, and there is no room.
+enum FillWorth {
+    /// No: the key was not asked for before, and the cache is full.
     Nothing,
-    /// For as long as there is room.
+    /// While there is free space.
     Room,
-    /// Others leave for it.
+    /// Yes, and it may displace other entries.
     Others,
 }
 
-impl Token {
-    /// Whether learning under it can have an effect, as far as is known.
+impl FillToken {
+    /// Whether learning under the token can have an effect, as far as is known.
     #[inline]
     pub fn is_worth_learning(&self) -> bool {
-        self.worth != Some(Worth::Nothing)
+        self.worth != Some(FillWorth::Nothing)
     }
 
-    /// The same, to be weighed anew: the key was asked for until now.
-    pub fn unweighed(self) -> Token {
-        Token { worth: None, ..self }
+    /// The same token with its worth still to be determined: the key was asked for just now.
+    pub fn reweighed(self) -> FillToken {
+        FillToken { worth: None, ..self }
     }
 }
 
-/// What tells the data of one version from those of others: its pointer, or a number of its own where it has none.
+/// Identifies the data of one version: its pointer, or a unique number if it has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tag(u64);
+pub struct VersionTag(u64);
 
-impl Tag {
+impl VersionTag {
     const LOCAL: u64 = 1 << 63;
 
-    fn of(pointer: Pointer) -> Tag {
-        // A reader that trusts any life of a buffer takes the bytes of one for those of another.
+    fn of(pointer: Pointer) -> VersionTag {
+        // Under the mutant, incarnations are ignored, and the bytes of one are taken for those of another.
         let mask = if mutant(Mutant::NoIncarnation) { (1 << 40) - 1 } else { u64::MAX };
-        Tag(pointer.bits() & mask)
+        VersionTag(pointer.bits() & mask)
     }
 }
 
 /// The newest applied version of a key, without its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Known {
-    /// Null where remote memory does not hold it.
+pub struct CachedVersion {
+    /// Null if remote memory does not hold it.
     pub pointer: Pointer,
     pub version: Version,
-    pub kind: Kind,
+    pub kind: VersionKind,
     /// Bytes of its record.
     pub bytes: u32,
 }
 
-/// What a version says of its key.
+/// What a version says about its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum VersionKind {
     Live,
     Deleted,
-    /// Nothing up to the version, which nobody wrote.
+    /// The key does not exist up to this version, which no transaction wrote.
     Absent,
 }
 
-impl Known {
-    /// Neither remote memory, delta nor storage had the key for a reader at `height`, which is not 0. Older readers may have
-    /// to see a version that was deleted, and of which storage has kept nothing.
-    pub const fn absent(height: u64) -> Known {
+impl CachedVersion {
+    /// Neither remote memory nor delta nor storage had the key for a reader at `height`, which is not 0. Followers at
+    /// lower heights may have to see a version that was deleted since, and of which storage has kept nothing.
+    pub const fn absent(height: u64) -> CachedVersion {
         let version = Version { block: height - 1, tx: u32::MAX };
-        Known { pointer: Pointer::NULL, version, kind: Kind::Absent, bytes: 0 }
+        CachedVersion { pointer: Pointer::NULL, version, kind: VersionKind::Absent, bytes: 0 }
     }
 
-    /// Whether a reader at this height sees it.
+    /// Whether the version is visible at this height.
     #[inline]
     pub fn is_seen(&self, height: u64) -> bool {
         self.version.block < height
@@ -128,20 +130,20 @@ impl Known {
 
 /// A version with its value.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct CachedValue {
     pub version: Version,
     /// `None` for a deletion.
     pub value: Option<Bytes>,
     /// The version before it, in remote memory.
     pub prev: Pointer,
-    /// Bytes that keeping it costs, besides the cache's own.
+    /// Bytes that caching it costs, besides the cache's own.
     pub bytes: usize,
 }
 
-impl Kept {
+impl CachedValue {
     /// From a record whose buffer has `bytes` bytes.
-    pub fn of(record: Record, bytes: usize) -> Kept {
-        Kept { version: record.version, prev: record.prev, value: record.into_value(), bytes }
+    pub fn of(record: Record, bytes: usize) -> CachedValue {
+        CachedValue { version: record.version, prev: record.prev, value: record.into_value(), bytes }
     }
 
     pub fn into_versioned(self) -> Option<Versioned> {
@@ -150,51 +152,51 @@ impl Kept {
     }
 }
 
-/// What the caches say of a key at a height.
+/// The result of a look-up in the caches at a height.
 #[derive(Debug)]
-pub enum Found {
+pub enum CacheLookup {
     /// The answer.
-    Answer(Option<Versioned>),
-    /// The newest version, which is the one that is seen; its value is not here.
-    Newest(Known),
-    /// The newest version, which is too new to be seen.
-    TooNew(Known),
-    /// Nothing. Here is a token to learn something under.
-    Nothing(Token),
+    Hit(Option<Versioned>),
+    /// The newest version, which is visible; its value is not cached.
+    Newest(CachedVersion),
+    /// The newest version, which is too new to be visible.
+    TooNew(CachedVersion),
+    /// Nothing, with a token for learning a finding.
+    Miss(FillToken),
 }
 
 #[derive(Default)]
-struct Shard {
-    metadata: Metadata,
-    data: Data,
+struct CacheShard {
+    metadata: MetadataCache,
+    data: DataCache,
     doorkeeper: Doorkeeper,
-    /// Hits that the events do not know of yet.
+    /// Hits that the events do not count yet.
     metadata_hits: u64,
     data_hits: u64,
 }
 
-/// Hits are told to the events so many at a time: an event costs a good part of what a hit does.
-const HITS_TOLD: u64 = 64;
+/// Hits are reported to the events in batches of this size: an event costs a good part of a hit.
+const HITS_REPORTED_AT_ONCE: u64 = 64;
 
-impl Shard {
+impl CacheShard {
     #[inline]
     fn count_metadata_hit(&mut self) {
         self.metadata_hits += 1;
-        if self.metadata_hits >= HITS_TOLD {
-            self.tell_hits();
+        if self.metadata_hits >= HITS_REPORTED_AT_ONCE {
+            self.report_hits();
         }
     }
 
     #[inline]
     fn count_data_hit(&mut self) {
         self.data_hits += 1;
-        if self.data_hits >= HITS_TOLD {
-            self.tell_hits();
+        if self.data_hits >= HITS_REPORTED_AT_ONCE {
+            self.report_hits();
         }
     }
 
     #[cold]
-    fn tell_hits(&mut self) {
+    fn report_hits(&mut self) {
         events::MetadataCacheHits.add(std::mem::take(&mut self.metadata_hits));
         events::DataCacheHits.add(std::mem::take(&mut self.data_hits));
     }
@@ -202,10 +204,10 @@ impl Shard {
 
 /// See [the module](self).
 pub struct Caches {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<CacheShard>]>,
     tokens: Box<[AtomicU64]>,
     /// Tags of versions without a pointer.
-    local: AtomicU64,
+    next_local_tag: AtomicU64,
 }
 
 impl Caches {
@@ -213,20 +215,20 @@ impl Caches {
         let shards = (metadata_bytes.min(data_bytes) / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
         let shards = 1 << shards.ilog2();
         let shard = || {
-            let (metadata, data) = (Metadata::new(metadata_bytes / shards), Data::new(data_bytes / shards));
+            let (metadata, data) = (MetadataCache::new(metadata_bytes / shards), DataCache::new(data_bytes / shards));
             let doorkeeper = Doorkeeper::new(metadata_bytes / shards / metadata::ENTRY_BYTES);
-            Mutex::new(Shard { metadata, data, doorkeeper, ..Shard::default() })
+            Mutex::new(CacheShard { metadata, data, doorkeeper, ..CacheShard::default() })
         };
         Caches {
             shards: (0..shards).map(|_| shard()).collect(),
             tokens: (0..TOKENS).map(|_| AtomicU64::new(0)).collect(),
-            local: AtomicU64::new(0),
+            next_local_tag: AtomicU64::new(0),
         }
     }
 
     #[inline]
-    fn shard(&self, hash: KeyHash) -> MutexGuard<'_, Shard> {
-        // Bits that neither the table within a shard nor the index spends first.
+    fn shard(&self, hash: KeyHash) -> MutexGuard<'_, CacheShard> {
+        // Bits that neither the table within a shard nor the index uses first.
         let at = (hash.0 >> 26) as usize & (self.shards.len() - 1);
         self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -237,78 +239,86 @@ impl Caches {
 
     /// Step 1 of learning.
     #[inline]
-    pub fn token(&self, hash: KeyHash) -> Token {
-        Token { count: self.counter(hash).load(Ordering::Acquire), worth: None }
+    pub fn token(&self, hash: KeyHash) -> FillToken {
+        FillToken { count: self.counter(hash).load(Ordering::Acquire), worth: None }
     }
 
-    /// Whether anything learnt under the token may still be used.
-    pub fn is_alive(&self, hash: KeyHash, token: Token) -> bool {
+    /// Whether a finding under the token may still be used.
+    pub fn is_alive(&self, hash: KeyHash, token: FillToken) -> bool {
         self.token(hash).count == token.count || mutant(Mutant::FillSurvives)
     }
 
-    /// What is known of a key, with its value, at a height.
+    /// The entry of a key, with its value, at a height.
     #[inline]
-    pub fn get(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Found {
+    pub fn get(&self, hash: KeyHash, name: KeyName<'_>, height: u64) -> CacheLookup {
         let mut shard = self.shard(hash);
-        let Some(entry) = shard.metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
-        let known = entry.known();
+        let Some(entry) = shard.metadata.find(hash, name) else { return CacheLookup::Miss(self.token(hash)) };
+        let known = entry.cached_version();
         if !known.is_seen(height) {
-            return Found::TooNew(known);
+            return CacheLookup::TooNew(known);
         }
         let answer = match known.kind {
-            Kind::Live => match entry.value() {
+            VersionKind::Live => match entry.value() {
                 Some(value) => Some(Versioned { value, version: known.version }),
-                None => return Found::Newest(known),
+                None => return CacheLookup::Newest(known),
             },
-            Kind::Deleted | Kind::Absent => None,
+            VersionKind::Deleted | VersionKind::Absent => None,
         };
         shard.count_data_hit();
-        Found::Answer(answer)
+        CacheLookup::Hit(answer)
     }
 
-    /// The version that is seen at a height, if the caches know.
+    /// The version visible at a height, if the caches know it.
     #[inline]
-    pub fn version(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Option<Option<Version>> {
+    pub fn version(&self, hash: KeyHash, name: KeyName<'_>, height: u64) -> Option<Option<Version>> {
         let mut shard = self.shard(hash);
         let entry = shard.metadata.find(hash, name)?;
-        let known = entry.known();
+        let known = entry.cached_version();
         if !known.is_seen(height) {
             return None;
         }
         shard.count_metadata_hit();
-        Some((known.kind == Kind::Live).then_some(known.version))
+        Some((known.kind == VersionKind::Live).then_some(known.version))
     }
 
-    /// What is known of a key's newest version, and whether its value is here.
-    pub fn newest(&self, hash: KeyHash, name: Name<'_>) -> Option<(Known, bool)> {
+    /// A key's newest version, and whether its value is cached.
+    pub fn newest(&self, hash: KeyHash, name: KeyName<'_>) -> Option<(CachedVersion, bool)> {
         let mut shard = self.shard(hash);
-        shard.metadata.find(hash, name).map(|entry| (entry.known(), entry.has_value()))
+        shard.metadata.find(hash, name).map(|entry| (entry.cached_version(), entry.has_value()))
     }
 
     /// The bytes of a version of a key with this hash.
-    pub fn kept(&self, hash: KeyHash, pointer: Pointer) -> Option<Kept> {
-        self.shard(hash).data.find(hash, Tag::of(pointer)).map(|slot| slot.kept())
+    pub fn value_at(&self, hash: KeyHash, pointer: Pointer) -> Option<CachedValue> {
+        self.shard(hash).data.find(hash, VersionTag::of(pointer)).map(|slot| slot.cached_value())
     }
 
-    /// Keeps the bytes of a version, whether it is the newest or not.
-    pub fn keep(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer, kept: Kept) {
+    /// Caches the bytes of a version, whether it is the newest or not.
+    pub fn keep(&self, hash: KeyHash, name: KeyName<'_>, pointer: Pointer, kept: CachedValue) {
         let mut shard = self.shard(hash);
-        let Shard { metadata, data, .. } = &mut *shard;
-        let tag = Tag::of(pointer);
+        let CacheShard { metadata, data, .. } = &mut *shard;
+        let tag = VersionTag::of(pointer);
         let at = data.put(hash, tag, kept, metadata);
-        if let Some(owner) = metadata.place(hash, name) {
+        if let Some(owner) = metadata.slot_of(hash, name) {
             data.hand_to(owner, at, tag, metadata);
         }
     }
 
-    /// Finds out whether what a look-up may find is worth remembering: while its verbs are under way there is time for that.
+    /// Determines whether the result of a look-up is worth caching; to be called while the look-up's verbs are in
+    /// flight.
     #[inline]
-    pub fn weigh(&self, token: &mut Token, hash: KeyHash, name: Name<'_>) {
+    pub fn weigh(&self, token: &mut FillToken, hash: KeyHash, name: KeyName<'_>) {
         token.worth = Some(weigh(&mut self.shard(hash), hash, name));
     }
 
-    /// Step 3 of learning: what was found is the newest version of the key, unless the token died.
-    pub fn learn(&self, token: Token, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<&Kept>) {
+    /// Step 3 of learning: the finding is the newest version of the key, unless the token has become invalid.
+    pub fn learn(
+        &self,
+        token: FillToken,
+        hash: KeyHash,
+        name: KeyName<'_>,
+        known: CachedVersion,
+        kept: Option<&CachedValue>,
+    ) {
         if !token.is_worth_learning() {
             return;
         }
@@ -317,32 +327,32 @@ impl Caches {
             return;
         }
         let worth = token.worth.unwrap_or_else(|| weigh(&mut shard, hash, name));
-        if worth != Worth::Nothing {
-            let has_room = |kept: &&Kept| worth == Worth::Others || shard.data.has_room(kept.bytes);
+        if worth != FillWorth::Nothing {
+            let has_room = |kept: &&CachedValue| worth == FillWorth::Others || shard.data.has_capacity(kept.bytes);
             let kept = kept.filter(has_room).cloned();
             self.put(&mut shard, hash, name, known, kept);
         }
     }
 
-    /// Step 2: a block has written the key. What was learnt before is void.
-    pub fn replace(&self, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+    /// Step 2: a block has written the key. Earlier findings become void.
+    pub fn replace(&self, hash: KeyHash, name: KeyName<'_>, known: CachedVersion, kept: Option<CachedValue>) {
         let mut shard = self.shard(hash);
         self.counter(hash).fetch_add(1, Ordering::AcqRel);
         self.put(&mut shard, hash, name, known, kept);
     }
 
-    /// The record that remote memory held of this key is gone from it; what was learnt before is void.
-    pub fn detach(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+    /// The key's record is gone from remote memory; earlier findings become void.
+    pub fn detach(&self, hash: KeyHash, name: KeyName<'_>, pointer: Pointer) {
         let mut shard = self.shard(hash);
         self.counter(hash).fetch_add(1, Ordering::AcqRel);
-        if shard.metadata.find(hash, name).is_some_and(|entry| entry.known().pointer == pointer) {
+        if shard.metadata.find(hash, name).is_some_and(|entry| entry.cached_version().pointer == pointer) {
             shard.metadata.remove(hash, name);
         }
     }
 
-    /// The record that remote memory held of this key was evicted from it: the version is still the newest, and its value is
-    /// still good, but whoever learnt where it is has learnt nothing.
-    pub fn evict(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+    /// The key's record was evicted from remote memory: the version is still the newest, and its value is still good,
+    /// but findings about its location become void.
+    pub fn evict(&self, hash: KeyHash, name: KeyName<'_>, pointer: Pointer) {
         let mut shard = self.shard(hash);
         if !mutant(Mutant::LearntOutlivesEviction) {
             self.counter(hash).fetch_add(1, Ordering::AcqRel);
@@ -352,12 +362,13 @@ impl Caches {
 
     /// Whether the data cache has the version at a pointer. Does not count as a use.
     pub fn has(&self, hash: KeyHash, pointer: Pointer) -> bool {
-        self.shard(hash).data.has(hash, Tag::of(pointer))
+        self.shard(hash).data.has(hash, VersionTag::of(pointer))
     }
 
-    /// Forgets every entry for whose pointer `gone` holds, and kills every token. Nobody finds such pointers elsewhere by now.
+    /// Removes every entry for whose pointer `gone` holds, and invalidates every token. By now such pointers cannot be
+    /// found anywhere else.
     pub fn forget(&self, gone: impl Fn(Pointer) -> bool) {
-        // Whoever takes a token from now on does not find such pointers any more.
+        // A reader that takes a token from now on no longer finds such pointers.
         self.tokens.iter().for_each(|token| {
             token.fetch_add(1, Ordering::AcqRel);
         });
@@ -367,7 +378,7 @@ impl Caches {
         }
     }
 
-    /// Where the newest versions are, as far as the caches know.
+    /// The pointers of the newest versions that the caches know.
     pub fn pointers(&self) -> Vec<Pointer> {
         let mut pointers = Vec::new();
         for shard in &self.shards {
@@ -382,13 +393,20 @@ impl Caches {
         shards.fold((0, 0), |(metadata, data), shard| (metadata + shard.metadata.bytes(), data + shard.data.bytes()))
     }
 
-    fn put(&self, shard: &mut Shard, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+    fn put(
+        &self,
+        shard: &mut CacheShard,
+        hash: KeyHash,
+        name: KeyName<'_>,
+        known: CachedVersion,
+        kept: Option<CachedValue>,
+    ) {
         let tag = match known.pointer.is_null() {
-            true => Tag(Tag::LOCAL | self.local.fetch_add(1, Ordering::Relaxed)),
-            false => Tag::of(known.pointer),
+            true => VersionTag(VersionTag::LOCAL | self.next_local_tag.fetch_add(1, Ordering::Relaxed)),
+            false => VersionTag::of(known.pointer),
         };
-        let Shard { metadata, data, .. } = shard;
-        // The version before makes room, if it is here.
+        let CacheShard { metadata, data, .. } = shard;
+        // The version before makes space, if it is cached.
         if let Some(before) = metadata.find(hash, name).map(|entry| entry.tag())
             && before != tag
         {
@@ -396,7 +414,7 @@ impl Caches {
         }
         let at = match kept {
             Some(kept) => data.put(hash, tag, kept, metadata),
-            None => data.place(hash, tag),
+            None => data.slot_of(hash, tag),
         };
         if let Some(owner) = metadata.put(hash, name, known, tag) {
             data.hand_to(owner, at, tag, metadata);
@@ -404,20 +422,20 @@ impl Caches {
     }
 }
 
-fn weigh(shard: &mut Shard, hash: KeyHash, name: Name<'_>) -> Worth {
-    if shard.doorkeeper.saw(hash) {
-        Worth::Others
-    } else if shard.metadata.has_room(name) || shard.metadata.place(hash, name).is_some() {
-        Worth::Room
+fn weigh(shard: &mut CacheShard, hash: KeyHash, name: KeyName<'_>) -> FillWorth {
+    if shard.doorkeeper.was_seen(hash) {
+        FillWorth::Others
+    } else if shard.metadata.has_capacity(name) || shard.metadata.slot_of(hash, name).is_some() {
+        FillWorth::Room
     } else {
-        Worth::Nothing
+        FillWorth::Nothing
     }
 }
 
 impl Drop for Caches {
     fn drop(&mut self) {
         for shard in &mut self.shards {
-            shard.get_mut().unwrap_or_else(PoisonError::into_inner).tell_hits();
+            shard.get_mut().unwrap_or_else(PoisonError::into_inner).report_hits();
         }
         let (metadata, data) = self.bytes();
         events::MetadataCacheBytes.add(-(metadata as i64));

@@ -1,21 +1,24 @@
-//! The disaggregated state under faults: random blocks, readers at many heights, fills, splits, lost sections, primaries that
-//! are replaced while they work.
+//! The disaggregated state under faults: random blocks, readers at many heights, fills, splits, lost sections, and
+//! primaries that are replaced while they work.
 //!
-//! What is checked, in every seed:
-//! 1. a read or a range at a height gives exactly what the blocks below it left, or an error that says why not;
-//! 2. whatever a pointer leads to under a live lease is to be trusted, and no slot is changed by anybody but the primary;
-//! 3. no verb lands after its fence (the fabric asserts that), and whoever was fenced is told so;
-//! 4. at any time remote memory is within its budget, every leased byte is accounted for, whatever slots and the delta lead to
-//!    is there, and what was evicted says so;
-//! 5. when the faults are over, the state answers for every key, nothing is leaked, and no donor, cache or delta is above its
-//!    budget;
-//! 6. what a reader's snapshot shows is no older than what any primary had shown when it was taken ([`readers`]);
-//! 7. what a reader has done for a primary counts for the piece of work that it was given, and for the height that the primary
-//!    had shown. Which leases it needs is `borrowed_work.rs`'s matter.
+//! Checked in every seed:
+//! 1. a read or a range at a height returns exactly the state after the blocks below it, or an error that states the
+//!    reason;
+//! 2. the record that a pointer leads to under a live lease can be trusted, and only the primary changes slots;
+//! 3. no verb takes effect after its fence (the simulated provider asserts that), and a fenced primary gets an error
+//!    that says so;
+//! 4. at any time remote memory is within its budget, every leased byte is accounted for, every record to which slots
+//!    and the delta lead is there, and every evicted record is marked invalid;
+//! 5. when the faults are over, the state answers for every key, nothing is leaked, and no donor, cache or delta is
+//!    above its budget;
+//! 6. a follower's snapshot is no older than the newest height that any primary had shown when the snapshot was taken
+//!    ([`followers`]);
+//! 7. a follower's answer to a work item counts only for that item, and only if the follower had reached the height
+//!    that the primary had shown. `offloaded_work.rs` checks which leases the answer needs.
 //!
-//! `STATE_SEEDS=from..to` runs other seeds; a failure names the one that repeats it.
+//! `STATE_SEEDS=from..to` runs other seeds; a failure names the seed that repeats it.
 
-mod readers;
+mod followers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,22 +27,22 @@ use std::time::Duration;
 
 use crate::support::{Donors, rows};
 use base::rt::channel::WatchReceiver;
-use base::rt::simulation::{Chance, Failure, Report, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::simulation::{Prng, Sim, Simulation, SimulationFailure, SimulationReport};
+use base::rt::{self, CancellationToken};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, Version};
 use pool::AddressSpace;
 use state::disaggregated::fault::{Mutant, plant};
-use state::{Disaggregated, DisaggregatedSettings, Durable, Error, Snapshot, UpdateBatch, WorldState};
+use state::{Disaggregated, DisaggregatedConfig, Durable, Error, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
 
 /// Seeds of every run of the tests.
 const SEEDS: u64 = 400;
-/// Seeds among which one must catch a planted mistake.
+/// Seeds of which at least one must catch a planted mistake.
 const MUTANT_SEEDS: u64 = 400;
 const NAMESPACE: &str = "cc";
 
-/// Fault points that some seed must have struck.
+/// Fault points that must be hit in some seed.
 const FAULT_POINTS: [&str; 42] = [
     "rma.sim.lose_completion",
     "rma.sim.lose_verb",
@@ -71,52 +74,52 @@ const FAULT_POINTS: [&str; 42] = [
     "state.read.learn",
     "state.read.record",
     "state.read.storage",
-    "state.readers.ack",
-    "state.readers.done",
-    "state.readers.fill",
-    "state.readers.follow",
-    "state.readers.grant",
-    "state.readers.join",
-    "state.readers.serve",
-    "state.readers.share",
-    "state.readers.tell",
-    "state.readers.work",
+    "state.followers.ack",
+    "state.followers.done",
+    "state.followers.fill",
+    "state.followers.follow",
+    "state.followers.grant",
+    "state.followers.join",
+    "state.followers.serve",
+    "state.followers.share",
+    "state.followers.tell",
+    "state.followers.work",
     "state.split.directory",
     "state.verb.ambiguous",
 ];
 
-/// What must have happened, and in one of how many seeds.
+/// Events that must have happened, each in at least one of this many seeds.
 const HAPPENED: [(&str, u64); 12] = [
     ("heddle_state_evicted_records_total", 2),
     ("heddle_state_evicted_superseded_total", 4),
     ("heddle_state_eviction_persists_total", 4),
     ("heddle_state_fills_total", 2),
-    ("heddle_state_reader_blocks_total", 4),
-    ("heddle_state_reader_pieces_failed_total", 8),
-    ("heddle_state_reader_pieces_total", 4),
-    ("heddle_state_readers_fenced_total", 4),
-    ("heddle_state_readers_joined_total", 3),
+    ("heddle_state_follower_blocks_total", 4),
+    ("heddle_state_follower_work_items_failed_total", 8),
+    ("heddle_state_follower_work_items_total", 4),
+    ("heddle_state_followers_fenced_total", 4),
+    ("heddle_state_followers_joined_total", 3),
     ("heddle_state_reads_without_lease_total", 40),
     ("heddle_state_sections_drained_total", 10),
     ("heddle_state_subtables_moved_total", 40),
 ];
 
-/// What the blocks say, and who makes them.
+/// The blocks, and the nodes that make them.
 struct World {
     donors: Donors,
     store: MemoryStateStore,
     keys: u64,
     value_bytes: u64,
     budget_bytes: u64,
-    settings: DisaggregatedSettings,
+    settings: DisaggregatedConfig,
     ledger: Mutex<Ledger>,
-    /// The primary whose blocks storage takes.
+    /// The epoch of the primary from which storage accepts blocks.
     epoch: AtomicU64,
     /// The greatest height that any primary has shown.
     shown: AtomicU64,
-    /// On which node the primary of an epoch runs.
+    /// The node on which the primary of each epoch runs.
     seats: Mutex<BTreeMap<u64, String>>,
-    /// Readers that have not yet read everything at the end.
+    /// Followers that have not yet read everything at the end.
     readers: AtomicU64,
     reads: AtomicU64,
 }
@@ -139,14 +142,14 @@ impl World {
         self.seats.lock().expect("nobody panics with it")[&epoch].clone()
     }
 
-    fn key(&self, chance: &mut Chance) -> String {
-        // Half of all goes to a few.
-        let number = if chance.one_in(2) { chance.below(4) } else { chance.below(self.keys) };
+    fn key(&self, rng: &mut Prng) -> String {
+        // Half of the accesses go to a few keys.
+        let number = if rng.one_in(2) { rng.below(4) } else { rng.below(self.keys) };
         format!("k{number:03}")
     }
 
-    /// A block that is durable, if this primary may still make one.
-    fn make_block(&self, epoch: u64, chance: &mut Chance) -> bool {
+    /// Makes a durable block, if this primary may still make one.
+    fn make_block(&self, epoch: u64, rng: &mut Prng) -> bool {
         if self.epoch.load(Ordering::Acquire) != epoch {
             return false;
         }
@@ -157,17 +160,17 @@ impl World {
         let namespace: Arc<str> = NAMESPACE.into();
         let writes = if number == 0 && self.keys > 100 {
             2 * self.keys
-        } else if chance.one_in(12) {
-            chance.below(self.keys)
+        } else if rng.one_in(12) {
+            rng.below(self.keys)
         } else {
-            chance.below(8)
+            rng.below(8)
         };
         for tx in 0..writes as u32 {
-            let key = self.key(chance);
+            let key = self.key(rng);
             let version = Version { block: number, tx };
-            let value = (!chance.one_in(5)).then(|| {
+            let value = (!rng.one_in(5)).then(|| {
                 let mut value = format!("{key}@{version}").into_bytes();
-                value.resize(value.len() + chance.below(self.value_bytes) as usize, tx as u8);
+                value.resize(value.len() + rng.below(self.value_bytes) as usize, tx as u8);
                 Bytes::from(value)
             });
             batch.put(&namespace, key.as_str().into(), value.clone(), version);
@@ -186,15 +189,15 @@ impl World {
         height.checked_sub(1).map_or_else(Arc::default, |last| self.ledger().after[last as usize].clone())
     }
 
-    /// Check 1, of one read or range. False when the snapshot is of no more use.
-    async fn check_one(&self, snapshot: &dyn Snapshot, chance: &mut Chance) -> bool {
+    /// Check 1, for one read or range. False when the snapshot can no longer be used.
+    async fn check_one(&self, snapshot: &dyn Snapshot, rng: &mut Prng) -> bool {
         let height = snapshot.height();
         let expected = self.expected(height);
         self.reads.fetch_add(1, Ordering::Relaxed);
-        let outcome = match chance.below(8) {
+        let outcome = match rng.below(8) {
             0 => {
-                let (start, end) = (self.key(chance), self.key(chance));
-                let limit = chance.below(12) as usize;
+                let (start, end) = (self.key(rng), self.key(rng));
+                let limit = rng.below(12) as usize;
                 snapshot.range(NAMESPACE, &start, &end, limit).await.map(|page| {
                     let found: Vec<_> = page
                         .entries
@@ -208,7 +211,7 @@ impl World {
                 })
             }
             1 | 2 => {
-                let keys: Vec<String> = (0..chance.below(6)).map(|_| self.key(chance)).collect();
+                let keys: Vec<String> = (0..rng.below(6)).map(|_| self.key(rng)).collect();
                 let names: Vec<(&str, &str)> = keys.iter().map(|key| (NAMESPACE, key.as_str())).collect();
                 snapshot.versions(&names).await.map(|versions| {
                     for (key, version) in keys.iter().zip(versions) {
@@ -217,7 +220,7 @@ impl World {
                 })
             }
             _ => {
-                let key = self.key(chance);
+                let key = self.key(rng);
                 snapshot.get(NAMESPACE, &key).await.map(|found| {
                     let found = found.map(|found| (found.value, found.version));
                     assert_eq!(found, expected.get(&key).cloned(), "{key} at height {height}");
@@ -236,16 +239,15 @@ impl World {
     }
 }
 
-/// Reads at heights that it holds for a while, until it is stopped.
-/// A block becomes durable at once, soon, after longer than the state holds its lock for that, or not at all.
-fn become_durable(durable: &Arc<AtomicU64>, number: u64, chance: &mut Chance) -> Durable<'static> {
+/// A block becomes durable at once, soon, after the state has stopped holding its lock for it, or not at all.
+fn become_durable(durable: &Arc<AtomicU64>, number: u64, rng: &mut Prng) -> Durable<'static> {
     let durable = Arc::clone(durable);
-    let after = match chance.below(16) {
-        0 => chance.duration(&(Duration::ZERO..Duration::from_millis(120))),
-        1..=5 => chance.duration(&(Duration::ZERO..Duration::from_millis(3))),
+    let after = match rng.below(16) {
+        0 => rng.duration(&(Duration::ZERO..Duration::from_millis(120))),
+        1..=5 => rng.duration(&(Duration::ZERO..Duration::from_millis(3))),
         _ => Duration::ZERO,
     };
-    let fails = chance.one_in(20);
+    let fails = rng.one_in(20);
     Box::pin(async move {
         rt::sleep(after).await;
         if fails {
@@ -256,31 +258,37 @@ fn become_durable(durable: &Arc<AtomicU64>, number: u64, chance: &mut Chance) ->
     })
 }
 
-async fn read(world: Arc<World>, state: Arc<Disaggregated>, durable: Arc<AtomicU64>, mut chance: Chance, stop: Stop) {
-    while !stop.is_stopped() {
+async fn read(
+    world: Arc<World>,
+    state: Arc<Disaggregated>,
+    durable: Arc<AtomicU64>,
+    mut rng: Prng,
+    stop: CancellationToken,
+) {
+    while !stop.is_cancelled() {
         let snapshot = state.snapshot();
         let height = snapshot.height();
         assert!(height <= durable.load(Ordering::Acquire), "block {} is seen and not durable", height - 1);
-        for _ in 0..chance.below(12) {
-            if !world.check_one(&*snapshot, &mut chance).await {
+        for _ in 0..rng.below(12) {
+            if !world.check_one(&*snapshot, &mut rng).await {
                 break;
             }
-            if chance.one_in(3) {
-                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
+            if rng.one_in(3) {
+                rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
             }
         }
         drop(snapshot);
-        rt::sleep(chance.duration(&(Duration::from_micros(10)..Duration::from_millis(2)))).await;
+        rt::sleep(rng.duration(&(Duration::from_micros(10)..Duration::from_millis(2)))).await;
     }
 }
 
-/// The store as one primary reaches it: what changes it is refused once there is a newer primary.
-struct Reached {
+/// The store as one primary reaches it: its changes are rejected once there is a newer primary.
+struct ReachableStore {
     world: Arc<World>,
     epoch: u64,
 }
 
-impl Reached {
+impl ReachableStore {
     fn check(&self) -> Result<(), storage::Error> {
         let newest = self.world.epoch.load(Ordering::Acquire);
         match newest == self.epoch {
@@ -291,7 +299,7 @@ impl Reached {
 }
 
 #[async_trait::async_trait]
-impl StateStore for Reached {
+impl StateStore for ReachableStore {
     async fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, storage::Error> {
         self.world.store.get(namespace, key, through).await
     }
@@ -347,54 +355,48 @@ impl StateStore for Reached {
     }
 }
 
-/// A primary: opens the state, applies what is there again, makes blocks, until it is replaced.
-async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
+/// A primary: opens the state, applies the existing blocks again, and makes blocks until it is replaced.
+async fn run_primary(world: Arc<World>, epoch: u64, mut rng: Prng, stop: CancellationToken) {
     let space = match world.donors.open(epoch, world.budget_bytes).await {
         Ok(space) => space,
         Err(error) => return assert!(world.epoch.load(Ordering::Acquire) > epoch, "epoch {epoch}: {error}"),
     };
-    let store: Arc<dyn StateStore> = Arc::new(Reached { world: Arc::clone(&world), epoch });
+    let store: Arc<dyn StateStore> = Arc::new(ReachableStore { world: Arc::clone(&world), epoch });
     let state = Disaggregated::open(Arc::new(space.clone()), store, world.settings.clone()).await;
     let state = Arc::new(state.expect("the store answers"));
-    // Blocks that this primary was told are durable.
+    // Blocks that were reported to this primary as durable.
     let durable = Arc::new(AtomicU64::new(state.height()));
     let mut readers = Vec::new();
     for _ in 0..3 {
-        let chance = Chance::new(chance.number());
-        readers.push(rt::spawn(read(
-            Arc::clone(&world),
-            Arc::clone(&state),
-            Arc::clone(&durable),
-            chance,
-            stop.clone(),
-        )));
+        let rng = Prng::new(rng.number());
+        readers.push(rt::spawn(read(Arc::clone(&world), Arc::clone(&state), Arc::clone(&durable), rng, stop.clone())));
     }
-    readers.push(rt::spawn(readers::borrow(Arc::clone(&state), Chance::new(epoch), stop.clone())));
-    let _serving = readers::serve(epoch, Arc::clone(&state)).await;
+    readers.push(rt::spawn(followers::offload(Arc::clone(&state), Prng::new(epoch), stop.clone())));
+    let _serving = followers::serve(epoch, Arc::clone(&state)).await;
     let mut lingering = 3;
-    while !stop.is_stopped() {
+    while !stop.is_cancelled() {
         let height = state.height();
         let made = world.ledger().blocks.len() as u64;
         if height == made {
-            state.admit_readers().await;
+            state.admit_followers().await;
             world.shown.fetch_max(height, Ordering::AcqRel);
         }
-        if height == made && !world.make_block(epoch, &mut chance) {
-            // Replaced. It goes on for a while as if it did not know.
+        if height == made && !world.make_block(epoch, &mut rng) {
+            // Replaced. It continues for a while as if it did not know.
             lingering -= 1;
             if lingering == 0 {
                 break;
             }
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(200)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(200)))).await;
             continue;
         }
         let batch = world.ledger().blocks[height as usize].clone();
-        let applied = match chance.below(3) {
+        let applied = match rng.below(3) {
             0 => {
                 durable.store(height + 1, Ordering::Release);
                 state.apply(height, batch).await
             }
-            _ => state.apply_when(height, batch, become_durable(&durable, height, &mut chance)).await,
+            _ => state.apply_when(height, batch, become_durable(&durable, height, &mut rng)).await,
         };
         match applied {
             // The block did not become durable. It is given again.
@@ -406,22 +408,21 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
                 break;
             }
         }
-        if (state.wants_persist() || chance.one_in(12))
+        if (state.wants_persist() || rng.one_in(12))
             && let Err(error) = state.persist().await
         {
             assert_eq!(error.kind(), ErrorKind::Fenced, "the store works: {error}");
             assert!(world.epoch.load(Ordering::Acquire) > epoch, "nobody has replaced epoch {epoch}");
         }
-        if chance.one_in(8) {
-            let bytes =
-                world.donors.section_bytes * (1 + chance.below(world.budget_bytes / world.donors.section_bytes));
+        if rng.one_in(8) {
+            let bytes = world.donors.section_bytes * (1 + rng.below(world.budget_bytes / world.donors.section_bytes));
             state.set_budget(bytes).expect("it is a section or more");
         }
-        if chance.one_in(4) {
+        if rng.one_in(4) {
             look_in(&world, &space, &state).await;
         }
-        if chance.one_in(3) {
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(30)))).await;
+        if rng.one_in(3) {
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(30)))).await;
         }
     }
     for reader in readers {
@@ -433,23 +434,23 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
             durable.store(state.height() + 1, Ordering::Release);
             state.apply(state.height(), batch).await.expect("nothing disturbs it");
         }
-        state.admit_readers().await;
-        readers::until_all_have_read(&world).await;
-        settle(&world, &space, &state).await;
+        state.admit_followers().await;
+        followers::wait_until_all_have_read(&world).await;
+        quiesce(&world, &space, &state).await;
     }
 }
 
-/// Check 4, while everything goes on. Subtables that were lost leave records for the keeper to find; nothing else may.
+/// Check 4, during the run. Lost subtables may leave unreachable records until the sweep finds them; nothing else may.
 async fn look_in(world: &World, space: &AddressSpace, state: &Disaggregated) {
     let Ok(audit) = state.audit().await else { return };
     assert_eq!((audit.dangling, audit.unmarked), (0, 0), "{audit:?}");
     assert_eq!(audit.leased, audit.free + audit.live + audit.quarantined, "{audit:?}");
-    // The state may not have heard of sections that are lost.
+    // The state may not have heard of lost sections yet.
     assert!(space.sections().len() as u64 * space.section_bytes() <= world.budget_bytes, "{audit:?}");
 }
 
 /// Check 5, when all faults are over.
-async fn settle(world: &World, space: &AddressSpace, state: &Disaggregated) {
+async fn quiesce(world: &World, space: &AddressSpace, state: &Disaggregated) {
     rt::sleep(Duration::from_secs(3)).await;
     let mut rest = None;
     for _ in 0..20 {
@@ -476,19 +477,19 @@ async fn settle(world: &World, space: &AddressSpace, state: &Disaggregated) {
     }
 }
 
-/// What strikes while primaries reign.
-async fn disturb(sim: &Sim, world: &World, chance: &mut Chance) {
-    let donor = chance.pick(&world.donors.names).clone();
+/// Injects a fault while primaries are running.
+async fn disturb(sim: &Sim, world: &World, rng: &mut Prng) {
+    let donor = rng.pick(&world.donors.names).clone();
     let primary = world.seat();
-    match chance.below(6) {
+    match rng.below(6) {
         0 => {
             sim.node(&donor).crash();
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(300)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(300)))).await;
             sim.node(&donor).restart();
         }
         1 => {
             sim.cut(&primary, &donor);
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(400)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(400)))).await;
             sim.heal(&primary, &donor);
         }
         2 => {
@@ -497,40 +498,40 @@ async fn disturb(sim: &Sim, world: &World, chance: &mut Chance) {
         3 => {
             let primary = sim.node(&primary);
             primary.pause();
-            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
             primary.resume();
         }
         4 => {
             let height = world.ledger().blocks.len() as u64;
-            drop(world.store.materialize(chance.below(height + 1)).await);
+            drop(world.store.materialize(rng.below(height + 1)).await);
         }
-        _ => world.store.set_delay(chance.duration(&(Duration::ZERO..Duration::from_millis(3)))),
+        _ => world.store.set_delay(rng.duration(&(Duration::ZERO..Duration::from_millis(3)))),
     }
 }
 
 async fn scenario(sim: Sim) {
-    let mut chance = sim.chance();
-    // In some worlds everything goes in and out of memory all the time.
-    let is_crowded = chance.one_in(3);
-    let section_bytes = 8192 << chance.below(3);
-    let donors = 1 + chance.below(3) as u32;
-    let donor_sections = 1 + chance.below(12);
+    let mut rng = sim.rng();
+    // In some worlds records move in and out of memory all the time.
+    let is_crowded = rng.one_in(3);
+    let section_bytes = 8192 << rng.below(3);
+    let donors = 1 + rng.below(3) as u32;
+    let donor_sections = 1 + rng.below(12);
     let donors = Donors::start(&sim, donors, section_bytes, donor_sections * section_bytes).await;
-    let cache_bytes = |chance: &mut Chance| [0, 700, 4_000, 100_000][chance.index(4)];
+    let cache_bytes = |rng: &mut Prng| [0, 700, 4_000, 100_000][rng.index(4)];
     let (evict_above_percent, evict_to_percent) =
-        if is_crowded { (40, 5) } else { [(90, 85), (60, 40), (40, 5)][chance.index(3)] };
-    let settings = DisaggregatedSettings {
-        metadata_cache_bytes: if is_crowded { 4_000 } else { cache_bytes(&mut chance) },
-        data_cache_bytes: cache_bytes(&mut chance),
-        delta_bytes_max: [4_000, 1 << 20][chance.index(2)],
-        view_lag_blocks_max: [5, 1_000][chance.index(2)],
-        savepoint_lag_blocks_max: 1 + chance.below(40),
+        if is_crowded { (40, 5) } else { [(90, 85), (60, 40), (40, 5)][rng.index(3)] };
+    let settings = DisaggregatedConfig {
+        metadata_cache_bytes: if is_crowded { 4_000 } else { cache_bytes(&mut rng) },
+        data_cache_bytes: cache_bytes(&mut rng),
+        delta_bytes_max: [4_000, 1 << 20][rng.index(2)],
+        view_lag_blocks_max: [5, 1_000][rng.index(2)],
+        savepoint_lag_blocks_max: 1 + rng.below(40),
         evict_above_percent,
         evict_to_percent,
     };
-    let budget_bytes = section_bytes * (1 + chance.below(if is_crowded { 3 } else { 16 }));
-    let keys = if is_crowded { 40 } else { [6, 40, 700][chance.index(3)] };
-    let value_bytes = if is_crowded { 300 } else { [20, 300, 9_000][chance.index(3)] } + 1;
+    let budget_bytes = section_bytes * (1 + rng.below(if is_crowded { 3 } else { 16 }));
+    let keys = if is_crowded { 40 } else { [6, 40, 700][rng.index(3)] };
+    let value_bytes = if is_crowded { 300 } else { [20, 300, 9_000][rng.index(3)] } + 1;
     let world = Arc::new(World {
         donors,
         store: MemoryStateStore::new(),
@@ -550,9 +551,9 @@ async fn scenario(sim: Sim) {
             _ if name.starts_with("rma") => 0.000_5,
             "state.verb.ambiguous" => 0.000_3,
             "state.grow" | "state.loss" | "state.split.directory" => 0.3,
-            "state.readers.join" | "state.readers.share" | "state.readers.fill" => 0.2,
-            "state.readers.serve" | "state.readers.done" => 0.02,
-            "state.readers.work" => 0.2,
+            "state.followers.join" | "state.followers.share" | "state.followers.fill" => 0.2,
+            "state.followers.serve" | "state.followers.done" => 0.02,
+            "state.followers.work" => 0.2,
             "state.drain.choose" => 0.8,
             _ if name.starts_with("state.drain") => 0.4,
             "state.read.learn" => 0.3,
@@ -560,44 +561,44 @@ async fn scenario(sim: Sim) {
             _ if is_crowded && name.starts_with("state.evict") => 0.05,
             _ => 0.01,
         };
-        if chance.one_in(2) || (is_crowded && name == "state.read.learn") {
+        if rng.one_in(2) || (is_crowded && name == "state.read.learn") {
             sim.inject(name, rate);
         }
     }
-    let stop = Stop::new();
-    let mut reigns = Vec::new();
-    let crew = readers::Crew::start(&sim, &world, &mut chance, &stop);
-    let mut begin = |epoch: u64, seat: String, chance: &mut Chance| {
+    let stop = CancellationToken::new();
+    let mut primaries = Vec::new();
+    let crew = followers::Followers::start(&sim, &world, &mut rng, &stop);
+    let mut begin = |epoch: u64, seat: String, rng: &mut Prng| {
         let node = sim.node(&seat);
         world.seats.lock().expect("nobody panics with it").insert(epoch, seat);
-        node.set_clock_drift_ppm(chance.below(20_000) as i64 - 10_000);
+        node.set_clock_drift_ppm(rng.below(20_000) as i64 - 10_000);
         world.epoch.store(epoch, Ordering::Release);
-        reigns.push(node.spawn(reign(Arc::clone(&world), epoch, Chance::new(chance.number()), stop.clone())));
+        primaries.push(node.spawn(run_primary(Arc::clone(&world), epoch, Prng::new(rng.number()), stop.clone())));
     };
-    begin(1, "compute1".to_owned(), &mut chance);
+    begin(1, "compute1".to_owned(), &mut rng);
     let mut killed = 0;
-    for _ in 0..6 + chance.below(6) {
-        rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
-        if chance.one_in(5) {
+    for _ in 0..6 + rng.below(6) {
+        rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
+        if rng.one_in(5) {
             let epoch = world.epoch.load(Ordering::Acquire) + 1;
-            // The old one is dead, or does not know; the new one is another node, or that of a reader.
-            if chance.one_in(2) {
+            // The old primary is dead, or does not know; the new one runs on another node, or on that of a follower.
+            if rng.one_in(2) {
                 sim.node(&world.seat()).crash();
                 killed += 1;
             }
-            let seat = match chance.one_in(2) {
+            let seat = match rng.one_in(2) {
                 true => crew.promote(),
                 false => None,
             };
             // Often there is nothing to apply again.
-            if chance.one_in(2) {
+            if rng.one_in(2) {
                 drop(world.store.materialize(u64::MAX).await);
             }
-            begin(epoch, seat.unwrap_or_else(|| format!("compute{epoch}")), &mut chance);
-        } else if chance.one_in(3) {
-            crew.disturb(&sim, &world, &mut chance).await;
+            begin(epoch, seat.unwrap_or_else(|| format!("compute{epoch}")), &mut rng);
+        } else if rng.one_in(3) {
+            crew.disturb(&sim, &world, &mut rng).await;
         } else {
-            disturb(&sim, &world, &mut chance).await;
+            disturb(&sim, &world, &mut rng).await;
         }
     }
     for name in FAULT_POINTS {
@@ -605,13 +606,13 @@ async fn scenario(sim: Sim) {
     }
     sim.heal_all();
     world.store.set_delay(Duration::ZERO);
-    stop.stop();
-    let ended = futures_util::future::join_all(reigns).await.into_iter().filter(Result::is_err).count();
+    stop.cancel();
+    let ended = futures_util::future::join_all(primaries).await.into_iter().filter(Result::is_err).count();
     assert!(ended <= killed, "nobody ends a primary");
     sim.note(format!("{} blocks, {} reads", world.ledger().blocks.len(), world.reads.load(Ordering::Relaxed)));
 }
 
-fn run(seed: u64, mutant: Mutant) -> Result<Report<()>, Box<Failure>> {
+fn run(seed: u64, mutant: Mutant) -> Result<SimulationReport<()>, Box<SimulationFailure>> {
     plant(mutant);
     let outcome = Simulation::new(seed).steps_max(20_000_000).run(|sim| async move {
         scenario(sim).await;
@@ -622,10 +623,10 @@ fn run(seed: u64, mutant: Mutant) -> Result<Report<()>, Box<Failure>> {
 }
 
 /// Check 2.
-fn suspicious(report: &Report<()>) -> Option<String> {
+fn suspicious(report: &SimulationReport<()>) -> Option<String> {
     let names = ["heddle_state_records_untrusted_total", "heddle_state_slots_missed_total"];
     let counted = names.into_iter().filter_map(|name| match report.events.get(name) {
-        Some(base::event::Value::Counter(count)) if *count > 0 => Some(format!("{name} is {count}")),
+        Some(base::event::EventValue::Counter(count)) if *count > 0 => Some(format!("{name} is {count}")),
         _ => None,
     });
     counted.reduce(|one, other| format!("{one}, {other}"))
@@ -637,8 +638,8 @@ fn seeds() -> std::ops::Range<u64> {
     from.parse().expect("FROM is a number")..to.parse().expect("TO is a number")
 }
 
-/// Runs seeds on all processors: worlds on different threads know nothing of one another. How often each fault point was
-/// struck, thread by thread.
+/// Runs seeds on all cores: worlds on different threads are independent. Returns how often each fault point was hit, by
+/// thread.
 #[allow(clippy::disallowed_methods, reason = "each thread runs simulations of its own")]
 fn run_all(seeds: std::ops::Range<u64>) -> Vec<BTreeMap<&'static str, u64>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -665,7 +666,7 @@ fn run_some(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
             *struck.entry(name).or_default() += point.injected;
         }
         for (name, _) in HAPPENED {
-            if let Some(base::event::Value::Counter(count)) = report.events.get(name) {
+            if let Some(base::event::EventValue::Counter(count)) = report.events.get(name) {
                 *struck.entry(name).or_default() += u64::from(*count > 0);
             }
         }
@@ -718,9 +719,9 @@ fn planted_mistakes_are_caught() {
         Mutant::AckEarly,
         Mutant::CountUnacknowledged,
         Mutant::ServePastLease,
-        Mutant::EvictUntold,
+        Mutant::EvictUnacknowledged,
         Mutant::GrantUnproven,
-        Mutant::ReignEarly,
+        Mutant::ServeEarly,
         Mutant::MovedStale,
     ];
     let mut missed = Vec::new();

@@ -1,4 +1,4 @@
-//! What the tests of both forms of the state share: random blocks, the history that they make, and pools of memory.
+//! Helpers for the tests of both peer forms: random blocks, the history that they make, and memory pools.
 
 #![allow(dead_code)]
 
@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::simulation::Sim;
-use base::rt::{self, Stop};
+use base::rt::{self, CancellationToken};
 use base::{Bytes, Epoch, Version};
-use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, MemoryNode, MemoryNodeOptions, SpaceOptions};
-use rma::sim::SimFabric;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
-use state::{Disaggregated, DisaggregatedSettings, Snapshot, UpdateBatch};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, ReadOnlySpace, ReadOnlySpaceConfig};
+use rma::sim::SimProvider;
+use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
+use state::{Disaggregated, DisaggregatedConfig, Snapshot, UpdateBatch};
 use storage::MemoryStateStore;
 
 pub const NAMESPACES: [&str; 2] = ["basic", "smallbank"];
@@ -87,7 +87,7 @@ pub async fn check(snapshot: &dyn Snapshot, history: &History, seed: u64) {
     }
 }
 
-/// The rows of a block, as storage makes them from it.
+/// The rows of a block, as storage materialises them.
 pub fn rows(batch: &UpdateBatch) -> Vec<(String, Vec<u8>, Version, Option<Bytes>)> {
     let row = |(namespace, key, update): (&Arc<str>, &Arc<str>, &state::Update)| {
         (namespace.to_string(), key.as_bytes().to_vec(), update.version, update.value.clone())
@@ -100,39 +100,40 @@ pub const OWNER: &str = "org1.peer";
 
 /// Memory nodes of a simulation.
 pub struct Donors {
-    pub fabric: SimFabric,
+    pub provider: SimProvider,
     pub names: Vec<String>,
     pub section_bytes: u64,
 }
 
 impl Donors {
-    /// So many donors, each on a node of its own with a budget of its own.
+    /// Starts `count` donors, each on its own node with its own budget.
     pub async fn start(sim: &Sim, count: u32, section_bytes: u64, budget_bytes: u64) -> Donors {
-        let fabric = SimFabric::new(sim);
+        let provider = SimProvider::new(sim);
         let names: Vec<String> = (0..count).map(|number| format!("memory{number}")).collect();
         for (number, name) in names.iter().enumerate() {
-            let (fabric, address) = (fabric.clone(), name.clone());
+            let (provider, address) = (provider.clone(), name.clone());
             sim.node(name).start(move || {
-                let (fabric, address) = (fabric.clone(), address.clone());
+                let (provider, address) = (provider.clone(), address.clone());
                 async move {
-                    let options = HostOptions { node: NodeId(number as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-                    let host = fabric.host(&address, options).await.expect("the address is free");
-                    let options = MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() };
+                    let options = HostConfig { node: NodeId(number as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                    let host = provider.host(&address, options).await.expect("the address is free");
+                    let options =
+                        MemoryNodeConfig { host, budget_bytes, section_bytes, stop: CancellationToken::new() };
                     let _node = MemoryNode::start(options).await.expect("the options are good");
                     std::future::pending::<()>().await;
                 }
             });
         }
         rt::sleep(std::time::Duration::from_millis(5)).await;
-        Donors { fabric, names, section_bytes }
+        Donors { provider, names, section_bytes }
     }
 
-    /// The memory of a reader of the peer.
-    pub async fn lent(&self) -> Result<LentSpace, pool::Error> {
+    /// The memory of a follower of the peer.
+    pub async fn read_only(&self) -> Result<ReadOnlySpace, pool::Error> {
         let donor = |name: &String| Donor { address: name.clone(), token: TOKEN };
-        LentSpace::open(LentSpaceOptions {
+        ReadOnlySpace::open(ReadOnlySpaceConfig {
             owner: OWNER.to_owned(),
-            fabric: Arc::new(self.fabric.clone()),
+            provider: Arc::new(self.provider.clone()),
             donors: self.names.iter().map(donor).collect(),
             section_bytes: self.section_bytes,
         })
@@ -142,10 +143,10 @@ impl Donors {
     /// The address space of the peer, under an epoch.
     pub async fn open(&self, epoch: u64, budget_bytes: u64) -> Result<AddressSpace, pool::Error> {
         let donor = |name: &String| Donor { address: name.clone(), token: TOKEN };
-        AddressSpace::open(SpaceOptions {
+        AddressSpace::open(AddressSpaceConfig {
             owner: OWNER.to_owned(),
             epoch: Epoch(epoch),
-            fabric: Arc::new(self.fabric.clone()),
+            provider: Arc::new(self.provider.clone()),
             donors: self.names.iter().map(donor).collect(),
             section_bytes: self.section_bytes,
             budget_bytes,
@@ -158,7 +159,7 @@ impl Donors {
 pub async fn disaggregated(
     space: AddressSpace,
     store: &MemoryStateStore,
-    settings: DisaggregatedSettings,
+    settings: DisaggregatedConfig,
 ) -> Disaggregated {
     Disaggregated::open(Arc::new(space), Arc::new(store.clone()), settings).await.expect("the store answers")
 }

@@ -131,7 +131,8 @@ fn full_disk_refuses_a_block_and_takes_it_when_there_is_room() {
             let mut refused = 0;
             for block in &blocks {
                 disk.fill();
-                // Small blocks may fit what is left of the last allocation; all others are refused, and change nothing.
+                // Small blocks may fit into what remains of the last allocation; all others are refused, and change
+                // nothing.
                 if let Err(error) = store.append(block.new_block()).await {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
                     assert!(error.to_string().contains("ENOSPC"), "{error}");
@@ -213,7 +214,7 @@ fn one_fsync_serves_all_blocks_and_stores_that_wait() {
         for channel in 0..5 {
             let directory = Directory::open(format!("/channel{channel}")).await.expect("the directory opens");
             let (store, _) =
-                BlockStore::open(directory, group.clone(), BlockOptions::default()).await.expect("it opens");
+                BlockStore::open(directory, group.clone(), BlockStoreConfig::default()).await.expect("it opens");
             append_all(&store, &chain(10, channel, 50)).await;
             stores.push(store);
         }

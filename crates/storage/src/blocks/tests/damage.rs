@@ -1,5 +1,5 @@
 use base::ErrorKind;
-use base::rt::simulation::{Chance, Sim, Simulation};
+use base::rt::simulation::{Prng, Sim, Simulation};
 
 use super::super::files::{index_name, segment_name};
 use super::super::format::SEGMENT_HEADER_BYTES;
@@ -7,7 +7,7 @@ use super::*;
 
 const SEGMENT_BYTES: u64 = 8_000;
 
-/// Fills a store on node "peer" and closes it; gives the first blocks and the lengths of its segments.
+/// Fills a store on node "peer" and closes it; returns the first blocks and the lengths of its segments.
 async fn filled(sim: &Sim, blocks: &[TestBlock]) -> Vec<(BlockNumber, u64)> {
     let blocks = blocks.to_vec();
     let run = sim.node("peer").spawn(async move {
@@ -30,7 +30,7 @@ async fn segments() -> Vec<(BlockNumber, u64)> {
     names.iter().filter_map(first).map(|first| (first, length(first))).collect()
 }
 
-/// What a damaged store may do: refuse to open naming the file, or serve every block but those it names as damaged.
+/// A damaged store may refuse to open and name the file, or serve every block except those that it names as damaged.
 async fn check_serves_no_wrong_byte(blocks: &[TestBlock], path: &str) -> (usize, bool) {
     let (store, report) = match open("/blocks", SEGMENT_BYTES).await {
         Ok(opened) => opened,
@@ -66,16 +66,16 @@ fn flipped_bit_anywhere_in_a_closed_store_is_named_and_never_served() {
             .run(move |sim| async move {
                 let blocks = chain(30, seed, 900);
                 let segments = filled(&sim, &blocks).await;
-                let mut chance = Chance::new(seed);
-                let (first, length) = *chance.pick(&segments);
-                // Mostly in records: the rest of the header page is padding.
-                let from = if chance.one_in(5) { 0 } else { SEGMENT_HEADER_BYTES };
-                let offset = from + chance.below(length - from);
+                let mut rng = Prng::new(seed);
+                let (first, length) = *rng.pick(&segments);
+                // Mostly in records, because the rest of the header page is padding.
+                let from = if rng.one_in(5) { 0 } else { SEGMENT_HEADER_BYTES };
+                let offset = from + rng.below(length - from);
                 let path = std::path::Path::new("/blocks").join(segment_name(first));
                 let disk = sim.node("peer").disk();
-                assert!(disk.flip(&path, offset, 1 << chance.below(8)));
-                // Also without the index, so that sealed segments are read whole.
-                let without_index = chance.one_in(3);
+                assert!(disk.flip(&path, offset, 1 << rng.below(8)));
+                // Sometimes without the index, so that sealed segments are read as a whole.
+                let without_index = rng.one_in(3);
                 let name = segment_name(first);
                 let check = sim.node("peer").spawn(async move {
                     if without_index {
@@ -96,7 +96,7 @@ fn flipped_bit_anywhere_in_a_closed_store_is_named_and_never_served() {
     assert!(refused_reads > 20 && refused_openings > 20, "{refused_reads} {refused_openings}");
 }
 
-/// Opens after `change` was made to the files of a closed store of 30 blocks.
+/// Opens a closed store of 30 blocks after `change` has modified its files.
 fn open_after(
     change: impl Fn(&Directory, &[(BlockNumber, u64)]) + Clone + Send + Sync + 'static,
     check: impl Fn(Result<(BlockStore, OpenReport), Error>, &[TestBlock]) + Clone + Send + Sync + 'static,
@@ -129,7 +129,7 @@ fn missing_segment_is_named() {
 
 #[test]
 fn shortened_segments_are_named() {
-    // By a byte, to the header without a record, and into the header.
+    // By one byte, to the header without a record, and into the header.
     for (position, left) in [(0, None), (usize::MAX, None), (usize::MAX, Some(4096)), (usize::MAX, Some(2000))] {
         open_after(
             move |directory, segments| {
@@ -169,7 +169,7 @@ fn missing_stale_and_damaged_indexes_are_built_again() {
 fn segment_of_another_chain_is_not_joined() {
     open_after(
         |directory, segments| {
-            // The third segment gets the header of one that continues other blocks.
+            // The third segment gets a header that continues other blocks.
             let file = directory.open_file(&segment_name(segments[2].0), false).expect("the segment is there");
             let header =
                 super::super::format::SegmentHeader { first: segments[2].0, previous_hash: [1; 32], epoch: Epoch(0) };

@@ -49,7 +49,7 @@ fn formats_keep_their_golden_bytes() {
     let mut expected = b"HEDDLEDM".to_vec();
     expected.extend([0, 0x20, 0, 0, 0, 0, 0, 0]);
     expected.extend([5, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(Mark { end: 0x2000, height: 5 }.encode()[..24], expected);
+    assert_eq!(DurableWatermark { end: 0x2000, height: 5 }.encode()[..24], expected);
 
     let list = encode_transactions(&[(TxId::from("ab"), 11), (TxId::from(""), 255)]);
     assert_eq!(&list[..], [11, 2, 0, 0, 0, b'a', b'b', 255, 0, 0, 0, 0]);
@@ -70,8 +70,8 @@ fn headers_and_marks_are_read_back() {
     assert_eq!(RecordHeader::decode(&header.encode()), Ok(header));
     let segment = SegmentHeader { first: BlockNumber(3), previous_hash: [0xcc; 32], epoch: Epoch(2) };
     assert_eq!(SegmentHeader::decode(&segment.encode()), Ok(segment));
-    let mark = Mark { end: 0x2000, height: 5 };
-    assert_eq!(Mark::decode(&mark.encode()), Some(mark));
+    let mark = DurableWatermark { end: 0x2000, height: 5 };
+    assert_eq!(DurableWatermark::decode(&mark.encode()), Some(mark));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn segment_of_another_format_is_named_as_such() {
 }
 
 fn segment_index(blocks: &[TestBlock]) -> SegmentIndex {
-    let tip = Tip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) };
+    let tip = ChainTip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) };
     let mut index = SegmentIndex::new(BlockNumber(0), SEGMENT_HEADER_BYTES, tip);
     for block in blocks {
         let header = RecordHeader {
@@ -121,16 +121,16 @@ fn segment_index_is_read_back_and_every_flipped_bit_is_found() {
     assert!(SegmentIndex::decode(&bytes[..bytes.len() - 1]).is_err());
 }
 
-/// One harness for every decoder of this format: whatever the bytes, it returns.
+/// One harness for every decoder of this format: it must return, whatever the bytes.
 fn decode_anything(bytes: &[u8]) {
     let _ = SegmentHeader::decode(bytes);
-    let _ = Mark::decode(bytes);
+    let _ = DurableWatermark::decode(bytes);
     let _ = SegmentIndex::decode(bytes);
     if let Ok(header) = RecordHeader::decode(bytes) {
         let _ = header.check_body(bytes);
     }
     for count in [0, 1, 3, u32::MAX] {
-        for item in Transactions::new(bytes, count) {
+        for item in TransactionList::new(bytes, count) {
             let _ = item;
         }
     }
@@ -161,12 +161,12 @@ proptest! {
     fn transaction_lists_are_read_back(list in proptest::collection::vec((".{0,40}", any::<u8>()), 0..20)) {
         let list: Vec<(TxId, u8)> = list.into_iter().map(|(id, code)| (TxId::from(id), code)).collect();
         let bytes = encode_transactions(&list);
-        let read: Result<Vec<_>, _> = Transactions::new(&bytes, list.len() as u32).collect();
+        let read: Result<Vec<_>, _> = TransactionList::new(&bytes, list.len() as u32).collect();
         let read: Vec<(TxId, u8)> = read.expect("the list is whole").into_iter().map(|(id, code)| (TxId::from(id), code)).collect();
         prop_assert_eq!(read, list.clone());
-        prop_assert!(Transactions::new(&bytes, list.len() as u32 + 1).any(|item| item.is_err()));
+        prop_assert!(TransactionList::new(&bytes, list.len() as u32 + 1).any(|item| item.is_err()));
         if !list.is_empty() {
-            prop_assert!(Transactions::new(&bytes, list.len() as u32 - 1).any(|item| item.is_err()));
+            prop_assert!(TransactionList::new(&bytes, list.len() as u32 - 1).any(|item| item.is_err()));
         }
     }
 }
@@ -181,7 +181,7 @@ fn fingerprint_table_finds_all_it_was_given_and_almost_nothing_else() {
     }
     for number in 0..count {
         assert!(table.candidates(id(number), count).contains(&(number / 100)), "{number}");
-        // At a lower height the block is not there yet.
+        // At a lower height the block does not exist yet.
         assert!(!table.candidates(id(number), number / 100).contains(&(number / 100)), "{number}");
     }
     let wrong = (count..3 * count).filter(|number| !table.candidates(id(*number), count).is_empty()).count();

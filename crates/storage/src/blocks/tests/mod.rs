@@ -1,19 +1,19 @@
-//! Tests of the block store, by what they claim about it.
+//! Tests of the block store, one module per property.
 
 mod appending;
 mod crashes;
-mod cutting;
 mod damage;
 mod formats;
+mod truncating;
 
 use base::rt::disk::Directory;
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 use base::{BlockNumber, Bytes, Epoch, TxId};
 
 use super::*;
 use crate::{Error, GroupSync};
 
-/// A block that is easy to make and to compare.
+/// A block that is easy to build and to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TestBlock {
     number: u64,
@@ -24,19 +24,19 @@ struct TestBlock {
 }
 
 impl TestBlock {
-    /// The block after `previous`, with contents by chance: a payload in up to three parts of up to `bytes_max` bytes.
-    fn after(previous: Option<&TestBlock>, chance: &mut Chance, bytes_max: u64) -> TestBlock {
+    /// The block after `previous`, with random contents: a payload in up to three parts of up to `bytes_max` bytes.
+    fn after(previous: Option<&TestBlock>, rng: &mut Prng, bytes_max: u64) -> TestBlock {
         let mut header_hash = [0; 32];
-        chance.fill(&mut header_hash);
+        rng.fill(&mut header_hash);
         let number = previous.map_or(0, |block| block.number + 1);
-        let part = |chance: &mut Chance| {
-            let mut part = vec![0; chance.below(bytes_max + 1) as usize];
-            chance.fill(&mut part);
+        let part = |rng: &mut Prng| {
+            let mut part = vec![0; rng.below(bytes_max + 1) as usize];
+            rng.fill(&mut part);
             Bytes::from(part)
         };
-        let payload = (0..chance.below(4)).map(|_| part(chance)).collect();
-        let transactions = (0..chance.below(6))
-            .map(|index| (TxId::from(format!("{:x}-{number}-{index}", chance.number())), chance.below(256) as u8))
+        let payload = (0..rng.below(4)).map(|_| part(rng)).collect();
+        let transactions = (0..rng.below(6))
+            .map(|index| (TxId::from(format!("{:x}-{number}-{index}", rng.number())), rng.below(256) as u8))
             .collect();
         let previous_hash = previous.map_or(NO_PREVIOUS, |block| block.header_hash);
         TestBlock { number, header_hash, previous_hash, payload, transactions }
@@ -66,12 +66,12 @@ impl TestBlock {
     }
 }
 
-/// A chain of blocks with contents by chance.
+/// A chain of blocks with random contents.
 fn chain(length: usize, seed: u64, bytes_max: u64) -> Vec<TestBlock> {
-    let mut chance = Chance::new(seed);
+    let mut rng = Prng::new(seed);
     let mut blocks: Vec<TestBlock> = Vec::new();
     for _ in 0..length {
-        blocks.push(TestBlock::after(blocks.last(), &mut chance, bytes_max));
+        blocks.push(TestBlock::after(blocks.last(), &mut rng, bytes_max));
     }
     blocks
 }
@@ -79,7 +79,7 @@ fn chain(length: usize, seed: u64, bytes_max: u64) -> Vec<TestBlock> {
 /// A store with small segments, so that a few blocks fill several.
 async fn open(path: &str, segment_bytes: u64) -> Result<(BlockStore, OpenReport), Error> {
     let directory = Directory::open(path).await.expect("the directory opens");
-    BlockStore::open(directory, GroupSync::new(), BlockOptions { segment_bytes, open_segments_max: 2 }).await
+    BlockStore::open(directory, GroupSync::new(), BlockStoreConfig { segment_bytes, open_segments_max: 2 }).await
 }
 
 async fn append_all(store: &BlockStore, blocks: &[TestBlock]) {
@@ -88,7 +88,7 @@ async fn append_all(store: &BlockStore, blocks: &[TestBlock]) {
     }
 }
 
-/// Checks every way of reading against what was appended.
+/// Checks every way of reading against the appended blocks.
 fn check_holds(store: &BlockStore, blocks: &[TestBlock]) {
     assert_eq!(store.height(), blocks.len() as u64);
     assert_eq!(store.tip().header_hash, blocks.last().map_or(NO_PREVIOUS, |block| block.header_hash));

@@ -1,8 +1,8 @@
-//! One client and one node.
+//! Tests with one client and one node.
 
 use std::collections::BTreeMap;
 
-use base::rt::simulation::{DiskOperation, Node, Sim, Simulation};
+use base::rt::simulation::{DiskOperation, Sim, SimNode, Simulation};
 use base::rt::{self, net};
 use base::{ErrorKind, Version};
 
@@ -13,7 +13,7 @@ use crate::tables::Row;
 
 pub fn simulate<F, Fut>(seed: u64, scenario: F)
 where
-    F: FnOnce(Sim, Node) -> Fut + Send + 'static,
+    F: FnOnce(Sim, SimNode) -> Fut + Send + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let run = Simulation::new(seed).time_max(LONG).run(|sim| async move {
@@ -31,11 +31,11 @@ where
 }
 
 /// Live rows by namespace and key.
-type State = BTreeMap<(String, Vec<u8>), (Version, Bytes)>;
+type ModelState = BTreeMap<(String, Vec<u8>), (Version, Bytes)>;
 
-/// What the rows of a chain are after each of its blocks.
-pub fn states(texts: &[String]) -> Vec<State> {
-    let mut state = State::new();
+/// The rows of a chain after each of its blocks.
+pub fn states(texts: &[String]) -> Vec<ModelState> {
+    let mut state = ModelState::new();
     let mut states = Vec::new();
     for (number, text) in texts.iter().enumerate() {
         for (namespace, key, version, value) in rows(number as u64, text) {
@@ -82,16 +82,16 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
     simulate(1, |_, _| async {
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
         let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
-        let mut chance = Chance::new(7);
+        let mut rng = Prng::new(7);
         let mut chain: Vec<TestBlock> = Vec::new();
         let mut savepoints = state.subscribe_savepoint();
         for number in 0..100 {
-            let block = TestBlock::after(blocks.tip(), &mut chance);
+            let block = TestBlock::after(blocks.tip(), &mut rng);
             block.append(&blocks).await.expect("it follows");
             chain.push(block);
             // Visible at once, durable or not.
             assert_eq!(blocks.height(), number + 1);
-            for block in [&chain[number as usize], chance.pick(&chain)] {
+            for block in [&chain[number as usize], rng.pick(&chain)] {
                 let at = BlockNumber(block.number);
                 let stored = blocks.read_stored(at).await.expect("it is there").expect("it was appended");
                 assert_eq!((stored.header_hash, &stored.payload[..]), (block.header_hash, block.text.as_bytes()));
@@ -108,7 +108,7 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
                     assert_eq!(place.map(|place| (place.block, place.index.get(), place.code)), expected);
                 }
             }
-            if chance.one_in(3) {
+            if rng.one_in(3) {
                 assert_eq!(blocks.sync().await.expect("the disk works"), number + 1);
             }
         }
@@ -116,7 +116,7 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
         assert_eq!(blocks.read(BlockNumber(100)).await.expect("absence is no error"), None);
         let page = blocks.read_page(BlockNumber(40), 10).await.expect("it is there");
         assert_eq!(page.iter().map(|block| block.number.get()).collect::<Vec<_>>(), (40..50).collect::<Vec<_>>());
-        // The node makes rows by itself, and says so.
+        // The node materialises on its own and sends a notice.
         savepoints.wait_for(|height| *height >= 85).await.expect("the node goes on");
         let savepoint = state.materialize(100).await.expect("it works");
         assert_eq!((savepoint.height, savepoint.block_hash, savepoint.epoch), (100, chain[99].header_hash, Epoch(1)));
@@ -128,7 +128,7 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
         let error = state.get("cc", b"k1", BlockNumber(89)).await.expect_err("it was pruned");
         assert_eq!(error.kind(), ErrorKind::Retry);
         check_rows(&state, &texts, 90).await;
-        let reader = RemoteStateStore::open_reader(options(0)).await.expect("the node is there");
+        let reader = RemoteStateStore::open_read_only(options(0)).await.expect("the node is there");
         check_rows(&reader, &texts, 90).await;
         assert_eq!(reader.materialize(100).await.expect_err("it only reads").kind(), ErrorKind::Rejected);
         assert_eq!(channels(ADDRESS, &Bytes::from_static(TOKEN)).await.expect("the node is there"), [CHANNEL]);
@@ -144,12 +144,12 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
 fn an_append_that_does_not_follow_is_refused_here() {
     simulate(2, |_, _| async {
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
-        let mut chance = Chance::new(7);
-        let first = TestBlock::after(nothing(), &mut chance);
+        let mut rng = Prng::new(7);
+        let first = TestBlock::after(nothing(), &mut rng);
         first.append(&blocks).await.expect("it follows");
         let again = first.append(&blocks).await.expect_err("it does not follow");
         assert!(matches!(again, Error::OutOfOrder { height: 1, .. }), "{again}");
-        let other = TestBlock { number: 1, ..TestBlock::after(nothing(), &mut chance) };
+        let other = TestBlock { number: 1, ..TestBlock::after(nothing(), &mut rng) };
         assert!(matches!(other.append(&blocks).await, Err(Error::WrongPrevious { .. })));
         blocks.sync().await.expect("what was refused has changed nothing");
     });
@@ -158,14 +158,14 @@ fn an_append_that_does_not_follow_is_refused_here() {
 #[test]
 fn an_older_primary_is_fenced_from_the_opening_of_a_newer_one_on() {
     simulate(3, |sim, node| async move {
-        let mut chance = Chance::new(7);
+        let mut rng = Prng::new(7);
         let old = RemoteBlocks::open(options(3)).await.expect("the node is there");
         let old_state = RemoteStateStore::open(options(3)).await.expect("the node is there");
-        TestBlock::after(old.tip(), &mut chance).append(&old).await.expect("it follows");
+        TestBlock::after(old.tip(), &mut rng).append(&old).await.expect("it follows");
         old.sync().await.expect("the disk works");
         let new = RemoteBlocks::open(options(4)).await.expect("the node is there");
         assert_eq!(new.height(), 1);
-        TestBlock::after(old.tip(), &mut chance).append(&old).await.expect("it is not sent yet");
+        TestBlock::after(old.tip(), &mut rng).append(&old).await.expect("it is not sent yet");
         assert_eq!(old.sync().await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
         assert_eq!(old_state.materialize(9).await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
         assert_eq!(old_state.confirm().await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
@@ -192,11 +192,11 @@ fn an_epoch_is_given_once_and_fences_those_before() {
         let mut epochs = [begin().await, other.await.expect("it ends")].map(|epoch| epoch.expect("the node is there"));
         epochs.sort();
         assert_eq!(epochs, [Epoch(2), Epoch(3)]);
-        TestBlock::after(old.tip(), &mut Chance::new(7)).append(&old).await.expect("it is not sent yet");
+        TestBlock::after(old.tip(), &mut Prng::new(7)).append(&old).await.expect("it is not sent yet");
         assert_eq!(old.sync().await.expect_err("later ones have begun").kind(), ErrorKind::Fenced);
         let error = RemoteBlocks::open(options(2)).await.expect_err("a later one has begun");
         assert_eq!(error.kind(), ErrorKind::Fenced);
-        // Of two that would succeed the same one, one does.
+        // If two nodes try to succeed the same primary, one does.
         let after = |newest| begin_epoch_after(ADDRESS, &token, CHANNEL, Epoch(newest));
         let other =
             rt::spawn(async { begin_epoch_after(ADDRESS, &Bytes::from_static(TOKEN), CHANNEL, Epoch(3)).await });
@@ -220,7 +220,7 @@ fn an_epoch_is_given_once_and_fences_those_before() {
     });
 }
 
-/// The node may not listen yet.
+/// Retries while the node may not listen yet.
 trait OrRetry {
     async fn expect_err_or_retry(self) -> RemoteBlocks;
 }
@@ -244,23 +244,23 @@ impl OrRetry for Result<RemoteBlocks, Error> {
 fn who_may_not_in_is_told_why() {
     simulate(4, |_, _| async {
         let refused =
-            |options: RemoteOptions| async move { RemoteBlocks::open(options).await.expect_err("it may not") };
-        let error = refused(RemoteOptions { token: Bytes::from_static(b"a tokem"), ..options(1) }).await;
+            |options: RemoteStoreConfig| async move { RemoteBlocks::open(options).await.expect_err("it may not") };
+        let error = refused(RemoteStoreConfig { token: Bytes::from_static(b"a tokem"), ..options(1) }).await;
         assert!(error.to_string().contains("token") && error.kind() == ErrorKind::Rejected, "{error}");
         for name in ["..", "a/b", "A", "alpha~new", &"a".repeat(250)] {
-            let error = refused(RemoteOptions { channel: name.to_owned(), ..options(1) }).await;
+            let error = refused(RemoteStoreConfig { channel: name.to_owned(), ..options(1) }).await;
             assert!(matches!(error.kind(), ErrorKind::Rejected), "{name}: {error}");
         }
-        let error = RemoteStateStore::open_reader(options(1)).await.expect_err("nobody made the channel");
+        let error = RemoteStateStore::open_read_only(options(1)).await.expect_err("nobody made the channel");
         assert!(error.to_string().contains("no channel alpha"), "{error}");
-        let error = refused(RemoteOptions { address: "elsewhere".to_owned(), ..options(1) }).await;
+        let error = refused(RemoteStoreConfig { address: "elsewhere".to_owned(), ..options(1) }).await;
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         // Another version of the messages.
         let link = net::connect(ADDRESS).await.expect("the node is there");
-        let caller = base::rt::net::call::Caller::new(link, 1, |_| {});
+        let caller = base::rt::net::rpc::RpcClient::new(link, 1, |_| {});
         let mut hello = message::Hello {
             version: VERSION + 1,
-            role: Role::Appender,
+            purpose: LinkPurpose::Appender,
             epoch: Epoch(1),
             token: Bytes::from_static(TOKEN),
             channel: CHANNEL.to_owned(),
@@ -282,9 +282,9 @@ fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
     let run = Simulation::new(5).time_max(LONG).run(|_| async {
         let node = start().await.expect("the node starts");
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
-        let mut chance = Chance::new(7);
+        let mut rng = Prng::new(7);
         for _ in 0..5 {
-            TestBlock::after(blocks.tip(), &mut chance).append(&blocks).await.expect("it follows");
+            TestBlock::after(blocks.tip(), &mut rng).append(&blocks).await.expect("it follows");
         }
         blocks.sync().await.expect("the disk works");
         drop(blocks);
@@ -299,7 +299,7 @@ fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
     run.expect("the run is whole");
 }
 
-/// The savepoint is moved when so many blocks or bytes wait, and not for every block that comes.
+/// The savepoint moves when enough blocks or bytes wait, and not for every block.
 #[test]
 fn a_savepoint_is_for_many_blocks() {
     const BLOCKS: u64 = 150;
@@ -316,52 +316,52 @@ fn a_savepoint_is_for_many_blocks() {
             }
             moves
         });
-        let mut chance = Chance::new(7);
+        let mut rng = Prng::new(7);
         let value = "v".repeat(BLOCK_BYTES);
         for number in 0..BLOCKS {
-            let block = TestBlock::after(blocks.tip(), &mut chance);
+            let block = TestBlock::after(blocks.tip(), &mut rng);
             TestBlock { text: format!("cc k{number} {value}\n"), ..block }.append(&blocks).await.expect("it follows");
         }
         blocks.sync().await.expect("the disk works");
         let moves = counting.await.expect("nobody ends it");
-        // Not all that is durable has been prepared when it begins.
+        // Some durable blocks may not be prepared yet when it begins.
         let due = BLOCKS / MATERIALIZE_BLOCKS.min(MATERIALIZE_BYTES / BLOCK_BYTES as u64);
         assert!(moves <= 2 * due, "the savepoint moved {moves} times, where {due} are due");
     });
 }
 
-/// When rows cannot be made any more, appends are refused in time, and not for a while: the channel is to be opened again.
+/// When the node cannot materialise any more, it refuses appends in time and for good: the channel must be opened again.
 #[test]
 fn appends_are_refused_when_rows_cannot_be_made() {
     simulate(8, |sim, _| async move {
         sim.inject("storage.node.materializing", 1.0);
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
-        let mut chance = Chance::new(7);
+        let mut rng = Prng::new(7);
         let appending = async {
-            for _ in 0..2 * BEHIND_BLOCKS_MAX {
+            for _ in 0..2 * SAVEPOINT_LAG_BLOCKS_MAX {
                 // The key is too long for a row.
-                let block = TestBlock::after(blocks.tip(), &mut chance);
+                let block = TestBlock::after(blocks.tip(), &mut rng);
                 TestBlock { text: format!("cc {}\n", "k".repeat(100_000)), ..block }.append(&blocks).await?;
             }
             blocks.sync().await
         };
-        let appended = rt::timeout(ANSWER_TIME_MAX, appending).await.expect("it is answered in time");
+        let appended = rt::timeout(RESPONSE_TIMEOUT, appending).await.expect("it is answered in time");
         let error = appended.expect_err("rows cannot be made");
         assert!(!matches!(error.kind(), ErrorKind::Retry | ErrorKind::Ambiguous), "{error}");
     });
 }
 
-/// A disk failed for a moment. The node opened the channel again for the primary's next appends, but the link that the same
-/// primary read by went on reading the store of before: it did not find transactions of blocks that were durable, so that this
-/// peer called a repeated transaction new while all others called it a duplicate.
+/// A disk failed for a moment. The node opened the channel again for the primary's next appends, but the same primary's
+/// link for reading still read the earlier store. It did not find transactions of durable blocks, so this peer called a
+/// repeated transaction new while all others called it a duplicate.
 #[test]
-fn whoever_reads_when_a_channel_is_opened_again_reads_the_new_one() {
+fn a_read_after_a_channel_is_opened_again_reads_the_new_one() {
     simulate(5, |_, node| async move {
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
         let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
         let mut savepoints = state.subscribe_savepoint();
-        let mut chance = Chance::new(11);
-        let first = TestBlock::after(blocks.tip(), &mut chance);
+        let mut rng = Prng::new(11);
+        let first = TestBlock::after(blocks.tip(), &mut rng);
         first.append(&blocks).await.expect("it follows");
         blocks.sync().await.expect("the disk works");
         let places = |block: &TestBlock| {
@@ -372,14 +372,14 @@ fn whoever_reads_when_a_channel_is_opened_again_reads_the_new_one() {
         assert!(places(&first).await.iter().all(Option::is_some));
 
         node.disk().set_failing(true);
-        let second = TestBlock::after(blocks.tip(), &mut chance);
+        let second = TestBlock::after(blocks.tip(), &mut rng);
         second.append(&blocks).await.expect("it waits here");
         rt::sleep(Duration::from_millis(30)).await;
         node.disk().set_failing(false);
         blocks.sync().await.expect("the block is sent again");
         assert!(places(&second).await.iter().all(Option::is_some), "a durable block is found");
 
-        // Nor does anybody wait for notices of the channel of before.
+        // No client waits for notices of the earlier channel either.
         let other = RemoteStateStore::open(options(1)).await.expect("the node is there");
         state.get("cc", b"k1", BlockNumber(1)).await.expect("the node answers");
         other.materialize(2).await.expect("the disk works");
@@ -388,9 +388,9 @@ fn whoever_reads_when_a_channel_is_opened_again_reads_the_new_one() {
     });
 }
 
-/// The disk failed while rows were made durable. The node opened the channel again, but the tables are the engine's, which
-/// takes no more writes after a failed fsync: the peer waited for its savepoint for good, and then stopped committing, while
-/// the node called itself healthy.
+/// The disk failed while rows were made durable. The node opened the channel again, but the tables belong to the engine,
+/// which takes no more writes after a failed fsync. The peer waited for its savepoint forever, and then stopped committing,
+/// while the node called itself healthy.
 #[test]
 fn an_engine_that_takes_no_more_writes_ends_the_node() {
     let run = Simulation::new(6).time_max(LONG).run(|sim| async move {
@@ -401,14 +401,14 @@ fn an_engine_that_takes_no_more_writes_ends_the_node() {
             let started = start().await.expect("the node starts");
             let error = started.failed().await;
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-            // It has ended all the same.
+            // It has ended despite the error.
             let _ = started.stop().await;
             drop(started);
             reported.send(()).expect("the client waits");
             let again = loop {
                 match start().await {
                     Ok(again) => break again,
-                    // The links of before are ending.
+                    // The earlier links are still ending.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
                 }
                 rt::sleep(Duration::from_millis(10)).await;
@@ -419,8 +419,8 @@ fn an_engine_that_takes_no_more_writes_ends_the_node() {
         let client = sim.node("compute").spawn(async move {
             let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
             let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
-            let mut chance = Chance::new(11);
-            TestBlock::after(blocks.tip(), &mut chance).append(&blocks).await.expect("it follows");
+            let mut rng = Prng::new(11);
+            TestBlock::after(blocks.tip(), &mut rng).append(&blocks).await.expect("it follows");
             blocks.sync().await.expect("the disk works");
             disk.fail_next(DiskOperation::Sync, 1);
             rt::timeout(Duration::from_secs(5), state.materialize(1)).await.ok();

@@ -1,18 +1,18 @@
-//! Primaries that replace one another while the node crashes, links are cut, and old ones resume.
+//! Primaries that replace one another while the node crashes, links are cut, and old primaries resume.
 //!
 //! Checkers:
-//! 1. What was answered as durable is in the final chain.
-//! 2. From the height that a primary found when it opened on, no block is of an older epoch.
-//! 3. No write of an older primary that began after a newer one was let in succeeds.
+//! 1. Every block that was reported durable is in the final chain.
+//! 2. At and above the height that a primary found when it opened, no block is of an older epoch.
+//! 3. A write of an older primary fails if it began after a newer primary was admitted.
 //! 4. The rows of the final chain are those of its blocks, at every height; the savepoint names its block.
-//! 5. A transaction is found in the block that it is in from its append on, and one that is in no block is not.
-//! 6. A primary that nobody replaced comes to append again once everything is healed.
+//! 5. A transaction is found in its block as soon as the block is appended; a transaction that is in no block is not found.
+//! 6. A primary that was not replaced can append again once every fault is healed.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use base::ErrorKind;
-use base::rt::simulation::{Report, Sim, Simulation};
+use base::rt::simulation::{Sim, Simulation, SimulationReport};
 use base::rt::{self};
 
 use super::basics::check_rows;
@@ -35,12 +35,12 @@ const FAULT_POINTS: [&str; 9] = [
 ];
 const MUTANT: &str = "storage.node.mutant.append_unfenced";
 
-/// What the observer knows. It is beside the world: no node learns anything from it.
+/// What the observer knows. It lies outside the simulated world: no node learns anything from it.
 #[derive(Default)]
 struct Evidence {
-    /// Hashes of blocks that were answered as durable, by number.
+    /// Hashes of blocks that were reported durable, by number.
     durable: BTreeMap<u64, [u8; 32]>,
-    /// Epochs that were let in, with the height found.
+    /// Epochs that were admitted, with the height found.
     opened: BTreeMap<u64, u64>,
     accusations: Vec<String>,
 }
@@ -51,10 +51,10 @@ impl Evidence {
     }
 }
 
-type Shared = std::sync::Arc<Mutex<Evidence>>;
+type SharedEvidence = std::sync::Arc<Mutex<Evidence>>;
 
-/// One reign: opens, appends, materialises and prunes until it is fenced or told to end.
-async fn reign(evidence: Shared, epoch: u64, mut chance: Chance, end: rt::Stop) {
+/// One primary: opens, appends, materialises and prunes until it is fenced or told to end.
+async fn run_primary(evidence: SharedEvidence, epoch: u64, mut rng: Prng, end: rt::CancellationToken) {
     let accuse = |what: String| lock(&evidence).accusations.push(format!("epoch {epoch}: {what}"));
     let (blocks, state) = loop {
         match RemoteBlocks::open(options(epoch)).await {
@@ -71,14 +71,14 @@ async fn reign(evidence: Shared, epoch: u64, mut chance: Chance, end: rt::Stop) 
         rt::sleep(Duration::from_millis(20)).await;
     };
     lock(&evidence).opened.insert(epoch, blocks.height());
-    // A new primary has other things to do first, while an old one may still be writing.
-    rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(80)))).await;
-    while !end.is_stopped() {
+    // A new primary does other work first, while an old one may still be writing.
+    rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(80)))).await;
+    while !end.is_cancelled() {
         let newest = lock(&evidence).newest();
         let from = blocks.height();
         let mut appended = Vec::new();
-        for _ in 0..1 + chance.index(6) {
-            let block = TestBlock::after(blocks.tip(), &mut chance);
+        for _ in 0..1 + rng.index(6) {
+            let block = TestBlock::after(blocks.tip(), &mut rng);
             match block.append(&blocks).await {
                 Ok(()) => {
                     appended.push((block.number, block.header_hash));
@@ -104,9 +104,9 @@ async fn reign(evidence: Shared, epoch: u64, mut chance: Chance, end: rt::Stop) 
             Err(error) if error.kind() == ErrorKind::Fenced => return,
             Err(error) => return accuse(format!("syncing: {error}")),
         }
-        if chance.one_in(4) {
+        if rng.one_in(4) {
             let newest = lock(&evidence).newest();
-            let outcome = match chance.one_in(2) {
+            let outcome = match rng.one_in(2) {
                 true => state.materialize(blocks.height()).await.map(drop),
                 false => state.prune(BlockNumber(0)).await,
             };
@@ -117,17 +117,17 @@ async fn reign(evidence: Shared, epoch: u64, mut chance: Chance, end: rt::Stop) 
                 _ => {}
             }
         }
-        rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(40)))).await;
+        rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(40)))).await;
     }
 }
 
-async fn faults(sim: Sim, mut chance: Chance) {
+async fn faults(sim: Sim, mut rng: Prng) {
     let storage = sim.node("storage");
     for _ in 0..6 {
-        rt::sleep(chance.duration(&(Duration::from_millis(10)..Duration::from_millis(300)))).await;
-        let primary = format!("primary{}", 1 + chance.below(PRIMARIES));
-        let lasting = chance.duration(&(Duration::from_millis(5)..Duration::from_millis(600)));
-        match chance.index(6) {
+        rt::sleep(rng.duration(&(Duration::from_millis(10)..Duration::from_millis(300)))).await;
+        let primary = format!("primary{}", 1 + rng.below(PRIMARIES));
+        let lasting = rng.duration(&(Duration::from_millis(5)..Duration::from_millis(600)));
+        match rng.index(6) {
             0 => {
                 storage.crash();
                 rt::sleep(lasting / 4).await;
@@ -173,28 +173,28 @@ async fn serve_for_ever() {
 }
 
 async fn scenario(sim: Sim, mutant: bool) -> Vec<String> {
-    let mut chance = sim.chance();
+    let mut rng = sim.rng();
     sim.node("storage").start(serve_for_ever);
     if mutant {
         sim.inject(MUTANT, 1.0);
     }
-    for _ in 0..chance.index(4) {
-        let point: &&str = chance.pick(&FAULT_POINTS);
-        sim.inject(point, *chance.pick(&[0.05, 0.2]));
+    for _ in 0..rng.index(4) {
+        let point: &&str = rng.pick(&FAULT_POINTS);
+        sim.inject(point, *rng.pick(&[0.05, 0.2]));
     }
-    let evidence = Shared::default();
-    let end = rt::Stop::new();
-    let breaking = rt::spawn(faults(sim.clone(), sim.chance()));
-    let mut reigns = Vec::new();
+    let evidence = SharedEvidence::default();
+    let end = rt::CancellationToken::new();
+    let breaking = rt::spawn(faults(sim.clone(), sim.rng()));
+    let mut primaries = Vec::new();
     for epoch in 1..=PRIMARIES {
         let node = sim.node(&format!("primary{epoch}"));
-        reigns.push(node.spawn(reign(evidence.clone(), epoch, sim.chance(), end.clone())));
-        let reigning = chance.duration(&(Duration::from_millis(50)..Duration::from_millis(500)));
-        rt::sleep(reigning).await;
-        // Now and then the last primary is stopped in the middle of something, and comes back after the next has begun.
-        if epoch < PRIMARIES && chance.one_in(2) {
+        primaries.push(node.spawn(run_primary(evidence.clone(), epoch, sim.rng(), end.clone())));
+        let time = rng.duration(&(Duration::from_millis(50)..Duration::from_millis(500)));
+        rt::sleep(time).await;
+        // Sometimes the last primary is paused in the middle of its work, and resumes after the next one has begun.
+        if epoch < PRIMARIES && rng.one_in(2) {
             node.pause();
-            let after = chance.duration(&(Duration::from_millis(1)..Duration::from_millis(100)));
+            let after = rng.duration(&(Duration::from_millis(1)..Duration::from_millis(100)));
             drop(rt::spawn(async move {
                 rt::sleep(after).await;
                 node.resume();
@@ -214,8 +214,8 @@ async fn scenario(sim: Sim, mutant: bool) -> Vec<String> {
             break;
         }
     }
-    end.stop();
-    for task in reigns {
+    end.cancel();
+    for task in primaries {
         if rt::timeout(Duration::from_secs(60), task).await.is_err() {
             lock(&evidence).accusations.push("a primary hangs".to_owned());
         }
@@ -225,17 +225,17 @@ async fn scenario(sim: Sim, mutant: bool) -> Vec<String> {
     }
     let mut accusations = std::mem::take(&mut lock(&evidence).accusations);
     if accusations.is_empty() {
-        accusations.extend(judge(&lock_out(&evidence)).await);
+        accusations.extend(validate(&lock_out(&evidence)).await);
     }
     accusations
 }
 
-fn lock_out(evidence: &Shared) -> (BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>) {
+fn lock_out(evidence: &SharedEvidence) -> (BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>) {
     let evidence = lock(evidence);
     (evidence.durable.clone(), evidence.opened.clone())
 }
 
-async fn judge((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)) -> Vec<String> {
+async fn validate((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)) -> Vec<String> {
     let blocks = RemoteBlocks::open(options(PRIMARIES + 1)).await.expect("everything is healed");
     let state = RemoteStateStore::open(options(PRIMARIES + 1)).await.expect("everything is healed");
     let mut accusations = Vec::new();
@@ -251,7 +251,7 @@ async fn judge((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)
                     accusations.push(format!("block {number} of epoch {of}, but {epoch} was let in at {height}"));
                 }
             }
-            previous = Tip { height: previous.height + 1, header_hash: block.header_hash, epoch: block.epoch };
+            previous = ChainTip { height: previous.height + 1, header_hash: block.header_hash, epoch: block.epoch };
             ids.extend(block.transactions.iter().map(|(id, _)| (block.number, id.clone())));
             texts.push(String::from_utf8(block.payload.to_vec()).expect("blocks of this test are text"));
             hashes.push(block.header_hash);
@@ -273,13 +273,13 @@ async fn judge((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)
         let savepoint = state.materialize(u64::MAX).await.expect("everything is healed");
         assert_eq!(savepoint.height, texts.len() as u64);
         assert_eq!(Some(&savepoint.block_hash), hashes.last());
-        // Older heights were given up at the last opening.
+        // Older heights were pruned at the last opening.
         check_rows(&state, &texts, texts.len().saturating_sub(1)).await;
     }
     accusations
 }
 
-fn run(seed: u64, mutant: bool) -> Report<Vec<String>> {
+fn run(seed: u64, mutant: bool) -> SimulationReport<Vec<String>> {
     let run = Simulation::new(seed).time_max(LONG).run(|sim| scenario(sim, mutant));
     run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
 }

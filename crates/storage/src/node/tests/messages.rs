@@ -1,43 +1,43 @@
-//! The messages' bytes, and bytes that are none.
+//! Tests of the messages: golden bytes, and bytes that are not a message.
 
-use base::rt::net::Parts;
+use base::rt::net::GatherList;
 use base::{TxIndex, Version};
 
 use super::*;
-use crate::blocks::{StoredBlock, TransactionPlace};
-use crate::node::message::{Append, Hello, Ids, Keys, Notice, Opened, Request, answer};
+use crate::blocks::{StoredBlock, TransactionLocation};
+use crate::node::message::{AppendRequest, Hello, KeyList, Notification, Request, TxIdList, Welcome, response};
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
-/// The body as it travels.
-fn flat(body: impl Into<Parts>) -> Bytes {
+/// The body in one piece, as it travels.
+fn flat(body: impl Into<GatherList>) -> Bytes {
     body.into().concat()
 }
 
 fn hello() -> Hello {
     Hello {
         version: VERSION,
-        role: Role::Appender,
+        purpose: LinkPurpose::Appender,
         epoch: Epoch(5),
         token: Bytes::from_static(b"key"),
         channel: "alpha".to_owned(),
     }
 }
 
-fn opened() -> Opened {
+fn opened() -> Welcome {
     let savepoint = Savepoint { height: 8, epoch: Epoch(4), block_hash: [3; 32] };
-    Opened { tip: Tip { height: 9, header_hash: [2; 32], epoch: Epoch(4) }, durable: 9, savepoint }
+    Welcome { tip: ChainTip { height: 9, header_hash: [2; 32], epoch: Epoch(4) }, durable: 9, savepoint }
 }
 
 fn answer_rows(rows: &[Option<Row>]) -> Bytes {
-    let mut answer = answer::Answering::default();
-    rows.iter().for_each(|row| answer.row(row.as_ref()));
-    flat(answer.done())
+    let mut response = response::ResponseWriter::default();
+    rows.iter().for_each(|row| response.row(row.as_ref()));
+    flat(response.done())
 }
 
 fn requests() -> Vec<Request> {
     let through = BlockNumber(7);
-    let keys = Keys::new(&[("cc", b"a"), ("", b"")]);
-    let append = Append {
+    let keys = KeyList::new(&[("cc", b"a"), ("", b"")]);
+    let append = AppendRequest {
         number: BlockNumber(9),
         epoch: Epoch(5),
         header_hash: [1; 32],
@@ -52,7 +52,7 @@ fn requests() -> Vec<Request> {
         Request::Page { from: through, limit: 3 },
         Request::Transactions(through),
         Request::NumberByHash([9; 32]),
-        Request::FindTransactions(Ids::new(&[TxId::from("a"), TxId::from("")])),
+        Request::FindTransactions(TxIdList::new(&[TxId::from("a"), TxId::from("")])),
         Request::Tags(200),
         Request::Rows { through, keys: keys.clone() },
         Request::Versions { through, keys },
@@ -92,7 +92,7 @@ fn messages_have_the_documented_bytes() {
     assert_eq!(history[..], *b"\x19\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a");
     let begin_after = flat(requests()[19].encode());
     assert_eq!(begin_after[..], *b"\x1b\x05\0\0\0\0\0\0\0\x05\0alpha");
-    assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
+    assert_eq!(Notification::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
     let rows = answer_rows(&[None, Some(row)]);
     assert_eq!(rows[..], *b"\0\x02\x07\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0v");
@@ -103,13 +103,13 @@ fn messages_have_the_documented_bytes() {
 fn what_is_written_is_read_again() {
     assert_eq!(Hello::decode(hello().encode()), Ok((VERSION, Some(hello()))));
     assert_eq!(Hello::decode(Hello { version: 9, ..hello() }.encode()), Ok((9, None)));
-    assert_eq!(Opened::decode(opened().encode()), Ok(opened()));
+    assert_eq!(Welcome::decode(opened().encode()), Ok(opened()));
     for request in requests() {
         assert_eq!(Request::decode(request.encode()).as_ref(), Ok(&request), "in parts");
         assert_eq!(Request::decode(flat(request.encode())), Ok(request));
     }
-    for notice in [Notice::Durable(4), Notice::Savepoint(opened().savepoint)] {
-        assert_eq!(Notice::decode(notice.encode()), Ok(notice));
+    for notice in [Notification::Durable(4), Notification::Savepoint(opened().savepoint)] {
+        assert_eq!(Notification::decode(notice.encode()), Ok(notice));
     }
     let block = StoredBlock {
         number: BlockNumber(9),
@@ -120,80 +120,80 @@ fn what_is_written_is_read_again() {
         transactions: vec![(TxId::from("tx"), 11)],
     };
     let blocks = vec![block.clone(), StoredBlock { payload: Bytes::new(), ..block.clone() }];
-    assert!(answer::read_blocks(flat(answer::blocks(&blocks)), 1).is_err(), "one was asked for");
-    assert_eq!(answer::read_blocks(flat(answer::blocks(&blocks)), 2), Ok(blocks));
+    assert!(response::read_blocks(flat(response::blocks(&blocks)), 1).is_err(), "one was asked for");
+    assert_eq!(response::read_blocks(flat(response::blocks(&blocks)), 2), Ok(blocks));
     for bytes in [None, Some(Bytes::new()), Some(block.payload)] {
-        assert_eq!(answer::read_maybe_block(flat(answer::maybe_block(bytes.clone()))), Ok(bytes));
+        assert_eq!(response::read_maybe_block(flat(response::maybe_block(bytes.clone()))), Ok(bytes));
     }
     for number in [None, Some(0)] {
-        assert_eq!(answer::read_maybe_number(flat(answer::maybe_number(number))), Ok(number));
+        assert_eq!(response::read_maybe_number(flat(response::maybe_number(number))), Ok(number));
     }
     for list in [None, Some(Vec::new()), Some(block.transactions)] {
-        assert_eq!(answer::read_maybe_transactions(flat(answer::maybe_transactions(list.clone()))), Ok(list));
+        assert_eq!(response::read_maybe_transactions(flat(response::maybe_transactions(list.clone()))), Ok(list));
     }
-    let places = vec![None, Some(TransactionPlace { block: BlockNumber(3), index: TxIndex(2), code: 1 })];
-    let mut answer = answer::Answering::default();
-    places.iter().for_each(|place| answer.place(*place));
+    let places = vec![None, Some(TransactionLocation { block: BlockNumber(3), index: TxIndex(2), code: 1 })];
+    let mut response = response::ResponseWriter::default();
+    places.iter().for_each(|place| response.place(*place));
     let mut read = Vec::new();
-    assert_eq!(answer::read_places(flat(answer.done()), 2, &mut read), Ok(()));
+    assert_eq!(response::read_places(flat(response.done()), 2, &mut read), Ok(()));
     assert_eq!(read, places);
     let tags = vec![7, u32::MAX - 1];
-    let written = flat(answer::tags(&tags));
-    assert_eq!(answer::read_tags(&written).map(Iterator::collect), Ok(tags));
-    assert!(answer::read_tags(&written.slice(1..)).is_err());
+    let written = flat(response::tags(&tags));
+    assert_eq!(response::read_tags(&written).map(Iterator::collect), Ok(tags));
+    assert!(response::read_tags(&written.slice(1..)).is_err());
     let version = Version::new(7, 1);
     let rows = vec![None, Some(Row { version, value: None }), Some(Row { version, value: Some(Bytes::new()) })];
     let (written, mut read) = (answer_rows(&rows), Vec::new());
-    assert_eq!(answer::read_rows(written.clone(), 3, &mut read), Ok(()));
+    assert_eq!(response::read_rows(written.clone(), 3, &mut read), Ok(()));
     assert_eq!(read, rows);
     for (bytes, count) in [(written, 2), (Bytes::new(), 2)] {
-        assert!(answer::read_rows(bytes, count, &mut read).is_err());
+        assert!(response::read_rows(bytes, count, &mut read).is_err());
     }
     let versions = vec![None, Some((version, true)), Some((version, false))];
-    let mut answer = answer::Answering::default();
-    versions.iter().for_each(|version| answer.version(*version));
+    let mut response = response::ResponseWriter::default();
+    versions.iter().for_each(|version| response.version(*version));
     let mut read = Vec::new();
-    assert_eq!(answer::read_versions(flat(answer.done()), 3, &mut read), Ok(()));
+    assert_eq!(response::read_versions(flat(response.done()), 3, &mut read), Ok(()));
     assert_eq!(read, versions);
     let entry = RangeEntry { key: Bytes::from_static(b"k"), value: Bytes::from_static(b"v"), version };
     for next in [None, Some(Bytes::from_static(b"l"))] {
         let page = RangePage { entries: vec![entry.clone()], next };
-        assert_eq!(answer::read_page(flat(answer::page(&page))), Ok(page));
+        assert_eq!(response::read_page(flat(response::page(&page))), Ok(page));
     }
     let numbers = vec![BlockNumber(9), BlockNumber(3)];
-    assert_eq!(answer::read_numbers(flat(answer::numbers(&numbers)), 2), Ok(numbers.clone()));
-    assert!(answer::read_numbers(flat(answer::numbers(&numbers)), 1).is_err());
+    assert_eq!(response::read_numbers(flat(response::numbers(&numbers)), 2), Ok(numbers.clone()));
+    assert!(response::read_numbers(flat(response::numbers(&numbers)), 1).is_err());
     let names = vec!["a".to_owned(), String::new()];
-    assert_eq!(answer::read_names(flat(answer::names(&names))), Ok(names));
+    assert_eq!(response::read_names(flat(response::names(&names))), Ok(names));
 }
 
 #[test]
 fn bytes_by_chance_are_refused_and_never_panic() {
-    let mut chance = Chance::new(11);
+    let mut rng = Prng::new(11);
     let mut seeds: Vec<Bytes> = requests().into_iter().map(|request| flat(request.encode())).collect();
-    seeds.extend([hello().encode(), opened().encode(), Notice::Durable(4).encode()]);
+    seeds.extend([hello().encode(), opened().encode(), Notification::Durable(4).encode()]);
     for _ in 0..20_000 {
-        let mut bytes = chance.pick(&seeds).to_vec();
-        for _ in 0..1 + chance.index(4) {
-            let at = chance.index(bytes.len());
-            bytes[at] = *chance.pick(&[0, 1, 2, 0x7f, 0xff, 0x20]);
+        let mut bytes = rng.pick(&seeds).to_vec();
+        for _ in 0..1 + rng.index(4) {
+            let at = rng.index(bytes.len());
+            bytes[at] = *rng.pick(&[0, 1, 2, 0x7f, 0xff, 0x20]);
         }
-        if chance.one_in(3) {
-            bytes.truncate(chance.index(bytes.len() + 1));
+        if rng.one_in(3) {
+            bytes.truncate(rng.index(bytes.len() + 1));
         }
         let bytes = Bytes::from(bytes);
         let _ = Request::decode(bytes.clone());
         let _ = Hello::decode(bytes.clone());
-        let _ = Opened::decode(bytes.clone());
-        let _ = Notice::decode(bytes.clone());
-        let _ = answer::read_blocks(bytes.clone(), 5);
-        let _ = answer::read_rows(bytes.clone(), 5, &mut Vec::new());
-        let _ = answer::read_versions(bytes.clone(), 5, &mut Vec::new());
-        let _ = answer::read_places(bytes.clone(), 5, &mut Vec::new());
-        let _ = answer::read_page(bytes.clone());
-        let _ = answer::read_names(bytes.clone());
-        let _ = answer::read_numbers(bytes.clone(), 5);
-        let _ = answer::read_maybe_transactions(bytes);
+        let _ = Welcome::decode(bytes.clone());
+        let _ = Notification::decode(bytes.clone());
+        let _ = response::read_blocks(bytes.clone(), 5);
+        let _ = response::read_rows(bytes.clone(), 5, &mut Vec::new());
+        let _ = response::read_versions(bytes.clone(), 5, &mut Vec::new());
+        let _ = response::read_places(bytes.clone(), 5, &mut Vec::new());
+        let _ = response::read_page(bytes.clone());
+        let _ = response::read_names(bytes.clone());
+        let _ = response::read_numbers(bytes.clone(), 5);
+        let _ = response::read_maybe_transactions(bytes);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Tests of the storage node: the messages' bytes, one client and one node, and many primaries under faults.
+//! Tests of the storage node: the messages' bytes, one client and one node, a node that was rolled back, and many primaries
+//! under faults.
 
 mod basics;
 mod faults;
@@ -9,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::net::Parties;
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 use base::{BlockNumber, Bytes, Epoch, TxId};
 
 use super::*;
-use crate::blocks::{BlockOptions, Blocks, NO_PREVIOUS, NewBlock, Tip};
+use crate::blocks::{BlockStoreConfig, Blocks, ChainTip, NO_PREVIOUS, NewBlock};
 use crate::state_store::tests::Lines;
 use crate::tables::ModelEngine;
 use crate::{DataDirectory, Error, GroupSync};
@@ -24,26 +25,26 @@ const TOKEN: &[u8] = b"a token";
 /// Longer than any test waits.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts a node over what its disk holds.
+/// Starts a node over the contents of its disk.
 async fn start() -> Result<StorageNode, Error> {
     let data = DataDirectory::open("/data").await?;
     let tables = ModelEngine::open(data.subdirectory("tables").await?).await?;
-    let node = StorageNode::open(NodeOptions {
+    let node = StorageNode::open(StorageNodeConfig {
         name: "node1".to_owned(),
         data,
         sync: GroupSync::new(),
         tables,
         materializer: Arc::new(Lines),
         token: Bytes::from_static(TOKEN),
-        blocks: BlockOptions { segment_bytes: 4_000, ..BlockOptions::default() },
+        blocks: BlockStoreConfig { segment_bytes: 4_000, ..BlockStoreConfig::default() },
     })
     .await?;
     node.serve(ADDRESS, &Parties::anyone()).await?;
     Ok(node)
 }
 
-fn options(epoch: u64) -> RemoteOptions {
-    RemoteOptions {
+fn options(epoch: u64) -> RemoteStoreConfig {
+    RemoteStoreConfig {
         address: ADDRESS.to_owned(),
         token: Bytes::from_static(TOKEN),
         channel: CHANNEL.to_owned(),
@@ -51,7 +52,7 @@ fn options(epoch: u64) -> RemoteOptions {
     }
 }
 
-/// A block with contents by chance, in the words that [`Lines`] reads.
+/// A block with random contents, in the notation that [`Lines`] reads.
 #[derive(Clone, Debug)]
 struct TestBlock {
     number: u64,
@@ -62,18 +63,18 @@ struct TestBlock {
 }
 
 impl TestBlock {
-    fn after(tip: Tip, chance: &mut Chance) -> TestBlock {
+    fn after(tip: ChainTip, rng: &mut Prng) -> TestBlock {
         let mut header_hash = [0; 32];
-        chance.fill(&mut header_hash);
+        rng.fill(&mut header_hash);
         let number = tip.height;
         let (mut text, mut transactions) = (String::new(), Vec::new());
-        for index in 0..1 + chance.index(4) {
-            let key = format!("{} k{}", chance.pick(&["cc", "dd"]), chance.index(8));
-            match chance.one_in(5) {
+        for index in 0..1 + rng.index(4) {
+            let key = format!("{} k{}", rng.pick(&["cc", "dd"]), rng.index(8));
+            match rng.one_in(5) {
                 true => text += &format!("{key}\n"),
                 false => text += &format!("{key} v{number}.{index}\n"),
             }
-            transactions.push((TxId::from(format!("{number}-{index}-{:x}", chance.number())), index as u8));
+            transactions.push((TxId::from(format!("{number}-{index}-{:x}", rng.number())), index as u8));
         }
         TestBlock { number, header_hash, previous_hash: tip.header_hash, text, transactions }
     }
@@ -92,7 +93,7 @@ impl TestBlock {
     }
 }
 
-/// The end of no chain.
-fn nothing() -> Tip {
-    Tip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) }
+/// The end of an empty chain.
+fn nothing() -> ChainTip {
+    ChainTip { height: 0, header_hash: NO_PREVIOUS, epoch: Epoch(0) }
 }

@@ -1,4 +1,4 @@
-//! A storage node that comes back with less than it had said is durable.
+//! Tests of a storage node that returns with less than it had reported durable.
 
 use base::ErrorKind;
 use base::rt::simulation::DiskCopy;
@@ -11,7 +11,7 @@ use crate::state_store::StateStore;
 const COPIED: u64 = 10;
 const KNOWN: u64 = 12;
 
-struct Filled {
+struct FilledNode {
     blocks: RemoteBlocks,
     state: RemoteStateStore,
     reader: RemoteStateStore,
@@ -19,15 +19,15 @@ struct Filled {
     copy: DiskCopy,
 }
 
-/// Appends blocks, makes a copy of a folder at block 10, and goes on to block 12.
-async fn fill(node: &base::rt::simulation::Node, folder: &str) -> Filled {
+/// Appends blocks, copies a folder at block 10, and continues to block 12.
+async fn fill(node: &base::rt::simulation::SimNode, folder: &str) -> FilledNode {
     let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
     let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
-    let mut chance = Chance::new(3);
+    let mut rng = Prng::new(3);
     let mut texts = Vec::new();
     let mut copy = None;
     for number in 0..KNOWN {
-        let block = TestBlock::after(blocks.tip(), &mut chance);
+        let block = TestBlock::after(blocks.tip(), &mut rng);
         block.append(&blocks).await.expect("it follows");
         texts.push(block.text);
         blocks.sync().await.expect("the disk works");
@@ -37,23 +37,24 @@ async fn fill(node: &base::rt::simulation::Node, folder: &str) -> Filled {
             copy.get_or_insert_with(|| node.disk().copy(folder));
         }
     }
-    let reader = RemoteStateStore::open_reader(options(0)).await.expect("the node is there");
+    let reader = RemoteStateStore::open_read_only(options(0)).await.expect("the node is there");
     assert_eq!(reader.savepoint().height, KNOWN);
-    Filled { blocks, state, reader, texts, copy: copy.expect("block 10 was come by") }
+    FilledNode { blocks, state, reader, texts, copy: copy.expect("block 10 was come by") }
 }
 
-fn restore(node: &base::rt::simulation::Node, copy: &DiskCopy) {
+fn restore(node: &base::rt::simulation::SimNode, copy: &DiskCopy) {
     node.crash();
-    node.disk().put_back(copy);
+    node.disk().restore(copy);
     node.restart();
 }
 
-/// An operator restored a copy of a peer's tables of five blocks before. The primary had let go of what the savepoint covered, and read
-/// the old rows without an error: its verdicts and those of other peers parted from then on, and nobody was told.
+/// An operator restored a copy of a peer's tables that was five blocks old. The primary had dropped the records that the
+/// savepoint covered, and read the old rows without an error: from then on its verdicts differed from those of other peers,
+/// with no sign of it.
 #[test]
 fn old_rows_are_never_read_after_an_earlier_copy_of_the_tables_was_restored() {
     simulate(1, |_, node| async move {
-        let Filled { state, reader, texts, copy, blocks: _blocks } = fill(&node, "/data/tables").await;
+        let FilledNode { state, reader, texts, copy, blocks: _blocks } = fill(&node, "/data/tables").await;
         restore(&node, &copy);
         let through = BlockNumber(KNOWN - 1);
         let early = reader.range("cc", b"", b"", through, 3).await.expect_err("the rows are not there");
@@ -66,7 +67,7 @@ fn old_rows_are_never_read_after_an_earlier_copy_of_the_tables_was_restored() {
 #[test]
 fn a_node_that_lost_rows_and_their_blocks_is_not_read_from() {
     simulate(2, |_, node| async move {
-        let Filled { state, copy, blocks: _blocks, .. } = fill(&node, "/data").await;
+        let FilledNode { state, copy, blocks: _blocks, .. } = fill(&node, "/data").await;
         restore(&node, &copy);
         let error = state.get("cc", b"k1", BlockNumber(KNOWN - 1)).await.expect_err("nobody has the rows");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

@@ -1,17 +1,17 @@
-//! The newest versions of recently used keys, in a fixed amount of memory.
+//! A table of the newest versions of recently used keys, in a fixed amount of memory.
 //!
-//! The engine finds the newest row of a key by a search over all its runs, which costs several times a lookup of a row
-//! whose exact key is known, because only exact keys can be answered by the runs' filters. Nearly every read wants the
-//! newest row. This table remembers its version, or that there is none:
+//! The engine finds the newest row of a key by a search over all its runs. The search costs several times as much as a lookup
+//! of an exact row key, because the runs' filters can answer only for exact keys. Nearly every read wants the newest row. For
+//! a key, this table stores the version of the newest row, or that there is no row:
 //!
-//! 1. A write enters the version of each row it wrote, after the engine has taken the rows and before the savepoint
-//!    moves. The newer version wins, so rows written out of order are harmless.
-//! 2. A read that finds no entry takes the shard's write count, searches the engine and enters what it found, unless the
-//!    shard has been written meanwhile.
+//! 1. A write enters the version of each row it wrote, after the engine has taken the rows and before the savepoint moves.
+//!    The newer version wins, so rows may be written out of order.
+//! 2. A read that finds no entry notes the shard's write count, searches the engine and enters the result. If the shard was
+//!    written meanwhile, the result is not entered.
 //!
-//! So an entry is never older than what the engine holds at the savepoint. Entries are found by a 128-bit hash with a
-//! key of the process, which stands for the key itself: clients cannot choose keys that collide.
-//! An entry is 40 bytes, four to a bucket; a full bucket forgets one of its entries, round robin.
+//! So an entry is never older than the engine's rows at the savepoint. An entry holds a 128-bit hash instead of the key. The
+//! hash is keyed with a secret of the process, so clients cannot choose keys that collide. An entry is 40 bytes, four to a
+//! bucket; a full bucket replaces one of its entries, round robin.
 
 use std::sync::Mutex;
 
@@ -21,29 +21,29 @@ use twox_hash::XxHash3_128;
 use crate::lock;
 
 const WAYS: usize = 4;
-const ENTRY_BYTES: usize = size_of::<Entry>();
+const ENTRY_BYTES: usize = size_of::<HintEntry>();
 const _: () = assert!(ENTRY_BYTES == 40);
-/// Locks that entries are spread over.
+/// Locks over which entries are spread.
 const SHARDS: usize = 512;
 
 /// The newest row of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Newest {
+pub enum NewestRow {
     /// The key has no row.
     Absent,
-    /// It has this version, which is a deletion if not live.
+    /// It has this version; a deletion if not live.
     Row { version: Version, live: bool },
 }
 
 /// See the module.
-pub struct Hints {
+pub struct NewestRowHints {
     seed: u64,
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<HintShard>>,
 }
 
-struct Shard {
+struct HintShard {
     writes: u64,
-    buckets: Vec<[Entry; WAYS]>,
+    buckets: Vec<[HintEntry; WAYS]>,
     victim: usize,
 }
 
@@ -51,32 +51,32 @@ struct Shard {
 type Hash = [u64; 2];
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct HintEntry {
     hash: Hash,
-    /// `None` where the entry is unused.
-    newest: Option<Newest>,
+    /// `None` if the entry is unused.
+    newest: Option<NewestRow>,
 }
 
-/// What a lookup came to.
-pub enum Lookup {
-    Found(Newest),
-    /// Nothing is known; what a search finds may be entered with this ticket.
-    Unknown(Ticket),
+/// The outcome of a lookup.
+pub enum HintLookup {
+    Found(NewestRow),
+    /// Nothing is known; the result of a search may be entered with this ticket.
+    Miss(FillToken),
 }
 
 /// The state of a shard when a search began.
-pub struct Ticket {
+pub struct FillToken {
     hash: Hash,
     writes: u64,
 }
 
-impl Hints {
+impl NewestRowHints {
     /// A table that takes about `bytes` of memory; 0 switches it off.
-    pub fn new(bytes: usize) -> Hints {
+    pub fn new(bytes: usize) -> NewestRowHints {
         let buckets = bytes / (ENTRY_BYTES * WAYS * SHARDS);
-        let empty = Entry { hash: [0; 2], newest: None };
-        let shard = |_| Mutex::new(Shard { writes: 0, buckets: vec![[empty; WAYS]; buckets], victim: 0 });
-        Hints { seed: rt::random_u64(), shards: (0..SHARDS).map(shard).collect() }
+        let empty = HintEntry { hash: [0; 2], newest: None };
+        let shard = |_| Mutex::new(HintShard { writes: 0, buckets: vec![[empty; WAYS]; buckets], victim: 0 });
+        NewestRowHints { seed: rt::random_u64(), shards: (0..SHARDS).map(shard).collect() }
     }
 
     fn hash(&self, prefix: &[u8]) -> Hash {
@@ -84,41 +84,41 @@ impl Hints {
         [hash as u64, (hash >> 64) as u64]
     }
 
-    fn shard(&self, hash: Hash) -> &Mutex<Shard> {
+    fn shard(&self, hash: Hash) -> &Mutex<HintShard> {
         &self.shards[hash[1] as usize % SHARDS]
     }
 
-    /// What is known of the newest row of a key.
-    pub fn lookup(&self, prefix: &[u8]) -> Lookup {
+    /// What the table knows of the newest row of a key.
+    pub fn lookup(&self, prefix: &[u8]) -> HintLookup {
         let hash = self.hash(prefix);
         let shard = lock(self.shard(hash));
         match shard.known(hash) {
-            Some(newest) => Lookup::Found(newest),
-            None => Lookup::Unknown(Ticket { hash, writes: shard.writes }),
+            Some(newest) => HintLookup::Found(newest),
+            None => HintLookup::Miss(FillToken { hash, writes: shard.writes }),
         }
     }
 
-    /// Enters what a search found, unless a write has come between.
-    pub fn found(&self, ticket: Ticket, newest: Newest) {
+    /// Enters the result of a search, unless a write has come between.
+    pub fn found(&self, ticket: FillToken, newest: NewestRow) {
         let mut shard = lock(self.shard(ticket.hash));
         if shard.writes == ticket.writes {
             shard.enter(ticket.hash, newest);
         }
     }
 
-    /// Enters a row that was written. `is_newest` when it is known to be the newest of its key; a row that was written late
-    /// may not be, and is entered only where it can be compared.
+    /// Enters a written row. `is_newest` if it is known to be the newest of its key; a row that was written late may not
+    /// be, and is entered only if there is an entry to compare it with.
     pub fn wrote(&self, prefix: &[u8], version: Version, live: bool, is_newest: bool) {
         let hash = self.hash(prefix);
         let mut shard = lock(self.shard(hash));
         shard.writes += 1;
         let enter = match shard.known(hash) {
-            Some(Newest::Row { version: known, .. }) => known <= version,
-            Some(Newest::Absent) => true,
+            Some(NewestRow::Row { version: known, .. }) => known <= version,
+            Some(NewestRow::Absent) => true,
             None => is_newest,
         };
         if enter {
-            shard.enter(hash, Newest::Row { version, live });
+            shard.enter(hash, NewestRow::Row { version, live });
         }
     }
 
@@ -137,16 +137,16 @@ impl Hints {
     }
 }
 
-impl Shard {
+impl HintShard {
     fn bucket(&self, hash: Hash) -> Option<usize> {
         (!self.buckets.is_empty()).then(|| hash[0] as usize % self.buckets.len())
     }
 
-    fn known(&self, hash: Hash) -> Option<Newest> {
+    fn known(&self, hash: Hash) -> Option<NewestRow> {
         self.buckets[self.bucket(hash)?].iter().find(|entry| entry.hash == hash)?.newest
     }
 
-    fn enter(&mut self, hash: Hash, newest: Newest) {
+    fn enter(&mut self, hash: Hash, newest: NewestRow) {
         let Some(bucket) = self.bucket(hash) else { return };
         let victim = self.victim;
         let entries = &mut self.buckets[bucket];
@@ -155,7 +155,7 @@ impl Shard {
             .position(|entry| entry.hash == hash)
             .or_else(|| entries.iter().position(|entry| entry.newest.is_none()))
             .unwrap_or(victim);
-        entries[at] = Entry { hash, newest: Some(newest) };
+        entries[at] = HintEntry { hash, newest: Some(newest) };
         self.victim = (victim + 1) % WAYS;
     }
 }

@@ -1,16 +1,16 @@
-//! Cutting a torn tail off the engine's journal.
+//! Truncates a torn tail of the engine's journal.
 //!
-//! The engine tolerates a journal that ends within a batch. After a loss of power the pages of the last, unsynced batches
-//! may also be missing in the middle, which it takes for damage, and does not open. Such a tail is safe to cut: rows and
-//! savepoint go together, so what is left is an earlier savepoint, and what comes after it is in the blocks. Nothing that
-//! was synced is lost, because it comes first.
+//! The engine tolerates a journal that ends within a batch. A loss of power may also leave holes: pages in the middle of the
+//! last, unsynced batches are missing. The engine takes this for damage, and does not open. Such a tail can be truncated
+//! safely: rows and savepoint are in the same batch, so the remainder ends at an earlier savepoint, and the blocks contain
+//! everything after it. No synced batch is lost, because synced batches come first.
 //!
-//! 1. Opening failed over the journal.
-//! 2. The newest journal is read batch by batch, as the engine writes it (fjall 3.1): a start with the number of entries,
-//!    the entries, an end with their checksum. Older journals were synced before the next one was begun.
-//! 3. The file is cut off behind the last whole batch, and opening is tried once more.
+//! 1. The engine fails to open because of its journal.
+//! 2. The newest journal is read batch by batch, in the format of fjall 3.1: a start with the number of entries, the entries,
+//!    an end with their checksum. Older journals were synced before the next one was begun.
+//! 3. The file is truncated after the last complete batch, and the engine is opened once more.
 //!
-//! A test holds this reader against journals that the engine has written.
+//! A test checks this reader against journals that the engine has written.
 
 use std::fs;
 use std::io;
@@ -25,20 +25,20 @@ const CLEAR: u8 = 4;
 const END_MAGIC: &[u8] = b"FJL\x03";
 const ITEM_HEADER_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
 
-/// What was cut off.
+/// What was removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutTail {
+pub struct TruncatedTail {
     pub path: PathBuf,
     /// The journal's length now.
     pub offset: u64,
 }
 
-/// Cuts the newest journal in the engine's directory off behind its last whole batch. `None` when there is no journal,
-/// or nothing but zeros behind its whole batches, so that it is not what keeps the engine from opening.
+/// Truncates the newest journal in the engine's directory after its last whole batch. `None` if there is no journal, or if
+/// only zeros follow its whole batches: then the journal is not what prevents the engine from opening.
 ///
 /// # Errors
 /// Errors of the operating system.
-pub fn cut_torn_tail(directory: &Path) -> io::Result<Option<CutTail>> {
+pub fn truncate_torn_tail(directory: &Path) -> io::Result<Option<TruncatedTail>> {
     let Some(path) = newest_journal(directory)? else { return Ok(None) };
     let bytes = fs::read(&path)?;
     let whole = whole_bytes(&bytes);
@@ -48,7 +48,7 @@ pub fn cut_torn_tail(directory: &Path) -> io::Result<Option<CutTail>> {
     let file = fs::OpenOptions::new().write(true).open(&path)?;
     file.set_len(whole as u64)?;
     file.sync_all()?;
-    Ok(Some(CutTail { path, offset: whole as u64 }))
+    Ok(Some(TruncatedTail { path, offset: whole as u64 }))
 }
 
 fn newest_journal(directory: &Path) -> io::Result<Option<PathBuf>> {
@@ -62,7 +62,7 @@ fn newest_journal(directory: &Path) -> io::Result<Option<PathBuf>> {
     Ok(newest.map(|number| directory.join(format!("{number}.jnl"))))
 }
 
-/// Length of the whole batches that a journal begins with.
+/// Length of the whole batches at the start of a journal.
 pub fn whole_bytes(journal: &[u8]) -> usize {
     let mut whole = 0;
     while let Some(bytes) = batch_bytes(&journal[whole..]) {

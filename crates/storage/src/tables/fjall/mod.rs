@@ -1,16 +1,17 @@
-//! The tables of production: the fjall engine, a log-structured merge tree.
+//! The tables that production uses, on the fjall engine, a log-structured merge tree.
 //!
-//! One database serves all channels of a node, with one keyspace a channel: one journal, one cache, one fsync. A batch
-//! is one engine batch in one keyspace, savepoint included, so the engine's own atomicity and recovery keep rows and
-//! savepoint together. The journal is synced by [`Tables::persist`] and not before; the engine may make rows durable
-//! earlier by flushing a memtable, but whole batches in order, so what survives a crash is always some savepoint.
+//! One database serves all channels of a node, with one keyspace per channel: one journal, one cache, one fsync. A batch of
+//! rows is one engine batch in one keyspace and includes the savepoint, so the engine's own atomicity and recovery keep rows
+//! and savepoint together. Only [`Tables::persist`] syncs the journal. The engine may make rows durable earlier by flushing a
+//! memtable, but always whole batches in order, so after a crash the rows are those of some savepoint.
 //!
-//! * The newest row of a key is found by a lookup of its exact key where [`Hints`] know its version, else by a search.
-//! * Values of some kilobytes and more are kept out of the merge tree, in files of their own: merging would copy them
-//!   again and again (`examples/storage_costs.rs` measures it).
-//! * Superseded versions go when the engine merges runs anyway: a filter drops every row that has a base above it in the
-//!   same merge. [`Tables::prune`] raises the bound for that filter; its scan is needed only for what merging leaves, the
-//!   deletions above all.
+//! * The newest row of a key is found by a lookup of its exact row key if [`NewestRowHints`](hints::NewestRowHints) know the
+//!   newest version, otherwise by a search.
+//! * Values of some kilobytes and more are kept outside the merge tree, in separate files: merging would copy them again and
+//!   again (`examples/storage_costs.rs` measures it).
+//! * Most superseded versions are removed when the engine merges runs anyway: a filter drops every row that has a base
+//!   ([`super::prune`]) above it in the same merge. [`Tables::prune`] raises the bound for that filter. The scan of
+//!   [`Tables::prune`] is needed only for rows that merging leaves, above all deletions.
 //!
 //! This module is an exception to the ambient runtime: the engine brings its own threads and files.
 
@@ -31,21 +32,21 @@ use fjall::compaction::filter::Factory;
 use fjall::config::{BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{CompressionType, Database, KeyspaceCreateOptions, KvSeparationOptions};
 
-use self::merge::{Bounds, MergeFilterFactory};
+use self::merge::{MergeBounds, MergeFilterFactory};
 use self::tables::FjallTables;
 use super::{Tables, TablesEngine};
 use crate::{Error, events, lock};
 
 /// Settings of the engine. All but the cache sizes are fixed when a channel's tables are created.
 #[derive(Clone, Debug)]
-pub struct FjallOptions {
+pub struct FjallConfig {
     /// Cache of the engine's blocks, for all channels.
     pub cache_bytes: u64,
-    /// Rows of one channel that are gathered in memory before they are written out sorted.
+    /// Rows of one channel that are gathered in memory before they are flushed in sorted order.
     pub memtable_bytes: u64,
-    /// The journal's files together; reaching it writes memtables out. At least 64 MiB.
+    /// Total size of the journal's files; reaching it flushes memtables. At least 64 MiB.
     pub journal_bytes_max: u64,
-    /// Threads that write out and merge, at least [`WORKER_THREADS_MIN`].
+    /// Threads that flush and merge, at least [`WORKER_THREADS_MIN`].
     pub worker_threads: usize,
     /// Compress blocks of rows (LZ4). Saves space, costs processor time.
     pub compression: bool,
@@ -55,9 +56,9 @@ pub struct FjallOptions {
     pub hint_bytes: usize,
 }
 
-impl Default for FjallOptions {
+impl Default for FjallConfig {
     fn default() -> Self {
-        FjallOptions {
+        FjallConfig {
             cache_bytes: 64 << 20,
             memtable_bytes: 32 << 20,
             journal_bytes_max: 512 << 20,
@@ -69,41 +70,41 @@ impl Default for FjallOptions {
     }
 }
 
-/// With a single worker the engine (fjall 3.1) can lock up: writers fill its bounded queue with requests to rotate a full
-/// memtable while the worker merges, and the worker then waits for room in the queue that only it empties.
+/// With a single worker the engine (fjall 3.1) can deadlock: writers fill its bounded queue with requests to rotate a full
+/// memtable while the worker merges, and the worker then waits for space in the queue that only it empties.
 pub const WORKER_THREADS_MIN: usize = 2;
 
 const JOURNAL_BYTES_MIN: u64 = 64 << 20;
 
-/// An engine in a directory of its own.
+/// An engine in a directory used by nothing else.
 pub struct FjallEngine {
     path: PathBuf,
-    options: FjallOptions,
+    options: FjallConfig,
     database: Database,
     /// The oldest admitted block of each keyspace, for the filter of merges.
-    bounds: Arc<Bounds>,
+    bounds: Arc<MergeBounds>,
     tables: Mutex<Map<String, Arc<FjallTables>>>,
 }
 
 impl FjallEngine {
-    /// Opens the engine in a directory, which is created where it is missing.
+    /// Opens the engine in a directory, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Locked`] when another process has it open; [`Error::Corrupt`] kinds for damage; errors of the operating
+    /// [`Error::Locked`] if another process has it open; [`Error::Corrupt`] kinds for damage; errors of the operating
     /// system.
-    pub async fn open(path: &Path, options: FjallOptions) -> Result<Arc<FjallEngine>, Error> {
+    pub async fn open(path: &Path, options: FjallConfig) -> Result<Arc<FjallEngine>, Error> {
         let path = path.to_path_buf();
         rt::blocking(move || FjallEngine::open_blocking(path, options)).await.map(Arc::new)
     }
 
-    fn open_blocking(path: PathBuf, options: FjallOptions) -> Result<FjallEngine, Error> {
-        let bounds = Arc::new(Bounds::default());
+    fn open_blocking(path: PathBuf, options: FjallConfig) -> Result<FjallEngine, Error> {
+        let bounds = Arc::new(MergeBounds::default());
         let database = match open_database(&path, &options, &bounds) {
             Err(fjall::Error::JournalRecovery(_) | fjall::Error::Decompress(_)) => {
-                let cut = journal::cut_torn_tail(&path).map_err(|error| Error::io("repairing", &path, error))?;
+                let cut = journal::truncate_torn_tail(&path).map_err(|error| Error::io("repairing", &path, error))?;
                 if let Some(cut) = cut {
-                    events::TornTailsCut.add(1);
-                    tracing::warn!(journal = %cut.path.display(), offset = cut.offset, "cut off a torn tail");
+                    events::TornTailsTruncated.add(1);
+                    tracing::warn!(journal = %cut.path.display(), offset = cut.offset, "truncated a torn tail of the journal");
                 }
                 open_database(&path, &options, &bounds)
             }
@@ -133,12 +134,12 @@ impl FjallEngine {
 #[async_trait::async_trait]
 impl TablesEngine for FjallEngine {
     async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
-        // Reads a handful of engine blocks at most, so it is done in place.
+        // Reads at most a few engine blocks, so it is done in place.
         Ok(self.tables_blocking(name)? as Arc<dyn Tables>)
     }
 }
 
-fn open_database(path: &Path, options: &FjallOptions, bounds: &Arc<Bounds>) -> fjall::Result<Database> {
+fn open_database(path: &Path, options: &FjallConfig, bounds: &Arc<MergeBounds>) -> fjall::Result<Database> {
     let bounds = Arc::clone(bounds);
     Database::builder(path)
         .cache_size(options.cache_bytes)
@@ -152,11 +153,11 @@ fn open_database(path: &Path, options: &FjallOptions, bounds: &Arc<Bounds>) -> f
         .open()
 }
 
-fn compression(options: &FjallOptions) -> CompressionType {
+fn compression(options: &FjallConfig) -> CompressionType {
     if options.compression { CompressionType::Lz4 } else { CompressionType::None }
 }
 
-fn keyspace_options(options: &FjallOptions) -> KeyspaceCreateOptions {
+fn keyspace_options(options: &FjallConfig) -> KeyspaceCreateOptions {
     let separation = options
         .separate_value_bytes
         .map(|bytes| KvSeparationOptions::default().separation_threshold(bytes).compression(compression(options)));

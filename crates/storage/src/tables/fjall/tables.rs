@@ -1,4 +1,4 @@
-//! One channel's tables in the engine. How they use it is said in [`super`].
+//! The tables of one channel in the engine; [`super`] describes how they use the engine.
 
 use std::fmt;
 use std::ops::Bound;
@@ -10,12 +10,12 @@ use base::{BlockNumber, Bytes, Version, rt};
 use fjall::{Database, Keyspace, PersistMode};
 
 use super::FjallEngine;
-use super::hints::{Hints, Lookup, Newest};
+use super::hints::{HintLookup, NewestRow, NewestRowHints};
 use crate::tables::key::{self, RowKey};
-use crate::tables::prune::Sweep;
+use crate::tables::prune::PruneSweep;
 use crate::tables::{
-    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables, check_follows,
-    check_readable,
+    PruneOutcome, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables,
+    check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -24,14 +24,14 @@ pub struct FjallTables {
     path: PathBuf,
     database: Database,
     keyspace: Keyspace,
-    hints: Hints,
-    /// What has been written; also serialises writers.
+    hints: NewestRowHints,
+    /// The savepoint of the written rows; also serialises writers.
     writing: Mutex<()>,
     savepoint: Mutex<Savepoint>,
     durable: Mutex<Savepoint>,
-    /// Reads below this block are refused, and merges drop what it supersedes.
+    /// Reads below this block are refused, and merges drop the versions that it supersedes.
     oldest: Arc<AtomicU64>,
-    /// Where the scan of [`Tables::prune`] goes on.
+    /// Where the scan of [`Tables::prune`] continues.
     cursor: Mutex<Vec<u8>>,
 }
 
@@ -44,13 +44,13 @@ impl FjallTables {
             None => Savepoint::default(),
             Some(bytes) => decode_savepoint(&engine.path, &bytes)?,
         };
-        // What earlier runs pruned is not known, so nothing below the savepoint is promised.
+        // What earlier processes pruned is unknown, so reads below the savepoint are not promised.
         oldest.fetch_max(savepoint.height.saturating_sub(1), Ordering::Relaxed);
         Ok(FjallTables {
             path: engine.path.clone(),
             database: engine.database.clone(),
             keyspace,
-            hints: Hints::new(engine.options.hint_bytes),
+            hints: NewestRowHints::new(engine.options.hint_bytes),
             writing: Mutex::new(()),
             savepoint: Mutex::new(savepoint),
             durable: Mutex::new(savepoint),
@@ -63,7 +63,7 @@ impl FjallTables {
         move |error| Error::engine(doing, &self.path, error)
     }
 
-    /// The block to read at, or `None` where there is nothing to read.
+    /// The block to read at, or `None` if there is nothing to read.
     fn readable(&self, through: BlockNumber) -> Result<Option<u64>, Error> {
         let Some(through) = self.savepoint().clamp(through) else { return Ok(None) };
         check_readable(through, self.oldest.load(Ordering::Relaxed))?;
@@ -71,21 +71,21 @@ impl FjallTables {
     }
 
     /// The newest version of a key at or below `through`. `prefix` is extended and restored.
-    fn newest(&self, prefix: &mut Vec<u8>, through: u64) -> Result<Newest, Error> {
+    fn newest(&self, prefix: &mut Vec<u8>, through: u64) -> Result<NewestRow, Error> {
         let seek = match self.hints.lookup(prefix) {
-            Lookup::Found(known @ Newest::Row { version, .. }) if version.block <= through => {
+            HintLookup::Found(known @ NewestRow::Row { version, .. }) if version.block <= through => {
                 events::HintHits.add(1);
                 return Ok(known);
             }
-            Lookup::Found(Newest::Absent) => {
+            HintLookup::Found(NewestRow::Absent) => {
                 events::HintHits.add(1);
-                return Ok(Newest::Absent);
+                return Ok(NewestRow::Absent);
             }
-            Lookup::Found(_) => None,
-            Lookup::Unknown(ticket) => Some(ticket),
+            HintLookup::Found(_) => None,
+            HintLookup::Miss(ticket) => Some(ticket),
         };
         events::HintMisses.add(1);
-        // A search for the hint begins at the newest row of all, which is nearly always the one asked for.
+        // A search on behalf of the hint begins at the newest row of all, which is nearly always the requested one.
         let begin = if seek.is_some() { u64::MAX } else { through };
         let length = prefix.len();
         key::push_seek(prefix, begin);
@@ -94,11 +94,11 @@ impl FjallTables {
         key::push_last(prefix);
         let rows = self.keyspace.range::<&[u8], _>((Bound::Included(&low[..]), Bound::Included(&prefix[..])));
         let mut newest_of_all = None;
-        let mut found = Newest::Absent;
+        let mut found = NewestRow::Absent;
         for row in rows {
             let bytes = row.key().map_err(self.engine_error("searching a row"))?;
             let row = self.split(&bytes)?;
-            let this = Newest::Row { version: row.version, live: row.live };
+            let this = NewestRow::Row { version: row.version, live: row.live };
             newest_of_all.get_or_insert(this);
             if row.version.block <= through {
                 found = this;
@@ -107,13 +107,13 @@ impl FjallTables {
         }
         prefix.truncate(length);
         if let Some(ticket) = seek {
-            self.hints.found(ticket, newest_of_all.unwrap_or(Newest::Absent));
+            self.hints.found(ticket, newest_of_all.unwrap_or(NewestRow::Absent));
         }
         Ok(found)
     }
 
     fn split<'a>(&self, bytes: &'a [u8]) -> Result<RowKey<'a>, Error> {
-        RowKey::split(bytes).ok_or_else(|| self.corrupt("a row has a key that is none"))
+        RowKey::split(bytes).ok_or_else(|| self.corrupt("a row has a malformed key"))
     }
 
     fn corrupt(&self, what: &str) -> Error {
@@ -158,7 +158,7 @@ impl Tables for FjallTables {
                 self.hints.wrote(row.prefix, row.version, row.live, row.version.block >= current.height);
             }
         }
-        // Last, because readers take it for complete from here on.
+        // Last, because from here on readers treat the savepoint as complete.
         *lock(&self.savepoint) = next;
         events::RowsWritten.add(rows.len() as u64);
         Ok(())
@@ -194,8 +194,8 @@ impl Tables for FjallTables {
         let Some(through) = self.readable(through)? else { return Ok(None) };
         let mut prefix = key::prefix(namespace, key);
         let (version, live) = match self.newest(&mut prefix, through)? {
-            Newest::Absent => return Ok(None),
-            Newest::Row { version, live } => (version, live),
+            NewestRow::Absent => return Ok(None),
+            NewestRow::Row { version, live } => (version, live),
         };
         if !live {
             return Ok(Some(Row { version, value: None }));
@@ -204,10 +204,10 @@ impl Tables for FjallTables {
         let value = self.keyspace.get(&prefix).map_err(self.engine_error("reading a row"))?;
         match value {
             Some(value) => Ok(Some(Row { version, value: Some(Bytes::copy_from_slice(&value)) })),
-            // The bound was raised and the version merged away between the two steps.
+            // The bound was raised and a merge dropped the version between the two steps.
             None => {
                 check_readable(through, self.oldest.load(Ordering::Relaxed))?;
-                Err(self.corrupt("a row was found and has gone"))
+                Err(self.corrupt("a row was found and then disappeared"))
             }
         }
     }
@@ -215,8 +215,8 @@ impl Tables for FjallTables {
     fn version(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<(Version, bool)>, Error> {
         let Some(through) = self.readable(through)? else { return Ok(None) };
         match self.newest(&mut key::prefix(namespace, key), through)? {
-            Newest::Absent => Ok(None),
-            Newest::Row { version, live } => Ok(Some((version, live))),
+            NewestRow::Absent => Ok(None),
+            NewestRow::Row { version, live } => Ok(Some((version, live))),
         }
     }
 
@@ -236,7 +236,7 @@ impl Tables for FjallTables {
             return Ok(page);
         }
         let rows = self.keyspace.range::<&[u8], _>((Bound::Included(&low[..]), Bound::Excluded(&high[..])));
-        // The key whose row for this block has been passed: its older rows are skipped.
+        // The key whose row for this block was already found: its older rows are skipped.
         let mut decided: Vec<u8> = Vec::new();
         let mut last: Vec<u8> = Vec::new();
         let mut bytes_held = 0;
@@ -251,7 +251,7 @@ impl Tables for FjallTables {
                 continue;
             }
             if row.prefix != last {
-                // Pages end between keys, so that each call gets on.
+                // Pages end between keys, so that each call makes progress.
                 if page.entries.len() == limit || scanned >= SCAN_ROWS_MAX || bytes_held >= SCAN_BYTES_SOFT_MAX {
                     page.next = Some(self.decode_key(row.prefix)?);
                     break;
@@ -283,33 +283,33 @@ impl Tables for FjallTables {
             let bytes = row.key().map_err(self.engine_error("listing namespaces"))?;
             let row = self.split(&bytes)?;
             let (namespace, _) =
-                key::decode_prefix(row.prefix).ok_or_else(|| self.corrupt("a row has a key that is none"))?;
+                key::decode_prefix(row.prefix).ok_or_else(|| self.corrupt("a row has a malformed key"))?;
             low = key::namespace_end(&namespace);
             namespaces.push(namespace);
         }
         Ok(namespaces)
     }
 
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error> {
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, Error> {
         let newest = self.savepoint().height.saturating_sub(1);
         let oldest = oldest.get().min(newest);
         let oldest = self.oldest.fetch_max(oldest, Ordering::Relaxed).max(oldest);
         if rows_max == 0 {
-            return Ok(Pruned::default());
+            return Ok(PruneOutcome::default());
         }
         let mut cursor = lock(&self.cursor);
         let durable = self.durable_savepoint().height;
-        let mut sweep = Sweep::new(oldest, durable, rows_max);
+        let mut sweep = PruneSweep::new(oldest, durable, rows_max);
         let high = key::rows_end();
         for row in self.keyspace.range::<&[u8], _>((Bound::Included(&cursor[..]), Bound::Excluded(&high[..]))) {
             let bytes = row.key().map_err(self.engine_error("pruning"))?;
-            if !sweep.offer(bytes).ok_or_else(|| self.corrupt("a row has a key that is none"))? {
+            if !sweep.offer(bytes).ok_or_else(|| self.corrupt("a row has a malformed key"))? {
                 break;
             }
         }
         sweep.end_key();
-        let Sweep { gone, next, scanned, .. } = sweep;
-        let pruned = Pruned { scanned, removed: gone.len(), finished: next.is_none() };
+        let PruneSweep { gone, next, scanned, .. } = sweep;
+        let pruned = PruneOutcome { scanned, removed: gone.len(), finished: next.is_none() };
         let mut writes = fjall::OwnedWriteBatch::with_capacity(self.database.clone(), gone.len());
         for row in &gone {
             writes.remove(&self.keyspace, row.clone());
@@ -326,7 +326,7 @@ impl Tables for FjallTables {
 
 impl FjallTables {
     fn decode_key(&self, prefix: &[u8]) -> Result<Bytes, Error> {
-        let (_, key) = key::decode_prefix(prefix).ok_or_else(|| self.corrupt("a row has a key that is none"))?;
+        let (_, key) = key::decode_prefix(prefix).ok_or_else(|| self.corrupt("a row has a malformed key"))?;
         Ok(key.into())
     }
 }

@@ -3,11 +3,11 @@
 use std::fs;
 
 use base::rt::production;
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 use base::{BlockNumber, Bytes, Epoch, Version};
 
-use super::hints::{Hints, Lookup, Newest};
-use super::journal::{cut_torn_tail, whole_bytes};
+use super::hints::{HintLookup, NewestRow, NewestRowHints};
+use super::journal::{truncate_torn_tail, whole_bytes};
 use super::*;
 use crate::tables::{Row, RowBatch, Savepoint};
 
@@ -45,7 +45,7 @@ fn check_rows(tables: &dyn Tables) -> u64 {
 }
 
 async fn open(path: &Path) -> (Arc<FjallEngine>, Arc<dyn Tables>) {
-    let engine = FjallEngine::open(path, FjallOptions::default()).await.expect("the engine opens");
+    let engine = FjallEngine::open(path, FjallConfig::default()).await.expect("the engine opens");
     let tables = engine.tables("channel").await.expect("the tables open");
     (engine, tables)
 }
@@ -97,9 +97,9 @@ fn drop_without_persist_keeps_rows_and_savepoint_together() {
     });
 }
 
-/// The pages of a journal reach the disk in any order. A loss of power that kept a later page of the unsynced tail and lost
-/// an earlier one within a large value made the engine refuse to open, with a checksum mismatch, although everything that
-/// had been synced was whole.
+/// The pages of a journal reach the disk in any order. A loss of power kept a later page of the unsynced tail and lost an
+/// earlier one within a large value. The engine then refused to open, with a checksum mismatch, although all synced data
+/// was intact.
 #[test]
 fn journal_torn_anywhere_in_its_unsynced_tail_opens_at_a_savepoint() {
     production::run(async {
@@ -120,29 +120,29 @@ fn journal_torn_anywhere_in_its_unsynced_tail_opens_at_a_savepoint() {
         assert!(synced < batches && batches <= end, "the reader follows what the engine writes");
         let (mut heights, mut cuts) = (std::collections::BTreeSet::new(), 0);
         for seed in 0..40 {
-            let mut chance = Chance::new(seed);
+            let mut rng = Prng::new(seed);
             let copy = scratch.path().join(format!("copy{seed}"));
             copy_tree(&path, &copy);
             let mut torn = written.clone();
-            let page = [512, 4096][chance.index(2)];
-            let rarity = [6, 60, 600][chance.index(3)];
+            let page = [512, 4096][rng.index(2)];
+            let rarity = [6, 60, 600][rng.index(3)];
             for start in (0..end).step_by(page).filter(|start| start + page > synced) {
-                if chance.one_in(rarity) {
+                if rng.one_in(rarity) {
                     let stop = (start + page).min(torn.len());
                     torn[start.max(synced)..stop].fill(0);
                 }
             }
-            if chance.one_in(4) {
-                torn.truncate(synced + chance.index(end - synced));
+            if rng.one_in(4) {
+                torn.truncate(synced + rng.index(end - synced));
             }
             fs::write(journal_of(&copy), &torn).expect("the copy is writable");
-            let before = events::TornTailsCut.value();
+            let before = events::TornTailsTruncated.value();
             let (_engine, tables) = open(&copy).await;
-            cuts += usize::from(events::TornTailsCut.value() > before);
+            cuts += usize::from(events::TornTailsTruncated.value() > before);
             let height = check_rows(&*tables);
             assert!(height >= 6, "what was persisted is there");
             heights.insert(height);
-            // And it goes on from there.
+            // The tables continue from there.
             tables.write(batch(height)).expect("the batch follows");
             tables.persist().await.expect("the disk is well");
             assert_eq!(check_rows(&*tables), height + 1);
@@ -159,14 +159,14 @@ fn whole_journal_is_not_cut() {
         let path = scratch.path().join("engine");
         for compression in [false, true] {
             let path = path.join(compression.to_string());
-            let options = FjallOptions { compression, ..FjallOptions::default() };
+            let options = FjallConfig { compression, ..FjallConfig::default() };
             let engine = FjallEngine::open(&path, options).await.expect("the engine opens");
             let tables = engine.tables("channel").await.expect("the tables open");
             for block in 0..10 {
                 tables.write(batch(block)).expect("the batch follows");
             }
             tables.persist().await.expect("the disk is well");
-            assert_eq!(cut_torn_tail(&path).expect("the journal is readable"), None);
+            assert_eq!(truncate_torn_tail(&path).expect("the journal is readable"), None);
             let bytes = fs::read(journal_of(&path)).expect("the journal is readable");
             assert!(whole_bytes(&bytes) > 10_000);
             for cut in [1, 5, 12, 100] {
@@ -182,7 +182,7 @@ fn one_directory_is_opened_once() {
     production::run(async {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let (_engine, _tables) = open(scratch.path()).await;
-        let error = FjallEngine::open(scratch.path(), FjallOptions::default()).await.expect_err("it is open");
+        let error = FjallEngine::open(scratch.path(), FjallConfig::default()).await.expect_err("it is open");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
     });
 }
@@ -191,7 +191,7 @@ fn one_directory_is_opened_once() {
 fn merges_drop_superseded_versions_and_keep_what_is_read() {
     production::run(async {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let options = FjallOptions { memtable_bytes: 32 << 10, ..FjallOptions::default() };
+        let options = FjallConfig { memtable_bytes: 32 << 10, ..FjallConfig::default() };
         let engine = FjallEngine::open(scratch.path(), options).await.expect("the engine opens");
         let tables = engine.tables("channel").await.expect("the tables open");
         let before = events::RowsPruned.value();
@@ -205,7 +205,7 @@ fn merges_drop_superseded_versions_and_keep_what_is_read() {
             tables.write(batch).expect("the batch follows");
             tables.prune(BlockNumber(block.saturating_sub(10)), 0).expect("the bound is raised");
         }
-        // The engine merges in the background, on a busy machine late.
+        // The engine merges in the background, and on a busy machine late.
         for _ in 0..1200 {
             if events::RowsPruned.value() - before > 10_000 {
                 break;
@@ -223,13 +223,13 @@ fn merges_drop_superseded_versions_and_keep_what_is_read() {
     });
 }
 
-/// With one worker thread the engine locked up here: more than 1,000 batches met a full memtable while the worker merged, the
-/// queue of requests was full, and the worker waited for room in it.
+/// With one worker thread the engine deadlocked here: more than 1,000 batches met a full memtable while the worker merged,
+/// the queue of requests was full, and the worker waited for space in it.
 #[test]
 fn thousands_of_small_batches_do_not_lock_the_engine_up() {
     production::run(async {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let options = FjallOptions { memtable_bytes: 32 << 10, worker_threads: 1, ..FjallOptions::default() };
+        let options = FjallConfig { memtable_bytes: 32 << 10, worker_threads: 1, ..FjallConfig::default() };
         let engine = FjallEngine::open(scratch.path(), options).await.expect("the engine opens");
         let tables = engine.tables("channel").await.expect("the tables open");
         let writing = base::rt::blocking(move || {
@@ -244,20 +244,20 @@ fn thousands_of_small_batches_do_not_lock_the_engine_up() {
     });
 }
 
-fn row(block: u64) -> Newest {
-    Newest::Row { version: Version::new(block, 0), live: true }
+fn row(block: u64) -> NewestRow {
+    NewestRow::Row { version: Version::new(block, 0), live: true }
 }
 
-fn look(hints: &Hints, key: &[u8]) -> Option<Newest> {
+fn look(hints: &NewestRowHints, key: &[u8]) -> Option<NewestRow> {
     match hints.lookup(key) {
-        Lookup::Found(newest) => Some(newest),
-        Lookup::Unknown(_) => None,
+        HintLookup::Found(newest) => Some(newest),
+        HintLookup::Miss(_) => None,
     }
 }
 
 #[test]
 fn hints_follow_the_newest_write_and_no_late_one() {
-    let hints = production::run(async { Hints::new(1 << 20) });
+    let hints = production::run(async { NewestRowHints::new(1 << 20) });
     let write = |block, is_newest| hints.wrote(b"k", Version::new(block, 0), true, is_newest);
     assert_eq!(look(&hints, b"k"), None);
     write(3, false);
@@ -274,21 +274,21 @@ fn hints_follow_the_newest_write_and_no_late_one() {
 
 #[test]
 fn search_that_a_write_overtook_enters_nothing() {
-    let hints = production::run(async { Hints::new(1 << 20) });
-    let Lookup::Unknown(ticket) = hints.lookup(b"k") else { panic!("nothing was entered") };
+    let hints = production::run(async { NewestRowHints::new(1 << 20) });
+    let HintLookup::Miss(ticket) = hints.lookup(b"k") else { panic!("nothing was entered") };
     hints.wrote(b"k", Version::new(7, 0), true, true);
     hints.found(ticket, row(3));
     assert_eq!(look(&hints, b"k"), Some(row(7)));
-    let Lookup::Unknown(ticket) = hints.lookup(b"other") else { panic!("nothing was entered") };
-    hints.found(ticket, Newest::Absent);
-    assert_eq!(look(&hints, b"other"), Some(Newest::Absent));
+    let HintLookup::Miss(ticket) = hints.lookup(b"other") else { panic!("nothing was entered") };
+    hints.found(ticket, NewestRow::Absent);
+    assert_eq!(look(&hints, b"other"), Some(NewestRow::Absent));
     hints.wrote(b"other", Version::new(2, 0), true, false);
     assert_eq!(look(&hints, b"other"), Some(row(2)), "the first row of an absent key is its newest");
 }
 
 #[test]
 fn hints_keep_to_their_memory_and_may_be_switched_off() {
-    let (hints, off) = production::run(async { (Hints::new(100 << 10), Hints::new(0)) });
+    let (hints, off) = production::run(async { (NewestRowHints::new(100 << 10), NewestRowHints::new(0)) });
     for key in 0..100_000u64 {
         hints.wrote(&key.to_le_bytes(), Version::new(key, 0), true, true);
         off.wrote(&key.to_le_bytes(), Version::new(key, 0), true, true);

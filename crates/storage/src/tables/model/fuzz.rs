@@ -1,4 +1,4 @@
-//! The way of [`crate::tables::fuzz`] to the model's log.
+//! Gives [`crate::tables::fuzz`] access to the log of the model engine.
 
 use super::log;
 use crate::checksum;
@@ -9,7 +9,7 @@ pub fn encode_log(key: &[u8], value: &[u8]) -> Vec<u8> {
     log::encode_record(&Savepoint { height: 3, ..Savepoint::default() }, [(key, value)].into_iter(), &[])
 }
 
-/// Where the whole records of a log end, as it is and as one record whose checksum is right.
+/// Replays the input as one record with a correct checksum, and as a log; returns where the whole records of that log end.
 pub fn replayed(input: &[u8]) -> usize {
     let mut record = (input.len() as u64).to_le_bytes().to_vec();
     record.extend(checksum(input).to_le_bytes());

@@ -1,4 +1,4 @@
-//! The records of the model's log.
+//! The format of the records in the log of the model engine.
 //!
 //! ```text
 //! record := body length u64, checksum of the body u64, body
@@ -31,7 +31,7 @@ pub fn parse_name(name: &str) -> Option<u64> {
     name.strip_suffix(".rows")?.parse().ok()
 }
 
-/// A record of rows that were written and keys that were removed.
+/// Encodes a record of rows that were written and keys that were removed.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_record<'a>(
     savepoint: &Savepoint,
@@ -62,7 +62,7 @@ pub fn encode_record<'a>(
     bytes
 }
 
-/// The rows and the savepoint after the whole records of a log, and where those end.
+/// The rows and the savepoint after the whole records of a log, and where those records end.
 pub fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
     let (mut rows, mut savepoint, mut end) = (Rows::new(), Savepoint::default(), 0);
     while let Some((next, body_bytes)) = replay_record(&bytes[end..], &mut rows) {
@@ -72,7 +72,7 @@ pub fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
     (rows, savepoint, end)
 }
 
-/// Applies the record that `bytes` begin with; `None`, and nothing applied, where there is no whole one.
+/// Applies the record at the start of `bytes`; `None`, with nothing applied, if it is not whole.
 fn replay_record(bytes: &[u8], rows: &mut Rows) -> Option<(Savepoint, usize)> {
     let (body_bytes, rest) = bytes.split_first_chunk::<8>()?;
     let (sum, rest) = rest.split_first_chunk::<8>()?;

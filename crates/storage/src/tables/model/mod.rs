@@ -1,13 +1,13 @@
 //! A deterministic engine for simulation: rows in memory, and a log of batches on the ambient disk.
 //!
 //! 1. A write changes the rows in memory and queues its record.
-//! 2. Persisting appends the queued records to the log and syncs it. A crash before that loses them, or leaves some of
-//!    the first ones and a torn one, as a crash of a real engine may: opening stops at the first record that is not
-//!    whole, and the savepoint is that of the last whole one.
-//! 3. When the log has grown to several times its rows, a new log is begun with all rows in one record, synced, and only
-//!    then the old one removed.
+//! 2. Persisting appends the queued records to the log and syncs it. A crash during this step loses the records, or leaves
+//!    some of them and a torn one, as a crash of a real engine may. Opening stops at the first incomplete record; the
+//!    savepoint is that of the last complete one.
+//! 3. When the log has grown to several times the size of its rows, the model begins a new log with all rows in one record,
+//!    syncs it, and only then removes the old one.
 //!
-//! Everything is in memory, so it is meant for small states.
+//! The model keeps everything in memory, so it is meant for small states.
 
 #[doc(hidden)]
 pub mod fuzz;
@@ -25,18 +25,18 @@ use base::{BlockNumber, Bytes};
 
 use self::log::{Rows, encode_record, log_name, parse_name, replay};
 use super::key::{self, RowKey};
-use super::prune::Sweep;
+use super::prune::PruneSweep;
 use super::{
-    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine,
-    check_follows, check_readable,
+    PruneOutcome, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables,
+    TablesEngine, check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
-/// A log shorter than this is never rewritten. Little in tests, so that crashes meet rewriting.
+/// A log shorter than this is never rewritten. Small in tests, so that crashes coincide with rewriting.
 const REWRITE_BYTES_MIN: u64 = if cfg!(test) { 4 << 10 } else { 1 << 20 };
 /// A log is rewritten when it is this many times longer than its rows.
 const REWRITE_RATIO: u64 = 4;
-/// A log that is being begun.
+/// A new log that is being written.
 const NEW_LOG: &str = "log.new";
 
 /// Model tables in a directory, one subdirectory for each name.
@@ -46,10 +46,10 @@ pub struct ModelEngine {
 }
 
 impl ModelEngine {
-    /// An engine in a directory of its own. Tables are read when they are first asked for.
+    /// An engine in a directory used by nothing else. Tables are read when they are first asked for.
     ///
     /// # Errors
-    /// None now; the signature is that of an engine.
+    /// None at present; the signature matches other engines.
     pub async fn open(directory: Directory) -> Result<Arc<ModelEngine>, Error> {
         Ok(Arc::new(ModelEngine { directory, tables: AsyncMutex::new(BTreeMap::new()) }))
     }
@@ -73,13 +73,13 @@ impl TablesEngine for ModelEngine {
 /// One channel's tables in memory.
 pub struct ModelTables {
     directory: Directory,
-    state: RwLock<State>,
-    log: AsyncMutex<Log>,
+    state: RwLock<ModelState>,
+    log: AsyncMutex<ModelLog>,
     durable: Mutex<Savepoint>,
     broken: Mutex<Option<Arc<str>>>,
 }
 
-struct State {
+struct ModelState {
     rows: Rows,
     savepoint: Savepoint,
     oldest: u64,
@@ -88,7 +88,7 @@ struct State {
     queued: Vec<u8>,
 }
 
-struct Log {
+struct ModelLog {
     number: u64,
     file: File,
     bytes: u64,
@@ -100,7 +100,8 @@ impl ModelTables {
         let io = |error| Error::io("opening the tables in", directory.path(), error);
         let mut numbers: Vec<u64> = directory.list().map_err(io)?.iter().filter_map(|name| parse_name(name)).collect();
         numbers.sort_unstable();
-        // The newest log whose first record is whole; a newer one was being begun and holds nothing that an older lacks.
+        // The newest log whose first record is whole. A newer log was still being written, and holds nothing that this one
+        // lacks.
         let mut opened = None;
         while let Some(number) = numbers.pop() {
             let file = directory.open_file(&log_name(number), false).map_err(io)?;
@@ -110,12 +111,12 @@ impl ModelTables {
             if end == 0 && !numbers.is_empty() {
                 continue;
             }
-            // Written again, because an fsync that failed leaves bytes that only look as if they were on disk.
+            // Written again, because a failed fsync leaves bytes that only appear to be on disk.
             file.truncate(end as u64).map_err(io)?;
             file.write_at(0, &bytes[..end]).map_err(io)?;
             file.sync().await.map_err(io)?;
             directory.sync().await.map_err(io)?;
-            opened = Some((rows, savepoint, Log { number, file, bytes: end as u64, name_is_durable: true }));
+            opened = Some((rows, savepoint, ModelLog { number, file, bytes: end as u64, name_is_durable: true }));
             break;
         }
         let (rows, savepoint, log) = match opened {
@@ -123,11 +124,11 @@ impl ModelTables {
             None => {
                 let file = directory.open_file(&log_name(0), true).map_err(io)?;
                 directory.sync().await.map_err(io)?;
-                (Rows::new(), Savepoint::default(), Log { number: 0, file, bytes: 0, name_is_durable: true })
+                (Rows::new(), Savepoint::default(), ModelLog { number: 0, file, bytes: 0, name_is_durable: true })
             }
         };
         let oldest = savepoint.height.saturating_sub(1);
-        let state = State { rows, savepoint, oldest, cursor: key::first_row(), queued: Vec::new() };
+        let state = ModelState { rows, savepoint, oldest, cursor: key::first_row(), queued: Vec::new() };
         Ok(ModelTables {
             directory,
             state: RwLock::new(state),
@@ -137,15 +138,15 @@ impl ModelTables {
         })
     }
 
-    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+    fn read<T>(&self, read: impl FnOnce(&ModelState) -> T) -> T {
         read(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut ModelState) -> T) -> T {
         change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn check_whole(&self) -> Result<(), Error> {
+    fn check_intact(&self) -> Result<(), Error> {
         match &*lock(&self.broken) {
             Some(reason) => Err(Error::Broken { reason: Arc::clone(reason) }),
             None => Ok(()),
@@ -160,11 +161,11 @@ impl ModelTables {
         let Err(error) = file.sync().await else { return Ok(()) };
         let reason = format!("fsync of {}: {error}", self.path(number).display());
         lock(&self.broken).get_or_insert_with(|| reason.into());
-        self.check_whole()
+        self.check_intact()
     }
 
-    /// Begins a new log with all rows in one record. Until its name is durable the old log stays.
-    async fn rewrite(&self, log: &mut Log) -> Result<(), Error> {
+    /// Begins a new log with all rows in one record. The old log stays until the new one's name is durable.
+    async fn rewrite(&self, log: &mut ModelLog) -> Result<(), Error> {
         let number = log.number + 1;
         let path = self.path(number);
         let io = |error| Error::io("rewriting the log", &path, error);
@@ -176,15 +177,15 @@ impl ModelTables {
         file.truncate(0).map_err(io)?;
         file.write_at(0, &bytes).map_err(io)?;
         self.sync(number, &file).await?;
-        // From the rename on nothing may be appended to the old log; no point of suspension lies between.
+        // After the rename nothing may be appended to the old log; there is no await point in between.
         self.directory.rename(NEW_LOG, &log_name(number)).map_err(io)?;
-        // Rows that were written since the record was made are queued still, and follow it.
-        *log = Log { number, file, bytes: bytes.len() as u64, name_is_durable: false };
+        // Rows that were written after the record was made are still queued, and follow it.
+        *log = ModelLog { number, file, bytes: bytes.len() as u64, name_is_durable: false };
         self.finish_rewrite(log).await
     }
 
-    /// Makes the name of a log durable and removes the one before it.
-    async fn finish_rewrite(&self, log: &mut Log) -> Result<(), Error> {
+    /// Makes the name of a log durable and removes the previous log.
+    async fn finish_rewrite(&self, log: &mut ModelLog) -> Result<(), Error> {
         if log.name_is_durable {
             return Ok(());
         }
@@ -192,7 +193,7 @@ impl ModelTables {
         self.directory.sync().await.map_err(|error| Error::io("rewriting the log", &path, error))?;
         log.name_is_durable = true;
         if let Some(old) = log.number.checked_sub(1) {
-            // One that stays is passed over at opening.
+            // A log that could not be removed is skipped at opening.
             let _ = self.directory.remove(&log_name(old));
         }
         Ok(())
@@ -202,7 +203,7 @@ impl ModelTables {
 #[async_trait::async_trait]
 impl Tables for ModelTables {
     fn write(&self, batch: RowBatch) -> Result<(), Error> {
-        self.check_whole()?;
+        self.check_intact()?;
         self.change(|state| {
             check_follows(&state.savepoint, &batch.savepoint())?;
             state.queued.extend_from_slice(&encode_record(&batch.savepoint(), batch.rows(), &[]));
@@ -217,7 +218,7 @@ impl Tables for ModelTables {
 
     async fn persist(&self) -> Result<Savepoint, Error> {
         let mut log = self.log.lock().await;
-        self.check_whole()?;
+        self.check_intact()?;
         let (queued, savepoint) = self.read(|state| (state.queued.clone(), state.savepoint));
         if !queued.is_empty() {
             let path = self.path(log.number);
@@ -315,15 +316,15 @@ impl Tables for ModelTables {
         })
     }
 
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error> {
-        self.check_whole()?;
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, Error> {
+        self.check_intact()?;
         let durable = self.durable_savepoint().height;
         self.change(|state| {
             state.oldest = state.oldest.max(oldest.get().min(state.savepoint.height.saturating_sub(1)));
             if rows_max == 0 {
-                return Ok(Pruned::default());
+                return Ok(PruneOutcome::default());
             }
-            let mut sweep = Sweep::new(state.oldest, durable, rows_max);
+            let mut sweep = PruneSweep::new(state.oldest, durable, rows_max);
             for (row, _) in state.rows.range::<[u8], _>((Bound::Included(&state.cursor[..]), Bound::Unbounded)) {
                 if !sweep
                     .offer(row.clone())
@@ -333,8 +334,8 @@ impl Tables for ModelTables {
                 }
             }
             sweep.end_key();
-            let Sweep { gone, next, scanned, .. } = sweep;
-            let pruned = Pruned { scanned, removed: gone.len(), finished: next.is_none() };
+            let PruneSweep { gone, next, scanned, .. } = sweep;
+            let pruned = PruneOutcome { scanned, removed: gone.len(), finished: next.is_none() };
             for row in &gone {
                 state.rows.remove(row);
             }
@@ -348,7 +349,7 @@ impl Tables for ModelTables {
     }
 }
 
-impl State {
+impl ModelState {
     fn readable(&self, through: BlockNumber) -> Result<Option<u64>, Error> {
         let Some(through) = self.savepoint.clamp(through) else { return Ok(None) };
         check_readable(through, self.oldest)?;

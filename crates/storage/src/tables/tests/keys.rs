@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::key::{self, RowKey};
-use super::super::prune::{Judge, Verdict};
+use super::super::prune::{PruneDecider, PruneDecision};
 use super::*;
 
 fn row_key(namespace: &str, key: &[u8], version: Version, live: bool) -> Vec<u8> {
@@ -108,17 +108,17 @@ fn rows_are_judged_by_the_base_above_them() {
         ("a@9 b@2 b@1 c@9 c@2", "..x.."),
     ];
     for (rows, expected) in cases {
-        let mut judge = Judge::default();
+        let mut judge = PruneDecider::default();
         let judged: String = rows
             .split(' ')
             .map(|row| {
                 let live = !row.ends_with('!');
                 let (key, block) = row.trim_end_matches('!').split_once('@').expect("key@block");
                 let encoded = row_key("n", key.as_bytes(), Version::new(block.parse().expect("a number"), 0), live);
-                match judge.judge(RowKey::split(&encoded).expect("it is a row key"), 5, 4) {
-                    Verdict::Newer | Verdict::Base => '.',
-                    Verdict::Deletion => 'd',
-                    Verdict::Superseded => 'x',
+                match judge.decide(RowKey::split(&encoded).expect("it is a row key"), 5, 4) {
+                    PruneDecision::Newer | PruneDecision::Base => '.',
+                    PruneDecision::Deletion => 'd',
+                    PruneDecision::Superseded => 'x',
                 }
             })
             .collect();

@@ -1,4 +1,4 @@
-//! Tests of the tables: one suite for both engines, and what is special to each.
+//! Tests of the tables: one suite for both engines, and tests specific to each.
 
 mod keys;
 mod model;
@@ -17,7 +17,7 @@ use super::*;
 /// An engine under test that can be closed and opened again.
 pub enum Engine {
     Model { path: PathBuf, open: Option<Arc<ModelEngine>> },
-    Fjall { path: PathBuf, open: Option<Arc<FjallEngine>>, options: FjallOptions },
+    Fjall { path: PathBuf, open: Option<Arc<FjallEngine>>, options: FjallConfig },
 }
 
 impl Engine {
@@ -27,17 +27,17 @@ impl Engine {
 
     /// Small buffers, so that rows reach files and merges happen.
     pub fn fjall(path: PathBuf) -> Engine {
-        let options = FjallOptions {
+        let options = FjallConfig {
             cache_bytes: 1 << 20,
             memtable_bytes: 64 << 10,
             hint_bytes: 100 << 10,
             separate_value_bytes: Some(200),
-            ..FjallOptions::default()
+            ..FjallConfig::default()
         };
         Engine::Fjall { path, open: None, options }
     }
 
-    /// The tables of a name; the engine is opened when it is not open.
+    /// The tables of a name; opens the engine if it is not open.
     pub async fn tables(&mut self, name: &str) -> Arc<dyn Tables> {
         let engine: Arc<dyn TablesEngine> = match self {
             Engine::Model { path, open: open @ None } => {

@@ -1,10 +1,11 @@
-//! Crashes of the model: rows and savepoint stay together, and what was persisted stays.
+//! Crash tests of the in-memory model engine (`ModelEngine`): after a crash the rows are those of the savepoint, and every
+//! persisted batch is there.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{Chance, Node, Simulation};
+use base::rt::simulation::{Prng, SimNode, Simulation};
 
 use super::*;
 use crate::lock;
@@ -54,10 +55,10 @@ async fn live(known: Arc<Mutex<Known>>, seed: u64) {
         let expected = expected(key, height);
         assert!(shown == expected || (shown == "-" && expected.ends_with('!')), "k{key}: {shown}, not {expected}");
     }
-    let mut chance = Chance::new(seed);
+    let mut rng = Prng::new(seed);
     let mut block = height;
     loop {
-        match chance.below(12) {
+        match rng.below(12) {
             0..6 => {
                 lock(&known).written = block + 1;
                 tables.write(batch(block)).expect("the batch follows");
@@ -77,18 +78,18 @@ async fn live(known: Arc<Mutex<Known>>, seed: u64) {
                 }
             })),
             9 => drop(tables.prune(BlockNumber(block.saturating_sub(3)), 10).expect("the disk is well")),
-            _ => rt::sleep(Duration::from_millis(chance.below(3))).await,
+            _ => rt::sleep(Duration::from_millis(rng.below(3))).await,
         }
         rt::yield_now().await;
     }
 }
 
-async fn run_lives(node: &Node, seed: u64) -> Known {
+async fn run_incarnations(node: &SimNode, seed: u64) -> Known {
     let known = Arc::new(Mutex::new(Known::default()));
-    let mut chance = Chance::new(seed);
+    let mut rng = Prng::new(seed);
     for life in 0..8 {
         let task = node.spawn(live(known.clone(), seed * 8 + life));
-        let ended = rt::timeout(Duration::from_micros(1 + chance.below(60_000)), task).await;
+        let ended = rt::timeout(Duration::from_micros(1 + rng.below(60_000)), task).await;
         assert!(ended.is_err(), "a life ends by its crash");
         node.crash();
     }
@@ -100,7 +101,7 @@ fn crashes_leave_rows_and_savepoint_together_and_keep_what_was_persisted() {
     let (mut blocks, mut lives_that_lost) = (0, 0);
     for seed in 0..60 {
         let report = Simulation::new(seed)
-            .run(move |sim| async move { run_lives(&sim.node("peer"), seed).await })
+            .run(move |sim| async move { run_incarnations(&sim.node("peer"), seed).await })
             .expect("the run succeeds");
         blocks += report.value.durable;
         lives_that_lost += report.value.lives_that_lost;

@@ -3,7 +3,7 @@ use base::rt::simulation::Simulation;
 
 use super::*;
 
-/// Prunes in steps of `rows_max` rows to the end of the tables; gives the rows removed.
+/// Prunes in steps of `rows_max` rows to the end of the tables; returns the number of rows removed.
 fn prune_all(tables: &dyn Tables, oldest: u64, rows_max: usize) -> usize {
     let mut removed = 0;
     for _ in 0..10_000 {

@@ -1,8 +1,8 @@
-//! Random histories against an oracle: a map from keys to all their versions.
+//! Random histories against an oracle, which is a map from keys to all their versions.
 
 use std::collections::BTreeMap;
 
-use base::rt::simulation::Chance;
+use base::rt::simulation::Prng;
 
 use super::*;
 
@@ -31,7 +31,7 @@ impl Oracle {
     }
 }
 
-/// A value that its key and version decide, so that writing a row again writes the same.
+/// A value determined by its key and version, so that writing a row again writes the same.
 fn value_of(key: &[u8], version: Version) -> Option<Bytes> {
     let seed = crate::checksum(&[key, &version.block.to_le_bytes(), &version.tx.to_le_bytes()].concat());
     if seed.is_multiple_of(4) {
@@ -41,22 +41,22 @@ fn value_of(key: &[u8], version: Version) -> Option<Bytes> {
     Some(Bytes::from(seed.to_le_bytes().repeat(length / 8 + 1)).slice(..length))
 }
 
-fn random_key(chance: &mut Chance) -> Vec<u8> {
+fn random_key(rng: &mut Prng) -> Vec<u8> {
     let alphabet = [0, 1, b'a', b'b', 0xff];
-    (0..chance.below(4)).map(|_| *chance.pick(&alphabet)).collect()
+    (0..rng.below(4)).map(|_| *rng.pick(&alphabet)).collect()
 }
 
-/// A deletion that pruning has removed reads as absence.
+/// A deletion that pruning has removed reads as an absent key.
 fn visible(row: Option<(Version, Option<Bytes>)>) -> Option<(Version, Bytes)> {
     row.and_then(|(version, value)| Some((version, value?)))
 }
 
-fn check(tables: &dyn Tables, oracle: &Oracle, oldest: u64, chance: &mut Chance) {
+fn check(tables: &dyn Tables, oracle: &Oracle, oldest: u64, rng: &mut Prng) {
     assert_eq!(tables.savepoint(), oracle.savepoint);
     let Some(newest) = oracle.savepoint.height.checked_sub(1) else { return };
-    let through = oldest + chance.below(newest - oldest + 1);
+    let through = oldest + rng.below(newest - oldest + 1);
     for _ in 0..5 {
-        let key = random_key(chance);
+        let key = random_key(rng);
         let row = tables.get("n", &key, BlockNumber(through)).expect("the row is readable");
         let row = row.map(|row| (row.version, row.value));
         assert_eq!(visible(row.clone()), visible(oracle.get(&key, through)), "{key:?} through {through}");
@@ -64,10 +64,10 @@ fn check(tables: &dyn Tables, oracle: &Oracle, oldest: u64, chance: &mut Chance)
         let live = version.filter(|(_, live)| *live).map(|(version, _)| version);
         assert_eq!(live, visible(row).map(|(version, _)| version), "{key:?} through {through}");
     }
-    let (start, end) = (random_key(chance), random_key(chance));
+    let (start, end) = (random_key(rng), random_key(rng));
     let mut found = Vec::new();
     let mut from = Bytes::from(start.clone());
-    let limit = 1 + chance.index(20);
+    let limit = 1 + rng.index(20);
     loop {
         let page = tables.range("n", &from, &end, BlockNumber(through), limit).expect("the range is readable");
         found.extend(page.entries.into_iter().map(|entry| (entry.key, entry.value, entry.version)));
@@ -81,23 +81,23 @@ fn check(tables: &dyn Tables, oracle: &Oracle, oldest: u64, chance: &mut Chance)
 
 /// Plays `steps` random steps: blocks, late rows, reads, pruning, persisting, closing and opening.
 pub async fn run(mut engine: Engine, seed: u64, steps: usize) {
-    let mut chance = Chance::new(seed);
+    let mut rng = Prng::new(seed);
     let mut oracle = Oracle::default();
     // The oracle at every savepoint since the last durable one.
     let mut history = vec![oracle.clone()];
     let mut oldest = 0;
     let mut tables = engine.tables("channel").await;
     for _ in 0..steps {
-        match chance.below(20) {
+        match rng.below(20) {
             0..9 => {
-                let height = oracle.savepoint.height + 1 + chance.below(3);
+                let height = oracle.savepoint.height + 1 + rng.below(3);
                 let mut batch = RowBatch::new(savepoint(height));
-                for _ in 0..chance.below(30) {
-                    let key = random_key(&mut chance);
-                    // Mostly new blocks; sometimes a row that comes late, but not below what pruning may have removed.
-                    let from = if chance.one_in(8) { oldest + 1 } else { oracle.savepoint.height };
-                    let block = from.min(height - 1) + chance.below(height - from.min(height - 1));
-                    let version = Version::new(block, chance.below(3) as u32);
+                for _ in 0..rng.below(30) {
+                    let key = random_key(&mut rng);
+                    // Mostly new blocks; sometimes a row that comes late, but not below the bound of pruning.
+                    let from = if rng.one_in(8) { oldest + 1 } else { oracle.savepoint.height };
+                    let block = from.min(height - 1) + rng.below(height - from.min(height - 1));
+                    let version = Version::new(block, rng.below(3) as u32);
                     let value = value_of(&key, version);
                     batch.put("n", &key, version, value.clone()).expect("the row is within the limits");
                     oracle.keys.entry(key).or_default().insert(version, value);
@@ -106,11 +106,11 @@ pub async fn run(mut engine: Engine, seed: u64, steps: usize) {
                 oracle.savepoint = savepoint(height);
                 history.push(oracle.clone());
             }
-            9..15 => check(&*tables, &oracle, oldest, &mut chance),
+            9..15 => check(&*tables, &oracle, oldest, &mut rng),
             15 => {
                 let newest = oracle.savepoint.height.saturating_sub(1);
-                oldest = oldest.max(newest.saturating_sub(chance.below(6)));
-                let rows_max = [0, 1, 7, 1000][chance.index(4)];
+                oldest = oldest.max(newest.saturating_sub(rng.below(6)));
+                let rows_max = [0, 1, 7, 1000][rng.index(4)];
                 tables.prune(BlockNumber(oldest), rows_max).expect("the disk is well");
             }
             16..18 => {
@@ -130,7 +130,7 @@ pub async fn run(mut engine: Engine, seed: u64, steps: usize) {
                 history = vec![oracle.clone()];
                 oldest = found.height.saturating_sub(1);
                 for _ in 0..10 {
-                    check(&*tables, &oracle, oldest, &mut chance);
+                    check(&*tables, &oracle, oldest, &mut rng);
                 }
             }
             _ => base::rt::yield_now().await,

@@ -1,4 +1,4 @@
-//! What both engines must do alike.
+//! Tests of the behaviour that both engines share.
 
 use base::ErrorKind;
 use base::rt::production;
@@ -202,7 +202,7 @@ async fn reads_below_the_oldest_admitted_block_are_refused(mut engine: Engine) {
     assert!(tables.version("n", b"a", BlockNumber(2)).is_err());
     assert!(tables.range("n", b"a", b"", BlockNumber(2), 1).is_err());
     assert_eq!(show(&*tables, "a", 3), "3:0=1");
-    // The bound does not go back, nor beyond what has been written.
+    // The bound never goes back, nor beyond the written savepoint.
     tables.prune(BlockNumber(1), 0).expect("the disk is well");
     assert!(tables.get("n", b"a", BlockNumber(2)).is_err());
     tables.prune(BlockNumber(100), 0).expect("the disk is well");

@@ -1,4 +1,4 @@
-//! Faults of a disk: full, failing, rotting.
+//! Faults of a disk: full, failing, decaying.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::ids::{InodeId, NodeId};
-use super::super::trace::Event;
-use super::super::world::{Core, World};
+use super::super::trace::TraceEvent;
+use super::super::world::{World, WorldCore};
 use super::DirectoryState;
 use super::file::Inode;
 
-/// What a disk is asked to do.
+/// Operations of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum DiskOperation {
     /// Reading bytes.
@@ -32,31 +32,31 @@ impl DiskOperation {
     }
 }
 
-/// Failures that are to come; a crash ends them.
+/// Pending failures; a crash ends them.
 #[derive(Default)]
-pub(super) struct Faults {
+pub(super) struct DiskFaults {
     /// How many of the next operations fail: reads, writes, syncs.
     next: [u64; 3],
     /// Every operation fails.
     failing: bool,
 }
 
-/// What a directory held when [`Disk::copy`] was called.
+/// The contents of a directory when [`SimDisk::copy`] was called.
 #[derive(Clone)]
 pub struct DiskCopy {
     directory: PathBuf,
     files: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
 }
 
-/// The disk of a node, from outside: to make it fail and to look at it.
+/// The disk of a node, from outside: to inject faults and to inspect it.
 #[derive(Clone)]
-pub struct Disk {
+pub struct SimDisk {
     world: Arc<World>,
     node: NodeId,
 }
 
-impl Core {
-    /// Fails an operation when it is to fail.
+impl WorldCore {
+    /// Fails an operation if a fault is pending.
     pub(super) fn check_disk(&mut self, node: NodeId, operation: DiskOperation) -> io::Result<()> {
         let faults = &mut self.node(node).disk.faults;
         let next = &mut faults.next[operation as usize];
@@ -64,25 +64,25 @@ impl Core {
             return Ok(());
         }
         *next = next.saturating_sub(1);
-        self.record(Event::DiskFailed { node, operation: operation.name() });
+        self.record(TraceEvent::DiskFailed { node, operation: operation.name() });
         Err(io::Error::other("simulated failure of the disk"))
     }
 }
 
-impl Disk {
-    pub(in super::super) fn new(world: Arc<World>, node: NodeId) -> Disk {
-        Disk { world, node }
+impl SimDisk {
+    pub(in super::super) fn new(world: Arc<World>, node: NodeId) -> SimDisk {
+        SimDisk { world, node }
     }
 
-    fn fault<T>(&self, what: &str, change: impl FnOnce(&mut Core) -> T) -> T {
+    fn fault<T>(&self, what: &str, change: impl FnOnce(&mut WorldCore) -> T) -> T {
         self.world.with(|core| {
             let text = format!("{what} the disk of {}", core.node_name(self.node));
-            core.record(Event::Fault(text));
+            core.record(TraceEvent::Fault(text));
             change(core)
         })
     }
 
-    /// Lets no file grow any more, until [`Disk::set_capacity`].
+    /// Prevents all files from growing, until [`SimDisk::set_capacity`].
     pub fn fill(&self) {
         self.fault("fill", |core| {
             let disk = &mut core.node(self.node).disk;
@@ -90,7 +90,7 @@ impl Disk {
         });
     }
 
-    /// Sets how many bytes all files together may hold; `None` for any number.
+    /// Sets how many bytes all files together may hold; `None` for no limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.fault("size", |core| core.node(self.node).disk.capacity = bytes);
     }
@@ -105,12 +105,12 @@ impl Disk {
         self.fault(if failing { "fail" } else { "mend" }, |core| core.node(self.node).disk.faults.failing = failing);
     }
 
-    /// Lets syncs of files say that they succeeded, and do nothing: a planted mistake for tests that must find it.
+    /// Makes syncs of files report success and do nothing: a planted mistake for tests that must find it.
     pub fn set_lying(&self, lying: bool) {
         self.fault("let syncs lie on", |core| core.node(self.node).disk.lying = lying);
     }
 
-    /// Flips bits of one byte on the medium. False when there is no such byte.
+    /// Flips bits of one byte on the medium. Returns false when there is no such byte.
     pub fn flip(&self, file: impl AsRef<Path>, offset: u64, mask: u8) -> bool {
         let file = file.as_ref();
         self.fault("flip bits on", |core| {
@@ -133,10 +133,10 @@ impl Disk {
         })
     }
 
-    /// Flips one bit, chosen by chance among all files. Returns the file and the offset; `None` when the disk is empty.
+    /// Flips one bit, chosen at random among all files. Returns the file and the offset; `None` when the disk is empty.
     pub fn rot(&self) -> Option<(PathBuf, u64)> {
         let target = self.world.with(|core| {
-            let Core { nodes, chance, .. } = core;
+            let WorldCore { nodes, rng, .. } = core;
             let disk = &nodes[self.node.index()].disk;
             let mut files = Vec::new();
             for (path, directory) in &disk.directories {
@@ -150,15 +150,15 @@ impl Disk {
             if files.is_empty() {
                 return None;
             }
-            let (file, length) = chance.pick(&files).clone();
-            Some((file, chance.below(length), 1u8 << chance.below(8)))
+            let (file, length) = rng.pick(&files).clone();
+            Some((file, rng.below(length), 1u8 << rng.below(8)))
         });
         let (file, offset, mask) = target?;
         self.flip(&file, offset, mask);
         Some((file, offset))
     }
 
-    /// Loses everything on it, as when the disk is replaced. Panics when the node is up.
+    /// Erases the disk, as when it is replaced. Panics when the node is up.
     pub fn wipe(&self) {
         self.fault("wipe", |core| {
             let node = core.node(self.node);
@@ -168,7 +168,7 @@ impl Disk {
         });
     }
 
-    /// What would outlive a crash in a directory and those below it, to be put back later.
+    /// Copies what would survive a crash in a directory and those below it, for [`SimDisk::restore`].
     pub fn copy(&self, directory: impl AsRef<Path>) -> DiskCopy {
         self.world.with(|core| {
             let disk = &core.node(self.node).disk;
@@ -182,8 +182,8 @@ impl Disk {
         })
     }
 
-    /// Replaces a directory by a copy that was made earlier, as whoever restores a backup does. Panics when the node is up.
-    pub fn put_back(&self, copy: &DiskCopy) {
+    /// Replaces a directory by an earlier copy, like an operator who restores a backup. Panics when the node is up.
+    pub fn restore(&self, copy: &DiskCopy) {
         self.fault("put an earlier copy back on", |core| {
             let node = core.node(self.node);
             assert!(!node.up, "a backup is restored while the node is down");
@@ -203,13 +203,13 @@ impl Disk {
         });
     }
 
-    /// Bytes that its files hold.
+    /// Bytes that the files hold.
     pub fn used(&self) -> u64 {
         self.world.with(|core| core.node(self.node).disk.used())
     }
 }
 
-impl std::fmt::Debug for Disk {
+impl std::fmt::Debug for SimDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Disk of {}", self.node)
     }

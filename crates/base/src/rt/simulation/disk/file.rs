@@ -5,35 +5,35 @@ use std::io;
 
 use bytes::Bytes;
 
-use super::super::chance::Chance;
+use super::super::rng::Prng;
 use super::SECTOR_BYTES;
 
-/// A file, whatever its names.
+/// A file, independent of its names.
 #[derive(Default)]
 pub(super) struct Inode {
-    /// What reads see.
+    /// The bytes that reads return.
     pub current: Vec<u8>,
-    /// What is certain to outlive a crash.
+    /// The bytes that are certain to survive a crash.
     pub durable: Vec<u8>,
-    /// What leads from `durable` to `current`, each with its number.
-    unsynced: VecDeque<(u64, Change)>,
+    /// The changes from `durable` to `current`, each with its number.
+    unsynced: VecDeque<(u64, FileChange)>,
     changes_made: u64,
     pub handles: u64,
     /// The handle that holds the lock.
     pub locked_by: Option<u64>,
 }
 
-enum Change {
+enum FileChange {
     Write { offset: u64, bytes: Bytes },
     SetLength { length: u64 },
 }
 
-/// What a crash leaves of the changes that were not synced.
+/// The fate of unsynced changes at a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Survival {
+pub(super) enum CrashSurvival {
     All,
     None,
-    /// Each kept, lost or torn by chance.
+    /// Each is randomly kept, lost or torn.
     Mixed,
 }
 
@@ -52,30 +52,30 @@ fn write(bytes: &mut Vec<u8>, offset: usize, part: &[u8]) {
     bytes[offset..end].copy_from_slice(part);
 }
 
-impl Change {
+impl FileChange {
     fn apply(&self, bytes: &mut Vec<u8>) {
         match self {
-            Change::Write { offset, bytes: part } => write(bytes, *offset as usize, part),
-            Change::SetLength { length } => bytes.resize(*length as usize, 0),
+            FileChange::Write { offset, bytes: part } => write(bytes, *offset as usize, part),
+            FileChange::SetLength { length } => bytes.resize(*length as usize, 0),
         }
     }
 
     /// Applies some sectors of a write and not others.
-    fn apply_torn(&self, bytes: &mut Vec<u8>, chance: &mut Chance) {
-        let Change::Write { offset, bytes: part } = self else { return self.apply(bytes) };
+    fn apply_torn(&self, bytes: &mut Vec<u8>, rng: &mut Prng) {
+        let FileChange::Write { offset, bytes: part } = self else { return self.apply(bytes) };
         let offset = *offset as usize;
-        if chance.one_in(2) && bytes.len() < offset + part.len() {
+        if rng.one_in(2) && bytes.len() < offset + part.len() {
             bytes.resize(offset + part.len(), 0); // The length came before the bytes.
         }
-        // Either the first sectors and no more, or any of them.
-        let kept_first = chance.one_in(2).then(|| chance.index(part.len() / SECTOR_BYTES + 2));
+        // Either only the first sectors, or any of them.
+        let kept_first = rng.one_in(2).then(|| rng.index(part.len() / SECTOR_BYTES + 2));
         let mut start = 0;
         let mut sector = 0;
         while start < part.len() {
             let end = part.len().min((offset + start) / SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES - offset);
             let kept = match kept_first {
                 Some(first) => sector < first,
-                None => chance.one_in(2),
+                None => rng.one_in(2),
             };
             if kept {
                 write(bytes, offset + start, &part[start..end]);
@@ -98,32 +98,32 @@ impl Inode {
         Bytes::copy_from_slice(&self.current[start..end])
     }
 
-    /// By how much a write would make the file longer.
+    /// The bytes by which a write would extend the file.
     pub(super) fn growth(&self, offset: u64, length: usize) -> io::Result<u64> {
         Ok(end_of(offset, length)?.saturating_sub(self.current.len()) as u64)
     }
 
     pub(super) fn write(&mut self, offset: u64, bytes: Bytes) {
-        self.change(Change::Write { offset, bytes });
+        self.change(FileChange::Write { offset, bytes });
     }
 
     pub(super) fn set_length(&mut self, length: u64) {
-        self.change(Change::SetLength { length });
+        self.change(FileChange::SetLength { length });
     }
 
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: FileChange) {
         change.apply(&mut self.current);
         self.changes_made += 1;
         self.unsynced.push_back((self.changes_made, change));
     }
 
-    /// The number of the last change, up to which a sync that begins now reaches.
+    /// The number of the last change, up to which a sync that starts now reaches.
     pub(super) fn last_change(&self) -> u64 {
         self.changes_made
     }
 
-    /// The oldest change that was not synced, unless it came after one of a number.
-    fn pop_change(&mut self, last_change: u64) -> Option<Change> {
+    /// The oldest unsynced change, unless its number is above `last_change`.
+    fn pop_change(&mut self, last_change: u64) -> Option<FileChange> {
         let reached = self.unsynced.front().is_some_and(|(number, _)| *number <= last_change);
         reached.then(|| self.unsynced.pop_front().expect("the front was just seen").1)
     }
@@ -135,25 +135,26 @@ impl Inode {
         }
     }
 
-    /// Makes each of the changes up to a number durable, or lost at the next crash whatever is synced until then.
-    pub(super) fn sync_failed(&mut self, last_change: u64, chance: &mut Chance) {
+    /// Makes each of the changes up to a number either durable, or certain to be lost at the next crash whatever is synced
+    /// until then.
+    pub(super) fn sync_failed(&mut self, last_change: u64, rng: &mut Prng) {
         while let Some(change) = self.pop_change(last_change) {
-            if chance.one_in(2) {
+            if rng.one_in(2) {
                 change.apply(&mut self.durable);
             }
         }
     }
 
-    /// Leaves what a crash leaves.
-    pub(super) fn crash(&mut self, survival: Survival, chance: &mut Chance) {
+    /// Reduces the file to what a crash leaves.
+    pub(super) fn crash(&mut self, survival: CrashSurvival, rng: &mut Prng) {
         for (_, change) in std::mem::take(&mut self.unsynced) {
             match survival {
-                Survival::All => change.apply(&mut self.durable),
-                Survival::None => {}
-                Survival::Mixed => match chance.below(3) {
+                CrashSurvival::All => change.apply(&mut self.durable),
+                CrashSurvival::None => {}
+                CrashSurvival::Mixed => match rng.below(3) {
                     0 => {}
                     1 => change.apply(&mut self.durable),
-                    _ => change.apply_torn(&mut self.durable, chance),
+                    _ => change.apply_torn(&mut self.durable, rng),
                 },
             }
         }
@@ -176,13 +177,13 @@ mod tests {
             offset in 0usize..4000,
             later in proptest::collection::vec(100u8..200, 1..3000),
         ) {
-            let mut chance = Chance::new(seed);
+            let mut rng = Prng::new(seed);
             let mut inode = Inode::default();
             inode.write(0, synced.clone().into());
             inode.synced(inode.last_change());
             inode.write(offset as u64, later.clone().into());
             let full = inode.current.clone();
-            inode.crash(Survival::Mixed, &mut chance);
+            inode.crash(CrashSurvival::Mixed, &mut rng);
             let left = &inode.current;
             prop_assert!(left.len() >= synced.len() && left.len() <= full.len());
             for sector in (0..left.len()).step_by(SECTOR_BYTES) {
@@ -197,14 +198,14 @@ mod tests {
 
         #[test]
         fn what_was_synced_survives(seed: u64, writes in proptest::collection::vec((0u64..3000, 1usize..900), 1..20)) {
-            let mut chance = Chance::new(seed);
+            let mut rng = Prng::new(seed);
             let mut inode = Inode::default();
             for (offset, length) in writes {
                 inode.write(offset, vec![(offset % 251) as u8; length].into());
             }
             let before = inode.current.clone();
             inode.synced(inode.last_change());
-            inode.crash(Survival::Mixed, &mut chance);
+            inode.crash(CrashSurvival::Mixed, &mut rng);
             prop_assert_eq!(&inode.current, &before);
         }
     }
@@ -216,7 +217,7 @@ mod tests {
         let began = inode.last_change();
         inode.write(5, Bytes::from_static(b" late"));
         inode.synced(began);
-        inode.crash(Survival::None, &mut Chance::new(0));
+        inode.crash(CrashSurvival::None, &mut Prng::new(0));
         assert_eq!(inode.current, b"early");
     }
 
@@ -225,10 +226,10 @@ mod tests {
         let lost = (0..20).any(|seed| {
             let mut inode = Inode::default();
             inode.write(0, Bytes::from_static(b"bytes"));
-            inode.sync_failed(inode.last_change(), &mut Chance::new(seed));
+            inode.sync_failed(inode.last_change(), &mut Prng::new(seed));
             assert_eq!(inode.current, b"bytes");
             inode.synced(inode.last_change());
-            inode.crash(Survival::All, &mut Chance::new(seed));
+            inode.crash(CrashSurvival::All, &mut Prng::new(seed));
             inode.current.is_empty()
         });
         assert!(lost);

@@ -1,4 +1,4 @@
-//! Handles of directories and files, as tasks hold them.
+//! The handles of directories and files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::super::ids::{InodeId, Life};
+use super::super::ids::{Incarnation, InodeId};
 use super::super::timer::Sleep;
-use super::super::trace::{Event, content_of};
-use super::super::world::{Core, World};
+use super::super::trace::{TraceEvent, content_of};
+use super::super::world::{World, WorldCore};
 use super::{DiskOperation, DiskState};
-use crate::rt::context::Ambient;
+use crate::rt::context::AmbientContext;
 
 #[derive(Clone)]
 pub(in crate::rt) struct Directory {
-    ambient: Ambient,
+    ambient: AmbientContext,
     path: Arc<PathBuf>,
 }
 
@@ -25,39 +25,39 @@ pub(in crate::rt) struct File {
 }
 
 struct OpenFile {
-    ambient: Ambient,
+    ambient: AmbientContext,
     inode: InodeId,
     handle: u64,
 }
 
-/// Runs `operate` on the disk of a life's node, unless that life is over or the operation is to fail.
+/// Runs `operate` on the disk of a node, unless that incarnation is over or a fault is pending.
 fn operate<T>(
-    Ambient { world, life }: &Ambient,
+    AmbientContext { world, incarnation: life }: &AmbientContext,
     operation: DiskOperation,
-    operate: impl FnOnce(&mut Core) -> io::Result<T>,
+    operate: impl FnOnce(&mut WorldCore) -> io::Result<T>,
 ) -> io::Result<T> {
     world.with(|core| {
-        check_life(core, *life)?;
+        check_incarnation(core, *life)?;
         core.check_disk(life.node, operation)?;
         operate(core)
     })
 }
 
-fn check_life(core: &Core, life: Life) -> io::Result<()> {
+fn check_incarnation(core: &WorldCore, life: Incarnation) -> io::Result<()> {
     if core.is_alive(life) {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::NotConnected, "the handle is from before a crash of its node"))
 }
 
-/// Fails when a file is to grow on a disk that is full.
-fn check_room(core: &mut Core, file: &OpenFile, offset: u64, length: usize) -> io::Result<()> {
-    let node = file.ambient.life.node;
+/// Fails when a file is to grow on a full disk.
+fn check_free_space(core: &mut WorldCore, file: &OpenFile, offset: u64, length: usize) -> io::Result<()> {
+    let node = file.ambient.incarnation.node;
     let disk = &mut core.node(node).disk;
     let growth = disk.inode(file.inode).growth(offset, length)?;
-    // Every file is counted only when it matters.
+    // The files are counted only when the limit matters.
     if growth > 0 && disk.capacity.is_some_and(|capacity| disk.used().saturating_add(growth) > capacity) {
-        core.record(Event::DiskFailed { node, operation: "growth" });
+        core.record(TraceEvent::DiskFailed { node, operation: "growth" });
         return Err(io::Error::new(io::ErrorKind::StorageFull, "the simulated disk is full"));
     }
     Ok(())
@@ -67,16 +67,16 @@ fn check_room(core: &mut Core, file: &OpenFile, offset: u64, length: usize) -> i
 async fn sync_delay(world: &Arc<World>) {
     let delay = world.with(|core| {
         let range = core.settings.sync_delay.clone();
-        core.chance.duration(&range)
+        core.rng.duration(&range)
     });
     Sleep::for_duration(world, delay).await;
 }
 
 impl Directory {
-    pub(in crate::rt) async fn open(ambient: Ambient, path: PathBuf) -> io::Result<Directory> {
+    pub(in crate::rt) async fn open(ambient: AmbientContext, path: PathBuf) -> io::Result<Directory> {
         sync_delay(&ambient.world).await;
         operate(&ambient, DiskOperation::Write, |core| {
-            core.node(ambient.life.node).disk.create_directory(&path);
+            core.node(ambient.incarnation.node).disk.create_directory(&path);
             Ok(())
         })?;
         Ok(Directory { ambient, path: Arc::new(path) })
@@ -87,7 +87,7 @@ impl Directory {
     }
 
     pub(in crate::rt) fn list(&self) -> io::Result<Vec<String>> {
-        let node = self.ambient.life.node;
+        let node = self.ambient.incarnation.node;
         operate(&self.ambient, DiskOperation::Read, |core| Ok(core.node(node).disk.list(&self.path)))
     }
 
@@ -115,23 +115,23 @@ impl Directory {
         operation: DiskOperation,
         change: impl FnOnce(&mut DiskState, &Path) -> io::Result<T>,
     ) -> io::Result<T> {
-        let node = self.ambient.life.node;
+        let node = self.ambient.incarnation.node;
         operate(&self.ambient, operation, |core| {
-            core.record(Event::NamesChanged { node, name: name.to_owned() });
+            core.record(TraceEvent::NamesChanged { node, name: name.to_owned() });
             change(&mut core.node(node).disk, &self.path)
         })
     }
 
     pub(in crate::rt) async fn sync(&self) -> io::Result<()> {
-        let node = self.ambient.life.node;
+        let node = self.ambient.incarnation.node;
         let last_change = operate(&self.ambient, DiskOperation::Sync, |core| {
             Ok(core.node(node).disk.directory(&self.path).changes_made)
         })?;
         sync_delay(&self.ambient.world).await;
         self.ambient.world.with(|core| {
-            check_life(core, self.ambient.life)?;
+            check_incarnation(core, self.ambient.incarnation)?;
             core.node(node).disk.names_synced(&self.path, last_change);
-            core.record(Event::NamesSynced { node });
+            core.record(TraceEvent::NamesSynced { node });
             Ok(())
         })
     }
@@ -141,20 +141,20 @@ impl File {
     fn operate<T>(
         &self,
         operation: DiskOperation,
-        access: impl FnOnce(&mut Core, &OpenFile) -> io::Result<T>,
+        access: impl FnOnce(&mut WorldCore, &OpenFile) -> io::Result<T>,
     ) -> io::Result<T> {
         operate(&self.shared.ambient, operation, |core| access(core, &self.shared))
     }
 
     pub(in crate::rt) fn len(&self) -> io::Result<u64> {
         self.operate(DiskOperation::Read, |core, file| {
-            Ok(core.node(file.ambient.life.node).disk.inode(file.inode).current.len() as u64)
+            Ok(core.node(file.ambient.incarnation.node).disk.inode(file.inode).current.len() as u64)
         })
     }
 
     pub(in crate::rt) fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         self.operate(DiskOperation::Read, |core, file| {
-            Ok(core.node(file.ambient.life.node).disk.inode(file.inode).read(offset, length))
+            Ok(core.node(file.ambient.incarnation.node).disk.inode(file.inode).read(offset, length))
         })
     }
 
@@ -173,53 +173,53 @@ impl File {
             return Ok(());
         }
         self.operate(DiskOperation::Write, |core, file| {
-            let node = file.ambient.life.node;
-            check_room(core, file, offset, bytes.len())?;
+            let node = file.ambient.incarnation.node;
+            check_free_space(core, file, offset, bytes.len())?;
             let (length, content) = (bytes.len() as u64, content_of(&bytes));
             core.node(node).disk.inode(file.inode).write(offset, bytes);
-            core.record(Event::Wrote { node, inode: file.inode, offset, length, content });
+            core.record(TraceEvent::Wrote { node, inode: file.inode, offset, length, content });
             Ok(())
         })
     }
 
     pub(in crate::rt) fn truncate(&self, length: u64) -> io::Result<()> {
         self.operate(DiskOperation::Write, |core, file| {
-            let node = file.ambient.life.node;
-            check_room(core, file, length, 0)?;
+            let node = file.ambient.incarnation.node;
+            check_free_space(core, file, length, 0)?;
             core.node(node).disk.inode(file.inode).set_length(length);
-            core.record(Event::Truncated { node, inode: file.inode, length });
+            core.record(TraceEvent::Truncated { node, inode: file.inode, length });
             Ok(())
         })
     }
 
     pub(in crate::rt) async fn sync(&self) -> io::Result<()> {
-        let Ambient { world, life } = &self.shared.ambient;
+        let AmbientContext { world, incarnation: life } = &self.shared.ambient;
         let inode = self.shared.inode;
         let last_change = world.with(|core| {
-            check_life(core, *life)?;
+            check_incarnation(core, *life)?;
             Ok::<_, io::Error>(core.node(life.node).disk.inode(inode).last_change())
         })?;
         sync_delay(world).await;
         world.with(|core| {
-            check_life(core, *life)?;
+            check_incarnation(core, *life)?;
             let failed = core.check_disk(life.node, DiskOperation::Sync);
-            let Core { nodes, chance, .. } = core;
+            let WorldCore { nodes, rng, .. } = core;
             let disk = &mut nodes[life.node.index()].disk;
             let lying = disk.lying;
             let state = disk.inode(inode);
             match failed {
                 Ok(()) if lying => {}
                 Ok(()) => state.synced(last_change),
-                Err(_) => state.sync_failed(last_change, chance),
+                Err(_) => state.sync_failed(last_change, rng),
             }
-            core.record(Event::Synced { node: life.node, inode });
+            core.record(TraceEvent::Synced { node: life.node, inode });
             failed
         })
     }
 
     pub(in crate::rt) fn try_lock(&self) -> io::Result<bool> {
         self.operate(DiskOperation::Read, |core, file| {
-            let inode = core.node(file.ambient.life.node).disk.inode(file.inode);
+            let inode = core.node(file.ambient.incarnation.node).disk.inode(file.inode);
             let holder = *inode.locked_by.get_or_insert(file.handle);
             Ok(holder == file.handle)
         })
@@ -228,7 +228,7 @@ impl File {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let Ambient { world, life } = &self.ambient;
+        let AmbientContext { world, incarnation: life } = &self.ambient;
         world.with(|core| {
             if core.is_alive(*life) {
                 core.node(life.node).disk.handle_closed(self.inode, self.handle);

@@ -1,14 +1,14 @@
-//! The simulated disk of a node: what a crash leaves of it.
+//! The simulated disk of a node, and the effect of a crash on it.
 //!
 //! 1. Every file has its current bytes, its durable bytes, and the list of changes between the two, in order.
-//! 2. A sync makes the changes that it found at its call durable when it completes. A sync that fails makes each of
-//!    them durable or lost for good, and reports it once, as operating systems do.
-//! 3. A crash goes through the changes that were not synced: each is kept, lost, or torn at the boundaries of
-//!    512-byte sectors; a file's growth may outlive the bytes that it was to hold, which then read as zeros.
-//! 4. Directories do the same with names: a change of names is kept or lost as a whole; which ones, chance decides.
+//! 2. When a sync completes, the changes that existed at its call are durable. A sync that fails makes each of them either
+//!    durable or lost for good, and reports the failure once, as operating systems do.
+//! 3. A crash goes through the unsynced changes: each is kept, lost, or torn at the boundaries of 512-byte sectors. A file's
+//!    new length may survive without its bytes, which then read as zeros.
+//! 4. Directories do the same with names: a change of names is kept or lost as a whole, at random.
 //!
-//! Handles belong to one life of their node and fail after its crash. The disk can be told to be full, to fail, to lose
-//! bits, and to lie about syncs.
+//! Handles belong to one incarnation of their node and fail after its crash. A run can make the disk full, make it fail, flip
+//! bits on it, and make it lie about syncs.
 
 mod crash;
 mod fault;
@@ -20,24 +20,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::ids::InodeId;
-pub use fault::{Disk, DiskCopy, DiskOperation};
+pub use fault::{DiskCopy, DiskOperation, SimDisk};
 pub(in crate::rt) use handle::{Directory, File};
 
-/// What a disk writes whole or not at all, in bytes.
+/// Bytes that a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
-/// All that is on the disk of one node.
+/// The contents and faults of the disk of one node.
 #[derive(Default)]
 pub(super) struct DiskState {
     directories: BTreeMap<PathBuf, DirectoryState>,
     inodes: BTreeMap<InodeId, file::Inode>,
     inodes_made: u64,
     handles_made: u64,
-    /// Bytes that files may hold; unlimited when absent.
+    /// Bytes that files may hold; `None` for no limit.
     capacity: Option<u64>,
-    /// Syncs of files say that they succeeded and do nothing.
+    /// Syncs of files report success and do nothing.
     lying: bool,
-    faults: fault::Faults,
+    faults: fault::DiskFaults,
 }
 
 /// A directory: its names, those that are durable, and the changes between the two.
@@ -63,7 +63,7 @@ impl NameChange {
             NameChange::Link { name, inode } => drop(names.insert(name.clone(), *inode)),
             NameChange::Unlink { name } => drop(names.remove(name)),
             NameChange::Rename { from, to, inode } => {
-                // The old name may by now stand for another file.
+                // The old name may stand for another file by now.
                 if names.get(from) == Some(inode) {
                     names.remove(from);
                 }
@@ -163,7 +163,7 @@ impl DiskState {
         self.forget_unused();
     }
 
-    /// Forgets files that have neither a name nor a handle.
+    /// Removes files that have neither a name nor an open handle.
     fn forget_unused(&mut self) {
         let directories = &self.directories;
         let named = |inode| directories.values().any(|directory| directory.mentions(inode));

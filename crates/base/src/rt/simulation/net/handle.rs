@@ -1,4 +1,4 @@
-//! Handles of listeners and links, as tasks hold them.
+//! The handles of listeners and links.
 
 use std::io;
 use std::sync::Arc;
@@ -6,63 +6,63 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
-use super::super::ids::{Life, LinkId};
-use super::super::timer::{Alarm, Sleep};
-use super::super::world::{Core, World};
-use super::{CONNECT_GIVE_UP, NetEvent};
+use super::super::ids::{Incarnation, LinkId};
+use super::super::timer::{Sleep, TimerAction};
+use super::super::world::{World, WorldCore};
+use super::{CONNECT_TIMEOUT, NetEvent};
 use crate::rt::channel::Closed;
-use crate::rt::context::Ambient;
+use crate::rt::context::AmbientContext;
 
 /// A listener's handle.
 pub(in crate::rt) struct Listener {
     world: Arc<World>,
-    life: Life,
+    incarnation: Incarnation,
     address: String,
 }
 
 /// The sending half of an end.
-pub(in crate::rt) struct LinkSender(Half);
+pub(in crate::rt) struct LinkSender(LinkHalf);
 
 /// The receiving half of an end.
-pub(in crate::rt) struct LinkReceiver(Half);
+pub(in crate::rt) struct LinkReceiver(LinkHalf);
 
-struct Half {
+struct LinkHalf {
     world: Arc<World>,
     link: LinkId,
     side: usize,
-    life: Life,
+    life: Incarnation,
 }
 
-fn halves(world: &Arc<World>, link: LinkId, side: usize, life: Life) -> (LinkSender, LinkReceiver) {
-    let half = || Half { world: Arc::clone(world), link, side, life };
+fn halves(world: &Arc<World>, link: LinkId, side: usize, life: Incarnation) -> (LinkSender, LinkReceiver) {
+    let half = || LinkHalf { world: Arc::clone(world), link, side, life };
     (LinkSender(half()), LinkReceiver(half()))
 }
 
-pub(in crate::rt) fn listen(ambient: Ambient, address: &str) -> io::Result<Listener> {
-    let Ambient { world, life } = ambient;
+pub(in crate::rt) fn listen(ambient: AmbientContext, address: &str) -> io::Result<Listener> {
+    let AmbientContext { world, incarnation: life } = ambient;
     world.with(|core| core.listen(address, life))?;
-    Ok(Listener { world, life, address: address.to_owned() })
+    Ok(Listener { world, incarnation: life, address: address.to_owned() })
 }
 
-pub(in crate::rt) async fn connect(ambient: Ambient, address: &str) -> io::Result<(LinkSender, LinkReceiver)> {
-    let Ambient { world, life } = ambient;
-    let pause = |draw: fn(&mut Core) -> std::time::Duration| {
+pub(in crate::rt) async fn connect(ambient: AmbientContext, address: &str) -> io::Result<(LinkSender, LinkReceiver)> {
+    let AmbientContext { world, incarnation: life } = ambient;
+    let pause = |draw: fn(&mut WorldCore) -> std::time::Duration| {
         let duration = world.with(draw);
         Sleep::for_duration(&world, duration)
     };
-    pause(Core::message_delay).await;
+    pause(WorldCore::message_delay).await;
     match world.with(|core| core.connect(life, address)) {
         Ok(link) => {
             // From here on dropping this future closes the link.
             let link = halves(&world, link, 0, life);
-            pause(Core::message_delay).await;
+            pause(WorldCore::message_delay).await;
             Ok(link)
         }
         Err(kind) => {
             if kind == io::ErrorKind::TimedOut {
-                pause(|core| core.chance.duration(&CONNECT_GIVE_UP)).await;
+                pause(|core| core.rng.duration(&CONNECT_TIMEOUT)).await;
             } else {
-                pause(Core::message_delay).await;
+                pause(WorldCore::message_delay).await;
             }
             Err(io::Error::new(kind, format!("no connection to {address}")))
         }
@@ -73,7 +73,7 @@ impl Listener {
     pub(in crate::rt) async fn accept(&mut self) -> Result<(LinkSender, LinkReceiver), Closed> {
         std::future::poll_fn(|cx| {
             let accepted = self.world.with(|core| {
-                if !core.is_alive(self.life) {
+                if !core.is_alive(self.incarnation) {
                     return Poll::Ready(Err(Closed));
                 }
                 let listener = core.net.listeners.get_mut(&self.address).ok_or(Closed);
@@ -90,7 +90,7 @@ impl Listener {
                     }
                 }
             });
-            accepted.map(|link| Ok(halves(&self.world, link?, 1, self.life)))
+            accepted.map(|link| Ok(halves(&self.world, link?, 1, self.incarnation)))
         })
         .await
     }
@@ -99,8 +99,8 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.world.with(|core| {
-            // After a crash the address may belong to a later life.
-            if !core.is_alive(self.life) {
+            // After a crash the address may belong to a later incarnation.
+            if !core.is_alive(self.incarnation) {
                 return;
             }
             let listener = core.net.listeners.remove(&self.address);
@@ -114,7 +114,7 @@ impl Drop for Listener {
 
 impl LinkSender {
     pub(in crate::rt) async fn send(&self, message: Bytes) -> Result<(), Closed> {
-        let Half { world, link, side, life } = &self.0;
+        let LinkHalf { world, link, side, life } = &self.0;
         let mut message = Some(message);
         std::future::poll_fn(|cx| {
             world.with(|core| {
@@ -124,7 +124,7 @@ impl LinkSender {
                 if !alive || end.broken || end.refused {
                     return Poll::Ready(Err(Closed));
                 }
-                if core.has_room(*link, *side) {
+                if core.has_capacity(*link, *side) {
                     core.launch(*link, *side, message.take());
                     return Poll::Ready(Ok(()));
                 }
@@ -141,7 +141,7 @@ impl LinkSender {
 
 impl LinkReceiver {
     pub(in crate::rt) async fn receive(&mut self) -> Result<Bytes, Closed> {
-        let Half { world, link, side, life } = &self.0;
+        let LinkHalf { world, link, side, life } = &self.0;
         std::future::poll_fn(|cx| {
             world.with(|core| {
                 let alive = core.is_alive(*life);
@@ -163,8 +163,8 @@ impl LinkReceiver {
     }
 }
 
-impl Core {
-    /// The sending half of a side was dropped: what it sent still arrives, and then its farewell.
+impl WorldCore {
+    /// The sending half of a side was dropped: the messages that it sent still arrive, and then the end of its stream.
     fn sender_gone(&mut self, link: LinkId, side: usize) {
         let Some(state) = self.net.links.get_mut(&link) else { return };
         let end = &mut state.ends[side];
@@ -174,14 +174,14 @@ impl Core {
         self.forget_if_unused(link);
     }
 
-    /// The receiving half of a side was dropped: the other side learns that nobody receives.
+    /// The receiving half of a side was dropped: the other side learns that it receives no more.
     fn receiver_gone(&mut self, link: LinkId, side: usize) {
         let Some(state) = self.net.links.get_mut(&link) else { return };
         let end = &mut state.ends[side];
         if !std::mem::replace(&mut end.receiver_gone, true) && !end.broken {
             end.inbox.clear();
             let delay = self.message_delay();
-            self.after(delay, Alarm::Net(NetEvent::Refuse { link, side: 1 - side }));
+            self.after(delay, TimerAction::Net(NetEvent::Refuse { link, side: 1 - side }));
         }
         self.forget_if_unused(link);
     }
@@ -189,7 +189,7 @@ impl Core {
 
 impl Drop for LinkSender {
     fn drop(&mut self) {
-        let Half { world, link, side, life } = &self.0;
+        let LinkHalf { world, link, side, life } = &self.0;
         // A crash has already ended the links of its node.
         world.with(|core| {
             if core.is_alive(*life) {
@@ -201,7 +201,7 @@ impl Drop for LinkSender {
 
 impl Drop for LinkReceiver {
     fn drop(&mut self) {
-        let Half { world, link, side, life } = &self.0;
+        let LinkHalf { world, link, side, life } = &self.0;
         world.with(|core| {
             if core.is_alive(*life) {
                 core.receiver_gone(*link, *side);

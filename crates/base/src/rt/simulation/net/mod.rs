@@ -1,11 +1,12 @@
-//! The simulated network: links between nodes with seeded delay, that break, stall and lose.
+//! The simulated network: links between nodes with seeded delays, which can break, stall and lose messages.
 //!
-//! 1. A message sent enters the flight of its direction with a due time, never earlier than that of the message before.
-//! 2. When it is due it moves to the receiver's inbox, unless that direction is cut: then the whole flight stalls, and
-//!    goes on with new due times when the cut heals.
-//! 3. A link that is cut for long, or whose other end crashed, breaks by itself; each end learns of it at a time of its
-//!    own. What was in flight is lost.
-//! 4. Flight and inbox together hold at most [`LINK_MESSAGES_MAX`]; a sender waits for room.
+//! 1. Each direction of a link has a queue of messages in flight. A sent message enters the queue with a due time, never
+//!    earlier than that of the message before.
+//! 2. A message that is due moves to the receiver's inbox. While the direction is cut, the whole queue stalls; when the cut
+//!    heals, the queue continues with new due times.
+//! 3. A link that is cut for a long time, or whose other end crashed, breaks by itself; each end learns of it at its own time.
+//!    Messages in flight are lost.
+//! 4. Queue and inbox together hold at most [`LINK_MESSAGES_MAX`]; a sender waits for space.
 
 mod handle;
 
@@ -17,77 +18,77 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::ids::{Life, LinkId, NodeId};
-use super::timer::{Alarm, nanos_of};
-use super::trace::{Event, content_of};
-use super::world::Core;
+use super::ids::{Incarnation, LinkId, NodeId};
+use super::timer::{TimerAction, nanos_of};
+use super::trace::{TraceEvent, content_of};
+use super::world::WorldCore;
 use crate::rt::net::{BACKLOG_LINKS_MAX, LINK_MESSAGES_MAX};
 
 pub(in crate::rt) use handle::{LinkReceiver, LinkSender, Listener, connect, listen};
 
-/// After how long the end of a link notices by itself that nothing comes through.
-const NOTICE_DELAY: Range<Duration> = Duration::from_millis(300)..Duration::from_secs(3);
-/// After how long a connection that nobody answers is given up.
-const CONNECT_GIVE_UP: Range<Duration> = Duration::from_secs(1)..Duration::from_secs(3);
+/// How long until an end of a link notices by itself that no message comes through.
+const BREAK_DETECTION_DELAY: Range<Duration> = Duration::from_millis(300)..Duration::from_secs(3);
+/// How long until an unanswered connection attempt fails.
+const CONNECT_TIMEOUT: Range<Duration> = Duration::from_secs(1)..Duration::from_secs(3);
 /// One message in this many is slow.
 const SLOW_ONE_IN: u64 = 100;
-/// How much longer a slow message takes.
+/// The factor by which a slow message takes longer.
 const SLOW_FACTOR: u32 = 20;
 
 #[derive(Default)]
-pub(super) struct Net {
+pub(super) struct NetworkState {
     listeners: BTreeMap<String, ListenerState>,
     links: BTreeMap<LinkId, LinkState>,
     links_made: u64,
-    /// Directions that are cut, and which cut it was.
+    /// Directions that are cut, each with the number of the cut.
     cuts: BTreeMap<(NodeId, NodeId), u64>,
     cuts_made: u64,
 }
 
 struct ListenerState {
-    life: Life,
+    incarnation: Incarnation,
     backlog: VecDeque<LinkId>,
     waker: Option<Waker>,
 }
 
 struct LinkState {
-    ends: [End; 2],
+    ends: [LinkEnd; 2],
 }
 
-/// One end of a link, and what is on its way to it.
-struct End {
-    life: Life,
-    /// Messages on their way here, with due times; `None` is the other side's farewell.
+/// One end of a link, and the messages in transit to it.
+struct LinkEnd {
+    life: Incarnation,
+    /// Messages in transit to this end, with due times; `None` is the end of the other end's stream.
     flight: VecDeque<(u64, Option<Bytes>)>,
     inbox: VecDeque<Bytes>,
-    /// The other side's farewell has come.
+    /// The end of the other end's stream has arrived.
     finished: bool,
     /// This end has noticed that the link is broken.
     broken: bool,
-    /// This end has noticed that the other side receives no more.
+    /// This end has noticed that the other end receives no more.
     refused: bool,
     sender_gone: bool,
     receiver_gone: bool,
     receive_waker: Option<Waker>,
-    /// Of this end's senders, waiting for room at the other end.
+    /// Wakers of this end's senders, which wait for space at the other end.
     room_wakers: Vec<Waker>,
 }
 
-/// Something that happens in the network later.
+/// A future event of the network.
 pub(super) enum NetEvent {
-    /// What is due in the flight towards a side arrives.
+    /// The messages that are due in the flight towards a side arrive.
     Deliver { link: LinkId, side: usize },
     /// A side notices that the link is broken.
     Break { link: LinkId, side: usize },
-    /// A side notices that the other receives no more.
+    /// A side notices that the other end receives no more.
     Refuse { link: LinkId, side: usize },
     /// A link that is still cut by the same cut breaks.
     GiveUp { link: LinkId, direction: (NodeId, NodeId), cut: u64 },
 }
 
-impl End {
-    fn new(life: Life) -> End {
-        End {
+impl LinkEnd {
+    fn new(life: Incarnation) -> LinkEnd {
+        LinkEnd {
             life,
             flight: VecDeque::new(),
             inbox: VecDeque::new(),
@@ -106,12 +107,12 @@ impl End {
     }
 }
 
-impl Core {
+impl WorldCore {
     /// The time that a message takes.
     pub(super) fn message_delay(&mut self) -> Duration {
         let range = self.settings.link_delay.clone();
-        let delay = self.chance.duration(&range);
-        if self.chance.one_in(SLOW_ONE_IN) { delay * SLOW_FACTOR } else { delay }
+        let delay = self.rng.duration(&range);
+        if self.rng.one_in(SLOW_ONE_IN) { delay * SLOW_FACTOR } else { delay }
     }
 
     /// Whether messages from one node to another are stopped.
@@ -152,10 +153,10 @@ impl Core {
         if arrived {
             self.deferred.extend(end.receive_waker.take());
             if end.receiver_gone {
-                // Bytes that nobody will receive make room.
+                // Bytes that will not be received free space.
                 self.deferred.extend(std::mem::take(&mut state.ends[1 - side].room_wakers));
             }
-            self.record(Event::Delivered { link, side });
+            self.record(TraceEvent::Delivered { link, side });
         }
     }
 
@@ -163,7 +164,7 @@ impl Core {
         let Some(state) = self.net.links.get(&link) else { return };
         let (from, to) = (state.ends[1 - side].life.node, state.ends[side].life.node);
         if self.is_cut(from, to) {
-            self.after(Duration::from_millis(100), Alarm::Net(NetEvent::Refuse { link, side }));
+            self.after(Duration::from_millis(100), TimerAction::Net(NetEvent::Refuse { link, side }));
             return;
         }
         let state = self.net.links.get_mut(&link).expect("the link was just seen");
@@ -178,17 +179,17 @@ impl Core {
             end.broken = true;
             end.flight.clear();
             self.deferred.extend(end.wakers());
-            self.record(Event::LinkEnded { link, side });
+            self.record(TraceEvent::LinkEnded { link, side });
         }
     }
 
-    /// Breaks a link: what is in flight is lost, and each end notices after a time of its own.
+    /// Breaks a link: messages in flight are lost, and each end notices after its own delay.
     pub(super) fn break_link(&mut self, link: LinkId) {
         let Some(state) = self.net.links.get_mut(&link) else { return };
         state.ends.iter_mut().for_each(|end| end.flight.clear());
         for side in 0..2 {
             let delay = self.message_delay();
-            self.after(delay, Alarm::Net(NetEvent::Break { link, side }));
+            self.after(delay, TimerAction::Net(NetEvent::Break { link, side }));
         }
     }
 
@@ -207,7 +208,7 @@ impl Core {
         self.net.links.iter().filter(|(_, state)| joins(state)).map(|(link, _)| *link).collect()
     }
 
-    /// Stops messages from one node to another until [`Core::heal`].
+    /// Stops messages from one node to another until [`WorldCore::heal`].
     pub(super) fn cut(&mut self, from: NodeId, to: NodeId) {
         if from == to || self.is_cut(from, to) {
             return;
@@ -216,14 +217,15 @@ impl Core {
         let cut = self.net.cuts_made;
         self.net.cuts.insert((from, to), cut);
         for link in self.links_between(from, to) {
-            // Some break at once, as when a switch resets them; most only when they notice.
-            let notice = if self.chance.one_in(4) { Duration::ZERO..Duration::from_millis(50) } else { NOTICE_DELAY };
-            let delay = self.chance.duration(&notice);
-            self.after(delay, Alarm::Net(NetEvent::GiveUp { link, direction: (from, to), cut }));
+            // Some break at once, as when a switch resets them; most break only when they notice.
+            let notice =
+                if self.rng.one_in(4) { Duration::ZERO..Duration::from_millis(50) } else { BREAK_DETECTION_DELAY };
+            let delay = self.rng.duration(&notice);
+            self.after(delay, TimerAction::Net(NetEvent::GiveUp { link, direction: (from, to), cut }));
         }
     }
 
-    /// Lets messages from one node to another through again; what stalled goes on.
+    /// Lets messages from one node to another through again; stalled messages continue.
     pub(super) fn heal(&mut self, from: NodeId, to: NodeId) {
         if self.net.cuts.remove(&(from, to)).is_none() {
             return;
@@ -236,7 +238,7 @@ impl Core {
                     due += nanos_of(self.message_delay()).max(1);
                     let state = self.net.links.get_mut(&link).expect("links between nodes exist");
                     state.ends[side].flight[place].0 = due;
-                    self.at(due, Alarm::Net(NetEvent::Deliver { link, side }));
+                    self.at(due, TimerAction::Net(NetEvent::Deliver { link, side }));
                 }
             }
         }
@@ -251,7 +253,7 @@ impl Core {
     /// Ends the listeners and links of a node that has crashed.
     pub(super) fn crash_links(&mut self, node: NodeId) {
         let listeners = std::mem::take(&mut self.net.listeners);
-        let (gone, kept) = listeners.into_iter().partition(|(_, listener)| listener.life.node == node);
+        let (gone, kept) = listeners.into_iter().partition(|(_, listener)| listener.incarnation.node == node);
         self.net.listeners = kept;
         let gone: BTreeMap<String, ListenerState> = gone;
         self.deferred.extend(gone.into_values().filter_map(|listener| listener.waker));
@@ -276,19 +278,19 @@ impl Core {
         end.flight.clear();
         end.inbox.clear();
         self.deferred.extend(end.wakers());
-        // What the crashed node had sent arrives up to some point.
+        // A prefix of the messages that the crashed node had sent arrives.
         let on_the_way = state.ends[1 - side].flight.len();
         if on_the_way > 0 {
-            let arriving = self.chance.index(on_the_way + 1);
+            let arriving = self.rng.index(on_the_way + 1);
             let state = self.net.links.get_mut(&link).expect("the link was just seen");
             state.ends[1 - side].flight.truncate(arriving);
         }
-        let notice = if self.chance.one_in(2) { Duration::ZERO..Duration::from_millis(5) } else { NOTICE_DELAY };
-        let delay = self.chance.duration(&notice);
-        self.after(delay, Alarm::Net(NetEvent::Break { link, side: 1 - side }));
+        let notice = if self.rng.one_in(2) { Duration::ZERO..Duration::from_millis(5) } else { BREAK_DETECTION_DELAY };
+        let delay = self.rng.duration(&notice);
+        self.after(delay, TimerAction::Net(NetEvent::Break { link, side: 1 - side }));
     }
 
-    /// Drops a link whose ends have all gone.
+    /// Removes a link when both halves of both ends are dropped.
     fn forget_if_unused(&mut self, link: LinkId) {
         let unused = |state: &LinkState| state.ends.iter().all(|end| end.sender_gone && end.receiver_gone);
         if self.net.links.get(&link).is_some_and(unused) {
@@ -297,7 +299,7 @@ impl Core {
         }
     }
 
-    fn listen(&mut self, address: &str, life: Life) -> io::Result<()> {
+    fn listen(&mut self, address: &str, life: Incarnation) -> io::Result<()> {
         if !self.is_alive(life) {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the node has crashed"));
         }
@@ -305,32 +307,32 @@ impl Core {
             let text = format!("another listener has the address {address}");
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
-        let listener = ListenerState { life, backlog: VecDeque::new(), waker: None };
+        let listener = ListenerState { incarnation: life, backlog: VecDeque::new(), waker: None };
         self.net.listeners.insert(address.to_owned(), listener);
         Ok(())
     }
 
     /// A new link from a node to a listener; the caller holds end 0.
-    fn connect(&mut self, from: Life, address: &str) -> Result<LinkId, io::ErrorKind> {
+    fn connect(&mut self, from: Incarnation, address: &str) -> Result<LinkId, io::ErrorKind> {
         let Some(listener) = self.net.listeners.get(address) else {
             return Err(io::ErrorKind::ConnectionRefused);
         };
-        let to = listener.life;
+        let to = listener.incarnation;
         let full = listener.backlog.len() >= BACKLOG_LINKS_MAX;
         if full || self.is_cut(from.node, to.node) || self.is_cut(to.node, from.node) || !self.is_alive(from) {
             return Err(io::ErrorKind::TimedOut);
         }
         let link = LinkId(self.net.links_made);
         self.net.links_made += 1;
-        self.net.links.insert(link, LinkState { ends: [End::new(from), End::new(to)] });
+        self.net.links.insert(link, LinkState { ends: [LinkEnd::new(from), LinkEnd::new(to)] });
         let listener = self.net.listeners.get_mut(address).expect("the listener was just seen");
         listener.backlog.push_back(link);
         self.deferred.extend(listener.waker.take());
-        self.record(Event::Connected { link, from: from.node, to: to.node });
+        self.record(TraceEvent::Connected { link, from: from.node, to: to.node });
         Ok(link)
     }
 
-    /// Puts a message, or the farewell, on its way from a side to the other.
+    /// Sends a message, or the end of the stream, from a side to the other.
     fn launch(&mut self, link: LinkId, side: usize, message: Option<Bytes>) {
         let delay = nanos_of(self.message_delay());
         let state = self.net.links.get_mut(&link).expect("the caller has just seen the link");
@@ -339,11 +341,11 @@ impl Core {
         let due = (self.clock + delay).max(earliest + 1);
         let (length, content) = message.as_ref().map_or((0, 0), |bytes| (bytes.len() as u64, content_of(bytes)));
         end.flight.push_back((due, message));
-        self.at(due, Alarm::Net(NetEvent::Deliver { link, side: 1 - side }));
-        self.record(Event::Sent { link, side, length, content });
+        self.at(due, TimerAction::Net(NetEvent::Deliver { link, side: 1 - side }));
+        self.record(TraceEvent::Sent { link, side, length, content });
     }
 
-    fn has_room(&self, link: LinkId, side: usize) -> bool {
+    fn has_capacity(&self, link: LinkId, side: usize) -> bool {
         let far = &self.net.links[&link].ends[1 - side];
         far.flight.len() + far.inbox.len() < LINK_MESSAGES_MAX
     }

@@ -1,4 +1,4 @@
-//! Fault plans: what breaks when, as text, as values, or by chance.
+//! Fault plans: lists of faults with their times, written as text, built from values, or drawn at random.
 //!
 //! ```text
 //! at 3s crash peer1 for 1s
@@ -6,8 +6,8 @@
 //! at 8s free peer0
 //! ```
 //!
-//! A plan is a list of steps, separated by line ends or semicolons; `#` begins a comment. A step is `at <time> <fault>`,
-//! and may end in `for <time>`, after which the fault is undone. Times are numbers with a unit (`ns`, `us`, `ms`, `s`, `m`).
+//! A plan is a list of steps, separated by line ends or semicolons; `#` starts a comment. A step is `at <time> <fault>`, and
+//! may end in `for <time>`, after which the fault is undone. Times are numbers with a unit (`ns`, `us`, `ms`, `s`, `m`).
 //!
 //! | fault | what happens | undone by |
 //! |---|---|---|
@@ -19,7 +19,7 @@
 //! | `fill N` | the node's disk is full | `free N` |
 //! | `fail N` | the node's disk fails | `mend N` |
 //! | `rot N` | one bit on the node's disk flips | |
-//! | `drift N P` | the node's clock goes fast by P millionths, slow where P is below 0 | `drift N 0` |
+//! | `drift N P` | the node's clock runs fast by P millionths, slow if P is negative | `drift N 0` |
 
 mod notation;
 mod random;
@@ -27,14 +27,14 @@ mod random;
 use std::time::Duration;
 
 pub use notation::ParsePlanError;
-pub use random::{Bounds, FaultKind};
+pub use random::{FaultKind, FaultPlanLimits};
 
-/// Something that breaks, or is repaired. The strings name nodes.
+/// A fault or its repair. The strings name nodes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A node crashes.
     Crash(String),
-    /// A node that crashed runs its boot function.
+    /// A crashed node runs its boot function.
     Restart(String),
     /// A node's tasks do not run.
     Pause(String),
@@ -50,7 +50,7 @@ pub enum Fault {
     Break(String, String),
     /// A node's disk is full.
     Fill(String),
-    /// A node's disk has room again.
+    /// A node's disk has space again.
     Free(String),
     /// A node's disk fails every operation.
     Fail(String),
@@ -58,30 +58,30 @@ pub enum Fault {
     Mend(String),
     /// One bit on a node's disk flips.
     Rot(String),
-    /// A node's clock goes fast or slow by so many millionths.
+    /// A node's clock runs fast or slow by this many millionths.
     Drift(String, i64),
 }
 
-/// A fault, when it happens, and how long it lasts.
+/// A fault, its time, and its duration.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct FaultStep {
     /// Counted from the plan's start.
     pub at: Duration,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// After how long it is undone; only for faults that can be.
+    /// How long until it is undone; only for faults that can be undone.
     pub lasting: Option<Duration>,
 }
 
 /// Faults and their times.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Plan {
+pub struct FaultPlan {
     /// In any order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<FaultStep>,
 }
 
 impl Fault {
-    /// What undoes this fault, if anything does.
+    /// The fault that undoes this one, if there is one.
     pub fn undone_by(&self) -> Option<Fault> {
         match self {
             Fault::Crash(node) => Some(Fault::Restart(node.clone())),
@@ -101,24 +101,24 @@ impl Fault {
     }
 }
 
-impl Plan {
-    /// Reads a plan from text.
+impl FaultPlan {
+    /// Parses a plan.
     ///
     /// # Errors
-    /// Says which step is wrong, and why.
-    pub fn parse(text: &str) -> Result<Plan, ParsePlanError> {
+    /// Names the step that is wrong, and why.
+    pub fn parse(text: &str) -> Result<FaultPlan, ParsePlanError> {
         text.parse()
     }
 
-    /// A plan by chance, within bounds. Every fault that can be undone is undone in time.
-    pub fn random(seed: u64, bounds: &Bounds) -> Plan {
+    /// A random plan, within bounds. Every fault that can be undone is undone in time.
+    pub fn random(seed: u64, bounds: &FaultPlanLimits) -> FaultPlan {
         random::random(seed, bounds)
     }
 
-    /// Faults and what undoes them, by time; at one time in the order of the steps.
+    /// The faults and those that undo them, by time; at the same time in the order of the steps.
     pub fn timeline(&self) -> Vec<(Duration, Fault)> {
         let mut timeline = Vec::new();
-        for Step { at, fault, lasting } in &self.steps {
+        for FaultStep { at, fault, lasting } in &self.steps {
             timeline.push((*at, fault.clone()));
             if let Some((lasting, undone)) = lasting.zip(fault.undone_by()) {
                 timeline.push((*at + lasting, undone));
@@ -128,7 +128,7 @@ impl Plan {
         timeline
     }
 
-    /// When its last fault happens or is undone.
+    /// The time at which its last fault happens or is undone.
     pub fn end(&self) -> Duration {
         self.timeline().last().map_or(Duration::ZERO, |(at, _)| *at)
     }

@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::super::clock::CLOCK_DRIFT_PPM_MAX;
-use super::{Fault, Plan, Step};
+use super::{Fault, FaultPlan, FaultStep};
 
-/// A text that is no plan.
+/// The text is not a valid plan.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem} in the step {step:?}")]
 pub struct ParsePlanError {
@@ -21,20 +21,20 @@ pub struct ParsePlanError {
 const UNITS: [(&str, u64); 5] =
     [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
 
-impl FromStr for Plan {
+impl FromStr for FaultPlan {
     type Err = ParsePlanError;
 
-    fn from_str(text: &str) -> Result<Plan, ParsePlanError> {
+    fn from_str(text: &str) -> Result<FaultPlan, ParsePlanError> {
         let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
         let steps = lines.flat_map(|line| line.split(';')).map(str::trim).filter(|step| !step.is_empty());
         let parse = |step: &str| {
             parse_step(step).map_err(|problem| ParsePlanError { step: step.to_owned(), problem: problem.to_owned() })
         };
-        Ok(Plan { steps: steps.map(parse).collect::<Result<_, _>>()? })
+        Ok(FaultPlan { steps: steps.map(parse).collect::<Result<_, _>>()? })
     }
 }
 
-fn parse_step(step: &str) -> Result<Step, &'static str> {
+fn parse_step(step: &str) -> Result<FaultStep, &'static str> {
     let words: Vec<&str> = step.split_whitespace().collect();
     let ["at", at, words @ ..] = words.as_slice() else { return Err("no `at <time>` at the start") };
     let at = parse_time(at)?;
@@ -63,7 +63,7 @@ fn parse_step(step: &str) -> Result<Step, &'static str> {
     if lasting.is_some() && fault.undone_by().is_none() {
         return Err("`for` after a fault that nothing undoes");
     }
-    Ok(Step { at, fault, lasting })
+    Ok(FaultStep { at, fault, lasting })
 }
 
 fn parse_drift(text: &str) -> Result<i64, &'static str> {
@@ -108,7 +108,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for FaultStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("at ")?;
         write_time(f, self.at)?;
@@ -121,7 +121,7 @@ impl fmt::Display for Step {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, step) in self.steps.iter().enumerate() {
             write!(f, "{}{step}", if place > 0 { "; " } else { "" })?;
@@ -132,14 +132,14 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Bounds, FaultKind};
+    use super::super::{FaultKind, FaultPlanLimits};
     use super::*;
     use proptest::prelude::*;
 
     #[test]
     fn a_plan_reads_as_it_is_written() {
         let text = "at 3s crash peer1 for 1500ms # the primary\n\nat 5s cut orderer peer2; at 61s heal orderer peer2";
-        let plan = Plan::parse(text).expect("the plan is well formed");
+        let plan = FaultPlan::parse(text).expect("the plan is well formed");
         assert_eq!(
             plan.to_string(),
             "at 3s crash peer1 for 1500ms; at 5s cut orderer peer2; at 61s heal orderer peer2"
@@ -163,7 +163,7 @@ mod tests {
             ("at 99999999999999999999s rot peer1", "without a number"),
             ("at 9999999999999999999s rot peer1", "too long"),
         ] {
-            let error = Plan::parse(&format!("at 1s crash a; {text}")).expect_err(text);
+            let error = FaultPlan::parse(&format!("at 1s crash a; {text}")).expect_err(text);
             assert!(error.problem.contains(problem) && error.step == text, "{text}: {error}");
         }
     }
@@ -172,14 +172,14 @@ mod tests {
         #[test]
         fn random_plans_round_trip_through_text(seed: u64) {
             let nodes = ["a", "b", "c"].map(String::from).to_vec();
-            let kinds = [Bounds::default().kinds, vec![FaultKind::Drift; 2]].concat();
-            let plan = Plan::random(seed, &Bounds { nodes, kinds, ..Bounds::default() });
-            prop_assert_eq!(Plan::parse(&plan.to_string()), Ok(plan));
+            let kinds = [FaultPlanLimits::default().kinds, vec![FaultKind::Drift; 2]].concat();
+            let plan = FaultPlan::random(seed, &FaultPlanLimits { nodes, kinds, ..FaultPlanLimits::default() });
+            prop_assert_eq!(FaultPlan::parse(&plan.to_string()), Ok(plan));
         }
 
         #[test]
         fn no_text_panics(text in "[ -~\n]{0,80}") {
-            let _ = Plan::parse(&text);
+            let _ = FaultPlan::parse(&text);
         }
     }
 }

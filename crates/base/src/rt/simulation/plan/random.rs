@@ -1,13 +1,13 @@
-//! Plans by chance.
+//! Random plans.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use super::super::chance::Chance;
 use super::super::clock::CLOCK_DRIFT_PPM_MAX;
-use super::{Fault, Plan, Step};
+use super::super::rng::Prng;
+use super::{Fault, FaultPlan, FaultStep};
 
-/// What sorts of faults a plan by chance may have.
+/// Kinds of faults in a random plan.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FaultKind {
     /// A node crashes, and restarts.
@@ -24,18 +24,18 @@ pub enum FaultKind {
     Fail,
     /// A disk loses a bit.
     Rot,
-    /// A clock goes fast or slow, and then right again.
+    /// A clock runs fast or slow, and then right again.
     Drift,
 }
 
-/// Within what a plan by chance stays.
+/// Bounds of a random plan.
 #[derive(Clone, Debug)]
-pub struct Bounds {
-    /// Nodes that faults may strike.
+pub struct FaultPlanLimits {
+    /// Nodes that may have faults.
     pub nodes: Vec<String>,
-    /// Kinds of faults, drawn evenly; a kind may stand here twice.
+    /// Kinds of faults, drawn evenly; a kind may be listed twice.
     pub kinds: Vec<FaultKind>,
-    /// Faults.
+    /// Number of faults.
     pub faults: usize,
     /// When faults happen.
     pub within: Range<Duration>,
@@ -45,11 +45,11 @@ pub struct Bounds {
     pub down_max: usize,
 }
 
-impl Default for Bounds {
-    /// No nodes yet; five crashes, pauses, cuts and breaks in the first ten seconds, of up to two seconds, one node down
-    /// at a time.
+impl Default for FaultPlanLimits {
+    /// No nodes yet; five crashes, pauses, cuts and breaks in the first ten seconds, of up to two seconds, one node down at a
+    /// time.
     fn default() -> Self {
-        Bounds {
+        FaultPlanLimits {
             nodes: Vec::new(),
             kinds: vec![FaultKind::Crash, FaultKind::Pause, FaultKind::Cut, FaultKind::Break],
             faults: 5,
@@ -60,12 +60,12 @@ impl Default for Bounds {
     }
 }
 
-/// How often a fault that does not fit beside the others is drawn anew, before the plan goes without it.
+/// How often a fault that conflicts with others is drawn again, before the plan omits it.
 const DRAWS_MAX: usize = 32;
 
-pub(super) fn random(seed: u64, bounds: &Bounds) -> Plan {
-    let mut chance = Chance::new(seed);
-    let mut plan = Plan::default();
+pub(super) fn random(seed: u64, bounds: &FaultPlanLimits) -> FaultPlan {
+    let mut rng = Prng::new(seed);
+    let mut plan = FaultPlan::default();
     let possible = |kind: &&FaultKind| match kind {
         FaultKind::Cut | FaultKind::Break => bounds.nodes.len() >= 2,
         FaultKind::Crash | FaultKind::Pause => bounds.down_max >= 1,
@@ -77,8 +77,8 @@ pub(super) fn random(seed: u64, bounds: &Bounds) -> Plan {
     }
     for _ in 0..bounds.faults {
         for _ in 0..DRAWS_MAX {
-            let kind = *chance.pick(&kinds);
-            let step = draw(&mut chance, kind, bounds);
+            let kind = *rng.pick(&kinds);
+            let step = draw(&mut rng, kind, bounds);
             if fits(&plan, &step, bounds.down_max) {
                 plan.steps.push(step);
                 break;
@@ -89,18 +89,18 @@ pub(super) fn random(seed: u64, bounds: &Bounds) -> Plan {
     plan
 }
 
-fn draw(chance: &mut Chance, kind: FaultKind, bounds: &Bounds) -> Step {
-    let node = chance.pick(&bounds.nodes).clone();
+fn draw(rng: &mut Prng, kind: FaultKind, bounds: &FaultPlanLimits) -> FaultStep {
+    let node = rng.pick(&bounds.nodes).clone();
     let mut other = || {
         let others: Vec<&String> = bounds.nodes.iter().filter(|other| **other != node).collect();
-        (*chance.pick(&others)).clone()
+        (*rng.pick(&others)).clone()
     };
     let fault = match kind {
         FaultKind::Crash => Fault::Crash(node),
         FaultKind::Pause => Fault::Pause(node),
         FaultKind::Cut => {
             let other = other();
-            if chance.one_in(3) { Fault::Mute(node, other) } else { Fault::Cut(node, other) }
+            if rng.one_in(3) { Fault::Mute(node, other) } else { Fault::Cut(node, other) }
         }
         FaultKind::Break => {
             let other = other();
@@ -110,45 +110,45 @@ fn draw(chance: &mut Chance, kind: FaultKind, bounds: &Bounds) -> Step {
         FaultKind::Fail => Fault::Fail(node),
         FaultKind::Rot => Fault::Rot(node),
         FaultKind::Drift => {
-            let ppm = 1 + chance.below(CLOCK_DRIFT_PPM_MAX.unsigned_abs()) as i64;
-            Fault::Drift(node, if chance.one_in(2) { ppm } else { -ppm })
+            let ppm = 1 + rng.below(CLOCK_DRIFT_PPM_MAX.unsigned_abs()) as i64;
+            Fault::Drift(node, if rng.one_in(2) { ppm } else { -ppm })
         }
     };
     // Whole microseconds keep the text short.
     let whole = |time: Duration| Duration::from_micros(time.as_micros() as u64);
-    let at = whole(chance.duration(&bounds.within));
-    let lasting = fault.undone_by().map(|_| whole(chance.duration(&bounds.lasting)));
-    Step { at, fault, lasting }
+    let at = whole(rng.duration(&bounds.within));
+    let lasting = fault.undone_by().map(|_| whole(rng.duration(&bounds.lasting)));
+    FaultStep { at, fault, lasting }
 }
 
-/// The time during which a step has its effect.
-fn span(step: &Step) -> Range<Duration> {
+/// The time during which a step has an effect.
+fn span(step: &FaultStep) -> Range<Duration> {
     step.at..step.at + step.lasting.unwrap_or_default()
 }
 
-fn overlap(one: &Step, other: &Step) -> bool {
+fn overlap(one: &FaultStep, other: &FaultStep) -> bool {
     span(one).start <= span(other).end && span(other).start <= span(one).end
 }
 
-/// The node that a step takes down, if it does.
-fn down(step: &Step) -> Option<&str> {
+/// The node that a step takes down, if it takes one down.
+fn down(step: &FaultStep) -> Option<&str> {
     match &step.fault {
         Fault::Crash(node) | Fault::Pause(node) => Some(node),
         _ => None,
     }
 }
 
-/// Whether a step leaves enough nodes up, and does not meet one whose undoing would undo it too.
-fn fits(plan: &Plan, step: &Step, down_max: usize) -> bool {
-    let meeting: Vec<&Step> = plan.steps.iter().filter(|other| overlap(step, other)).collect();
+/// Whether a step leaves enough nodes up, and does not overlap with one whose undoing would undo it too.
+fn fits(plan: &FaultPlan, step: &FaultStep, down_max: usize) -> bool {
+    let meeting: Vec<&FaultStep> = plan.steps.iter().filter(|other| overlap(step, other)).collect();
     if let Some(node) = down(step) {
         let down_then: Vec<&str> = meeting.iter().filter_map(|other| down(other)).collect();
-        // Counts steps that meet this one, even where they do not meet one another: on the safe side.
+        // Also counts steps that overlap this one but not one another, which errs on the safe side.
         if down_then.len() >= down_max || down_then.contains(&node) {
             return false;
         }
     }
-    let undone = |step: &Step| {
+    let undone = |step: &FaultStep| {
         step.fault.undone_by().map(|fault| match fault {
             Fault::Heal(one, other) if one > other => Fault::Heal(other, one),
             fault => fault,
@@ -166,8 +166,8 @@ mod tests {
         #[test]
         fn random_plans_stay_within_their_bounds(seed: u64, down_max in 0usize..3, faults in 0usize..20) {
             let nodes = ["a", "b", "c", "d"].map(String::from).to_vec();
-            let bounds = Bounds { nodes, down_max, faults, ..Bounds::default() };
-            let plan = Plan::random(seed, &bounds);
+            let bounds = FaultPlanLimits { nodes, down_max, faults, ..FaultPlanLimits::default() };
+            let plan = FaultPlan::random(seed, &bounds);
             prop_assert!(plan.steps.len() <= faults);
             let mut down = std::collections::BTreeSet::new();
             for (_, fault) in plan.timeline() {
@@ -188,9 +188,9 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_plan() {
-        let bounds = Bounds { nodes: vec!["a".into(), "b".into()], ..Bounds::default() };
-        assert_eq!(Plan::random(3, &bounds), Plan::random(3, &bounds));
-        assert_ne!(Plan::random(3, &bounds), Plan::random(4, &bounds));
-        assert!(!Plan::random(3, &bounds).steps.is_empty());
+        let bounds = FaultPlanLimits { nodes: vec!["a".into(), "b".into()], ..FaultPlanLimits::default() };
+        assert_eq!(FaultPlan::random(3, &bounds), FaultPlan::random(3, &bounds));
+        assert_ne!(FaultPlan::random(3, &bounds), FaultPlan::random(4, &bounds));
+        assert!(!FaultPlan::random(3, &bounds).steps.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What the disk promises: crashes lose what was not synced, and nothing else.
+//! The guarantees of the disk: crashes lose what was not synced, and nothing else.
 
 use crate::rt::disk::Directory;
 use crate::rt::simulation::{DiskOperation, Simulation};

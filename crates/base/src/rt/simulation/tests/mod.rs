@@ -1,4 +1,4 @@
-//! What simulations promise: seeds decide, failures are named, nodes crash, pause and restart.
+//! The guarantees of simulations: seeds decide, failures are named, nodes crash, pause and restart.
 
 mod disk;
 mod net;
@@ -45,8 +45,8 @@ async fn busy(sim: Sim) -> u64 {
             }
         });
     }
-    let bounds = Bounds { nodes: nodes.map(String::from).to_vec(), faults: 10, ..Bounds::default() };
-    sim.run_plan(&Plan::random(sim.seed(), &bounds)).await;
+    let bounds = FaultPlanLimits { nodes: nodes.map(String::from).to_vec(), faults: 10, ..FaultPlanLimits::default() };
+    sim.run_plan(&FaultPlan::random(sim.seed(), &bounds)).await;
     done.load(Ordering::SeqCst)
 }
 
@@ -121,7 +121,7 @@ fn a_deadlock_names_the_tasks_that_wait() {
         std::future::pending::<()>().await;
     });
     let failure = failure.expect_err("nothing can happen");
-    let Reason::Deadlock(tasks) = &failure.reason else { panic!("{failure}") };
+    let FailureReason::Deadlock(tasks) = &failure.reason else { panic!("{failure}") };
     assert!(tasks.iter().any(|task| task.starts_with("stuck task 1 (")), "{tasks:?}");
     assert_eq!(tasks.len(), 2);
 }
@@ -134,9 +134,9 @@ fn limits_end_a_run_that_does_not_end() {
         }
     }
     let failure = Simulation::new(1).steps_max(1000).run(spin).expect_err("it spins");
-    assert_eq!(failure.reason, Reason::StepLimit(1000));
+    assert_eq!(failure.reason, FailureReason::StepLimit(1000));
     let failure = Simulation::new(1).time_max(MS).run(spin).expect_err("it spins");
-    assert_eq!(failure.reason, Reason::TimeLimit(MS));
+    assert_eq!(failure.reason, FailureReason::TimeLimit(MS));
 }
 
 #[test]
@@ -154,16 +154,19 @@ fn a_panic_that_nobody_joins_fails_the_run_and_names_the_seed() {
         rt::sleep(MS).await;
         Some(task)
     });
-    assert!(matches!(kept.expect_err("a task panicked").reason, Reason::Panic(_)));
+    assert!(matches!(kept.expect_err("a task panicked").reason, FailureReason::Panic(_)));
     let own = Simulation::new(1).run(|_| async { panic!("in the run's own future") });
-    assert!(matches!(own.map(|report: Report<()>| report.value).expect_err("it panicked").reason, Reason::Panic(_)));
+    assert!(matches!(
+        own.map(|report: SimulationReport<()>| report.value).expect_err("it panicked").reason,
+        FailureReason::Panic(_)
+    ));
 }
 
 #[test]
 fn a_wake_up_from_another_thread_fails_the_run() {
     let failure = Simulation::new(1).run(|_| async {
         let (sender, mut receiver) = bounded(1);
-        // What a library that brings its own threads would do behind our back.
+        // A library with its own threads would do this behind our back.
         std::thread::spawn(move || sender.try_send(()).expect("there is room")).join().expect("it sends");
         rt::yield_now().await;
         receiver.recv().await;
@@ -173,7 +176,10 @@ fn a_wake_up_from_another_thread_fails_the_run() {
         std::thread::spawn(move || drop(sender)).join().expect("it drops");
         let _ = other.await;
     });
-    assert_eq!(failure.map(|report| report.value).expect_err("a thread woke a task").reason, Reason::ForeignWake);
+    assert_eq!(
+        failure.map(|report| report.value).expect_err("a thread woke a task").reason,
+        FailureReason::ForeignWake
+    );
 }
 
 #[test]
@@ -188,7 +194,7 @@ fn a_crash_ends_a_nodes_tasks_and_a_restart_boots_it_again() {
                 boots.fetch_add(1, Ordering::SeqCst);
                 let ticks = Arc::clone(&ticks);
                 async move {
-                    // A task of the node's task lives on the node too.
+                    // A task spawned by a node's task lives on the node too.
                     let _task = rt::spawn(async move {
                         loop {
                             rt::sleep(MS).await;
@@ -203,7 +209,7 @@ fn a_crash_ends_a_nodes_tasks_and_a_restart_boots_it_again() {
         let task = node.spawn(std::future::pending::<()>());
         node.crash();
         assert!(!node.is_up() && node.crashes() == 1);
-        assert_eq!(task.await, Err(rt::Aborted));
+        assert_eq!(task.await, Err(rt::TaskAborted));
         let seen = ticks.load(Ordering::SeqCst);
         assert!(seen > 5);
         rt::sleep(10 * MS).await;
@@ -228,12 +234,12 @@ fn a_node_may_crash_itself_and_what_it_does_then_has_no_effect() {
                 node.crash();
                 assert!(directory.open_file("late", true).is_err());
                 assert!(listen("late").await.is_err());
-                assert_eq!(rt::spawn(async {}).await, Err(rt::Aborted));
+                assert_eq!(rt::spawn(async {}).await, Err(rt::TaskAborted));
                 rt::yield_now().await;
                 unreachable!("a node that crashed does not go on");
             }
         });
-        assert_eq!(task.await, Err(rt::Aborted));
+        assert_eq!(task.await, Err(rt::TaskAborted));
     });
     check.expect("the run succeeds");
 }
@@ -247,7 +253,7 @@ fn a_paused_node_stands_still_while_time_goes_on() {
             rt::sleep(10 * MS).await;
             start.elapsed()
         });
-        rt::sleep(MS).await; // It has begun.
+        rt::sleep(MS).await; // It has started.
         node.pause();
         assert_eq!(rt::timeout(100 * MS, std::future::pending::<()>()).await, Err(Elapsed));
         assert!(!task.is_finished());
@@ -262,7 +268,7 @@ fn a_plan_strikes_at_its_times() {
     let check = Simulation::new(1).check(|sim| async move {
         let node = sim.node("peer1");
         node.start(std::future::pending);
-        let plan = Plan::parse("at 3s crash peer1 for 1s; at 3500ms fill peer0; at 3600ms pause peer2 for 10ms");
+        let plan = FaultPlan::parse("at 3s crash peer1 for 1s; at 3500ms fill peer0; at 3600ms pause peer2 for 10ms");
         let plan = plan.expect("the plan is well formed");
         assert_eq!(plan.end(), Duration::from_secs(4));
         let observer = rt::spawn({
@@ -304,7 +310,7 @@ fn fault_points_and_events_are_counted_for_their_run_alone() {
         let report = run.expect("the run succeeds");
         let point = report.fault_points["torn header"];
         assert_eq!(point.reached, 1000);
-        assert_eq!(report.events[Counted.description().name], Value::Counter(point.injected));
+        assert_eq!(report.events[Counted.description().name], EventValue::Counter(point.injected));
         point.injected
     };
     use crate::event::Event as _;
@@ -313,7 +319,7 @@ fn fault_points_and_events_are_counted_for_their_run_alone() {
     assert_eq!(Counted.value(), 0, "nothing was counted outside of simulations");
 }
 
-/// A campaign of seeds once grew by megabytes a seed: nodes' boot functions held the world that held them.
+/// Regression: a campaign of seeds grew by megabytes per seed, because nodes' boot functions held the world that held them.
 #[test]
 fn a_run_that_is_over_leaves_nothing_behind() {
     let held = Arc::new(());
@@ -349,7 +355,7 @@ fn clocks_drift_and_sleeps_follow_them() {
         });
         let shown = shown.await.expect("nobody aborts it");
         assert!(shown >= hour && shown < hour + MS);
-        // A hundredth fast: an hour by its clock is less than an hour.
+        // A hundredth fast: an hour by its clock is less than a true hour.
         let passed = sim.elapsed() - begun;
         assert!(passed > hour.mul_f64(0.990) && passed < hour.mul_f64(0.991), "{passed:?}");
 
@@ -373,7 +379,7 @@ fn clocks_drift_and_sleeps_follow_them() {
         assert!(passed > hour - Duration::from_secs(1) && passed < hour + Duration::from_secs(1), "{passed:?}");
         watcher.await.expect("nobody aborts it");
         assert!(rt::now().nanos().abs_diff(sim.elapsed().as_nanos() as u64) < 1_000_000, "the driver's clock is true");
-        let plan = Plan::parse("at 1s drift peer 500 for 2s").expect("the plan is well formed");
+        let plan = FaultPlan::parse("at 1s drift peer 500 for 2s").expect("the plan is well formed");
         sim.run_plan(&plan).await;
         assert_eq!(node.clock_drift_ppm(), 0);
     });
@@ -391,8 +397,8 @@ fn functions_are_called_whatever_became_of_the_node() {
             }
         };
         let node = sim.node("peer");
-        assert_eq!(Node::current().expect("this is a simulation").name(), "driver");
-        let named = node.spawn(async { Node::current().expect("this is a simulation").name().to_owned() });
+        assert_eq!(SimNode::current().expect("this is a simulation").name(), "driver");
+        let named = node.spawn(async { SimNode::current().expect("this is a simulation").name().to_owned() });
         assert_eq!(named.await.expect("nobody aborts it"), "peer");
         node.when_crashed(count(1));
         let (later, world) = (count(10), sim.clone());

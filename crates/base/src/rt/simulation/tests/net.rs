@@ -1,4 +1,4 @@
-//! What the network promises: cuts stall or break links, and never reorder.
+//! The guarantees of the network: cuts stall or break links, and never reorder.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use crate::rt::net::{connect, listen};
 use crate::rt::simulation::{Sim, Simulation};
 use crate::rt::{self, Elapsed};
 
-/// A node "server" that sends numbers to whoever connects.
+/// A node "server" that sends numbers to every client.
 fn numbers(sim: &Sim) {
     sim.node("server").start(|| async {
         let mut listener = listen("numbers").await.expect("the name is free");
@@ -24,7 +24,7 @@ fn numbers(sim: &Sim) {
     });
 }
 
-/// Receives numbers until the link ends; returns how many. Panics when one is missing or out of order.
+/// Receives numbers until the link ends; returns their count. Panics when one is missing or out of order.
 async fn count_numbers() -> u64 {
     let mut link = loop {
         if let Ok(link) = connect("numbers").await {

@@ -1,0 +1,127 @@
+//! A channel at a follower: it answers from the state of the primary and from the blocks at the storage node.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::channel::WatchReceiver;
+use base::{BlockNumber, Bytes, TxId};
+use ledger::{Block, Hash};
+use state::{Follower, Snapshot};
+use storage::blocks::{StoredBlocks, TransactionLocation};
+use storage::node::{RemoteReads, RemoteStoreConfig};
+
+use crate::Error;
+use crate::access::ChannelPolicies;
+use crate::commit::recent::{CommittedBlock, RecentBlocks};
+use crate::commit::waiters::TxStatus;
+use crate::endorse::EndorsingChannel;
+use crate::history::KeyHistory;
+use crate::validate::Code;
+use crate::view::ChannelView;
+
+/// A channel that another compute node of the peer commits. Every block that it shows is durable; the primary has
+/// applied it, or is about to.
+pub struct FollowedChannel {
+    policies: Arc<ChannelPolicies>,
+    follower: Follower,
+    blocks: Arc<RemoteReads>,
+    history: Arc<KeyHistory>,
+    recent: RecentBlocks,
+}
+
+impl FollowedChannel {
+    pub(super) fn new(
+        policies: Arc<ChannelPolicies>,
+        follower: Follower,
+        remote: RemoteStoreConfig,
+    ) -> FollowedChannel {
+        let blocks = Arc::new(RemoteReads::new(remote));
+        let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
+        FollowedChannel { policies, follower, blocks, history, recent: RecentBlocks::default() }
+    }
+
+    pub(super) fn follower(&self) -> &Follower {
+        &self.follower
+    }
+
+    /// Whether the channel can answer now.
+    pub fn is_live(&self) -> bool {
+        self.follower.is_live()
+    }
+}
+
+#[async_trait]
+impl ChannelView for FollowedChannel {
+    fn policies(&self) -> &Arc<ChannelPolicies> {
+        &self.policies
+    }
+
+    fn height(&self) -> u64 {
+        *self.follower.heights().borrow()
+    }
+
+    fn committed(&self) -> WatchReceiver<u64> {
+        self.follower.heights()
+    }
+
+    async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
+        if number >= ChannelView::height(self) {
+            return Ok(None);
+        }
+        Ok(self.blocks.read(BlockNumber(number)).await?)
+    }
+
+    async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
+        if let Some(block) = self.recent.get(number) {
+            return Ok(Some(block));
+        }
+        let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
+        let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
+        self.recent.offer(block.clone());
+        Ok(Some(block))
+    }
+
+    async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
+        let place = self.blocks.find_transaction(tx_id).await?;
+        let status = place.map(|place| TxStatus { code: Code(place.code), block: place.block.get() });
+        Ok(status.filter(|status| status.block < ChannelView::height(self)))
+    }
+
+    async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
+        let mut committed = self.committed();
+        loop {
+            committed.borrow_and_update();
+            if let Some(status) = self.tx_status(tx_id).await? {
+                return Ok(status);
+            }
+            committed.changed().await.map_err(|_| Error::Stopped)?;
+        }
+    }
+
+    fn failure(&self) -> Option<Arc<Error>> {
+        None
+    }
+
+    async fn stopped(&self) {
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl EndorsingChannel for FollowedChannel {
+    async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
+        Ok(self.follower.snapshot().await?)
+    }
+
+    fn history(&self) -> &Arc<KeyHistory> {
+        &self.history
+    }
+
+    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionLocation>, Error> {
+        Ok(self.blocks.find_transaction(tx_id).await?)
+    }
+
+    async fn number_by_hash(&self, hash: &Hash) -> Result<Option<BlockNumber>, Error> {
+        Ok(self.blocks.number_by_hash(hash).await?)
+    }
+}

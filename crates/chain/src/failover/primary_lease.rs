@@ -1,0 +1,97 @@
+//! The primary lease: a primary's permission to answer. It lasts for one lease period, counted from the moment at which the
+//! primary asked the storage node whether its epoch is still the newest.
+//!
+//! 1. The primary asks the storage node to confirm its epoch, every [`RENEWAL_PERIOD`]. A confirmation extends the lease
+//!    from the time of the question, not from the time of the answer.
+//! 2. The primary lease must be [held](PrimaryLease::wait_until_held) when a snapshot is taken.
+//! 3. From the start of its epoch, a later primary waits longer than any such lease lasts ([`lease`]). So the lease of the
+//!    earlier primary has ended before any client can see a commit of the later one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::ErrorKind;
+use base::rt::sync::Notify;
+use base::rt::{self, CancellationToken, Instant};
+use state::disaggregated::lease::{self, LEASE};
+use storage::StateStore;
+
+use crate::Error;
+use crate::fault::hold_up;
+
+/// How often the primary asks the storage node.
+const RENEWAL_PERIOD: Duration = Duration::from_millis(15);
+/// How long a request for a snapshot waits for the renewal of a lease that has lapsed.
+const LAPSE_MAX: Duration = lease::LEASE;
+/// A primary that has had no confirmation for this long after its lease ended is not shown as the primary.
+const UNSEEN_AFTER: Duration = Duration::from_secs(1);
+
+/// A primary's right to answer.
+#[derive(Default)]
+pub struct PrimaryLease {
+    /// When the lease ends, in nanoseconds of this node's clock.
+    ends: AtomicU64,
+    renewed: Notify,
+    over: CancellationToken,
+}
+
+impl PrimaryLease {
+    /// Returns once the lease is held. If it has lapsed, waits for its renewal for at most [`LAPSE_MAX`].
+    ///
+    /// # Errors
+    /// `Retry` if the lease was not renewed in time; `Fenced` if another epoch has started.
+    pub async fn wait_until_held(&self) -> Result<(), Error> {
+        let since = rt::now();
+        loop {
+            let renewed = self.renewed.notified();
+            if self.over.is_cancelled() {
+                return Err(Error::State(state::Error::Fenced));
+            }
+            if self.is_held() {
+                return Ok(());
+            }
+            let waited = since.elapsed();
+            if waited >= LAPSE_MAX {
+                return Err(Error::State(state::Error::NoLease));
+            }
+            let _woken = rt::timeout(LAPSE_MAX - waited, renewed).await;
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        rt::now().nanos() < self.ends.load(Ordering::Acquire) || rt::fault_point("chain.failover.mutant.lease")
+    }
+
+    /// Whether the lease is held, or ended only a short while ago.
+    pub(super) fn is_seen(&self) -> bool {
+        let ends = Instant::from_nanos(self.ends.load(Ordering::Acquire));
+        !self.over.is_cancelled() && rt::now() < ends + UNSEEN_AFTER
+    }
+
+    /// Completes when another epoch has started.
+    pub(super) async fn lost(&self) {
+        self.over.cancelled().await;
+    }
+
+    /// Renews the lease until another epoch has started.
+    pub(super) async fn renew(self: Arc<Self>, rows: Arc<dyn StateStore>) {
+        loop {
+            let asked = rt::now();
+            match rt::timeout(LEASE, rows.confirm()).await {
+                Ok(Ok(())) => {
+                    hold_up("chain.failover.confirmed").await;
+                    self.ends.fetch_max((asked + LEASE).nanos(), Ordering::AcqRel);
+                    self.renewed.notify_waiters();
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::Fenced => {
+                    self.over.cancel();
+                    self.renewed.notify_waiters();
+                    return;
+                }
+                outcome => tracing::debug!(?outcome, "storage does not confirm the primary for now"),
+            }
+            rt::sleep(RENEWAL_PERIOD).await;
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! Offloading: the primary of a peer has other compute nodes of the same peer verify signatures of a block.
+//!
+//! FlexChain (section 4) validates a block on all compute nodes of a peer. Most of the cost is signatures and policies,
+//! which depend only on the transaction and on the channel's policies, so any compute node can check them. The primary
+//! itself parses everything else of a transaction, which is cheap, and checks conflicts. All these nodes belong to one
+//! organisation: the primary never uses a verdict of another organisation.
+//!
+//! 1. A block's transactions are verified in chunks ([`crate::commit::pipeline`]). For each chunk the primary decides
+//!    whether to offload it ([`OffloadMode`]). With [`OffloadMode::Never`] it offloads no chunk. Otherwise, with `n`
+//!    followers, the primary keeps every `n + 1`th chunk. With [`OffloadMode::Idle`] it also keeps every chunk while its
+//!    own cores are less than [`BUSY_PERCENT`] busy, and asks no follower whose cores are more than [`IDLE_PERCENT`] busy.
+//! 2. The primary sends the chunk's envelopes with the block's number, the position of the first envelope, and the
+//!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationChunk`]), as a work item of
+//!    [`state::disaggregated::followers::work`]. That module accepts an answer only if the follower holds a lease and has
+//!    followed to the primary's height.
+//! 3. The follower [verifies](super::verify) each envelope by its own channel policies. It answers with one
+//!    [`SignatureVerdict`] per envelope, the digest of its own policies, the block's number and the position
+//!    ([`SignatureVerdicts`]).
+//! 4. The primary accepts the verdicts for this chunk if digest, number and position equal those of the request, and if
+//!    there is one verdict per transaction.
+//! 5. The primary verifies some of these transactions completely itself: every transaction whose verdict is not
+//!    [`SignatureVerdict::Valid`], one random transaction of the chunk, and each remaining transaction with a probability
+//!    of one in [`OffloadConfig::spot_check_one_in`]. The follower cannot know which ones. For the transactions that it
+//!    does not verify, the primary uses the verdict in place of the signatures ([`verify_with_verdict`]).
+//! 6. If a follower's verdict differs from the primary's own result, the follower lies or is broken. The primary discards
+//!    all verdicts of the follower on that chunk, sends it no more work until this process ends ([`OffloadCounts::liars`]),
+//!    and reports it to the operator.
+//! 7. If the verdicts were rejected or discarded, or did not arrive within [`OFFLOAD_TIMEOUT`], the primary verifies the
+//!    whole chunk itself.
+//!
+//! The height of a request: blocks are verified while their predecessors wait for the disk. So when a block's signatures
+//! are verified, no compute node has reached the block's predecessor, not even the primary. Signatures need the channel
+//! policies that hold at the block: the policies of the configuration in force, which the digest names. If the
+//! configuration could change, verifying ahead would have to stop at the change: the height of the request would then be
+//! the first at which the new policies hold.
+//!
+//! Invariants:
+//! * As long as the peer's own compute nodes do not lie, a block's verdict is the one that the primary would have reached
+//!   alone, regardless of which followers answered, and when.
+//! * A follower that lies makes no valid transaction invalid. A follower that calls a forged transaction valid is detected
+//!   with a probability of 1/16 or more for each forged transaction in a chunk of 16; an undetected forgery passes the
+//!   signature checks. An operator who cannot accept that sets [`OffloadConfig::spot_check_one_in`] to 1, or turns
+//!   offloading off.
+//! * The primary waits for a follower at most [`OFFLOAD_TIMEOUT`] per chunk, and offloads each chunk at most once.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::bytes::{Buf as _, BufMut as _};
+use base::{Bytes, BytesMut, rt};
+use ledger::Hash;
+use state::WorldState;
+use state::disaggregated::followers::WorkHandler;
+use state::disaggregated::followers::work::WORK_ITEM_BYTES_MAX;
+
+use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
+use crate::access::ChannelPolicies;
+use crate::commit::pipeline::VERIFY_CHUNK_TRANSACTIONS;
+use crate::events;
+
+/// How long the primary waits for the verdicts on a chunk.
+pub const OFFLOAD_TIMEOUT: Duration = Duration::from_millis(20);
+/// How busy a primary's cores must be before it offloads to idle followers.
+pub const BUSY_PERCENT: u8 = 70;
+/// How busy a follower's cores may be if only idle followers are asked.
+pub const IDLE_PERCENT: u8 = 50;
+
+/// One in how many accepted verdicts is verified again, unless the operator configures another number.
+pub const SPOT_CHECK_ONE_IN: u32 = 64;
+/// The largest number of liars that are remembered: a peer has fewer other compute nodes, each with one name.
+const LIARS_MAX: usize = 64;
+
+/// When a primary offloads the verification of signatures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OffloadMode {
+    /// Never: the primary verifies all signatures itself.
+    Never,
+    /// When the primary is busy and a follower is idle.
+    #[default]
+    Idle,
+    /// Whenever there are followers, however busy.
+    Always,
+}
+
+/// Measures how busy this node's cores are, in percent.
+#[derive(Clone)]
+pub struct LoadMeter(Arc<dyn Fn() -> u8 + Send + Sync>);
+
+impl LoadMeter {
+    /// A meter that calls this function, often and from any task.
+    pub fn new(percent: impl Fn() -> u8 + Send + Sync + 'static) -> LoadMeter {
+        LoadMeter(Arc::new(percent))
+    }
+
+    /// The load, 100 at most.
+    pub fn percent(&self) -> u8 {
+        (self.0)().min(100)
+    }
+}
+
+impl Default for LoadMeter {
+    /// The load of a node without a measurement: it neither offers nor needs help.
+    fn default() -> LoadMeter {
+        LoadMeter::new(|| BUSY_PERCENT - 1)
+    }
+}
+
+impl fmt::Debug for LoadMeter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meter")
+    }
+}
+
+/// How a compute node offloads verification and verifies for others, and how much it has done of both.
+#[derive(Clone, Debug)]
+pub struct OffloadConfig {
+    /// When a primary offloads.
+    pub mode: OffloadMode,
+    /// The primary verifies one in this many of the transactions that a follower called valid, besides one per chunk.
+    /// The value 1 means all of them.
+    pub spot_check_one_in: u32,
+    /// Measures this node's own cores.
+    pub meter: LoadMeter,
+    /// Where the results are counted; clones of the settings share it.
+    pub counts: Arc<OffloadCounts>,
+}
+
+impl Default for OffloadConfig {
+    fn default() -> OffloadConfig {
+        let (when, meter, counts) = Default::default();
+        OffloadConfig { mode: when, spot_check_one_in: SPOT_CHECK_ONE_IN, meter, counts }
+    }
+}
+
+/// The results of offloading since the node was started, counted in transactions.
+#[derive(Default, Debug)]
+pub struct OffloadCounts {
+    offloaded: AtomicU64,
+    verified_for_others: AtomicU64,
+    chunks: AtomicU64,
+    liars: Mutex<BTreeSet<Arc<str>>>,
+}
+
+impl OffloadCounts {
+    /// Transactions whose signatures others have verified for this node.
+    pub fn offloaded(&self) -> u64 {
+        self.offloaded.load(Ordering::Relaxed)
+    }
+
+    /// Transactions whose signatures this node has verified for others.
+    pub fn verified_for_others(&self) -> u64 {
+        self.verified_for_others.load(Ordering::Relaxed)
+    }
+
+    /// The other nodes that were found to lie about signatures.
+    pub fn liars(&self) -> Vec<Arc<str>> {
+        self.liars_lock().iter().cloned().collect()
+    }
+
+    pub(super) fn trusts(&self, follower: &str) -> bool {
+        let liars = self.liars_lock();
+        liars.len() < LIARS_MAX && !liars.contains(follower)
+    }
+
+    fn shun(&self, follower: &Arc<str>) {
+        self.liars_lock().insert(Arc::clone(follower));
+    }
+
+    fn liars_lock(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
+        self.liars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const _: () = assert!(IDLE_PERCENT < BUSY_PERCENT);
+
+/// A permit to send one chunk to another node.
+pub type WorkPermit = state::disaggregated::followers::WorkPermit;
+
+impl OffloadConfig {
+    /// Step 1: a permit to send a chunk with envelopes of these sizes to a follower; `None` if the primary keeps the
+    /// chunk.
+    pub fn reserve(&self, state: &dyn WorldState, envelopes: impl Iterator<Item = usize>) -> Option<WorkPermit> {
+        match (self.mode, state.followers()) {
+            (OffloadMode::Never, _) | (_, 0) => None,
+            (_, readers) => {
+                let load_max = self.load_limit(readers, chunk_bytes(envelopes))?;
+                state.work_permit(load_max, &|reader| self.counts.trusts(reader))
+            }
+        }
+    }
+
+    /// How busy a follower may be that is asked to verify a chunk of `chunk_bytes`; `None` if no follower is to be
+    /// asked.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+    fn load_limit(&self, followers: usize, chunk_bytes: usize) -> Option<u8> {
+        if chunk_bytes > WORK_ITEM_BYTES_MAX {
+            return None;
+        }
+        let load_max = match self.mode {
+            OffloadMode::Never => return None,
+            OffloadMode::Idle if self.meter.percent() < BUSY_PERCENT => return None,
+            OffloadMode::Idle => IDLE_PERCENT,
+            OffloadMode::Always => 100,
+        };
+        let turn = self.counts.chunks.fetch_add(1, Ordering::Relaxed) % (followers as u64 + 1);
+        (turn > 0).then_some(load_max)
+    }
+
+    /// Steps 2 to 7 for a chunk that has a permit.
+    pub async fn verify(
+        &self,
+        permit: WorkPermit,
+        chunk: &VerificationChunk,
+        policies: &ChannelPolicies,
+    ) -> Vec<VerifiedTransaction> {
+        let follower = Arc::clone(permit.follower());
+        let answer = permit.work(chunk.encode(), OFFLOAD_TIMEOUT).await;
+        let verdicts = answer.and_then(|answer| verdicts_for(chunk, answer));
+        match verdicts.and_then(|words| self.verify_offloaded(&follower, chunk, words, policies)) {
+            Some(examined) => examined,
+            None => {
+                events::TransactionsOffloadFailed.add(chunk.envelopes.len() as u64);
+                verify_transactions(chunk.envelopes.iter().cloned(), policies)
+            }
+        }
+    }
+}
+
+impl OffloadConfig {
+    /// Steps 5 and 6: the chunk, verified with a follower's verdicts; `None` if the follower has lied.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+    pub(super) fn verify_offloaded(
+        &self,
+        follower: &Arc<str>,
+        chunk: &VerificationChunk,
+        verdicts: Vec<SignatureVerdict>,
+        policies: &ChannelPolicies,
+    ) -> Option<Vec<VerifiedTransaction>> {
+        let chosen = rt::random_below(verdicts.len().max(1) as u64);
+        let mut is_doubted = |(index, word): (u64, &SignatureVerdict)| {
+            let by_chance = index == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
+            (*word != SignatureVerdict::Valid || by_chance) && !rt::fault_point("chain.offload.mutant.believed")
+        };
+        let doubted: Vec<bool> = (0..).zip(&verdicts).map(&mut is_doubted).collect();
+        let of_doubted = chunk.envelopes.iter().zip(&doubted).filter(|(_, doubted)| **doubted);
+        let mut examined_here =
+            verify_transactions(of_doubted.map(|(envelope, _)| envelope.clone()), policies).into_iter();
+        let mut all = Vec::with_capacity(verdicts.len());
+        for (((envelope, word), doubted), index) in chunk.envelopes.iter().zip(verdicts).zip(&doubted).zip(0..) {
+            if !doubted {
+                all.push(verify_with_verdict(envelope, policies, word));
+                continue;
+            }
+            let examined = examined_here.next().expect("all that are doubted were examined");
+            let found = examined.signature_verdict();
+            if found != word {
+                let (block, place): (u64, u64) = (chunk.block, u64::from(chunk.first) + index);
+                tracing::error!(
+                    reader = &**follower, block, place, said = ?word, ?found,
+                    "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
+                     this process ends. Take it out of the peer and find out who has its keys"
+                );
+                events::FollowersDistrusted.add(1);
+                self.counts.shun(follower);
+                return None;
+            }
+            all.push(examined);
+        }
+        let doubted = doubted.iter().filter(|doubted| **doubted).count() as u64;
+        let borrowed = all.len() as u64 - doubted;
+        self.counts.offloaded.fetch_add(borrowed, Ordering::Relaxed);
+        events::TransactionsOffloaded.add(borrowed);
+        events::TransactionsReverified.add(doubted);
+        Some(all)
+    }
+}
+
+/// Consecutive envelopes of a block (docs/formats/followers.md).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VerificationChunk {
+    /// The digest of the channel policies by which to verify them.
+    pub policies_digest: Hash,
+    /// The block.
+    pub block: u64,
+    /// The position of the first envelope in the block.
+    pub first: u32,
+    /// The encoded envelopes, in the order of the block.
+    pub envelopes: Vec<Bytes>,
+}
+
+/// A follower's verdicts on a chunk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SignatureVerdicts {
+    /// The digest of the channel policies by which the follower verified.
+    pub rules: Hash,
+    /// The block's number, repeated from the request.
+    pub block: u64,
+    /// The position of the first envelope in the block, repeated from the request.
+    pub first: u32,
+    /// One for each envelope.
+    pub verdicts: Vec<SignatureVerdict>,
+}
+
+/// Bytes that are not a chunk, or not verdicts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not a message of offloaded verification: {0}")]
+pub struct Malformed(&'static str);
+
+/// Bytes before the envelopes or the verdicts.
+const HEAD_BYTES: usize = 32 + 8 + 4;
+/// The largest number of envelopes in a chunk.
+const ENVELOPES_MAX: usize = 64;
+const _: () = assert!(VERIFY_CHUNK_TRANSACTIONS <= ENVELOPES_MAX);
+/// Bytes before each envelope.
+const LENGTH_BYTES: usize = 4;
+
+/// The length of a chunk's message.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+pub fn chunk_bytes(envelopes: impl Iterator<Item = usize>) -> usize {
+    HEAD_BYTES + envelopes.map(|bytes| LENGTH_BYTES + bytes).sum::<usize>()
+}
+
+fn put_head(bytes: &mut BytesMut, digest: &Hash, block: u64, first: u32) {
+    bytes.put_slice(digest);
+    bytes.put_u64_le(block);
+    bytes.put_u32_le(first);
+}
+
+fn take_head(bytes: &mut Bytes) -> Result<(Hash, u64, u32), Malformed> {
+    if bytes.len() < HEAD_BYTES {
+        return Err(Malformed("it is too short"));
+    }
+    let mut rules = Hash::default();
+    bytes.copy_to_slice(&mut rules);
+    Ok((rules, bytes.get_u64_le(), bytes.get_u32_le()))
+}
+
+impl VerificationChunk {
+    /// The chunk's bytes, in the form that [`VerificationChunk::decode`] reads.
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(chunk_bytes(self.envelopes.iter().map(Bytes::len)));
+        put_head(&mut bytes, &self.policies_digest, self.block, self.first);
+        for envelope in &self.envelopes {
+            bytes.put_u32_le(u32::try_from(envelope.len()).expect("it fits into a piece of work"));
+            bytes.put_slice(envelope);
+        }
+        bytes.freeze()
+    }
+
+    /// Reads a chunk. Its envelopes share the message's memory.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode(mut bytes: Bytes) -> Result<VerificationChunk, Malformed> {
+        let (policies_digest, block, first) = take_head(&mut bytes)?;
+        // Each envelope takes four bytes at least.
+        let mut envelopes = Vec::with_capacity(ENVELOPES_MAX.min(bytes.len() / LENGTH_BYTES));
+        while !bytes.is_empty() {
+            let length = bytes.try_get_u32_le().map_err(|_| Malformed("a length is cut off"))? as usize;
+            if length > bytes.len() {
+                return Err(Malformed("an envelope is cut off"));
+            }
+            if envelopes.len() == ENVELOPES_MAX {
+                return Err(Malformed("it has more envelopes than a chunk"));
+            }
+            envelopes.push(bytes.split_to(length));
+        }
+        Ok(VerificationChunk { policies_digest, block, first, envelopes })
+    }
+}
+
+impl SignatureVerdicts {
+    /// The verdicts' bytes, in the form that [`SignatureVerdicts::decode`] reads.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(HEAD_BYTES + self.verdicts.len());
+        put_head(&mut bytes, &self.rules, self.block, self.first);
+        self.verdicts.iter().for_each(|word| bytes.put_u8(*word as u8));
+        bytes.freeze()
+    }
+
+    /// Reads a follower's verdicts.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode(mut bytes: Bytes) -> Result<SignatureVerdicts, Malformed> {
+        let (rules, block, first) = take_head(&mut bytes)?;
+        let word = |byte| match byte {
+            0 => Ok(SignatureVerdict::Unsigned),
+            1 => Ok(SignatureVerdict::Unendorsed),
+            2 => Ok(SignatureVerdict::Valid),
+            _ => Err(Malformed("an unknown verdict")),
+        };
+        if bytes.len() > ENVELOPES_MAX {
+            return Err(Malformed("it has more verdicts than a chunk has envelopes"));
+        }
+        let words = bytes.iter().map(|byte| word(*byte)).collect::<Result<_, _>>()?;
+        Ok(SignatureVerdicts { rules, block, first, verdicts: words })
+    }
+}
+
+/// Step 4: the verdicts of an answer, if they belong to this chunk and the follower used the same channel policies.
+fn verdicts_for(chunk: &VerificationChunk, answer: Bytes) -> Option<Vec<SignatureVerdict>> {
+    let words = SignatureVerdicts::decode(answer)
+        .inspect_err(|error| tracing::warn!(%error, "a reader says what it must not"))
+        .ok()?;
+    let answers = (words.rules, words.block, words.first) == (chunk.policies_digest, chunk.block, chunk.first);
+    let counts = answers || rt::fault_point("chain.offload.mutant.unchecked");
+    (counts && words.verdicts.len() == chunk.envelopes.len()).then_some(words.verdicts)
+}
+
+/// A follower that verifies for the primary: step 3.
+pub struct VerificationWorker {
+    policies: Arc<ChannelPolicies>,
+    config: OffloadConfig,
+}
+
+impl VerificationWorker {
+    /// A worker that verifies by `policies`, and shows its load and its counts through `config`.
+    pub fn new(policies: Arc<ChannelPolicies>, config: OffloadConfig) -> VerificationWorker {
+        VerificationWorker { policies, config }
+    }
+}
+
+#[async_trait]
+impl WorkHandler for VerificationWorker {
+    fn load(&self) -> u8 {
+        self.config.meter.percent()
+    }
+
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+    async fn work(&self, work_item: Bytes) -> Option<Bytes> {
+        let chunk = VerificationChunk::decode(work_item)
+            .inspect_err(|error| tracing::warn!(%error, "a piece of work is none"))
+            .ok()?;
+        if rt::fault_point("chain.offload.late") {
+            rt::sleep(OFFLOAD_TIMEOUT.mul_f64(3.0 * rt::random_below(1000) as f64 / 1000.0)).await;
+        }
+        let examined = verify_transactions(chunk.envelopes.iter().cloned(), &self.policies);
+        let words: Vec<SignatureVerdict> = examined.iter().map(VerifiedTransaction::signature_verdict).collect();
+        let count = words.len() as u64;
+        let mut answer = SignatureVerdicts {
+            rules: *self.policies.digest(),
+            block: chunk.block,
+            first: chunk.first,
+            verdicts: words,
+        };
+        // A simulation may make the follower wrong: with another configuration, with an answer for another block, or
+        // lying.
+        if rt::fault_point("chain.offload.other_policies") {
+            answer.rules[0] ^= 1;
+            answer.verdicts.fill(SignatureVerdict::Valid);
+        }
+        if rt::fault_point("chain.offload.other_block") {
+            answer.block -= 1;
+            answer.verdicts.fill(SignatureVerdict::Unendorsed);
+        }
+        if rt::fault_point("chain.offload.lie")
+            && let Some(word) = answer.verdicts.get_mut(rt::random_below(count.max(1)) as usize)
+        {
+            *word = if *word == SignatureVerdict::Valid { SignatureVerdict::Unsigned } else { SignatureVerdict::Valid };
+        }
+        self.config.counts.verified_for_others.fetch_add(count, Ordering::Relaxed);
+        events::TransactionsVerifiedForPrimary.add(count);
+        Some(answer.encode())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk() -> VerificationChunk {
+        let envelopes = ["one", "", "three"].map(|text| Bytes::from_static(text.as_bytes())).to_vec();
+        VerificationChunk { policies_digest: [7; 32], block: 5, first: 16, envelopes }
+    }
+
+    fn words() -> SignatureVerdicts {
+        SignatureVerdicts {
+            rules: [7; 32],
+            block: 5,
+            first: 16,
+            verdicts: vec![SignatureVerdict::Valid, SignatureVerdict::Unsigned, SignatureVerdict::Unendorsed],
+        }
+    }
+
+    #[test]
+    fn messages_have_the_documented_bytes_and_are_read_again() {
+        let head = [&[7; 32][..], b"\x05\0\0\0\0\0\0\0\x10\0\0\0"].concat();
+        let encoded = chunk().encode();
+        assert_eq!(encoded[..], [&head[..], b"\x03\0\0\0one\0\0\0\0\x05\0\0\0three"].concat());
+        assert_eq!(encoded.len(), chunk_bytes(chunk().envelopes.iter().map(Bytes::len)));
+        assert_eq!(VerificationChunk::decode(encoded), Ok(chunk()));
+        let encoded = words().encode();
+        assert_eq!(encoded[..], [&head[..], b"\x02\0\x01"].concat());
+        assert_eq!(SignatureVerdicts::decode(encoded), Ok(words()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_arrives_is_a_message_or_an_error(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..100),
+            lengths in proptest::collection::vec(0..20u8, 0..20),
+        ) {
+            let framed = lengths.iter().flat_map(|length| [*length, 0, 0, 0].into_iter().chain(bytes.iter().copied().take(9)));
+            for bytes in [bytes.clone(), [0; HEAD_BYTES].into_iter().chain(framed).collect()] {
+                let bytes = Bytes::from(bytes);
+                if let Ok(chunk) = VerificationChunk::decode(bytes.clone()) {
+                    proptest::prop_assert_eq!(chunk.encode(), bytes.clone());
+                }
+                if let Ok(words) = SignatureVerdicts::decode(bytes.clone()) {
+                    proptest::prop_assert_eq!(words.encode(), bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_count_for_their_own_chunk_by_the_same_rules() {
+        type Change = fn(&mut SignatureVerdicts);
+        let change = |change: Change| {
+            let mut words = words();
+            change(&mut words);
+            verdicts_for(&chunk(), words.encode())
+        };
+        assert_eq!(change(|_| {}), Some(words().verdicts));
+        let others: [(&str, Change); 5] = [
+            ("by other rules", |words| words.rules[31] = 8),
+            ("of another block", |words| words.block = 4),
+            ("of another chunk", |words| words.first = 0),
+            ("too few", |words| words.verdicts.truncate(2)),
+            ("too many", |words| words.verdicts.push(SignatureVerdict::Valid)),
+        ];
+        for (what, other) in others {
+            assert_eq!(change(other), None, "{what}");
+        }
+        assert_eq!(verdicts_for(&chunk(), Bytes::from_static(b"none at all")), None);
+    }
+
+    #[test]
+    fn a_primary_asks_when_it_is_to_and_keeps_its_share() {
+        let asked = |when, percent, readers, bytes| {
+            let borrowing =
+                OffloadConfig { mode: when, meter: LoadMeter::new(move || percent), ..OffloadConfig::default() };
+            let turns: Vec<_> = (0..6).map(|_| borrowing.load_limit(readers, bytes)).collect();
+            let load_max = turns.iter().flatten().next().copied();
+            (load_max, turns.iter().flatten().count())
+        };
+        assert_eq!(asked(OffloadMode::Never, 100, 2, 100), (None, 0));
+        assert_eq!(asked(OffloadMode::Always, 0, 2, 100), (Some(100), 4), "every third is its own");
+        assert_eq!(asked(OffloadMode::Always, 0, 1, 100), (Some(100), 3), "every second is");
+        assert_eq!(asked(OffloadMode::Always, 0, 1, WORK_ITEM_BYTES_MAX + 1), (None, 0), "it is too large");
+        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT, 1, 100), (Some(IDLE_PERCENT), 3));
+        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT - 1, 1, 100), (None, 0), "it has time itself");
+        let unknown = OffloadConfig::default();
+        assert_eq!(unknown.load_limit(3, 100), None, "nothing is known of its load");
+        assert!(unknown.meter.percent() > IDLE_PERCENT, "nor is it asked");
+    }
+}

@@ -1,0 +1,258 @@
+//! A follower's read-only view of its owner's memory. It consists of the sections for which the primary, which has the
+//! [`AddressSpace`](super::AddressSpace), has obtained read grants for the follower.
+//!
+//! 1. [`ReadOnlySpace::open`] connects to every donor as the owner and sends a hello. It does not fence and sends no
+//!    requests. If a donor cannot be reached, or is lost, a background task retries it for as long as the space
+//!    exists.
+//! 2. The primary obtains a read grant of a section ([`AddressSpace::grant_read`](super::AddressSpace::grant_read)).
+//!    The layers above pass this [`ReadGrant`] to the follower, and [`ReadOnlySpace::enter`] makes the section's
+//!    addresses readable here.
+//! 3. A read goes to the section's donor with this follower's capability. It fails while the donor is not connected.
+//!    It fails for good once the primary has returned the section, has had the follower's capabilities revoked, or was
+//!    fenced.
+//!
+//! Invariants: nothing is ever written through such a space; a section has at most one entry, the newest.
+//!
+//! The layers above say which sections exist, and when they are gone ([`ReadOnlySpace::leave`]).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use base::bytes::BytesMut;
+use base::rt::{self, CancellationToken};
+use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
+
+use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, lock};
+use crate::message::{PROTOCOL_VERSION, Request, Response};
+use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
+
+/// How long opening waits for each donor.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between attempts to connect doubles each time.
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// The configuration of a follower's space.
+#[derive(Clone)]
+pub struct ReadOnlySpaceConfig {
+    /// The owner of the memory: the name that donors know.
+    pub owner: String,
+    /// The RMA provider by which donors are reached.
+    pub provider: Arc<dyn Provider>,
+    /// The owner's donors.
+    pub donors: Vec<Donor>,
+    /// Bytes of a section: the same as at the donors.
+    pub section_bytes: u64,
+}
+
+/// See [the module](self). Dropping it ends its connections.
+pub struct ReadOnlySpace {
+    shared: Arc<ReadOnlySpaceCore>,
+}
+
+struct ReadOnlySpaceCore {
+    owner: String,
+    provider: Arc<dyn Provider>,
+    section_bytes: u64,
+    donors: Vec<Arc<ReadOnlyDonor>>,
+    /// By section number.
+    entries: RwLock<BTreeMap<u64, ReadOnlySection>>,
+    stop: CancellationToken,
+}
+
+struct ReadOnlyDonor {
+    donor: Donor,
+    endpoint: Mutex<Option<Endpoint>>,
+}
+
+struct ReadOnlySection {
+    id: SectionId,
+    capability: Capability,
+    donor: Arc<ReadOnlyDonor>,
+}
+
+impl Drop for ReadOnlySpace {
+    fn drop(&mut self) {
+        self.shared.stop.cancel();
+        for place in &self.shared.donors {
+            if let Some(endpoint) = lock(&place.endpoint).take() {
+                endpoint.close();
+            }
+        }
+    }
+}
+
+impl ReadOnlySpace {
+    /// Connects to the donors. The space has no section yet. A donor that cannot be reached within a second is retried
+    /// in the background.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for mistakes that an operator must correct.
+    pub async fn open(options: ReadOnlySpaceConfig) -> Result<ReadOnlySpace, Error> {
+        let ReadOnlySpaceConfig { owner, provider, donors, section_bytes } = options;
+        check_section_bytes(section_bytes)?;
+        if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
+            return Err(Error::Invalid(format!("the owner's name {owner:?} must have 1 to {OWNER_BYTES_MAX} bytes")));
+        }
+        let place = |donor| Arc::new(ReadOnlyDonor { donor, endpoint: Mutex::default() });
+        let donors = donors.into_iter().map(place).collect();
+        let (entries, stop) = (RwLock::default(), CancellationToken::new());
+        let shared = Arc::new(ReadOnlySpaceCore { owner, provider, section_bytes, donors, entries, stop });
+        let space = ReadOnlySpace { shared: Arc::clone(&shared) };
+        let mut firsts = Vec::new();
+        for place in &shared.donors {
+            let (first, connected) = rt::channel::oneshot();
+            let (shared, place) = (Arc::clone(&shared), Arc::clone(place));
+            rt::spawn(async move {
+                let stop = shared.stop.clone();
+                stop.run_until_cancelled(shared.keep_connected(&place, first)).await;
+            });
+            firsts.push(connected);
+        }
+        for connected in firsts {
+            // A donor that is late is connected in the background.
+            let _ = rt::timeout(CONNECT_TIMEOUT, connected).await;
+        }
+        Ok(space)
+    }
+
+    /// Bytes of each section.
+    pub fn section_bytes(&self) -> u64 {
+        self.shared.section_bytes
+    }
+
+    /// Makes a section readable.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if its length is not this space's section size, or its donor is none of this space's donors.
+    pub fn enter(&self, lent: &ReadGrant) -> Result<(), Error> {
+        let shared = &self.shared;
+        let place = shared.donors.iter().find(|place| place.donor.address == lent.donor);
+        let place = place.ok_or_else(|| Error::Invalid(format!("this follower has no donor at {}", lent.donor)))?;
+        if lent.section.bytes != shared.section_bytes || !lent.section.address.is_multiple_of(shared.section_bytes) {
+            return Err(Error::Invalid(format!("a section of {} bytes does not fit here", lent.section.bytes)));
+        }
+        let entry = ReadOnlySection { id: lent.section.id, capability: lent.capability, donor: Arc::clone(place) };
+        shared.entries_mut().insert(lent.section.address / shared.section_bytes, entry);
+        Ok(())
+    }
+
+    /// Removes a section that is gone: its addresses fail from now on.
+    pub fn leave(&self, address: u64) {
+        self.shared.entries_mut().remove(&(address / self.shared.section_bytes));
+    }
+
+    /// Reads `length` bytes and appends them to `into`. Fails with [`rma::Error::Closed`] if there is no such section,
+    /// or its donor is not connected.
+    pub fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
+        let offset = address % self.shared.section_bytes;
+        if length as u64 > self.shared.section_bytes - offset {
+            let region_bytes = self.shared.section_bytes;
+            let error = rma::Error::OutOfBounds { offset, length: length as u64, region_bytes };
+            return Completion::ready(Err(error));
+        }
+        match self.shared.find(address) {
+            Some((endpoint, capability)) => endpoint.read(&capability, offset, length, into),
+            None => Completion::ready(Err(rma::Error::Closed)),
+        }
+    }
+
+    /// Starts all reads that were posted and held back for a batch.
+    pub fn flush(&self) {
+        for place in &self.shared.donors {
+            if let Some(endpoint) = &*lock(&place.endpoint) {
+                endpoint.flush();
+            }
+        }
+    }
+
+    /// Reports a failed read to the space, which replaces a connection that is of no more use.
+    pub fn note_failure(&self, address: u64, error: &rma::Error) {
+        if !matches!(error, rma::Error::Ambiguous(_) | rma::Error::Closed) {
+            return;
+        }
+        if let Some((endpoint, _)) = self.shared.find(address) {
+            endpoint.close();
+        }
+    }
+}
+
+impl ReadOnlySpaceCore {
+    fn entries_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, ReadOnlySection>> {
+        self.entries.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn find(&self, address: u64) -> Option<(Endpoint, Capability)> {
+        let entries = self.entries.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let entry = entries.get(&(address / self.section_bytes))?;
+        let endpoint = lock(&entry.donor.endpoint).clone()?;
+        Some((endpoint, entry.capability))
+    }
+
+    /// Keeps a donor connected.
+    async fn keep_connected(&self, place: &ReadOnlyDonor, first: rt::channel::OneshotSender<()>) {
+        let mut first = Some(first);
+        let mut pause = BACKOFF_MIN;
+        loop {
+            match rt::timeout(RESPONSE_TIMEOUT, self.connect(place)).await {
+                Ok(Ok(endpoint)) => {
+                    pause = BACKOFF_MIN;
+                    *lock(&place.endpoint) = Some(endpoint.clone());
+                    if let Some(first) = first.take() {
+                        // The caller of `open` may have gone.
+                        let _ = first.send(());
+                    }
+                    // A donor sends a follower nothing after the welcome.
+                    while endpoint.receive().await.is_ok() {}
+                    *lock(&place.endpoint) = None;
+                    endpoint.close();
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(donor = %place.donor.address, owner = %self.owner, %error, "cannot be read for now");
+                }
+                Err(rt::Elapsed) => {
+                    tracing::debug!(donor = %place.donor.address, owner = %self.owner, "does not answer a follower");
+                }
+            }
+            rt::sleep(pause + pause.mul_f64(rt::random_below(1000) as f64 / 1000.0)).await;
+            pause = (pause * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    async fn connect(&self, place: &ReadOnlyDonor) -> Result<Endpoint, Error> {
+        let address = &place.donor.address;
+        let credential = Credential { name: self.owner.clone(), token: place.donor.token.clone() };
+        let failed = |error| Error::Rma { doing: format!("connecting to the memory node at {address}"), error };
+        let endpoint = self.provider.connect(address, &credential).await.map_err(failed)?;
+        let hello = Request::Hello { version: PROTOCOL_VERSION, section_bytes: self.section_bytes };
+        let sent = endpoint.send(&[hello.encode(1)]);
+        endpoint.flush();
+        sent.await.map_err(failed)?;
+        loop {
+            if let IncomingEvent::Message(message) = endpoint.receive().await.map_err(failed)? {
+                return match Response::decode(&message)?.1 {
+                    Response::Welcome { version, section_bytes, .. }
+                        if version == PROTOCOL_VERSION && section_bytes == self.section_bytes =>
+                    {
+                        Ok(endpoint)
+                    }
+                    Response::Rejected { text, .. } => {
+                        Err(Error::Rejected { address: address.clone(), owner: self.owner.clone(), reason: text })
+                    }
+                    _ => Err(Error::Malformed("the answer does not fit the request")),
+                };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ReadOnlySpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sections: Vec<SectionId> = match self.shared.entries.read() {
+            Ok(entries) => entries.values().map(|entry| entry.id).collect(),
+            Err(_) => Vec::new(),
+        };
+        write!(f, "LentSpace({} {sections:?})", self.shared.owner)
+    }
+}
