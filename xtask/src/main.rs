@@ -1,8 +1,8 @@
-//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds,
-//! `cargo xtask soak` disturbs a network of real processes, and `cargo xtask attack` attacks some.
+//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches simulation
+//! seeds, `cargo xtask soak` disturbs a network of real processes, and `cargo xtask attack` attacks networks.
 //!
-//! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure that says how to
-//! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
+//! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure whose message says how
+//! to get the tool; no step is skipped silently. `--without STEP` leaves a step out by name, and the summary says so.
 
 mod advisories;
 mod attack;
@@ -14,10 +14,11 @@ mod hosts;
 mod programs;
 mod sbom;
 mod step;
+mod subjects;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -47,7 +48,8 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
-    /// Run what takes hours: attacks, many calls, soaks, more seeds, the search of every decoder. All of it passes before a release.
+    /// Run the checks that take hours: attacks, many calls, soaks, more seeds, the search of every decoder. All of them
+    /// must pass before a release.
     Nightly {
         /// Run only these steps (repeatable); see `--list`.
         #[arg(long, value_name = "STEP")]
@@ -58,7 +60,7 @@ enum Task {
         /// List the steps and stop.
         #[arg(long)]
         list: bool,
-        /// How long each decoder is searched at most; one that is searched out, as `fuzz` has it, ends before.
+        /// How long each decoder is searched at most, in seconds; one that is searched out (see `fuzz`) ends earlier.
         #[arg(long, default_value_t = 1800)]
         fuzz_seconds: u64,
     },
@@ -67,26 +69,27 @@ enum Task {
         /// How many seeds to run.
         #[arg(long, default_value_t = 1000)]
         seeds: u64,
-        /// The first seed; by default one drawn from the clock, so that every call searches somewhere else.
+        /// The first seed; by default drawn from the clock, so that every call searches other seeds.
         #[arg(long)]
         first: Option<u64>,
         /// Run exactly this one seed and print its trace.
         #[arg(long, conflicts_with_all = ["seeds", "first"])]
         seed: Option<u64>,
     },
-    /// Run a network of processes under load, kill them, and change the memory of peers; everything must be there afterwards.
+    /// Run a network of processes under load, kill them, and change the memory of peers; afterwards every committed
+    /// transaction must be there.
     Soak {
         /// How long it is disturbed.
         #[arg(long, default_value_t = 10.0)]
         minutes: f64,
-        /// Repeats the disturbances of an earlier run; by default other ones each time.
+        /// Repeat the disturbances of an earlier run; by default they differ each time.
         #[arg(long)]
         seed: Option<u32>,
-        /// Compute nodes of each peer; by default one to three, as the seed has it.
+        /// Compute nodes of each peer; by default one to three, depending on the seed.
         #[arg(long)]
         compute_nodes: Option<u32>,
     },
-    /// Run a key-value store of processes under load, kill and pause them; what was told must be linearizable.
+    /// Run a key-value store of processes under load, kill and pause them; the answers must be linearizable.
     SoakStore {
         /// How long it is disturbed, with volatile memory nodes and then with persistent ones.
         #[arg(long, default_value_t = 5.0)]
@@ -94,7 +97,7 @@ enum Task {
     },
     /// Make many calls on one connection from each of Fabric's SDKs, for Node, Go and Java; none may be lost.
     Calls {
-        /// How many calls each makes.
+        /// How many calls each SDK makes.
         #[arg(long, default_value_t = 100_000)]
         count: u64,
     },
@@ -106,7 +109,7 @@ enum Task {
         /// List the attacks and stop.
         #[arg(long)]
         list: bool,
-        /// Attack this program and not what is built here.
+        /// Attack this program instead of a local build.
         #[arg(long, value_name = "PROGRAM")]
         heddle: Option<PathBuf>,
         /// Further arguments of `attack campaign`, such as `--form plan`, `--port memory` or `--seconds 3`.
@@ -115,35 +118,35 @@ enum Task {
     },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
-    /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
+    /// Needs Debian packages: installs them as root, otherwise names them. No host device is used.
     RdmaGuest {
-        /// Run this program in the guest and not the suite.
+        /// Run this program in the guest instead of the suite.
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
-        /// What the program is given, or the test harness: a filter of tests, `--nocapture`.
+        /// Arguments of the program, or of the test harness: a filter of tests, `--nocapture`.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Search for inputs that a decoder does not withstand: coverage-guided, every decoder of bytes from outside.
+    /// Search for inputs that make a decoder fail: coverage-guided, for every decoder of bytes from outside.
     ///
-    /// Needs a C++ compiler. What covers something new is kept in `fuzz/corpus`, which every test run replays.
+    /// Needs a C++ compiler. Inputs that add coverage are kept in `fuzz/corpus`, which every test run replays.
     ///
-    /// A target is searched out, and ends before its time, after `--inputs` inputs and `--quiet-for` seconds of processor time
-    /// in which it has covered nothing new.
+    /// A target is searched out, and ends before its time, after `--inputs` inputs and `--quiet-for` seconds of processor
+    /// time without new coverage.
     Fuzz {
-        /// How long each target is searched at most.
+        /// How long each target is searched at most, in seconds.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
         /// Seconds of processor time without new coverage after which a target is searched out.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         quiet_for: u64,
-        /// Inputs before which no target is searched out.
+        /// Inputs that a target must have run before it counts as searched out.
         #[arg(long, default_value_t = 1_000_000)]
         inputs: u64,
-        /// Only these targets (repeatable).
+        /// Search only these targets (repeatable).
         #[arg(long, value_name = "NAME")]
         target: Vec<String>,
-        /// How many targets at a time.
+        /// How many targets are searched at a time.
         #[arg(long, default_value_t = 1)]
         jobs: usize,
         /// Run this one input and stop.
@@ -152,17 +155,18 @@ enum Task {
     },
     /// Check dependencies for known vulnerabilities, offline, against the snapshot of the RustSec database's facts.
     Advisories {
-        /// First make the snapshot anew, from a checkout of the database in this folder.
+        /// First create the snapshot again, from a checkout of the database in this folder.
         #[arg(long, value_name = "FOLDER")]
         refresh: Option<PathBuf>,
     },
     /// Write the bill of materials of the release, in CycloneDX.
     Sbom {
-        /// Where to; by default to standard output.
+        /// The file to write; by default standard output.
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
-    /// Build the release with the list of its packages inside, for `cargo audit`, and its bill of materials beside it.
+    /// Build the release with the list of its packages inside, for `cargo audit`, and write its bill of materials beside
+    /// it.
     Release,
 }
 
@@ -197,8 +201,8 @@ fn main() -> ExitCode {
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Fuzz { seconds, quiet_for, inputs, target, jobs, replay } => {
-            let enough = fuzz::Enough { inputs, quiet_seconds: quiet_for };
-            let options = fuzz::Options { seconds, enough, targets: target, jobs, replay };
+            let enough = fuzz::FuzzBudget { inputs, quiet_seconds: quiet_for };
+            let options = fuzz::FuzzConfig { seconds, enough, targets: target, jobs, replay };
             fuzz::search(&options).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Advisories { refresh } => {
@@ -223,35 +227,42 @@ fn root() -> PathBuf {
 /// Number of fixed simulation seeds that every change must pass.
 const SEEDS_FIXED: u64 = 1000;
 
-/// Number of fixed seeds of the disaggregated state alone, which are much shorter.
+/// Number of fixed seeds of the disaggregated state alone, whose runs are much shorter.
 const STATE_SEEDS_FIXED: u64 = 5000;
 
-/// Tests of one program that run at a time: more than a small machine has processors, since those of processes mostly wait, for
-/// leases to run out and for runs of a given length.
+/// Tests of one program that run at a time: more than a small machine has processors, because tests of processes mostly
+/// wait, for leases to end and for runs of a fixed length.
 const TEST_THREADS: &str = "4";
 
-/// Fixed seeds of consensus alone, besides those that its tests run.
+/// Fixed seeds of consensus alone, in addition to those that its tests run.
 const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
 
-/// Simulation seeds of a night.
+/// Simulation seeds of a nightly run.
 const SEEDS_NIGHTLY: u64 = 10_000;
 
-/// Calls that each SDK makes on one connection in a night.
+/// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
 
-/// Every step, cheapest verdict first. All cargo steps share a profile, so dependencies build once.
+/// Every step, cheapest first. All cargo steps share a profile, so dependencies build once.
 fn steps() -> Vec<Step> {
     vec![
         Step::command("format", "cargo", &["fmt", "--all", "--check"]),
+        Step::new("subjects", subjects::check),
         Step::new("deny", deny::check),
         Step::command(
             "clippy",
             "cargo",
             &["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "--deny", "warnings"],
         ),
+        Step::new("docs", || {
+            // Heads of modules link to private items, which readers of the source follow.
+            let mut doc = Command::new("cargo");
+            doc.args(["doc", "--profile", PROFILE, "--workspace", "--no-deps", "--keep-going"]);
+            step::run(doc.env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"))
+        }),
         Step::new("tests", || {
             hosts::tools()?;
-            // Examples are built for those who run them; clippy has seen that they compile.
+            // Examples are built only when somebody runs them; clippy has checked that they compile.
             let mut all = tests(&["--lib", "--bins", "--tests", "--no-fail-fast"]);
             step::run(all.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
@@ -270,7 +281,7 @@ fn steps() -> Vec<Step> {
     ]
 }
 
-/// What is too long for every change.
+/// Steps that take too long for every change.
 fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
     vec![
         Step::new("attack", || attack::campaign(None, &[])),
@@ -282,9 +293,9 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("soak-store", || soak_store(5.0)),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
         Step::new("fuzz", move || {
-            let enough = fuzz::Enough { inputs: 1_000_000, quiet_seconds: 600 };
+            let enough = fuzz::FuzzBudget { inputs: 1_000_000, quiet_seconds: 600 };
             let targets = Vec::new();
-            fuzz::search(&fuzz::Options { seconds: fuzz_seconds, enough, targets, jobs: 2, replay: None })
+            fuzz::search(&fuzz::FuzzConfig { seconds: fuzz_seconds, enough, targets, jobs: 2, replay: None })
         }),
     ]
 }
