@@ -61,7 +61,7 @@ impl Swarm {
                 .spawn()?;
             children.push((attack.name.to_owned(), child));
         }
-        // Starting so many programs costs more than running them; they begin together, once all of them run.
+        // Starting the programs costs more than running them, so the attacks wait until all programs have started.
         let mut waiting = Vec::new();
         for (name, mut child) in children {
             let mut output = BufReader::new(child.stdout.take().expect("it is piped"));

@@ -11,7 +11,7 @@
 //!    the moment at which the link is accepted; before that no byte of its messages is read.
 //! 5. The task that serves the link ends it when its permit is displaced, and drops the permit with it.
 //!
-//! Links that prove no name come from within the process or from a simulation; each of them counts as a party of its own.
+//! Links that prove no name come from within the process or from a simulation. Each counts as a separate party.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

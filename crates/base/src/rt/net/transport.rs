@@ -3,7 +3,7 @@
 //! 1. The code that composes a process registers a transport for each scheme it serves: [`register`].
 //! 2. [`super::listen`] and [`super::connect`] hand "scheme:rest" to the transport of the scheme. An address without a
 //!    registered scheme names a listener of this process, even if it contains colons.
-//! 3. The transport returns [`super::Link`]s made of its own halves: [`super::Link::new`].
+//! 3. The transport returns [`super::Link`]s that it builds with [`super::Link::new`] from its sending and receiving halves.
 //!
 //! A simulation uses no transport: its own links carry every address, and an address is a name.
 

@@ -56,8 +56,8 @@ impl OutgoingFrame {
         HEADER_BYTES + short.sum::<usize>()
     }
 
-    /// Appends the frame to the copied bytes. A long part is not copied: it ends the current part of the message and becomes a
-    /// part of its own.
+    /// Appends the frame to the copied bytes. A long part is not copied: it ends the current part of the message and
+    /// becomes a separate part.
     fn encode(&self, parts: &mut Vec<Bytes>, copied: &mut BytesMut) {
         let length = self.body.len();
         assert!(length <= BODY_BYTES_MAX, "lengths are checked where bodies come in");
