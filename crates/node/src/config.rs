@@ -121,8 +121,14 @@ pub struct ContractConfig {
 pub struct StateStorageConfig {
     /// Bytes of records in memory.
     pub cache_bytes: usize,
-    /// Bytes of the tables' write buffers.
+    /// Bytes of the tables' write buffers: the one that fills, and the one that is being written to disk.
     pub memtable_bytes: usize,
+    /// Bytes of the tables' blocks in memory.
+    #[serde(default = "table_cache_bytes")]
+    pub table_cache_bytes: usize,
+    /// Bytes of memory for the newest versions of recently used keys of the tables.
+    #[serde(default = "table_hint_bytes")]
+    pub table_hint_bytes: usize,
     /// Bytes of writes that are not in the tables yet.
     pub delta_bytes: usize,
     /// The savepoint moves after this many blocks: their writes become rows of the tables.
@@ -206,11 +212,23 @@ pub(crate) fn savepoint_blocks() -> u64 {
     32
 }
 
+/// The default of [`StateStorageConfig::table_cache_bytes`].
+pub(crate) fn table_cache_bytes() -> usize {
+    32 << 20
+}
+
+/// The default of [`StateStorageConfig::table_hint_bytes`].
+pub(crate) fn table_hint_bytes() -> usize {
+    16 << 20
+}
+
 impl Default for StateStorageConfig {
     fn default() -> StateStorageConfig {
         StateStorageConfig {
             cache_bytes: 128 << 20,
             memtable_bytes: 64 << 20,
+            table_cache_bytes: table_cache_bytes(),
+            table_hint_bytes: table_hint_bytes(),
             delta_bytes: 64 << 20,
             savepoint_blocks: savepoint_blocks(),
             free_bytes_min: 64 << 20,
@@ -448,13 +466,15 @@ impl HeddleConfig {
                 ),
             ));
         }
-        let ranges: [(&'static str, u64, u64, u64); 15] = [
+        let ranges: [(&'static str, u64, u64, u64); 17] = [
             ("batch.messages", self.batch.messages.into(), 1, 100_000),
             ("batch.preferred_bytes", self.batch.preferred_bytes.into(), 1, 90 << 20),
             ("batch.absolute_bytes", self.batch.absolute_bytes.into(), 1, 90 << 20),
             ("batch.timeout_ms", self.batch.timeout_ms.into(), 1, 3_600_000),
             ("storage.cache_bytes", self.storage.cache_bytes as u64, 0, 1 << 40),
             ("storage.memtable_bytes", self.storage.memtable_bytes as u64, 1 << 20, 1 << 36),
+            ("storage.table_cache_bytes", self.storage.table_cache_bytes as u64, 1 << 20, 1 << 40),
+            ("storage.table_hint_bytes", self.storage.table_hint_bytes as u64, 1 << 20, 1 << 36),
             ("storage.delta_bytes", self.storage.delta_bytes as u64, 1 << 20, 1 << 36),
             ("storage.savepoint_blocks", self.storage.savepoint_blocks, 1, SAVEPOINT_BLOCKS_MAX),
             ("storage.free_bytes_min", self.storage.free_bytes_min, 0, 1 << 60),

@@ -571,6 +571,8 @@ impl Planner<'_> {
                     address: at.storage[place].clone(),
                     directory: self.data(&format!("peers/{}", config.network.organizations[place])),
                     memtable_bytes: config.storage.memtable_bytes,
+                    table_cache_bytes: config.storage.table_cache_bytes,
+                    table_hint_bytes: config.storage.table_hint_bytes,
                     clients: self.nodes(place, secrets).collect(),
                 });
                 self.identify_inner(process, &self.issuer(place)?)?;

@@ -382,7 +382,7 @@ pub struct UnderAttackArguments {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
     /// How long each window takes, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub seconds: f64,
     /// Clients, each with one transaction in flight
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]

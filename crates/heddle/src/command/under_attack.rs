@@ -217,11 +217,13 @@ fn processes(dir: &Path, endpoints: &Endpoints) -> Vec<(String, u32, ProcessMemo
 }
 
 /// Settings that bound the memory of some part of a process, in bytes.
-const BUDGETS: [&str; 6] = [
+const BUDGETS: [&str; 8] = [
     // Of a memory node.
     "memory_bytes",
     // Of a storage node.
     "memtable_bytes",
+    "table_cache_bytes",
+    "table_hint_bytes",
     // Of a compute node.
     "metadata_cache_bytes",
     "data_cache_bytes",

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::storage::tables::{FjallConfig, FjallEngine};
+use ::storage::tables::FjallEngine;
 use ::storage::{DataDirectory, GroupSync};
 use base::MspId;
 use base::rt::net::Parties;
@@ -411,7 +411,7 @@ async fn start_peer(
         settings: compute::peer_config(config),
     };
     let Some(shared) = shared else {
-        let tables = FjallConfig { memtable_bytes: config.storage.memtable_bytes as u64, ..FjallConfig::default() };
+        let tables = storage::local_tables_config(&config.storage);
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let (directory, state) = (data.subdirectory(BLOCKS).await?, compute::local_state(&config.storage));
         let local = LocalBackends { directory, data, sync: sync.clone(), tables, state };
@@ -422,7 +422,7 @@ async fn start_peer(
         name: &format!("storage of {}", organization.name),
         data,
         sync: sync.clone(),
-        memtable_bytes: config.storage.memtable_bytes as u64,
+        tables: storage::local_tables_config(&config.storage),
         address: &address,
         clients: &Parties::anyone(),
     })

@@ -227,6 +227,12 @@ pub struct StorageFile {
     pub directory: PathBuf,
     /// Bytes of the tables' write buffers.
     pub memtable_bytes: usize,
+    /// Bytes of the tables' blocks in memory.
+    #[serde(default = "crate::config::table_cache_bytes")]
+    pub table_cache_bytes: usize,
+    /// Bytes of memory for the newest versions of recently used keys.
+    #[serde(default = "crate::config::table_hint_bytes")]
+    pub table_hint_bytes: usize,
     /// The compute nodes that may use it: names and tokens.
     pub clients: BTreeMap<String, Secret>,
 }

@@ -33,7 +33,7 @@ use ledger::{Block, ChannelConfig};
 use pool::Donor;
 use rma::tcp::TcpTls;
 use state::DisaggregatedConfig;
-use storage::tables::{FjallConfig, FjallEngine};
+use storage::tables::FjallEngine;
 use storage::{DataDirectory, GroupSync};
 use tokio::task::JoinHandle;
 
@@ -401,7 +401,11 @@ impl RoleContext<'_> {
             name: &self.file.name,
             data: DataDirectory::open(&directory).await?,
             sync: GroupSync::new(),
-            memtable_bytes: section.memtable_bytes as u64,
+            tables: storage_role::tables_config(
+                section.memtable_bytes,
+                section.table_cache_bytes,
+                section.table_hint_bytes,
+            ),
             address: &section.address,
             clients: &Parties::of(section.clients.keys()),
         })
@@ -475,7 +479,7 @@ impl RoleContext<'_> {
     /// Opens the disk of a monolithic peer.
     async fn local(&self, section: &file::LocalStoresFile) -> Result<LocalBackends, NodeError> {
         let data = DataDirectory::open(&self.path(&section.directory)).await?;
-        let tables = FjallConfig { memtable_bytes: section.storage.memtable_bytes as u64, ..FjallConfig::default() };
+        let tables = storage_role::local_tables_config(&section.storage);
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let state = compute::local_state(&section.storage);
         Ok(LocalBackends { directory: data.subdirectory(BLOCKS).await?, data, sync: GroupSync::new(), tables, state })

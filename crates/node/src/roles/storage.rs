@@ -9,6 +9,7 @@ use storage::node::{StorageNode, StorageNodeConfig};
 use storage::tables::{FjallConfig, FjallEngine};
 use storage::{DataDirectory, GroupSync};
 
+use crate::config::StateStorageConfig;
 use crate::network::NodeError;
 use crate::network::layout::TABLES;
 use crate::process::ProcessEnd;
@@ -19,12 +20,28 @@ pub(crate) struct StorageConfig<'a> {
     pub name: &'a str,
     pub data: DataDirectory,
     pub sync: GroupSync,
-    /// Bytes of the tables' write buffers.
-    pub memtable_bytes: u64,
+    /// The engine of the tables.
+    pub tables: FjallConfig,
     /// The address at which the node answers.
     pub address: &'a str,
     /// The clients that may use it.
     pub clients: &'a Parties,
+}
+
+/// The engine's configuration for these bytes of write buffers, cached blocks and hints.
+pub(crate) fn tables_config(write_buffers: usize, cache: usize, hints: usize) -> FjallConfig {
+    FjallConfig {
+        // A buffer fills while the one before it is written to disk.
+        memtable_bytes: write_buffers as u64 / 2,
+        cache_bytes: cache as u64,
+        hint_bytes: hints,
+        ..FjallConfig::default()
+    }
+}
+
+/// The same, as a configuration file says it.
+pub(crate) fn local_tables_config(config: &StateStorageConfig) -> FjallConfig {
+    tables_config(config.memtable_bytes, config.table_cache_bytes, config.table_hint_bytes)
 }
 
 /// A running storage node.
@@ -36,8 +53,7 @@ pub(crate) struct StorageInstance {
 impl StorageInstance {
     pub(crate) async fn start(options: StorageConfig<'_>) -> Result<StorageInstance, NodeError> {
         let name = options.name.to_owned();
-        let tables = FjallConfig { memtable_bytes: options.memtable_bytes, ..FjallConfig::default() };
-        let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), tables).await?;
+        let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), options.tables).await?;
         let node = StorageNode::open(StorageNodeConfig {
             name: options.name.to_owned(),
             data: options.data,
