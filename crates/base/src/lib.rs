@@ -43,6 +43,7 @@
 //! * [`error`]: the few kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
 //! * [`durable`]: files that survive a loss of power as a whole.
+//! * [`lease`]: the bound on the drift of clocks, and how long a lease's holder may act and its grantor must wait.
 //! * [`event`]: counters, gauges and histograms, each declared once.
 //! * [`untrusted`]: numbers that the other end chose, in a type without arithmetic.
 //! * [`rt`]: the ambient runtime: tasks, time, randomness, channels, disk files and links, backed by tokio in production and by
@@ -76,6 +77,7 @@ pub mod event;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod id;
+pub mod lease;
 pub mod rt;
 pub mod untrusted;
 

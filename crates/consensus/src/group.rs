@@ -11,8 +11,6 @@ use crate::{Error, GroupId, GroupLayout};
 
 /// Memory nodes of a group.
 pub const NODES_MAX: usize = 9;
-/// How much faster or slower than true time a CPU node's monotonic clock may run, in parts per million.
-pub const DRIFT_PPM_MAX: u64 = 10_000;
 
 /// The address of a memory node, and our credential for it.
 #[derive(Clone, Debug)]
@@ -70,11 +68,7 @@ impl SiftTimeouts {
     /// How long a new coordinator waits, on its own clock, until the lease of any earlier coordinator has run out on
     /// that coordinator's clock.
     pub fn lease_over(&self) -> Duration {
-        // The old clock may be slow, so that the lease lasts longer in true time; ours may be fast, so that we wait
-        // less.
-        let nanos = self.lease.as_nanos() as u64;
-        let (slow, fast) = (1_000_000 - DRIFT_PPM_MAX, 1_000_000 + DRIFT_PPM_MAX);
-        Duration::from_nanos((u128::from(nanos) * u128::from(fast)).div_ceil(u128::from(slow)) as u64)
+        base::lease::waited(self.lease)
     }
 }
 

@@ -68,7 +68,7 @@
 //!
 //! * An [`rma::Provider`] reaches the memory nodes. `storage` locks the directories of persistent nodes and of
 //!   [`raft`], and provides the tables of a store that persists ([`kv`]). Clocks drift by at most
-//!   [`group::DRIFT_PPM_MAX`].
+//!   [`base::lease::CLOCK_DRIFT_PPM_MAX`].
 //! * `chain` orders blocks through [`ordered`]; `node` runs memory nodes, standbys and [`kv`]; an operator numbers and
 //!   formats the groups.
 //! * The layers above decide what the bytes mean.

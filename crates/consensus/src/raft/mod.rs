@@ -35,7 +35,7 @@
 //! due at once, so only (election - 1) full ticks are certain. Ticks are never closer together than [`RaftTimeouts::tick`],
 //! even after a late tick. A node that has just started abstains for a full election time-out, since it may have answered a
 //! heartbeat before it ended. An election needs the vote of at least one voter of that majority. Hence no other leader is
-//! elected before t + (election - 1) ticks, less the drift of both clocks ([`RaftTimeouts::drift_ppm_max`]). Nodes also ignore
+//! elected before t + (election - 1) ticks, less the drift of both clocks ([`base::lease`]). Nodes also ignore
 //! requests for a vote that would override a lease. Therefore a leader that hands over ([`Raft::transfer_leadership`]) steps
 //! down and does not stand for election for a while, and the others elect a leader as if it had crashed.
 //!
@@ -221,13 +221,11 @@ pub struct RaftTimeouts {
     pub heartbeat_ticks: u32,
     /// Ticks without a heartbeat after which a node stands for election, plus up to as many again at random.
     pub election_ticks: u32,
-    /// How much too fast or too slow a clock may run, in millionths.
-    pub drift_ppm_max: u32,
 }
 
 impl Default for RaftTimeouts {
     fn default() -> RaftTimeouts {
-        RaftTimeouts { tick: Duration::from_millis(10), heartbeat_ticks: 3, election_ticks: 20, drift_ppm_max: 10_000 }
+        RaftTimeouts { tick: Duration::from_millis(10), heartbeat_ticks: 3, election_ticks: 20 }
     }
 }
 
@@ -239,20 +237,16 @@ impl RaftTimeouts {
 
     /// How long after sending heartbeats that a majority answered no other leader is elected. See the module.
     fn lease(&self) -> Duration {
-        let promised = self.tick * (self.election_ticks - 1);
-        promised - promised.mul_f64(f64::from(self.drift_ppm_max) * 2.0 / 1e6)
+        base::lease::held(self.tick * (self.election_ticks - 1))
     }
 
     fn check(&self) -> Result<(), Error> {
         let is_good = !self.tick.is_zero()
             && self.heartbeat_ticks > 0
             && self.election_ticks > 2 * self.heartbeat_ticks
-            && self.election_ticks <= 10_000
-            && self.drift_ppm_max < 100_000;
+            && self.election_ticks <= 10_000;
         is_good.then_some(()).ok_or_else(|| {
-            Error::Invalid(
-                "the Raft timing is invalid: an election time-out must exceed two heartbeats, and clock drift must be below a tenth".into(),
-            )
+            Error::Invalid("the Raft timing is invalid: an election time-out must exceed two heartbeats".into())
         })
     }
 }

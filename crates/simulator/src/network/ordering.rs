@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::CancellationToken;
-use base::rt::simulation::CLOCK_DRIFT_PPM_MAX;
 use base::{BlockNumber, ErrorKind};
 use chain::order::orderer_channel::OrdererChannel;
 use chain::order::{OrderingEngines, SoloEngines};
@@ -52,12 +51,8 @@ const TIMING: SiftTimeouts = SiftTimeouts {
     reconnect: Duration::from_millis(40),
     copy_bytes_per_second: SiftTimeouts::UNLIMITED,
 };
-const RAFT_TIMING: raft::RaftTimeouts = raft::RaftTimeouts {
-    tick: Duration::from_millis(10),
-    heartbeat_ticks: 3,
-    election_ticks: 12,
-    drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
-};
+const RAFT_TIMING: raft::RaftTimeouts =
+    raft::RaftTimeouts { tick: Duration::from_millis(10), heartbeat_ticks: 3, election_ticks: 12 };
 /// So small that orderers that were away get blocks from the log stores of others.
 const RAFT_LOG_BYTES: usize = 100_000;
 

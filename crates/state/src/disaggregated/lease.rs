@@ -6,9 +6,8 @@
 //! by the primary's clock.
 //!
 //! Proof that this suffices: let nothing lead to the buffer from time `t` on. A reader that holds the buffer's address
-//! started before `t`, so its lease ends before `t + LEASE` by its clock. Clocks run at most [`DRIFT_PPM_MAX`] faster
-//! or slower than true time; call this drift `d`. So in true time the lease takes at most `LEASE / (1 - d)`. The
-//! primary waits at least `REUSE_AFTER / (1 + d)`, which is no less.
+//! started before `t`, so its lease ends before `t + LEASE` by its clock. By [`base::lease`], with the reader as the holder
+//! and the primary as the grantor, that lease has ended once the primary has waited for [`REUSE_AFTER`] from `t` on.
 //!
 //! A compute node that serves from its caches holds a lease from the primary, which renews it ([`LeaseGrantor`]). The
 //! primary acknowledges a block as applied once each lease holder has acknowledged its invalidation or its lease has
@@ -21,11 +20,8 @@ use base::rt::Instant;
 
 /// How long a lease lasts by its holder's clock.
 pub const LEASE: Duration = Duration::from_millis(50);
-/// How much faster or slower than true time clocks may run.
-pub const DRIFT_PPM_MAX: u64 = 10_000;
 /// How long the primary waits, by its clock, until every lease granted before has ended.
-pub const REUSE_AFTER: Duration =
-    Duration::from_nanos((LEASE.as_nanos() as u64 * (1_000_000 + DRIFT_PPM_MAX)).div_ceil(1_000_000 - DRIFT_PPM_MAX));
+pub const REUSE_AFTER: Duration = base::lease::waited(LEASE);
 /// The most lease holders of one primary.
 pub const FOLLOWERS_MAX: usize = 256;
 
@@ -101,15 +97,6 @@ mod tests {
     use base::rt;
 
     use super::*;
-
-    #[test]
-    fn a_buffer_is_used_again_only_after_the_slowest_lease_by_the_fastest_clock() {
-        let true_time = |nanos: u64, ppm: i64| nanos as f64 / (1.0 + ppm as f64 / 1e6);
-        let drift = DRIFT_PPM_MAX as i64;
-        let lease = true_time(LEASE.as_nanos() as u64, -drift);
-        assert!(true_time(REUSE_AFTER.as_nanos() as u64, drift) >= lease);
-        assert!(true_time(REUSE_AFTER.as_nanos() as u64, drift) < lease * 1.001, "and hardly later");
-    }
 
     #[test]
     fn a_holder_that_is_fenced_is_waited_for_as_long_as_its_lease_and_no_longer() {

@@ -4,7 +4,7 @@ use super::ids::NodeId;
 use super::world::WorldCore;
 
 /// The most that a node's clock may drift either way, in millionths of true time: far more than any working clock does.
-pub const CLOCK_DRIFT_PPM_MAX: i64 = 10_000;
+pub const CLOCK_DRIFT_PPM_MAX: i64 = crate::lease::CLOCK_DRIFT_PPM_MAX as i64;
 /// Millionths.
 const MILLION: u128 = 1_000_000;
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, FaultPlan, Sim, Simulation};
+use base::rt::simulation::{FaultKind, FaultPlan, Sim, Simulation};
 use base::{Bytes, ErrorKind};
 use consensus::ordered::fault::{Mutant, plant};
 use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
@@ -136,12 +136,7 @@ fn raft_options(which: usize) -> raft::RaftConfig {
     };
     raft::RaftConfig {
         directory: Some("/raft".into()),
-        timing: raft::RaftTimeouts {
-            tick: Duration::from_millis(5),
-            heartbeat_ticks: 3,
-            election_ticks: 12,
-            drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
-        },
+        timing: raft::RaftTimeouts { tick: Duration::from_millis(5), heartbeat_ticks: 3, election_ticks: 12 },
         log_bytes: 2000,
         snapshot_after_bytes: 9000,
         segment_bytes: Some(4096),

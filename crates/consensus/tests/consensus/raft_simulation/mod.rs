@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::rt::net::BoxFuture;
-use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, FaultPlan, FaultPlanLimits, Sim};
+use base::rt::simulation::{FaultKind, FaultPlan, FaultPlanLimits, Sim};
 use base::rt::{self, CancellationToken};
 use base::{Bytes, ErrorKind};
 use consensus::kv::SwapOutcome;
@@ -110,12 +110,7 @@ impl StateMachine for Checked {
 }
 
 fn timing() -> RaftTimeouts {
-    RaftTimeouts {
-        tick: Duration::from_millis(5),
-        heartbeat_ticks: 3,
-        election_ticks: 12,
-        drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
-    }
+    RaftTimeouts { tick: Duration::from_millis(5), heartbeat_ticks: 3, election_ticks: 12 }
 }
 
 impl World {
