@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::rt::CancellationToken;
+use base::rt::{Backoff, CancellationToken};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::JoinSet;
@@ -37,8 +37,8 @@ pub const STALL_MAX: Duration = Duration::from_secs(20);
 pub const CLIENTS_MAX: usize = 10_000;
 
 const TICK: Duration = Duration::from_millis(250);
-const BACK_OFF_MIN: Duration = Duration::from_millis(5);
-const BACK_OFF_MAX: Duration = Duration::from_millis(500);
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
 
 /// How to run a workload.
 #[derive(Clone, Debug)]
@@ -221,7 +221,7 @@ async fn load_one(
     call: ContractCall,
 ) -> Result<(), Error> {
     let mut reason = String::new();
-    let mut back_off = BackOff::default();
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for _ in 0..LOAD_ATTEMPTS_MAX {
         match network.transact(number, contract, call.clone()).await {
             Ok(CommittedTransaction { code: VALID, .. }) => return Ok(()),
@@ -230,7 +230,7 @@ async fn load_one(
                 reason = format!("{} {status}: {message}", stage.name())
             }
         }
-        back_off.wait().await;
+        backoff.wait().await;
     }
     Err(Error::Load { contract: contract.to_owned(), function: call.function, reason })
 }
@@ -370,7 +370,7 @@ struct DriverClient {
 
 impl DriverClient {
     async fn run(self, mut generator: Box<dyn crate::workload::CallGenerator>) {
-        let mut back_off = BackOff::default();
+        let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
         while !self.stop.is_cancelled() {
             let call = generator.next();
             let started = Instant::now();
@@ -378,26 +378,11 @@ impl DriverClient {
             let refused = outcome.as_ref().is_err_and(|refused| refused.status != REJECTED_BY_CONTRACT);
             self.board.record(started, outcome);
             if refused {
-                self.stop.run_until_cancelled(back_off.wait()).await;
+                self.stop.run_until_cancelled(backoff.wait()).await;
             } else {
-                back_off = BackOff::default();
+                backoff.reset();
             }
         }
-    }
-}
-
-struct BackOff(Duration);
-
-impl Default for BackOff {
-    fn default() -> BackOff {
-        BackOff(BACK_OFF_MIN)
-    }
-}
-
-impl BackOff {
-    async fn wait(&mut self) {
-        tokio::time::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(BACK_OFF_MAX);
     }
 }
 

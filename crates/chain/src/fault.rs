@@ -1,15 +1,10 @@
 //! Faults and waits of the stages: fault points at which a simulation may delay a stage, so that crashes fall between its
 //! steps; back-off, and reports of what a stage waits for; and errors and panics, which must not go unnoticed.
 
-use std::any::Any;
-use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
-use base::rt;
+use base::rt::{self, Backoff, TaskFailure};
 
 use crate::Error;
 
@@ -27,44 +22,19 @@ pub(crate) async fn hold_up(name: &'static str) {
     }
 }
 
-/// Runs a stage. Its panic becomes [`Error::Panicked`], so that everything that depends on the stage receives an error,
-/// instead of waiting for answers that never come. In a simulation the panic continues after `failed` was called.
+/// Runs a stage of a channel ([`rt::supervised`]). Its panic becomes [`Error::Panicked`], so that everything that depends
+/// on the stage receives an error, instead of waiting for answers that never come.
 pub(crate) async fn run_stage(stage: impl Future<Output = Result<(), Error>>, failed: impl FnOnce(Error)) {
-    let mut stage = pin!(stage);
-    // Nothing uses the half-done work of a stage that panicked: its channel ends.
-    let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| stage.as_mut().poll(context))) {
-        Ok(poll) => poll.map(Ok),
-        Err(panic) => Poll::Ready(Err(panic)),
-    });
-    match polled.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => failed(error),
-        Err(panic) => {
-            failed(Error::Panicked(message(panic.as_ref())));
-            if rt::is_simulation() {
-                resume_unwind(panic);
-            }
-        }
-    }
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    let report = |failure| match failure {
+        TaskFailure::Failed(error) => failed(error),
+        TaskFailure::Panicked(message) => failed(Error::Panicked(message)),
+    };
+    rt::supervised(stage, report).await;
 }
 
 /// The back-off of an operation that fails for lack of space or time.
-pub(crate) struct Backoff(Duration);
-
-impl Backoff {
-    pub(crate) fn new() -> Backoff {
-        Backoff(RETRY_MIN)
-    }
-
-    pub(crate) async fn wait(&mut self) {
-        rt::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(RETRY_MAX);
-    }
+pub(crate) fn retry_backoff() -> Backoff {
+    Backoff::new(RETRY_MIN, RETRY_MAX)
 }
 
 /// The reason why a channel ended: the first error. [`Error::Stopped`], the error of a stage that only saw its

@@ -13,6 +13,7 @@
 //! In simulation do not use macros that make random choices themselves (`futures_util::select!`); their `_biased` forms are
 //! fine.
 
+mod backoff;
 mod cancellation;
 pub mod channel;
 mod context;
@@ -21,13 +22,16 @@ pub mod net;
 pub mod production;
 mod rng;
 pub mod simulation;
+mod supervise;
 pub mod sync;
 mod task;
 mod time;
 
+pub use backoff::Backoff;
 pub use cancellation::CancellationToken;
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use rng::{fault_point, fill_random, inject_fault, random_below, random_u64};
+pub use supervise::{TaskFailure, supervised};
 pub use task::{AbortOnDrop, Task, TaskAborted, blocking, is_running, spawn, yield_now};
 pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, ticked, timeout, wall_now};

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt::net::{self, Parties};
-use base::rt::{self};
+use base::rt::{self, Backoff};
 use ledger::Block;
 
 use super::pipeline::{ChainTip, CommitContext, CommitPipeline};
@@ -90,7 +90,7 @@ pub async fn run_deliver(
     mut tip: ChainTip,
     sources: BlockSources,
 ) {
-    let mut wait = BACKOFF_MIN;
+    let mut backoff = Backoff::spread(BACKOFF_MIN, BACKOFF_MAX);
     let mut attempt = 0;
     let mut against: BTreeSet<String> = BTreeSet::new();
     let mut rejections = 0;
@@ -136,11 +136,10 @@ pub async fn run_deliver(
                 break;
             }
         }
-        let was_well = tip.height > height_before || matches!(ended, DeliveryEnd::Idle);
-        wait = if was_well { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
-        // Spread the wait, so that peers that lost the same orderer do not all return at once.
-        let spread = wait / 2 + Duration::from_nanos(rt::random_below((wait / 2).as_nanos() as u64 + 1));
-        if context.stop().run_until_cancelled(rt::sleep(spread)).await.is_none() {
+        if tip.height > height_before || matches!(ended, DeliveryEnd::Idle) {
+            backoff.reset();
+        }
+        if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
             break;
         }
     }

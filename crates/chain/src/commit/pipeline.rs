@@ -20,7 +20,7 @@ use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 use super::recent::{CommittedBlock, RecentBlocks};
 use super::waiters::TxWaiters;
 use crate::access::ChannelPolicies;
-use crate::fault::{Backoff, ChannelFailure, StallGuard, StallReasons, hold_up, run_stage};
+use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockVerdict, validate_block};
 use crate::validate::offload::{OffloadConfig, VerificationChunk};
@@ -330,7 +330,7 @@ async fn validate_next(
     tip: &ChainTip,
     pending: &mut PendingBatches,
 ) -> Result<Option<BlockVerdict>, Error> {
-    let mut backoff = Backoff::new();
+    let mut backoff = retry_backoff();
     loop {
         let snapshot = context.state.snapshot();
         let applied = snapshot.height();
@@ -372,7 +372,7 @@ pub(crate) async fn append(
     stop: &CancellationToken,
     stalls: &StallReasons,
 ) -> Result<(), Error> {
-    let (mut patience, mut stalled) = (Backoff::new(), None);
+    let (mut backoff, mut stalled) = (retry_backoff(), None);
     loop {
         // The append is polled first: a block that can be appended is appended, even after the channel was stopped.
         let appending = pin!(append_block(store, block, transactions));
@@ -383,7 +383,7 @@ pub(crate) async fn append(
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(block = block.number().get(), %error, "a block cannot be stored yet");
                 stalled.get_or_insert_with(|| stalls.start(format!("a block cannot be stored yet: {error}")));
-                stop.run_until_cancelled(patience.wait()).await.ok_or(Error::Stopped)?;
+                stop.run_until_cancelled(backoff.wait()).await.ok_or(Error::Stopped)?;
             }
             outcome => return outcome,
         }
@@ -467,14 +467,14 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
 
 /// Persists the state. While the disk is full it waits for space. A stop ends the wait, which loses nothing.
 async fn persist(context: &CommitContext) -> Result<(), Error> {
-    let (mut patience, mut stalled) = (Backoff::new(), None);
+    let (mut backoff, mut stalled) = (retry_backoff(), None);
     loop {
         match context.state.persist().await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %context.policies.channel(), %error, "the state cannot be persisted yet");
                 stalled
                     .get_or_insert_with(|| context.stalls.start(format!("the state cannot be persisted yet: {error}")));
-                if context.stop.run_until_cancelled(patience.wait()).await.is_none() {
+                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(());
                 }
             }

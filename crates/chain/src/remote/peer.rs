@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::net::Parties;
 use base::rt::net::rpc::RpcClient;
-use base::rt::{self, CancellationToken, net};
+use base::rt::{self, Backoff, CancellationToken, net};
 use base::{Bytes, ErrorKind};
 use ledger::{Block, ChannelConfig, Hash};
 use proto::protos::{ProposalResponse, Response};
@@ -147,13 +147,14 @@ impl RemotePeerCore {
     }
 
     async fn stay_connected(self: Arc<Self>) {
-        let mut wait = BACKOFF_MIN;
+        let pause_max = if self.moves() { MOVE_BACKOFF_MAX } else { BACKOFF_MAX };
+        let mut backoff = Backoff::spread(BACKOFF_MIN, pause_max);
         let mut attempt = 0;
         loop {
             let addresses = &self.options.addresses;
             let reason = match self.connect(&addresses[attempt % addresses.len()]).await {
                 Ok(caller) => {
-                    wait = BACKOFF_MIN;
+                    backoff.reset();
                     self.reached.cancel();
                     self.until_ended(&caller).await;
                     "the link ended".to_owned()
@@ -166,10 +167,7 @@ impl RemotePeerCore {
             for channel in self.all() {
                 channel.interrupted();
             }
-            // Spread the wait, so that gateways that lost the same peer do not all return at once.
-            rt::sleep(wait / 2 + wait.mul_f64(rt::random_below(1000) as f64 / 2000.0)).await;
-            let wait_max = if self.moves() { MOVE_BACKOFF_MAX } else { BACKOFF_MAX };
-            wait = (wait * 2).min(wait_max);
+            backoff.wait().await;
         }
     }
 

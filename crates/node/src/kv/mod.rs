@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::disk::{Directory, File};
-use base::rt::{self, CancellationToken};
+use base::rt::{self, Backoff, CancellationToken};
 use consensus::kv::{KvConfig, KvStore, PersistentTables};
 use consensus::{
     Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
@@ -356,7 +356,7 @@ struct SupervisedMemoryNode {
 impl SupervisedMemoryNode {
     async fn run(self, mut node: Option<Arc<LogMemoryNode>>, stop: CancellationToken) {
         let SupervisedMemoryNode { options, layout, slot, node_address: place, provider } = self;
-        let mut pause = RESTART_PAUSE_MIN;
+        let mut backoff = Backoff::new(RESTART_PAUSE_MIN, RESTART_PAUSE_MAX);
         loop {
             if let Some(node) = node.take() {
                 let since = rt::now();
@@ -365,13 +365,12 @@ impl SupervisedMemoryNode {
                 let Some(error) = failed else { return };
                 tracing::error!(slot, %error, "a memory node has failed and is started again");
                 if since.elapsed() > STABLE_AFTER {
-                    pause = RESTART_PAUSE_MIN;
+                    backoff.reset();
                 }
             }
-            if stop.run_until_cancelled(rt::sleep(pause)).await.is_none() {
+            if stop.run_until_cancelled(backoff.wait()).await.is_none() {
                 return;
             }
-            pause = (pause * 2).min(RESTART_PAUSE_MAX);
             match memory_node(&options, layout, slot, &place, &provider, &stop).await {
                 Ok(again) => node = Some(again),
                 Err(error) => tracing::error!("{}", options.remedy(slot, &error)),

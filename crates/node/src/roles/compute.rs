@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::net::Parties;
-use base::rt::{self, disk::Directory};
+use base::rt::{self, Backoff, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use chain::access::ContractDefinitions;
 use chain::endorse::{Endorse, EndorseError};
@@ -274,15 +274,14 @@ impl ComputeInstance {
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
         // Opened once for all attempts.
         let watermark = Arc::new(WatermarkFile::open(super::watermarks(&remote.watermark_folder).await?, &channel)?);
-        let mut wait = STORAGE_BACKOFF_MIN;
+        let mut backoff = Backoff::new(STORAGE_BACKOFF_MIN, STORAGE_BACKOFF_MAX);
         loop {
             let error = match ComputeInstance::try_start(&options, &remote, &channel, &watermark).await {
                 Err(error) if error.kind() == ErrorKind::Retry => error,
                 outcome => return outcome,
             };
             tracing::warn!(peer = options.name, %error, "cannot start yet");
-            rt::sleep(wait).await;
-            wait = (wait * 2).min(STORAGE_BACKOFF_MAX);
+            backoff.wait().await;
         }
     }
 

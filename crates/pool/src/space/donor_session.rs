@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use base::rt::channel::OneshotSender;
-use base::rt::{self, AbortOnDrop};
+use base::rt::{self, AbortOnDrop, Backoff};
 use rma::Credential;
 
 use super::link::DonorLink;
@@ -26,8 +26,14 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const FENCE_ATTEMPTS_MAX: u32 = 5;
 /// How often opening a space tries a donor whose connection is lost meanwhile; a silent donor is tried once.
 const OPEN_ATTEMPTS_MAX: u32 = 3;
-/// The pause between attempts doubles each time.
+/// The first pause between attempts to connect; half of it is jitter, so that not all owners reconnect at once after a
+/// donor's restart.
+const CONNECT_BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// The longest such pause.
+const CONNECT_BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// The first pause before a sweep is retried, and what the pause before an unconfirmed fence grows by with each attempt.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// The longest pause before a sweep is retried.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 /// Keeps one donor connected for as long as the space exists. `first` gets the outcome of the first attempts.
@@ -41,7 +47,7 @@ pub(super) async fn run(shared: Arc<SpaceCore>, place: usize, first: OneshotSend
 
 async fn reconnect_loop(shared: &Arc<SpaceCore>, place: &DonorConnection, first: OneshotSender<Result<(), Error>>) {
     let mut first = Some(first);
-    let mut pause = BACKOFF_MIN;
+    let mut backoff = Backoff::spread(CONNECT_BACKOFF_MIN, CONNECT_BACKOFF_MAX);
     let (mut attempts, start) = (0, rt::now());
     loop {
         attempts += 1;
@@ -50,7 +56,7 @@ async fn reconnect_loop(shared: &Arc<SpaceCore>, place: &DonorConnection, first:
                 if let Some(before) = lock(&place.problem).take() {
                     tracing::info!(donor = %place.donor.address, before, "a memory node is back");
                 }
-                pause = BACKOFF_MIN;
+                backoff.reset();
                 if !link.endpoint.profile().synchronous {
                     shared.asynchronous.fetch_add(1, Ordering::Relaxed);
                 }
@@ -94,9 +100,7 @@ async fn reconnect_loop(shared: &Arc<SpaceCore>, place: &DonorConnection, first:
                 }
             }
         }
-        // A random part, so that not all owners reconnect at once after a donor's restart.
-        rt::sleep(pause + pause.mul_f64(rt::random_below(1000) as f64 / 1000.0)).await;
-        pause = (pause * 2).min(BACKOFF_MAX);
+        backoff.wait().await;
     }
 }
 
@@ -229,19 +233,18 @@ async fn sweep(shared: &SpaceCore, link: &DonorLink) -> Result<bool, Error> {
 
 /// Sweeps whenever a sweep is due, until the link ends.
 async fn sweep_when_due(shared: &SpaceCore, link: &DonorLink) {
-    let mut pause = BACKOFF_MIN;
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     loop {
         if link.take_unswept() {
             match link.ended.run_until_cancelled(sweep(shared, link)).await {
-                Some(Ok(true)) => pause = BACKOFF_MIN,
+                Some(Ok(true)) => backoff.reset(),
                 Some(outcome) => {
                     if let Err(error) = outcome {
                         tracing::debug!(%error, donor = %link.address, "a sweep is retried");
                     }
-                    if link.ended.run_until_cancelled(rt::sleep(pause)).await.is_none() {
+                    if link.ended.run_until_cancelled(backoff.wait()).await.is_none() {
                         return;
                     }
-                    pause = (pause * 2).min(BACKOFF_MAX);
                     link.leave_unswept();
                 }
                 None => return,

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use base::bytes::BytesMut;
-use base::rt::{self, CancellationToken};
+use base::rt::{self, Backoff, CancellationToken};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
 
 use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, lock};
@@ -30,9 +30,10 @@ use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
 
 /// How long opening waits for each donor.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause between attempts to connect doubles each time.
-const BACKOFF_MIN: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// The first pause between attempts to connect; half of it is jitter.
+const BACKOFF_MIN: Duration = Duration::from_millis(40);
+/// The longest such pause.
+const BACKOFF_MAX: Duration = Duration::from_secs(4);
 /// The configuration of a follower's space.
 #[derive(Clone)]
 pub struct ReadOnlySpaceConfig {
@@ -193,11 +194,11 @@ impl ReadOnlySpaceCore {
     /// Keeps a donor connected.
     async fn keep_connected(&self, place: &ReadOnlyDonor, first: rt::channel::OneshotSender<()>) {
         let mut first = Some(first);
-        let mut pause = BACKOFF_MIN;
+        let mut backoff = Backoff::spread(BACKOFF_MIN, BACKOFF_MAX);
         loop {
             match rt::timeout(RESPONSE_TIMEOUT, self.connect(place)).await {
                 Ok(Ok(endpoint)) => {
-                    pause = BACKOFF_MIN;
+                    backoff.reset();
                     *lock(&place.endpoint) = Some(endpoint.clone());
                     if let Some(first) = first.take() {
                         // The caller of `open` may have gone.
@@ -215,8 +216,7 @@ impl ReadOnlySpaceCore {
                     tracing::debug!(donor = %place.donor.address, owner = %self.owner, "does not answer a follower");
                 }
             }
-            rt::sleep(pause + pause.mul_f64(rt::random_below(1000) as f64 / 1000.0)).await;
-            pause = (pause * 2).min(BACKOFF_MAX);
+            backoff.wait().await;
         }
     }
 

@@ -18,8 +18,8 @@ use base::{BlockNumber, Epoch, ErrorKind};
 use super::message::{AppendRequest, LinkPurpose, Welcome};
 use super::server::{EngineFailure, StorageNodeConfig};
 use super::{
-    APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, Backoff, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES,
-    SAVEPOINT_LAG_BLOCKS_MAX, epoch, hold_up,
+    APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES, SAVEPOINT_LAG_BLOCKS_MAX, epoch,
+    hold_up, retry_backoff,
 };
 use crate::blocks::{BlockStore, NewBlock};
 use crate::state_store::StateStore;
@@ -460,14 +460,14 @@ async fn append_blocks(channel: Arc<StoredChannel>, mut queue: Receiver<QueuedAp
 /// Step 4 of the node, until the channel ends.
 async fn materialize_blocks(channel: Arc<StoredChannel>) {
     let mut durable = channel.blocks.subscribe_durable();
-    let mut backoff = Backoff::new();
+    let mut backoff = retry_backoff();
     loop {
         while channel.is_due() && !channel.stop.is_cancelled() {
             hold_up("storage.node.materializing").await;
             let target = channel.state.prepared_height();
             // Never interrupted: ending the channel waits for it.
             match channel.materialize_to(target).await {
-                Ok(_) => backoff = Backoff::new(),
+                Ok(_) => backoff.reset(),
                 Err(error) if error.kind() == ErrorKind::Retry => {
                     tracing::warn!(channel = channel.name, %error, "blocks cannot be materialised yet");
                     if channel.stop.run_until_cancelled(backoff.wait()).await.is_none() {

@@ -11,7 +11,7 @@ use base::rt::{self, net};
 use base::{Bytes, Epoch, ErrorKind};
 
 use super::message::{Hello, LinkPurpose, Malformed, Notification, Request, VERSION, Welcome, response};
-use super::{ASK_ATTEMPTS_MAX, Backoff, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT};
+use super::{ASK_ATTEMPTS_MAX, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT, retry_backoff};
 use crate::tables::Savepoint;
 use crate::{Error, events};
 
@@ -253,7 +253,7 @@ impl NodeSession {
     /// The node's refusal; `Retry` if no attempt got an answer.
     pub async fn ask(&self, request: impl Into<GatherList>, time_max: Duration) -> Result<Bytes, Error> {
         let request = request.into();
-        let mut backoff = Backoff::new();
+        let mut backoff = retry_backoff();
         let mut attempt = 1;
         loop {
             let error = match self.ask_once(&request, time_max).await {

@@ -118,18 +118,7 @@ async fn hold_up(name: &'static str) {
     }
 }
 
-/// A growing, randomised back-off between attempts, so that clients that lost the same node do not reconnect all at once.
-struct Backoff(Duration);
-
-impl Backoff {
-    fn new() -> Backoff {
-        Backoff(BACKOFF_MIN)
-    }
-
-    async fn wait(&mut self) {
-        let half = self.0 / 2;
-        let spread = Duration::from_nanos(base::rt::random_below(half.as_nanos() as u64 + 1));
-        base::rt::sleep(half + spread).await;
-        self.0 = (self.0 * 2).min(BACKOFF_MAX);
-    }
+/// The back-off between attempts, with jitter: clients that lost the same node do not reconnect all at once.
+fn retry_backoff() -> base::rt::Backoff {
+    base::rt::Backoff::spread(BACKOFF_MIN, BACKOFF_MAX)
 }

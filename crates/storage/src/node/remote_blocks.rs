@@ -35,7 +35,7 @@ use base::{BlockNumber, Bytes, ErrorKind, Map, TxId, TxIndex};
 use super::client::{NodeSession, RemoteStoreConfig, connect};
 use super::message::{self, IDS_MAX, LinkPurpose, Malformed, Request, Welcome, response};
 use super::tx_id_filter::TxIdFilter;
-use super::{APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT, hold_up};
+use super::{APPENDS_IN_FLIGHT_MAX, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT, hold_up, retry_backoff};
 use crate::blocks::{Blocks, ChainTip, NewBlock, PAGE_BLOCKS_MAX, SHARDS, StoredBlock, TransactionLocation};
 use crate::{Error, events, lock};
 
@@ -458,7 +458,7 @@ impl RemoteBlocksCore {
 
 /// Asks the node for the ids of its blocks, until all are known here or there are too many.
 async fn learn_ids(shared: Arc<RemoteBlocksCore>, reads: Arc<NodeSession>) {
-    let mut backoff = Backoff::new();
+    let mut backoff = retry_backoff();
     let mut shard = 0;
     while shard < SHARDS {
         hold_up("storage.node.learning").await;
@@ -501,7 +501,7 @@ fn passes(kind: ErrorKind) -> bool {
 /// The driver.
 async fn drive(shared: Arc<RemoteBlocksCore>, first: RpcClient) {
     let mut link = Some((first, lock(&shared.state).durable.0));
-    let mut backoff = Backoff::new();
+    let mut backoff = retry_backoff();
     loop {
         let (caller, from) = match link.take() {
             Some(open) => open,
@@ -525,7 +525,7 @@ async fn drive(shared: Arc<RemoteBlocksCore>, first: RpcClient) {
             return shared.fail(error);
         }
         if *shared.durable.borrow() > durable {
-            backoff = Backoff::new();
+            backoff.reset();
         }
         tracing::info!(channel = shared.options.channel, %error, "opening the channel again");
         backoff.wait().await;
