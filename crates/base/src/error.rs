@@ -23,6 +23,25 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    const ALL: [ErrorKind; 6] = [
+        ErrorKind::Retry,
+        ErrorKind::Fenced,
+        ErrorKind::Ambiguous,
+        ErrorKind::Rejected,
+        ErrorKind::Corrupt,
+        ErrorKind::Closed,
+    ];
+
+    /// The kind's number in messages, from 0 in the order of the variants.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The kind with this number; `None` if there is none.
+    pub fn of_number(number: u64) -> Option<ErrorKind> {
+        usize::try_from(number).ok().and_then(|number| ErrorKind::ALL.get(number)).copied()
+    }
+
     /// The kind's name in lower case, as logs and metrics show it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -57,5 +76,21 @@ impl ErrorKind {
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_keep_their_numbers() {
+        let names = ["retry", "fenced", "ambiguous", "rejected", "corrupt", "closed"];
+        for (number, name) in names.into_iter().enumerate() {
+            let kind = ErrorKind::of_number(number as u64).expect("the number has a kind");
+            assert_eq!((kind.number() as usize, kind.as_str()), (number, name));
+        }
+        assert_eq!(ErrorKind::of_number(6), None);
+        assert_eq!(ErrorKind::of_number(u64::MAX), None);
     }
 }

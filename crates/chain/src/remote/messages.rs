@@ -296,7 +296,7 @@ impl RemoteFailure {
                 ..RemoteFailure::new(8, &[])
             },
             EndorseError::State { kind, message } => {
-                RemoteFailure { number: kind_number(*kind), ..RemoteFailure::new(9, &[message]) }
+                RemoteFailure { number: kind.number().into(), ..RemoteFailure::new(9, &[message]) }
             }
             EndorseError::Stopped => RemoteFailure::new(10, &[]),
             EndorseError::ChannelStopped { channel, cause } => RemoteFailure::new(11, &[channel, cause]),
@@ -314,7 +314,10 @@ impl RemoteFailure {
             6 => EndorseError::Duplicate(TxId::from(self.text(0))),
             7 => EndorseError::Overloaded,
             8 => EndorseError::TimedOut(Duration::from_millis(self.number)),
-            9 => EndorseError::State { kind: kind_of(self.number), message: self.text(0) },
+            9 => {
+                let kind = ErrorKind::of_number(self.number).unwrap_or(ErrorKind::Closed);
+                EndorseError::State { kind, message: self.text(0) }
+            }
             10 => EndorseError::Stopped,
             11 => EndorseError::ChannelStopped { channel: self.text(0), cause: self.text(1) },
             other => EndorseError::State {
@@ -353,23 +356,6 @@ impl RemoteFailure {
             _ => BroadcastError::Ambiguous,
         }
     }
-}
-
-const KINDS: [ErrorKind; 6] = [
-    ErrorKind::Retry,
-    ErrorKind::Fenced,
-    ErrorKind::Ambiguous,
-    ErrorKind::Rejected,
-    ErrorKind::Corrupt,
-    ErrorKind::Closed,
-];
-
-fn kind_number(kind: ErrorKind) -> u64 {
-    KINDS.iter().position(|other| *other == kind).expect("every kind is listed") as u64
-}
-
-fn kind_of(number: u64) -> ErrorKind {
-    usize::try_from(number).ok().and_then(|index| KINDS.get(index)).copied().unwrap_or(ErrorKind::Closed)
 }
 
 #[cfg(test)]

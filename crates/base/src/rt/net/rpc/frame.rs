@@ -124,21 +124,11 @@ pub fn next(message: &mut GatherList) -> Result<Option<IncomingFrame>, Malformed
     Ok(Some(IncomingFrame { kind, number: u64::from_le_bytes(number), body }))
 }
 
-const KINDS: [ErrorKind; 6] = [
-    ErrorKind::Retry,
-    ErrorKind::Fenced,
-    ErrorKind::Ambiguous,
-    ErrorKind::Rejected,
-    ErrorKind::Corrupt,
-    ErrorKind::Closed,
-];
-
-/// The body of a refusal: 1 to 6 for the kinds in the order of [`KINDS`], then the text.
+/// The body of a refusal: the number of its kind plus 1, then the text.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_rejection(refusal: &Rejection) -> GatherList {
-    let kind = KINDS.iter().position(|kind| *kind == refusal.kind).expect("the list has all kinds");
     let mut bytes = Vec::with_capacity(1 + refusal.text.len());
-    bytes.push(kind as u8 + 1);
+    bytes.push(refusal.kind.number() + 1);
     bytes.extend_from_slice(refusal.text.as_bytes());
     bytes.into()
 }
@@ -146,7 +136,7 @@ pub fn encode_rejection(refusal: &Rejection) -> GatherList {
 /// Decodes the body of a refusal. Invalid UTF-8 in the text is replaced.
 pub fn decode_rejection(body: &[u8]) -> Result<Rejection, Malformed> {
     let (kind, text) = body.split_first().ok_or(Malformed("an empty refusal"))?;
-    let kind = usize::from(*kind).checked_sub(1).and_then(|kind| KINDS.get(kind)).ok_or(Malformed("unknown error"))?;
+    let kind = u64::from(*kind).checked_sub(1).and_then(ErrorKind::of_number).ok_or(Malformed("unknown error"))?;
     let text = &text[..text.len().min(REJECTION_BYTES_MAX)];
-    Ok(Rejection::new(*kind, String::from_utf8_lossy(text)))
+    Ok(Rejection::new(kind, String::from_utf8_lossy(text)))
 }
