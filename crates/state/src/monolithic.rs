@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 
 use base::{BlockNumber, Bytes, Version};
-use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
+use storage::tables::{RangeEntry, RangeQuery, RowBatch, Savepoint, Tables};
 
 use crate::cache::RecordCache;
 use crate::delta::{Delta, NewestWrite};
@@ -427,7 +427,13 @@ impl<'a> TableRange<'a> {
             }
             let (Some(start), Some(through)) = (self.next.take(), self.view.through()) else { return Ok(None) };
             let tables = &self.view.inner.tables;
-            let page = tables.range(self.namespace, &start, self.end.as_bytes(), through, self.page_entries)?;
+            let page = tables.range(RangeQuery {
+                namespace: self.namespace,
+                start: &start,
+                end: self.end.as_bytes(),
+                through,
+                limit: self.page_entries,
+            })?;
             self.next = page.next;
             self.page = page.entries.into_iter();
         }

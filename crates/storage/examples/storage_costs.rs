@@ -16,7 +16,7 @@ use base::rt::{self, production};
 use base::{BlockNumber, Bytes, Epoch, TxId, Version};
 use storage::GroupSync;
 use storage::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
-use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, Tables, TablesEngine};
+use storage::tables::{FjallConfig, FjallEngine, RangeQuery, RowBatch, Savepoint, Tables, TablesEngine};
 
 const ROWS_PER_BLOCK: u64 = 500;
 const BLOCKS_PER_PERSIST: u64 = 16;
@@ -250,7 +250,9 @@ async fn tables(label: &str, path: &Path, value_bytes: usize, rows: u64, separat
         let start = thread_nanos();
         for round in 0..100 {
             let from = key_of(round * rows / 100);
-            let page = tables.range("smallbank", &from, b"", through, 100).expect("the range is readable");
+            let page = tables
+                .range(RangeQuery { namespace: "smallbank", start: &from, end: b"", through, limit: 100 })
+                .expect("the range is readable");
             black_box(page);
         }
         report("range, an entry of 100", 10_000, start, thread_nanos());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Version};
 use storage::StateStore;
-use storage::tables::{RangePage, Row, Savepoint};
+use storage::tables::{RangePage, RangeQuery, Row, Savepoint};
 use tokio::sync::oneshot;
 
 /// A [`StateStore`] that takes `delay` longer to answer reads. Any number of them overlap.
@@ -174,15 +174,8 @@ impl StateStore for DelayedStateStore {
         versions
     }
 
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, storage::Error> {
-        let page = self.inner.range(namespace, start, end, through, limit).await;
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, storage::Error> {
+        let page = self.inner.range(query).await;
         self.line.wait(self.delay).await;
         page
     }

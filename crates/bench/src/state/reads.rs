@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::{BlockNumber, Bytes, BytesMut, Epoch, Map, Version};
 use state::disaggregated::DisaggregatedConfig;
 use state::{Snapshot as _, Versioned};
-use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, TablesEngine as _};
+use storage::tables::{FjallConfig, FjallEngine, RangeQuery, RowBatch, Savepoint, TablesEngine as _};
 
 use super::StateConfig;
 use super::setup::{NAMESPACE, PooledState, each_ns, failed, keys, median, provider_name, value};
@@ -194,7 +194,13 @@ pub async fn measure(
             return Err(failed("a range", format!("{} of {RANGE} entries", page.entries.len())));
         }
         let begin = Instant::now();
-        let page = tables.range(NAMESPACE, from.as_bytes(), to.as_bytes(), through, RANGE);
+        let page = tables.range(RangeQuery {
+            namespace: NAMESPACE,
+            start: from.as_bytes(),
+            end: to.as_bytes(),
+            through,
+            limit: RANGE,
+        });
         let page = page.map_err(|error| failed("a range", error))?;
         engine_ranges.push(each_ns(begin, page.entries.len()));
     }

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use base::rt::Task;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 use futures_util::future::select;
-use storage::tables::{PruneOutcome, RowBatch, Savepoint, Tables};
+use storage::tables::{PruneOutcome, RangeQuery, RowBatch, Savepoint, Tables};
 
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{
@@ -169,7 +169,13 @@ impl PersistentTables {
         let (mut taken, mut start) = (0_u64, Some(Bytes::new()));
         while let Some(from) = start {
             let through = BlockNumber(kept.index);
-            let page = self.tables.range(NAMESPACE, &from, &[], through, PAGE_ROWS);
+            let page = self.tables.range(RangeQuery {
+                namespace: NAMESPACE,
+                start: &from,
+                end: &[],
+                through,
+                limit: PAGE_ROWS,
+            });
             let page = page.map_err(failed("reading the tables of a key-value store", coordinator.term()))?;
             for row in page.entries {
                 sizes.check(&row.key, Some(&row.value))?;

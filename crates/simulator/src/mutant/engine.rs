@@ -8,7 +8,7 @@ use base::{BlockNumber, Version};
 use prost::Message;
 use proto::kvrwset::KvrwSet;
 use storage::Error;
-use storage::tables::{PruneOutcome, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use storage::tables::{PruneOutcome, RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables, TablesEngine};
 
 use super::Mutant;
 use crate::client::envelope::read_write_set_of;
@@ -122,15 +122,8 @@ impl Tables for LyingTables {
         Ok(remembered.entry((namespace.to_owned(), key.to_vec())).or_insert(row).clone())
     }
 
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
-        self.tables.range(namespace, start, end, through, limit)
+    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        self.tables.range(query)
     }
 
     fn namespaces(&self) -> Result<Vec<String>, Error> {

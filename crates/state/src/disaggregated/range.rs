@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use base::BlockNumber;
 use futures_util::future::join_all;
-use storage::tables::RangeEntry;
+use storage::tables::{RangeEntry, RangeQuery};
 
 use super::delta::{DeltaVersion, ValueLocation};
 use super::fault::hold_up;
@@ -46,7 +46,12 @@ impl StoredRows<'_> {
             };
             hold_up("state.range.page").await;
             let (end, through) = (self.end.as_bytes(), BlockNumber(through));
-            let page = self.view.shared.store.range(self.namespace, &start, end, through, self.page_entries).await;
+            let page = self
+                .view
+                .shared
+                .store
+                .range(RangeQuery { namespace: self.namespace, start: &start, end, through, limit: self.page_entries })
+                .await;
             let page = page.map_err(|error| self.view.shared.storage_error(error, self.view.height))?;
             events::RangePages.add(1);
             self.next = page.next;

@@ -34,7 +34,7 @@ use crate::Error;
 use crate::blocks::{Blocks, StoredBlock};
 use crate::events;
 use crate::state_store::{MATERIALIZE_BLOCKS_MAX, Materializer, check_savepoint};
-use crate::tables::{KEY_BYTES_MAX, RowBatch, Savepoint, Tables, TablesEngine, row_prefix};
+use crate::tables::{RangeQuery, RowBatch, Savepoint, Tables, TablesEngine, check_key, row_prefix};
 
 /// The suffix of the index's name after the channel's name. No channel's name contains it.
 pub const SUFFIX: &str = "_history";
@@ -169,16 +169,20 @@ impl History for LocalHistory {
         below: BlockNumber,
         limit: usize,
     ) -> Result<Vec<BlockNumber>, Error> {
-        if key.len() > KEY_BYTES_MAX {
-            return Err(Error::TooLarge { what: "bytes of a key", given: key.len() as u64, max: KEY_BYTES_MAX as u64 });
-        }
+        check_key(namespace, key)?;
         let Some(newest) = below.get().checked_sub(1) else { return Ok(Vec::new()) };
         let tables = self.caught_up(below.get()).await?;
         let prefix = row_prefix(namespace, key);
         // Block 0 is the channel's configuration, which writes no key.
         let (start, end) = (entry(&prefix, newest), entry(&prefix, 0));
         let limit = limit.min(HISTORY_BLOCKS_MAX);
-        let page = tables.range(NAMESPACE, &start, &end, BlockNumber(u64::MAX), limit)?;
+        let page = tables.range(RangeQuery {
+            namespace: NAMESPACE,
+            start: &start,
+            end: &end,
+            through: BlockNumber(u64::MAX),
+            limit,
+        })?;
         page.entries.iter().map(|entry| block_of(&entry.key)).collect()
     }
 }

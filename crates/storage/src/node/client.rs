@@ -8,11 +8,12 @@ use base::rt::net::GatherList;
 use base::rt::net::rpc::{RpcClient, RpcError};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, net};
-use base::{Bytes, Epoch, ErrorKind};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 
-use super::message::{Hello, LinkPurpose, Malformed, Notification, Request, VERSION, Welcome, response};
+use super::message::{self, Hello, LinkPurpose, Malformed, Notification, Request, VERSION, Welcome, response};
 use super::{ASK_ATTEMPTS_MAX, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT, retry_backoff};
-use crate::tables::Savepoint;
+use crate::history::HISTORY_BLOCKS_MAX;
+use crate::tables::{Savepoint, check_key};
 use crate::{Error, events};
 
 /// Which storage node keeps a channel, and under which epoch it is written.
@@ -267,6 +268,24 @@ impl NodeSession {
             attempt += 1;
             backoff.wait().await;
         }
+    }
+
+    /// Asks for the newest `limit` blocks below `below` that wrote a key; see [`History`](crate::History).
+    ///
+    /// # Errors
+    /// As [`NodeSession::ask`]; [`Error::TooLarge`] for a key that no row can have: its length would not fit the message.
+    pub async fn blocks_of(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error> {
+        check_key(namespace, key)?;
+        let limit = limit.min(HISTORY_BLOCKS_MAX);
+        let request = message::history(below, limit as u32, namespace, key);
+        let response = self.ask(request, RESPONSE_TIMEOUT).await?;
+        response::read_numbers(response, limit).map_err(|malformed| self.options.malformed(malformed))
     }
 
     async fn ask_once(&self, request: &GatherList, time_max: Duration) -> Result<Bytes, CallFailure> {

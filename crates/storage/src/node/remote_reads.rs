@@ -10,8 +10,7 @@ use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, LinkPurpose, Malformed, Request, response};
 use crate::Error;
 use crate::blocks::{StoredBlocks, TransactionLocation};
-use crate::history::{HISTORY_BLOCKS_MAX, History};
-use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
+use crate::history::History;
 
 /// Reads the durable blocks of a channel, whichever primary writes it. Each read asks the node, and asks again after a lost
 /// link; if the node does not have the channel yet, the read fails.
@@ -64,13 +63,7 @@ impl History for RemoteReads {
         below: BlockNumber,
         limit: usize,
     ) -> Result<Vec<BlockNumber>, Error> {
-        let limits = [(namespace.len(), NAMESPACE_BYTES_MAX), (key.len(), KEY_BYTES_MAX)];
-        if let Some((given, max)) = limits.into_iter().find(|(given, max)| given > max) {
-            return Err(Error::TooLarge { what: "bytes of a key", given: given as u64, max: max as u64 });
-        }
-        let limit = limit.min(HISTORY_BLOCKS_MAX);
-        let response = self.ask(message::history(below, limit as u32, namespace, key)).await?;
-        response::read_numbers(response, limit).map_err(|malformed| self.malformed(malformed))
+        self.session.blocks_of(namespace, key, below, limit).await
     }
 }
 

@@ -9,9 +9,9 @@ use base::{BlockNumber, Bytes, Version};
 use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, LinkPurpose, Malformed, Notification, Request, response};
 use super::{RESPONSE_TIMEOUT, WORK_TIMEOUT};
-use crate::history::{HISTORY_BLOCKS_MAX, History};
+use crate::history::History;
 use crate::state_store::{StateStore, check_keys};
-use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangePage, Row, Savepoint};
+use crate::tables::{RangePage, RangeQuery, Row, Savepoint, check_key};
 use crate::{Error, lock};
 
 /// The rows of one channel on a storage node. A read is asked again after a lost link. A savepoint that is known here is
@@ -78,16 +78,7 @@ impl RemoteStateStore {
     }
 }
 
-/// Refuses keys that no row can have; their lengths would not fit the messages.
-fn check_key(namespace: &str, key: &[u8]) -> Result<(), Error> {
-    let limits =
-        [("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX), ("bytes of a key", key.len(), KEY_BYTES_MAX)];
-    match limits.into_iter().find(|(_, given, max)| given > max) {
-        None => Ok(()),
-        Some((what, given, max)) => Err(Error::TooLarge { what, given: given as u64, max: max as u64 }),
-    }
-}
-
+/// Rejects keys that no row can have; their lengths would not fit the messages.
 fn check_all(keys: &[(&str, &[u8])]) -> Result<(), Error> {
     check_keys(keys.len())?;
     keys.iter().try_for_each(|(namespace, key)| check_key(namespace, key))
@@ -126,14 +117,8 @@ impl StateStore for RemoteStateStore {
         Ok(versions)
     }
 
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        let RangeQuery { namespace, start, end, through, limit } = query;
         check_key(namespace, start)?;
         check_key(namespace, end)?;
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
@@ -183,11 +168,7 @@ impl History for RemoteStateStore {
         below: BlockNumber,
         limit: usize,
     ) -> Result<Vec<BlockNumber>, Error> {
-        check_key(namespace, key)?;
-        let limit = limit.min(HISTORY_BLOCKS_MAX);
-        let request = message::history(below, limit as u32, namespace, key);
-        let response = self.session.ask(request, RESPONSE_TIMEOUT).await?;
-        response::read_numbers(response, limit).map_err(|malformed| self.malformed(malformed))
+        self.session.blocks_of(namespace, key, below, limit).await
     }
 }
 

@@ -16,7 +16,7 @@ use super::message::{Hello, LinkPurpose, Notification, Request, VERSION, respons
 use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
 use crate::blocks::{BlockStoreConfig, Blocks};
 use crate::state_store::{Materializer, StateStore};
-use crate::tables::TablesEngine;
+use crate::tables::{RangeQuery, TablesEngine};
 use crate::{DataDirectory, Error, GroupSync, lock};
 
 /// Keys or ids of one request that are looked up together.
@@ -464,7 +464,9 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
         }
         Request::Range { through, limit, namespace, start, end } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            response::page(&state.range(&namespace, &start, &end, through, limit).await?)
+            response::page(
+                &state.range(RangeQuery { namespace: &namespace, start: &start, end: &end, through, limit }).await?,
+            )
         }
         Request::Namespaces => response::names(&state.namespaces().await?),
         Request::History { below, limit, namespace, key } => {

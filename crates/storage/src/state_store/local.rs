@@ -14,7 +14,7 @@ use super::{
     check_savepoint,
 };
 use crate::blocks::{Blocks, NO_PREVIOUS};
-use crate::tables::{RangePage, Row, RowBatch, Savepoint, Tables};
+use crate::tables::{RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables};
 use crate::{Error, lock};
 
 /// Rows that one call of [`StateStore::prune`] examines, at most.
@@ -223,15 +223,8 @@ impl StateStore for LocalStateStore {
         keys.iter().map(|(namespace, key)| self.tables.version(namespace, key, through)).collect()
     }
 
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
-        self.tables.range(namespace, start, end, through, limit)
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        self.tables.range(query)
     }
 
     async fn namespaces(&self) -> Result<Vec<String>, Error> {

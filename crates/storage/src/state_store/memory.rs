@@ -13,7 +13,7 @@ use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 
 use super::{StateStore, check_keys};
-use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
+use crate::tables::{RangeEntry, RangePage, RangeQuery, Row, Savepoint};
 use crate::{Error, lock};
 
 /// A row of a block: namespace, key, version, and the value or `None` for a deletion.
@@ -145,14 +145,8 @@ impl StateStore for MemoryStateStore {
         Ok(rows.into_iter().map(|row| row.map(|row| (row.version, row.value.is_some()))).collect())
     }
 
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        let RangeQuery { namespace, start, end, through, limit } = query;
         let scan = |state: &MemoryStoreState, through| {
             let mut page = RangePage::default();
             for ((name, key), versions) in state.rows.range((namespace.to_owned(), start.to_vec())..) {

@@ -35,7 +35,7 @@ pub use memory::MemoryStateStore;
 
 use crate::Error;
 use crate::blocks::{Blocks, NO_PREVIOUS};
-use crate::tables::{RangePage, Row, RowBatch, Savepoint};
+use crate::tables::{RangePage, RangeQuery, Row, RowBatch, Savepoint};
 
 /// Keys that one call of [`StateStore::get_many`] or [`StateStore::versions`] takes at most.
 pub const KEYS_MAX: usize = 65_536;
@@ -71,19 +71,11 @@ pub trait StateStore: Send + Sync + 'static {
         through: BlockNumber,
     ) -> Result<Vec<Option<(Version, bool)>>, Error>;
 
-    /// At most `limit` live entries with `start <= key < end` in byte order of keys, as of block `through`; an empty `end`
-    /// means no upper bound. A page may end early, like one of [`crate::tables::Tables::range`].
+    /// The live entries of a range. A page may end early, like one of [`crate::tables::Tables::range`].
     ///
     /// # Errors
     /// As [`StateStore::get`].
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error>;
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error>;
 
     /// The namespaces that have rows, in byte order.
     ///

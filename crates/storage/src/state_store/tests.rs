@@ -67,7 +67,10 @@ async fn stores(tables: &str) -> (BlockStore, Arc<dyn Tables>) {
 async fn seen(store: &dyn StateStore, through: u64) -> Vec<String> {
     let mut seen = Vec::new();
     for name in store.namespaces().await.expect("names are readable") {
-        let page = store.range(&name, b"", b"", BlockNumber(through), 100).await.expect("rows are readable");
+        let page = store
+            .range(RangeQuery { namespace: &name, start: b"", end: b"", through: BlockNumber(through), limit: 100 })
+            .await
+            .expect("rows are readable");
         assert_eq!(page.next, None);
         for entry in page.entries {
             let row = store.get(&name, &entry.key, BlockNumber(through)).await.expect("rows are readable");

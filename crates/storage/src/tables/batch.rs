@@ -4,7 +4,7 @@
 use base::{Bytes, Map, Version};
 
 use super::key::RowKey;
-use super::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Savepoint, key};
+use super::{Savepoint, key};
 use crate::Error;
 
 /// Bytes of keys and values that a batch takes at most.
@@ -52,21 +52,16 @@ impl RowBatch {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a version that the savepoint does not cover; [`Error::TooLarge`] above
-    /// [`KEY_BYTES_MAX`], [`NAMESPACE_BYTES_MAX`] and 1 GiB for the batch.
+    /// [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX), [`NAMESPACE_BYTES_MAX`](super::NAMESPACE_BYTES_MAX) and 1 GiB for the batch.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn put(&mut self, namespace: &str, key: &[u8], version: Version, value: Option<Bytes>) -> Result<(), Error> {
         if version.block >= self.savepoint.height {
             return Err(Error::Invalid("a row's block must lie below the savepoint's height"));
         }
-        let limits = [
-            ("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX),
-            ("bytes of a key", key.len(), KEY_BYTES_MAX),
-            ("bytes of a batch", self.bytes() + key.len() + value.as_ref().map_or(0, Bytes::len), BATCH_BYTES_MAX),
-        ];
-        for (what, given, max) in limits {
-            if given > max {
-                return Err(Error::TooLarge { what, given: given as u64, max: max as u64 });
-            }
+        key::check(namespace, key)?;
+        let given = self.bytes() + key.len() + value.as_ref().map_or(0, Bytes::len);
+        if given > BATCH_BYTES_MAX {
+            return Err(Error::TooLarge { what: "bytes of a batch", given: given as u64, max: BATCH_BYTES_MAX as u64 });
         }
         key::push_prefix(&mut self.keys, namespace, key);
         key::push_suffix(&mut self.keys, version, value.is_some());

@@ -17,6 +17,8 @@
 
 use base::Version;
 
+use crate::Error;
+
 /// The longest key of a row, in bytes. Escaped, with prefix, namespace and suffix, it fits the engine's limit of 65,535.
 pub const KEY_BYTES_MAX: usize = 32_000;
 /// The longest namespace, in bytes.
@@ -35,6 +37,19 @@ const DELETED: u8 = 0;
 const LIVE: u8 = 1;
 
 const _: () = assert!(1 + 2 * NAMESPACE_BYTES_MAX + 2 + 2 * KEY_BYTES_MAX + 2 + SUFFIX_BYTES <= u16::MAX as usize);
+
+/// Rejects names that no row can have.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn check(namespace: &str, key: &[u8]) -> Result<(), Error> {
+    let limits =
+        [("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX), ("bytes of a key", key.len(), KEY_BYTES_MAX)];
+    match limits.into_iter().find(|(_, given, max)| given > max) {
+        None => Ok(()),
+        Some((what, given, max)) => Err(Error::TooLarge { what, given: given as u64, max: max as u64 }),
+    }
+}
 
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn push_escaped(bytes: &mut Vec<u8>, text: &[u8]) {

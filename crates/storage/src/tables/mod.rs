@@ -36,8 +36,8 @@ use base::{BlockNumber, Bytes, Epoch, Version};
 
 pub use self::fjall::{FjallConfig, FjallEngine};
 pub use batch::RowBatch;
-pub(crate) use key::prefix as row_prefix;
 pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
+pub(crate) use key::{check as check_key, prefix as row_prefix};
 pub use model::ModelEngine;
 
 use crate::Error;
@@ -82,6 +82,21 @@ pub struct RangeEntry {
     pub value: Bytes,
     /// The transaction that wrote it.
     pub version: Version,
+}
+
+/// A question for the entries of a range of keys: those with `start <= key < end`, in byte order.
+#[derive(Clone, Copy, Debug)]
+pub struct RangeQuery<'a> {
+    /// The namespace of the keys.
+    pub namespace: &'a str,
+    /// The first key that may be in the range.
+    pub start: &'a [u8],
+    /// The first key behind the range; empty if there is no upper bound.
+    pub end: &'a [u8],
+    /// The answer holds the rows as of this block.
+    pub through: BlockNumber,
+    /// The most entries of the answer.
+    pub limit: usize,
 }
 
 /// Part of a range.
@@ -167,20 +182,12 @@ pub trait Tables: Send + Sync + 'static {
         keys.iter().map(|key| self.get(namespace, key, through)).collect()
     }
 
-    /// At most `limit` live entries with `start <= key < end` in byte order of keys, as of block `through`; an empty `end`
-    /// means no upper bound. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed over, or
-    /// that the values have [`SCAN_BYTES_SOFT_MAX`] bytes.
+    /// The live entries of a range. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed
+    /// over, or that the values have [`SCAN_BYTES_SOFT_MAX`] bytes.
     ///
     /// # Errors
     /// As [`Tables::get`].
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error>;
+    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error>;
 
     /// The namespaces that have rows, in byte order.
     ///

@@ -18,7 +18,9 @@ use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{KvStore, PersistentTables};
 use consensus::{Error, Standby};
 use futures_util::FutureExt as _;
-use storage::tables::{ModelEngine, PruneOutcome, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine as _};
+use storage::tables::{
+    ModelEngine, PruneOutcome, RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables, TablesEngine as _,
+};
 
 use super::{Duration, World, course_of, plans};
 use crate::support::campaign::{Campaign, must_be_caught, tests_of};
@@ -156,15 +158,8 @@ impl Tables for Racing {
         self.inner.get(namespace, key, through)
     }
 
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, storage::Error> {
-        self.inner.range(namespace, start, end, through, limit)
+    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, storage::Error> {
+        self.inner.range(query)
     }
 
     fn namespaces(&self) -> Result<Vec<String>, storage::Error> {

@@ -33,7 +33,7 @@ use base::{BlockNumber, Bytes, Epoch, ErrorKind, Version};
 use pool::AddressSpace;
 use state::disaggregated::fault::{Mutant, plant};
 use state::{Disaggregated, DisaggregatedConfig, Durable, Error, Snapshot, UpdateBatch, WorldState};
-use storage::tables::{Row, Savepoint};
+use storage::tables::{RangeQuery, Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
 
 /// Seeds of every run of the tests.
@@ -316,15 +316,8 @@ impl StateStore for ReachableStore {
         self.world.store.versions(keys, through).await
     }
 
-    async fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<storage::tables::RangePage, storage::Error> {
-        self.world.store.range(namespace, start, end, through, limit).await
+    async fn range(&self, query: RangeQuery<'_>) -> Result<storage::tables::RangePage, storage::Error> {
+        self.world.store.range(query).await
     }
 
     async fn namespaces(&self) -> Result<Vec<String>, storage::Error> {

@@ -9,7 +9,7 @@ use base::{ErrorKind, Version};
 use super::*;
 use crate::state_store::StateStore;
 use crate::state_store::tests::rows;
-use crate::tables::Row;
+use crate::tables::{RangeQuery, Row};
 
 pub fn simulate<F, Fut>(seed: u64, scenario: F)
 where
@@ -56,7 +56,10 @@ pub async fn check_rows(store: &dyn StateStore, texts: &[String], from: usize) {
         for namespace in store.namespaces().await.expect("names are readable") {
             let mut start = Bytes::new();
             loop {
-                let page = store.range(&namespace, &start, b"", through, 3).await.expect("rows are readable");
+                let page = store
+                    .range(RangeQuery { namespace: &namespace, start: &start, end: b"", through, limit: 3 })
+                    .await
+                    .expect("rows are readable");
                 for entry in page.entries {
                     found.insert((namespace.clone(), entry.key.to_vec()), (entry.version, entry.value));
                 }

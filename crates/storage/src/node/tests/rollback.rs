@@ -6,6 +6,7 @@ use base::rt::simulation::DiskCopy;
 use super::basics::{check_rows, simulate};
 use super::*;
 use crate::state_store::StateStore;
+use crate::tables::RangeQuery;
 
 /// Blocks that have rows when the copy is made, and when the node ends.
 const COPIED: u64 = 10;
@@ -57,7 +58,10 @@ fn old_rows_are_never_read_after_an_earlier_copy_of_the_tables_was_restored() {
         let FilledNode { state, reader, texts, copy, blocks: _blocks } = fill(&node, "/data/tables").await;
         restore(&node, &copy);
         let through = BlockNumber(KNOWN - 1);
-        let early = reader.range("cc", b"", b"", through, 3).await.expect_err("the rows are not there");
+        let early = reader
+            .range(RangeQuery { namespace: "cc", start: b"", end: b"", through, limit: 3 })
+            .await
+            .expect_err("the rows are not there");
         assert_eq!(early.kind(), ErrorKind::Retry, "the primary is to have them made: {early}");
         check_rows(&state, &texts, KNOWN as usize - 1).await;
         check_rows(&reader, &texts, KNOWN as usize - 1).await;

@@ -14,8 +14,8 @@ use super::hints::{HintLookup, NewestRow, NewestRowHints};
 use crate::tables::key::{self, RowKey};
 use crate::tables::prune::PruneSweep;
 use crate::tables::{
-    PruneOutcome, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables,
-    check_follows, check_readable,
+    PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint,
+    Tables, check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -220,14 +220,8 @@ impl Tables for FjallTables {
         }
     }
 
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
+    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        let RangeQuery { namespace, start, end, through, limit } = query;
         let mut page = RangePage::default();
         let Some(through) = self.readable(through)? else { return Ok(page) };
         let low = key::range_bound(namespace, start);

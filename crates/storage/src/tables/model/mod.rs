@@ -27,8 +27,8 @@ use self::log::{Rows, encode_record, log_name, parse_name, replay};
 use super::key::{self, RowKey};
 use super::prune::PruneSweep;
 use super::{
-    PruneOutcome, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables,
-    TablesEngine, check_follows, check_readable,
+    PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint,
+    Tables, TablesEngine, check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -259,14 +259,8 @@ impl Tables for ModelTables {
         })
     }
 
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
+    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        let RangeQuery { namespace, start, end, through, limit } = query;
         self.read(|state| {
             let mut page = RangePage::default();
             let Some(through) = state.readable(through)? else { return Ok(page) };

@@ -97,8 +97,15 @@ pub fn show_range(tables: &dyn Tables, start: &str, end: &str, through: u64, pag
     let mut shown = Vec::new();
     let mut start = Bytes::copy_from_slice(start.as_bytes());
     loop {
-        let found =
-            tables.range("n", &start, end.as_bytes(), BlockNumber(through), page).expect("the range is readable");
+        let found = tables
+            .range(RangeQuery {
+                namespace: "n",
+                start: &start,
+                end: end.as_bytes(),
+                through: BlockNumber(through),
+                limit: page,
+            })
+            .expect("the range is readable");
         assert!(found.entries.len() <= page);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         shown.extend(found.entries.iter().map(|entry| format!("{}={}", text(&entry.key), text(&entry.value))));

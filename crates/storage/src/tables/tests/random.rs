@@ -69,7 +69,9 @@ fn check(tables: &dyn Tables, oracle: &Oracle, oldest: u64, rng: &mut Prng) {
     let mut from = Bytes::from(start.clone());
     let limit = 1 + rng.index(20);
     loop {
-        let page = tables.range("n", &from, &end, BlockNumber(through), limit).expect("the range is readable");
+        let page = tables
+            .range(RangeQuery { namespace: "n", start: &from, end: &end, through: BlockNumber(through), limit })
+            .expect("the range is readable");
         found.extend(page.entries.into_iter().map(|entry| (entry.key, entry.value, entry.version)));
         match page.next {
             Some(next) => from = next,

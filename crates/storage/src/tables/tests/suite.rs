@@ -104,7 +104,9 @@ async fn ranges_are_in_byte_order_with_one_live_row_a_key(mut engine: Engine) {
         assert_eq!(range("c", "b", 2), "");
         assert_eq!(range("", "a", 2), "\0k\0x\0=8 \0k\0y\0=9");
     }
-    let none = tables.range("n", b"a", b"", BlockNumber(2), 0).expect("the range is readable");
+    let none = tables
+        .range(RangeQuery { namespace: "n", start: b"a", end: b"", through: BlockNumber(2), limit: 0 })
+        .expect("the range is readable");
     assert_eq!((none.entries.len(), none.next.as_deref()), (0, Some(&b"a"[..])));
 }
 
@@ -120,7 +122,9 @@ async fn namespaces_are_apart(mut engine: Engine) {
     tables.write(batch).expect("the batch follows");
     assert_eq!(tables.namespaces().expect("the tables are readable"), ["", "m", "n", "n\0", "na"]);
     for namespace in ["n", "n\0", "", "na", "m"] {
-        let page = tables.range(namespace, b"", b"", BlockNumber(0), 10).expect("the range is readable");
+        let page = tables
+            .range(RangeQuery { namespace, start: b"", end: b"", through: BlockNumber(0), limit: 10 })
+            .expect("the range is readable");
         let found: Vec<_> = page.entries.iter().map(|entry| (&entry.key[..], &entry.value[..])).collect();
         assert_eq!(found, [(&b"k"[..], namespace.as_bytes())]);
     }
@@ -200,7 +204,9 @@ async fn reads_below_the_oldest_admitted_block_are_refused(mut engine: Engine) {
     assert!(matches!(error, Error::TooOld { through: BlockNumber(2), oldest: BlockNumber(3) }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Retry);
     assert!(tables.version("n", b"a", BlockNumber(2)).is_err());
-    assert!(tables.range("n", b"a", b"", BlockNumber(2), 1).is_err());
+    assert!(
+        tables.range(RangeQuery { namespace: "n", start: b"a", end: b"", through: BlockNumber(2), limit: 1 }).is_err()
+    );
     assert_eq!(show(&*tables, "a", 3), "3:0=1");
     // The bound never goes back, nor beyond the written savepoint.
     tables.prune(BlockNumber(1), 0).expect("the disk is well");
@@ -235,7 +241,9 @@ async fn values_of_all_sizes_are_read_back(mut engine: Engine) {
     drop(tables);
     engine.close();
     let tables = engine.tables("channel").await;
-    let page = tables.range("n", b"", b"", BlockNumber(1), 100).expect("the range is readable");
+    let page = tables
+        .range(RangeQuery { namespace: "n", start: b"", end: b"", through: BlockNumber(1), limit: 100 })
+        .expect("the range is readable");
     assert_eq!(page.entries.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>(), sizes.map(value));
 }
 
