@@ -177,8 +177,8 @@ pub(super) fn snapshot(from: &mut Reader) -> Result<Snapshot, Error> {
     Ok(snapshot)
 }
 
-/// The kinds of messages that nodes send one another. The crate's other kinds never leave a node.
-const KINDS: [MessageType; 10] = [
+/// The kinds of messages that nodes send one another, and last one that never leaves a node.
+pub(super) const KINDS: [MessageType; 10] = [
     MessageType::MsgAppend,
     MessageType::MsgAppendResponse,
     MessageType::MsgRequestVote,

@@ -226,6 +226,20 @@ impl<'a> ConfigWalk<'a> {
         Ok(found)
     }
 
+    /// Of a policy or a principal: field 1, its kind, of which the last counts, and the position of field 2, its content.
+    fn kind_and_content(&self, at: Span) -> Result<(i32, Option<Span>), Error> {
+        let (mut kind, mut content) = (0, None);
+        let mut fields = Fields::new(self.source, at);
+        while let Some(field) = fields.next().map_err(malformed)? {
+            match field.number {
+                1 => kind = field.varint().map_err(malformed)? as i32,
+                2 => set_once(&mut content, field.span().map_err(malformed)?).map_err(malformed)?,
+                _ => {}
+            }
+        }
+        Ok((kind, content))
+    }
+
     /// The memory of a text at `at`.
     fn text(&self, at: Option<Span>) -> Result<usize, Error> {
         let bytes = at.map_or(0, |at| at.len());
@@ -304,15 +318,7 @@ impl<'a> ConfigWalk<'a> {
         let modified_by = self.text(modified_by)?;
         add(&mut self.sums.tree, modified_by);
         let Some(policy) = policy else { return Ok(false) };
-        let (mut kind, mut content) = (0, None);
-        let mut fields = Fields::new(self.source, policy);
-        while let Some(field) = fields.next().map_err(malformed)? {
-            match field.number {
-                1 => kind = field.varint().map_err(malformed)? as i32,
-                2 => set_once(&mut content, field.span().map_err(malformed)?).map_err(malformed)?,
-                _ => {}
-            }
-        }
+        let (kind, content) = self.kind_and_content(policy)?;
         let Some(content) = content else { return Ok(false) };
         add(&mut self.sums.compiled, of::POLICY_FRAME);
         let asks = match PolicyType::try_from(kind) {
@@ -371,15 +377,7 @@ impl<'a> ConfigWalk<'a> {
 
     /// A principal, besides its slot in a list.
     fn principal(&mut self, at: Span, depth: usize) -> Result<(), Error> {
-        let (mut kind, mut content) = (0, None);
-        let mut fields = Fields::new(self.source, at);
-        while let Some(field) = fields.next().map_err(malformed)? {
-            match field.number {
-                1 => kind = field.varint().map_err(malformed)? as i32,
-                2 => set_once(&mut content, field.span().map_err(malformed)?).map_err(malformed)?,
-                _ => {}
-            }
-        }
+        let (kind, content) = self.kind_and_content(at)?;
         let Some(content) = content else { return Ok(()) };
         // The name of its organisation is counted with its references; other text, and a certificate, once more while
         // it is decoded.

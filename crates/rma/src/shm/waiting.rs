@@ -50,19 +50,15 @@ impl WaitingVerb {
     fn execute(self, caller: &ShmConnection, settle: impl FnOnce()) -> Result<(), WaitingVerb> {
         match self {
             WaitingVerb::Read { capability, offset, length, mut into, completer } => {
-                match caller.read_now(&capability, offset, length, &mut into) {
-                    Ok(()) => {
-                        settle();
-                        completer.complete(Ok(into));
-                    }
-                    Err(VerbFailure::Failed(error)) => {
-                        settle();
-                        completer.complete(Err(error));
-                    }
+                let outcome = match caller.read_now(&capability, offset, length, &mut into) {
+                    Ok(()) => Ok(into),
+                    Err(VerbFailure::Failed(error)) => Err(error),
                     Err(VerbFailure::Unconfirmed) => {
                         return Err(WaitingVerb::Read { capability, offset, length, into, completer });
                     }
-                }
+                };
+                settle();
+                completer.complete(outcome);
             }
             WaitingVerb::Write { capability, offset, parts, immediate, completer } => {
                 match (caller.write_now(&capability, offset, &parts), immediate) {
@@ -85,34 +81,23 @@ impl WaitingVerb {
                 }
             }
             WaitingVerb::CompareSwap { capability, offset, expected, new, completer } => {
-                match caller.compare_swap_now(&capability, offset, expected, new) {
-                    Ok(found) => {
-                        settle();
-                        completer.complete(Ok(found));
-                    }
-                    Err(VerbFailure::Failed(error)) => {
-                        settle();
-                        completer.complete(Err(error));
-                    }
-                    Err(VerbFailure::Unconfirmed) => {
-                        return Err(WaitingVerb::CompareSwap { capability, offset, expected, new, completer });
-                    }
-                }
+                let swapped = caller.compare_swap_now(&capability, offset, expected, new);
+                finish(swapped, completer, settle).map_err(|completer| WaitingVerb::CompareSwap {
+                    capability,
+                    offset,
+                    expected,
+                    new,
+                    completer,
+                })?;
             }
             WaitingVerb::FetchAdd { capability, offset, add, completer } => {
-                match caller.fetch_add_now(&capability, offset, add) {
-                    Ok(found) => {
-                        settle();
-                        completer.complete(Ok(found));
-                    }
-                    Err(VerbFailure::Failed(error)) => {
-                        settle();
-                        completer.complete(Err(error));
-                    }
-                    Err(VerbFailure::Unconfirmed) => {
-                        return Err(WaitingVerb::FetchAdd { capability, offset, add, completer });
-                    }
-                }
+                let added = caller.fetch_add_now(&capability, offset, add);
+                finish(added, completer, settle).map_err(|completer| WaitingVerb::FetchAdd {
+                    capability,
+                    offset,
+                    add,
+                    completer,
+                })?;
             }
             WaitingVerb::Send { parts, completer } => {
                 let sent = caller.side.send(&parts);
@@ -122,6 +107,22 @@ impl WaitingVerb {
         }
         Ok(())
     }
+}
+
+/// Completes an atomic verb after `settle`; returns the completer if the verb's capability is not confirmed.
+fn finish(
+    outcome: Result<u64, VerbFailure>,
+    completer: Completer<u64>,
+    settle: impl FnOnce(),
+) -> Result<(), Completer<u64>> {
+    let outcome = match outcome {
+        Ok(found) => Ok(found),
+        Err(VerbFailure::Failed(error)) => Err(error),
+        Err(VerbFailure::Unconfirmed) => return Err(completer),
+    };
+    settle();
+    completer.complete(outcome);
+    Ok(())
 }
 
 /// Completes `completer` with the outcome of `completion`.

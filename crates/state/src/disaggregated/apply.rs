@@ -78,6 +78,15 @@ const LOCK_HELD_MAX: Duration = Duration::from_millis(50);
 /// Groups of the index as this block knows them, by address. `None` is a group that is still to be read.
 pub(super) type Groups = Map<u64, (Subtable, Option<BucketGroup>)>;
 
+/// A posted compare-and-swap of a slot of the index.
+pub(super) struct SlotSwap {
+    /// The slot.
+    pub(super) address: u64,
+    /// Its value before.
+    pub(super) before: u64,
+    pub(super) verb: rma::Completion<u64>,
+}
+
 /// A write of the block in progress.
 struct PendingWrite<'a> {
     namespace: &'a Arc<str>,
@@ -528,22 +537,10 @@ impl StateCore {
                     return None;
                 }
                 let address = place.address(subtable.group_address(item.hash.group()));
-                Some((address, before, self.memory.compare_swap(address, before, after)))
+                Some(SlotSwap { address, before, verb: self.memory.compare_swap(address, before, after) })
             };
-            let posted: Vec<_> = window.iter().filter_map(post).collect();
-            for (address, before, verb) in posted {
-                match completed(&*self.memory, verb).await {
-                    Ok(found) if found == before => {}
-                    Ok(_) => {
-                        events::SlotsMissed.add(1);
-                        failed.push(address);
-                    }
-                    Err(error) => {
-                        self.memory.note_failure(address, &error);
-                        failed.push(address);
-                    }
-                }
-            }
+            let posted = window.iter().filter_map(post).collect();
+            failed.extend(self.failed_swaps(posted).await);
         }
         for address in failed {
             self.give_up(writer, address);
@@ -558,6 +555,20 @@ impl StateCore {
                 item.new = None;
             }
         }
+    }
+
+    /// Waits for the swaps; returns the slots whose value is not known, to be [given up](Self::give_up).
+    pub(super) async fn failed_swaps(&self, posted: Vec<SlotSwap>) -> Vec<u64> {
+        let mut failed = Vec::new();
+        for SlotSwap { address, before, verb } in posted {
+            match completed(&*self.memory, verb).await {
+                Ok(found) if found == before => continue,
+                Ok(_) => events::SlotsMissed.add(1),
+                Err(error) => self.memory.note_failure(address, &error),
+            }
+            failed.push(address);
+        }
+        failed
     }
 
     /// Step 6.

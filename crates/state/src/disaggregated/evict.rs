@@ -52,7 +52,7 @@ use std::sync::atomic::Ordering;
 use base::rt::{self, Instant};
 use base::{Map, Set};
 
-use super::apply::Groups;
+use super::apply::{Groups, SlotSwap};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::OwnedHead;
 use super::index::{KeyHash, SlotIndex, Subtable};
@@ -433,31 +433,17 @@ impl StateCore {
     /// Step 6. Whatever the outcome, no slot leads to the victims any more.
     async fn drop_from_index(&self, writer: &mut StateWriter, victims: &mut [EvictionVictim]) {
         hold_up("state.evict.slot").await;
-        let posted: Vec<_> = victims
+        let posted = victims
             .iter()
             .filter(|victim| writer.space.holds(victim.subtable.address))
             .map(|victim| {
                 let EvictionCandidate { pointer, hash } = victim.candidate;
                 let address = victim.slot.address(victim.subtable.group_address(hash.group()));
-                let slot = hash.slot(pointer);
-                (address, slot, self.memory.compare_swap(address, slot, 0))
+                let before = hash.slot(pointer);
+                SlotSwap { address, before, verb: self.memory.compare_swap(address, before, 0) }
             })
             .collect();
-        let mut failed = Vec::new();
-        for (address, slot, verb) in posted {
-            match completed(&*self.memory, verb).await {
-                Ok(found) if found == slot => {}
-                Ok(_) => {
-                    events::SlotsMissed.add(1);
-                    failed.push(address);
-                }
-                Err(error) => {
-                    self.memory.note_failure(address, &error);
-                    failed.push(address);
-                }
-            }
-        }
-        for address in failed {
+        for address in self.failed_swaps(posted).await {
             self.give_up(writer, address);
         }
     }
