@@ -420,11 +420,6 @@ impl Proposal {
         &self.channel
     }
 
-    /// The signed message; tests alter it.
-    pub fn signed_mut(&mut self) -> &mut protos::SignedProposal {
-        &mut self.signed
-    }
-
     /// The signed message.
     pub fn signed(&self) -> &protos::SignedProposal {
         &self.signed

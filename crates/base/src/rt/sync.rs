@@ -19,10 +19,7 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// The most permits that a semaphore can hold.
-    pub const PERMITS_MAX: usize = tokio::sync::Semaphore::MAX_PERMITS;
-
-    /// A semaphore with `permits` permits. Panics above [`Semaphore::PERMITS_MAX`].
+    /// A semaphore with `permits` permits. Panics if there are more than an eighth of `usize::MAX`.
     pub fn new(permits: usize) -> Semaphore {
         Semaphore { inner: Arc::new(tokio::sync::Semaphore::new(permits)) }
     }

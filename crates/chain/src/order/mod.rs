@@ -279,11 +279,6 @@ impl Orderer {
         Ok(())
     }
 
-    /// The channels of this orderer, sorted.
-    pub fn channel_names(&self) -> Vec<String> {
-        self.channels.read().expect("no holder of this lock panics").keys().cloned().collect()
-    }
-
     /// One channel's log.
     pub fn channel(&self, channel: &str) -> Option<Arc<OrdererChannel>> {
         self.channels.read().expect("no holder of this lock panics").get(channel).cloned()
