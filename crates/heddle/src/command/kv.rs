@@ -360,32 +360,36 @@ async fn status(arguments: &KvStatusArguments) -> Result<(), CommandError> {
     let (client, serving) = find(&arguments.directory).await?;
     let status = client.status().await.map_err(failed)?;
     if arguments.json {
-        let is_one_process = serving.is_none();
-        let cpu_node = serving.map(|part| part.name);
-        return output::print_json(&json!({
-            "term": status.term,
-            "cpuNode": cpu_node,
-            // The key of release 0.1, for one release.
-            "processor": cpu_node,
-            "version": status.version,
-            "applied": status.applied,
-            "logUsedBytes": status.log_used_bytes,
-            "blocks": status.blocks,
-            "blocksTaken": status.blocks - status.blocks_free,
-            "cacheBytes": status.cache_bytes,
-            "memoryNodes": status.memory_nodes,
-            "memoryNodesLive": status.memory_nodes_live,
-            "persistent": status.persistent,
-            "persisted": status.persisted,
-            "stores": status.stores,
-            "storesWaiting": status.stores_waiting,
-            // As in `text` below.
-            "backups": is_one_process.then_some(status.backups),
-            "backupsFree": is_one_process.then_some(status.backups_free),
-            "byBackup": status.by_backup,
-        }));
+        return output::print_json(&status_json(&status, serving.as_ref()));
     }
     output::print(&text(&status, serving.as_ref()))
+}
+
+fn status_json(status: &wire::StatusResponse, serving: Option<&KvProcessEndpoint>) -> serde_json::Value {
+    let is_one_process = serving.is_none();
+    let cpu_node = serving.map(|part| part.name.as_str());
+    json!({
+        "term": status.term,
+        "cpuNode": cpu_node,
+        // The key of release 0.1, for one release.
+        "processor": cpu_node,
+        "version": status.version,
+        "applied": status.applied,
+        "logUsedBytes": status.log_used_bytes,
+        "blocks": status.blocks,
+        "blocksTaken": status.blocks - status.blocks_free,
+        "cacheBytes": status.cache_bytes,
+        "memoryNodes": status.memory_nodes,
+        "memoryNodesLive": status.memory_nodes_live,
+        "persistent": status.persistent,
+        "persisted": status.persisted,
+        "stores": status.stores,
+        "storesWaiting": status.stores_waiting,
+        // As in `text` below.
+        "backups": is_one_process.then_some(status.backups),
+        "backupsFree": is_one_process.then_some(status.backups_free),
+        "byBackup": status.by_backup,
+    })
 }
 
 fn text(status: &wire::StatusResponse, serving: Option<&KvProcessEndpoint>) -> String {
@@ -415,4 +419,19 @@ fn text(status: &wire::StatusResponse, serving: Option<&KvProcessEndpoint>) -> S
     line("blocks", format!("{} of {} taken", status.blocks - status.blocks_free, status.blocks));
     line("cache", format!("{} bytes", status.cache_bytes));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_names_the_cpu_node_under_its_former_key_too() {
+        let status = wire::StatusResponse::default();
+        let part = KvProcessEndpoint { name: "cpu-node-2".to_owned(), process: 1, stores: Vec::new() };
+        let json = status_json(&status, Some(&part));
+        assert_eq!((&json["cpuNode"], &json["processor"]), (&"cpu-node-2".into(), &"cpu-node-2".into()));
+        let alone = status_json(&status, None);
+        assert!(alone["cpuNode"].is_null() && alone["processor"].is_null());
+    }
 }

@@ -641,3 +641,102 @@ fn check_outer_address(key: &'static str, address: &str) -> Result<(), (&'static
         _ => Err((key, format!("is {address:?}; it must be \"tls:host:port\""))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret() -> String {
+        "5a".repeat(TOKEN_BYTES)
+    }
+
+    /// Parses a file of release 0.1, and checks that it is written with today's keys and then reads the same.
+    fn read_former(role: ProcessRole, text: &str, renamed: &[(&str, &str)]) -> NodeFile {
+        let file = NodeFile::parse(role, text, "node.toml").expect("the old keys are aliases");
+        let written = file.to_text();
+        for (old, new) in renamed {
+            assert!(text.contains(old) && !written.contains(old), "{old}: {written}");
+            assert!(written.contains(new), "{new}: {written}");
+        }
+        let again = NodeFile::parse(role, &written, "node.toml").expect("what it writes can be read");
+        assert_eq!(again.to_text(), written);
+        file
+    }
+
+    #[test]
+    fn a_compute_node_reads_the_former_keys_of_its_peers_nodes() {
+        let token = secret();
+        let text = format!(
+            r#"
+            name = "compute-org1"
+            role = "compute"
+            log = "info"
+            metrics = "127.0.0.1:0"
+            [compute]
+            msp_id = "Org1MSP"
+            token = "{token}"
+            address = "tcp:10.0.0.1:7100"
+            others_address = "tls:10.0.0.1:7101"
+            orderers = ["tls:10.0.0.2:7050"]
+            organizations = ["Org1MSP"]
+            gateways = {{}}
+            contracts = {{}}
+            limits = {{}}
+            [compute.among]
+            address = "tcp:10.0.0.1:7102"
+            others = ["tcp:10.0.0.3:7102"]
+            borrow = "always"
+            nodes = {{ compute-org1-2 = "{token}" }}
+            [compute.pooled]
+            storage = "tcp:10.0.0.4:7100"
+            owner = "org1"
+            section_bytes = 67108864
+            peer_bytes = 1073741824
+            metadata_cache_bytes = 1048576
+            data_cache_bytes = 1048576
+            delta_bytes = 1048576
+            memory = []
+            "#
+        );
+        let renamed = [("[compute.among]", "[compute.peer_nodes]"), ("borrow = ", "offload = ")];
+        let file = read_former(ProcessRole::Compute, &text, &renamed);
+        let peer_nodes = file.compute.and_then(|compute| compute.peer_nodes).expect("the section was read");
+        assert_eq!(peer_nodes.address, "tcp:10.0.0.1:7102");
+        assert!(matches!(peer_nodes.offload, pool::OffloadSetting::Always));
+        let both = text.replace("borrow = \"always\"", "borrow = \"always\"\noffload = \"always\"");
+        assert!(NodeFile::parse(ProcessRole::Compute, &both, "node.toml").is_err(), "one of the two");
+    }
+
+    #[test]
+    fn an_orderer_reads_the_former_key_of_its_acceptors() {
+        let token = secret();
+        let text = format!(
+            r#"
+            name = "orderer"
+            role = "orderer"
+            log = "info"
+            metrics = "127.0.0.1:0"
+            [orderer]
+            msp_id = "OrdererMSP"
+            listen = "10.0.0.2:7050"
+            tls = true
+            blocks_address = "tls:10.0.0.2:7051"
+            intake_address = "tls:10.0.0.2:7052"
+            directory = "data"
+            free_bytes_min = 1
+            limits = {{}}
+            [orderer.sift]
+            number = 1
+            token = "{token}"
+            memory = ["tcp:10.0.0.5:7100"]
+            log_bytes = 1048576
+            keepers = ["tcp:10.0.0.2:7053"]
+            orderers = {{}}
+            volatile = false
+            "#
+        );
+        let file = read_former(ProcessRole::Orderer, &text, &[("keepers = ", "acceptors = ")]);
+        let sift = file.orderer.and_then(|orderer| orderer.sift).expect("the section was read");
+        assert_eq!(sift.acceptors, ["tcp:10.0.0.2:7053"]);
+    }
+}
