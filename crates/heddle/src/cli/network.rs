@@ -38,38 +38,14 @@ everything else may change at each start."
 pub struct UpArguments {
     #[command(flatten)]
     pub directory: DirectoryOrDefault,
-    /// Number of organisations, 1 to 16, each with a peer and a gateway [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub orgs: Option<u8>,
-    /// Who must endorse a transaction [default: any]
-    #[arg(long, value_enum, value_name = "WHO")]
-    pub policy: Option<PolicyChoice>,
-    /// The channel's name [default: mychannel]
-    #[arg(long, value_name = "NAME")]
-    pub channel: Option<String>,
     /// Run every role as a process of its own, with log and configuration in DIR/nodes/NAME
     #[arg(long)]
     pub isolate: bool,
     /// Keep each peer's state and blocks in its own process, without memory and storage nodes
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["memory_nodes", "compute_nodes"])]
     pub monolithic: bool,
-    /// Number of memory nodes, 1 to 64 [default: 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "monolithic")]
-    pub memory_nodes: Option<u8>,
-    /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9), conflicts_with = "monolithic")]
-    pub compute_nodes: Option<u8>,
-    /// How transactions are ordered [default: solo]
-    #[arg(long, value_enum, value_name = "ENGINE")]
-    pub ordering: Option<OrderingChoice>,
-    /// Number of orderers, 1 to 9, with --ordering sift or raft: F of 2F+1 may fail [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
-    pub orderers: Option<u8>,
-    /// Read settings from this file; `heddle config` prints one. Flags override it
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
-    pub ports: PortArguments,
+    pub network: NetworkArguments,
     /// Serve without TLS: only for experiments on one machine
     #[arg(long)]
     pub no_tls: bool,
@@ -82,6 +58,37 @@ pub struct UpArguments {
     /// Start a session of its own, as a detached network does
     #[arg(long, hide = true)]
     pub session: bool,
+}
+
+/// The settings of a network that its command line may override.
+#[derive(Args, Debug, Clone, Default)]
+pub struct NetworkArguments {
+    /// Number of organisations, 1 to 16, each with a peer and a gateway [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub orgs: Option<u8>,
+    /// Who must endorse a transaction [default: any]
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub policy: Option<PolicyChoice>,
+    /// The channel's name [default: mychannel]
+    #[arg(long, value_name = "NAME")]
+    pub channel: Option<String>,
+    /// Number of memory nodes, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub memory_nodes: Option<u8>,
+    /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub compute_nodes: Option<u8>,
+    /// How transactions are ordered [default: solo]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub ordering: Option<OrderingChoice>,
+    /// Number of orderers, 1 to 9, with --ordering sift or raft: F of 2F+1 may fail [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orderers: Option<u8>,
+    /// Read settings from this file; `heddle config` prints one. Flags override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub ports: PortArguments,
 }
 
 /// As [`DirectoryArguments`], with a `Default`.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::network::{DirectoryOrDefault, OrderingChoice, PolicyChoice, PortArguments};
+use super::network::{DirectoryOrDefault, NetworkArguments};
 
 const AFTER: &str = "\
 The file holds all settings: the process's name, the addresses at which it answers, those that it calls, and
@@ -70,32 +70,8 @@ pub struct PlanArguments {
     /// A process and its host; may be repeated
     #[arg(long, value_name = "NAME=ADDRESS", value_parser = place)]
     pub place: Vec<(String, IpAddr)>,
-    /// Number of organisations, 1 to 16 [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub orgs: Option<u8>,
-    /// Who must endorse a transaction [default: any]
-    #[arg(long, value_enum, value_name = "WHO")]
-    pub policy: Option<PolicyChoice>,
-    /// The channel's name [default: mychannel]
-    #[arg(long, value_name = "NAME")]
-    pub channel: Option<String>,
-    /// Number of memory nodes, 1 to 64 [default: 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub memory_nodes: Option<u8>,
-    /// Number of compute nodes of each peer, 1 to 9 [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
-    pub compute_nodes: Option<u8>,
-    /// How transactions are ordered [default: solo]
-    #[arg(long, value_enum, value_name = "ENGINE")]
-    pub ordering: Option<OrderingChoice>,
-    /// Number of orderers, 1 to 9, with --ordering sift or raft [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
-    pub orderers: Option<u8>,
-    /// Read settings from this file; `heddle config` prints one. Flags override it
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
-    pub ports: PortArguments,
+    pub network: NetworkArguments,
 }
 
 fn place(text: &str) -> Result<(String, IpAddr), String> {

@@ -12,6 +12,19 @@ pub enum PeerCommand {
     Nodes(PeerNodesArguments),
 }
 
+/// The peer that a command asks.
+#[derive(Args, Debug, Clone)]
+pub struct PeerTarget {
+    /// The organisation, such as org1
+    #[arg(value_name = "ORG", required_unless_present = "node")]
+    pub organization: Option<String>,
+    #[command(flatten)]
+    pub directory: DirectoryArguments,
+    /// The folder of one compute node, if it is not in DIR/nodes
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
+    pub node: Option<PathBuf>,
+}
+
 /// Show the compute nodes of a running peer: which one is the primary, and each one's height
 ///
 /// The primary commits and answers proposals; followers read its state and answer proposals too. When the primary
@@ -26,14 +39,8 @@ Examples:
   heddle peer nodes --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct PeerNodesArguments {
-    /// The organisation, such as org1
-    #[arg(value_name = "ORG", required_unless_present = "node")]
-    pub organization: Option<String>,
     #[command(flatten)]
-    pub directory: DirectoryArguments,
-    /// The folder of one compute node, if it is not in DIR/nodes
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
-    pub node: Option<PathBuf>,
+    pub asked: PeerTarget,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -57,14 +64,8 @@ Examples:
   heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct PeerMemoryArguments {
-    /// The organisation, such as org1
-    #[arg(value_name = "ORG", required_unless_present = "node")]
-    pub organization: Option<String>,
     #[command(flatten)]
-    pub directory: DirectoryArguments,
-    /// The folder of the compute node, if it is not in DIR/nodes
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
-    pub node: Option<PathBuf>,
+    pub asked: PeerTarget,
     /// The peer's new budget: bytes, or with KiB, MiB, GiB or TiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub set: Option<u64>,

@@ -6,7 +6,7 @@
 //! 3. After lowering the budget, poll until all memory above it has been returned. A compute node that is restarted
 //!    meanwhile has stored the budget, and takes no memory above it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use chain::failover::NODES_MAX;
@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
 
 use crate::cli::exit;
-use crate::cli::peer::{PeerMemoryArguments, PeerNodesArguments};
+use crate::cli::peer::{PeerMemoryArguments, PeerNodesArguments, PeerTarget};
 use crate::failure::CommandError;
 use crate::{instance, output};
 
@@ -24,10 +24,7 @@ const POLL: Duration = Duration::from_millis(100);
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 pub async fn nodes(arguments: &PeerNodesArguments) -> Result<(), CommandError> {
-    let folders = match &arguments.node {
-        Some(folder) => vec![folder.clone()],
-        None => folders(&arguments.directory.dir, arguments.organization.as_deref().unwrap_or_default())?,
-    };
+    let folders = folders(&arguments.asked)?;
     let mut reports = Vec::new();
     for folder in &folders {
         match request_node(folder).await {
@@ -89,10 +86,7 @@ pub async fn memory(arguments: &PeerMemoryArguments) -> Result<(), CommandError>
 
 /// The folder of the compute node that owns the peer's memory.
 async fn folder(arguments: &PeerMemoryArguments) -> Result<PathBuf, CommandError> {
-    if let Some(folder) = &arguments.node {
-        return Ok(folder.clone());
-    }
-    let mut folders = folders(&arguments.directory.dir, arguments.organization.as_deref().unwrap_or_default())?;
+    let mut folders = folders(&arguments.asked)?;
     let asked = Instant::now();
     while folders.len() > 1 {
         for folder in &folders {
@@ -108,8 +102,13 @@ async fn folder(arguments: &PeerMemoryArguments) -> Result<PathBuf, CommandError
     Ok(folders.remove(0))
 }
 
-/// The folders of an organisation's compute nodes, at least one.
-fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, CommandError> {
+/// The folder that was given, or those of an organisation's compute nodes; at least one.
+fn folders(asked: &PeerTarget) -> Result<Vec<PathBuf>, CommandError> {
+    if let Some(folder) = &asked.node {
+        return Ok(vec![folder.clone()]);
+    }
+    let dir = asked.directory.dir.as_path();
+    let wanted = asked.organization.as_deref().unwrap_or_default();
     super::expect_network(dir)?;
     let organizations = super::config(dir)?.network.organizations;
     let name = &organizations[super::organization(organizations.iter(), wanted)?];
@@ -246,5 +245,26 @@ mod tests {
         for (bytes, text) in cases {
             assert_eq!(shown(bytes), text);
         }
+    }
+
+    #[test]
+    fn reports_repeat_values_under_their_former_keys() {
+        let reports = serde_json::json!([
+            { "name": "compute-org1", "offloaded": 7, "verified_for_primary": 0, "distrusted": ["compute-org1-2"] },
+            { "name": "compute-org1-2", "offloaded": 0, "verified_for_primary": 7 },
+        ]);
+        let both = with_former_keys(reports);
+        assert_eq!((&both[0]["borrowed"], &both[0]["lent"]), (&both[0]["offloaded"], &both[0]["verified_for_primary"]));
+        assert_eq!((both[0]["offloaded"].as_u64(), both[1]["lent"].as_u64()), (Some(7), Some(7)));
+        assert_eq!(both[0]["liars"][0], "compute-org1-2");
+        assert!(both[1].get("liars").is_none(), "a key that is left out stays out");
+        let former = serde_json::json!({
+            "name": "compute-org1", "process": 1, "role": "primary", "height": 9, "borrowed": 7, "lent": 2, "liars": ["x"],
+        });
+        let report: ComputeReport = serde_json::from_value(former).expect("a node of release 0.1 answers so");
+        assert_eq!(
+            (report.offloaded, report.verified_for_primary, &report.distrusted[..]),
+            (7, 2, &["x".to_owned()][..])
+        );
     }
 }

@@ -82,15 +82,7 @@ pub async fn run(node: &NodeCommand) -> Result<(), CommandError> {
 pub async fn plan(arguments: &PlanArguments) -> Result<(), CommandError> {
     let settings = up::settings(&UpArguments {
         directory: arguments.directory.clone(),
-        orgs: arguments.orgs,
-        policy: arguments.policy,
-        channel: arguments.channel.clone(),
-        memory_nodes: arguments.memory_nodes,
-        compute_nodes: arguments.compute_nodes,
-        ordering: arguments.ordering,
-        orderers: arguments.orderers,
-        config: arguments.config.clone(),
-        ports: arguments.ports.clone(),
+        network: arguments.network.clone(),
         ..UpArguments::default()
     })?;
     let network = Network::open_or_create(&arguments.directory.dir, Some(&settings)).await?;

@@ -109,7 +109,8 @@ async fn isolate(
 /// The settings with which the network is to run.
 pub fn settings(arguments: &UpArguments) -> Result<HeddleConfig, CommandError> {
     let dir = &arguments.directory.dir;
-    let mut config = match &arguments.config {
+    let network = &arguments.network;
+    let mut config = match &network.config {
         Some(path) => {
             let config = HeddleConfig::load(path).map_err(CommandError::new)?;
             let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -122,7 +123,7 @@ pub fn settings(arguments: &UpArguments) -> Result<HeddleConfig, CommandError> {
         None => HeddleConfig::default(),
     };
     apply(arguments, &mut config);
-    if let (Some(orderers @ 2..), node::config::OrderingEngine::Solo) = (arguments.orderers, config.ordering.engine) {
+    if let (Some(orderers @ 2..), node::config::OrderingEngine::Solo) = (network.orderers, config.ordering.engine) {
         let message = format!("--orderers {orderers} needs a group: add --ordering raft, or --ordering sift");
         return Err(CommandError::new(message));
     }
@@ -131,16 +132,17 @@ pub fn settings(arguments: &UpArguments) -> Result<HeddleConfig, CommandError> {
 }
 
 fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
-    if let Some(organizations) = arguments.orgs {
+    let network = &arguments.network;
+    if let Some(organizations) = network.orgs {
         config.network.organizations = organization_names(usize::from(organizations));
     }
-    if let Some(policy) = arguments.policy {
+    if let Some(policy) = network.policy {
         config.network.policy = policy.name().to_owned();
     }
-    if let Some(channel) = &arguments.channel {
+    if let Some(channel) = &network.channel {
         config.network.channel.clone_from(channel);
     }
-    let ports = &arguments.ports;
+    let ports = &network.ports;
     if let Some(address) = ports.address {
         config.ports.host = address;
     }
@@ -163,16 +165,16 @@ fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
         // The settings of the other form stay in the network's file.
         config.pool.compute_nodes = 1;
     }
-    if let Some(nodes) = arguments.memory_nodes {
+    if let Some(nodes) = network.memory_nodes {
         config.pool.memory_nodes = usize::from(nodes);
     }
-    if let Some(ordering) = arguments.ordering {
+    if let Some(ordering) = network.ordering {
         config.ordering.engine = ordering.engine();
     }
-    if let Some(orderers) = arguments.orderers {
+    if let Some(orderers) = network.orderers {
         config.ordering.orderers = usize::from(orderers);
     }
-    if let Some(nodes) = arguments.compute_nodes {
+    if let Some(nodes) = network.compute_nodes {
         config.pool.compute_nodes = usize::from(nodes);
     }
 }
