@@ -129,6 +129,26 @@ fn ratio(
     median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)).collect())
 }
 
+/// The systems in the order of a round: each round starts with another one.
+fn in_turn(round: usize) -> impl Iterator<Item = SystemKind> {
+    let mut kinds = SystemKind::ALL;
+    kinds.rotate_left(round % SystemKind::ALL.len());
+    kinds.into_iter()
+}
+
+/// Starts a system and puts all keys.
+async fn start_filled(
+    options: &SiftConfig,
+    kind: SystemKind,
+    load: &KvLoad,
+    stop: &CancellationToken,
+) -> Result<KvSystem, Error> {
+    let system = KvSystem::start(&KvGeometry::new(kind, 1, options.keys, options.value_bytes)).await?;
+    let filled = system.clone();
+    load::fill(move || Some(filled.clone()), load, stop).await?;
+    Ok(system)
+}
+
 /// Figure 5: throughput of four loads.
 ///
 /// # Errors
@@ -145,13 +165,9 @@ async fn run_fig5(options: &SiftConfig, stop: &CancellationToken, tell: ReportPr
     let mut cells = cells(&MIXES);
     let load = base_load(options);
     for round in 0..options.rounds {
-        let mut kinds = SystemKind::ALL;
-        kinds.rotate_left(round % SystemKind::ALL.len());
-        for kind in kinds {
+        for kind in in_turn(round) {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = KvSystem::start(&KvGeometry::new(kind, 1, options.keys, options.value_bytes)).await?;
-            let filled = system.clone();
-            load::fill(move || Some(filled.clone()), &load, stop).await?;
+            let system = start_filled(options, kind, &load, stop).await?;
             for cell in cells.iter_mut().filter(|cell| cell.kind == kind) {
                 cell.outcomes.push(load::run(&system, &load, cell.mix, options.seconds, stop).await?);
             }
@@ -206,13 +222,9 @@ async fn run_fig6(options: &SiftConfig, stop: &CancellationToken, tell: ReportPr
     let (mut alone, mut loaded) = (cells(&mixes), cells(&mixes));
     let load = base_load(options);
     for round in 0..options.rounds {
-        let mut kinds = SystemKind::ALL;
-        kinds.rotate_left(round % SystemKind::ALL.len());
-        for kind in kinds {
+        for kind in in_turn(round) {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = KvSystem::start(&KvGeometry::new(kind, 1, options.keys, options.value_bytes)).await?;
-            let filled = system.clone();
-            load::fill(move || Some(filled.clone()), &load, stop).await?;
+            let system = start_filled(options, kind, &load, stop).await?;
             for (one, many) in alone.iter_mut().zip(&mut loaded).filter(|(cell, _)| cell.kind == kind) {
                 let single = KvLoad { clients: 1, ..load.clone() };
                 one.outcomes.push(load::run(&system, &single, one.mix, options.seconds, stop).await?);
