@@ -12,19 +12,7 @@ use crate::wire::grpc::FlowControlWindows;
 use crate::wire::{dial, random, tls};
 
 /// Ports that strangers can reach.
-const ALL: &[TargetKind] = &[
-    TargetKind::Gateway,
-    TargetKind::Orderer,
-    TargetKind::Blocks,
-    TargetKind::Intake,
-    TargetKind::Others,
-    TargetKind::Compute,
-    TargetKind::PeerNodes,
-    TargetKind::Memory,
-    TargetKind::Storage,
-    TargetKind::Metrics,
-    TargetKind::Kv,
-];
+const ALL: &[TargetKind] = &TargetKind::ALL;
 /// Ports that use TLS from the first byte on.
 const TLS: &[TargetKind] = &[
     TargetKind::Gateway,

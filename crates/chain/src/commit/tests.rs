@@ -27,7 +27,7 @@ use crate::channel::Channel;
 use crate::endorse::{Endorse, EndorseError};
 use crate::order::protocol::{DeliverRequest, DeliverResponse};
 use crate::order::{Broadcast, CuttingMode, Orderer};
-use crate::peer::Peer;
+use crate::peer::{Peer, PeerSetup};
 use crate::stores::{ChannelStores, PeerStores};
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, directory, orderer, orderer_address, orderer_options, peer,
@@ -37,6 +37,22 @@ use crate::validate::Code;
 
 async fn root(scratch: &tempfile::TempDir) -> Directory {
     Directory::open(scratch.path()).await.expect("it exists")
+}
+
+/// One organisation, which alone endorses.
+fn one_organization() -> Consortium {
+    Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any))
+}
+
+async fn engine(root: &Directory, folder: &str) -> Arc<ModelEngine> {
+    ModelEngine::open(directory(root, folder).await).await.expect("the engine opens")
+}
+
+/// Opens a peer and joins the channel.
+async fn joined(consortium: &Consortium, options: PeerSetup) -> Arc<Peer> {
+    let peer = Peer::open(options).await.expect("the peer opens");
+    peer.join(&consortium.genesis).await.expect("it joins");
+    peer
 }
 
 fn channel(peer: &Peer) -> Arc<Channel> {
@@ -108,12 +124,11 @@ fn peers_agree_whatever_they_did_between_blocks() {
         assert_eq!(visitor_channel.state().digest().await.expect("reads"), digest);
 
         // An empty peer receives all blocks from the orderer and reaches the same state.
-        let tables = ModelEngine::open(directory(&root, "new tables").await).await.expect("the engine opens");
+        let tables = engine(&root, "new tables").await;
         let mut options = peer_options(&consortium, &root, 1, tables.clone()).await;
         let ledger = directory(&root, "new").await;
         options.stores = Arc::new(chain::LocalStores::new("new", ledger, storage::GroupSync::new(), tables));
-        let newcomer = Peer::open(options).await.expect("the peer opens");
-        newcomer.join(&consortium.genesis).await.expect("it joins");
+        let newcomer = joined(&consortium, options).await;
         at_height(&channel(&newcomer), height).await;
         assert_eq!(channel(&newcomer).state().digest().await.expect("reads"), digest);
 
@@ -136,7 +151,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
 fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
         let first = peer(&consortium, &root, 0).await;
@@ -147,7 +162,7 @@ fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
         first.stop().await.expect("the peer stops");
         orderer.stop().await;
 
-        let tables = ModelEngine::open(directory(&root, "empty tables").await).await.expect("the engine opens");
+        let tables = engine(&root, "empty tables").await;
         let again = Peer::open(peer_options(&consortium, &root, 0, tables).await).await.expect("the peer opens");
         assert_eq!(channel(&again).height(), height);
         assert_eq!(channel(&again).state().digest().await.expect("reads"), digest);
@@ -159,7 +174,7 @@ fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
 fn a_wait_ends_with_the_commit_however_it_is_timed() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
         let peer = peer(&consortium, &root, 0).await;
@@ -207,7 +222,7 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
 fn repetitions_within_a_block_are_duplicates() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         // One block holds all three.
         let mut options = orderer_options(&consortium, &root).await;
@@ -253,7 +268,7 @@ impl Hostile {
 #[test]
 fn nothing_but_the_next_signed_block_is_taken() {
     let run = Simulation::new(1).run(|_| async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = Directory::open("root").await.expect("it is made");
         let listener = net::listen(&orderer_address(&root)).await.expect("the address is free");
         let mut hostile = Hostile { listener };
@@ -308,7 +323,7 @@ fn nothing_but_the_next_signed_block_is_taken() {
 #[test]
 fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
     let run = Simulation::new(1).run(|_| async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = Directory::open("root").await.expect("it is made");
         let metadata = OrdererMetadata { last_config: 0, consenter: Bytes::new() };
         let signed = |number, previous, envelopes: &[Bytes]| {
@@ -325,11 +340,10 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         for address in &orderers {
             listeners.push(Hostile { listener: net::listen(address).await.expect("the address is free") });
         }
-        let tables = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+        let tables = engine(&root, "tables").await;
         let mut options = peer_options(&consortium, &root, 0, tables).await;
         options.orderers = orderers.to_vec().into();
-        let peer = Peer::open(options).await.expect("the peer opens");
-        peer.join(&consortium.genesis).await.expect("it joins");
+        let peer = joined(&consortium, options).await;
         listeners[0].accept(1).await.send(shown.to_bytes()).await.expect("the link holds");
         at_height(&channel(&peer), 2).await;
         // All orderers lose power: no orderer has the block.
@@ -417,15 +431,14 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
 fn the_savepoint_follows_the_height() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         let orderer = orderer(&consortium, &root).await;
-        let tables = ModelEngine::open(directory(&root, "tables0").await).await.expect("the engine opens");
+        let tables = engine(&root, "tables0").await;
         let mut options = peer_options(&consortium, &root, 0, tables).await;
         options.settings.commit.persist_interval_blocks = 2;
         options.settings.commit.replay_blocks_max = 3;
-        let peer = Peer::open(options).await.expect("the peer opens");
-        peer.join(&consortium.genesis).await.expect("it joins");
+        let peer = joined(&consortium, options).await;
         for number in 0..8 {
             let name = number.to_string();
             let args = [name.as_str(), "blue", "5", "Tom", "300"];
@@ -446,7 +459,7 @@ fn the_savepoint_follows_the_height() {
 fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         let client = consortium.client();
         let orderer = orderer(&consortium, &root).await;
@@ -484,7 +497,7 @@ fn a_channel_that_waits_for_its_disk_says_so() {
         let node = sim.node("both");
         let disk = node.disk();
         let both = node.spawn(async move {
-            let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+            let consortium = one_organization();
             let root = Directory::open("root").await.expect("it is made");
             let client = consortium.client();
             let orderer = orderer(&consortium, &root).await;
@@ -558,15 +571,14 @@ impl PeerStores for AheadStores {
 fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+        let consortium = one_organization();
         let root = root(&scratch).await;
         let client = consortium.client();
         let orderer = orderer(&consortium, &root).await;
-        let engine = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+        let engine = engine(&root, "tables").await;
         let mut options = peer_options(&consortium, &root, 0, engine).await;
         options.stores = Arc::new(AheadStores(options.stores));
-        let peer = Peer::open(options).await.expect("the peer opens");
-        peer.join(&consortium.genesis).await.expect("it joins");
+        let peer = joined(&consortium, options).await;
         for account in ["a", "b", "c"] {
             let args = [account, account, "1", "1"];
             let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &args).await;
@@ -680,16 +692,15 @@ where
 {
     let run = Simulation::new(1).run(move |sim| async move {
         let both = sim.node("both").spawn(async move {
-            let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
+            let consortium = one_organization();
             let root = Directory::open("root").await.expect("it is made");
             let client = consortium.client();
             let orderer = orderer(&consortium, &root).await;
-            let engine = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+            let engine = engine(&root, "tables").await;
             let mut options = peer_options(&consortium, &root, 0, engine).await;
             let is_away = Arc::new(AtomicBool::new(false));
             options.stores = Arc::new(RemoteStores { inner: options.stores, is_away: is_away.clone(), has_room });
-            let peer = Peer::open(options).await.expect("the peer opens");
-            peer.join(&consortium.genesis).await.expect("it joins");
+            let peer = joined(&consortium, options).await;
             let first = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
             channel(&peer).wait_committed(&first).await.expect("the channel runs");
             is_away.store(true, Ordering::Relaxed);

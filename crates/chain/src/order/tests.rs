@@ -35,6 +35,20 @@ fn message(client: &Client, shape: ProposalOverrides, text: &str) -> Bytes {
     client.seal(encode(&Payload { header: Some(header), data: Bytes::copy_from_slice(text.as_bytes()) }))
 }
 
+/// A signed envelope of the usual shape whose data is this text.
+fn plain(client: &Client, text: &str) -> Bytes {
+    message(client, ProposalOverrides::default(), text)
+}
+
+/// An orderer with these settings, in the channel.
+async fn orderer_with(consortium: &Consortium, root: &Directory, settings: BroadcastConfig) -> Arc<Orderer> {
+    let mut options = orderer_options(consortium, root).await;
+    options.settings = settings;
+    let orderer = Orderer::open(options).await.expect("the orderer opens");
+    orderer.join(&consortium.genesis).await.expect("the orderer joins");
+    orderer
+}
+
 /// The texts of each block from block 1 on.
 fn texts(orderer: &Orderer) -> Vec<Vec<String>> {
     let chain = orderer.channel(CHANNEL).expect("joined");
@@ -98,7 +112,7 @@ fn envelopes_are_refused_with_fabrics_status() {
         let stranger = IssuingOrganization::create("Org1MSP", "org1.example.com", &CertificateTerms::seeded([1; 32]))
             .expect("fine names");
         let stranger = Client { signer: stranger.issue(MemberRole::Client, "User1").expect("fine names") };
-        let good = message(&client, ProposalOverrides::default(), "good");
+        let good = plain(&client, "good");
         let mut wrong = <Envelope as prost::Message>::decode(good.clone()).expect("just encoded");
         wrong.signature = client.signer.sign(b"other");
         let kind = |kind: HeaderType| {
@@ -124,7 +138,7 @@ fn envelopes_are_refused_with_fabrics_status() {
             ("an update", kind(HeaderType::ConfigUpdate), Status::BadRequest),
             ("an orderer's transaction", kind(HeaderType::OrdererTransaction), Status::BadRequest),
             ("another channel", elsewhere.clone(), Status::NotFound),
-            ("a large one", message(&client, ProposalOverrides::default(), &"x".repeat(1 << 20)), Status::BadRequest),
+            ("a large one", plain(&client, &"x".repeat(1 << 20)), Status::BadRequest),
             ("one with more than counts", longer, Status::BadRequest),
             ("a stranger's", message(&stranger, ProposalOverrides::default(), "x"), Status::Forbidden),
             ("one in another's name", message(&client, spoofed, "x"), Status::Forbidden),
@@ -146,10 +160,7 @@ fn an_orderer_counts_that_it_leads_until_it_does_not() {
         let consortium = consortium();
         let root = Directory::open("root").await.expect("it is made");
         let orderer = orderer(&consortium, &root).await;
-        orderer
-            .broadcast(CHANNEL, message(&consortium.client(), ProposalOverrides::default(), "x"))
-            .await
-            .expect("it leads");
+        orderer.broadcast(CHANNEL, plain(&consortium.client(), "x")).await.expect("it leads");
         at_height(&orderer, 2).await;
         let counted = || {
             let events = event::snapshot();
@@ -171,8 +182,7 @@ fn an_expired_creator_is_refused() {
             ..ConsortiumConfig::seeded(1, EndorsementRule::Any)
         });
         let orderer = orderer(&consortium, &root(&scratch).await).await;
-        let refused =
-            orderer.broadcast(CHANNEL, message(&consortium.client(), ProposalOverrides::default(), "late")).await;
+        let refused = orderer.broadcast(CHANNEL, plain(&consortium.client(), "late")).await;
         let refused = refused.expect_err("its certificate ended in 2004");
         assert_eq!(refused.status(), Status::BadRequest);
         assert!(refused.to_string().contains("expired"), "{refused}");
@@ -186,16 +196,11 @@ fn blocks_chain_and_carry_the_orderers_signature() {
     production::run(async {
         let consortium = consortium();
         // The blocks that the limits make of seven messages.
-        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
-        options.settings.cutting = CuttingMode::Limits;
-        let orderer = Orderer::open(options).await.expect("the orderer opens");
-        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let settings = BroadcastConfig { cutting: CuttingMode::Limits, ..BroadcastConfig::default() };
+        let orderer = orderer_with(&consortium, &root(&scratch).await, settings).await;
         let client = consortium.client();
         for number in 0..7 {
-            orderer
-                .broadcast(CHANNEL, message(&client, ProposalOverrides::default(), &number.to_string()))
-                .await
-                .expect("taken");
+            orderer.broadcast(CHANNEL, plain(&client, &number.to_string())).await.expect("taken");
         }
         at_height(&orderer, 4).await;
         assert_eq!(texts(&orderer), [vec!["0", "1", "2"], vec!["3", "4", "5"], vec!["6"]]);
@@ -228,9 +233,9 @@ fn a_restarted_orderer_goes_on_where_its_log_ends() {
             assert_eq!(orderer.channel(CHANNEL).expect("joined").height(), expected);
             // Queued and not cut: stopping cuts it.
             let text = format!("round {round}");
-            orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), &text)).await.expect("taken");
+            orderer.broadcast(CHANNEL, plain(&client, &text)).await.expect("taken");
             orderer.stop().await;
-            let late = orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "late")).await;
+            let late = orderer.broadcast(CHANNEL, plain(&client, "late")).await;
             assert_eq!(late.expect_err("it has stopped").kind(), ErrorKind::Closed);
         }
         let orderer = orderer(&consortium, &root).await;
@@ -244,12 +249,10 @@ fn durable_acknowledgements_come_after_the_block() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
         let consortium = consortium();
-        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
-        options.settings.acknowledge = AcknowledgeMode::Durable;
-        let orderer = Orderer::open(options).await.expect("the orderer opens");
-        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let settings = BroadcastConfig { acknowledge: AcknowledgeMode::Durable, ..BroadcastConfig::default() };
+        let orderer = orderer_with(&consortium, &root(&scratch).await, settings).await;
         let client = consortium.client();
-        orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "a")).await.expect("taken");
+        orderer.broadcast(CHANNEL, plain(&client, "a")).await.expect("taken");
         assert_eq!(texts(&orderer), [["a"]]);
         orderer.stop().await;
     });
@@ -262,19 +265,14 @@ fn a_full_queue_is_an_answer() {
     let runtime = production::Runtime::current_thread().expect("a runtime");
     runtime.block_on(async {
         let consortium = consortium();
-        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
-        options.settings.queue_messages_max = 2;
-        options.settings.queue_wait_max = Duration::ZERO;
-        let orderer = Orderer::open(options).await.expect("the orderer opens");
-        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let settings =
+            BroadcastConfig { queue_messages_max: 2, queue_wait_max: Duration::ZERO, ..BroadcastConfig::default() };
+        let orderer = orderer_with(&consortium, &root(&scratch).await, settings).await;
         let client = consortium.client();
         for _ in 0..2 {
-            orderer
-                .broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "fits"))
-                .await
-                .expect("there is room");
+            orderer.broadcast(CHANNEL, plain(&client, "fits")).await.expect("there is room");
         }
-        let refused = orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "one too many")).await;
+        let refused = orderer.broadcast(CHANNEL, plain(&client, "one too many")).await;
         let refused = refused.expect_err("the queue is full");
         assert_eq!((refused.kind(), refused.status()), (ErrorKind::Retry, Status::ServiceUnavailable));
         orderer.stop().await;
@@ -290,17 +288,15 @@ fn a_queue_without_room_for_the_bytes_is_an_answer() {
     let runtime = production::Runtime::current_thread().expect("a runtime");
     runtime.block_on(async {
         let consortium = consortium();
-        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
-        options.settings.queue_bytes_max = 100_000;
-        options.settings.queue_wait_max = Duration::ZERO;
-        let orderer = Orderer::open(options).await.expect("the orderer opens");
-        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let settings =
+            BroadcastConfig { queue_bytes_max: 100_000, queue_wait_max: Duration::ZERO, ..BroadcastConfig::default() };
+        let orderer = orderer_with(&consortium, &root(&scratch).await, settings).await;
         let client = consortium.client();
-        let large = |text: &str| message(&client, ProposalOverrides::default(), &text.repeat(60_000));
+        let large = |text: &str| plain(&client, &text.repeat(60_000));
         orderer.broadcast(CHANNEL, large("1")).await.expect("there is room");
         let refused = orderer.broadcast(CHANNEL, large("2")).await.expect_err("there is no room for two");
         assert_eq!((refused.kind(), refused.status()), (ErrorKind::Retry, Status::ServiceUnavailable));
-        orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "small")).await.expect("it fits");
+        orderer.broadcast(CHANNEL, plain(&client, "small")).await.expect("it fits");
         at_height(&orderer, 2).await;
         orderer.broadcast(CHANNEL, large("3")).await.expect("what left the queue gave its room back");
         orderer.stop().await;
@@ -316,7 +312,7 @@ fn peers_get_blocks_from_where_they_ask_and_follow_the_tip() {
         let orderer = orderer(&consortium, &root).await;
         let client = consortium.client();
         let send = |text: &'static str| {
-            let (orderer, envelope) = (Arc::clone(&orderer), message(&client, ProposalOverrides::default(), text));
+            let (orderer, envelope) = (Arc::clone(&orderer), plain(&client, text));
             async move { orderer.broadcast(CHANNEL, envelope).await.expect("taken") }
         };
         send("one").await;
@@ -359,7 +355,7 @@ fn a_peer_that_takes_nothing_gets_a_windowful() {
         let orderer = orderer(&consortium, &root).await;
         let client = consortium.client();
         for _ in 0..3 * (WINDOW_BLOCKS + 2) {
-            orderer.broadcast(CHANNEL, message(&client, ProposalOverrides::default(), "x")).await.expect("taken");
+            orderer.broadcast(CHANNEL, plain(&client, "x")).await.expect("taken");
         }
         at_height(&orderer, WINDOW_BLOCKS as u64 + 3).await;
         let mut link = net::connect(&orderer_address(&root)).await.expect("it listens");
@@ -410,7 +406,7 @@ fn an_orderer_whose_log_is_older_than_its_note_does_not_start() {
         };
         let order = async |orderer: &Orderer, text: &str| {
             let height = orderer.channel(CHANNEL).expect("joined").height();
-            let envelope = message(&consortium.client(), ProposalOverrides::default(), text);
+            let envelope = plain(&consortium.client(), text);
             orderer.broadcast(CHANNEL, envelope).await.expect("there is room");
             at_height(orderer, height + 1).await;
         };

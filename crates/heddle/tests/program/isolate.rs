@@ -6,26 +6,15 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::support::load::{Load, check, connect, end_with_all};
+use crate::support::processes::{RESTART_TIMEOUT, back, processes, send};
 use crate::support::{Network, run, text};
 use node::{Endpoints, ProcessRole, Ready};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const CLIENTS: usize = 8;
-/// Time limit for a process to be restarted and ready, on a busy machine.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of writes after which a network counts as at work.
 const SOME: usize = 40;
-
-fn send(process: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another process has.
-    let _ = kill_process(pid, signal);
-}
-
-fn processes(dir: &Path) -> Vec<Ready> {
-    Endpoints::load(dir).expect("the network has said where it is").processes
-}
 
 fn one(dir: &Path, role: ProcessRole) -> Ready {
     let mut processes = processes(dir).into_iter();
@@ -45,15 +34,7 @@ async fn page(at: std::net::SocketAddr, path: &str) -> String {
 async fn kill_one(dir: &Path, role: ProcessRole) {
     let killed = one(dir, role);
     send(killed.process, Signal::KILL);
-    let start = Instant::now();
-    loop {
-        let known = Endpoints::load(dir).map(|endpoints| endpoints.processes).unwrap_or_default();
-        if known.iter().any(|process| process.name == killed.name && process.process != killed.process) {
-            return;
-        }
-        assert!(start.elapsed() < RESTART_TIMEOUT, "{} is not started again", killed.name);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    back(dir, &killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

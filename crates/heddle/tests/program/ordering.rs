@@ -9,31 +9,20 @@ use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::load::{Load, end_with_all};
+use crate::support::processes::{RESTART_TIMEOUT, back, processes, send};
 use crate::support::{Network, heddle, run, text};
 use node::{Endpoints, Ready};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 const CLIENTS: usize = 8;
-/// Time limit for a process to be restarted and ready, on a busy machine.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of writes after which a network counts as at work.
 const SOME: usize = 40;
-
-fn kill(process: u32) {
-    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another process has.
-    let _ = kill_process(pid, Signal::KILL);
-}
-
-fn processes(dir: &Path) -> Vec<Ready> {
-    Endpoints::load(dir).expect("the network has said where it is").processes
-}
 
 /// Kills a process.
 fn kill_named(dir: &Path, name: &str) -> Ready {
     let killed = processes(dir).into_iter().find(|process| process.name == name);
     let killed = killed.unwrap_or_else(|| panic!("there is no {name}"));
-    kill(killed.process);
+    send(killed.process, Signal::KILL);
     killed
 }
 
@@ -47,19 +36,6 @@ fn leading(dir: &Path) -> Vec<String> {
     let samples = page.lines().filter_map(|line| line.strip_prefix("heddle_chain_orderers_leading{process=\""));
     let leading = samples.filter_map(|sample| sample.strip_suffix("\"} 1"));
     leading.map(str::to_owned).collect()
-}
-
-/// Waits until the process is back.
-async fn back(dir: &Path, killed: &Ready) {
-    let start = Instant::now();
-    loop {
-        let known = Endpoints::load(dir).map(|endpoints| endpoints.processes).unwrap_or_default();
-        if known.iter().any(|process| process.name == killed.name && process.process != killed.process) {
-            return;
-        }
-        assert!(start.elapsed() < RESTART_TIMEOUT, "{} is not started again", killed.name);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,7 +79,7 @@ async fn any_orderer_may_be_killed(engine: &str, memory: &[&str]) {
     // All orderers at once, with their memory and their supervisor.
     let all = processes(&dir);
     network.kill();
-    all.iter().for_each(|process| kill(process.process));
+    all.iter().for_each(|process| send(process.process, Signal::KILL));
     let told = load.end().await;
     let network = Network::start(&dir, &["--isolate"]);
     end_with_all(network, &dir, 2, &told).await;
@@ -190,7 +166,7 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
     let told: Vec<String> = profile(&dir).into_iter().map(|(name, _)| name).collect();
     assert_eq!(told, ["orderer-4.example.com", "orderer-5.example.com"], "clients are told, too");
     network.kill();
-    all.iter().for_each(|process| kill(process.process));
+    all.iter().for_each(|process| send(process.process, Signal::KILL));
     let told = load.end().await;
     let network = Network::start(&dir, &["--isolate"]);
     assert_eq!(voters(&shown), [4, 5]);

@@ -1,6 +1,7 @@
 //! Starts networks as processes of the real program, calls them and ends them.
 
 pub mod load;
+pub mod processes;
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
