@@ -70,7 +70,7 @@ fn the_commit_hash_of_block_9_follows_from_that_of_block_8() {
 #[test]
 fn a_sound_ledger_is_reported() {
     let chain = TestChain::sample(&TestNetwork::new());
-    let report = check(&chain.blocks, VerifyConfig::default()).expect("sound");
+    let report = check(&chain.blocks, VerifyConfig::default()).expect("the ledger is intact");
     assert_eq!((report.blocks, report.transactions, report.valid), (4, 7, 4));
     assert_eq!((report.configurations, report.commit_hashes_unchecked), (1, 0));
     assert_eq!(report.block_hash, chain.blocks.last().map(Block::hash));
@@ -90,7 +90,7 @@ fn an_orderers_ledger_has_no_filters() {
             metadata.set_signatures(signatures);
         });
     }
-    let report = check(&blocks, VerifyConfig { validated: false, creators: false }).expect("sound");
+    let report = check(&blocks, VerifyConfig { validated: false, creators: false }).expect("the ledger is intact");
     assert_eq!((report.blocks, report.commit_hash), (4, None));
     assert!(matches!(check(&blocks, VerifyConfig::default()), Err((0, Error::FilterLength { .. }))));
 }
@@ -185,7 +185,7 @@ fn a_new_configuration_counts_from_the_block_after_it() {
     let mut late = chain.clone();
 
     chain.append(&network.peers[0], &[(network.transaction(b"1", &[]), 0)], &[]);
-    let report = check(&chain.blocks, VerifyConfig::default()).expect("sound");
+    let report = check(&chain.blocks, VerifyConfig::default()).expect("the ledger is intact");
     assert_eq!((report.blocks, report.configurations), (3, 2));
 
     late.append(&network.orderer, &[(network.transaction(b"1", &[]), 0)], &[]);
@@ -263,7 +263,9 @@ fn a_stored_ledger_is_checked_with_its_indexes() {
         let directory = tempfile::tempdir().expect("a directory");
         let store = store_of(&directory, &blocks, id_of).await;
         let mut seen = Vec::new();
-        let report = verify(&store, VerifyConfig::default(), |progress| seen.push(progress)).await.expect("sound");
+        let report = verify(&store, VerifyConfig::default(), |progress| seen.push(progress))
+            .await
+            .expect("the ledger is intact");
         assert_eq!(report.blocks, 4);
         let bytes: usize = blocks.iter().map(|block| block.encoded().len()).sum();
         assert_eq!(report.bytes, bytes as u64);

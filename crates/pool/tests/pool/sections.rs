@@ -192,7 +192,7 @@ fn a_newer_epoch_fences_the_older_holder() {
         assert_eq!(late.kind(), ErrorKind::Fenced);
         let twin = AddressSpace::open(options(&provider, "owner", 2, &["a", "b"])).await.expect_err("the same epoch");
         assert_eq!(twin.kind(), ErrorKind::Fenced);
-        new.grow().await.expect("the new holder goes on");
+        new.grow().await.expect("the new owner continues");
     });
 }
 
@@ -403,7 +403,7 @@ fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
         assert!(readers[1].read(one.address + 8, 8, BytesMut::new()).await.is_err(), "it was given back");
         assert!(space.grant_read(one.id, 1).await.is_err());
         let _newer = open(&provider, "owner", 2, &["a"]).await;
-        assert!(readers[1].read(other.address + 8, 8, BytesMut::new()).await.is_err(), "it is a newer holder's");
+        assert!(readers[1].read(other.address + 8, 8, BytesMut::new()).await.is_err(), "it is a newer owner's");
         assert!(ReadOnlySpace::open(lent("")).await.is_err());
     });
 }

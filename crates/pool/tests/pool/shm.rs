@@ -89,7 +89,7 @@ fn a_takeover_and_a_lost_donor_end_the_verbs_of_a_busy_holder() {
         fenced.store(true, Ordering::SeqCst);
         writing.await.expect("nobody aborts it");
         assert!(nodes.iter().all(|node| node.usage().granted_bytes == 0));
-        let section = new.grow().await.expect("the new holder goes on");
+        let section = new.grow().await.expect("the new owner continues");
         let given_by = new.donor_of(section.id).expect("it was given").to_owned();
         for node in &nodes {
             if node.address() == given_by {

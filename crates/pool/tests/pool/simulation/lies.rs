@@ -74,11 +74,11 @@ impl LyingHost {
         inner: Arc<dyn Host>,
         truth: Arc<Truth>,
         address: &'static str,
-        life: u64,
+        incarnation: u64,
         lie: Option<Lie>,
     ) -> LyingHost {
         let kept = Mutex::default();
-        LyingHost { inner, truth, address, incarnation: life, lie, kept, fences: AtomicU64::new(1 << 40) }
+        LyingHost { inner, truth, address, incarnation, lie, kept, fences: AtomicU64::new(1 << 40) }
     }
 }
 
@@ -126,11 +126,11 @@ impl Host for LyingHost {
         match self.lie {
             Some(Lie::FenceBeforeRevocation) => {
                 let (inner, truth) = (Arc::clone(&self.inner), Arc::clone(&self.truth));
-                let (address, life) = (self.address, self.incarnation);
+                let (address, incarnation) = (self.address, self.incarnation);
                 rt::spawn(async move {
                     rt::sleep(Duration::from_millis(20)).await;
                     if inner.deregister(region).await.is_ok() {
-                        truth.deregisters(address, life, region);
+                        truth.deregisters(address, incarnation, region);
                     }
                 });
                 return Ok(());

@@ -84,8 +84,8 @@ fn start_donor(sim: &Sim, provider: &SimProvider, truth: &Arc<Truth>, which: usi
                     Err(_) => rt::sleep(Duration::from_millis(10)).await,
                 }
             };
-            let life = truth.donor_starts(address, DONOR_SECTIONS[which] * SECTION);
-            let host = Arc::new(LyingHost::new(host, Arc::clone(&truth), address, life, lie));
+            let incarnation = truth.donor_starts(address, DONOR_SECTIONS[which] * SECTION);
+            let host = Arc::new(LyingHost::new(host, Arc::clone(&truth), address, incarnation, lie));
             let budget_bytes = DONOR_SECTIONS[which] * SECTION;
             let options =
                 MemoryNodeConfig { host, budget_bytes, section_bytes: SECTION, stop: CancellationToken::new() };

@@ -31,7 +31,7 @@ struct TruthState {
 
 #[derive(Default)]
 struct DonorTruth {
-    life: u64,
+    incarnation: u64,
     budget_bytes: u64,
     node: Option<Arc<MemoryNode>>,
     regions: BTreeMap<RegionId, Registered>,
@@ -80,19 +80,19 @@ impl Truth {
         let mut state = self.lock();
         let donor = state.donors.entry(address).or_default();
         // The memory of an earlier incarnation was lost with its node.
-        *donor = DonorTruth { life: donor.life + 1, budget_bytes, ..DonorTruth::default() };
-        donor.life
+        *donor = DonorTruth { incarnation: donor.incarnation + 1, budget_bytes, ..DonorTruth::default() };
+        donor.incarnation
     }
 
     pub fn donor_serves(&self, address: &'static str, node: Arc<MemoryNode>) {
         self.lock().donors.get_mut(address).expect("it has started").node = Some(node);
     }
 
-    pub fn registers(&self, address: &'static str, life: u64, region: RegionId, owner: &str, bytes: u64) {
+    pub fn registers(&self, address: &'static str, incarnation: u64, region: RegionId, owner: &str, bytes: u64) {
         let mut state = self.lock();
         let epoch = state.epochs.get(owner).copied().unwrap_or_default();
         let donor = state.donors.get_mut(address).expect("it has started");
-        if donor.life != life {
+        if donor.incarnation != incarnation {
             return;
         }
         donor.regions.insert(region, Registered { owner: owner.to_owned(), epoch, bytes });
@@ -101,10 +101,10 @@ impl Truth {
         assert!(registered <= budget, "budget: {address} has {registered} bytes registered and may have {budget}");
     }
 
-    pub fn deregisters(&self, address: &'static str, life: u64, region: RegionId) {
+    pub fn deregisters(&self, address: &'static str, incarnation: u64, region: RegionId) {
         let mut state = self.lock();
         let donor = state.donors.get_mut(address).expect("it has started");
-        if donor.life == life {
+        if donor.incarnation == incarnation {
             donor.regions.remove(&region);
         }
     }
@@ -125,7 +125,7 @@ impl Truth {
             .donors
             .iter()
             .filter(|(address, _)| connected.contains(**address))
-            .map(|(address, donor)| (*address, donor.life))
+            .map(|(address, donor)| (*address, donor.incarnation))
             .collect();
         for fence in &state.fences {
             let common = fence.donors.iter().find(|donor| connected.contains(donor));
@@ -178,7 +178,10 @@ impl Truth {
         let Accounts { space, owner, epoch, given, .. } = &mut spaces[account];
         let donor = space.as_ref().and_then(|space| space.donor_of(section)).expect("it was given");
         let here = |fence: &&Fence| {
-            fence.donors.iter().any(|(address, life)| *address == donor && donors[address].life == *life)
+            fence
+                .donors
+                .iter()
+                .any(|(address, incarnation)| *address == donor && donors[address].incarnation == *incarnation)
         };
         for fence in fences.iter().filter(here) {
             let late = fence.owner == *owner && fence.epoch > *epoch && fence.at < asked;
