@@ -2,15 +2,15 @@
 
 use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
+use block_transport::protocol;
 use chain::endorse::proposal::Proposal;
-use chain::order::protocol;
 use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
     RemoteFailure, ResultResponse, StatusRequest, StatusResponse, TransactionStatus, Welcome,
 };
-use chain::rwset::{ReadWriteSet, visit_writes};
 use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use chain::validate::verify::SignatureVerdict;
+use ledger::rwset::{ReadWriteSet, visit_writes};
 use ledger::transaction::Transaction;
 use ledger::wire::Span;
 use prost::Message;
@@ -95,7 +95,7 @@ fn rwset(input: &[u8]) {
     }
     assert_eq!(visited, written);
     // Such a set is refused later for its queries, whatever else it contains.
-    if set.namespaces.iter().any(chain::rwset::NamespaceReadWriteSet::needs_more_than_keys) {
+    if set.namespaces.iter().any(ledger::rwset::NamespaceReadWriteSet::needs_more_than_keys) {
         return;
     }
     let message = proto::rwset::TxReadWriteSet::decode(bytes).expect("accepted by us");

@@ -23,6 +23,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("consensus", 3),
     ("farmem", 3),
     ("ledger", 3),
+    ("block_transport", 4),
     ("state", 4),
     ("contract", 5),
     ("chain", 6),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
+use block_transport::SourceAddresses;
 use ledger::{Block, ChannelConfig, Hash};
 use state::{Snapshot, WorldState};
 use storage::Watermark;
@@ -12,7 +13,7 @@ use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::access::ChannelPolicies;
-use crate::commit::deliver::{BlockSources, run_deliver};
+use crate::commit::delivery::run_delivery;
 use crate::commit::pipeline::{ChainTip, CommitContext, CommitPipeline, PipelineConfig, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
@@ -38,14 +39,14 @@ impl Channel {
         state: Arc<dyn WorldState>,
         history: Arc<KeyHistory>,
         settings: PipelineConfig,
-        orderers: BlockSources,
+        orderers: SourceAddresses,
         primary_lease: Option<Arc<PrimaryLease>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
         let context = Arc::new(CommitContext::new(policies, store, state, settings, CancellationToken::new()));
         let pipeline = CommitPipeline::start(context.clone(), tip);
-        let following = run_deliver(context.clone(), pipeline, tip, orderers);
+        let following = run_delivery(context.clone(), pipeline, tip, orderers);
         let follower = rt::spawn(run(context.clone(), async move {
             following.await;
             Ok(())

@@ -28,15 +28,9 @@ base::events! {
     gauge OrderersLeading("heddle_chain_orderers_leading");
     /// Times that an orderer of this process became leader.
     counter LeadershipsStarted("heddle_chain_leaderships_started_total");
-    /// Blocks that an orderer sent to peers.
-    counter BlocksServed("heddle_chain_blocks_served_total");
 
-    /// Blocks that peers received and rejected: wrong number, hash, signature or bytes.
-    counter BlocksRejected("heddle_chain_blocks_rejected_total");
     /// Peers of other organisations whose commit hash of a block differs from that of this organisation's peer.
     counter CommitHashesDiverged("heddle_chain_commit_hashes_diverged_total");
-    /// Connections that peers made to orderers.
-    counter DeliverConnections("heddle_chain_deliver_connections_total");
     /// Blocks committed.
     counter BlocksCommitted("heddle_chain_blocks_committed_total");
     /// Blocks replayed at start, from the state's savepoint on.

@@ -23,8 +23,8 @@ use storage::History;
 use storage::blocks::StoredBlocks;
 
 use crate::Error;
-use crate::rwset::visit_writes;
 use crate::validate::Code;
+use ledger::rwset::visit_writes;
 
 /// How long a request waits for an index that is being built, or for a storage node that is away.
 const WAIT_MAX: Duration = Duration::from_secs(20);

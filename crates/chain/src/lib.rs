@@ -71,7 +71,7 @@
 //! 4. [`commit`]: the peer stores the block with its verdicts, applies the writes of valid transactions to the world state,
 //!    and notifies the callers that wait.
 //!
-//! Each phase hands a transaction's read-write set to the next, in Fabric's encoding ([`rwset`]). [`history`] returns the
+//! Each phase hands a transaction's read-write set to the next, in Fabric's encoding ([`ledger::rwset`]). [`history`] returns the
 //! earlier values of a key. [`peer`] and [`channel`] assemble the phases of an organisation's peer, and [`failover`]
 //! assembles several compute nodes into one peer. An [`order::Orderer`] runs on its own.
 //!
@@ -90,7 +90,7 @@
 //!
 //! * Above: `gateway` brings proposals and envelopes ([`endorse::Endorse`], [`order::Broadcast`]) and reads channels
 //!   ([`view`]), in the same process or over links ([`remote`]). `node` composes peers and orderers.
-//! * Below: `storage` keeps blocks and rows, `consensus` replicates the blocks of several orderers, `contract` runs
+//! * Below: `block_transport` carries blocks from orderers to peers, `storage` keeps blocks and rows, `consensus` replicates the blocks of several orderers, `contract` runs
 //!   contracts, `identity` determines who a signer is, `ledger` reads and writes Fabric's encodings.
 //! * This crate itself uses neither verbs nor gRPC. It reads and writes state through [`state::WorldState`]; the gateway
 //!   translates errors into the status codes of its services.
@@ -108,7 +108,6 @@ pub mod history;
 pub mod order;
 pub mod peer;
 pub mod remote;
-pub mod rwset;
 pub mod stores;
 pub mod validate;
 pub mod view;
@@ -121,7 +120,6 @@ extern crate self as chain;
 mod support;
 
 pub use channel::Channel;
-pub use commit::deliver::BlockSources;
 pub use error::Error;
 pub use peer::{Peer, PeerSetup};
-pub use stores::{BlockMaterializer, ChannelStores, LocalStores, NodeStores, PeerStores, WorldStateFactory};
+pub use stores::{ChannelStores, LocalStores, NodeStores, PeerStores, WorldStateFactory};

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 
 use async_trait::async_trait;
 use base::{BlockNumber, Bytes, TxId};
+use block_transport::SourceAddresses;
 use contract::ContractRegistry;
 use identity::{SignatureVerifier, Signer};
 use ledger::{Block, ChannelConfig};
@@ -13,7 +14,6 @@ use state::UpdateBatch;
 
 use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
 use crate::channel::Channel;
-use crate::commit::deliver::BlockSources;
 use crate::commit::pipeline::append_block;
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
 use crate::history::KeyHistory;
@@ -46,7 +46,7 @@ pub struct PeerSetup {
     /// defined with the channel's endorsement policy.
     pub definitions: ContractDefinitions,
     /// Where orderers serve blocks.
-    pub orderers: BlockSources,
+    pub orderers: SourceAddresses,
     /// The peer's settings.
     pub settings: PeerConfig,
 }

@@ -13,18 +13,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::rt::disk::Directory;
-use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, Epoch, ErrorKind};
-use ledger::Block;
+use ledger::materialize::BlockMaterializer;
 use state::{Monolithic, WorldState};
 use storage::blocks::{BlockStore, BlockStoreConfig, Blocks, StoredBlocks};
 use storage::node::{RemoteBlocks, RemoteReads, RemoteStateStore, RemoteStoreConfig};
 use storage::state_store::check_savepoint;
-use storage::tables::{RowBatch, TablesEngine};
-use storage::{GroupSync, History, LocalHistory, Materializer, StateStore, Watermark, WatermarkFile};
+use storage::tables::TablesEngine;
+use storage::{GroupSync, History, LocalHistory, StateStore, Watermark, WatermarkFile};
 
 use crate::Error;
-use crate::commit::replay::{StoredWrite, stored_writes};
 use crate::failover::PrimaryLease;
 
 /// The shortest time between two notes of how far a channel has come.
@@ -271,32 +269,6 @@ impl fmt::Debug for NodeStores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the token.
         f.debug_struct("NodeStores").field("address", &self.address).field("epoch", &self.epoch).finish_non_exhaustive()
-    }
-}
-
-/// Reads the rows that stored blocks write, for a storage node that materialises them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct BlockMaterializer;
-
-impl Materializer for BlockMaterializer {
-    fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), storage::Error> {
-        let unreadable = |reason: String| storage::Error::Unreadable { block: number, reason };
-        let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(error.to_string()))?;
-        if parsed.number() != number {
-            return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
-        }
-        if number == BlockNumber(0) {
-            // The genesis block writes nothing; its configuration is read from the block itself.
-            return Ok(());
-        }
-        let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
-        let value_bytes = writes.iter().filter_map(|write| write.value).map(<[u8]>::len).sum();
-        let shares = batch.shares(block.len(), value_bytes);
-        let [_, data, _] = parsed.parts();
-        writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
-            let own = |value| if shares { data.slice_ref(value) } else { Bytes::copy_from_slice(value) };
-            batch.put(namespace, key.as_bytes(), version, value.map(own))
-        })
     }
 }
 

@@ -6,12 +6,12 @@
 //! the message until the message's signature is checked, and at most four times the message after.
 
 use base::Bytes;
+use block_transport::protocol::DeliverResponse;
 use chain::endorse::proposal::Proposal;
-use chain::order::protocol::DeliverResponse;
 use chain::remote::messages::{self, CommitNotification, PeerRequest, ResultResponse, Welcome};
-use chain::rwset::{NAMESPACES_MAX, ReadWriteSet};
 use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use ledger::Block;
+use ledger::rwset::{NAMESPACES_MAX, ReadWriteSet};
 use ledger::transaction::Transaction;
 use ledger::wire::put_bytes;
 use peak_alloc::PeakAlloc;

@@ -2,9 +2,9 @@
 //! also works on damaged ledgers.
 
 use base::Bytes;
-use chain::rwset::ReadWriteSet;
 use identity::{Certificate, hex};
 use ledger::Block;
+use ledger::rwset::ReadWriteSet;
 use ledger::transaction::{ActionOutcome, EndorsedAction, Transaction};
 use prost::Message as _;
 use proto::common::HeaderType;
@@ -102,7 +102,7 @@ fn result(outcome: &ActionOutcome, put: &mut dyn FnMut(&str, Value) -> Option<Va
     }
 }
 
-fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::NamespaceReadWriteSet) -> Value {
+fn reads_and_writes(set: &ReadWriteSet, namespace: &ledger::rwset::NamespaceReadWriteSet) -> Value {
     let reads: Vec<Value> = set
         .reads(namespace)
         .map(|read| {

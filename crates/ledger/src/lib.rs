@@ -55,7 +55,7 @@
 //! # What it needs around it
 //!
 //! * `identity` checks signatures and policies; `proto` provides the wire types; `storage` provides the block store that
-//!   [`verify()`](verify::verify) reads.
+//!   [`verify()`](verify::verify) reads, and the tables whose rows [`BlockMaterializer`] writes.
 //! * `chain` orders, validates and commits blocks with these types; `gateway` and `node` read configurations and
 //!   transactions; the command line checks whole ledgers.
 //! * This crate does not know the world state. It leaves to `chain` the endorsement policies of contracts, duplicate
@@ -65,6 +65,8 @@
 //!
 //! * [`block`]: building, reading, hashing, signing and checking blocks.
 //! * [`transaction`]: reading an endorser transaction in place, and the checks that need no state.
+//! * [`rwset`]: read-write sets, recorded and decoded in Fabric's encoding.
+//! * [`materialize`]: the rows that a stored block writes.
 //! * [`config`]: reading a channel's configuration, and making genesis blocks.
 //! * [`mod@verify`]: checking a whole stored ledger.
 #![deny(missing_docs)]
@@ -77,6 +79,8 @@ mod fixture;
 #[cfg(test)]
 mod golden;
 pub mod hash;
+pub mod materialize;
+pub mod rwset;
 pub mod transaction;
 pub mod verify;
 pub mod wire;
@@ -85,4 +89,5 @@ pub use block::{Block, CommitHasher, EncodedBlock};
 pub use config::ChannelConfig;
 pub use error::Error;
 pub use hash::{Hash, sha256};
+pub use materialize::BlockMaterializer;
 pub use transaction::Transaction;

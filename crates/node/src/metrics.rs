@@ -40,6 +40,7 @@ pub(crate) fn register() {
     event::register(storage::events::EVENTS);
     event::register(pool::events::EVENTS);
     event::register(state::events::EVENTS);
+    event::register(block_transport::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(crate::disk::EVENTS);

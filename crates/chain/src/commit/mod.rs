@@ -3,7 +3,7 @@
 //! Each channel has one pipeline of four stages, so that the cores verify signatures of later blocks while earlier blocks
 //! wait for the disk:
 //!
-//! 1. **Receive** ([`deliver`]): a connection to an orderer asks for blocks from the first one that is missing. The stage
+//! 1. **Receive** ([`block_transport::receive_blocks`], [`delivery`]): a connection to an orderer asks for blocks from the first one that is missing. The stage
 //!    parses each block and checks that it continues the chain (number and hash), that the hash of its data equals the data
 //!    hash in its header, and that it is signed as the channel's policy requires. If a check fails, the connection ends, and
 //!    the peer asks another orderer.
@@ -29,7 +29,7 @@
 //!
 //! A background task moves the state's own savepoint ([`pipeline`]).
 
-pub mod deliver;
+pub mod delivery;
 pub mod pipeline;
 pub mod recent;
 pub mod replay;

@@ -17,7 +17,7 @@ use ledger::{Block, Hash};
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
-use super::recent::{CommittedBlock, RecentBlocks};
+use super::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
 use super::waiters::TxWaiters;
 use crate::access::ChannelPolicies;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
@@ -63,7 +63,7 @@ pub struct CommitContext {
     /// The world state; a block is applied to it only once the block is durable.
     pub state: Arc<dyn WorldState>,
     /// The newest committed blocks, decoded, for callers that follow the channel.
-    pub recent: RecentBlocks,
+    pub recent: RecentCommittedBlocks,
     /// The callers that wait for a transaction's commit.
     pub waiters: TxWaiters,
     /// The settings with which the channel was opened.
@@ -101,7 +101,7 @@ impl CommitContext {
             policies,
             store,
             state,
-            recent: RecentBlocks::default(),
+            recent: recent_committed_blocks(),
             waiters: TxWaiters::default(),
             settings,
             height,
@@ -150,7 +150,7 @@ impl CommitContext {
 
     fn publish(&self, block: CommittedBlock, codes: &[Code]) {
         let block = Arc::new(block);
-        self.recent.push(block.clone());
+        self.recent.push(block.number(), block.clone(), block.encoded_len());
         self.height.send(block.number() + 1);
         self.waiters.publish(&block);
         events::BlocksCommitted.add(1);

@@ -2,10 +2,10 @@
 //!
 //! A committed block is decoded once and shared by all event streams, however many clients listen.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use base::{Bytes, TxId};
+use block_transport::RecentBlocks;
 use ledger::Block;
 use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
@@ -105,6 +105,11 @@ impl CommittedBlock {
         &self.transactions
     }
 
+    /// The length of the encoded block in bytes.
+    pub fn encoded_len(&self) -> usize {
+        self.block.encoded().len()
+    }
+
     /// The encoded block: assembled at the first call and shared from then on.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.get_or_init(|| self.block.to_bytes())
@@ -112,61 +117,9 @@ impl CommittedBlock {
 }
 
 /// The newest committed blocks.
-#[derive(Default)]
-pub struct RecentBlocks {
-    ring: Mutex<RecentBlockRing>,
-}
+pub type RecentCommittedBlocks = RecentBlocks<Arc<CommittedBlock>>;
 
-#[derive(Default)]
-struct RecentBlockRing {
-    blocks: VecDeque<Arc<CommittedBlock>>,
-    bytes: usize,
-}
-
-impl RecentBlocks {
-    /// Adds the block that follows the newest one.
-    pub fn push(&self, block: Arc<CommittedBlock>) {
-        let mut ring = self.lock();
-        if let Some(newest) = ring.blocks.back() {
-            assert_eq!(newest.number() + 1, block.number(), "blocks are published in order");
-        }
-        ring.push(block);
-    }
-
-    /// Adds a block of another node's ledger, in any order: a block that follows the newest is added, a later block
-    /// restarts the ring, and an earlier block is ignored.
-    pub fn offer(&self, block: Arc<CommittedBlock>) {
-        let mut ring = self.lock();
-        let next = ring.blocks.back().map(|newest| newest.number() + 1);
-        if next.is_some_and(|next| block.number() < next) {
-            return;
-        }
-        if next != Some(block.number()) {
-            *ring = RecentBlockRing::default();
-        }
-        ring.push(block);
-    }
-
-    /// A block that is still in the ring.
-    pub fn get(&self, number: u64) -> Option<Arc<CommittedBlock>> {
-        let ring = self.lock();
-        let first = ring.blocks.front()?.number();
-        let index = usize::try_from(number.checked_sub(first)?).ok()?;
-        ring.blocks.get(index).cloned()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, RecentBlockRing> {
-        self.ring.lock().expect("no holder of this lock panics")
-    }
-}
-
-impl RecentBlockRing {
-    fn push(&mut self, block: Arc<CommittedBlock>) {
-        self.bytes += block.block.encoded().len();
-        self.blocks.push_back(block);
-        while self.blocks.len() > 1 && (self.blocks.len() > RECENT_BLOCKS_MAX || self.bytes > RECENT_BYTES_MAX) {
-            let oldest = self.blocks.pop_front().expect("the ring holds more than one block");
-            self.bytes -= oldest.block.encoded().len();
-        }
-    }
+/// An empty ring of committed blocks.
+pub(crate) fn recent_committed_blocks() -> RecentCommittedBlocks {
+    RecentBlocks::new(RECENT_BLOCKS_MAX, RECENT_BYTES_MAX)
 }

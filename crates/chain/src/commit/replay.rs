@@ -5,16 +5,14 @@
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Version};
+use base::BlockNumber;
 use ledger::Block;
-use ledger::transaction::results_of_valid;
+use ledger::materialize::{StoredWrite, stored_writes};
 use state::{UpdateBatch, WorldState};
 use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::events;
-use crate::rwset::visit_writes;
-use crate::validate::Code;
 
 /// Brings the state to the height of the block store.
 ///
@@ -45,56 +43,10 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
     Ok(replayed)
 }
 
-/// A write of a stored block: the last one to its key in that block.
-pub struct StoredWrite<'a> {
-    /// The contract's namespace.
-    pub namespace: &'a str,
-    /// The key within the namespace.
-    pub key: &'a str,
-    /// Shares the block's memory; `None` if the key is deleted.
-    pub value: Option<&'a [u8]>,
-    /// The block, and the position in it of the transaction that wrote the key.
-    pub version: Version,
-}
-
-/// The writes of the valid transactions of a stored block, ordered by namespace and key.
+/// The writes of [`stored_writes`](ledger::materialize::stored_writes) as a batch for the state.
 ///
 /// # Errors
-/// [`Error::Stored`] if a transaction that is marked valid cannot be read.
-pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
-    block.check_filter()?;
-    let number = block.number().get();
-    let mut writes = Vec::with_capacity(2 * block.len());
-    for (position, (envelope, code)) in block.envelope_slices().zip(block.metadata().filter()).enumerate() {
-        if !Code(*code).is_valid() {
-            continue;
-        }
-        let broken =
-            |reason: String| Error::Stored { block: number, reason: format!("transaction {position}: {reason}") };
-        let results = results_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
-        let Some(results) = results else { continue };
-        let version = Version::new(number, position as u32);
-        visit_writes(envelope, results, |namespace, key, value| {
-            writes.push(StoredWrite { namespace, key, value: value.map(|value| value.of(envelope)), version });
-        })
-        .map_err(|error| broken(error.to_string()))?;
-    }
-    // A stable sort: the last of several writes to one key stays the last.
-    writes.sort_by(|one, other| (one.namespace, one.key).cmp(&(other.namespace, other.key)));
-    writes.dedup_by(|later, earlier| {
-        let same = (later.namespace, later.key) == (earlier.namespace, earlier.key);
-        if same {
-            std::mem::swap(later, earlier);
-        }
-        same
-    });
-    Ok(writes)
-}
-
-/// The writes of [`stored_writes`] as a batch for the state.
-///
-/// # Errors
-/// As [`stored_writes`].
+/// As [`stored_writes`](ledger::materialize::stored_writes).
 pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     let mut batch = UpdateBatch::default();
     batch.set_block_hash(block.hash());

@@ -24,7 +24,7 @@ use contract::{
 use state::{RangePage, Snapshot};
 
 use crate::history::{HistoryWalk, KeyHistory};
-use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, ReadWriteSetRecorder};
+use ledger::rwset::{KEY_BYTES_MAX, RangeRecorder, ReadWriteSetRecorder};
 
 /// Reads, writes and ranges that one transaction may record.
 pub const ENTRIES_MAX: usize = 1 << 20;

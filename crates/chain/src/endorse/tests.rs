@@ -25,11 +25,11 @@ use storage::tables::ModelEngine;
 use super::*;
 use crate::order::Broadcast;
 use crate::peer::Peer;
-use crate::rwset::{RangeReads, ReadWriteSet};
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, ProposalOverrides, SignedTestProposal, directory, encode, orderer,
     peer, peer_options, submit,
 };
+use ledger::rwset::{RangeReads, ReadWriteSet};
 
 struct Net {
     consortium: Consortium,

@@ -12,7 +12,7 @@ use storage::node::{RemoteReads, RemoteStoreConfig};
 
 use crate::Error;
 use crate::access::ChannelPolicies;
-use crate::commit::recent::{CommittedBlock, RecentBlocks};
+use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
 use crate::commit::waiters::TxStatus;
 use crate::endorse::EndorsingChannel;
 use crate::history::KeyHistory;
@@ -26,7 +26,7 @@ pub struct FollowedChannel {
     follower: Follower,
     blocks: Arc<RemoteReads>,
     history: Arc<KeyHistory>,
-    recent: RecentBlocks,
+    recent: RecentCommittedBlocks,
 }
 
 impl FollowedChannel {
@@ -37,7 +37,7 @@ impl FollowedChannel {
     ) -> FollowedChannel {
         let blocks = Arc::new(RemoteReads::new(remote));
         let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
-        FollowedChannel { policies, follower, blocks, history, recent: RecentBlocks::default() }
+        FollowedChannel { policies, follower, blocks, history, recent: recent_committed_blocks() }
     }
 
     pub(super) fn follower(&self) -> &Follower {
@@ -77,7 +77,7 @@ impl ChannelView for FollowedChannel {
         }
         let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
         let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
-        self.recent.offer(block.clone());
+        self.recent.offer(number, block.clone(), block.encoded_len());
         Ok(Some(block))
     }
 

@@ -55,6 +55,7 @@ use async_trait::async_trait;
 use base::rt::net::Parties;
 use base::rt::{self, AbortOnDrop, CancellationToken, Task};
 use base::{Bytes, Epoch, ErrorKind};
+use block_transport::SourceAddresses;
 use contract::ContractRegistry;
 use identity::{SignatureVerifier, Signer};
 use ledger::{Block, ChannelConfig};
@@ -66,7 +67,6 @@ use storage::WatermarkFile;
 use storage::node::RemoteStoreConfig;
 
 use crate::access::{ChannelPolicies, ContractDefinitions};
-use crate::commit::deliver::BlockSources;
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
 use crate::peer::{PeerConfig, define};
 use crate::stores::begin_epoch;
@@ -124,7 +124,7 @@ pub struct ComputeNodeSetup {
     /// The genesis block of the one channel that the node takes part in.
     pub genesis: Block,
     /// Where orderers serve blocks.
-    pub orderers: BlockSources,
+    pub orderers: SourceAddresses,
     /// How the peer checks proposals and commits blocks.
     pub settings: PeerConfig,
     /// The peer's storage node.

@@ -6,14 +6,14 @@
 //!
 //! The newest blocks are also kept in memory, in a ring, for the peers that follow the tip.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use base::rt::CancellationToken;
 use base::rt::disk::Directory;
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes};
+use block_transport::RecentBlocks;
 use consensus::ordered;
 use ledger::Block;
 use storage::blocks::{self, BlockStore, BlockStoreConfig};
@@ -37,19 +37,13 @@ pub struct ChannelLogStore {
     directory: Directory,
     sync: GroupSync,
     store: RwLock<BlockStore>,
-    recent: Mutex<RecentEncodedBlocks>,
+    recent: RecentBlocks<Bytes>,
     /// Held while a truncated store replaces the store, and by syncs that the engine did not ask for.
     truncating: AsyncMutex<()>,
     stop: CancellationToken,
     pub(super) stalls: StallReasons,
     /// The first reason why the log cannot be used.
     pub(super) failure: ChannelFailure,
-}
-
-#[derive(Default)]
-struct RecentEncodedBlocks {
-    blocks: VecDeque<(u64, Bytes)>,
-    bytes: usize,
 }
 
 impl ChannelLogStore {
@@ -66,7 +60,7 @@ impl ChannelLogStore {
             directory,
             sync,
             store: RwLock::new(store),
-            recent: Mutex::default(),
+            recent: RecentBlocks::new(RECENT_BLOCKS_MAX, RECENT_BYTES_MAX),
             truncating: AsyncMutex::new(()),
             stop: CancellationToken::new(),
             stalls: StallReasons::default(),
@@ -122,14 +116,8 @@ impl ChannelLogStore {
     /// # Errors
     /// If the log cannot be read.
     pub(super) fn block(&self, number: u64) -> Result<Option<Bytes>, Error> {
-        {
-            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((first, _)) = recent.blocks.front()
-                && let Some(index) = number.checked_sub(*first)
-                && let Some((_, bytes)) = recent.blocks.get(index as usize)
-            {
-                return Ok(Some(bytes.clone()));
-            }
+        if let Some(recent) = self.recent.get(number) {
+            return Ok(Some(recent));
         }
         Ok(self.store().read(BlockNumber(number))?)
     }
@@ -137,16 +125,6 @@ impl ChannelLogStore {
     /// Ends every wait for disk space, now and later.
     pub(super) fn stop(&self) {
         self.stop.cancel();
-    }
-
-    fn keep(&self, number: u64, bytes: Bytes) {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.bytes += bytes.len();
-        recent.blocks.push_back((number, bytes));
-        while recent.blocks.len() > 1 && (recent.blocks.len() > RECENT_BLOCKS_MAX || recent.bytes > RECENT_BYTES_MAX) {
-            let (_, oldest) = recent.blocks.pop_front().expect("the ring holds more than one block");
-            recent.bytes -= oldest.len();
-        }
     }
 
     /// Notes why the log failed, and translates the error for the engine.
@@ -196,7 +174,7 @@ impl ordered::LogStore for ChannelLogStore {
             }
             Err(error) => return Err(self.failed(error)),
         }
-        self.keep(position, entry);
+        self.recent.push(position, entry.clone(), entry.len());
         Ok(())
     }
 
@@ -217,9 +195,9 @@ impl ordered::LogStore for ChannelLogStore {
             open(&self.directory, &self.channel, &self.sync).await
         };
         let store = cutting.await.map_err(|error| self.failed(error))?;
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        // First, so that the ring has no block that the store lacks.
+        self.recent.clear();
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = store;
-        *recent = RecentEncodedBlocks::default();
         Ok(())
     }
 

@@ -9,7 +9,7 @@
 //! 3. The engine ([`consensus::ordered`]) replicates blocks to the log of every orderer of its group ([`log_store`]), and
 //!    reports which blocks are committed. While the next block is being cut, earlier blocks are on their way to memory and
 //!    disks. Every orderer shows peers committed blocks only.
-//! 4. Peers ask for blocks over links and follow the tip ([`serve`], [`protocol`]).
+//! 4. Peers ask for blocks over links and follow the tip ([`block_transport`]).
 //!
 //! Invariants:
 //! 1. A block is committed before any peer sees it: it is on this orderer's disk if the orderer orders alone, and on
@@ -30,8 +30,6 @@ pub mod filter;
 pub mod log_store;
 pub mod orderer_channel;
 pub mod pacer;
-pub mod protocol;
-pub mod serve;
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +43,7 @@ use base::rt::disk::Directory;
 use base::rt::net::{LinkAcceptor, Parties};
 use base::rt::{self, CancellationToken, Task};
 use base::{Bytes, ErrorKind};
+use block_transport::{BlockSource, ChannelBlocks};
 use consensus::ordered::{CpuNodeId, LogStore as _};
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
@@ -294,7 +293,13 @@ impl Orderer {
         let connections_max = self.options.settings.connections_max;
         let door =
             LinkAcceptor::open(address, &members, connections_max).await.map_err(|error| Error::io(address, &error))?;
-        let task = rt::spawn(serve::accept(self.clone(), door));
+        let task = rt::spawn({
+            let orderer = self.clone();
+            async move {
+                block_transport::serve(orderer.clone(), door).await;
+                orderer.unserved.cancel();
+            }
+        });
         self.tasks.lock().expect("no holder of this lock panics").push(task);
         Ok(())
     }
@@ -306,10 +311,6 @@ impl Orderer {
 
     fn all_channels(&self) -> Vec<Arc<OrdererChannel>> {
         self.channels.read().expect("no holder of this lock panics").values().cloned().collect()
-    }
-
-    pub(crate) fn stopping(&self) -> &CancellationToken {
-        &self.stop
     }
 
     /// Accepts no more envelopes, makes the waiting ones durable, and ends all connections.
@@ -324,6 +325,16 @@ impl Orderer {
             // A task that was aborted has nothing left to do.
             let _ = task.await;
         }
+    }
+}
+
+impl BlockSource for Orderer {
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelBlocks>> {
+        Some(Orderer::channel(self, name)?)
+    }
+
+    fn stopping(&self) -> &CancellationToken {
+        &self.stop
     }
 }
 

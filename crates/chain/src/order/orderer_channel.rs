@@ -26,6 +26,7 @@ use base::rt::channel::{OneshotSender, Receiver, Sender, TrySendError, WatchRece
 use base::rt::sync::{Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes};
+use block_transport::ChannelBlocks;
 use consensus::Term;
 use consensus::ordered::{Leadership, LogStore as _, OrderedLog};
 use futures_util::future::{Either, join_all, select};
@@ -153,11 +154,6 @@ impl OrdererChannel {
         config.application().iter().chain(config.orderers()).map(|organization| organization.msp_id.to_string())
     }
 
-    /// Whether an organisation may receive its blocks.
-    pub fn has_member(&self, organization: &str) -> bool {
-        self.members().any(|member| member == organization)
-    }
-
     /// The log.
     pub fn store(&self) -> BlockStore {
         self.log_store.store()
@@ -277,10 +273,6 @@ impl OrdererChannel {
     }
 
     /// Stopped when the channel is to stop.
-    pub(super) fn stopping(&self) -> &CancellationToken {
-        &self.stop
-    }
-
     /// Cuts the envelopes that wait, makes their blocks durable, and ends.
     pub(super) async fn stop(&self) {
         self.stop.cancel();
@@ -312,6 +304,28 @@ impl OrdererChannel {
         if let Err(error) = self.store().close().await {
             tracing::warn!(channel = %self.policies.channel(), %error, "closing the orderer's log");
         }
+    }
+}
+
+impl ChannelBlocks for OrdererChannel {
+    fn is_member(&self, organization: &str) -> bool {
+        self.members().any(|member| member == organization)
+    }
+
+    fn deliverable(&self) -> WatchReceiver<u64> {
+        OrdererChannel::deliverable(self)
+    }
+
+    fn may_lag(&self) -> bool {
+        matches!(*self.role.borrow(), Leadership::Following { .. })
+    }
+
+    fn block(&self, number: u64) -> Result<Option<Bytes>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(OrdererChannel::block(self, number)?)
+    }
+
+    fn stopping(&self) -> &CancellationToken {
+        &self.stop
     }
 }
 

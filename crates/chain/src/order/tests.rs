@@ -8,13 +8,13 @@ use base::rt::disk::Directory;
 use base::rt::simulation::Simulation;
 use base::rt::{self, net, production};
 use base::{Bytes, ErrorKind, event};
+use block_transport::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, WINDOW_BLOCKS};
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::{KeyKind, MemberRole};
 use ledger::config::EndorsementRule;
 use ledger::{Block, Transaction};
 use proto::common::{Envelope, HeaderType, Payload, Status};
 
-use super::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, WINDOW_BLOCKS};
 use super::*;
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, ProposalOverrides, batch, encode, orderer, orderer_address,
@@ -85,7 +85,7 @@ fn blocks_go_to_members_of_the_channel_and_to_nobody_else() {
             let mut near = net::connect("blocks-for-members").await.expect("it listens");
             let far = listener.accept().await.expect("it was connected to");
             let far = far.with_principal(Principal::new(organization, "a certificate"));
-            let answering = rt::spawn(serve::serve_blocks(orderer.clone(), far)).abort_on_drop();
+            let answering = rt::spawn(block_transport::serve_link(orderer.clone(), far)).abort_on_drop();
             near.send(DeliverRequest { channel: CHANNEL.to_owned(), from: 0 }.encode()).await.expect("it is served");
             let reply = rt::timeout(Duration::from_secs(10), near.receive()).await.expect("it answers");
             drop(answering);

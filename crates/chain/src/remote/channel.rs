@@ -15,7 +15,7 @@ use super::MOVING_MAX;
 use super::messages::{Ask, BlockAt, BlockResponse, CommitNotification, PeerRequest, StatusRequest, StatusResponse};
 use crate::Error;
 use crate::access::ChannelPolicies;
-use crate::commit::recent::{CommittedBlock, RecentBlocks};
+use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::validate::Code;
 use crate::view::ChannelView;
@@ -138,7 +138,7 @@ pub struct RemoteChannel {
     connection: Arc<PeerConnection>,
     policies: Arc<ChannelPolicies>,
     height: WatchSender<u64>,
-    recent: RecentBlocks,
+    recent: RecentCommittedBlocks,
     waiters: TxWaiters,
     failure: Mutex<Option<Arc<Error>>>,
     failed: CancellationToken,
@@ -150,7 +150,7 @@ impl RemoteChannel {
             connection,
             policies,
             height: watch(0).0,
-            recent: RecentBlocks::default(),
+            recent: recent_committed_blocks(),
             waiters: TxWaiters::default(),
             failure: Mutex::new(None),
             failed: CancellationToken::new(),
@@ -225,7 +225,7 @@ impl ChannelView for RemoteChannel {
         }
         let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
         let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
-        self.recent.offer(block.clone());
+        self.recent.offer(number, block.clone(), block.encoded_len());
         Ok(Some(block))
     }
 

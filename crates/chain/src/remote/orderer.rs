@@ -1,4 +1,4 @@
-//! Submits envelopes to remote orderers. Blocks come over separate links ([`crate::order::protocol`]).
+//! Submits envelopes to remote orderers. Blocks come over separate links ([`block_transport`]).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};

@@ -3,6 +3,7 @@
 use base::rt;
 use base::rt::net::Parties;
 use base::rt::simulation::Simulation;
+use ledger::Block;
 use state::{Snapshot, UpdateBatch};
 use storage::DataDirectory;
 use storage::node::{StorageNode, StorageNodeConfig};

@@ -10,7 +10,7 @@ use super::code::Code;
 use super::conflicts::check_conflicts;
 use super::verify::VerifiedTransaction;
 use super::view::BlockStateView;
-use crate::rwset::ReadWriteSet;
+use ledger::rwset::ReadWriteSet;
 
 /// The result of validating a block.
 #[derive(Debug)]

@@ -21,8 +21,8 @@ use state::UpdateBatch;
 
 use super::code::Code;
 use super::view::{BlockStateView, after};
-use crate::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
-use crate::rwset::{NamespaceReadWriteSet, RangeReads, ReadWriteSet, ScannedRange};
+use ledger::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
+use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadWriteSet, ScannedRange};
 
 /// The result of the conflict checks of a block.
 #[derive(Debug, Default)]

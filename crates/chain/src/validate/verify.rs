@@ -15,7 +15,7 @@ use ledger::wire::{Fields, Span};
 
 use super::code::Code;
 use crate::access::{ChannelPolicies, endorsements, is_system_namespace, satisfies};
-use crate::rwset::ReadWriteSet;
+use ledger::rwset::ReadWriteSet;
 
 /// The result of the checks that do not need the chain.
 #[derive(Debug)]

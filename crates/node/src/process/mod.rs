@@ -20,7 +20,7 @@ use std::time::Duration;
 use base::rt::CancellationToken;
 use base::rt::net::Parties;
 use base::{Bytes, MspId};
-use chain::BlockSources;
+use block_transport::SourceAddresses;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{
@@ -428,7 +428,7 @@ impl RoleContext<'_> {
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
         }
         let registry = contracts::registry(&config)?;
-        let sources = BlockSources::from(section.orderers.clone());
+        let sources = SourceAddresses::from(section.orderers.clone());
         let definitions = contracts::definitions(&config, &registry)?;
         policy_record::check(self.folder, &definitions)?;
         let options = compute::ComputeConfig {

@@ -19,6 +19,7 @@ use async_trait::async_trait;
 use base::rt::net::Parties;
 use base::rt::{self, Backoff, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
+use block_transport::SourceAddresses;
 use chain::access::ContractDefinitions;
 use chain::endorse::{Endorse, EndorseError};
 use chain::failover::{ComputeNode, ComputeNodeSetup, ComputeRole, FAILOVER_TIMEOUTS, PeerMemory};
@@ -26,7 +27,7 @@ use chain::peer::PeerConfig;
 use chain::stores::{NodeStores, PeerStores, WorldStateFactory};
 use chain::validate::offload::OffloadConfig;
 use chain::view::{ChannelView, PeerView};
-use chain::{BlockSources, Channel, LocalStores, Peer, PeerSetup};
+use chain::{Channel, LocalStores, Peer, PeerSetup};
 use contract::ContractRegistry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
@@ -68,7 +69,7 @@ pub(crate) struct ComputeConfig<'a> {
     /// Genesis block of the channel that the node joins.
     pub genesis: &'a Block,
     /// Addresses from which orderers stream blocks.
-    pub orderers: BlockSources,
+    pub orderers: SourceAddresses,
     pub settings: PeerConfig,
 }
 

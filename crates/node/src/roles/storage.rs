@@ -59,7 +59,7 @@ impl StorageInstance {
             data: options.data,
             sync: options.sync,
             tables,
-            materializer: Arc::new(chain::BlockMaterializer),
+            materializer: Arc::new(ledger::BlockMaterializer),
             // Links prove the identity of the other end.
             token: Bytes::new(),
             blocks: BlockStoreConfig::default(),

@@ -14,12 +14,13 @@ use base::rt::disk::Directory;
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
+use block_transport::SourceAddresses;
 use chain::access::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, Orderer, OrdererSetup, OrderingEngines};
 use chain::validate::offload::{LoadMeter, OffloadConfig, OffloadMode};
 use chain::view::ChannelView;
-use chain::{BlockSources, Channel, LocalStores, Peer, PeerSetup, PeerStores, commit, order, peer};
+use chain::{Channel, LocalStores, Peer, PeerSetup, PeerStores, commit, order, peer};
 use contract::ContractRegistry;
 use identity::Signer;
 use ledger::Block;
@@ -222,7 +223,7 @@ pub struct NodeParts {
     /// The contracts of the channel, the same at all peers.
     pub definitions: ContractDefinitions,
     /// Where the orderers serve blocks.
-    pub orderers: BlockSources,
+    pub orderers: SourceAddresses,
     /// The peer's settings.
     pub settings: peer::PeerConfig,
 }

@@ -66,7 +66,7 @@ pub async fn run_storage_node(network: Arc<Network>, name: String) -> Result<(),
         data,
         sync: GroupSync::new(),
         tables,
-        materializer: Arc::new(chain::BlockMaterializer),
+        materializer: Arc::new(ledger::BlockMaterializer),
         token: Bytes::from_static(STORAGE_TOKEN),
         blocks: BlockStoreConfig { segment_bytes: network.scenario.segment_bytes, ..BlockStoreConfig::default() },
     })

@@ -19,7 +19,6 @@ use proto::protos::{
 
 use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
 use crate::commit::recent::CommittedBlock;
-use crate::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
 use crate::validate::offload::{OffloadConfig, VerificationChunk};
@@ -27,6 +26,7 @@ use crate::validate::verify::{
     SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
     verify_with_verdict,
 };
+use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 
 /// Crafts the transaction, one word of the notation at a time; see [`Craft::change`].
 struct Craft<'a> {

@@ -11,11 +11,11 @@ use proto::kvrwset::{KvrwSet, QueryReadsMerkleSummary, RangeQueryInfo};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
-use crate::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
-use crate::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
 use crate::validate::Code;
 use crate::validate::conflicts::check_conflicts;
 use crate::validate::view::BlockStateView;
+use ledger::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
+use ledger::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
 
 type Keys = BTreeMap<String, Version>;
 

@@ -16,10 +16,10 @@ use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;
 use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerConfig, serve_orderer};
-use chain::rwset::{RangeReads, ReadWriteSet};
 use chain::validate::Code;
 use chain::view::PeerView;
 use ledger::Block;
+use ledger::rwset::{RangeReads, ReadWriteSet};
 use proto::protos::ProposalResponse;
 use storage::GroupSync;
 

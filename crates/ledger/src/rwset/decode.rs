@@ -15,8 +15,8 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
 use base::{Bytes, Version};
-use ledger::wire::{FieldValue, Fields, Span, WireError, set_once};
 
 use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, MerkleSummary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};

@@ -1,10 +1,11 @@
 //! Receiving blocks from orderers.
 //!
-//! 1. Connect to an orderer and ask for blocks from the first one that the pipeline lacks.
-//! 2. Verify each block as described in [`super`] and give it to the pipeline.
+//! 1. Connect to an orderer and ask for blocks from the first one that the [`BlockSink`] lacks.
+//! 2. Verify each block: it continues the chain (number and previous hash), the hash of its data equals the data hash in its
+//!    header, and it is signed as the channel's configuration requires. Give it to the sink, which may wait.
 //! 3. When the link ends, is silent for too long, or delivers anything but the next block, turn to the next orderer. After
 //!    each attempt that brought no block wait longer, up to [`BACKOFF_MAX`]. When all orderers in turn have rejected the
-//!    request, the channel reports what it waits for. If there are other orderers, the peer also leaves an orderer that
+//!    request, the sink is told what the channel waits for. If there are other orderers, the peer also leaves an orderer that
 //!    sends keepalives and no block for [`IDLE_MAX`], since this orderer may be cut off from the rest of its group; such an
 //!    attempt does not lengthen the wait.
 //! 4. End the channel with an error when both conditions hold: (a) more than half of the orderers have sent a properly signed
@@ -20,13 +21,12 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt::net::{self, Parties};
-use base::rt::{self, Backoff};
-use ledger::Block;
+use base::rt::{self, Backoff, CancellationToken};
+use ledger::config::ChannelConfig;
+use ledger::{Block, Hash};
 
-use super::pipeline::{ChainTip, CommitContext, CommitPipeline};
-use crate::fault::StallGuard;
-use crate::order::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, SILENCE_MAX};
-use crate::{Error, events};
+use crate::events;
+use crate::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, SILENCE_MAX};
 
 /// The wait after the first failure.
 pub const BACKOFF_MIN: Duration = Duration::from_millis(20);
@@ -57,15 +57,15 @@ enum DeliveryEnd {
     OtherChain(ledger::Error),
     /// The channel is stopping.
     #[error(transparent)]
-    Stopped(Error),
+    Stopped(#[from] SinkStopped),
 }
 
 /// The addresses at which orderers serve blocks. They may change while a peer receives blocks. Clones share the
 /// addresses.
 #[derive(Clone, Debug, Default)]
-pub struct BlockSources(Arc<Mutex<Arc<[String]>>>);
+pub struct SourceAddresses(Arc<Mutex<Arc<[String]>>>);
 
-impl BlockSources {
+impl SourceAddresses {
     /// The current addresses.
     pub fn now(&self) -> Arc<[String]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -77,25 +77,56 @@ impl BlockSources {
     }
 }
 
-impl From<Vec<String>> for BlockSources {
-    fn from(addresses: Vec<String>) -> BlockSources {
-        BlockSources(Arc::new(Mutex::new(addresses.into())))
+impl From<Vec<String>> for SourceAddresses {
+    fn from(addresses: Vec<String>) -> SourceAddresses {
+        SourceAddresses(Arc::new(Mutex::new(addresses.into())))
     }
 }
 
-/// Receives blocks until the channel stops, then stops the pipeline.
-pub async fn run_deliver(
-    context: Arc<CommitContext>,
-    pipeline: CommitPipeline,
-    mut tip: ChainTip,
-    sources: BlockSources,
-) {
+/// The sink takes no more blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the channel has stopped")]
+pub struct SinkStopped;
+
+/// What takes the blocks of a channel at a peer.
+pub trait BlockSink: Send + Sync {
+    /// The channel's configuration: its name, who its orderers are, and how blocks must be signed.
+    fn config(&self) -> &ChannelConfig;
+
+    /// Cancelled when the channel stops.
+    fn stop(&self) -> &CancellationToken;
+
+    /// Takes the next block, whose place in the chain and signatures are verified. Waits while the sink is full.
+    ///
+    /// # Errors
+    /// If the channel has stopped.
+    fn offer(&self, block: Block) -> impl Future<Output = Result<(), SinkStopped>> + Send;
+
+    /// Reports what the channel waits for, until the returned value is dropped.
+    fn stall(&self, reason: String) -> Box<dyn Send + '_>;
+
+    /// Ends the channel, since a majority of the orderers continues with another block of this number.
+    fn fail_forked(&self, block: u64);
+}
+
+/// The blocks that a sink has received.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceivedTip {
+    /// Their number.
+    pub height: u64,
+    /// The header hash of the last one; `None` if there is none.
+    pub hash: Option<Hash>,
+}
+
+/// Receives the blocks after `tip` until the channel stops or must end.
+pub async fn receive_blocks(sink: &impl BlockSink, mut tip: ReceivedTip, sources: SourceAddresses) {
     let mut backoff = Backoff::spread(BACKOFF_MIN, BACKOFF_MAX);
     let mut attempt = 0;
     let mut against: BTreeSet<String> = BTreeSet::new();
     let mut rejections = 0;
     let mut stalled = None;
-    while !context.stop().is_cancelled() {
+    let channel = sink.config().channel();
+    while !sink.stop().is_cancelled() {
         let orderers = sources.now();
         if orderers.is_empty() {
             break;
@@ -103,12 +134,11 @@ pub async fn run_deliver(
         let orderer = &orderers[attempt % orderers.len()];
         attempt += 1;
         let height_before = tip.height;
-        let connection = receive(&context, &pipeline, &mut tip, orderer, orderers.len() > 1, &mut stalled);
-        let ended = match context.stop().run_until_cancelled(connection).await {
+        let connection = receive(sink, &mut tip, orderer, orderers.len() > 1, &mut stalled);
+        let ended = match sink.stop().run_until_cancelled(connection).await {
             None | Some(DeliveryEnd::Stopped(_)) => break,
             Some(ended) => ended,
         };
-        let channel = context.policies.channel();
         if tip.height > height_before {
             against.clear();
         }
@@ -123,7 +153,7 @@ pub async fn run_deliver(
                 if rejections >= orderers.len() {
                     let height = tip.height;
                     let reason = format!("no orderer sends what follows the {height} blocks of this peer: {reason}");
-                    stalled.get_or_insert_with(|| context.stall(reason));
+                    stalled.get_or_insert_with(|| sink.stall(reason));
                 }
             }
             _ => tracing::debug!(%channel, orderer, %ended, "left an orderer"),
@@ -132,50 +162,48 @@ pub async fn run_deliver(
             against.insert(orderer.clone());
             let all: BTreeSet<&String> = orderers.iter().collect();
             if all.iter().filter(|one| against.contains(**one)).count() > all.len() / 2 {
-                context.fail(Error::OtherChain { channel: channel.clone(), block: tip.height });
+                sink.fail_forked(tip.height);
                 break;
             }
         }
-        if tip.height > height_before || matches!(ended, DeliveryEnd::Idle) {
-            backoff.reset();
-        }
-        if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
+        let was_well = tip.height > height_before || matches!(ended, DeliveryEnd::Idle);
+        wait = if was_well { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
+        // Spread the wait, so that peers that lost the same orderer do not all return at once.
+        let spread = wait / 2 + Duration::from_nanos(rt::random_below((wait / 2).as_nanos() as u64 + 1));
+        if sink.stop().run_until_cancelled(rt::sleep(spread)).await.is_none() {
             break;
         }
     }
     if sources.now().is_empty() {
-        context.stop().cancelled().await;
+        sink.stop().cancelled().await;
     }
-    pipeline.stop().await;
 }
 
-async fn receive<'a>(
-    context: &'a CommitContext,
-    pipeline: &CommitPipeline,
-    tip: &mut ChainTip,
+async fn receive(
+    sink: &impl BlockSink,
+    tip: &mut ReceivedTip,
     orderer: &str,
     has_others: bool,
-    stalled: &mut Option<StallGuard<'a>>,
+    stalled: &mut Option<Box<dyn Send + '_>>,
 ) -> DeliveryEnd {
-    match receive_blocks(context, pipeline, tip, orderer, has_others, stalled).await {
+    match receive_from(sink, tip, orderer, has_others, stalled).await {
         Err(ended) => ended,
         Ok(never) => match never {},
     }
 }
 
-async fn receive_blocks(
-    context: &CommitContext,
-    pipeline: &CommitPipeline,
-    tip: &mut ChainTip,
+async fn receive_from(
+    sink: &impl BlockSink,
+    tip: &mut ReceivedTip,
     orderer: &str,
     has_others: bool,
-    stalled: &mut Option<StallGuard<'_>>,
+    stalled: &mut Option<Box<dyn Send + '_>>,
 ) -> Result<std::convert::Infallible, DeliveryEnd> {
-    let orderers = context.policies.config().orderers().iter().map(|organization| organization.msp_id.to_string());
+    let orderers = sink.config().orderers().iter().map(|organization| organization.msp_id.to_string());
     let orderers = Parties::of(orderers);
     let mut link = net::connect_to(orderer, &orderers).await.map_err(DeliveryEnd::Unreachable)?;
     events::DeliverConnections.add(1);
-    let request = DeliverRequest { channel: context.policies.channel().to_string(), from: tip.height };
+    let request = DeliverRequest { channel: sink.config().channel().to_string(), from: tip.height };
     link.send(request.encode()).await.map_err(|_| DeliveryEnd::Link)?;
     let mut last = rt::now();
     loop {
@@ -190,12 +218,12 @@ async fn receive_blocks(
             }
             DeliverResponse::Rejection(reason) => return Err(DeliveryEnd::Rejected(reason)),
             DeliverResponse::Block(bytes) => {
-                let block = verify_block(context, tip, &bytes)?;
+                let block = verify_block(sink.config(), tip, &bytes)?;
                 *stalled = None;
                 last = rt::now();
                 let hash = block.hash();
-                pipeline.offer(block).await.map_err(DeliveryEnd::Stopped)?;
-                *tip = ChainTip { height: tip.height + 1, hash: Some(hash), ..*tip };
+                sink.offer(block).await?;
+                *tip = ReceivedTip { height: tip.height + 1, hash: Some(hash) };
                 link.send(Bytes::from_static(BLOCK_ACKNOWLEDGED)).await.map_err(|_| DeliveryEnd::Link)?;
             }
         }
@@ -203,7 +231,7 @@ async fn receive_blocks(
 }
 
 /// Reads a block and checks everything about it that does not concern its transactions.
-fn verify_block(context: &CommitContext, tip: &ChainTip, bytes: &Bytes) -> Result<Block, DeliveryEnd> {
+fn verify_block(config: &ChannelConfig, tip: &ReceivedTip, bytes: &Bytes) -> Result<Block, DeliveryEnd> {
     let block = Block::parse(bytes)?;
     let other = match block.check_follows(tip.height, tip.hash.as_ref()) {
         // The orderer's signature, checked below, proves that it sent this.
@@ -211,7 +239,7 @@ fn verify_block(context: &CommitContext, tip: &ChainTip, bytes: &Bytes) -> Resul
         follows => follows.map(|()| None)?,
     };
     block.check_data_hash()?;
-    block.verify_signatures(context.policies.config())?;
+    block.verify_signatures(config)?;
     match other {
         None => Ok(block),
         Some(error) => Err(DeliveryEnd::OtherChain(error)),

@@ -1,8 +1,8 @@
 //! The encodings of the messages in `kvrwset` and `rwset`: fields in order of number, without defaults, as Fabric writes
 //! them.
 
+use crate::wire::{bytes_field_len, put_bytes, put_bytes_header, put_varint, varint_len};
 use base::Version;
-use ledger::wire::{bytes_field_len, put_bytes, put_bytes_header, put_varint, varint_len};
 
 /// Fields of `KVRead`, `KVWrite`, `Version`.
 const KEY: u32 = 1;

@@ -13,8 +13,8 @@
 //!
 //! Equal summaries mean equal results, up to collisions of SHA-256. The check for phantoms relies on this.
 
+use crate::hash::{Hash, sha256, sha256_of};
 use base::{Bytes, Version};
-use ledger::hash::{Hash, sha256, sha256_of};
 
 use super::encode::{pair, put_read};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::wire::{bytes_field_len, put_bytes, put_bytes_header};
 use base::{Bytes, Version};
-use ledger::wire::{bytes_field_len, put_bytes, put_bytes_header};
 
 use super::encode::{
     number_field_len, pair, put_number, put_read, put_text, put_write, read_len, text_field_len, write_len,

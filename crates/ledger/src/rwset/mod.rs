@@ -18,7 +18,7 @@
 //! need not be in Fabric's encoding to be decoded, and bytes that are no such message are an error. Hashes are always over
 //! received bytes.
 //!
-//! Conflicts are found in [`crate::validate`].
+//! Left to others: peers find conflicts in `chain::validate`.
 
 /// The longest key that a transaction may read or write, in bytes: the state's tables take no longer ones.
 pub const KEY_BYTES_MAX: usize = 16_384;
@@ -28,7 +28,7 @@ pub const NAMESPACE_BYTES_MAX: usize = storage::tables::NAMESPACE_BYTES_MAX;
 /// Namespaces that one read-write set may hold.
 pub const NAMESPACES_MAX: usize = 1024;
 /// The largest number of reads, writes, ranges and results of ranges in one read-write set. Endorsers stop well below:
-/// see [`crate::endorse::simulate::ENTRIES_MAX`].
+/// see `chain::endorse::simulate::ENTRIES_MAX`.
 pub const ENTRIES_MAX: usize = 1 << 21;
 
 const _: () = assert!(KEY_BYTES_MAX < storage::tables::KEY_BYTES_MAX);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::Block;
+use crate::hash::{Hash, sha256};
 use base::{Bytes, Version};
-use ledger::Block;
-use ledger::hash::{Hash, sha256};
 use proptest::prelude::*;
 use prost::Message;
 use proto::kvrwset::{KvRead, KvWrite, KvrwSet, QueryReads, RangeQueryInfo, range_query_info::ReadsInfo};
@@ -29,7 +29,7 @@ fn golden_sets(name: &str) -> Vec<Bytes> {
     let sets: Vec<Bytes> = block
         .envelopes()
         .map(|envelope| {
-            let transaction = ledger::Transaction::parse(&envelope).expect("Fabric wrote it");
+            let transaction = crate::Transaction::parse(&envelope).expect("Fabric wrote it");
             let action = transaction.action().expect("it has an action");
             action.outcome(transaction.header()).expect("it has an outcome").results()
         })
@@ -284,8 +284,8 @@ fn more_namespaces_or_entries_than_any_transaction_has_are_refused() {
             let mut set = Vec::new();
             for count in [count / 2, count - count / 2] {
                 let mut inner = Vec::new();
-                ledger::wire::put_bytes(&mut inner, 2, &[key, 0].repeat(count));
-                ledger::wire::put_bytes(&mut set, 2, &inner);
+                crate::wire::put_bytes(&mut inner, 2, &[key, 0].repeat(count));
+                crate::wire::put_bytes(&mut set, 2, &inner);
             }
             ReadWriteSet::decode(set.into())
         };

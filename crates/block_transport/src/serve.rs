@@ -1,4 +1,4 @@
-//! Serves peers that ask for blocks. See [`super::protocol`].
+//! Serves peers that ask for blocks. See [`crate::protocol`].
 //!
 //! A link proves the organisation of its caller. Only organisations of a channel receive the channel's blocks.
 
@@ -10,11 +10,10 @@ use std::time::Duration;
 use base::Bytes;
 use base::rt;
 use base::rt::net::{Link, LinkAcceptor, LinkPermit, LinksRejected};
-use consensus::ordered::Leadership;
 
-use super::Orderer;
-use super::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, KEEPALIVE, WINDOW_BLOCKS};
 use crate::events;
+use crate::protocol::{BLOCK_ACKNOWLEDGED, DeliverRequest, DeliverResponse, KEEPALIVE, WINDOW_BLOCKS};
+use crate::source::BlockSource;
 
 /// How long a peer may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,21 +21,20 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The smallest number of bytes a second that a peer must take.
 const BYTES_A_SECOND_MIN: usize = 64 << 10;
-/// How long an orderer that is not the leader lets a peer with more blocks wait while it catches up.
+/// How long a source that may lag lets a peer with more blocks wait while it catches up.
 const LAG_MAX: Duration = Duration::from_secs(2);
 
-pub(super) async fn accept(orderer: Arc<Orderer>, mut door: LinkAcceptor) {
-    while let Some(Ok((link, permit))) = orderer.stopping().run_until_cancelled(door.accept()).await {
-        drop(rt::spawn(connection(orderer.clone(), link, permit)));
+/// Serves the links of an acceptor, until the source stops or the acceptor fails.
+pub async fn serve(source: Arc<dyn BlockSource>, mut acceptor: LinkAcceptor) {
+    while let Some(Ok((link, permit))) = source.stopping().run_until_cancelled(acceptor.accept()).await {
+        drop(rt::spawn(connection(source.clone(), link, permit)));
     }
-    orderer.unserved().cancel();
 }
 
-async fn connection(orderer: Arc<Orderer>, link: Link, permit: LinkPermit) {
-    // The link ends if the peer left, misbehaved or has newer links, or if this orderer stops; the peer then asks
-    // again.
-    let stop = orderer.stopping().clone();
-    stop.run_until_cancelled(permit.displaced().run_until_cancelled(serve_blocks(orderer, link))).await;
+async fn connection(source: Arc<dyn BlockSource>, link: Link, permit: LinkPermit) {
+    // The link ends if the peer left, misbehaved or has newer links, or if the source stops; the peer then asks again.
+    let stop = source.stopping().clone();
+    stop.run_until_cancelled(permit.displaced().run_until_cancelled(serve_link(source, link))).await;
 }
 
 /// The result of a step that needs the peer's part, while `bytes` are on their way to the peer; `None` after a
@@ -46,17 +44,19 @@ async fn within_timeout<T>(step: impl Future<Output = T>, bytes: usize) -> Optio
     rt::timeout(limit, step).await.ok()
 }
 
-pub(super) async fn serve_blocks(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
+/// Serves one peer until its link ends, it misbehaves, or the channel stops. Always returns `None`, at whichever of
+/// these comes first.
+pub async fn serve_link(source: Arc<dyn BlockSource>, mut link: Link) -> Option<()> {
     let request = rt::timeout(REQUEST_TIMEOUT, link.receive()).await.ok()?.ok()?;
     let request = match DeliverRequest::decode(&request) {
         Ok(request) => request,
         Err(malformed) => return reject(&link, malformed.to_string()).await,
     };
-    let Some(chain) = orderer.channel(&request.channel) else {
+    let Some(chain) = source.channel(&request.channel) else {
         return reject(&link, format!("channel {} is not known here", request.channel)).await;
     };
     if let Some(organization) = link.peer()
-        && !chain.has_member(organization)
+        && !chain.is_member(organization)
     {
         LinksRejected.add(1);
         tracing::warn!(channel = request.channel, organization, "refused blocks: it is no member of the channel");
@@ -66,8 +66,8 @@ pub(super) async fn serve_blocks(orderer: Arc<Orderer>, mut link: Link) -> Optio
     let mut next = request.from;
     // Bytes of each block that the peer has not acknowledged yet.
     let mut unacknowledged = VecDeque::with_capacity(WINDOW_BLOCKS);
-    if next > chain.height() && matches!(*chain.role().borrow(), Leadership::Following { .. }) {
-        // This orderer may be a little behind the others of its group.
+    if next > chain.height() && chain.may_lag() {
+        // An orderer may be a little behind the others of its group.
         let caught_up = rt::timeout(LAG_MAX, durable.wait_for(|height| *height >= next));
         let _ = chain.stopping().run_until_cancelled(caught_up).await?;
     }

@@ -1,0 +1,50 @@
+//! The pipeline as the sink of the blocks that arrive.
+
+use std::sync::Arc;
+
+use base::rt::CancellationToken;
+use block_transport::{BlockSink, ReceivedTip, SinkStopped, SourceAddresses, receive_blocks};
+use ledger::Block;
+use ledger::config::ChannelConfig;
+
+use super::pipeline::{ChainTip, CommitContext, CommitPipeline};
+use crate::Error;
+
+struct PipelineSink {
+    context: Arc<CommitContext>,
+    pipeline: CommitPipeline,
+}
+
+impl BlockSink for PipelineSink {
+    fn config(&self) -> &ChannelConfig {
+        self.context.policies.config()
+    }
+
+    fn stop(&self) -> &CancellationToken {
+        self.context.stop()
+    }
+
+    async fn offer(&self, block: Block) -> Result<(), SinkStopped> {
+        self.pipeline.offer(block).await.map_err(|_| SinkStopped)
+    }
+
+    fn stall(&self, reason: String) -> Box<dyn Send + '_> {
+        Box::new(self.context.stall(reason))
+    }
+
+    fn fail_forked(&self, block: u64) {
+        self.context.fail(Error::OtherChain { channel: self.config().channel().clone(), block });
+    }
+}
+
+/// Receives blocks until the channel stops, then stops the pipeline.
+pub async fn run_delivery(
+    context: Arc<CommitContext>,
+    pipeline: CommitPipeline,
+    tip: ChainTip,
+    sources: SourceAddresses,
+) {
+    let sink = PipelineSink { context, pipeline };
+    receive_blocks(&sink, ReceivedTip { height: tip.height, hash: tip.hash }, sources).await;
+    sink.pipeline.stop().await;
+}
