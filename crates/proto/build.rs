@@ -1,6 +1,7 @@
 //! Compiles `proto/**/*.proto` into Rust messages and one encoded descriptor set, without `protoc`.
 //!
-//! Services yield no code here: a crate that serves a service generates the code, against these messages.
+//! It generates no code for services. A crate that serves a service generates that code itself, with these message
+//! types.
 
 #![allow(clippy::disallowed_methods, reason = "what a build makes is made again")]
 

@@ -1,10 +1,10 @@
-//! Hash maps and sets with our own hashing.
+//! Hash maps and sets that behave the same in every run of a simulation.
 //!
-//! The standard default hasher draws a key for each map from the operating system, so a simulation would depend on more than
-//! its seed. Our hasher has one key per process. In production the key comes from the operating system, so that clients cannot
-//! choose keys that collide; in simulation it is a constant.
+//! The standard library keys its default hasher with randomness of the operating system, so a simulation would depend
+//! on more than its seed. The hasher here has one key per process. In production the key comes from the operating
+//! system, so that clients cannot choose keys that collide. In simulation it is a constant.
 //!
-//! Invariant: no behaviour depends on the order of iteration; sort, or use a `BTreeMap`.
+//! Rule: no behaviour may depend on the order of iteration. Sort, or use a `BTreeMap`.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

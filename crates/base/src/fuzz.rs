@@ -1,13 +1,14 @@
 //! Fuzzing of decoders: one harness per codec, run as a fuzz target and over its corpus in every test run.
 //!
 //! 1. Each crate that decodes bytes from outside lists a [`FuzzTarget`] for each of its decoders in its module `fuzz`.
-//! 2. A target has seeds, which the crate's own encoders produce, and a harness: a function that takes any bytes and panics
-//!    where the decoder breaks a guarantee. A decoder guarantees that it does not panic, and that each value that it accepts
-//!    has one encoding, or decodes to the same value again after it was encoded.
+//! 2. A target has seeds, which the crate's own encoders produce, and a harness: a function that takes any bytes and
+//!    panics if the decoder breaks a guarantee. A decoder guarantees that it never panics. It also guarantees that each
+//!    value has only one encoding or, where a format allows several, that encoding and decoding a value again gives the
+//!    same value.
 //! 3. A harness decodes inside [`within`], which limits the decoder's memory to a multiple of its input.
 //! 4. The package `heddle-fuzz` collects the targets, counts allocations, and runs them; see its documentation.
 //!
-//! Nothing here runs in a node. Without the counting allocator [`within`] is a plain call.
+//! Nothing here runs in a node. Without the counting allocator [`within`] just calls the harness.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! The foundation of every other crate: the runtime that is real or simulated, and the types that all crates share.
+//! The foundation of every other crate: a runtime with a production and a simulated form, and the types that all crates
+//! share.
 //!
 //! A program written against [`rt`] runs unchanged on tokio and in a seeded simulation, where a test crashes its nodes:
 //!
@@ -40,12 +41,12 @@
 //! # Modules
 //! * [`admission`]: bounds on what a listener spends on unauthenticated connections, and on each organisation.
 //! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs).
-//! * [`error`]: the few kinds of error, each of which tells the caller what to do.
+//! * [`error`]: the kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
-//! * [`durable`]: files that survive a loss of power as a whole.
+//! * [`durable`]: files that are replaced atomically, even if the power fails meanwhile.
 //! * [`lease`]: the bound on the drift of clocks, and how long a lease's holder may act and its grantor must wait.
 //! * [`event`]: counters, gauges and histograms, each declared once.
-//! * [`untrusted`]: numbers that the other end chose, in a type without arithmetic.
+//! * [`untrusted`]: numbers that a peer, a client or a disk supplied, in a type without arithmetic.
 //! * [`rt`]: the ambient runtime: tasks, time, randomness, channels, disk files and links, backed by tokio in production and by
 //!   a seeded single-threaded executor in simulation.
 //!
@@ -64,7 +65,8 @@
 //!   Heddle.
 //! * In production the caller starts tokio ([`rt::production`]), and registers a transport ([`rt::net::register`]) for each
 //!   scheme of addresses that leads to other processes; without one, a link stays within its process.
-//! * Listeners enforce what [`admission`] only accounts for: they accept, run handshakes and close connections.
+//! * [`admission`] only keeps accounts. The listener that uses it accepts connections, runs handshakes and closes
+//!   connections.
 //! * The layers above decide what bytes mean, whom to trust, and when to retry.
 
 #![deny(missing_docs)]

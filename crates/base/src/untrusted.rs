@@ -1,8 +1,8 @@
 //! Numbers from a client, a peer, a disk or a remote region, before they are checked.
 //!
-//! Release builds check arithmetic for overflow, so a single sum of two hostile numbers is a panic that the other end can
-//! trigger. [`Untrusted`] has no arithmetic operators. A decoder returns numbers in it, and each method that returns the number
-//! inside either checks a bound or is named `unchecked`.
+//! Release builds check arithmetic for overflow, so with a single sum of two such numbers a hostile sender could make
+//! the process panic. Therefore decoders return such numbers as [`Untrusted`], which has no arithmetic operators. To
+//! get the number, the caller must either check a bound or call a method named `unchecked`.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;

@@ -1,12 +1,13 @@
-//! A closed-loop load: a number of clients, each with one transaction in flight.
+//! Runs a closed-loop load against a network: a number of clients, each with one transaction in flight.
 //!
-//! 1. **Load**: the workload's data is written, [`LOADS_IN_FLIGHT`] transactions at a time; a failed transaction is retried.
+//! 1. **Load**: the driver writes the workload's data, [`LOADS_IN_FLIGHT`] transactions at a time, and retries failed
+//!    ones.
 //! 2. **Warm up**: all clients run, but their transactions are not counted.
-//! 3. **Measure**: every transaction that ends within the window is counted, even if it started before. Processor time, memory
-//!    and disk are read at both ends of the window.
-//! 4. **Drain**: clients finish their transactions in flight, within [`DRAIN_MAX`].
+//! 3. **Measure**: every transaction that ends within the window is counted, even if it started before. The driver
+//!    reads processor time, memory and disk usage at both ends of the window.
+//! 4. **Drain**: the clients get [`DRAIN_MAX`] to finish their transactions in flight.
 //!
-//! Invariant: a client whose transaction the network rejects backs off, longer after each rejection, so that the load does not
+//! If the network rejects a transaction, its client backs off, longer after each rejection, so that the load does not
 //! deepen an overload. If a network commits nothing for [`STALL_MAX`], the run ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};

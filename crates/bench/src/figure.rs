@@ -1,5 +1,5 @@
-//! A figure whose measurement is not a workload on a network: rows of numbers, ratios with their bounds, a table, JSON and a
-//! plot.
+//! The result of a measurement of one part, without a network: rows of numbers, and ratios with their bounds, shown as
+//! a table, JSON and a plot. ([`crate::report`] is for workloads on a network.)
 //!
 //! The JSON has the form of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`.
 //! Scripts compare each ratio with its bound.

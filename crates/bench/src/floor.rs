@@ -1,4 +1,5 @@
-//! The crypto floor: the processor time of the servers for one transaction, if only its signatures cost anything.
+//! The crypto floor: the processor time that the servers would need for one transaction if everything but its
+//! signatures were free.
 //!
 //! The operations of a transaction, with `E` endorsers and `P` peers, where each organisation verifies for itself:
 //! - each endorser verifies the proposal (E verifications) and signs its endorsement (E signatures);
@@ -7,8 +8,8 @@
 //! - the gateway verifies the signature of a CommitStatus request (1 verification).
 //!
 //! The price of one operation is measured in the same run, on a warm processor, as the median of several batches. It is
-//! processor time of the measuring thread, as the servers' cost is processor time, so the load of other processes is not
-//! included.
+//! the processor time of the measuring thread, which leaves out the load of other processes, just as the processor time
+//! of the servers does.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{

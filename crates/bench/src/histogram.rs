@@ -1,8 +1,9 @@
-//! A compact histogram of durations: octaves (factors of two), each in equal steps.
+//! A compact histogram of durations. It divides the range into octaves (factors of two), and each octave into equal
+//! steps.
 //!
-//! Values are microseconds. Below [`STEPS`] each value has its own bucket. Above, every octave has `STEPS / 2` buckets, so that
-//! a quantile is at most 1/64 off. Memory is fixed, recording is a shift and an addition, and two histograms are merged by
-//! adding their counts.
+//! Values are microseconds. Below [`STEPS`] each value has its own bucket. Above, every octave has `STEPS / 2` buckets,
+//! so a quantile is at most 1/64 too high. Memory is fixed, recording is a shift and an addition, and two histograms
+//! are merged by adding their counts.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The confidence interval of a mean ratio.
 //!
-//! Ratios are averaged by their logarithms, so that a half and a double weigh the same; the interval is Student's, because
-//! few pairs are measured.
+//! The mean is the mean of the ratios' logarithms, so that a half and a double weigh the same. The interval follows
+//! Student's t-distribution, because few pairs are measured.
 
 use crate::figure::RatioBound;
 

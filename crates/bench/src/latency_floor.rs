@@ -1,17 +1,19 @@
-//! The floor of a commit's latency: only the fsyncs and round trips on the path of a transaction of a single client.
+//! The floor of a commit's latency: the time that a transaction of a single client would take if everything but fsyncs
+//! and round trips were free.
 //!
-//! In a network of one process with one orderer that path is, one step after the other:
+//! In a network of one process with one orderer, a transaction waits for these steps, one after the other:
 //! - three round trips between client and gateway: endorse, submit, commit status;
-//! - one fsync by the orderer, then the block goes to the peer, half a round trip;
+//! - one fsync by the orderer;
+//! - half a round trip, in which the block goes to the peer;
 //! - one fsync by the peer.
 //!
-//! Signatures, contracts and hand-offs are not included. Networks of several processes or orderers have more steps on the path,
-//! but are compared with the same floor.
+//! Signatures, contracts and the hand-over between tasks are not included. In networks of several processes or orderers
+//! a transaction waits for more steps, but they are compared with the same floor.
 //!
-//! The price of a step is measured in the same run, in elapsed time, as the median of many measurements. For the fsync, a
-//! thread appends as many bytes as a block has to a file beside the network's files, calls fsync and waits for it. For the
-//! round trip, two threads that sleep while they wait exchange a request and a reply over a loopback socket; both have the size
-//! of a proposal.
+//! The price of a step is measured in the same run, in elapsed time, as the median of many measurements. For the fsync,
+//! a thread appends the bytes of one block to a file beside the network's files, and calls fsync. For the round trip,
+//! two threads exchange a request and a reply over a loopback socket, and sleep while they wait. Both messages have the
+//! size of a proposal.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

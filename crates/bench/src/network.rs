@@ -2,10 +2,11 @@
 //!
 //! 1. [`GatewayNetwork::connect`] opens a few connections, spread over the gateways; clients share them.
 //! 2. A client's transaction is endorsed and submitted by the gateway of its connection. Then the client waits for the commit.
-//! 3. The client waits either for the gateway's CommitStatus, or for its transaction in a stream of filtered blocks
-//!    ([`CommitWait`]). One task per connection, its block follower, reads the stream for all clients of the connection.
+//! 3. The client waits in one of two ways ([`CommitWait`]): for the gateway's CommitStatus, or for its transaction in a
+//!    stream of filtered blocks. One task per connection, the *block follower*, reads this stream for all clients of
+//!    the connection.
 //!
-//! A client registers with the block follower before it submits, so that it cannot miss its block.
+//! A client registers with the block follower before it submits its transaction, so that it cannot miss the block.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

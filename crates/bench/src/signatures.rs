@@ -1,11 +1,12 @@
-//! The cost of verifying P-256 signatures, with tables and vector units, compared with the library.
+//! Measures the cost of verifying P-256 signatures with tables and vector units, and compares it with the cost in the
+//! library.
 //!
-//! 1. Keys are made, and signatures by randomly chosen keys. The library gets parsed keys; [`p256_verify`] gets the tables of
-//!    the keys.
+//! 1. The benchmark makes keys, and signatures by randomly chosen keys. The library gets the keys in parsed form;
+//!    [`p256_verify`] gets their tables.
 //! 2. In every round the methods take turns, so that a drift of the machine affects all of them. A method verifies all
 //!    signatures twice; only the second pass is timed, because by then its data is in the caches, as in production.
-//! 3. A `flushed` method verifies some of the signatures, once. Before each call so much other data is touched that neither
-//!    tables nor code remain in the second-level cache.
+//! 3. A `flushed` method verifies only some of the signatures, and only once. Before each call the benchmark touches so
+//!    much other data that neither tables nor code remain in the second-level cache.
 //!
 //! Times are processor time of the measuring thread, as medians over the rounds. The digests are computed beforehand. Parsing
 //! DER is included for every method.

@@ -1,14 +1,15 @@
 //! Measures the service that a network gives to a legitimate organisation while attackers act on it:
 //! `heddle bench under-attack`.
 //!
-//! 1. Calm and attacked windows alternate on one network, in pairs. Successive pairs begin with different windows.
-//! 2. In an attacked window all attacks run at once, each as a separate process at normal priority; connection churn is left
-//!    out, because it is measured separately. All of them together get at most [`QUOTA_PERCENT`] of a core
-//!    ([`AttackProcess`]).
-//! 3. The results are the throughput and latency of the attacked window, divided by those of the calm window of its pair, and
-//!    by how much each process exceeds its configured memory and a slack.
+//! 1. Windows without and with attacks alternate on one network, in pairs of a *calm* and an *attacked* window. Pairs
+//!    begin in turn with the calm and with the attacked one.
+//! 2. In an attacked window all attacks run at once, each as a separate process at normal priority. Together they get
+//!    at most [`QUOTA_PERCENT`] of a core ([`AttackProcess`]). Connection churn is left out, because it is measured
+//!    separately.
+//! 3. The results are the throughput and latency of each attacked window, divided by those of the calm window of its
+//!    pair. A further result is, for each process, by how much its memory exceeds the configured limit plus a slack.
 //!
-//! Invariant: a run in which an attack reached less than half of its rate is reported as one that does not count
+//! Invariant: if an attack reached less than half of its rate, the report says that the run does not count
 //! ([`AttackRun::too_slow`]).
 
 use std::collections::BTreeMap;

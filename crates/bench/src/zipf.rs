@@ -1,4 +1,4 @@
-//! Skewed choice of keys, by Zipf's law over a fixed number of items.
+//! Chooses keys with skew: by Zipf's law, over a fixed number of items.
 
 use std::sync::Arc;
 

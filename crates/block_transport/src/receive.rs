@@ -166,11 +166,10 @@ pub async fn receive_blocks(sink: &impl BlockSink, mut tip: ReceivedTip, sources
                 break;
             }
         }
-        let was_well = tip.height > height_before || matches!(ended, DeliveryEnd::Idle);
-        wait = if was_well { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
-        // Spread the wait, so that peers that lost the same orderer do not all return at once.
-        let spread = wait / 2 + Duration::from_nanos(rt::random_below((wait / 2).as_nanos() as u64 + 1));
-        if sink.stop().run_until_cancelled(rt::sleep(spread)).await.is_none() {
+        if tip.height > height_before || matches!(ended, DeliveryEnd::Idle) {
+            backoff.reset();
+        }
+        if sink.stop().run_until_cancelled(backoff.wait()).await.is_none() {
             break;
         }
     }

@@ -1,4 +1,5 @@
-//! What every contract runtime implements, the response of a contract, and the splitting of a proposal's arguments.
+//! The [`Contract`] trait, which every contract runtime implements, and the response that a contract returns. The
+//! module also splits the arguments of a proposal into a function name and the function's arguments.
 
 use async_trait::async_trait;
 use base::Bytes;

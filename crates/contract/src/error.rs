@@ -1,9 +1,10 @@
 //! The errors of contracts and of the stub they run on.
 //!
-//! There are two kinds, which must not be confused. An application error is the contract's deterministic answer: the
-//! client gets a response with a status of at least 400, and every endorser gives the same response. A state error says
-//! that this peer failed to run the contract (its state is no longer available, it was fenced, or it is stopping): the
-//! endorser answers with an error of its own, and the client may retry here or at another peer.
+//! There are two kinds:
+//! * An *application error* is the contract's deterministic answer. The client gets a response with a status of at
+//!   least 400, and every endorser gives the same response.
+//! * A *state error* says that this peer failed to run the contract: its state is no longer available, it was fenced,
+//!   or it is stopping. The client gets an error of the endorser instead, and may retry here or at another peer.
 
 use base::ErrorKind;
 

@@ -1,8 +1,8 @@
 //! The history of a key: its changes by committed transactions, newest first.
 //!
-//! As in Fabric, a history is not part of the read set and is not checked again at commit. A transaction that writes a
-//! value derived from a history may therefore have missed a change. A history ends below the transaction's block
-//! boundary, like every other read.
+//! As in Fabric, a history is not part of the read set, so the conflict check does not cover it. A transaction that
+//! derives a value from a history may therefore miss a change that commits before the transaction does. Like every
+//! other read, a history contains only changes in blocks below the transaction's block boundary.
 
 use std::collections::VecDeque;
 

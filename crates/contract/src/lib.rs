@@ -44,18 +44,19 @@
 //!
 //! * A contract cannot reach a clock, randomness, a disk or a network, so every endorser computes the same read-write
 //!   set from the same state.
-//! * All reads of a transaction see the state at one block boundary, without its own writes.
+//! * All reads of a transaction see the state at one block boundary. They do not see the transaction's own writes.
 //! * A caller can always tell an application error from a failure of the world state
 //!   ([`ContractError::into_response`]).
-//! * Bounded: pages of queries ([`PAGE_ENTRIES_MAX`], [`PAGE_BYTES_SOFT_MAX`]) and nested calls ([`CALL_DEPTH_MAX`]).
+//! * Pages of queries are bounded ([`PAGE_ENTRIES_MAX`], [`PAGE_BYTES_SOFT_MAX`]), and so are nested calls
+//!   ([`CALL_DEPTH_MAX`]).
 //!
 //! # What it needs around it
 //!
 //! * `chain` calls contracts when it endorses: it implements [`ContractStub`] over a snapshot of the state, and records
 //!   the read-write set. `node` chooses the [`ContractRegistry`]; `bench` drives the workloads; `simulator` compares
 //!   peers with [`model`].
-//! * Left to others: `chain` records read-write sets, signs, checks policies and limits time; `state` keeps the
-//!   state.
+//! * Left to others: `chain` signs endorsements, checks policies and limits the time of an invocation; `state` keeps
+//!   the world state.
 //!
 //! # What is here
 //!
@@ -68,9 +69,9 @@
 //!
 //! # How one invocation goes
 //!
-//! 1. The caller splits the proposal's arguments into a function name and the rest ([`split_input`]), looks the
-//!    contract up and makes a [`ContractStub`] over one block boundary of the world state.
-//! 2. [`Contract::invoke`] reads through the stub and records writes in it.
+//! 1. The caller splits the proposal's arguments into a function name and its arguments ([`split_input`]), looks up the
+//!    contract, and makes a [`ContractStub`] at one block boundary of the world state.
+//! 2. [`Contract::invoke`] reads and writes through the stub, which records both.
 //! 3. A returned [`ContractResponse`] with a status below 400 may be endorsed. A [`ContractError`] is either an answer
 //!    to the application (a status of at least 400 and a message) or a failure of the world state;
 //!    [`ContractError::into_response`] separates the two.

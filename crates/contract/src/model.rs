@@ -1,8 +1,7 @@
-//! A ledger in memory that runs contracts one at a time. It defines the behaviour that a peer must match, without a
-//! peer's mechanisms.
+//! A ledger in memory that runs contracts one at a time, and so defines what a contract does on a correct peer.
 //!
-//! It is the reference for the meaning of [`ContractStub`], the ledger in tests of contracts, and the sequential oracle
-//! with which simulations compare a peer's state. One invocation:
+//! It has three uses: as the reference for the meaning of [`ContractStub`], as the ledger in tests of contracts, and as
+//! the sequential oracle with which simulations compare a peer's state. One invocation:
 //! 1. [`ModelLedger::execute`] runs the contract against the current state and collects its [`ModelEffects`].
 //! 2. [`ModelLedger::apply`] puts the writes into the state. [`ModelLedger::submit`] does both.
 //!

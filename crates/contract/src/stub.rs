@@ -1,12 +1,12 @@
 //! The stub, which is everything that a contract can reach: one transaction's view of one namespace of the world state.
 //!
 //! All semantics are Fabric's:
-//! 1. Every read is of one block boundary, which is fixed when the stub is made. A read never sees the transaction's
-//!    own writes.
+//! 1. Every read sees the state at one block boundary, which is fixed when the stub is made. A read never sees the
+//!    transaction's own writes.
 //! 2. Writes are recorded; the last write of a key counts. An empty value is recorded as a delete (Fabric turns an
 //!    empty value into a delete when it commits, so a ledger cannot hold an empty value).
-//! 3. A query is a handle that is read in pages, so that memory stays bounded however large the range is. A returned
-//!    page counts as read, even if the contract did not look at all of it.
+//! 3. A query returns a handle, which the contract reads page by page, so that memory stays bounded however large the
+//!    range is. The read set covers every returned page, even if the contract did not look at all of its entries.
 //! 4. A transaction has at most one event: the last event that was set by the contract that the client called.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,6 +1,6 @@
 //! A client of Fabric's gateway. It does what an SDK does, for our tests, tools and measurements.
 //!
-//! 1. [`GatewayClient::proposal`] creates and signs a proposal, which has its transaction id from then on.
+//! 1. [`GatewayClient::proposal`] creates and signs a proposal; this fixes the transaction id.
 //! 2. [`GatewayClient::evaluate`] returns the proposal's result without a transaction. [`GatewayClient::endorse`]
 //!    collects endorsements instead and returns a transaction.
 //! 3. [`GatewayClient::submit`] signs the transaction and sends it to the orderer.
@@ -9,7 +9,7 @@
 //! 5. [`GatewayClient::chaincode_events`] and [`GatewayClient::deliver`] follow a channel.
 //!
 //! Each call has a deadline ([`GatewayClient::with_deadline`]); streams have none. Dropping a future cancels its call
-//! at the server. An envelope that the orderer has already taken stays with the orderer.
+//! at the server. It does not take back an envelope that the orderer has already accepted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Fabric's gRPC services over a peer and an orderer, and a client of them.
 //!
-//! Before a port verifies a signature, it decodes the request as far as it can, and it refuses a request that it cannot
-//! decode. This example stops there: everything beyond needs a socket and a running peer, as in `tests/transport` and
-//! in the tests of `node`.
+//! Before a port verifies a signature, it decodes the request, and refuses a request that it cannot decode. The example
+//! shows this step only, because all later steps need a socket and a running peer; for these see `tests/transport` and
+//! the tests of `node`.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -55,7 +55,7 @@
 //! * Below: `chain` endorses, orders, waits for commits and reads blocks, in this process or in another one; `base`
 //!   admits connections.
 //! * Only caches and permits outlive a call. The crate decides nothing about the validity of a transaction.
-//! * It runs on tokio, outside the simulated world. The simulator therefore replaces it by messages over links.
+//! * The crate uses tokio directly, so it cannot run in a simulation. The simulator replaces it by messages over links.
 #![deny(missing_docs)]
 
 pub mod client;

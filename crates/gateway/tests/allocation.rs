@@ -1,7 +1,6 @@
 //! The memory that reading a request allocates before any signature is checked: at most twice the request's size.
 //!
-//! The test has its own binary, because the binary's allocator counts. It is the only test there, so that no other test
-//! adds to the counts.
+//! The test is the only one in its binary, because the binary's allocator counts the allocations of all its tests.
 #![expect(unsafe_code, reason = "an allocator that counts has to be one; it hands everything to the system's")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -2,9 +2,9 @@
 //!
 //! The cache is a table of fixed size. It consists of shards, so that threads seldom contend for a lock, and a shard
 //! consists of buckets of [`WAYS`] entries. A look-up hashes the whole key, finds one bucket under a shared lock and
-//! compares all bytes of the key. A hit allocates nothing and changes at most one flag. A full bucket evicts an entry
-//! that was not hit since the last search for a victim passed it (second chance). [`crate::manager`] decides what the
-//! keys are and what is cached.
+//! compares all bytes of the key. A hit allocates nothing and changes at most one flag. A full bucket evicts by second
+//! chance: the search for a victim clears the hit flag of each entry that it passes, and takes the first entry whose
+//! flag is clear. [`crate::manager`] decides what the keys are and what is cached.
 //!
 //! Invariants: an entry is a function of its key alone, so a hit and a miss give the same answer. A key or an identity
 //! larger than [`REMEMBERED_BYTES_MAX`] is not cached, so memory is bounded. A shard allocates its buckets with its

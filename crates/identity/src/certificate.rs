@@ -5,8 +5,9 @@
 //! ignored. Name constraints are refused even when not critical, because ignoring them would admit certificates that
 //! their authority excluded.
 //!
-//! Two certificates with the same signed part are the same certificate here, even if their signatures differ: holder
-//! and rights are the same, and anyone can change an ECDSA signature (module `der`).
+//! Two certificates with the same signed part count as one certificate, even if their signatures differ. Both give
+//! the same rights to the same holder, and anyone can turn an ECDSA signature into a second valid one (module
+//! `der`).
 //!
 //! Left to others: whether a certificate chains to a root (module `chain`), and what its organisational units mean
 //! ([`crate::msp`]).

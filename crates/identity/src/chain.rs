@@ -1,7 +1,7 @@
-//! Certificate chains, from a certificate up to a root authority of its organisation.
+//! Finds the chain of authorities from a certificate up to a root authority of its organisation, and checks it.
 //!
-//! Fabric inherits its rules from Go's X.509 verifier. The rules here are the same, so that Heddle and Fabric reach the
-//! same verdict on the same block:
+//! Fabric inherits the rules of Go's X.509 verifier. Heddle follows the same rules, so that it reaches Fabric's verdict
+//! on the same block:
 //! 1. Every certificate of the chain is valid one second after the **leaf's** start of validity. No clock is read, so
 //!    the verdict on a block never changes. Expiry is a separate check ([`crate::Identity::check_expiry`]).
 //! 2. The subject of an issuer equals the issuer field of the issued certificate, byte for byte, and the issuer's key

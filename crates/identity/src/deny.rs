@@ -8,14 +8,14 @@
 //!    [`DenyList::replace`] replaces the entries: later checks see the new entries, and waiting callers
 //!    ([`DenyList::changes`]) are notified.
 //! 2. [`DenyList::check`] refuses an identity by organisation and serial number, or by fingerprint.
-//!    [`DenyList::check_chain`] refuses a chain of TLS certificates by fingerprint alone, since a serial number is
-//!    ambiguous without its issuer.
+//!    [`DenyList::check_chain`] refuses a chain of TLS certificates by fingerprint only: a serial number says nothing
+//!    without the issuer that gave it.
 //!
-//! An ECDSA signature has a second valid form that anybody can compute. It gives the same certificate another
-//! fingerprint.
+//! The fingerprint of a certificate covers the issuer's signature. From an ECDSA signature anybody can compute a
+//! second valid one, and so give the same certificate another fingerprint.
 //!
-//! Invariants: a check against an empty list returns at once. An entry denies its certificate under every encoding of
-//! the issuer's signature.
+//! Invariants: a check against an empty list returns at once. An entry denies its certificate with either form of the
+//! issuer's signature.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};

@@ -1,4 +1,4 @@
-//! The little DER that this crate reads and writes by hand: ECDSA signatures and their canonical low-S form.
+//! The DER that this crate reads and writes by hand: ECDSA signatures and their canonical low-S form.
 //!
 //! An ECDSA signature is `SEQUENCE { INTEGER r, INTEGER s }`. For any valid (r, s) the pair (r, n − s) is valid too, so a
 //! third party could change a signature's bytes without the key. Fabric therefore accepts only the pair whose s is at

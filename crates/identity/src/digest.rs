@@ -1,4 +1,4 @@
-//! SHA-256 as the ledger uses it.
+//! SHA-256 of bytes in one or several pieces, and a comparison in constant time.
 
 use aws_lc_rs::digest::{self, SHA256};
 

@@ -1,4 +1,4 @@
-//! The metrics of this crate.
+//! The metrics of identities: signatures made and verified, tables of keys, identities validated and denied.
 
 base::events! {
     /// Signatures that were checked, with whatever result; those inside certificates are not counted.

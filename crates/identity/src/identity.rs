@@ -1,4 +1,4 @@
-//! One validated identity.
+//! [`Identity`]: a member of a channel, whose certificate its organisation has validated.
 
 use base::MspId;
 use base::rt::WallTime;

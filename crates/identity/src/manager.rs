@@ -1,8 +1,9 @@
 //! The organisations of one channel, and the identities of their members.
 //!
-//! [`MspManager::identify`] is called several times for each transaction, mostly for the same few holders. Anyone can
-//! cause such a call, since a message's identity is needed before its signature can be checked. Therefore valid
-//! identities are cached, separately for each organisation. A look-up has three steps:
+//! [`MspManager::identify`] turns the bytes that name an identity into an [`Identity`]. Validation calls it several
+//! times for each transaction, mostly for the same few certificates, so valid identities are cached. Anyone can cause
+//! a call, since a message's signature can be checked only once its identity is known. Therefore each organisation has
+//! a cache of its own, from which other callers cannot evict. A look-up has three steps:
 //!
 //! 1. By the bytes of the identity. A hit costs a hash and a comparison.
 //! 2. By the certificate. One certificate has many serialized forms: PEM may break lines anywhere, and text before the

@@ -3,8 +3,8 @@
 //! A simulated network checks the same few thousand signatures again and again: each peer checks them, and each seed
 //! runs twice. Therefore each thread of a simulation caches up to [`VERDICTS_MAX`] verdicts; a full cache is emptied.
 //! The key of a cached verdict is a hash of all its inputs (scheme, key, message, signature), so the content of the
-//! cache cannot change a run. The cache covers only checks by the general library: a check with a precomputed table of
-//! the key ([`crate::verifier`]) always runs. Outside simulations the cache is off.
+//! cache cannot change a run. The cache covers only verifications by the library (aws-lc-rs). A verification with a
+//! precomputed table of the key ([`crate::verifier`]) always runs. Outside simulations the cache is off.
 
 use std::cell::RefCell;
 

@@ -2,18 +2,19 @@
 //!
 //! Defining an organisation (`FabricMSPConfig`):
 //! 1. Read its root and intermediate authorities; each must be an authority with a key identifier and have one chain.
-//! 2. Read the revocation lists and the organisational units. Marking units (NodeOUs) mark clients, peers, admins and
-//!    orderers; each may be pinned to the authority that must vouch for it. Required units are checked without NodeOUs:
-//!    every member must then have one of them.
-//! 3. Read the listed administrators; each must be a valid identity. If none is listed, a unit must mark
-//!    administrators.
+//! 2. Read the revocation lists and the organisational units (OUs). With NodeOUs, a *marking unit* in a certificate
+//!    says that its holder is a client, peer, admin or orderer. The definition may pin a marking unit to the authority
+//!    that must have issued such certificates. Without NodeOUs, the definition may list *required units*, of which
+//!    every member must have one.
+//! 3. Read the listed administrators; each must be a valid identity. If none is listed, there must be a marking unit
+//!    for administrators.
 //!
 //! Validating an identity, in Fabric's order so that the verdicts agree:
 //! 1. Its certificate is not an authority's and has exactly one chain (module `chain`). The authority that issued the
-//!    certificate has no authorities below it: an authority with authorities below it issues no identities.
+//!    certificate has no authorities below it, because an authority issues either authorities or identities.
 //! 2. No revocation list of its issuer contains it.
-//! 3. With NodeOUs it has exactly one marking unit, and the pinned authority (if any) vouches for the unit. Without
-//!    NodeOUs it has one of the required units, if there are any.
+//! 3. With NodeOUs it has exactly one marking unit. If the unit is pinned to an authority, that authority issued the
+//!    certificate. Without NodeOUs it has one of the required units, if there are any.
 //!
 //! The rules are those of the MSP versions 1.4.3 and 3.0, which current channels ask for. Left to others: caching
 //! identities ([`crate::manager`]) and expiry ([`crate::Identity::check_expiry`]).

@@ -3,15 +3,16 @@
 //! [`crate::Msp`] applies revocation lists to the identities that sign. TLS stacks verify chains by themselves, so
 //! their verifiers call [`Revocations::check`] after they have accepted a chain:
 //!
-//! 1. [`Revocations::of`] reads an organisation's definition. It keeps each list whose authority it finds among the
-//!    organisation's authorities of TLS and of identities: the list names the authority's key, and that key made the
-//!    list's signature. A list without such an authority is ignored, as in Fabric.
+//! 1. [`Revocations::of`] reads an organisation's definition. It keeps each list that one of the organisation's
+//!    authorities signed, whether the authority issues TLS certificates or identities. The list must name the
+//!    authority's key, and its signature must verify under that key. Any other list is ignored, as in Fabric.
 //! 2. [`Revocations::check`] looks up each certificate of the chain, leaf first, by its issuer's name and its serial
-//!    number. If two authorities have the same name, the key that the certificate names decides between their lists.
+//!    number. Two authorities may have the same name; then the issuer's key that the certificate names decides whose
+//!    list applies.
 //!
 //! Invariants: a list applies only to certificates of its own authority. A chain is refused if any of its certificates
-//! is revoked or cannot be read. If an organisation has no lists, a chain is not even read. No clock is read: a list
-//! past its next update still applies.
+//! is revoked or cannot be read. Without lists, a chain is accepted unread. No clock is read: a list past its next
+//! update still applies.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;

@@ -1,4 +1,5 @@
-//! Many forms of one certificate. The test has a process to itself, because it counts the chains that are verified.
+//! Sending one certificate in many forms evicts no other identity and costs no further verification of its chain. The
+//! test has a process to itself, because it counts the chains that are verified.
 
 use std::sync::Arc;
 

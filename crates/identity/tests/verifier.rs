@@ -1,4 +1,4 @@
-//! A process that took a wrong signature for right ends. The test runs such a process as its child.
+//! A process that accepted an invalid signature ends itself. The test runs such a process as its child.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Blocks that Fabric wrote, for tests.
+//! Blocks that Fabric and its configuration library wrote, for tests.
 
 use base::Bytes;
 

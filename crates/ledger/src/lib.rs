@@ -1,4 +1,4 @@
-//! Blocks, transactions and channel configuration: encodes, hashes and checks everything that a ledger contains.
+//! Encodes, hashes and checks everything that a ledger contains: blocks, transactions and channel configuration.
 //!
 //! ```
 //! use base::{BlockNumber, Bytes};

@@ -1,9 +1,9 @@
 //! A walk over the fields of an encoded protobuf message that copies and allocates nothing.
 //!
-//! The hot path reads a dozen nested messages per transaction and needs a few fields of each, as they were received:
-//! The hot path reads a dozen nested messages per transaction and needs a few fields of each, as they were received: hashes
-//! and signatures cover received bytes. So instead of decoding into structures, [`Fields`] yields each field's number and
-//! position ([`Span`]), and a parsed view keeps one reference to the received bytes and the positions in it.
+//! The hot path reads a dozen nested messages per transaction, and needs a few fields of each. It needs them as they
+//! were received, because hashes and signatures cover received bytes. So [`Fields`] decodes nothing into structures: it
+//! yields each field's number and position ([`Span`]). A parsed view keeps one reference to the received bytes, and
+//! positions in them.
 //!
 //! Invariants:
 //! 1. A span lies inside the bytes that it was found in; [`Span::of`] is only called with those bytes.

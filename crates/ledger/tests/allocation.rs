@@ -1,9 +1,10 @@
 //! Measures how much memory a channel's configuration makes this process allocate.
 //!
-//! A configuration once took 200 times its size while it was decoded. Policies that ask many groups, or lie below a long
-//! name, took the square of the configuration's size. The first block of a channel comes from a peer. Here a sound
-//! configuration gets a mebibyte of the smallest parts in every place where it repeats something, and the allocator records
-//! the peak. Whether the configuration is accepted or rejected, it may take at most four times its size and a mebibyte.
+//! The first block of a channel comes from a peer, so the memory that it takes must be bounded by its size. Once it was
+//! not: decoding took 200 times a configuration's size, and policies that combine many groups, or lie below a long
+//! name, took the square of that size. Each case of the test fills one repeated field of a sound configuration with a
+//! mebibyte of the smallest parts, and the allocator records the peak. Whether the configuration is accepted or
+//! rejected, it may take at most four times its size and a mebibyte.
 
 use std::sync::{Mutex, PoisonError};
 

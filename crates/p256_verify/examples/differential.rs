@@ -1,13 +1,13 @@
-//! Compares every path with aws-lc-rs, and on request with the `p256` crate, on any number of signatures, on all
-//! processors.
+//! Compares the verdicts of every path of this crate with those of aws-lc-rs, and on request of the `p256` crate. It
+//! takes any number of signatures, and uses all processors.
 //!
 //! `cargo run --release -p heddle-p256-verify --example differential -- CASES [--second EVERY] [--seed SEED] [--file
 //! FILE]`
 //!
-//! About half of the signatures are valid; in the others the key, the digest, r or s is altered. One in EVERY is also
-//! compared with the second implementation. With a file, each round appends its counts, and a run with the same file
-//! continues where the last run ended. The program exits with 1 at the first difference, after it has printed
-//! everything needed to reproduce it.
+//! About half of the signatures are valid; in the others the key, the digest, r or s is altered. With `--second`, one
+//! in EVERY signatures is also compared with the `p256` crate. With a file, each round appends its counts, and a run
+//! with the same file continues where the last run ended. The program exits with 1 at the first difference, after it
+//! has printed everything needed to reproduce it.
 
 #![allow(
     clippy::disallowed_methods,

@@ -1,16 +1,17 @@
-//! Tables of odd multiples, built on eight lanes.
+//! Builds the tables of odd multiples of keys and of the generator, on eight lanes.
 //!
-//! A table with windows of w bits has, for every window i, the points (2j + 1)·2^(w·i)·Q for j below 2^(w − 1). They
-//! are built thus:
+//! A table with windows of w bits has, for every window i, the points (2j + 1)·2^(w·i)·Q for j below 2^(w − 1). These
+//! are the odd multiples of Bᵢ = 2^(w·i)·Q below 2^w. They are built in three steps:
 //!
-//! 1. [`Doubles`]: Q is doubled again and again, which gives 2^t·Q for every t; eight keys at once in eight lanes.
-//! 2. [`MakeAffine`]: these Jacobian points become affine, with one inversion for all.
-//! 3. [`AddLevel`]: let Bᵢ = 2^(w·i)·Q. The odd multiples of Bᵢ below 2^m, and the same plus 2^m·Bᵢ = 2^(w·i + m)·Q,
-//!    are the odd multiples below 2^(m + 1). A level is these affine additions for one m, in all windows of all keys,
-//!    with one inversion for up to [`GROUP`] · 8 of them.
+//! 1. [`Doubles`] doubles Q again and again, which gives 2^t·Q for every t. Eight lanes do this for eight keys at
+//!    once.
+//! 2. [`MakeAffine`] turns these Jacobian points into affine ones, with one inversion for all of them.
+//! 3. [`AddLevel`] goes from the odd multiples of Bᵢ below 2^m to those below 2^(m + 1): it adds 2^m·Bᵢ = 2^(w·i +
+//!    m)·Q to each. One level makes these affine additions for one m, in all windows of all keys. Up to [`GROUP`] · 8
+//!    additions share one inversion.
 //!
 //! No addition is exceptional: it adds two different multiples of a point, both below 2^w, and the order of the point
-//! is the prime n.
+//! is the prime n, which is far greater.
 //!
 //! An entry is one cache line: x and y in Montgomery form, R = 2^260, four limbs of 64 bits each, below p.
 

@@ -5,9 +5,9 @@
 //! dᵢ = 2·bᵢ − (2^w − 1) are the digits, since Σ (2·bᵢ − (2^w − 1))·2^(w·i) = 2·t − (2^(w·m) − 1) = k. No digit is
 //! zero, so no term of a sum is infinity.
 //!
-//! An even k is replaced by n − k, where n is the order of the group; n − k is odd, and every digit changes its sign. k
-//! = 0 becomes n, and n·P is infinity. If the terms of n·P are added to the terms of the other scalar, they cancel, and
-//! the sum is right. A sum that consists of them alone ends in an exceptional addition, which is detected.
+//! The order n of the group is odd. So an even k is replaced by the odd number n − k, and every digit then changes its
+//! sign. In this way k = 0 becomes n, and the terms of n·P add up to infinity. Added to the terms of the other scalar,
+//! they cancel, and the sum is right. A sum of these terms alone ends in an exceptional addition, which is detected.
 
 use crate::limbs::{self, Limbs, N};
 

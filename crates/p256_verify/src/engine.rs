@@ -1,15 +1,15 @@
-//! The curve's part of a verification on eight lanes: R = u₁·G + u₂·Q by tables, and the comparison of its x-coordinate
-//! with r.
+//! The part of a verification that computes on the curve, on eight lanes: it computes R = u₁·G + u₂·Q by tables, and
+//! compares the x-coordinate of R with r.
 //!
 //! 1. The terms of a sum are entries of tables: one entry per window of the key's table, and one per window of the
 //!    generator's.
-//! 2. [`Hot`] gives each signature 1, 2, 4 or 8 lanes. Each lane adds up its share of the terms; then the sums of a
-//!    signature's lanes are added up in a tree. Eight signatures in eight lanes take the least work each; one signature
-//!    in eight lanes has the shortest latency.
-//! 3. [`Cold`] has tables of one window only, which are cheap enough to be used once: the key's part takes five
-//!    doublings between two windows.
-//! 4. A signature is valid if ZZ is not zero, that is, no addition was exceptional, and if r·ZZ = X or (r + n)·ZZ = X.
-//!    The second equation is allowed only if r + n is below p.
+//! 2. [`Hot`] is for keys with a table. It gives each signature 1, 2, 4 or 8 lanes. Each lane adds up a part of the
+//!    terms; then the sums of a signature's lanes are added up in a tree. One lane per signature takes the least work
+//!    for each signature; eight lanes for one signature give the shortest latency.
+//! 3. [`Cold`] is for keys without a table. It builds tables of one window only, which are cheap enough to be used
+//!    once. The price is that the key's part of the sum takes five doublings between two windows.
+//! 4. Let X/ZZ be the x-coordinate of R. A signature is valid if ZZ is not zero, which shows that no addition was
+//!    exceptional, and if r·ZZ = X or (r + n)·ZZ = X. The second equation counts only if r + n is below p.
 
 use crate::digits::{self, Digit, Digits, Window};
 use crate::field::{Field, Loose, Tight};

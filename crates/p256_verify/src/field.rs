@@ -1,6 +1,6 @@
 //! Eight field elements side by side: five limbs of 52 bits, Montgomery form.
 //!
-//! An element a is represented by a·2^260 mod p. Two types say how far its limbs are reduced:
+//! An element a is represented by a·2^260 mod p. Two types distinguish reduced elements from the results of additions:
 //!
 //! - [`Tight`]: every limb is in [0, 2^52) and the value is below 2^258. Only tight elements are multiplied, since the
 //!   multiply-add takes the low 52 bits of its operands and ignores the others.
@@ -44,9 +44,9 @@
 //! below 17·M each, together below 153·M < 2^60.
 //!
 //! **The check.** `tests/bounds.rs` runs every operation, and every addition and doubling of points, on lanes whose
-//! words are intervals: no addition leaves 64 bits, and every sum that is reduced has limbs of at most 2^60. Intervals
-//! cannot show that a value is below 2^258 after a carry; the scalar model of the lanes checks this bound at
-//! each of its carries, in all tests.
+//! words are intervals. It shows that no addition leaves 64 bits, and that every sum that is reduced has limbs of at
+//! most 2^60. Intervals cannot show that a value is below 2^258 after a carry. Therefore the scalar model of the lanes
+//! checks this bound at each of its carries, in all tests.
 
 use crate::lanes::{Lanes, Words};
 use crate::limbs::Limbs;

@@ -1,9 +1,10 @@
 //! The lanes on AVX-512: one vector register each, with the 52-bit multiply-add of IFMA.
 //!
-//! This module has all `unsafe` expressions of the crate, for two reasons. First, instructions that a processor may
-//! lack are called from functions that are not compiled for them. This is sound, because an [`Ifma`] exists only where
-//! [`Ifma::detect`] has found the instructions. Second, vectors are read and written through pointers. This is sound,
-//! because [`Words`] has the size and the alignment of a vector.
+//! This module has all `unsafe` expressions of the crate. There are two kinds:
+//! * Functions that are not compiled for AVX-512 call its instructions, which a processor may lack. This is sound,
+//!   because an [`Ifma`] exists only where [`Ifma::detect`] has found the instructions.
+//! * Vectors are read and written through pointers. This is sound, because [`Words`] has the size and the alignment of
+//!   a vector.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

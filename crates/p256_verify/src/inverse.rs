@@ -1,13 +1,16 @@
 //! Inverses modulo an odd prime, in variable time, by Bernstein and Yang's division steps.
 //!
-//! 1. Keep (f, g) with f odd and (d, e) with d·a = f and e·a = g modulo m, from f = m, g = a, d = 0, e = 1.
+//! To invert a modulo m:
+//!
+//! 1. Keep f (always odd), g, d and e with d·a = f and e·a = g modulo m. Start with f = m, g = a, d = 0, e = 1.
 //! 2. 62 division steps depend on the low 62 bits of f and g alone. [`steps`] does them on single words and returns a
 //!    matrix of four words; [`Steps::apply`] applies it to f and g, and [`Steps::apply_modulo`] to d and e.
 //! 3. When g is zero, f is ±gcd(m, a) = ±1, and ±d is the inverse.
 //!
 //! For 256-bit numbers, 741 steps always suffice (Bernstein and Yang, "Fast constant-time gcd computation and modular
-//! inversion", section 11), so twelve rounds suffice. The caller multiplies the result by the number. If the product is
-//! not 1, the caller computes the inverse as a power instead: a mistake here costs time and never a verdict.
+//! inversion", section 11), so twelve rounds of step 2 suffice. The caller multiplies the result by a. If the product
+//! is not 1, the caller computes the inverse as a power instead. So a mistake here costs time, but never changes a
+//! verdict.
 //!
 //! Two techniques follow libsecp256k1's documentation of its own variant (doc/safegcd_implementation.md; Copyright (c)
 //! 2013 Pieter Wuille, MIT licence): zeroes are shifted out together, and several bits are cancelled at once while the

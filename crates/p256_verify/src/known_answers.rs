@@ -1,5 +1,5 @@
-//! Known-answer tests, run when a program starts. If one fails (a fault of processor, memory or compiler), the verifier
-//! must not be used.
+//! Known-answer tests, which a program runs when it starts. If one fails, the processor, the memory or the compiler is
+//! faulty, and the program must not use the verifier.
 
 use std::fmt;
 

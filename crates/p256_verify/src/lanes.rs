@@ -1,10 +1,11 @@
 //! Eight 64-bit lanes: the operations of the vector algorithms, and their scalar model.
 //!
-//! A [`Lanes`] value proves that its operations may be used: [`Model`] can always be used, [`crate::ifma::Ifma`] only
-//! if the processor was found to have the instructions. Algorithms are generic over [`Lanes`]. Each [`Operation`] is
-//! inlined into one function ([`Lanes::run`]), which is compiled for the vector unit. The model does the same with
-//! eight words, including `vpmadd52`. The tests compare model and vector unit operation by operation, and run every
-//! algorithm on both.
+//! Algorithms are generic over [`Lanes`]. There are two implementations: [`crate::ifma::Ifma`] uses the vector unit,
+//! and [`Model`] computes the same, including `vpmadd52`, with eight words. A [`Lanes`] value proves that its
+//! operations may be used: a [`Model`] can always be made, an [`crate::ifma::Ifma`] only if the processor was found
+//! to have the instructions. Each [`Operation`] is inlined into one function ([`Lanes::run`]), which is compiled for
+//! the vector unit. The tests compare the model with the vector unit, operation by operation, and run every algorithm
+//! on both.
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;

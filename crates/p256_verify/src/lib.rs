@@ -1,8 +1,8 @@
 //! ECDSA P-256 verification of SHA-256 digests, for a service that verifies many signatures of a few hundred keys.
 //!
-//! A general library verifies one signature of a key that it has never seen. Such a service knows more. Keys repeat, so
-//! tables of their multiples pay. Signatures, digests and public keys are public, so run time may depend on them. Many
-//! signatures arrive together, so they can fill vector units.
+//! A general library verifies one signature, of a key that it has never seen. The service can do better, for three
+//! reasons. Keys repeat, so tables of their multiples pay. Signatures, digests and public keys are public, so run time
+//! may depend on them. Many signatures arrive together, so they can fill vector units.
 //!
 //! ```
 //! use p256_verify::{PublicKey, Signature, Verdict, Verifier};
@@ -39,13 +39,15 @@
 //! - **The crate never says that a signature is invalid.** Every other verdict is [`Verdict::Unsure`], and the caller
 //!   asks a library. A defect that refuses valid signatures therefore costs time and nothing else. An invalid signature
 //!   costs the time of both verifications.
-//! - The verdict on a valid signature of an honest signer is `Valid` if its key has a table. It is `Unsure` in two
-//!   cases: an addition of points was exceptional, which only the owner of a key can bring about; or the key has no
-//!   table and fewer than [`COLD_MIN`] such signatures are left over from groups of eight.
+//! - A valid signature gets the verdict `Valid` if its key has a table of this [`Verifier`]. The exception is an
+//!   exceptional addition of points, which only the owner of the key can bring about.
+//! - A valid signature of a key without a table may be `Unsure`. The portable backend leaves all of these to the
+//!   library. The other backends verify them in groups of eight, and leave them to the library if fewer than
+//!   [`COLD_MIN`] of them remain for the last group.
 //! - No secrets enter the crate: run time and memory accesses depend on all inputs. Signing does not belong here.
 //! - Both (r, s) and (r, n − s) are valid, as in ECDSA's definition. A caller that accepts only a low s checks s
 //!   itself.
-//! - Calls share only what the caller holds: a [`Verifier`] and [`KeyTable`]s, both immutable. The crate has no
+//! - The crate has no state of its own: the caller holds a [`Verifier`] and [`KeyTable`]s, both immutable. It has no
 //!   dependencies, and uses no threads, clocks or randomness.
 //!
 //! # What it needs around it
@@ -60,12 +62,12 @@
 //!    the generator's windows have 13 bits. No point is doubled.
 //! 2. With AVX-512 IFMA ([`Backend::Ifma`]), a vector holds a limb of eight field elements, and an element has five
 //!    limbs of 52 bits (module `field`, which derives the bounds of every limb). [`Verifier::verify_many`] gives each
-//!    of eight signatures a lane. [`Verifier::verify_one`] spreads the terms of one signature over the eight lanes. Two
-//!    to six signatures share the lanes. One inversion serves all s of a call.
+//!    of eight signatures a lane; two to six signatures share the eight lanes. [`Verifier::verify_one`] spreads the
+//!    terms of one signature over all lanes. All signatures of a call share one inversion of s.
 //! 3. Keys without a table ([`KeyRef::Cold`]) get a small table that is used once. The sum for the key then needs
 //!    doublings, which are done for eight signatures side by side.
 //! 4. Without AVX-512 IFMA ([`Backend::Portable`]), the same sums are computed with 64-bit words, one signature at a
-//!    time.
+//!    time. Keys without a table are left to the library.
 //! 5. An exceptional addition (P + P, P − P) makes a coordinate zero, and it stays zero. One comparison at the end
 //!    detects that, exactly (module `points`).
 //!

@@ -5,12 +5,16 @@
 //! longest chain of dependent products has four. Points that are doubled are Jacobian: x = X/Z², y = Y/Z³.
 //!
 //! # Exceptional cases
-//! No formula here handles infinity, P + P or P − P. Up to a non-zero factor, each addition multiplies ZZ by the square
-//! of x₂ − x₁, or Z by x₂ − x₁. In an exceptional addition of two finite points x₂ − x₁ is zero. Since p is a prime, a
-//! product is zero only if a factor is zero. So a ZZ (or Z) that is zero once stays zero, through every later addition
-//! and doubling. A ZZ that is not zero at the end proves that no addition was exceptional, and callers look at ZZ once,
-//! at the end. Doubling has no exceptional case: 2·P is infinite only for a point of even order, and the group's order
-//! is an odd prime.
+//! No formula here handles infinity, P + P or P − P. Callers detect these cases by one look at ZZ (or Z) at the end:
+//!
+//! * Up to a non-zero factor, each addition multiplies ZZ by the square of x₂ − x₁, or Z by x₂ − x₁. In an exceptional
+//!   addition of two finite points x₂ − x₁ is zero, so ZZ becomes zero.
+//! * A ZZ that is zero once stays zero, through every later addition and doubling. Since p is a prime, a product is
+//!   zero only if a factor is zero, so ZZ becomes zero in no other way.
+//! * Therefore a ZZ that is not zero at the end proves that no addition was exceptional.
+//!
+//! Doubling has no exceptional case: 2·P is infinite only for a point of even order, and the group's order is an odd
+//! prime.
 //!
 //! Formulas: the Explicit-Formulas Database's madd-2008-s and add-2008-s (XYZZ), dbl-2001-b and madd (Jacobian, a =
 //! −3).

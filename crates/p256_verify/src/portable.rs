@@ -1,5 +1,5 @@
-//! The algorithm without vector instructions: it adds affine points to a sum in XYZZ coordinates, with four 64-bit
-//! limbs, one signature at a time.
+//! Verification without vector instructions, one signature at a time. It adds affine points to a sum in XYZZ
+//! coordinates; a coordinate has four 64-bit limbs.
 //!
 //! See `points` for the formulas and the exceptional cases. A table entry holds x and y in Montgomery form, R = 2^256.
 

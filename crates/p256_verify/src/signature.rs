@@ -1,4 +1,4 @@
-//! Signatures, and the two forms in which they are written.
+//! Signatures, decoded from DER or from the form of IEEE P1363.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// Bytes of r and of s.

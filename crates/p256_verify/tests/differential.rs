@@ -1,5 +1,5 @@
-//! Compares every path with aws-lc-rs and, for a few cases, with the `p256` crate. `examples/differential.rs` does the
-//! same with millions of cases.
+//! Compares the verdicts of every path of this crate with those of aws-lc-rs and, for a few cases, of the `p256` crate.
+//! `examples/differential.rs` does the same with millions of cases.
 
 mod cases;
 

@@ -1,9 +1,10 @@
-//! Signatures for chosen (u₁, u₂) and keys: every addition that can be exceptional is made exceptional, once as P + P
-//! and once as P − P.
+//! Tests of exceptional additions: signatures and keys are chosen so that every addition that can be exceptional is
+//! exceptional once as P + P and once as P − P.
 //!
-//! A signer who knows a key's logarithm d can produce such signatures. The sum's terms are cᵢ·G for the generator's
-//! digits and cᵢ·d·G for the key's digits, with cᵢ known. An addition is exceptional if the sum so far, A·d + B, is
-//! plus or minus the next term. This condition is an equation for d.
+//! A signer can produce such signatures, because the signer chooses the key's logarithm d. For chosen scalars u₁ and
+//! u₂, the terms of the sum are cᵢ·G for the generator's digits and cᵢ·d·G for the key's digits, with known cᵢ. An
+//! addition is exceptional if the sum so far, (A·d + B)·G, equals plus or minus the next term. This is an equation
+//! for d, which the tests solve.
 
 mod cases;
 

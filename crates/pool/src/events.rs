@@ -1,4 +1,4 @@
-//! Events of the pool.
+//! The metrics of memory nodes and of address spaces.
 
 base::events! {
     /// Sections that memory nodes granted.

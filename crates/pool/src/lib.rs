@@ -48,19 +48,19 @@
 //!    sections back, and lists them. It takes no part in reads and writes.
 //! 2. An [`AddressSpace`] connects to donors, fences every process that held this owner's memory under an older epoch,
 //!    and grows section by section. Its section table maps the high bits of an address to a donor's region.
-//! 3. When a donor is lost, its sections are lost with it. The space reports the loss to the owner once. The owner
-//!    refills its memory on other donors, and may get sections from that donor again when the donor comes back. Pooled
-//!    memory is a cache of the data in storage, so nobody waits for a lost donor.
+//! 3. When a donor is lost, its sections are lost with it, and the space reports the loss to the owner once. Pooled
+//!    memory is a cache of the data in storage, so the owner does not wait for the donor: it refills its memory on
+//!    other donors. When the donor comes back, the owner may get sections from it again.
 //!
 //! # Guarantees
 //! The simulation in `tests/pool/simulation` checks these under faults:
-//! * A byte of a donor belongs to at most one live grant, and every grant to one owner, identified by the name that it
-//!   proved.
+//! * A byte of a donor belongs to at most one live grant. A grant belongs to one owner, identified by the name that
+//!   the owner proved.
 //! * The sections of a donor never exceed its budget; this includes sections whose return is not confirmed.
-//! * When a fence has been answered, no verb under an older epoch ever takes effect at that donor.
+//! * Once a donor has answered a fence, no verb under an older epoch takes effect there.
 //! * Memory is zero when it is granted. A region is never granted twice.
-//! * A section that neither side remembers (an answer was lost, an owner was killed) is reclaimed: see [`node`] and
-//!   [`space`].
+//! * A section of which only the donor knows, because an answer was lost or an owner was killed, is reclaimed: see
+//!   [`node`] and [`space`].
 //!
 //! # What it needs around it
 //! * The pool calls `rma`: its caller gives a memory node its [`rma::Host`], and an address space its

@@ -1,4 +1,5 @@
-//! Checks names and numbers that are easy to get wrong, on the descriptors rather than on the generated code.
+//! Checks names and numbers of messages and fields that are easy to get wrong. It looks at the descriptors, not at the
+//! generated code.
 
 use prost::Message;
 use prost_types::{DescriptorProto, FileDescriptorSet};

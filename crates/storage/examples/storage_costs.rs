@@ -1,10 +1,10 @@
-//! The processor time of storage, compared with the floors of copying and checksumming the same bytes.
+//! Measures the processor time of storage, and compares it with floors: copying and checksumming the same bytes.
 //!
-//! `cargo run --release -p heddle-storage --example storage_costs [-- rows]`, where `rows` is the number of 100-byte rows
-//! (200,000 by default; a tenth of it for 10 KB rows). Times are processor microseconds. Appends, syncs and puts "with
-//! flushing and merging" count the whole process, including the engine's merging threads; all other times, such as those of
-//! reads and of rows that say "caller", count the calling thread alone. A time that says "elapsed" is wall-clock time. The
-//! times depend on the machine; their ratio to the floors in the first table does not.
+//! `cargo run --release -p heddle-storage --example storage_costs [-- rows]`, where `rows` is the number of 100-byte
+//! rows (200,000 by default; a tenth of it for 10 KB rows). Times are microseconds of processor time, unless they say
+//! "elapsed" (wall-clock time). Appends, syncs and puts "with flushing and merging" count the whole process, including
+//! the engine's merging threads. All other times count the calling thread alone. The times depend on the machine; their
+//! ratio to the floors in the first table does not.
 
 use std::hint::black_box;
 use std::path::Path;

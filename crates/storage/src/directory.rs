@@ -1,12 +1,12 @@
 //! The directory that holds all data of one process.
 //!
 //! 1. A file `LOCK` is locked for as long as the process lives, so that no two processes write one directory.
-//! 2. A file `VERSION` holds one line, `heddle 1`: the name and the number of the format of everything below.
-//! 3. A directory that is new or empty becomes a directory of this version. A directory with another version, or with other
-//!    content and no version, is refused before anything in it is touched.
+//! 2. A file `VERSION` holds one line, `heddle 1`: the name and the version of the format of the whole directory.
+//! 3. A new or empty directory becomes a directory of this version. A directory with another version is refused before
+//!    anything in it is touched, and so is a directory that has content but no `VERSION`.
 //!
-//! A change that older programs would misread raises the number; each format below also carries its own version. The modules
-//! that use the directory define its contents.
+//! A change that older programs would misread raises the version. Each file format in the directory has a version of
+//! its own as well. The modules that use the directory define its contents.
 
 use std::path::Path;
 

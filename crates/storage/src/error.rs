@@ -1,4 +1,4 @@
-//! The error of this crate.
+//! The errors of storage: of the operating system, of the engine, of refused requests and of damaged data.
 
 use std::fmt;
 use std::io;

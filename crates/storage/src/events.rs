@@ -1,4 +1,4 @@
-//! Events of storage: counts and times.
+//! The metrics of storage: counts and times.
 
 base::events! {
     /// Blocks appended to block stores.

@@ -47,13 +47,13 @@
 //!   deterministic model that passes the same suite.
 //! * [`StateStore`]: the interface for a disaggregated world state: rows as of a block, and blocks that storage itself
 //!   materialises.
-//! * [`History`]: an index of the blocks that wrote a key, built from the blocks when a client first asks.
-//! * [`node`]: the storage node, which keeps blocks and tables for compute nodes behind links, and refuses primaries that
-//!   were replaced.
+//! * [`History`]: an index from a key to the blocks that wrote it, built from the blocks when a client first asks.
+//! * [`node`]: the storage node, which keeps blocks and tables for compute nodes on other machines, and refuses the
+//!   writes of replaced primaries.
 //! * [`GroupSync`]: one round of fsync for all waiting writers of a disk.
 //! * [`DataDirectory`]: the version and the lock of a data directory.
-//! * [`WatermarkFile`]: a separate record of how far a channel's data has come, which reveals that an older copy was
-//!   restored.
+//! * [`WatermarkFile`]: a record, apart from the data, of the height that a channel's data has reached. It reveals that
+//!   an older copy of the data was restored.
 //!
 //! # Guarantees
 //! * A block that [`blocks::BlockStore::sync`] has covered is found again after a crash, with the same bytes. Bytes that fail

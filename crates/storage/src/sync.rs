@@ -1,14 +1,14 @@
-//! One round of fsync for all waiting writers of a disk.
+//! Group fsync: one round of fsyncs serves all waiting writers of a disk.
 //!
-//! An fsync costs a trip to the device whether it carries one block or ten. On a journaling file system, fsyncs of several
-//! files that run at the same time share one commit of the journal. Channels and peers on one disk therefore share one
-//! [`GroupSync`]:
+//! An fsync costs a trip to the device, whether it makes one block durable or ten. On a journaling file system,
+//! concurrent fsyncs of several files share one commit of the journal. Therefore all channels and peers on one disk
+//! share one [`GroupSync`]:
 //!
 //! 1. A caller registers its file once and calls [`SyncHandle::sync`]; the request joins the set of waiting files.
-//! 2. A task that runs while any caller waits takes up to [`FILES_PER_ROUND_MAX`] files out of the set (a round), syncs them
-//!    concurrently and answers every caller that waited for one of them.
-//! 3. Requests that arrive meanwhile wait for a later round, because their bytes may have been written after the fsync of
-//!    their file began.
+//! 2. A task runs as long as any caller waits. In each *round* it takes up to [`FILES_PER_ROUND_MAX`] files out of the
+//!    set, syncs them concurrently, and answers every caller that waited for one of them.
+//! 3. Requests that arrive during a round wait for a later round, because their bytes may have been written after the
+//!    fsync of their file began.
 //!
 //! Invariants:
 //! * The fsync that answers a caller began after the caller asked.

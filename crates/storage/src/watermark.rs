@@ -1,19 +1,20 @@
-//! A watermark of each channel: how far the channel's data has come, recorded in a file apart from the data.
+//! A watermark per channel: the epoch and height that the channel's data has reached, recorded in a file apart from the
+//! data.
 //!
-//! A directory that was emptied, or replaced by an earlier copy, looks like a directory that has never held more. A process
-//! that continues from it breaks its promises: an orderer cuts different blocks at numbers that it has already delivered, a
-//! storage node gives the same epoch out twice. So the process records in a separate folder how far the data has come, and
-//! compares:
+//! If a data directory was emptied, or replaced by an earlier copy, its content alone does not show the loss. A process
+//! that continues from it breaks its promises: an orderer would cut different blocks at numbers that it has already
+//! delivered, and a storage node would give out the same epoch twice. The watermark, in a separate folder, reveals the
+//! loss:
 //!
-//! 1. [`WatermarkFile::open`] reads the watermark; there is none at the first start. A process has one such object per
-//!    channel.
-//! 2. The owner compares the data that it finds with [`WatermarkFile::current`] before it changes anything. If the data is
-//!    older, the owner refuses to start with [`Error::RolledBack`], also at every further start.
-//! 3. While it runs, the owner records further watermarks ([`WatermarkFile::advance`]) after the data is durable, so the
-//!    watermark is never ahead of the data.
+//! 1. [`WatermarkFile::open`] reads the watermark; at the first start there is none. A process opens one
+//!    [`WatermarkFile`] per channel.
+//! 2. Before the owner of the data changes anything, it compares the data with [`WatermarkFile::current`]. If the data
+//!    is older, the owner refuses to start with [`Error::RolledBack`], at this and every further start.
+//! 3. While it runs, the owner advances the watermark ([`WatermarkFile::advance`]), always after the data is durable.
+//!    So the watermark is never ahead of the data.
 //!
-//! The watermark cannot reveal the loss of data written after the last watermark, or a rollback of the whole host, the
-//! watermark included.
+//! The watermark cannot reveal two losses: that of data written after the last watermark, and a rollback of the whole
+//! host, which includes the watermark.
 //!
 //! ```text
 //! offset  bytes  (little-endian)

@@ -1,26 +1,28 @@
 //! Admission control: the bounds on what a listener spends on connections before they authenticate, and on each organisation
 //! afterwards.
 //!
-//! Every listener of Heddle (gRPC, links, memory nodes, key-value store, metrics) has one [`Admission`]. It only keeps
-//! accounts: the listener accepts, runs the handshake, closes, and enforces [`AdmissionLimits::handshake_time_max`] itself.
+//! Every listener of Heddle (gRPC, links, memory nodes, key-value store, metrics) has one [`Admission`], which only
+//! keeps accounts. The listener itself accepts connections, runs handshakes, closes connections, and enforces
+//! [`AdmissionLimits::handshake_time_max`].
 //!
-//! 1. [`Admission::admit`] registers a connection that was just accepted. It is a **stranger**, an unauthenticated connection
-//!    known only by its address. A new connection is always admitted. If its address then has more strangers than allowed, the
-//!    oldest stranger of that address is displaced. If the listener then has more strangers or more connections than allowed,
-//!    the oldest stranger of all is displaced; that is the new connection itself if the listener is full of members. When a
-//!    connection is displaced, [`AdmissionPermit::displaced`] fires and the listener closes the connection.
-//! 2. [`AdmissionPermit::authenticate`] makes the connection a **member**, once it has proved an identity. A member no longer
-//!    counts as a stranger, and a stranger never displaces it. An identity or an organisation at its limit displaces its own
-//!    oldest connection, and never a connection of another one.
-//! 3. [`AdmissionPermit::reserve`] accounts bytes that are buffered for a connection. A stranger's bytes count against the
-//!    budgets of its address and of all strangers, a member's bytes against the budget of its organisation. Dropping the
-//!    [`Reservation`] returns them. [`AdmissionPermit::claim`] does the same, except when a stranger finds the budget used up:
-//!    then it displaces strangers that have held bytes for longer, the longest first, so that unfinished messages do not keep
-//!    new connections out.
+//! 1. [`Admission::admit`] registers a connection that the listener has just accepted. It is a **stranger**: an
+//!    unauthenticated connection, known only by its address. A new connection is always admitted, and may **displace**
+//!    an older one: then [`AdmissionPermit::displaced`] fires, and the listener closes the displaced connection.
+//!    * If the address has more strangers than allowed, the oldest stranger of that address is displaced.
+//!    * If the listener still has more strangers or more connections than allowed, the oldest stranger of all is
+//!      displaced. In a listener full of members, this is the new connection itself.
+//! 2. [`AdmissionPermit::authenticate`] makes the connection a **member**, once it has proved an identity. A member no
+//!    longer counts as a stranger, and no stranger displaces it. If an identity or an organisation exceeds its limit,
+//!    its own oldest connection is displaced.
+//! 3. [`AdmissionPermit::reserve`] accounts for bytes that the listener buffers for a connection. A stranger's bytes
+//!    count against the budgets of its address and of all strangers, a member's bytes against the budget of its
+//!    organisation. Dropping the [`Reservation`] returns the bytes. [`AdmissionPermit::claim`] does the same, except
+//!    when a stranger finds the budget used up. Then it displaces strangers that began to hold bytes earlier, the
+//!    earliest first, so that unfinished messages do not keep new connections out.
 //! 4. Dropping the [`AdmissionPermit`] removes the connection from the accounts.
 //!
 //! Invariants:
-//! * All counts and sums stay at or below [`AdmissionLimits`] once the displaced connections are closed.
+//! * Once the displaced connections are closed, no count and no sum exceeds [`AdmissionLimits`].
 //! * No stranger can displace a member, and no organisation can displace another one.
 //! * A rejected reservation allocates nothing that outlives the call.
 

@@ -1,19 +1,22 @@
-//! Files that survive a loss of power as a whole: configuration, keys, certificates, and records of what runs.
+//! Replaces small files atomically, so that a loss of power leaves either the old or the new content. It is for
+//! configuration, keys, certificates, and records of what runs.
 //!
 //! [`write()`] replaces a file in these steps, and returns when all of them are done:
 //! 1. Create the missing folders above it, each durable in its parent.
 //! 2. Write the bytes to a temporary name in the same folder, and sync that file.
 //! 3. Rename it to its own name, and sync the folder.
 //!
-//! A loss of power at any point leaves either the previous file or the new one, never an empty one; once `write` has returned,
-//! it leaves the new one. A concurrent reader sees one of the two. Several files are not replaced atomically: a caller that
-//! needs atomic replacement writes one more file last, whose presence shows that the others are complete.
+//! A loss of power at any point leaves either the previous file or the new file, never an empty one. After `write` has
+//! returned, it leaves the new file. A concurrent reader sees either the previous file or the new one. Several files
+//! are not replaced atomically. A caller that needs this writes one more file last, whose presence shows that the
+//! others are complete.
 //!
-//! These are plain calls to the operating system, never used in a simulation, for files that are written when a network is
-//! created, changed or started. Files that a role writes while it works go through [`crate::rt::disk`].
+//! These functions call the operating system directly, so simulations never use them. They are for files that are
+//! written when a network is created, changed or started. Files that a node writes while it works go through
+//! [`crate::rt::disk`].
 //!
-//! [`recorded`] returns to a test the steps that its thread executed, and [`power`] computes what a loss of power leaves of
-//! them.
+//! For tests, [`recorded`] returns the steps that the test's thread executed, and [`power`] computes what a loss of
+//! power leaves of them.
 
 pub mod power;
 

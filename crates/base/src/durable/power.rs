@@ -1,8 +1,9 @@
-//! What a loss of power leaves of recorded [`DurabilityStep`]s, for tests.
+//! Computes, for tests, which files a loss of power leaves after some recorded [`DurabilityStep`]s.
 //!
-//! A file system may write names to the disk before a sync asks for it, and may write a file's bytes later than its name. So a
-//! file whose name survives and whose bytes were never synced is empty. [`UnsyncedNames`] has the two extremes; a program may
-//! rely only on statements that hold in both.
+//! A file system may write a name to the disk before the directory is synced, or not until then. It may also write a
+//! file's bytes later than its name; so a file whose name survives, but whose bytes were never synced, is empty.
+//! [`UnsyncedNames`] chooses whether unsynced names survive. A program may rely only on statements that hold in both
+//! cases.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

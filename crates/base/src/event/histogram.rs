@@ -1,5 +1,5 @@
-//! Histograms of fixed size: one bucket for each value from 1 to 4 (0 counts as 1); above 4, four buckets of equal width
-//! between each power of two and the next. A quantile is at most a quarter too large.
+//! Histograms of fixed size. Each value from 1 to 4 has its own bucket; 0 counts as 1. Above 4 there are four buckets
+//! of equal width between each power of two and the next. So a quantile is at most a quarter too large.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

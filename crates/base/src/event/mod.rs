@@ -2,13 +2,13 @@
 //!
 //! 1. A crate declares its events with [`events!`](crate::events): a name in code, a name for Prometheus, a sentence of
 //!    documentation.
-//! 2. Code counts: `BlocksCommitted.add(1)`, `CommitTime.record_since(start)`.
+//! 2. The code that does the work counts it: `BlocksCommitted.add(1)`, `CommitTime.record_since(start)`.
 //! 3. Metrics ([`render_prometheus`]), assertions of tests ([`snapshot`]) and the metrics reference ([`catalogue`]) all come
 //!    from that one declaration.
 //!
-//! An event registers itself at its first use; [`register`] registers a crate's events from the start, so that events that have
-//! not happened yet are shown as zero. Counting is one relaxed atomic addition. In a simulation events count for that
-//! simulation alone, so simulations on several threads of one test process do not disturb one another.
+//! An event registers itself at its first use. [`register`] registers all events of a crate at the start, so that
+//! metrics show events that have not happened yet as zero. Counting is one relaxed atomic addition. Each simulation has
+//! its own counts, so simulations on several threads of one test process do not disturb one another.
 //!
 //! Invariants: one declaration per name in the whole process; counters only grow.
 

@@ -1,14 +1,16 @@
-//! One ambient runtime, real or simulated.
+//! The runtime that all code uses for tasks, time, randomness, disks and links. In production it is tokio; in a test it
+//! may be a simulation.
 //!
-//! Code calls `rt::spawn`, `rt::sleep`, `rt::now` and so on without knowing the implementation:
+//! Callers use `rt::spawn`, `rt::sleep`, `rt::now` and so on without knowing which implementation is behind them. The
+//! thread decides:
 //!
-//! 1. A thread that runs a [`simulation`] has it in its thread-local context; every call here then goes to that simulation's
-//!    executor, virtual clock, seeded random generator, disks and links.
+//! 1. A thread that runs a [`simulation`] has it in its thread-local context. There, every call goes to that
+//!    simulation's executor, virtual clock, seeded random generator, disks and links.
 //! 2. On any other thread the calls go to tokio's current runtime (started by [`production::Runtime`], or in any other way),
 //!    the machine's clocks, the operating system's random generator and its files.
 //!
-//! Invariants: no type of tokio appears in a signature; every channel is bounded; a future may move between threads, so spawned
-//! futures are `Send` in both worlds.
+//! Invariants: No type of tokio appears in a signature. Every channel is bounded. Spawned futures must be `Send` in
+//! both implementations, since tokio moves them between threads.
 //!
 //! In simulation do not use macros that make random choices themselves (`futures_util::select!`); their `_biased` forms are
 //! fine.

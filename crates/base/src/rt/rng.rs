@@ -1,4 +1,5 @@
-//! Randomness and fault points.
+//! Random numbers (cryptographically secure in production, seeded in simulation), and fault points: named places in the
+//! code where a test may inject a fault.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Synchronisation between tasks: permits, wake-ups and a lock that may be held across an await.
 //!
-//! All of these are fair (first come, first served) and independent of the executor, so they behave the same in
-//! simulation. A lock that is not held across an await is a `std::sync::Mutex`.
+//! All of them are fair (first come, first served) and independent of the executor, so they behave the same in
+//! simulation. For a lock that is not held across an await, use `std::sync::Mutex`.
 
 use std::fmt;
 use std::future::Future;

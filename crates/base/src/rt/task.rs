@@ -1,4 +1,4 @@
-//! Tasks.
+//! Tasks: spawning, awaiting and aborting them, in production and in simulation.
 
 use std::fmt;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! Charts of one number over another, with one line per set of labels.
+//! Draws charts: one column of a figure over another, with one line for each set of labels.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};

@@ -1,14 +1,15 @@
-//! Figure 5 (b): throughput by the size of remote memory, from a fraction of the data to more than all of it.
+//! Figure 5 (b): throughput for several sizes of remote memory, from a fraction of the data to more than all of it.
 //!
 //! A peer in one process: clients, each with one transaction in flight, and one committer:
-//! 1. A client draws a key at random. It reads the key's record (half of the transactions) or prepares a new record (the other
-//!    half). It also signs and verifies as often as a transaction needs in a network of one organisation ([`SignatureWork`]).
-//! 2. The committer takes the waiting transactions, at most [`BLOCK_TRANSACTIONS`], and checks the versions that they read. The
-//!    valid ones become a block, which is appended, synced and applied.
-//! 3. Records outside remote memory are read from storage, whose reads are delayed as a disk would delay them.
+//! 1. A client draws a key at random. In half of the transactions it reads the key's record, in the others it prepares
+//!    a new record. It also makes and verifies as many signatures as a transaction needs in a network of one
+//!    organisation ([`SignatureWork`]).
+//! 2. The committer takes the waiting transactions, at most [`BLOCK_TRANSACTIONS`], and checks the versions that they
+//!    read. It puts the valid ones into a block, which it appends, syncs and applies.
+//! 3. Records that are not in remote memory are read from storage, which delays reads as a disk would.
 //!
-//! A second measurement leaves the signatures out and so measures the state alone. There is one peer for every size of memory;
-//! each round measures all of them in turn.
+//! A second measurement leaves the signatures out, and so measures the state alone. There is one peer for each size of
+//! remote memory; each round measures all peers in turn.
 
 use std::path::Path;
 use std::sync::Arc;

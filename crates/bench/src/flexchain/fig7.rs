@@ -1,14 +1,19 @@
 //! Figure 7 without a network: both forms of the world state under YCSB and SmallBank.
 //!
-//! 1. Equal sizes: YCSB-A and YCSB-B at 10 KB and SmallBank at 5, 50 and 95 % writes, over plain `shm`, and with a latency of 2
-//!    µs per verb. Runs of the two forms alternate. Both forms have equally large caches, and both move the savepoint in the
-//!    background every 32 blocks. The length of the values decides how caches are divided into metadata and data.
-//! 2. A large memtable, as in the paper's section 6.3: the write-heavy loads again. The monolithic form has a memtable as large
-//!    as the data, and all data cached besides. It persists when the memtable is full, and blocks wait for that. The
-//!    disaggregated form moves its savepoint in the background, with the longest distance whose blocks storage can materialise
-//!    at one time (`storage.savepoint_blocks`). The rows say how often each form moved its savepoint. The disaggregated form's
-//!    caches are first an eighth of the data, as in the paper under YCSB, and then as large as the monolithic form's. (The
-//!    paper does not give their size under SmallBank, whose data fits into its cache of 500 MB.)
+//! The figure has two parts. In both, runs of the two forms alternate.
+//!
+//! 1. *Equal sizes*: YCSB-A and YCSB-B with values of 10 KB, and SmallBank with 5, 50 and 95 % writes, over plain `shm`
+//!    and with a latency of 2 µs per verb. Both forms have equally large caches, which are divided into metadata and
+//!    data according to the length of the values. Both forms move the savepoint in the background every 32 blocks.
+//! 2. *A large memtable*, as in the paper's section 6.3: the write-heavy loads again. The rows say how often each form
+//!    moved its savepoint.
+//!    * The monolithic form has a memtable as large as the data, and also caches all data. It persists when the
+//!      memtable is full, and blocks wait for that.
+//!    * The disaggregated form moves its savepoint in the background. Storage must materialise all blocks since the
+//!      previous savepoint at one time, so the savepoint moves as seldom as the limit on these blocks allows
+//!      (`storage.savepoint_blocks`). Its caches are first an eighth of the data, as in the paper under YCSB, and then
+//!      as large as those of the monolithic form. The paper does not give their size under SmallBank, whose data fits
+//!      into its cache of 500 MB.
 //!
 //! Whole networks are measured by the command, with the driver of `heddle bench ycsb` and `heddle bench smallbank`.
 

@@ -1,16 +1,18 @@
-//! Figure 8 (a): which sources answer reads, by the size of the local caches and the skew of the keys.
+//! Figure 8 (a): how many reads the local caches, remote memory and storage answer, for several sizes of the caches and
+//! skews of the keys.
 //!
 //! YCSB-A on the world state alone, in blocks of [`TRANSACTIONS`] transactions. Half of the transactions read a record through
 //! the newest snapshot; the others write a record without reading it.
-//! 1. The reads are made as contracts make them. Events of the state count how many were answered by the caches, by remote
-//!    memory and by storage.
-//! 2. The versions of the keys are looked up, as in validation. The metadata cache answers, or else the index.
+//! 1. The reads are made as contracts make them. Events of the state count how many of them each source answered.
+//! 2. The versions of the keys are looked up, as in validation. The metadata cache answers if it has the key, otherwise
+//!    the index.
 //! 3. The writes are applied.
 //!
 //! The monolithic form runs the same load, with an equally large cache over tables of the storage engine. It moves its
 //! savepoint after every block.
 //!
-//! Hits are computed as reads minus misses, because the events count every miss at once, but hits only now and then.
+//! Hits are computed as reads minus misses, because the events count every miss at once, but hits only from time to
+//! time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

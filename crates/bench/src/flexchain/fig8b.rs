@@ -1,13 +1,16 @@
 //! Figure 8 (b): throughput while the memory node's processor is limited.
 //!
-//! Two memory nodes run in processes of their own: our passive one, and a two-sided one that, as in the paper, is asked for
-//! addresses and buffers. A compute node in this process runs YCSB-A and YCSB-B with values of 10 KB against each, in blocks of
-//! [`TRANSACTIONS`] transactions. Every transaction reads a record; 50 % (A) or 5 % (B) also write it. Remote memory holds all
-//! data. Storage, which keeps the blocks in this process's memory, is read only if the memory node has not granted a section in
-//! time; a note of the figure reports such reads.
+//! Two memory nodes run in separate processes. One is our passive memory node. The other is two-sided: as in the paper,
+//! the compute node asks it for addresses and buffers. A compute node in this process runs YCSB-A and YCSB-B with
+//! values of 10 KB against each, in blocks of [`TRANSACTIONS`] transactions. Every transaction reads a record; 50 % (A)
+//! or 5 % (B) also write it.
 //!
-//! A round goes through both memory nodes, both mixes and all limits. The rate under a limit is compared with the unlimited
-//! rate of the same round.
+//! Remote memory holds all data, so storage, which keeps its blocks in the memory of this process, is normally not
+//! read. It is read only if the memory node has not granted a section in time; a note of the figure reports these
+//! reads.
+//!
+//! A round goes through both memory nodes, both mixes and all limits of the processor. The rate under a limit is
+//! compared with the unlimited rate of the same round.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! Limits the processor time of another process.
 //!
-//! * A **cgroup** with a quota (version 2 or 1, depending on the machine): in each period of [`PERIOD`] the kernel lets the
-//!   processes of the group run for the given part and suspends them for the rest.
-//! * **Pauses**, if no cgroup can be made: signals stop and continue the process, so that it can run only in a part of each
-//!   period. This is stricter, because the time that the process would have slept counts as used.
+//! * A **cgroup** with a quota (version 2 or 1, depending on the machine): in each [`PERIOD`] the kernel lets the
+//!   processes of the group run for the given share of processor time, and then suspends them for the rest.
+//! * **Pauses**, if no cgroup can be made: signals stop and continue the process, so that it can run only in a part of
+//!   each period. This is stricter than a cgroup, because time in which the process sleeps counts as used.
 //!
-//! Dropping a limiter lifts the limit and removes the cgroup. The process must have ended before.
+//! Dropping a limiter lifts the limit and removes the cgroup. The caller must end the process first.
 
 use std::fmt::Write as _;
 use std::fs;

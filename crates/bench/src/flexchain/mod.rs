@@ -1,5 +1,5 @@
-//! FlexChain's figures (sections 6.2 to 6.4 of the paper), measured on this code. Both sides of a figure are measured in one
-//! run.
+//! Measures FlexChain's figures (sections 6.2 to 6.4 of the paper) on Heddle. Each figure varies one thing and compares
+//! the result with a baseline, which is measured in the same run.
 //!
 //! | figure | what it varies | baseline | module |
 //! |---|---|---|---|

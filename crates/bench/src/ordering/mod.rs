@@ -8,14 +8,15 @@
 //! 3. Before a run every log is filled twice, because the first use of memory costs more. Throughput counts the blocks
 //!    committed at the leader. A run ends when its last block is committed at every orderer.
 //!
-//! *Processor time* is the kernel's count for this whole process, from an idle moment to the end of the run. All orderers of
-//! the group run in this process, with the threads of their disks; passive memory nodes have no thread. The task that appends
-//! blocks and records times also runs in this process. Its cost is measured without an engine, shown in a separate row, and
-//! subtracted. Writing unsynced bytes to the disk costs time of the kernel's own threads, which is charged to no process.
+//! *Processor time* is the kernel's count for this whole process, from an idle moment to the end of the run. It
+//! includes all orderers of the group, with the threads of their disks; passive memory nodes have no thread. It also
+//! includes the task that appends blocks and records times. The cost of this task is measured without an engine, shown
+//! in a separate row, and subtracted. It does not include the kernel's own threads, which write unsynced bytes to the
+//! disk.
 //!
-//! *Equal durability*: a block is shown once a majority has it on disk, by group fsync, pipelined. Sift syncs the log stores.
-//! Raft syncs its logs and writes its log stores without a sync; blocks that the log stores lose in a crash are read again from
-//! the log.
+//! *Equal durability*: with every engine a block counts as committed once a majority has it on disk, by pipelined group
+//! fsyncs. Sift syncs the log stores. Raft syncs its logs, and writes its log stores without a sync. If a log store
+//! loses blocks in a crash, its orderer reads them from the log again.
 
 pub mod engines;
 mod log_store;

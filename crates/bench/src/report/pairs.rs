@@ -1,11 +1,11 @@
-//! Measurements of two networks in turn: the requested one and its baseline.
+//! Compares two networks that are measured in turn: the requested one and its baseline.
 //!
 //! The baseline decides which statistic is compared with the bound:
 //!
 //! * The monolithic form: the median of the ratios.
-//! * An older build, or the same network with other settings: the mean and its confidence interval, because the expected
-//!   difference is smaller than the spread between runs. A bound that demands a gain is met if the mean meets it. A bound that
-//!   forbids a loss is missed only if the whole interval lies beyond it.
+//! * An older build, or the same network with other settings: the mean and its confidence interval, because the
+//!   expected difference is smaller than the spread between runs. A bound that demands a gain is met if the mean meets
+//!   it. A bound that forbids a loss is violated only if the whole interval lies beyond it.
 
 use serde_json::{Map, Value, json};
 

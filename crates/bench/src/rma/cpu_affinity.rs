@@ -1,9 +1,9 @@
-//! Pins threads to cores while the `tcp` provider and its floor (the same exchange over a bare socket, [`super::echo`]) are
-//! measured: the caller to one core, the answering thread to another.
+//! Pins threads to cores while the `tcp` provider and its floor ([`super::echo`]) are measured: the caller to one core,
+//! the answering thread to another.
 //!
-//! The kernel often puts a thread on the core of the thread that woke it. Two threads that spin on one core delay each other
-//! until both stop spinning and sleep, and a round trip takes twice the spinning time. That happens to the provider and to
-//! the bare socket alike, so it would hide the difference between them.
+//! The kernel often puts a thread on the core of the thread that woke it. Two threads that spin on one core delay each
+//! other until both stop spinning and sleep, and a round trip takes twice the spinning time. That would happen to the
+//! provider and to the bare socket of its floor alike, and so hide the difference between them.
 
 use std::fs;
 

@@ -2,10 +2,10 @@
 //!
 //! 1. A thread reads all requests that have arrived and writes all their replies with one call.
 //! 2. The caller writes requests and reads replies. It uses the same system calls whether one request or many are in flight.
-//! 3. Both ends poll the socket for as long as the provider's ends do, and then sleep. They poll longer while the other end
-//!    is probably still receiving the written bytes.
+//! 3. Both ends poll the socket for as long as both ends of the provider do, and then sleep. They poll longer while the
+//!    other end is probably still receiving the bytes that were written.
 //!
-//! The bytes arrive in one buffer and are sent from one, without a check or a copy.
+//! Each end receives into one buffer and sends from one buffer, without a check or a copy.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -5,9 +5,9 @@
 //!    when its parent ends.
 //! 2. The process that coordinates or leads also runs the clients, as tasks. Their work arrives on its standard input, one
 //!    [`ProcessTask`] per line. A standby begins this work once it serves.
-//! 3. A process reports events on standard output, one [`ProcessMessage`] per line, with timestamps from the monotonic clock
-//!    that all processes of the machine share. While clients work, a thread reports the number of their operations every
-//!    [`COUNT_EVERY`], so that the count of a killed process lacks only about the last [`COUNT_EVERY`].
+//! 3. A process reports events on standard output, one [`ProcessMessage`] per line, with timestamps from the monotonic
+//!    clock that all processes of the machine share. While clients work, a thread reports the number of their
+//!    operations every [`COUNT_EVERY`]. So a killed process loses only the counts of about its last [`COUNT_EVERY`].
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};

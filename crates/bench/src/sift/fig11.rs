@@ -3,9 +3,9 @@
 //! 1. Memory nodes and the coordinator are separate processes. The clients run in the coordinator's process; their load is
 //!    read-heavy.
 //! 2. One memory node's process is killed (SIGKILL). After [`PAUSE`] another process is started at its address.
-//! 3. The coordinator copies all data to the new process, region by region, at a bounded rate, and then counts it among the
-//!    live memory nodes again. The clients' throughput from the kill to that moment is evaluated in intervals of 100 ms, as in
-//!    the paper.
+//! 3. The coordinator copies all data to the new process, region by region, at a bounded rate. Then it counts the
+//!    process among the live memory nodes again. The figure shows the clients' throughput from the kill to this moment,
+//!    in intervals of 100 ms, as in the paper.
 
 use std::time::Duration;
 

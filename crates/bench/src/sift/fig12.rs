@@ -8,11 +8,11 @@
 //!    (SIGKILL). Without this step the logs would never fill, because puts are applied as fast as they arrive.
 //! 3. The other CPU node notices the missing heartbeats and is elected. It takes over the memory, then the store, and serves.
 //!    From then on its clients run a read-heavy load.
-//! 4. Before the next kill another CPU node is started as the standby; the one that serves is killed next.
+//! 4. Another CPU node is started as the next standby. Then the CPU node that serves now is killed in turn.
 //!
-//! Heartbeats are as in the paper's section 6.5: a standby checks every 7 ms and suspects the coordinator after three checks
-//! without a change. Here the time-out is that of two checks, randomly prolonged by up to a half, so that the third check
-//! decides.
+//! Heartbeats are as in the paper's section 6.5: a standby checks the heartbeat every 7 ms, and suspects the
+//! coordinator after three checks without a change. Here the time-out is two periods, randomly prolonged by up to a
+//! half, so the third check is the first one after the time-out.
 
 use std::time::Duration;
 

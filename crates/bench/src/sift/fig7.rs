@@ -1,10 +1,10 @@
-//! Figure 7: throughput by the percentage of a core, for F = 1 and 2.
+//! Figure 7: throughput of stores whose nodes are limited to a percentage of a core, for F = 1 and 2.
 //!
 //! 1. Each part of a store is a separate process. For Raft every node is limited, leader or follower. For Sift the coordinator
 //!    is limited; memory nodes are passive and need no limit.
 //! 2. Clients are tasks of the leader or coordinator and run within its limit; they are the same for all systems.
-//! 3. Each store is filled without a limit. Then every round loads it under each limit in turn. The reported values are medians
-//!    over the rounds.
+//! 3. Each store is filled without a limit. Then every round runs the load under each limit in turn. The reported
+//!    values are medians over the rounds.
 //!
 //! The paper's machines have several cores. Here a node has a percentage of one core; each node has a separate core as long as
 //! this machine has enough.

@@ -10,8 +10,9 @@
 //! trace does not give the times of the failures. They are drawn at random: either each machine independently (`independent`),
 //! or half of the failures as whole racks, whose machines fail within seconds (`racks`).
 //!
-//! The wait is computed with tokens. The pool starts with B tokens, and each failure adds a token after the time to provision.
-//! The j-th failure takes the j-th token, so it waits for the token that the (j-B)-th failure adds.
+//! The wait is computed with one token per backup. The pool starts with B tokens, and each failure adds a token after
+//! the time to provision. The j-th failure takes the j-th token, which the (j-B)-th failure adds; it waits if this
+//! token is not there yet.
 
 use base::rt::CancellationToken;
 

@@ -1,9 +1,9 @@
 //! The measured key-value stores, over shared memory, all without persistence.
 //!
 //! * `sift`: 2F+1 passive memory nodes and one coordinator.
-//! * `sift-coded`: the same with erasure-coded blocks.
-//! * `raft`: 2F+1 nodes of the Raft engine with a store on each, linked by messages over the same provider. Followers learn of
-//!   commits with the next entry, which avoids additional messages.
+//! * `sift-coded`: as `sift`, with erasure-coded memory blocks.
+//! * `raft`: 2F+1 nodes of the Raft engine with a store on each, linked by messages over the same provider. Followers
+//!   learn of a commit with the next entry, which saves a message.
 //!
 //! [`KvSystem::start`] starts a whole store in this process. The parts can also be started one by one, in separate processes
 //! ([`super::child_processes`]).

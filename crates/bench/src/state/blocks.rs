@@ -1,4 +1,4 @@
-//! Measures applying blocks.
+//! Measures the cost of applying blocks to the world state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! A peer's state with its block store, both on disk, on which YCSB and SmallBank run without a network.
 //!
-//! A block's writes are appended to the block store, and are applied while the block store is synced. After a fixed number of
-//! blocks the savepoint moves in the background: the monolithic state writes the rows that it has kept in memory; the
-//! disaggregated state's storage materialises the rows from the blocks.
+//! The peer appends a block's writes to the block store, and applies them while the block store is synced. After a
+//! fixed number of blocks the savepoint moves in the background. The monolithic state then writes the rows that it has
+//! kept in memory. For the disaggregated state, storage materialises the rows from the blocks.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
 //! Memory under pressure: reads of resident records while others are evicted, and long runs of updates within constant memory.
 //!
-//! *Evicting.* Two peers hold more records than are read. The larger peer has remote memory for all records, the smaller peer
-//! for a third of them. A task reads the same few records again and again; no local cache holds them, so each read goes to
-//! remote memory. Three cases take turns:
+//! *Evicting.* Two peers hold the same records. The larger peer has remote memory for all of them, the smaller peer for
+//! a third. A task reads a few of the records again and again. No local cache holds them, so each read goes to remote
+//! memory. Three cases take turns:
 //! 1. The smaller peer, without any other load.
 //! 2. The larger peer, while blocks write its other records; nothing is evicted.
 //! 3. The smaller peer, while blocks write its other records; cold records are evicted all the time.
 //!
-//! *Steady.* Blocks of YCSB-A, with keys by Zipf's law and less remote memory than data: as long as the run lasts, versions are
-//! superseded, reclaimed and evicted. The run is divided into [`SLICES`]. The last slice is compared with the second, because
-//! the first still fills caches and tables.
+//! *Steady.* Blocks of YCSB-A, with keys by Zipf's law, and less remote memory than data. So versions are superseded,
+//! reclaimed and evicted during the whole run. The run is divided into [`SLICES`]. The last slice is compared with the
+//! second, because during the first slice caches and tables still fill.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

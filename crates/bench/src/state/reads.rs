@@ -1,4 +1,4 @@
-//! Measures reads: warm, cold and of ranges.
+//! Measures the cost of reads from the world state: warm, cold and of ranges.
 
 use std::hint::black_box;
 use std::sync::Arc;

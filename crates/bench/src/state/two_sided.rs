@@ -1,9 +1,11 @@
-//! FlexChain's division of labour (section 4.2), as a baseline: the memory node's processor keeps the free space and the table
-//! from keys to addresses. To read, a compute node asks the memory node for the address and reads the record one-sided. To
-//! write, it asks for a buffer, writes the record one-sided, and asks the memory node to link it.
+//! A baseline with FlexChain's division of labour (section 4.2): the memory node's processor manages the free space and
+//! the table from keys to addresses. To read, a compute node asks the memory node for the address, and reads the record
+//! with a one-sided verb. To write, it asks for a buffer, writes the record with a one-sided verb, and asks the memory
+//! node to enter it in the table.
 //!
-//! The baseline is not handicapped. The requests of a block travel together, several to a message. The memory node answers from
-//! one hash map without locks, on a separate thread. A compute node may cache addresses, as the paper's metadata cache does.
+//! The baseline is made as fast as possible. The requests of a block travel together, several to a message. The memory
+//! node answers from one hash map without locks, on a separate thread. A compute node may cache addresses, as the
+//! paper's metadata cache does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

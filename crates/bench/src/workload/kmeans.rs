@@ -1,4 +1,4 @@
-//! Food distribution: profiles are updated, and clustered to decide the distribution (FlexChain, section 6.1).
+//! Food distribution: clients update profiles, and cluster them to decide the distribution (FlexChain, section 6.1).
 //!
 //! Five percent of the transactions are `updateProfile`, which only writes. The others are `getFood`, which reads profiles,
 //! clusters them and writes the result. Both choose ids uniformly. `k`, epochs, dimensions and threshold are the paper's

@@ -1,8 +1,8 @@
 //! Workloads: the calls that clients send to a network.
 //!
 //! 1. A [`Workload`] names its contract and the calls that load its data ([`Workload::load`]).
-//! 2. Each client has its own [`CallGenerator`], seeded with the run's seed and the client's number. So in two runs with one
-//!    seed a client makes the same sequence of calls, however fast the network is.
+//! 2. Each client has its own [`CallGenerator`], seeded with the run's seed and the client's number. So a client makes
+//!    the same sequence of calls in every run with the same seed, however fast the network is.
 //! 3. A generator makes one [`ContractCall`] after another. Reads are sent as transactions too, as in FlexChain
 //!    (section 6.1).
 //!

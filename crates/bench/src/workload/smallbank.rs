@@ -1,7 +1,7 @@
 //! SmallBank: moves money between customers' savings and checking accounts.
 //!
-//! With a probability of `writes_percent` in a hundred, a transaction is one of the five modifying kinds, all equally likely.
-//! Otherwise it reads a customer's balance (FlexChain, section 6.1). If a transaction has two customers, they are different.
+//! `writes_percent` of the transactions are of the five modifying kinds, all equally likely. The others read a
+//! customer's balance (FlexChain, section 6.1). If a transaction has two customers, they are different.
 //!
 //! A customer without enough money cannot pay: the contract rejects the call, no transaction results, and the driver counts the
 //! rejection. Deposits are much larger than payments, so such rejections are rare.

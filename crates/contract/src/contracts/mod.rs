@@ -5,7 +5,7 @@
 //! operation mixes, rates) are part of the benchmarks.
 //!
 //! Each contract declares its functions once, in an [`interface::ContractInterface`]: names, arguments and their types.
-//! The declaration also yields the refusals of unknown functions and wrong arguments, and the metadata that Fabric's
+//! From the declaration follow the errors for unknown functions and wrong arguments, and the metadata that Fabric's
 //! tools ask for.
 
 pub mod basic;

@@ -1,4 +1,5 @@
-//! A contract that performs on its stub the operations in its arguments, for tests of stubs and of what records them.
+//! A contract for tests of stubs: each argument names an operation, such as a read or a write, which the contract
+//! performs on its stub.
 
 use base::Bytes;
 

@@ -4,9 +4,11 @@
 //! 2. A stream goes through [`IncomingCall::streaming`]: the handler reads messages and sends answers as the client takes them.
 //! 3. In both, the work is dropped when the client cancels, when the connection breaks and when the deadline passes.
 //!
-//! Invariants: a call is answered exactly once; the server sends no more than the client's flow-control window and the
-//! connection's send buffer admit; if a client takes nothing for
-//! [`send_pause_max`](super::ConnectionConfig::send_pause_max), the call is reset.
+//! Invariants:
+//! * A call is answered exactly once.
+//! * The server sends no more than the client's flow-control window and the connection's send buffer allow.
+//! * If a client receives nothing for [`send_pause_max`](super::ConnectionConfig::send_pause_max), the server resets
+//!   the call.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

@@ -1,16 +1,18 @@
-//! The client's side of a connection: the identity that it has proved, and the resources that its calls hold.
+//! The server's view of the client of one connection: the identity that it has proved, and the resources that its calls
+//! hold.
 //!
-//! 1. A connection begins as a *stranger's*: unauthenticated. When a handler has verified the signature of a call's
-//!    creator, the connection becomes a member's ([`Caller::authenticate`]); the first such call decides.
-//! 2. Bytes of unfinished messages are claimed from the port's [`Admission`](base::admission::Admission): for a
-//!    stranger from the budget of its address, for a member from the budget of its organisation. One connection takes
-//!    at most half of the organisation's budget, unless a single message needs more.
-//! 3. A call may be answered before its client has ended its side, because clients send END_STREAM in a separate frame.
-//!    The server waits for the rest of such a call ([`Caller::drain_unended`]). If the server reset the stream instead,
-//!    `h2` would keep the stream's number, and `h2` ends a connection after a thousand of them.
+//! 1. At first the connection is unauthenticated: its client is a *stranger*. When a handler has verified the signature
+//!    on one of its calls, the client becomes a *member* of the signer's organisation ([`Caller::authenticate`]). The
+//!    first such call decides which one.
+//! 2. The connection claims memory for unfinished messages from the port's [`Admission`](base::admission::Admission). A
+//!    stranger's bytes count against the budget of its address, a member's bytes against the budget of its
+//!    organisation. One connection takes at most half of the organisation's budget, unless a single message needs more.
+//! 3. Clients may send END_STREAM in a separate frame, so the server may answer a call before its client has ended its
+//!    side. The server then waits for the rest of the call ([`Caller::drain_unended`]). It does not reset the stream,
+//!    because `h2` remembers the streams that were reset, and closes the connection after a thousand of them.
 //!
-//! Invariant: an answered call whose client has not ended its side has a limit on its time and on the bytes that it may
-//! still send, and is charged like an unfinished message.
+//! Invariant: after the answer, a client has a limited time to end its side and may send a limited number of bytes.
+//! Until then the call is charged like an unfinished message.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -3,8 +3,8 @@
 //! 1. [`GrpcConnection::connect`] makes the TCP and TLS connection and starts the one task that drives its frames.
 //! 2. [`GrpcConnection::unary`] sends one message and waits for one answer; [`GrpcConnection::open`] opens a stream.
 //!
-//! A connection does not reconnect: once it is lost, calls end as `UNAVAILABLE`, and the caller makes a new connection.
-//! Dropping the future of a call cancels the call.
+//! A connection does not reconnect: once it is lost, calls fail with `UNAVAILABLE`, and the caller must make a new
+//! connection. Dropping the future of a call cancels the call.
 
 use std::fmt;
 use std::io;

@@ -1,17 +1,20 @@
-//! One connection at the server.
+//! One gRPC connection at the server, and the task that serves it.
 //!
 //! 1. The connection's task accepts every request that has arrived, then polls the handlers that are ready, then sends the
 //!    frames of all their answers together.
-//! 2. The server sends a ping at the start, which the client must answer within [`ConnectionConfig::preface_timeout`]:
-//!    the answer shows that HTTP/2's preface has arrived. Later pings detect clients that have vanished or read
-//!    nothing.
-//! 3. Flow-control windows are small until a call has proved its signer. Then they are large if the organisation's
-//!    budget has space.
-//! 4. When the connection is told to stop, or is idle for long, it announces its end (GOAWAY), lets calls finish for a
-//!    grace period, and closes. An unauthenticated connection gets GOAWAY after some minutes even if it is active.
+//! 2. The server sends a ping at the start, which the client must answer within [`ConnectionConfig::preface_timeout`].
+//!    The answer shows that the client speaks HTTP/2. Later pings detect clients that have vanished or no longer read.
+//! 3. Flow-control windows are small until the client is authenticated. Then they become large, if the budget of the
+//!    client's organisation has space.
+//! 4. When the port stops, or when the connection was idle for long, the server sends GOAWAY, lets calls finish for a
+//!    grace period, and closes the connection. An unauthenticated connection gets GOAWAY after some minutes even if it
+//!    is active.
 //!
-//! Invariants: no task is spawned for a call; the number of streams that the client may open bounds the calls in progress;
-//! the service sees a call once its first message has arrived; when the connection ends, its handlers are dropped.
+//! Invariants:
+//! * No task is spawned for a call.
+//! * The calls in progress are bounded by the number of streams that the client may open.
+//! * The service does not see a call before its first message has arrived.
+//! * When the connection ends, its handlers are dropped.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};

@@ -1,14 +1,14 @@
-//! Permits: a bounded number of calls of each kind at a port, with a limit for each connection, organisation and identity.
+//! Permits bound the calls of each kind that a port works on at once, in total and for each client.
 //!
-//! 1. [`PermitPool::acquire`] is for a call whose signer is not known yet. Each connection has a limit. For calls with one
-//!    answer, each organisation that a connection has authenticated as also has one; all unauthenticated connections together
-//!    count as one organisation.
-//! 2. [`PermitPool::acquire_stream`] is for a stream whose request was verified: the limits of the signer's organisation and
-//!    identity apply. Until then the stream holds no permit, or a permit of [`PermitKind::Unproven`] if only an orderer's
-//!    acceptance proves the signer.
+//! 1. [`PermitPool::acquire`] is for a call whose own signature is not verified yet. Each connection has a limit. Calls
+//!    with one answer also count against the limit of the connection's organisation, where all unauthenticated
+//!    connections together count as one organisation.
+//! 2. [`PermitPool::acquire_stream`] is for a stream whose signer is verified: the limits of the signer's organisation
+//!    and identity apply. Before that, the stream holds no permit. The exception is a stream to an orderer, where only
+//!    the orderer's acceptance proves the signer: until then it holds a permit of [`PermitKind::Unproven`].
 //!
-//! Invariant: neither the unauthenticated connections nor one organisation can take the last permit for calls with one answer
-//! from the others.
+//! Invariant: for calls with one answer, neither the unauthenticated connections together nor any one organisation can
+//! take all permits.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,14 +1,14 @@
-//! One endorser in front of the compute nodes of a peer.
+//! Balances proposals over the compute nodes of one peer, which the gateway sees as one endorser.
 //!
 //! 1. A proposal goes to the compute node with the fewest outstanding proposals of this gateway; nodes with equal
 //!    numbers take turns.
 //! 2. If a node cannot answer (it is gone, or no longer follows its primary), it is skipped for a cool-down of
 //!    [`COOL_DOWN`]. The proposal goes to the next node, and to each node at most once. A node at its proposal limit is
 //!    skipped as well, but without a cool-down.
-//! 3. If all nodes are in cool-down, they are asked nevertheless, since one may have recovered.
+//! 3. If all nodes are in cool-down, the proposal is sent to them nevertheless, since one may have recovered.
 //!
-//! A proposal changes nothing, so it may run twice. After an error of the contract, a policy or a time limit no other
-//! node is asked, since every node would answer the same.
+//! Running a proposal changes nothing, so a proposal may run twice. If the contract, a policy or a time limit ends a
+//! proposal with an error, no other node is asked, since every node would answer the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

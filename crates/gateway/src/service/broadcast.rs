@@ -1,7 +1,9 @@
-//! `AtomicBroadcast.Broadcast`: envelopes in, one status each back, in order. A refusal ends the stream, as in Fabric.
+//! `AtomicBroadcast.Broadcast`: a client sends a stream of envelopes to the orderer, and gets one status for each, in
+//! order. A refusal ends the stream, as in Fabric.
 //!
-//! A stream begins with a permit for unproven streams, of which there are few. Once one of its envelopes was ordered,
-//! it gets a permit of the signer's organisation instead. A stream without an envelope for [`IDLE_MAX`] is ended.
+//! A stream begins with a permit for unproven streams, of which there are few. Once the orderer has taken one of its
+//! envelopes, the stream exchanges it for a permit of the signer's organisation. The server ends a stream that sends
+//! no envelope for [`IDLE_MAX`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,10 @@
-//! The proof of a caller's identity, for admission control.
+//! Reports to admission control that a caller has proved its identity, so that its connection counts as
+//! authenticated.
 //!
-//! A handler reports the proof once a signature of the creator was verified, either by the handler (statuses, events,
-//! blocks) or by an endorser or orderer, which would otherwise have refused the call. The proof alone admits no call:
-//! other modules decide on validity, rights and policies, from the bytes of each call.
+//! A handler reports it once the creator's signature on a call is verified. For statuses, events and blocks the
+//! handler verifies the signature itself. For other calls an endorser or an orderer does, and refuses the call if the
+//! signature is wrong. The report alone admits no call: other modules decide on validity, rights and policies, from
+//! the bytes of each call.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
 //! `Gateway.CommitStatus`: waits until a transaction is committed at the local peer.
 //!
-//! The caller's signature over the request's bytes is checked. An expired certificate is accepted, as in Fabric; a
-//! certificate on the operator's deny list is refused. The channel registers the wait before it looks for the
-//! transaction, so that no commit is missed.
+//! The handler checks the caller's signature over the request's bytes. It accepts an expired certificate, as Fabric
+//! does, and refuses a certificate on the operator's deny list. The channel registers the wait before it looks for the
+//! transaction, so that it misses no commit.
 //!
-//! Fabric's request has no time, no nonce and no channel header, so no `tls_cert_hash` binds it to a connection (and
-//! the port asks clients for no certificate). An attacker sees a request only at the client's or the server's side of
-//! TLS. The attacker can then replay the request for as long as the caller may ask. A replay returns the status of one
-//! transaction and changes nothing. The same holds for `ChaincodeEvents`.
+//! A request can be replayed. Fabric's request has no timestamp, no nonce and no channel header with a `tls_cert_hash`
+//! that would bind it to a connection, and the port asks clients for no certificate. TLS hides requests, so only an
+//! attacker inside the client or the server can copy one. A replay then works for as long as the caller may ask. It
+//! returns the status of one transaction and changes nothing. The same holds for `ChaincodeEvents`.
 
 use std::sync::Arc;
 

@@ -1,14 +1,17 @@
 //! `protos.Deliver` at a peer and `AtomicBroadcast.Deliver` at an orderer: streams of blocks, on signed requests.
 //!
-//! 1. Each message of the client is a request ([`super::seek`]). A refusal is answered with a status and ends the
-//!    stream. If the client's window has no space for that status, the call ends at once with a gRPC status. A stream
-//!    gets its permit once the signature of a request was verified ([`PermitPool::acquire_stream`]).
-//! 2. Blocks follow in order, then the status 200, then the next request. If the request says so, the stream waits for
-//!    future blocks. A stream without a request for [`IDLE_MAX`] is ended.
-//! 3. Before each block the session is checked again: an expired certificate ends it with 403.
+//! 1. Each message of the client is a request ([`super::seek`]). The stream gets its permit when the signature of its
+//!    first request is verified ([`PermitPool::acquire_stream`]). If the server refuses a request, it answers with a
+//!    status and ends the stream. If the client's window has no space for the status, the call ends at once with a
+//!    gRPC status instead.
+//! 2. The server sends the blocks in order and then the status 200; then the client may send another request. If a
+//!    request says so, the stream waits for future blocks. The server ends a stream that sends no request for
+//!    [`IDLE_MAX`].
+//! 3. Before each block the server checks the client's certificate again, and ends the stream with 403 if it has
+//!    expired.
 //!
-//! A block is sent as it is stored, without being decoded or copied. The stream holds one block at a time, and waits
-//! while the client does not read.
+//! The server sends a block as it is stored, without decoding or copying it. A stream holds one block at a time, and
+//! waits while the client does not read.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,14 +1,15 @@
 //! `Gateway.Endorse`: collects the endorsements that a transaction needs.
 //!
-//! 1. The contract's policy decides which organisations must endorse, unless the client names them.
+//! 1. The contract's policy decides which organisations must endorse, unless the client names them. A choice of
+//!    endorsers that satisfies the policy is a [layout](super::layout).
 //! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. It is the
 //!    local endorser if the policy admits it.
-//! 3. If the contract wrote to other contracts too, their policies add endorsers.
-//! 4. The remaining endorsers run concurrently. If an endorser of another organisation fails, the next layout without
-//!    it is tried, and the answers received so far are kept. A failure of the local endorser ends the call. If no
-//!    layout is left, the last failure decides the status.
-//! 5. The answers of all endorsers must have the same bytes. They become an envelope without the transient map, which
-//!    the client signs.
+//! 3. If the proposal wrote to the namespaces of other contracts too, the policies of these contracts add endorsers.
+//! 4. The remaining endorsers of a layout run the proposal concurrently. If an endorser of another organisation
+//!    fails, the gateway tries the next layout without it, and keeps the answers received so far. A failure of the
+//!    local endorser ends the call. If no layout is left, the last failure decides the status.
+//! 5. The answers of all endorsers must have the same bytes. The gateway assembles them into an envelope, which
+//!    leaves out the transient map; the client signs the envelope.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

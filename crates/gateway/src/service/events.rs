@@ -1,6 +1,7 @@
 //! `Gateway.ChaincodeEvents`: the events of one contract's valid transactions, a block at a time.
 //!
-//! The stream holds one block; it stops while the client does not read, and then continues at the same place.
+//! A stream holds the events of one block at a time. While the client does not read, the stream waits, and later
+//! continues where it stopped.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: a port reports SERVING; when told to stop, it reports NOT_SERVING to clients that watch it.
+//! `grpc.health.v1.Health`: a port reports SERVING. When it stops, it reports NOT_SERVING to the clients that watch it.
 
 use base::rt::CancellationToken;
 use bytes::Bytes;

@@ -1,8 +1,8 @@
 //! The intake, which decides whether new transactions are accepted.
 //!
-//! The process that runs a node closes the intake during a problem that more work would make worse, such as a nearly full
-//! disk. Stored data can still be read, and ordered blocks are still committed; proposals to endorse and envelopes to order
-//! are refused with a reason.
+//! `node` closes the intake while the process has a problem that more work would make worse, such as a nearly full
+//! disk. Then proposals to endorse and envelopes to order are refused, with the reason. Stored data can still be read,
+//! and ordered blocks are still committed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

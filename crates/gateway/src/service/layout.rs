@@ -1,9 +1,9 @@
 //! Layouts: the endorsers to ask.
 //!
-//! A layout is a set of endorsers whose endorsements together satisfy a policy. Layouts are computed once for each
-//! contract and cached, since a channel's rules do not change while it is open.
+//! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. Layouts are computed
+//! once for each contract and cached, since the rules of a channel do not change while the process has it open.
 //!
-//! A transaction that writes to several contracts needs a layout for each; one endorsement counts for all of them.
+//! A transaction that writes to several contracts needs a layout for each of them; one endorsement counts for all.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, RwLock};

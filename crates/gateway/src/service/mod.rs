@@ -4,11 +4,12 @@
 //! 2. [`OrdererService`]: the service of an orderer's port: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
-//! The number of permits is bounded. A call takes a permit once its message has arrived, a stream once it has proved
-//! who opened it ([`crate::grpc::permits`]). Without a free permit the answer is `RESOURCE_EXHAUSTED`. When the
-//! signature of a call was verified, its connection becomes a member's ([`crate::grpc::Caller::authenticate`]).
-//! Contracts occupy a processor for long, so they run in a separate task, and the other calls of the connection do not
-//! wait for them. Everything else is answered in the connection's task.
+//! Permits bound the calls that a port works on ([`crate::grpc::permits`]). A call takes a permit when its message has
+//! arrived, a stream when its signer is verified. Without a free permit the answer is `RESOURCE_EXHAUSTED`. When the
+//! signature of a call is verified, its connection counts as authenticated ([`crate::grpc::Caller::authenticate`]).
+//!
+//! A contract may occupy a processor for long, so it runs in a separate task, and the other calls of the connection do
+//! not wait for it. All other work is done in the connection's task.
 
 mod assemble;
 mod balance;

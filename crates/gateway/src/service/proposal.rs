@@ -1,4 +1,4 @@
-//! The fields that the gateway reads in a request with a proposal.
+//! Reads the requests `Endorse` and `Evaluate`: the fields that the gateway needs, and those of the proposal inside.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! A signed request for blocks: its contents, and whether the signer may make it. These requests are refused:
+//! Reads a signed request for blocks, and checks that its signer may make it. It is refused in these cases:
 //!
 //! 1. With 400: bytes that are not an envelope with headers; a missing or stale timestamp; a missing start or stop; a
 //!    stop before the start.
 //! 2. With 404: an unknown channel; a start beyond the next block.
-//! 3. With 403: a signer who is not a member, has an expired certificate or may not read; a wrong signature.
+//! 3. With 403: a wrong signature; a signer who is not a member, has an expired certificate or may not read.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;

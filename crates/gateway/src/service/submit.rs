@@ -1,4 +1,5 @@
-//! `Gateway.Submit`: sends an envelope to an orderer, and acknowledges that the orderer took it, not that it is valid.
+//! `Gateway.Submit`: sends an envelope to an orderer. The answer means that the orderer took the envelope; validation
+//! comes later.
 
 use std::sync::Arc;
 

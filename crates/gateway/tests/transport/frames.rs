@@ -1,4 +1,5 @@
-//! Sequences of frames that HTTP/2 libraries do not send, or do not send in this order.
+//! Tests of the server with HTTP/2 frames that other clients may send, but the tests' client library does not, or not
+//! in this order.
 
 use super::raw::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, frame as http, headers, literal,

@@ -1,4 +1,4 @@
-//! The gRPC layer alone, with a service that echoes.
+//! Tests of the gRPC layer alone, with a service that sends each message back.
 
 mod frames;
 mod raw;

@@ -1,4 +1,4 @@
-//! The resources that unauthenticated connections may hold, which must not keep other clients out.
+//! Tests that unauthenticated connections hold few resources, and that they keep no other client out.
 
 use std::time::Instant;
 

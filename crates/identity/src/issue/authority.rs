@@ -1,4 +1,4 @@
-//! One authority: a certificate that signs others.
+//! A certificate authority of a network that Heddle sets up: it issues certificates and revocation lists.
 
 use std::sync::Arc;
 

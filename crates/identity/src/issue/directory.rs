@@ -6,7 +6,7 @@
 //! <node or user>/msp/cacerts, tlscacerts, config.yaml, signcerts/<name>-cert.pem, keystore/priv_sk
 //! <node or user>/tls/ca.crt, server.crt, server.key      (client.crt and client.key for users)
 //! ```
-//! `config.yaml` defines the NodeOUs; a small parser here reads exactly this shape.
+//! `config.yaml` defines the NodeOUs. A small parser here reads nested `key: value` lines and refuses any other YAML.
 //!
 //! Keys and directories are accessible to their owner only (modes 0600 and 0700). An existing file is replaced
 //! atomically, so that a reader never sees half of a file, and the new file is durable when the call returns

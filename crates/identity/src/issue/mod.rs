@@ -5,9 +5,9 @@
 //! client. Its definition goes into a channel's configuration. [`directory`] writes all of this to the files that
 //! Fabric's tools expect, and reads them back.
 //!
-//! Keys come from the operating system's randomness or, in simulation, from a seed. Seeded keys are derived from the
-//! seed and the holder's name. They are Ed25519 keys, or P-256 keys that the simulation makes. Validity is fixed then,
-//! and the same names give the same bytes in every run, in whatever order they are issued.
+//! In production, keys come from the operating system's randomness. In simulation they are derived from a seed and the
+//! holder's name: Ed25519 keys, or P-256 keys that the simulation makes. Seeded certificates have a fixed period of
+//! validity. So the same names give the same bytes in every run, in whatever order they are issued.
 //!
 //! Left to others: in which directory a network is, and which nodes it has.
 

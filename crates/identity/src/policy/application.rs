@@ -1,4 +1,4 @@
-//! The policies that contracts carry.
+//! The endorsement policy of a contract: a signature policy of its own, or the path of a policy of the channel.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Sets of signatures, in the form in which policies evaluate them.
+//! The set of signatures over which a policy is evaluated: it resolves the signers, and verifies each signature at most
+//! once.
 
 use std::cell::Cell;
 use std::sync::Arc;

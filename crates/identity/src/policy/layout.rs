@@ -1,11 +1,14 @@
 //! Layouts: how many signers of each organisation a gateway must ask so that a policy holds.
 //!
-//! Layouts are computed bottom up. A leaf takes one signer of its organisation. A gate adds up the layouts of the rules
-//! that it combines, since a signer counts once. An implicit meta policy takes for each organisation the largest count
-//! in the policies that it combines, since each of them sees all signers. A layout is dropped if another layout needs
-//! no more signers of any organisation. Beyond [`LAYOUTS_MAX`] layouts the largest are dropped.
+//! Layouts are computed from the leaves up:
+//! * A leaf takes one signer of its organisation.
+//! * A gate adds up the counts of the rules that it combines, because two rules of a gate cannot use the same signer.
+//! * An implicit meta policy takes, for each organisation, the largest count in the policies that it combines, because
+//!   all of them may use the same signers.
+//! * A layout is dropped if another layout needs no more signers of any organisation. Beyond [`LAYOUTS_MAX`] layouts
+//!   the largest are dropped.
 //!
-//! Only principals that a peer can satisfy are counted. The gateway finds out whether that many peers exist.
+//! Only principals that a peer can satisfy count. The gateway finds out whether enough peers exist.
 
 use std::collections::BTreeMap;
 

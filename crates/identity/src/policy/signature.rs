@@ -1,4 +1,4 @@
-//! Gates over principals.
+//! Signature policies: trees of gates ("n out of these rules") whose leaves are principals.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;

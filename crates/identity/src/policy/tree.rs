@@ -1,4 +1,4 @@
-//! The policies of a channel's configuration, by path.
+//! All policies of a channel's configuration, by path, with the implicit meta policies among them.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;

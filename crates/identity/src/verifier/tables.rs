@@ -1,25 +1,25 @@
-//! The tables of multiples: which keys have one, and when it is built.
+//! Decides which public keys get a precomputed table of their multiples, and when the table is built.
 //!
 //! A table takes 256 KiB and as much time as a few verifications by the library. Therefore:
 //!
 //! 1. A key gets a table when [`USES_FIRST`] of its signatures were found valid. A background thread builds the table,
 //!    and no verification waits for it. If building fails, the table's part of the budget is free again.
-//! 2. Tables stay within a budget of bytes. When the budget is used up, a key replaces the least used key that has a
-//!    table, if it has at least twice as many uses plus [`USES_AGAIN`]. A key that does not get a table asks again
-//!    every [`USES_AGAIN`] uses.
+//! 2. Tables stay within a budget of bytes. When the budget is used up, a key displaces the least used key that has a
+//!    table. It may do so only if its uses are at least twice the uses of that key plus [`USES_AGAIN`]. A key that did
+//!    not get a table asks again every [`USES_AGAIN`] uses.
 //! 3. Whenever a key reaches [`USES_MAX`] uses, the uses of all keys are halved, so that old uses count less.
 //!
-//! Only valid signatures count as uses. An attacker with many certificates can therefore displace the table of a key
-//! only by signing more with each certificate than the owner of that key signs.
+//! Only valid signatures count as uses. To displace the table of a key, an attacker must therefore make more
+//! signatures with each certificate than the owner of that key makes.
 //!
 //! Keys with the same bytes share a table, even if they come from different certificates, channels or roles of this
 //! process. A key is tracked while it is in use or has a table.
 //!
-//! In a simulation each parsed key has its own table, which does not count against the budget and is built at once, so
-//! that a run leaves nothing for the next run.
+//! In a simulation a run must leave nothing for the next run. So each parsed key has its own table there, which is
+//! built at once and does not count against the budget.
 //!
 //! Invariants: no verdict depends on whether a table exists. The tables that count against the budget never exceed it.
-//! (A table that has just been dropped stays until the verifications that use it have finished.)
+//! A dropped table no longer counts, but stays in memory until the verifications that use it have finished.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};

@@ -1,7 +1,7 @@
-//! The commit hash: one hash over everything that the blocks of a ledger have done to its state.
+//! The commit hash: one hash over all changes that the blocks of a ledger have made to its world state.
 //!
-//! Peers that disagree about a single write disagree about every later commit hash, so comparing commit hashes is the
-//! cheapest check that two peers are equal. From block 1 on:
+//! If two peers disagree about a single write, they disagree about every later commit hash. So comparing commit
+//! hashes is the cheapest check that two peers have the same state. From block 1 on:
 //!
 //! ```text
 //! commit hash = SHA-256( varint(transactions) ‖ filter ‖ updates ‖ previous commit hash )
@@ -16,8 +16,8 @@
 //!     6 version      block, then transaction: each a length byte and that many big-endian bytes
 //! ```
 //!
-//! Block 1 has no previous commit hash and appends nothing for it. The empty namespace, which holds the channel's
-//! configuration, is left out.
+//! For block 1 the previous commit hash is empty. The hash leaves out the empty namespace, which holds the channel's
+//! configuration.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Version;

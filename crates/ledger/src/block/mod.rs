@@ -1,21 +1,22 @@
 //! A block: header, envelopes and metadata, in the bytes that were received.
 //!
-//! A `Block` message is the concatenation of its three encoded fields, as any protobuf message is. So a block is encoded
-//! once, by the orderer, and passed on as [`EncodedBlock`]: header and data are the same shared bytes at every peer, and
-//! each peer appends its own metadata field.
+//! In protobuf a `Block` message is the concatenation of its three encoded fields. So only the orderer encodes a block,
+//! once, and everybody passes it on as [`EncodedBlock`]. Every peer keeps the received bytes of header and data, and
+//! appends its own metadata field.
 //!
 //! 1. The orderer calls [`Block::build`], then [`Block::sign`], and sends [`Block::parts`].
 //! 2. A peer calls [`Block::parse`] on the received bytes; nothing is copied. It then calls [`Block::check_follows`],
 //!    [`Block::check_data_hash`] and [`Block::verify_signatures`], the cheapest check first.
-//! 3. Having validated the transactions, the peer sets filter and commit hash in the [`BlockMetadata`] and stores the parts
-//!    of [`Block::with_metadata`].
+//! 3. When the peer has validated the transactions, it sets the filter and the commit hash in the [`BlockMetadata`],
+//!    and stores the parts of [`Block::with_metadata`].
 //!
 //! Invariants:
 //! 1. Parsing is strict about the block's own three messages: each field at most once, no unknown field, hashes of 32
 //!    bytes, only the metadata slots that Fabric knows. Everything in a parsed block is either hashed or in one of those
 //!    slots.
-//! 2. The content of an envelope is read in [`crate::transaction`], not here. This module checks only the outline of each
-//!    envelope, together with the data hash: this hash covers the concatenated envelopes, not the boundaries between them.
+//! 2. The content of an envelope is read in [`crate::transaction`], not here. This module checks only the outline of
+//!    each envelope, when it checks the data hash: the hash covers the concatenated envelopes, not the boundaries
+//!    between them.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod commit_hash;

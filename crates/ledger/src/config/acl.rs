@@ -1,4 +1,4 @@
-//! The policies that guard resources, by resource (Fabric's ACLs).
+//! Access control lists (Fabric's ACLs): the policy that a caller must satisfy for each resource of a channel.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
-//! Capabilities: rules that a node must know to agree with the others of a channel.
+//! Capabilities: named sets of rules that every node of a channel must implement, so that all nodes compute the same
+//! results.
 //!
-//! Each of the groups Channel, Orderer and Application lists the names of sets of rules. A node that does not know a listed
-//! name would compute other results, so it must reject the channel. Heddle implements the rules of Fabric's V2 and V3
+//! Each of the configuration groups Channel, Orderer and Application lists capabilities by name. A node that does not
+//! know a listed name would compute other results, so it must reject the channel. Heddle implements Fabric's V2 and V3
 //! capabilities. It also rejects a channel in which one of the groups requires V1 rules only.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

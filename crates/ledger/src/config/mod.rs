@@ -1,12 +1,13 @@
 //! The configuration of a channel, decoded and checked.
 //!
-//! A configuration block holds one envelope of type CONFIG with the whole configuration, as a tree of groups with values
-//! and policies. [`ChannelConfig`] is that tree read once, checked and compiled into what the other crates need: the
-//! organisations' MSPs, the policies by path, the limits of a batch.
+//! A configuration block holds one envelope of type CONFIG with the whole configuration, as a tree of groups with
+//! values and policies. [`ChannelConfig`] is that tree, checked and compiled once into what the other crates need: the
+//! organisations' MSPs, the policies by path, the limits at which an orderer cuts a block.
 //!
 //! 1. The envelope's header names the channel. The memory that the configuration will take is computed from its bytes
 //!    (module `weight`); only then is the configuration decoded.
-//! 2. Capabilities are checked first, since they determine how the rest is to be read: an unknown one is rejected.
+//! 2. Capabilities are checked first, since they determine the meaning of everything else. A configuration with an
+//!    unknown capability is rejected.
 //! 3. Groups and values are read and checked against the bounds below.
 //! 4. MSPs and policies are compiled.
 //!

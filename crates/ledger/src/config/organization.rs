@@ -1,4 +1,4 @@
-//! The organisations of a configuration group.
+//! The organisations of a channel, as the application or the orderer group of its configuration lists them.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;

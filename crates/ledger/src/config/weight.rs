@@ -1,16 +1,17 @@
 //! Computes how much memory a configuration will take, before it is decoded.
 //!
-//! A protobuf library makes a tree node, or a list element, of each part of a message: up to 1,500 bytes for a part of
-//! twelve bytes. Compilation multiplies further, since a policy is kept under its whole path and refers to one policy of
-//! each group below. The first block of a channel comes from a peer, so the block's size alone must bound the memory that
-//! it takes here:
+//! The first block of a channel comes from a peer, so the memory that a node allocates for it must be bounded by the
+//! block's size. Decoding alone does not keep such a bound: the protobuf library makes a tree node, or a list element,
+//! of each part of a message, up to 1,500 bytes for a part of twelve bytes. Compilation multiplies further, since each
+//! policy is kept under its whole path and refers to one policy of each group below. Therefore:
 //!
-//! 1. One walk over the received bytes, which allocates nothing, adds up the memory of each part: in the decoded **tree**,
-//!    in the result that is **compiled** from it, and, for one value at a time, the memory that is needed **in passing**.
-//! 2. If the sum is above [`TIMES_MAX`] times the bytes plus [`FREE_BYTES`], the configuration is rejected. Configurations
-//!    that tools write stay below, since most of their bytes are certificates: an organisation with a single certificate
-//!    takes ten times its bytes, and a channel may have a hundred and fifty such organisations; an organisation with a
-//!    certificate for each kind of node takes three times its bytes.
+//! 1. One walk over the received bytes, which allocates nothing, adds up three amounts of memory: that of the decoded
+//!    **tree**, that of the result **compiled** from it, and the memory that is needed **in passing** while one value
+//!    is compiled.
+//! 2. If the sum is above [`TIMES_MAX`] times the size of the configuration plus [`FREE_BYTES`], the configuration is
+//!    rejected. Configurations that tools write stay below, since most of their bytes are certificates. An organisation
+//!    with a certificate for each kind of node takes three times its size. One with a single certificate takes ten
+//!    times its size, and a channel may have a hundred and fifty of these.
 //! 3. The configuration is also rejected if a text is longer than [`TEXT_BYTES_MAX`], since errors and paths repeat texts,
 //!    or if a field that may occur once occurs twice.
 //!

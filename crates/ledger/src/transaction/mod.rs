@@ -1,8 +1,8 @@
 //! A transaction as it stands in a block, read in place.
 //!
-//! An endorser transaction nests a dozen messages. [`Transaction`], [`EndorsedAction`] and [`ActionOutcome`] decode each
-//! message once, in the order in which validation needs them. They keep one reference to the envelope's bytes and the
-//! positions in it:
+//! An endorser transaction nests a dozen messages. [`Transaction`], [`EndorsedAction`] and [`ActionOutcome`] decode
+//! each message once, in the order in which validation needs it. Each keeps a reference to the envelope's bytes, and
+//! positions in them. The last column names the validation codes with which a step may fail:
 //!
 //! | step | call | validation codes |
 //! |---|---|---|
@@ -17,8 +17,8 @@
 //! | 9 | [`ActionOutcome::check`]: chaincode and event | 255, 25 |
 //! | 10 | namespaces, endorsement policies and conflicts, by the caller | 23, 25, 10, 11, 12 |
 //!
-//! The order is Fabric's, so that a transaction with several faults gets Fabric's code. The checks are pure functions of
-//! the envelope.
+//! The order is Fabric's, so that a transaction with several faults gets the code that Fabric gives it. The checks are
+//! pure functions of the envelope.
 //!
 //! Left to the caller: every check that needs identities or state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

@@ -1,8 +1,9 @@
 //! Finds a transaction's read-write set and skips everything else.
 //!
-//! When a stored block is materialised or replayed, its filter says which transactions are valid. Their signatures, hashes
-//! and headers were checked before the block was stored, and are skipped here. This module only walks through nested messages
-//! to the read-write set, at a hundredth of the cost of validation.
+//! Materialising and replaying a stored block need only the read-write sets of its valid transactions. The block's
+//! filter says which transactions are valid, and their signatures, hashes and headers were checked before the block was
+//! stored. So this module only walks through the nested messages to the read-write set, at a hundredth of the cost of
+//! validation.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use proto::common::HeaderType;

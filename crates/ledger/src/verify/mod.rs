@@ -3,19 +3,20 @@
 //! [`LedgerVerifier`] takes the blocks of one ledger in order; [`verify`] feeds it from a block store. For each block it
 //! checks:
 //! 1. its number, its previous hash and its data hash;
-//! 2. from block 1 on, that the orderers' signatures are valid under the configuration then in force, and that the metadata
-//!    they sign names the newest configuration block, which may be the block itself;
+//! 2. from block 1 on, that the orderers' signatures are valid under the configuration in force at that block, and that
+//!    the signed metadata names the newest configuration block (possibly the block itself);
 //! 3. in a peer's ledger, that there is one validation code per transaction, and for each transaction that is marked valid
 //!    everything that can be checked without state: form, transaction id, proposal hash, channel, chaincode, and the
 //!    creator's signature;
 //! 4. in a peer's ledger, the commit hash, computed from the writes of the valid transactions.
 //!
-//! Block 0 is the root of trust: its hash must be compared with a hash that is known to be good. A later configuration
-//! applies from the next block on.
+//! Block 0 is the root of trust: the caller must compare its hash with a hash that is known to be good. A later
+//! configuration applies from the block after it.
 //!
-//! Not checked: endorsement policies of contracts and conflicts between transactions, which need state. If a transaction
-//! changed only the metadata of a key, the commit hash covers a value that the block does not hold. Then the recorded
-//! commit hash is accepted unchecked and counted in [`LedgerReport::commit_hashes_unchecked`].
+//! Not checked: endorsement policies of contracts and conflicts between transactions, which need state. If a
+//! transaction changes only the metadata of a key, the commit hash covers the key's value, which the block does not
+//! hold. The verifier then accepts the recorded commit hash unchecked, and counts it in
+//! [`LedgerReport::commit_hashes_unchecked`].
 
 mod store;
 #[cfg(test)]

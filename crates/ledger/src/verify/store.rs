@@ -1,4 +1,5 @@
-//! Feeds the verifier from a block store.
+//! Checks a ledger in a block store: feeds the verifier with its blocks, and compares the store's own indexes with
+//! them.
 
 use base::{BlockNumber, ErrorKind, TxId, TxIndex, rt};
 use storage::blocks::{BlockStore, StoredBlock};

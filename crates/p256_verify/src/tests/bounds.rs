@@ -1,5 +1,5 @@
-//! The bounds of the lanes' field, proved by intervals: the tests run the same code on lanes whose words are sets of
-//! numbers.
+//! Proves the bounds of the lanes' field arithmetic: the tests run the same code on lanes whose words are intervals
+//! of numbers.
 //!
 //! A word of [`Intervals`] stands for every signed number from `low` to `high`. An operation returns the smallest
 //! interval that contains all results, and fails if a result leaves 64 bits. So one run covers every input within the

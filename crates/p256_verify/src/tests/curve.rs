@@ -1,6 +1,7 @@
-//! Tests of point arithmetic. They compare the tables of multiples of all builders with textbook affine arithmetic on
-//! big integers, tables built together with tables built alone, and additions with the textbook's, including the
-//! exceptional cases. Bytes that are no point of the curve are refused.
+//! Tests of point arithmetic against textbook affine arithmetic on big integers:
+//! * All builders make the textbook's tables of multiples, whether tables are built together or alone.
+//! * Additions have the textbook's results, and exceptional additions are detected.
+//! * Bytes that are no point of the curve are refused.
 
 use num_bigint::BigUint;
 

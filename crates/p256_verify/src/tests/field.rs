@@ -1,4 +1,4 @@
-//! The lanes' field, at the limits that its bounds allow.
+//! Tests of the lanes' field arithmetic with elements at the limits that its bounds allow.
 
 use num_bigint::{BigInt, BigUint, Sign};
 

@@ -1,4 +1,4 @@
-//! Tests that compare the parts with big integers.
+//! Unit tests, which compare fields, points and numbers with big integers.
 
 mod bounds;
 mod curve;

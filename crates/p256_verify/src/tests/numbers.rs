@@ -1,4 +1,4 @@
-//! Constants, residues and inverses.
+//! Tests of the curve's constants, of residues and of inverses.
 
 use num_bigint::BigUint;
 

@@ -1,5 +1,5 @@
-//! Signatures for differential tests: valid ones, and ones with an altered key, digest, r or s. Also the comparison of
-//! every path with other implementations.
+//! The cases of the differential tests: valid signatures, and signatures with an altered key, digest, r or s. The
+//! module also compares the verdicts of every path with those of other implementations.
 
 #![allow(dead_code, reason = "each program uses a part")]
 

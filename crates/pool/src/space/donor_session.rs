@@ -1,7 +1,10 @@
-//! The background tasks of an address space, one per donor. A task connects to its donor, fences every process that
-//! held this owner's memory there under an older epoch, and then *sweeps*: it returns the sections that the donor
-//! lists and this connection does not know. When the donor is lost, the task starts over; when a newer epoch has
-//! fenced this one, the task ends.
+//! The background tasks of an address space, one per donor:
+//!
+//! 1. The task connects to its donor, and fences every process that held this owner's memory there under an older
+//!    epoch.
+//! 2. The task *sweeps*: it returns every section that the donor lists but that this connection does not know.
+//! 3. When the donor is lost, the task starts again with step 1. When a newer epoch has fenced this one, the task
+//!    ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

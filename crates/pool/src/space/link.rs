@@ -1,9 +1,9 @@
-//! One connection of an address space to a donor: requests and their answers, one at a time.
+//! One connection of an address space to a donor. It carries one request and its answer at a time.
 //!
 //! 1. The task that holds the link's turn sends a request and waits for its answer, up to a time-out.
 //! 2. An answer that comes after the time-out is recognised by its old number and dropped. If the request might have
-//!    changed something, the link is due for a sweep: the donor's list shows any section that the late answer granted,
-//!    and the sweep returns that section.
+//!    changed something, the link is due for a *sweep*: the task asks the donor for its list of sections, and returns
+//!    those that the space does not know, such as one that the late answer granted.
 //! 3. The link ends when the connection does, when the donor reports that this process is fenced, or when a verb shows
 //!    that the link's capabilities are void. Its sections end with it.
 //!

@@ -6,22 +6,22 @@
 //!    space exists.
 //! 2. [`AddressSpace::grow`] requests a section from the donor with the most free memory and enters it into the
 //!    [section table](table).
-//! 3. A verb looks up its address and goes to the section's endpoint with the section's capability. That is all the
-//!    code of this crate on the data path.
-//! 4. When a donor's connection ends, or a verb shows that the donor no longer knows its capability, the donor's
-//!    sections are lost, all at once and for good: verbs fail with [`rma::Error::Closed`], and [`AddressSpace::lost`]
-//!    reports the loss once. The space does not try to resume the sections: verbs in flight when a connection breaks
-//!    may still take effect, and only a revocation ends that.
-//! 5. On each new connection, the same process fences again and returns every section that the donor lists. On a
-//!    lasting connection, when an answer did not come in time, it makes a sweep: it asks for the list and returns the
-//!    listed sections that it does not know.
+//! 3. A verb looks up its address in the table, and goes to the section's endpoint with the section's capability.
+//!    This look-up is all that the crate does on the data path.
+//! 4. A donor is lost when its connection ends, or when a verb shows that the donor no longer knows its capability.
+//!    Then all its sections are lost, at once and for good. Verbs to them fail with [`rma::Error::Closed`], and
+//!    [`AddressSpace::lost`] reports the loss once. The space does not try to resume the sections, because verbs that
+//!    were in flight when the connection broke may still take effect until a revocation.
+//! 5. On each new connection to a donor, the space fences again and returns every section that the donor lists. When
+//!    an answer does not come in time but the connection lasts, the space makes a *sweep*: it asks for the list, and
+//!    returns the listed sections that it does not know.
 //!
 //! Invariants:
 //! * Address 0 is never granted, and no address and no [`SectionId`] is granted twice: a space that has used up its
 //!   addresses must be opened again.
 //! * Live and requested sections together stay within the space's budget.
-//! * A section is live, released or lost; it is live once, and reported lost at most once.
-//! * When a section is not in the table, its donor has reclaimed it, or the link is due for a sweep, or the link has
+//! * A section is live, released or lost. It is live only once, and is reported lost at most once.
+//! * No section is leaked: if a donor holds a section that is not in the table, the link is due for a sweep or has
 //!   ended.
 //!
 //! Other compute nodes of the owner read the same sections through a [`ReadOnlySpace`], with capabilities that this

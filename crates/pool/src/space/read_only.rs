@@ -1,5 +1,5 @@
-//! A follower's read-only view of its owner's memory. It consists of the sections for which the primary, which has the
-//! [`AddressSpace`](super::AddressSpace), has obtained read grants for the follower.
+//! A follower's read-only view of its owner's memory. The primary has the [`AddressSpace`](super::AddressSpace), and
+//! obtains read grants for the follower; the view consists of the sections with such a grant.
 //!
 //! 1. [`ReadOnlySpace::open`] connects to every donor as the owner and sends a hello. It does not fence and sends no
 //!    requests. If a donor cannot be reached, or is lost, a background task retries it for as long as the space
@@ -11,7 +11,7 @@
 //!    It fails for good once the primary has returned the section, has had the follower's capabilities revoked, or was
 //!    fenced.
 //!
-//! Invariants: nothing is ever written through such a space; a section has at most one entry, the newest.
+//! Invariants: Nothing is ever written through a read-only space. A section has at most one entry, the newest.
 //!
 //! The layers above say which sections exist, and when they are gone ([`ReadOnlySpace::leave`]).
 

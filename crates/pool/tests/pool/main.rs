@@ -1,5 +1,5 @@
-//! Tests of the pool through its public interface, in one program: its services to owners ([`sections`], on real
-//! memory [`shm`]), how it rejects hostile peers ([`hostile`]), and both under simulated faults ([`simulation`]).
+//! Tests of the pool through its public interface, in one program: its services to owners ([`sections`], and [`shm`] on
+//! real memory), the rejection of hostile peers ([`hostile`]), and the pool under simulated faults ([`simulation`]).
 
 mod hostile;
 mod sections;

@@ -1,15 +1,16 @@
-//! A compact table from 64-bit fingerprints to block numbers, for ids that are usually absent.
+//! A compact table from the 64-bit fingerprint of an id to block numbers, made for look-ups of ids that are usually
+//! absent.
 //!
-//! Validation asks once for each transaction whether its id was committed before, and the answer is nearly always no. For an
-//! absent id the table gives this answer from memory, in about one cache line. Otherwise it names the blocks that may hold
-//! the id, and the caller looks there.
+//! Validation asks once for each transaction whether its id was committed before, and the answer is nearly always no.
+//! For an absent id the table gives this answer from memory, in about one cache line. For a present id it names the
+//! blocks that may hold the id, and the caller looks there.
 //!
 //! 1. A fingerprint's high byte chooses one of 256 shards; its next 32 bits are the tag.
-//! 2. A slot is the tag and the low 32 bits of the block number: 8 bytes. Collisions are resolved by linear probing that
-//!    starts at `tag * slots / 2^32`; the tag alone determines this position for any number of slots. A shard can therefore
-//!    grow by a quarter at a time, and an entry costs 10 to 13 bytes.
-//! 3. An absent id meets an equal tag with a probability of about (entries in its shard) / 2^32: one in a hundred thousand at
-//!    10 million entries.
+//! 2. A slot has 8 bytes: the tag and the low 32 bits of the block number. Collisions are resolved by linear probing
+//!    that starts at `tag * slots / 2^32`. The tag alone determines this position for any number of slots, so a shard
+//!    can grow by a quarter at a time, and an entry costs 10 to 13 bytes.
+//! 3. An absent id looks present if another id of its shard has the same tag. The probability is about (entries in its
+//!    shard) / 2^32: one in a hundred thousand at 10 million entries.
 //!
 //! Entries are never removed. The same id may be entered several times, with the same block or with different ones.
 

@@ -4,10 +4,10 @@
 //! (height, previous hash), and both find again every block that a sync has covered.
 //!
 //! 1. [`Blocks::append`] takes a block. After it returns, reads of this object see the block.
-//! 2. [`Blocks::sync`] returns once everything appended before is durable. Call it once for several blocks: appending
-//!    continues meanwhile.
-//! 3. A refusal of one block (kinds `Retry` and `Rejected`) leaves the object usable. Any other error ends it: open it again;
-//!    its height then shows how far it got.
+//! 2. [`Blocks::sync`] returns once all blocks appended before the call are durable. Call it once for several blocks;
+//!    further blocks can be appended meanwhile.
+//! 3. An error of kind `Retry` or `Rejected` refuses one block and leaves the object usable. After any other error the
+//!    caller must open the store again; its height then shows which blocks arrived.
 
 use std::sync::Arc;
 

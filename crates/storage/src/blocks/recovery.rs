@@ -1,15 +1,16 @@
 //! Opening a store: which blocks on disk are intact, and how the store treats damaged ones.
 //!
-//! 1. Every segment but the last is sealed, and was durable before the next one was created. Its header must continue the
-//!    chain; its index is read, or rebuilt from its records when it is missing, stale or damaged.
-//! 2. The last segment is read record by record. Where the intact records end, the durable watermark decides. Before the
-//!    watermark it is damage, and the store does not open; from the watermark on it is a torn tail, which is truncated.
-//! 3. Intact records may still be in the page cache only. So the bytes beyond the durable watermark are written once more,
-//!    and the last segment and its name are synced before they count as durable.
+//! 1. Every segment but the last is sealed, and was durable before the next one was created. Its header must continue
+//!    the hash chain. Its index is read, or rebuilt from its records if it is missing, stale or damaged.
+//! 2. The last segment is read record by record, up to the first record that is not intact. If that record begins
+//!    before the durable watermark, the segment is damaged, and the store does not open. If it begins at or after the
+//!    watermark, it is a torn tail, which is truncated.
+//! 3. Intact records beyond the durable watermark may be in the page cache only. So their bytes are written once more,
+//!    and the last segment and its name are synced, before the records count as durable.
 //!
-//! A segment whose header is torn holds no records, because records are written only once the header is durable; if it is the
-//! last segment, it is created again. Recovery searches for no further records beyond damage: bytes of a payload may look
-//! like a record.
+//! Records are written only once the header of their segment is durable. So a segment with a torn header holds no
+//! records; if it is the last segment, it is created again. Recovery does not search for records beyond a damaged one,
+//! because bytes of a payload may look like a record.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,16 +1,16 @@
-//! Truncates a block store: removes its newest blocks, from a given height on. This is only for a log whose removed blocks no
-//! client has seen; a ledger is never truncated.
+//! Truncates a block store: removes its newest blocks, from a given height on. Only a log may be truncated, and only
+//! blocks that no client has seen; a ledger is never truncated.
 //!
-//! 1. Remove the indexes of the segment in which the new end lies and of all later segments, durably and before any other
-//!    step. Otherwise a removed index could reappear after a crash. If other blocks of the same lengths had been appended by
-//!    then, it would pass for their index.
+//! 1. Remove the indexes of the segment in which the new end lies and of all later segments. This is made durable
+//!    before any other step, since otherwise a removed index could reappear after a crash. If other blocks of the same
+//!    lengths had been appended by then, the old index would pass for their index.
 //! 2. Remove the segments that begin after the new end, the last one first.
-//! 3. Clear the durable watermarks of the segment in which the new end lies, which is now the last one. They cover blocks
-//!    that step 4 removes, and opening would report those blocks as missing.
+//! 3. Clear the durable watermarks of the segment in which the new end lies, which is now the last one. These
+//!    watermarks cover blocks that step 4 removes, and opening the store would report those blocks as missing.
 //! 4. Truncate that segment at the new end.
 //!
-//! After a crash between two steps the store has the same first blocks and still reaches the new end; missing indexes are
-//! rebuilt. Repeating the same truncation finishes it.
+//! After a crash between two steps the store still has all blocks below the new end, and missing indexes are rebuilt.
+//! Repeating the truncation completes it.
 
 use base::BlockNumber;
 use base::rt::disk::Directory;

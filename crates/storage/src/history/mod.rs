@@ -1,21 +1,22 @@
-//! Which blocks wrote a key: an index of a channel's whole ledger, built from its blocks when a client first asks.
+//! An index from a key to all blocks that wrote it, over a channel's whole ledger. It is built from the blocks when a
+//! client first asks.
 //!
-//! The world state keeps the newest versions only, and a commit must not pay for questions that most channels never ask. So
-//! the index does no work until a client asks:
+//! The world state keeps the newest versions only. Most channels never ask for older ones, so commits must not pay for
+//! the index. It does no work until a client asks:
 //! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
-//! 2. It **catches up**: it reads the blocks from the index's savepoint to the requested height, a page at a time. The
-//!    [`Materializer`] names the keys that their valid transactions wrote. The entries of a page are written as one batch,
-//!    with the savepoint that they lead to. After [`CATCH_UP_TIMEOUT`] the question is refused with `Retry`: finished pages
-//!    stay, and the next question continues from there.
-//! 3. The answer is one range of the index: the numbers of blocks, newest first. The values are in the blocks; a layer that
-//!    can read transactions reads them there.
+//! 2. The index **catches up**: it reads the blocks from its own savepoint to the requested height, a page at a time.
+//!    The [`Materializer`] names the keys that their valid transactions wrote. The index writes the entries of a page
+//!    as one batch, with the savepoint that they lead to. After [`CATCH_UP_TIMEOUT`] it refuses the question with
+//!    `Retry`. The finished pages stay, and the next question continues from there.
+//! 3. The answer is one range of the index: the numbers of the blocks, newest first. The values are in the blocks,
+//!    where a layer that can decode transactions reads them.
 //!
-//! An entry is a row in the namespace `h` with a key of 24 bytes: a 16-byte hash of namespace and key, then the complement of
-//! the block's number, big-endian. Two keys with the same hash share their entries; a reader of one key then also looks into
-//! blocks that wrote only the other key.
+//! An entry is a row in the namespace `h` with a key of 24 bytes: a 16-byte hash of namespace and key, then the
+//! complement of the block's number, big-endian. Two keys with the same hash share their entries; a reader of one key
+//! then also gets blocks that wrote only the other key.
 //!
 //! Invariants:
-//! * The index is never ahead of the durable blocks, and is built from them alone: if it is lost, it is built again.
+//! * The index is never ahead of the durable blocks. It is built from them alone, so a lost index is built again.
 //! * The answers for a height, page by page, name every block below it that wrote the key.
 //! * Rows of the index are never pruned.
 

@@ -1,8 +1,9 @@
 //! One channel at a storage node: its blocks, its rows, and which epoch may write them.
 //!
-//! An append or a pruning holds one permit of the **epoch guard** while it checks its epoch and takes effect. The node takes
-//! all permits before it changes the epoch. So no write is half done when the epoch changes, and no write of an older epoch
-//! begins afterwards. A materialisation holds a permit only for the check: its rows depend on the blocks alone.
+//! The **epoch guard** is a set of permits. An append or a pruning holds one permit while it checks its epoch and takes
+//! effect, and the node takes all permits before it changes the epoch. So no write is half done when the epoch changes,
+//! and no write of an older epoch begins afterwards. A materialisation holds a permit only for the check. It may finish
+//! under a newer epoch, because its rows depend on the blocks alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

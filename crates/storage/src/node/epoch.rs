@@ -1,4 +1,4 @@
-//! The newest epoch of a channel, in a separate file.
+//! The file in which a storage node keeps the newest epoch of a channel.
 //!
 //! ```text
 //! offset  bytes  (little-endian)
@@ -9,9 +9,9 @@
 //! 24       8     XXH3 of bytes 0 to 23
 //! ```
 //!
-//! A new epoch is written to a second file, synced, and renamed over the first; then the directory is synced. After a crash
-//! the file holds the old or the new epoch. A damaged file is an error and is never treated as missing: that would let an
-//! older primary write again.
+//! A new epoch is written to a second file, synced, and renamed over the first; then the directory is synced. After a
+//! crash the file holds the old or the new epoch. A damaged file is an error. If it counted as missing, an older
+//! primary could write again.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Epoch;

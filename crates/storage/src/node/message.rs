@@ -1,9 +1,9 @@
 //! The bodies of requests, answers and notifications; see `docs/formats/storage-messages.md`.
 //!
-//! Messages travel as frames of [`base::rt::net::rpc`]. Integers are little-endian. Decoders take hostile bytes and return
-//! [`Malformed`]; they check counts against the bytes present before they allocate memory. A list in a request ([`KeyList`],
-//! [`TxIdList`]) is read in place, from the request's bytes; an answer to a list is read into a list that the caller has
-//! allocated.
+//! Messages travel as frames of [`base::rt::net::rpc`]. Integers are little-endian. Bytes may be hostile: decoders
+//! return [`Malformed`], and check counts against the bytes present before they allocate memory. The node reads a list
+//! of keys or ids in a request ([`KeyList`], [`TxIdList`]) in place. The client decodes the answer to such a request
+//! into a list that it has allocated before.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::rt::net::GatherList;

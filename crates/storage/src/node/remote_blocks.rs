@@ -1,22 +1,22 @@
-//! The blocks of a channel on a storage node, as [`Blocks`], for the primary that appends.
+//! [`RemoteBlocks`]: the block store of a channel on a storage node, as the primary that appends sees it ([`Blocks`]).
 //!
-//! 1. [`RemoteBlocks::append`] checks a block against the end of the chain as it is known here, keeps it as **pending** and
-//!    wakes the **driver**, the only task that sends.
+//! 1. [`RemoteBlocks::append`] checks that a block continues the chain, keeps it as **pending**, and wakes the
+//!    **driver**, the only task that sends.
 //! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in order.
 //!    Each answer carries the node's durable height; blocks below it are no longer pending.
 //! 3. When its link is lost, or the node answers `Retry`, the driver opens another link under the same epoch. The node's
 //!    height and hash show which pending block was the last to arrive; the driver continues with the next one. This resolves
 //!    an ambiguous append, and no caller ever sees it.
-//! 4. The object ends if the node fences this primary, refuses for good, or has a chain that differs from the one known here.
-//!    Every further append, and every sync of blocks that are not durable, then returns that error.
+//! 4. The object ends if the node fences this primary, refuses it for good, or has a chain that differs from the blocks
+//!    appended here. Every further append, and every sync of blocks that are not durable, then returns that error.
 //!
 //! Invariants:
 //! * Reads of a pending block are answered here, all other reads by the node. So an appended block is visible at once.
 //! * Pending blocks and their bytes are bounded; an append waits while either limit is reached.
 //!
-//! A local [filter](super::tx_id_filter) answers most questions for a transaction that is in no block. Every proposal and
-//! every wait for a commit asks such a question; a call to the node each time would cost more processor time than all other
-//! storage work of the transaction.
+//! Every proposal and every wait for a commit looks up a transaction that, in most cases, is in no block yet. A local
+//! [filter](super::tx_id_filter) answers most of these look-ups. A call to the node for each would cost more processor
+//! time than all other storage work of the transaction.
 
 use std::collections::VecDeque;
 use std::fmt;

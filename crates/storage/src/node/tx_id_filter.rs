@@ -1,17 +1,18 @@
-//! A filter of transaction ids: it knows without asking the node that certain transactions are in no block.
+//! A filter of transaction ids. It tells a primary that a transaction is in no block, without asking the storage node.
 //!
-//! It is a Bloom filter of the ids of all blocks: an id that it does not contain is in no block. It stores of an id the same
-//! 40 bits as the node's fingerprint table: shard and tag.
+//! It is a Bloom filter of the ids of all blocks: an id that it does not contain is in no block. Of each id it uses the
+//! same 40 bits (shard and tag) as the node's fingerprint table, so the node can send the ids of old blocks from that
+//! table.
 //!
 //! 1. The primary enters the ids of the blocks that it appends, from its first block on.
 //! 2. It gets the ids of older blocks from the node, shard by shard, and [enters](TxIdFilter::enter) them. Until it has all
 //!    of them, every id counts as possibly present.
 //! 3. Beyond [`IDS_MAX`] ids the filter gives up: its memory is freed, and every id counts as possibly present from then on.
 //!
-//! An id costs 2 bytes. The filter consists of lines of 512 bits, and an id sets one bit in each word of its line. The filter
-//! grows by chunks, each for twice as many ids as the previous chunk, and a question reads one line of each chunk. In each
-//! chunk about one absent id in a thousand looks present; the primary then asks the node, as it does for each id that is in a
-//! block.
+//! An id costs 2 bytes. The filter consists of lines of 512 bits, and an id sets one bit in each word of its line. The
+//! filter grows by chunks, each for twice as many ids as the previous chunk, and a look-up reads one line of each
+//! chunk. In each chunk about one absent id in a thousand looks present. For an id that looks present, the primary asks
+//! the node.
 //!
 //! Invariant: an id that was entered never counts as absent.
 

@@ -1,4 +1,4 @@
-//! Tests of both stores with the same blocks.
+//! Tests that the local and the in-memory state store give the same rows for the same blocks.
 
 use std::sync::Arc;
 

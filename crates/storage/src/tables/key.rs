@@ -7,10 +7,10 @@
 //! kind     := 0x00 the key was deleted | 0x01 the row holds a value
 //! ```
 //!
-//! Byte order of row keys is the order of (namespace, key, version descending). This holds because the terminator 0x00 0x01
-//! sorts below every continuation: its next byte is either above 0x00 or begins an escaped 0x00 0xff. Keys may hold any
-//! bytes, as Fabric's composite keys do with 0x00. The kind is part of the key, so that a value is stored exactly as it was
-//! given.
+//! The byte order of row keys is the order of (namespace, key, version descending). This holds because the terminator
+//! 0x00 0x01 sorts below every continuation of a text: the next byte of a longer text is either above 0x00, or is 0x00
+//! and followed by 0xff. Keys may hold any bytes; Fabric's composite keys contain 0x00. The kind is part of the row
+//! key, so that a value is stored exactly as it was given.
 //!
 //! Row keys begin with 0x01; metadata of the tables lies under 0x00.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

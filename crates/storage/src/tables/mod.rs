@@ -1,15 +1,16 @@
 //! World-state tables: the rows of one channel's state, on an embedded engine.
 //!
 //! A row is keyed (namespace, key, version descending) and holds a value, or says that the key was deleted. Because the
-//! version is part of the key, writing a row twice changes nothing, and rows may be written in any order: eviction,
-//! materialisation and replay commute. A read at a block takes the key's newest row whose version is not above that block.
+//! version is part of the row's key, writing a row twice changes nothing, and older rows may be written after newer
+//! ones. So eviction, materialisation and replay may write in any order. A read at a block takes the key's newest row
+//! whose version is not above that block.
 //!
 //! 1. The owner of a state collects the rows of one or more blocks in a [`RowBatch`], with the [`Savepoint`] that they lead
 //!    to, and calls [`Tables::write`]. Rows and savepoint become visible together, and survive a crash together or not at
 //!    all.
 //! 2. [`Tables::persist`] makes all written rows durable. Only then does the savepoint cover its blocks.
 //! 3. After a crash the tables hold exactly the rows of some savepoint: the last persisted one or a later one.
-//! 4. [`Tables::prune`] removes the versions that no reader may ask for any more, a bounded amount of work at a time.
+//! 4. [`Tables::prune`] removes versions that no reader may ask for any more. Each call does a bounded amount of work.
 //!
 //! Invariants:
 //! * Savepoints never go back, and no write under an older epoch takes effect.

@@ -1,11 +1,12 @@
-//! Which row versions may be removed.
+//! Decides which row versions may be removed.
 //!
-//! Rows of a key come newest first. `oldest` is the oldest block that a reader may still ask for:
+//! The rows of a key are examined from the newest to the oldest. Let `oldest` be the oldest block that a reader may
+//! still ask for:
 //! 1. Versions above `oldest` stay.
 //! 2. The newest version at or below `oldest` is the base: the version that a reader at `oldest` sees. It stays.
 //! 3. Versions below the base are superseded and may be removed: no admitted reader sees them.
-//! 4. A base that is a deletion may be removed too, once the savepoint that covers it is durable and no version is left below
-//!    it. If it were removed before its older versions, they would become visible again.
+//! 4. A base that is a deletion may be removed too, but only when the savepoint that covers it is durable and no
+//!    version is left below it. If it were removed before the older versions, they would become visible again.
 
 use super::PRUNE_ROWS_MIN;
 use super::key::RowKey;

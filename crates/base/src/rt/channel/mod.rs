@@ -1,4 +1,5 @@
-//! Channels between tasks. All are bounded, and independent of the executor.
+//! Channels between tasks: a bounded queue, a one-shot channel and a watched value. All are independent of the
+//! executor, so they behave the same in simulation.
 
 mod bounded;
 mod oneshot;

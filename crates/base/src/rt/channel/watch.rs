@@ -1,10 +1,10 @@
-//! A value with many watchers.
+//! A watch channel: one value with many watchers, which are notified when it changes.
 //!
-//! This module does not use tokio's watch channel, whose receivers draw their position in the wake-up order from tokio's own
-//! random generator; in simulation only the seed may decide.
+//! It replaces tokio's watch channel, which wakes its receivers in an order that tokio's own random generator chooses.
+//! In simulation the seed alone must determine that order.
 //!
-//! Invariants: the version grows with every change; a receiver that has seen version v is notified of some version above v,
-//! though not of every version.
+//! Invariants: The version grows with every change. If the value has changed since a receiver last saw it, the receiver
+//! is notified; it may miss intermediate versions.
 
 use std::fmt;
 use std::ops::Deref;

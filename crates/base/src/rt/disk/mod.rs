@@ -2,15 +2,15 @@
 //!
 //! Durability, in production as in simulation:
 //! 1. Written bytes are durable once [`File::sync`] has returned; before that a crash keeps, loses or tears each write.
-//! 2. A name that [`Directory::open_file`] created, or that was renamed or removed, is durable once [`Directory::sync`] has
-//!    returned; before that a crash may undo it.
+//! 2. Creating a name ([`Directory::open_file`]), renaming and removing are durable once [`Directory::sync`] has
+//!    returned; before that a crash may undo them.
 //! 3. A directory that [`Directory::open`] or [`Directory::subdirectory`] created is durable when they return.
 //!
 //! Directories and files created in production are readable only by their owner (modes 0700 and 0600).
 //!
-//! Reads and writes go to the page cache and do not block, so they are plain functions; every operation that waits for the
-//! device is a future. In production a future of `sync` runs on the pool for blocking calls; dropping it does not undo what it
-//! has started.
+//! Reads and writes go to the page cache and do not block, so they are plain functions. Every operation that waits for
+//! the device is a future. In production `sync` runs on the pool for blocking calls. Dropping its future does not stop
+//! a sync that has started.
 
 mod production;
 

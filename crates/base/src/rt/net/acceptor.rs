@@ -3,13 +3,13 @@
 //! 1. [`LinkAcceptor::open`] listens at an address for the links of some [`Parties`].
 //! 2. [`LinkAcceptor::accept`] returns the next link together with its [`LinkPermit`]. A link of any other party is dropped and
 //!    counted.
-//! 3. The links are divided equally between the organisations, and one identity may have a part of its organisation's links. A
-//!    link beyond such a limit displaces the oldest link of the same organisation or identity ([`LinkPermit::displaced`]),
-//!    never a link of another one. So a party that lost its links without noticing is served at once, and a party that opens
-//!    links without end shuts out only itself.
+//! 3. Every organisation has the same limit of links, and every identity a limit within that of its organisation. A
+//!    link beyond a limit displaces the oldest link of the same organisation or identity ([`LinkPermit::displaced`]),
+//!    never a link of another one. So a party whose old links broke unnoticed is served at once, and a party that opens
+//!    too many links shuts out only itself.
 //! 4. Unfinished messages of a link count against its organisation ([`UNFINISHED_BYTES_MAX`](super::UNFINISHED_BYTES_MAX)) from
 //!    the moment at which the link is accepted; before that no byte of its messages is read.
-//! 5. The task that serves the link ends it when its permit is displaced, and drops the permit with it.
+//! 5. When the permit of a link is displaced, the task that serves the link ends it and drops the permit.
 //!
 //! Links that prove no name come from within the process or from a simulation. Each counts as a separate party.
 

@@ -1,4 +1,4 @@
-//! A message in parts.
+//! A message in several parts that need not be copied together, such as a header and a long body.
 
 use std::fmt;
 use std::slice;

@@ -2,17 +2,17 @@
 //!
 //! 1. One end listens at an address, the other connects to it; both then hold a [`Link`].
 //! 2. Messages arrive in the order of sending, each whole and at most once.
-//! 3. A link ends when either end drops it (messages sent before still arrive) or when it breaks (messages in flight may be
-//!    lost). From then on both ends see [`Closed`]. The link does not report to a sender which of its messages arrived;
-//!    protocols use their own acknowledgements.
+//! 3. A link ends when one end drops it or when it breaks. From then on both ends see [`Closed`]. Messages that were
+//!    sent before the drop still arrive; when a link breaks, messages in flight may be lost. A sender does not learn
+//!    which of its messages arrived, so protocols need their own acknowledgements.
 //!
 //! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the scheme,
 //! and may lead to another host; any other address names a listener of this process. In simulation every address names a
 //! listener of any node.
 //!
-//! Over a transport, the medium buffers messages: a sent message may be in transit for long. When one end drops its receiver,
-//! sends at the other end start to fail only some time later: when that end has received the notice, which arrives behind
-//! earlier messages, or when its connection is lost.
+//! A transport buffers messages, so a sent message may be in transit for long. When one end drops its receiver, the
+//! transport sends a notice to the other end, behind earlier messages. Sends at the other end fail only from the
+//! arrival of this notice on, or when the connection is lost.
 
 mod acceptor;
 mod gather_list;

@@ -1,14 +1,14 @@
-//! The bytes of unfinished messages of links, by organisation.
+//! Accounts for the bytes of messages that links have only partly received, and bounds them for each organisation.
 //!
 //! 1. A listener has one [`ReceiveAccounts`]. Each of its links has a [`ReceiveAccount`], under the organisation that the
 //!    link's other end proved ([`super::LinkAcceptor`]).
 //! 2. The receiving half of a link accounts the bytes of a message before it allocates them ([`ReceiveAccount::resize`]), and
 //!    ends the link when the organisation's budget is used up.
-//! 3. A message counts as arriving until the receiver asks for the next one, or releases it because another budget accounts for
-//!    it.
+//! 3. The bytes of a message stay accounted until the receiver asks for the next message. The receiver may release them
+//!    earlier, when another budget accounts for the message.
 //!
-//! Invariants: no organisation holds more than [`UNFINISHED_BYTES_MAX`], and no organisation uses up the budget of another. The
-//! longest message fits if its organisation has no other unfinished message.
+//! Invariants: No organisation holds more than [`UNFINISHED_BYTES_MAX`], and no organisation uses up the budget of
+//! another. A message of the greatest length fits if its organisation has no other unfinished message.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,7 +5,7 @@
 //!    registered scheme names a listener of this process, even if it contains colons.
 //! 3. The transport returns [`super::Link`]s that it builds with [`super::Link::new`] from its sending and receiving halves.
 //!
-//! A simulation uses no transport: its own links carry every address, and an address is a name.
+//! A simulation uses no transport: there, every address is the name of a listener of a simulated node.
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -1,12 +1,13 @@
 //! The executor: one thread, one task at a time, chosen at random.
 //!
-//! 1. Tasks that were woken become ready; those of a paused node are parked until it resumes.
-//! 2. Timers that are due fire; functions that they call run here, on the driver, between tasks.
-//! 3. When no task is ready, the clock jumps to the next timer; if there is none, the run is deadlocked.
+//! 1. Woken tasks become ready. Tasks of a paused node are parked until the node resumes.
+//! 2. Timers that are due fire. If a timer calls a function, the function runs now, between tasks, on the node
+//!    `driver`.
+//! 3. If no task is ready, the clock jumps to the next timer; if there is no timer either, the run is deadlocked.
 //! 4. Otherwise one ready task is chosen at random, the clock advances a little, and the task is polled.
 //!
-//! Ready tasks are kept in the order of their numbers, so that the order of wake-ups within a step has no influence. A wake-up
-//! from another thread would be beyond the seed's control and fails the run.
+//! Ready tasks are kept in the order of their numbers, so that the order of wake-ups within a step has no influence. A
+//! wake-up from another thread fails the run, since the seed could not control it.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;

@@ -15,20 +15,21 @@
 //! assert_eq!(report.expect("the run succeeds").value, 42);
 //! ```
 //!
-//! 1. [`Simulation::run`] creates a world from a seed and runs a future in it, on a node called `driver`. The run ends when
-//!    that future does; remaining tasks are dropped.
+//! 1. [`Simulation::run`] creates a world from a seed and runs a future in it, on a node called `driver`. When that
+//!    future completes, the run ends and all other tasks are dropped.
 //! 2. [`Sim::node`] names further nodes. Tasks spawned from a node's task live on that node, and so do the directories that
 //!    they open and the links that they make.
 //! 3. Faults come from three sources: the [`Sim`] and [`SimNode`] handles; a [`FaultPlan`], written as text or random; and
 //!    [fault points](crate::rt::fault_point) in the code.
 //! 4. The [`SimulationReport`] has a digest of all events. [`Simulation::check`] runs a seed twice and compares the digests.
 //!
-//! The heads of `disk` and `net` in this folder describe how each model treats the code under test.
+//! The modules `disk` and `net` in this folder describe the faults of simulated disks and links.
 //!
 //! Each node has its own clock, which shows the true time unless [`SimNode::set_clock_drift_ppm`] or a plan lets it drift.
 //! `rt::now`, `rt::sleep` and time-outs of the node's tasks follow its clock; links and disks follow the true time.
 //!
-//! Invariants: the seed and the code decide everything. Worlds on different threads are independent.
+//! Invariants: The seed and the code determine everything that happens in a world. Worlds on different threads are
+//! independent.
 //!
 //! The caller must ensure that nodes share only links; a Rust channel or an `Arc` shared by two nodes would survive a crash
 //! that should end it.

@@ -1,7 +1,7 @@
 //! A simulated task's handle, and the wrapper of its future.
 //!
-//! A panic of a task is passed to the task that joins it. If no task joins it, the panic fails the run: when the handle is
-//! dropped, or when the run ends.
+//! If a task panics, the task that joins it panics too. If no task joins it, the panic fails the run, either when the
+//! handle is dropped or when the run ends.
 
 use std::any::Any;
 use std::future::Future;

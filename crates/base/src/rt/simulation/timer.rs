@@ -1,4 +1,4 @@
-//! Timers: events at a point of the virtual clock.
+//! Timers: wake-ups and other actions at a given time of the virtual clock.
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -1,7 +1,7 @@
 //! The state of a simulated world, and access to it.
 //!
-//! The whole state is behind one lock that only the simulation's thread takes. Wakers are called, and futures are polled and
-//! dropped, only while the lock is free, because each of these may run code that accesses the state again.
+//! The whole state is behind one lock, which only the simulation's thread takes. The thread must not hold the lock
+//! while it calls a waker, or polls or drops a future: each of these may run code that takes the lock again.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -8,10 +8,10 @@
 //! | `readFood(id)` | the result | |
 //! | `load(start, count, dimensions, seed)` | | profiles named by their numbers |
 //!
-//! `getFood` draws `points` different numbers below `population`, uniformly and determined by the seed. It reads the
-//! profiles with these numbers as names, clusters them ([`clustering`]), finds the cluster nearest to the profile of
-//! `id`, and writes the result. Every endorser computes the same bytes. The paper's parameters are k = 20, epochs =
-//! 2000, dimensions = 100 and threshold = 0.01.
+//! `getFood` draws `points` distinct numbers below `population`, uniformly, from a generator with the given seed. It
+//! reads the profiles that have these numbers as names and clusters them ([`clustering`]). Then it finds the cluster
+//! nearest to the profile of `id`, and writes the result. Every endorser computes the same bytes. The paper's
+//! parameters are k = 20, epochs = 2000, dimensions = 100 and threshold = 0.01.
 //!
 //! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours.
 //! The computation yields to other tasks every fraction of a millisecond, so a time limit can stop it.

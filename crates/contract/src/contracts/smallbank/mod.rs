@@ -16,8 +16,9 @@
 //! | `load(start, count, checking, savings, recordBytes)` | | customers named by their numbers |
 //!
 //! Amounts are whole numbers of the smallest unit of money. All arithmetic is checked, and an operation that would
-//! overflow is refused, so that money is neither made nor lost. A payment to oneself changes nothing, although reads
-//! never see the transaction's own writes.
+//! overflow is refused, so that money is neither made nor lost. A payment from an account to itself changes nothing. It
+//! needs a case of its own: reads do not see the transaction's own writes, so the second write would replace the first
+//! and create money.
 //!
 //! State: `checking_<customer>` and `savings_<customer>` → the balance (i64, little-endian, 8 bytes), then padding that
 //! updates keep; `name_<customer>` → the name, when there is one.

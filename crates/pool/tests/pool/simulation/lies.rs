@@ -1,5 +1,5 @@
-//! Planted mistakes: a host or a connection lies to the code under test, which then behaves as if it had the mistake
-//! itself. The host also reports to [`Truth`] which memory is registered.
+//! Mutants: a host or a connection that lies to the code under test, so that the code behaves as if it had a mistake.
+//! The host also reports to [`Truth`] which memory is registered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,10 +3,11 @@
 //! 1. A seed determines sizes, delays, requests, and the faults: nodes crash and pause, connections are cut and break,
 //!    answers are lost and revocations fail at the pool's fault points.
 //! 2. Meanwhile [`truth`] checks what happens: budgets, ownership of memory, fences, losses.
-//! 3. All faults are healed. In half of the seeds every process closes its space, and nothing may be left anywhere; in
-//!    the other half all processes die. In both cases all of the donors' memory can be granted again.
+//! 3. At the end all faults are healed. In half of the seeds every process closes its space; then no section may be
+//!    left at any donor. In the other half all processes die. In both cases all of the donors' memory must be
+//!    available for new grants.
 //!
-//! [`lies`] plants mistakes below and beside the code under test. The checks must detect each of them.
+//! [`lies`] plants mistakes around the code under test. The checks must detect each of them.
 
 mod lies;
 mod owner_process;

@@ -1,5 +1,5 @@
-//! A process that holds an owner's memory: it opens a space, grows, writes, reads, releases, and starts over after it
-//! was fenced.
+//! A process that holds an owner's memory. It opens a space; then it grows the space, writes, reads and releases
+//! sections; after it was fenced, it starts again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! Records what really happens, observed from outside the code under test, and checks these properties:
+//! Observes the pool from outside the code under test, and checks these properties:
 //!
 //! * At every registration: the memory that a donor has registered is within its budget.
 //! * When a space has been opened: no donor to which it is connected has memory registered for an older epoch, and no
 //!   newer epoch was opened at that donor earlier in the donor's current run.
-//! * After a donor has fenced a newer epoch, it grants nothing to a request that an older epoch makes.
-//! * A verb fails if it is posted after a newer epoch's fence to a section that was granted before that fence.
+//! * After a donor has answered the fence of a newer epoch, it grants nothing to requests of an older epoch.
+//! * A verb to a section fails if it is posted after the fence of an epoch that is newer than the section's grant.
 //! * Memory is zero at first, and after that holds what its owner wrote.
 //! * A section is granted once and lost at most once; live, released and lost sections together are the granted ones.
 //! * In the end: donors have granted exactly the sections that spaces have, and none when there are no spaces.

@@ -1,6 +1,7 @@
 //! An RMA provider within one task: memory is a vector, verbs complete while they are posted, and there are no faults.
 //!
-//! Tests use it for properties of the pool alone, and for donors that send messages which our donors never send.
+//! Tests use it for properties of the pool alone, and to simulate donors that send messages which a correct donor
+//! never sends.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

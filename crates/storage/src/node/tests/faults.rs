@@ -1,6 +1,6 @@
-//! Primaries that replace one another while the node crashes, links are cut, and old primaries resume.
+//! Simulations in which primaries replace one another while the node crashes, links are cut, and old primaries resume.
+//! These properties are checked:
 //!
-//! Checkers:
 //! 1. Every block that was reported durable is in the final chain.
 //! 2. At and above the height that a primary found when it opened, no block is of an older epoch.
 //! 3. A write of an older primary fails if it began after a newer primary was admitted.

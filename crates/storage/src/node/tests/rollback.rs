@@ -1,4 +1,4 @@
-//! Tests of a storage node that returns with less than it had reported durable.
+//! Tests of a storage node whose data was rolled back: it starts with fewer blocks than it had reported durable.
 
 use base::ErrorKind;
 use base::rt::simulation::DiskCopy;

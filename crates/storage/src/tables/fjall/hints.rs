@@ -1,17 +1,20 @@
 //! A table of the newest versions of recently used keys, in a fixed amount of memory.
 //!
-//! The engine finds the newest row of a key by a search over all its runs. The search costs several times as much as a lookup
-//! of an exact row key, because the runs' filters can answer only for exact keys. Nearly every read wants the newest row. For
-//! a key, this table stores the version of the newest row, or that there is no row:
+//! Nearly every read wants the newest row of a key. The engine must search all its runs for it, because the runs'
+//! filters can answer only for exact row keys. This search costs several times as much as a lookup of an exact row
+//! key. This table stores, for a key, the version of its newest row, or that the key has no row. With the version a
+//! read looks up the exact row key.
 //!
-//! 1. A write enters the version of each row it wrote, after the engine has taken the rows and before the savepoint moves.
-//!    The newer version wins, so rows may be written out of order.
-//! 2. A read that finds no entry notes the shard's write count, searches the engine and enters the result. If the shard was
-//!    written meanwhile, the result is not entered.
+//! 1. A write enters the version of each row that it wrote, after the engine has taken the rows and before the
+//!    savepoint moves. The newer version wins, so rows may be written out of order.
+//! 2. A read that finds no entry notes the write count of the key's shard, searches the engine, and enters the result.
+//!    If the shard was written meanwhile, the read does not enter the result.
 //!
-//! So an entry is never older than the engine's rows at the savepoint. An entry holds a 128-bit hash instead of the key. The
-//! hash is keyed with a secret of the process, so clients cannot choose keys that collide. An entry is 40 bytes, four to a
-//! bucket; a full bucket replaces one of its entries, round robin.
+//! So an entry is never older than the engine's rows at the savepoint.
+//!
+//! An entry holds a 128-bit hash instead of the key. The hash is keyed with a secret of the process, so clients cannot
+//! choose keys that collide. An entry has 40 bytes, and a bucket four entries; a full bucket replaces one of its
+//! entries, round robin.
 
 use std::sync::Mutex;
 

@@ -1,9 +1,9 @@
-//! Truncates a torn tail of the engine's journal.
+//! Truncates a torn tail of the engine's journal, so that the engine opens after a loss of power.
 //!
-//! The engine tolerates a journal that ends within a batch. A loss of power may also leave holes: pages in the middle of the
-//! last, unsynced batches are missing. The engine takes this for damage, and does not open. Such a tail can be truncated
-//! safely: rows and savepoint are in the same batch, so the remainder ends at an earlier savepoint, and the blocks contain
-//! everything after it. No synced batch is lost, because synced batches come first.
+//! The engine tolerates a journal that ends within a batch. A loss of power may also leave holes: missing pages in the
+//! middle of the last, unsynced batches. The engine takes holes for damage, and does not open. Such a tail can be
+//! truncated safely. Rows and savepoint are in the same batch, so the remainder ends at an earlier savepoint, and the
+//! blocks contain everything after it. No synced batch is lost, because synced batches come first.
 //!
 //! 1. The engine fails to open because of its journal.
 //! 2. The newest journal is read batch by batch, in the format of fjall 3.1: a start with the number of entries, the entries,

@@ -1,19 +1,20 @@
 //! The tables that production uses, on the fjall engine, a log-structured merge tree.
 //!
-//! One database serves all channels of a node, with one keyspace per channel: one journal, one cache, one fsync. A batch of
-//! rows is one engine batch in one keyspace and includes the savepoint, so the engine's own atomicity and recovery keep rows
-//! and savepoint together. Only [`Tables::persist`] syncs the journal. The engine may make rows durable earlier by flushing a
-//! memtable, but always whole batches in order, so after a crash the rows are those of some savepoint.
+//! One database serves all channels of a node, so they share one journal, one cache and one fsync. Each channel has a
+//! keyspace. A batch of rows, with its savepoint, is one engine batch in one keyspace, so the engine's own atomicity
+//! and recovery keep rows and savepoint together. Only [`Tables::persist`] syncs the journal. The engine may make rows
+//! durable earlier, when it flushes a memtable, but always whole batches in order. So after a crash the rows are those
+//! of some savepoint.
 //!
 //! * The newest row of a key is found by a lookup of its exact row key if [`NewestRowHints`](hints::NewestRowHints) know the
 //!   newest version, otherwise by a search.
-//! * Values of some kilobytes and more are kept outside the merge tree, in separate files: merging would copy them again and
-//!   again (`examples/storage_costs.rs` measures it).
-//! * Most superseded versions are removed when the engine merges runs anyway: a filter drops every row that has a base
-//!   ([`super::prune`]) above it in the same merge. [`Tables::prune`] raises the bound for that filter. The scan of
-//!   [`Tables::prune`] is needed only for rows that merging leaves, above all deletions.
+//! * Values of some kilobytes and more are kept outside the merge tree, in separate files, because merging would copy
+//!   them again and again (`examples/storage_costs.rs` measures this).
+//! * Most superseded versions are removed when the engine merges runs: a filter drops every row that has a base
+//!   ([`super::prune`]) above it in the same merge. [`Tables::prune`] raises the bound of this filter. Its own scan is
+//!   needed only for rows that merging leaves, above all deletions.
 //!
-//! This module is an exception to the ambient runtime: the engine brings its own threads and files.
+//! This module does not use the ambient runtime ([`base::rt`]): the engine brings its own threads and files.
 
 mod hints;
 mod journal;

@@ -1,4 +1,4 @@
-//! The bytes of frames; see [`super`].
+//! Encodes and decodes frames: requests, replies, rejections and notices. [`super`] shows their bytes.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::{BufMut, Bytes, BytesMut};

@@ -1,23 +1,26 @@
 //! Requests and replies over a [`Link`](super::Link), many at a time, with notices in between.
 //!
-//! 1. A client numbers its requests, and sends them in the order in which the calls of [`RpcClient::start`] complete.
-//! 2. The server hands the requests to its [`RpcHandler`] in the order of sending. An outcome is bytes, or a [`Rejection`] with
-//!    the kind and the text of an error. The server sends each outcome as soon as it is ready, under the number of its request.
+//! 1. A client numbers its requests, and sends them in the order in which its calls of [`RpcClient::start`] complete.
+//! 2. The server hands the requests to its [`RpcHandler`] in the order of sending. The outcome of a request is bytes,
+//!    or a [`Rejection`] with the kind and the text of an error. The server sends each outcome when it is ready, in any
+//!    order, with the number of its request.
 //! 3. At any time the server may send notices, which have no reply; see [`Notifier`].
-//! 4. Small frames that wait at the same time travel in one message of the link. Long parts of bodies are not copied into it.
-//! 5. A client that has no requests sends a ping, a message without frames, every [`PING_PERIOD`]. A server ends a link whose
-//!    first message does not arrive within [`FIRST_MESSAGE_TIMEOUT`], and a link that is silent for [`IDLE_TIMEOUT`] while no
-//!    request is open. It also ends a link whose other end receives nothing for [`SEND_TIMEOUT`].
-//! 6. When the link ends, each request whose sending had started ends in [`RpcError::Ambiguous`]. Every other request ends in
-//!    [`RpcError::Closed`]: it was never sent and never will be.
+//! 4. Small frames that wait at the same time travel in one message of the link. Long bodies are sent without being
+//!    copied.
+//! 5. A client that has no requests sends a ping, a message without frames, every [`PING_PERIOD`]. A server ends a link
+//!    in three cases: the first message does not arrive within [`FIRST_MESSAGE_TIMEOUT`]; the link is silent for
+//!    [`IDLE_TIMEOUT`] while no request is open; or the client receives nothing for [`SEND_TIMEOUT`].
+//! 6. When the link ends, a request whose sending had started fails with [`RpcError::Ambiguous`]. Any other request
+//!    fails with [`RpcError::Closed`]: it was never sent and never will be.
 //!
 //! Invariants:
-//! * A client has at most `in_flight_max` requests that are neither answered nor ended, including requests for whose answers no
-//!   caller waits any more. A server runs at most `concurrency_max` requests of one link, and holds at most
-//!   [`LINK_REQUEST_BYTES_MAX`] of their bodies, or one longer body; it reads no further until there is space. If a link has a
-//!   [`LinkPermit`](super::LinkPermit), each message that brought requests counts against the budget of the link's organisation
-//!   until the last of its requests has an outcome; requests beyond the budget are rejected.
-//! * Every request that was started ends: with its answer, or with its link.
+//! * A client has at most `in_flight_max` requests in flight. A request stays in flight until its answer arrives or its
+//!   link ends, even if no caller waits for the answer any more.
+//! * A server runs at most `concurrency_max` requests of one link. It holds at most [`LINK_REQUEST_BYTES_MAX`] of their
+//!   bodies, or one longer body, and reads no further until there is space.
+//! * If a link has a [`LinkPermit`](super::LinkPermit), each message with requests counts against the budget of the
+//!   link's organisation until the last of its requests has an outcome. Requests beyond the budget are rejected.
+//! * Every request that was started ends: with its answer, or when its link ends.
 //! * All bytes may be hostile. Bytes that form no valid frame, or an answer without a request, end the link and have no other
 //!   effect.
 //!
@@ -31,7 +34,7 @@
 //! 16       …     body; of a rejection: kind of error (1 byte), text
 //! ```
 //!
-//! The protocols above decide who may call, set deadlines, and retry.
+//! Left to the protocols that use this module: who may call, deadlines, and retries.
 
 mod client;
 mod frame;

@@ -1,4 +1,4 @@
-//! The guarantees for callers, in production and, for several seeds, in simulation with cut links.
+//! Tests of the guarantees to callers: in production, and with several seeds in simulation, where links are cut.
 
 use std::slice;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

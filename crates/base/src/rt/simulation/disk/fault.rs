@@ -1,4 +1,4 @@
-//! Faults of a disk: full, failing, decaying.
+//! The handle with which a test injects faults on a node's disk (full, failing, decaying) and inspects the disk.
 
 use std::collections::BTreeMap;
 use std::io;

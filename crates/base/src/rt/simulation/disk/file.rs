@@ -1,4 +1,4 @@
-//! A simulated file.
+//! A simulated file: its current bytes, its durable bytes, and the unsynced changes between the two.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! The handles of directories and files.
+//! The handles through which a node's tasks use the directories and files of its simulated disk.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
 //! The simulated disk of a node, and the effect of a crash on it.
 //!
 //! 1. Every file has its current bytes, its durable bytes, and the list of changes between the two, in order.
-//! 2. When a sync completes, the changes that existed at its call are durable. A sync that fails makes each of them either
-//!    durable or lost for good, and reports the failure once, as operating systems do.
-//! 3. A crash goes through the unsynced changes: each is kept, lost, or torn at the boundaries of 512-byte sectors. A file's
-//!    new length may survive without its bytes, which then read as zeros.
-//! 4. Directories do the same with names: a change of names is kept or lost as a whole, at random.
+//! 2. When a sync completes, the changes that existed when it was called are durable. When a sync fails, each of these
+//!    changes becomes durable or is lost for good. As in operating systems, only this one sync reports the failure.
+//! 3. At a crash, each unsynced change is kept, lost, or torn at the boundaries of 512-byte sectors. A file's new
+//!    length may survive without its new bytes, which then read as zeros.
+//! 4. The same holds for the names in directories, but a change of a name is kept or lost as a whole.
 //!
 //! Handles belong to one incarnation of their node and fail after its crash. A run can make the disk full, make it fail, flip
 //! bits on it, and make it lie about syncs.

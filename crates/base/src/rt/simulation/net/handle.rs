@@ -1,4 +1,4 @@
-//! The handles of listeners and links.
+//! The handles through which a node's tasks use listeners and links of the simulated network.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Plans as text.
+//! Reads and writes fault plans as text.
 
 use std::fmt;
 use std::str::FromStr;

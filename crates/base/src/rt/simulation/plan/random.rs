@@ -1,4 +1,4 @@
-//! Random plans.
+//! Draws random fault plans from a seed, within given limits.
 
 use std::ops::Range;
 use std::time::Duration;
