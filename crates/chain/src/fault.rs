@@ -15,11 +15,10 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 /// The longest wait between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// A named fault point: in a simulation a stage may wait here. In production nothing happens.
-pub(crate) async fn hold_up(name: &'static str) {
-    if rt::fault_point(name) {
-        rt::sleep(HELD_UP).await;
-    }
+/// A named fault point: in a simulation a stage may wait here. In the product nothing happens.
+#[inline(always)]
+pub(crate) fn hold_up(name: &'static str) -> impl Future<Output = ()> + Send {
+    rt::fault::hold_up(name, HELD_UP)
 }
 
 /// Runs a stage of a channel ([`rt::supervised`]). Its panic becomes [`Error::Panicked`], so that everything that depends

@@ -207,6 +207,7 @@ impl Host for WatchedHost {
 /// Fault injection by a test of real processes: `FOLDER/NAME` holds the name of a [fault point](base::rt::fault_point).
 /// This process polls the file, removes it and makes the fault happen once. FOLDER comes from [`FAULTS_VARIABLE`]; without that
 /// variable the process looks for no files.
+#[cfg(debug_assertions)]
 pub(crate) async fn inject_faults(folder: std::path::PathBuf, name: String, stop: CancellationToken) {
     tracing::warn!(folder = %folder.display(), "{FAULTS_VARIABLE} is set: a user who can write there can make this process fail");
     let path = folder.join(name);
@@ -219,8 +220,10 @@ pub(crate) async fn inject_faults(folder: std::path::PathBuf, name: String, stop
     }
 }
 
-/// The environment variable with the folder of fault requests.
+/// The environment variable with the folder of fault requests. The product does not read it.
+#[cfg(debug_assertions)]
 pub(crate) const FAULTS_VARIABLE: &str = "HEDDLE_FAULTS";
+#[cfg(debug_assertions)]
 const FAULTS_PERIOD: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// From now on every panic of this process is logged with its thread, location and message, and counted.

@@ -86,6 +86,7 @@ pub mod links;
 mod profile;
 pub mod shaped;
 pub mod shm;
+#[cfg(debug_assertions)]
 pub mod sim;
 pub mod tcp;
 #[cfg(feature = "verbs")]

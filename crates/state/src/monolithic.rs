@@ -170,10 +170,9 @@ impl WorldState for Monolithic {
 const HOLD_UP_TIME: Duration = Duration::from_millis(100);
 
 /// A named fault point: in a simulation a step may wait here, so that crashes and reads fall between two steps.
-async fn hold_up(name: &'static str) {
-    if base::rt::fault_point(name) {
-        base::rt::sleep(HOLD_UP_TIME).await;
-    }
+#[inline(always)]
+fn hold_up(name: &'static str) -> impl Future<Output = ()> + Send {
+    base::rt::fault::hold_up(name, HOLD_UP_TIME)
 }
 
 /// Blocks that a view may lag behind the savepoint while the delta is crowded.

@@ -9,6 +9,9 @@
 //! 2. On any other thread the calls go to tokio's current runtime (started by [`production::Runtime`], or in any other way),
 //!    the machine's clocks, the operating system's random generator and its files.
 //!
+//! The simulation exists only where this crate is compiled with debug assertions, as in the profile `checks`, in which tests run.
+//! The product has only the second world: there [`is_simulation`] is the constant `false`.
+//!
 //! Invariants: No type of tokio appears in a signature. Every channel is bounded. Spawned futures must be `Send` in
 //! both implementations, since tokio moves them between threads.
 //!
@@ -18,22 +21,36 @@
 mod backoff;
 mod cancellation;
 pub mod channel;
+#[cfg(debug_assertions)]
 mod context;
 pub mod disk;
+pub mod fault;
 pub mod net;
+#[cfg(not(debug_assertions))]
+mod product;
 pub mod production;
 mod rng;
+#[cfg(debug_assertions)]
 pub mod simulation;
 mod supervise;
 pub mod sync;
 mod task;
 mod time;
 
+// The product has no simulation: see `product`.
+#[cfg(not(debug_assertions))]
+use product as context;
+#[cfg(not(debug_assertions))]
+use product as simulation;
+
 pub use backoff::Backoff;
 pub use cancellation::CancellationToken;
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
-pub use rng::{fault_point, fill_random, inject_fault, random_below, random_u64};
+pub use fault::fault_point;
+#[cfg(debug_assertions)]
+pub use fault::inject_fault;
+pub use rng::{fill_random, random_below, random_u64};
 pub use supervise::{TaskFailure, supervised};
 pub use task::{AbortOnDrop, Task, TaskAborted, blocking, is_running, spawn, yield_now};
 pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, ticked, timeout, wall_now};

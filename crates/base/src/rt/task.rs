@@ -3,12 +3,15 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+#[cfg(debug_assertions)]
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::context::{self, AmbientContext};
-use super::simulation::{self, Incarnation, World};
+use super::simulation;
+#[cfg(debug_assertions)]
+use super::simulation::{Incarnation, World};
 use super::{random_below, sleep};
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -133,6 +136,7 @@ pub fn is_running() -> bool {
     context::is_simulation() || tokio::runtime::Handle::try_current().is_ok()
 }
 
+#[cfg(debug_assertions)]
 impl<T: Send + 'static> Task<T> {
     /// Starts a task in one incarnation of a simulated node.
     pub(super) fn simulated<F>(world: &Arc<World>, life: Incarnation, future: F) -> Task<T>

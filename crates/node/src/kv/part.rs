@@ -33,6 +33,7 @@ use super::stores::{CpuNodes, StoreSet};
 use super::{AUTHORITY, HOST, KvEndpoint, KvStoresConfig, KvToken, NAME, Persistence, StoreGeometry};
 use crate::network::{NodeError, write};
 use crate::process::ProcessEnd;
+#[cfg(debug_assertions)]
 use crate::services::{FAULTS_VARIABLE, inject_faults};
 use crate::{Boxed, plan};
 
@@ -247,6 +248,7 @@ impl KvProcess {
 
     async fn start_part(part: &KvPart) -> Result<KvProcess, NodeError> {
         let (options, stop) = (part.options(), CancellationToken::new());
+        #[cfg(debug_assertions)]
         if let Some(folder) = std::env::var_os(FAULTS_VARIABLE) {
             drop(tokio::spawn(inject_faults(folder.into(), part.role.name(), stop.clone())));
         }

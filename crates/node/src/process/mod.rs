@@ -46,7 +46,9 @@ use crate::roles::log_memory::{self, LogMemoryInstance};
 use crate::roles::memory::{self, MemoryInstance};
 use crate::roles::orderer::{self, IntakeGuardedOrderer, OrdererInstance};
 use crate::roles::storage::{self as storage_role, StorageInstance};
-use crate::services::{FAULTS_VARIABLE, Services, inject_faults};
+use crate::services::Services;
+#[cfg(debug_assertions)]
+use crate::services::{FAULTS_VARIABLE, inject_faults};
 use crate::{contracts, control, credentials, disk, metrics, policy_record, ports};
 
 use file::Secret;
@@ -137,6 +139,7 @@ impl Process {
             }
         };
         let services = Services::new(stop.clone());
+        #[cfg(debug_assertions)]
         if let Some(folder) = std::env::var_os(FAULTS_VARIABLE) {
             drop(tokio::spawn(inject_faults(folder.into(), file.name.clone(), stop.clone())));
         }

@@ -1,83 +1,63 @@
 //! Simulated faults of the state: delays of single steps, so that crashes and reads fall between two steps, and
-//! planted mistakes that the checkers must catch.
+//! planted mistakes that the checkers must catch. The product has neither ([`base::rt::fault`]).
 
-use std::cell::Cell;
 use std::time::Duration;
 
-use base::rt;
+use base::rt::{self, fault};
 
 /// How long a delayed step waits at most: longer than a lease.
 const HELD_UP_MAX: Duration = Duration::from_millis(80);
 
-/// A named fault point: in a simulation a step may wait here. In production nothing happens.
-pub(super) async fn hold_up(name: &'static str) {
-    if rt::fault_point(name) {
-        pause().await;
-    }
+/// A named fault point: in a simulation a step may wait here.
+#[inline(always)]
+pub(super) fn hold_up(name: &'static str) -> impl Future<Output = ()> + Send {
+    fault::hold_up_at_most(name, HELD_UP_MAX)
 }
 
-/// The delay of a step.
+/// The delay of a step, if a fault point or a mutant asks for it.
 pub(super) async fn pause() {
     rt::sleep(Duration::from_nanos(rt::random_below(HELD_UP_MAX.as_nanos() as u64))).await;
 }
 
-/// A planted mistake. Only tests of the tests plant one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Mutant {
-    /// None.
-    None,
-    /// Links and slots point to a record before it was written.
-    LinkEarly,
-    /// Bytes are trusted under any incarnation of the buffer, and buffers are reused at once.
-    NoIncarnation,
-    /// A fill continues although the key was invalidated meanwhile.
-    FillSurvives,
-    /// A buffer is reused before the leases that may hold its address have ended.
-    ReuseEarly,
-    /// The height is raised before the caches know of the block.
-    PublishEarly,
-    /// The height is raised without waiting until the block is durable.
-    PublishUndurable,
-    /// The buffers of a block that turns out not to be durable yet are not freed.
-    KeepUndone,
-    /// Records are evicted without being marked invalid.
-    NoMark,
-    /// Versions are evicted that no savepoint covers.
-    EvictUncovered,
-    /// A reader's finding about a record that is evicted meanwhile stays in the caches.
-    LearntOutlivesEviction,
-    /// The buffer of an evicted record is reused at once.
-    EvictedReusedEarly,
-    /// A follower acknowledges a block before it has applied it.
-    AckEarly,
-    /// The primary raises its height without waiting for its followers.
-    CountUnacknowledged,
-    /// A follower answers although its lease has ended.
-    ServePastLease,
-    /// Followers get no update about evicted records, and their buffers are retired at once.
-    EvictUnacknowledged,
-    /// A primary grants leases without asking storage whether there is a newer primary.
-    GrantUnproven,
-    /// A new primary raises heights while followers may hold leases of the old one.
-    ServeEarly,
-    /// A follower's answer to a work item counts although its lease has ended.
-    CountLapsed,
-    /// The copy of a subtable that moves was read before the writer's lock was taken.
-    MovedStale,
-}
-
-thread_local! {
-    static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
-}
-
-/// Plants a mistake in every state of this thread, on which a simulation runs whole.
-pub fn plant(mutant: Mutant) {
-    PLANTED.set(mutant);
-}
-
-/// Whether this mistake is planted.
-#[inline]
-pub(super) fn mutant(mutant: Mutant) -> bool {
-    PLANTED.get() == mutant
+base::mutants! {
+    "state" {
+        /// Links and slots point to a record before it was written.
+        LinkEarly,
+        /// Bytes are trusted under any incarnation of the buffer, and buffers are reused at once.
+        NoIncarnation,
+        /// A fill continues although the key was invalidated meanwhile.
+        FillSurvives,
+        /// A buffer is reused before the leases that may hold its address have ended.
+        ReuseEarly,
+        /// The height is raised before the caches know of the block.
+        PublishEarly,
+        /// The height is raised without waiting until the block is durable.
+        PublishUndurable,
+        /// The buffers of a block that turns out not to be durable yet are not freed.
+        KeepUndone,
+        /// Records are evicted without being marked invalid.
+        NoMark,
+        /// Versions are evicted that no savepoint covers.
+        EvictUncovered,
+        /// A reader's finding about a record that is evicted meanwhile stays in the caches.
+        LearntOutlivesEviction,
+        /// The buffer of an evicted record is reused at once.
+        EvictedReusedEarly,
+        /// A follower acknowledges a block before it has applied it.
+        AckEarly,
+        /// The primary raises its height without waiting for its followers.
+        CountUnacknowledged,
+        /// A follower answers although its lease has ended.
+        ServePastLease,
+        /// Followers get no update about evicted records, and their buffers are retired at once.
+        EvictUnacknowledged,
+        /// A primary grants leases without asking storage whether there is a newer primary.
+        GrantUnproven,
+        /// A new primary raises heights while followers may hold leases of the old one.
+        ServeEarly,
+        /// A follower's answer to a work item counts although its lease has ended.
+        CountLapsed,
+        /// The copy of a subtable that moves was read before the writer's lock was taken.
+        MovedStale,
+    }
 }

@@ -113,10 +113,9 @@ const HOLD_UP_TIME: Duration = Duration::from_millis(100);
 
 /// A named fault point: a simulation may delay a step here, so that crashes, cuts and newer primaries fall between two
 /// steps.
-async fn hold_up(name: &'static str) {
-    if base::rt::fault_point(name) {
-        base::rt::sleep(HOLD_UP_TIME).await;
-    }
+#[inline(always)]
+fn hold_up(name: &'static str) -> impl Future<Output = ()> + Send {
+    base::rt::fault::hold_up(name, HOLD_UP_TIME)
 }
 
 /// The back-off between attempts, with jitter: clients that lost the same node do not reconnect all at once.
