@@ -1,8 +1,8 @@
 //! Decoders of the RMA provider `verbs`, which uses RDMA adapters.
 
 use base::fuzz::{FuzzTarget, InputShape, untrusted};
-use rma::verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, Header, PairAddress, RemoteRegion, VERSION};
 use rma::{GrantId, NodeId, RegionId, Rights};
+use rma_verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, MessageHeader, PairAddress, RemoteRegion, VERSION};
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
@@ -36,14 +36,14 @@ fn verbs_frame(input: &[u8]) {
 }
 
 fn verbs_headers() -> Vec<Vec<u8>> {
-    let immediate = Header::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
-    [Header::Piece { last: true }, Header::Piece { last: false }, immediate]
+    let immediate = MessageHeader::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
+    [MessageHeader::Piece { last: true }, MessageHeader::Piece { last: false }, immediate]
         .map(|header| header.encode().to_vec())
         .to_vec()
 }
 
 fn verbs_header(input: &[u8]) {
-    if let Ok((header, rest)) = untrusted(input, || Header::decode(input)) {
+    if let Ok((header, rest)) = untrusted(input, || MessageHeader::decode(input)) {
         assert_eq!((&header.encode()[..], rest), input.split_at(HEADER_BYTES));
     }
 }

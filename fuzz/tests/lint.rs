@@ -69,7 +69,7 @@ const DECODERS: &[&str] = &[
     "rma/src/capability.rs",
     "rma/src/shm/message.rs",
     "rma/src/tcp/wire.rs",
-    "rma/src/verbs/wire.rs",
+    "rma_verbs/src/wire.rs",
     "state/src/disaggregated/index.rs",
     "state/src/disaggregated/pointer.rs",
     "state/src/disaggregated/followers/message.rs",

@@ -36,9 +36,10 @@ pub fn check(program: Option<&Path>, arguments: &[String]) -> Result<(), String>
 
 /// Cargo's arguments for the provider's tests. They name the whole workspace so that every dependency has the same features
 /// as in the other steps, and is not compiled again; of the members only those that the tests need are compiled.
-const SELECTION: &[&str] = &["--profile", PROFILE, "--workspace", "--features", "heddle-rma/verbs"];
+const SELECTION: &[&str] = &["--profile", PROFILE, "--workspace", "--features", "heddle-rma-verbs/verbs"];
 
-/// The parts of the provider that need no adapter are tested here, the suite of `crates/rma/tests/verbs.rs` in the guest.
+/// The parts of the provider that need no adapter are tested here, the suite of `crates/rma_verbs/tests/verbs.rs` in the
+/// guest.
 fn conformance(arguments: &[String]) -> Result<(), String> {
     let cargo = |command: &str| {
         let mut cargo = Command::new("cargo");

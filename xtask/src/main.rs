@@ -7,10 +7,12 @@
 mod advisories;
 mod attack;
 mod clients;
+mod crates;
 mod deny;
 mod fuzz;
 mod guest;
 mod hosts;
+mod nightly;
 mod programs;
 mod sbom;
 mod step;
@@ -48,8 +50,8 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
-    /// Run the checks that take hours: attacks, many calls, soaks, more seeds, the search of every decoder. All of them
-    /// must pass before a release.
+    /// Run the checks that take hours: attacks, many calls, soaks, more seeds, the search of every decoder, and time a cold
+    /// build. All of them must pass before a release; `target/nightly.json` notes the commit on which they did.
     Nightly {
         /// Run only these steps (repeatable); see `--list`.
         #[arg(long, value_name = "STEP")]
@@ -159,14 +161,17 @@ enum Task {
         #[arg(long, value_name = "FOLDER")]
         refresh: Option<PathBuf>,
     },
-    /// Write the bill of materials of the release, in CycloneDX.
+    /// Write the bill of materials of a program of the release, in CycloneDX.
     Sbom {
+        /// The program.
+        #[arg(long, value_name = "NAME", default_value = sbom::PROGRAMS[0], value_parser = sbom::PROGRAMS)]
+        program: String,
         /// The file to write; by default standard output.
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
-    /// Build the release with the list of its packages inside, for `cargo audit`, and write its bill of materials beside
-    /// it.
+    /// Build the release, `heddle` and `heddle-bench`, with the list of its packages inside each program, for `cargo audit`,
+    /// and write its bill of materials beside it.
     Release,
 }
 
@@ -176,7 +181,12 @@ fn main() -> ExitCode {
     let passed = match arguments.task {
         Task::Test { only, without, list } => run_steps(steps(), &only, &without, list),
         Task::Nightly { only, without, list, fuzz_seconds } => {
-            run_steps(nightly_steps(fuzz_seconds), &only, &without, list)
+            nightly::announce();
+            let passed = run_steps(nightly_steps(fuzz_seconds), &only, &without, list);
+            if passed && !list && only.is_empty() && without.is_empty() {
+                nightly::passed();
+            }
+            passed
         }
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
         Task::Soak { minutes, seed, compute_nodes } => {
@@ -210,8 +220,8 @@ fn main() -> ExitCode {
             let outcome = refreshed.and_then(|()| advisories::show());
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
-        Task::Sbom { output } => {
-            sbom::print(output.as_deref()).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        Task::Sbom { program, output } => {
+            sbom::print(&program, output.as_deref()).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Release => sbom::release().inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok(),
     };
@@ -249,6 +259,7 @@ fn steps() -> Vec<Step> {
         Step::command("format", "cargo", &["fmt", "--all", "--check"]),
         Step::new("subjects", subjects::check),
         Step::new("deny", deny::check),
+        Step::new("crates", crates::check),
         Step::command(
             "clippy",
             "cargo",
@@ -284,6 +295,7 @@ fn steps() -> Vec<Step> {
 /// Steps that take too long for every change.
 fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
     vec![
+        Step::new("cold-build", nightly::cold_build),
         Step::new("attack", || attack::campaign(None, &[])),
         Step::new("under-attack", || {
             step::run(programs::program("heddle", "program")?.args(["bench", "under-attack"]))

@@ -1,9 +1,9 @@
 //! The contents of the release: a bill of materials in CycloneDX 1.5, and data for `cargo audit` in the program itself.
 //!
-//! 1. [`print()`] writes one component for each package from which the program `heddle` is built on Linux, with version,
+//! 1. [`print()`] writes one component for each package from which a program is built on Linux, with version,
 //!    licence, checksum and dependencies. A package that is needed only at build time has the scope `excluded`. The same
 //!    lock file gives the same bytes.
-//! 2. [`release`] builds the program with `cargo auditable`, which embeds the list of packages in a section of it, and
+//! 2. [`release`] builds each program with `cargo auditable`, which embeds the list of packages in a section of it, and
 //!    reads the list back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,14 +17,15 @@ use crate::step::run;
 
 /// The platform of releases.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-const ROOT: &str = "heddle";
+/// The programs of a release. Each has the name of its package.
+pub const PROGRAMS: [&str; 2] = ["heddle", "heddle-bench"];
 
-/// Writes the bill of materials to a file, or to standard output.
+/// Writes the bill of materials of a program to a file, or to standard output.
 ///
 /// # Errors
 /// Cargo does not know the packages, or the file cannot be written.
-pub fn print(output: Option<&Path>) -> Result<(), String> {
-    let text = serde_json::to_string_pretty(&bill()?).expect("JSON can be written") + "\n";
+pub fn print(program: &str, output: Option<&Path>) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(&bill(program)?).expect("JSON can be written") + "\n";
     match output {
         None => print!("{text}"),
         Some(path) => std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?,
@@ -37,11 +38,11 @@ fn text(value: &Value, key: &str) -> String {
 }
 
 /// Packages of a build, and whether each is in the program itself.
-fn reached(metadata: &Value) -> BTreeMap<String, bool> {
+fn reached(metadata: &Value, program: &str) -> BTreeMap<String, bool> {
     let nodes: BTreeMap<String, &Value> =
         metadata["resolve"]["nodes"].as_array().into_iter().flatten().map(|node| (text(node, "id"), node)).collect();
     let packages = metadata["packages"].as_array().into_iter().flatten();
-    let roots = packages.filter(|package| package["name"] == ROOT).map(|package| (text(package, "id"), true));
+    let roots = packages.filter(|package| package["name"] == program).map(|package| (text(package, "id"), true));
     let mut waiting: VecDeque<(String, bool)> = roots.collect();
     let mut reached: BTreeMap<String, bool> = BTreeMap::new();
     while let Some((id, is_inside)) = waiting.pop_front() {
@@ -72,14 +73,14 @@ fn metadata() -> Result<Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
 }
 
-fn bill() -> Result<Value, String> {
+fn bill(program: &str) -> Result<Value, String> {
     let metadata = metadata()?;
     let lock = std::fs::read_to_string("Cargo.lock").map_err(|error| format!("Cargo.lock: {error}"))?;
     let checksums: BTreeMap<(String, String), String> = locked(&lock)?
         .into_iter()
         .filter_map(|package| Some(((package.name, package.version), package.checksum?)))
         .collect();
-    let reached = reached(&metadata);
+    let reached = reached(&metadata, program);
     let packages: BTreeMap<String, &Value> =
         metadata["packages"].as_array().into_iter().flatten().map(|package| (text(package, "id"), package)).collect();
     let address = |id: &String| {
@@ -90,7 +91,7 @@ fn bill() -> Result<Value, String> {
         let package = packages[id];
         let (name, version) = (text(package, "name"), text(package, "version"));
         let mut component = json!({
-            "type": if name == ROOT { "application" } else { "library" },
+            "type": if name == program { "application" } else { "library" },
             "bom-ref": address(id),
             "name": name,
             "version": version,
@@ -117,7 +118,7 @@ fn bill() -> Result<Value, String> {
         })
         .collect();
     graph.sort_by_key(|node| text(node, "ref"));
-    let root = components.iter().find(|component| component["name"] == ROOT).cloned();
+    let root = components.iter().find(|component| component["name"] == program).cloned();
     Ok(json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -130,8 +131,8 @@ fn bill() -> Result<Value, String> {
 
 const AUDITABLE: &str = "0.7.7";
 
-/// Builds the release with the list of its packages inside, reads that list back, and writes the bill of materials beside
-/// it.
+/// Builds each program of the release with the list of its packages inside, reads that list back, and writes the bill of
+/// materials beside it.
 ///
 /// # Errors
 /// A tool is missing, or the list read back differs from the build.
@@ -141,13 +142,22 @@ pub fn release() -> Result<(), String> {
     let folder = tool.parent().expect("a program lies in a folder").to_path_buf();
     let paths = [folder].into_iter().chain(std::env::split_paths(&path));
     let path = std::env::join_paths(paths).map_err(|error| format!("PATH: {error}"))?;
-    run(Command::new("cargo")
-        .args(["auditable", "build", "--release", "--locked", "--package", ROOT])
-        .env("PATH", path))?;
-    let program = Path::new("target/release").join(ROOT);
+    for name in PROGRAMS {
+        // One after the other: built together, each would have the features that only the other needs.
+        let build = ["auditable", "build", "--release", "--locked", "--package", name];
+        // Line tables, which a build from source leaves out, so that backtraces name lines.
+        let lines = ("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
+        run(Command::new("cargo").args(build).env("PATH", &path).env(lines.0, lines.1))?;
+    }
+    PROGRAMS.into_iter().try_for_each(checked)
+}
+
+/// Compares the list inside a program with its bill of materials, which it writes.
+fn checked(name: &str) -> Result<(), String> {
+    let program = Path::new("target/release").join(name);
     let bytes = std::fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
     let inside = listed(&bytes).map_err(|error| format!("{}: {error}", program.display()))?;
-    let bill = bill()?;
+    let bill = bill(name)?;
     let required = |component: &&Value| component["scope"] == "required";
     let expected: BTreeSet<(String, String)> = bill["components"]
         .as_array()
@@ -162,7 +172,7 @@ pub fn release() -> Result<(), String> {
         return Err(format!("{} does not list {}", program.display(), missing.join(", ")));
     }
     let beside = PathBuf::from(format!("{}.cdx.json", program.display()));
-    print(Some(&beside))?;
+    print(name, Some(&beside))?;
     println!("{}: lists its {} packages; {}", program.display(), inside.len(), beside.display());
     Ok(())
 }
@@ -188,11 +198,17 @@ mod tests {
     #[test]
     fn the_bill_names_every_package_of_the_release() {
         std::env::set_current_dir(crate::root()).expect("the workspace root");
-        let bill = bill().expect("cargo knows the packages");
+        for program in PROGRAMS {
+            names_every_package(program);
+        }
+    }
+
+    fn names_every_package(program: &str) {
+        let bill = bill(program).expect("cargo knows the packages");
         let components = bill["components"].as_array().expect("a list");
         let named: BTreeSet<String> =
             components.iter().map(|one| format!("{} v{}", text(one, "name"), text(one, "version"))).collect();
-        let arguments = ["tree", "--locked", "--package", ROOT, "--edges", "normal,build", "--prefix", "none"];
+        let arguments = ["tree", "--locked", "--package", program, "--edges", "normal,build", "--prefix", "none"];
         let output = Command::new("cargo").args(arguments).args(["--target", TARGET]).output().expect("cargo runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let tree: BTreeSet<String> = String::from_utf8_lossy(&output.stdout)

@@ -28,6 +28,7 @@ const ASSOCIATED: &[&str] = &[
     "crates/consensus/tests/consensus/model.rs",
     "crates/consensus/tests/consensus/model/shards.rs",
     "crates/proto/proto/orderer/configuration.proto",
+    "crates/proto/src/generated/orderer.rs",
 ];
 
 fn root() -> PathBuf {

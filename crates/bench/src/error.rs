@@ -3,6 +3,7 @@
 use std::io;
 
 use base::ErrorKind;
+use heddle_cli::failure::CommandError;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,15 @@ impl Error {
             Error::ServerGone(_) | Error::Interrupted => ErrorKind::Closed,
             Error::Proc(source) => ErrorKind::of_io(source),
             Error::Stalled { .. } | Error::Connect { .. } | Error::NotEndorsed { .. } => ErrorKind::Retry,
+        }
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> CommandError {
+        match error {
+            Error::Interrupted => CommandError::interrupted(),
+            error => CommandError::new(error),
         }
     }
 }

@@ -19,8 +19,8 @@ use base::{BlockNumber, Bytes, ErrorKind, rt};
 use contract::{HistoryPage, KeyModification, PAGE_BYTES_SOFT_MAX, Timestamp};
 use ledger::Block;
 use ledger::transaction::{Transaction, results_of_valid};
-use storage::History;
 use storage::blocks::StoredBlocks;
+use storage::{History, HistoryQuery};
 
 use crate::Error;
 use crate::validate::Code;
@@ -48,9 +48,9 @@ impl KeyHistory {
     /// Step 1.
     async fn blocks_of(&self, namespace: &str, key: &str, below: u64) -> Result<Vec<BlockNumber>, Error> {
         let started = rt::now();
+        let query = HistoryQuery { namespace, key: key.as_bytes(), below: BlockNumber(below), limit: BLOCKS_AT_ONCE };
         loop {
-            let asked = self.index.blocks_of(namespace, key.as_bytes(), BlockNumber(below), BLOCKS_AT_ONCE).await;
-            match asked {
+            match self.index.blocks_of(query).await {
                 Err(error) if error.kind() == ErrorKind::Retry && started.elapsed() < WAIT_MAX => {
                     rt::sleep(WAIT_PAUSE).await;
                 }

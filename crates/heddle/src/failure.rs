@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::cli::exit;
+use crate::exit;
 
 /// A line for people and an exit code for scripts.
 #[derive(Debug)]
@@ -41,14 +41,5 @@ impl CommandError {
 impl From<node::NodeError> for CommandError {
     fn from(error: node::NodeError) -> CommandError {
         CommandError::new(error)
-    }
-}
-
-impl From<bench::Error> for CommandError {
-    fn from(error: bench::Error) -> CommandError {
-        match error {
-            bench::Error::Interrupted => CommandError::interrupted(),
-            error => CommandError::new(error),
-        }
     }
 }

@@ -11,20 +11,36 @@ use std::time::{Duration, Instant};
 use node::Endpoints;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::cli::exit;
-use crate::command;
+use crate::exit;
 use crate::failure::CommandError;
 
 /// The file that the running process writes.
 const ENDPOINTS: &str = "endpoints.json";
 const POLL: Duration = Duration::from_millis(20);
 
+/// Whether a directory holds a network.
+pub fn exists(dir: &Path) -> bool {
+    dir.join("genesis.block").exists()
+}
+
+/// Checks that a directory holds a network.
+///
+/// # Errors
+/// It does not.
+pub fn expect_network(dir: &Path) -> Result<(), CommandError> {
+    if exists(dir) {
+        return Ok(());
+    }
+    let dir = dir.display();
+    Err(CommandError::new(format!("{dir} holds no network; make one with `heddle up --dir {dir}`")))
+}
+
 /// The endpoints of the network that runs in a directory; `None` when none runs there.
 ///
 /// # Errors
 /// There is no network in the directory, its processes run on hosts of their own, or its files cannot be read.
 pub fn running(dir: &Path) -> Result<Option<Endpoints>, CommandError> {
-    command::expect_network(dir)?;
+    expect_network(dir)?;
     if is_planned(dir) {
         let message = format!(
             "the processes of the network in {} run on hosts of their own (`heddle plan`): run this command on those hosts, \

@@ -1,33 +1,29 @@
-//! The program `heddle`: networks, their ledgers and measurements, on the command line.
+//! The program `heddle`: networks and their ledgers on the command line.
 //!
 //! 1. [`cli`] declares the commands.
 //! 2. [`command`] has a module for each command, which composes functions of the layers below.
 //! 3. A command that fails returns a [`failure`]: an exit code, and one line that names the problem and a remedy.
 //!
-//! The logic of networks and ledgers is in the layers below.
+//! The logic of networks and ledgers is in the layers below, and what this program shares with `heddle-bench` in the library
+//! of this package. `heddle bench` becomes that program.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 
 mod block_view;
 mod cli;
 mod command;
-mod failure;
-mod instance;
-mod output;
-mod page;
-mod signals;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use futures_util::future::LocalBoxFuture;
+use heddle_cli::{failure, instance, output, page, signals};
 
 use cli::{Cli, Command};
 use failure::CommandError;
 
 fn main() -> ExitCode {
     node::log_panics();
-    cli::former::warn(std::env::args_os());
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -40,13 +36,11 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<(), CommandError> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Clients of a benchmark leave the processors to the servers on the same machine. They get at least two threads: a
-    // block commits at many clients at once, and on one thread they would sign their next transactions while a
-    // processor idles.
-    let threads = if matches!(command, Command::Bench(_)) { processors.div_ceil(4).max(2) } else { processors };
+    // Before threads start: this process becomes the other program.
+    if let Command::Bench(bench) = command {
+        return Err(command::bench::run(&bench));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
         .enable_all()
         .thread_name("heddle")
         .build()
@@ -74,7 +68,7 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Kv(kv) => command::kv::run(&kv).await,
             Command::Ledger(cli::ledger::LedgerCommand::Verify(verify)) => command::verify::run(&verify).await,
             Command::Ledger(cli::ledger::LedgerCommand::Show(show)) => command::show::run(&show).await,
-            Command::Bench(bench) => command::measure::run(&bench).await,
+            Command::Bench(_) => unreachable!("it has become another program"),
         }
     });
     let result = runtime.block_on(asked);

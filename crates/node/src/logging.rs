@@ -2,9 +2,10 @@
 
 use std::io::IsTerminal as _;
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{fmt, registry};
 
 use crate::config::ConfigError;
 
@@ -13,18 +14,29 @@ use crate::config::ConfigError;
 /// # Errors
 /// [`ConfigError::Value`] when the filter cannot be parsed.
 pub fn start(filter: &str) -> Result<(), ConfigError> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| ConfigError::Value {
+    let filter = filter.parse::<Targets>().map_err(|error| ConfigError::Value {
         origin: "the configuration".to_owned(),
         key: "log",
         problem: format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"),
     })?;
     // An error means that other code, such as a test, has set up logging already.
-    let _ = fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .compact()
-        .finish()
-        .try_init();
+    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).compact();
+    let _ = registry().with(filter).with(lines).try_init();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HeddleConfig;
+
+    #[test]
+    fn filters_are_levels_and_targets() {
+        for filter in [&HeddleConfig::default().log, "debug", "OFF", "chain::commit=trace,warn", "fjall=off"] {
+            assert!(filter.parse::<Targets>().is_ok(), "{filter}");
+        }
+        for filter in ["chain=loud", "chain[span]=debug", "[{peer=1}]=debug"] {
+            assert!(start(filter).is_err(), "{filter}");
+        }
+    }
 }

@@ -60,11 +60,11 @@
 /// All files of `proto/` and the well-known ones they import, as an encoded `google.protobuf.FileDescriptorSet`.
 ///
 /// Without comments. For gRPC reflection and for code generators.
-pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptors.bin");
 
 macro_rules! generated {
     ($file:literal) => {
-        include!(concat!(env!("OUT_DIR"), "/", $file));
+        include!(concat!("generated/", $file));
     };
 }
 

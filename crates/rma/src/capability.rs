@@ -77,6 +77,12 @@ impl CapabilitySecret {
     pub fn matches(&self, other: &CapabilitySecret) -> bool {
         equal_in_constant_time(&self.0, &other.0)
     }
+
+    /// The bytes, for providers that keep what belongs to a capability.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 16] {
+        self.0
+    }
 }
 
 /// Compares without a branch on the contents.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use base::rt::Instant;
 
 use crate::Error;
-use crate::shaped::Deadline;
+use crate::deadline::Deadline;
 
 /// The future outcome of a posted verb.
 ///

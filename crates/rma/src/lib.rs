@@ -63,9 +63,9 @@
 //! # What it needs around it
 //! * `pool`, `state` and `consensus` build on this crate. They decide who owns which region, when to retry, and where memory
 //!   comes from; they carry capabilities to their holders.
-//! * This crate calls `base` for tasks, time and links, and the operating system for shared memory ([`shm`]), sockets ([`tcp`])
-//!   and RDMA adapters (`verbs`, behind the feature of that name). [`sim`] runs within a simulation of `base`; it delays, loses
-//!   and tears verbs as far as the guarantees allow.
+//! * This crate calls `base` for tasks, time and links, and the operating system for shared memory ([`shm`]) and sockets
+//!   ([`tcp`]). [`sim`] runs within a simulation of `base`; it delays, loses and tears verbs as far as the guarantees allow. The
+//!   provider over RDMA adapters is a crate of its own, `rma_verbs`.
 //! * The caller gives each host the [`TokenLookup`] of its clients and keeps the tokens secret. It also decides when to
 //!   revoke a capability.
 //! * A new provider passes the suite in `conformance`, which the feature of that name adds.
@@ -76,12 +76,15 @@ mod capability;
 mod completion;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod deadline;
 mod endpoint;
 mod error;
-mod failure;
+#[doc(hidden)]
+pub mod failure;
 #[doc(hidden)]
 pub mod fuzz;
 mod host;
+mod limits;
 pub mod links;
 mod profile;
 pub mod shaped;
@@ -89,23 +92,11 @@ pub mod shm;
 #[cfg(debug_assertions)]
 pub mod sim;
 pub mod tcp;
-#[cfg(feature = "verbs")]
-pub mod verbs;
 
 pub use capability::{CAPABILITY_BYTES, Capability, CapabilitySecret, GrantId, NodeId, RegionId, Rights};
 pub use completion::{Completer, Completion, CompletionDriver};
 pub use endpoint::{Connection, Endpoint, IncomingEvent};
 pub use error::Error;
 pub use host::{Credential, Host, HostConfig, Provider, TOKEN_BYTES, Token, TokenLookup};
+pub use limits::{IN_FLIGHT_MAX, MESSAGE_BYTES_MAX, PARTS_MAX, TRANSFER_BYTES_MAX, WORD_BYTES};
 pub use profile::{Atomicity, ProviderProfile, VerbOrdering};
-
-/// The most bytes that one read or write moves.
-pub const TRANSFER_BYTES_MAX: usize = 64 << 20;
-/// Bytes of one message: a block of the ledger, with a reserve.
-pub const MESSAGE_BYTES_MAX: usize = 128 << 20;
-/// Verbs in flight on one endpoint; one more fails with [`Error::Busy`].
-pub const IN_FLIGHT_MAX: usize = 4096;
-/// Parts of one write or message.
-pub const PARTS_MAX: usize = 16;
-/// Bytes of a word, the unit of atomicity and of alignment.
-pub const WORD_BYTES: usize = 8;

@@ -17,7 +17,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -27,15 +26,16 @@ use async_trait::async_trait;
 use base::rt::{self, Instant};
 use base::{Bytes, BytesMut};
 
+use super::deadline::Deadline;
 use crate::{
     Capability, Completion, Connection, Credential, Endpoint, Error, Host, HostConfig, IncomingEvent,
     MESSAGE_BYTES_MAX, NodeId, Provider, ProviderProfile, RegionId, Rights, WORD_BYTES,
 };
 
 /// Waiting that is spun, because any other way would take longer.
-const SPIN_MAX: Duration = Duration::from_micros(10);
+pub(crate) const SPIN_MAX: Duration = Duration::from_micros(10);
 /// The delay of a timer; this part of the time before a deadline is not slept.
-const TIMER_GRAIN: Duration = Duration::from_millis(2);
+pub(crate) const TIMER_GRAIN: Duration = Duration::from_millis(2);
 /// Messages that have arrived and are held back; later ones stay with the inner provider.
 const DELAYED_EVENTS_MAX: usize = 1024;
 
@@ -119,44 +119,6 @@ impl BandwidthLane {
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(through(free)));
         let before = before.expect("the update never refuses");
         Instant::from_nanos(through(before))
-    }
-}
-
-/// A point in time for which a task waits.
-pub(crate) struct Deadline {
-    until: Instant,
-    timer: Option<Pin<Box<rt::Sleep>>>,
-}
-
-impl Deadline {
-    pub(crate) fn new(until: Instant) -> Deadline {
-        Deadline { until, timer: None }
-    }
-
-    pub(crate) fn has_passed(&self) -> bool {
-        rt::now() >= self.until
-    }
-
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let left = self.until.since(rt::now());
-            if left.is_zero() {
-                return Poll::Ready(());
-            }
-            let grain = if rt::is_simulation() { Duration::ZERO } else { TIMER_GRAIN };
-            if left > grain {
-                let timer = self.timer.get_or_insert_with(|| Box::pin(rt::sleep(left - grain)));
-                if timer.as_mut().poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                self.timer = None;
-            } else if left > SPIN_MAX {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            } else {
-                std::hint::spin_loop();
-            }
-        }
     }
 }
 

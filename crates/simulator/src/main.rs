@@ -14,9 +14,11 @@ use simulator::campaign::{CampaignTotals, catch_all_mutants, run_seeds};
 use simulator::coverage;
 use simulator::mutant::Mutant;
 use simulator::seed::{RunConfig, RunFailure, RunOutcome, run, run_once};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// A campaign of this many seeds or more must have reached every fault point, and every kind of fault must have happened.
 const COVERAGE_SEEDS_MIN: u64 = 500;
@@ -46,7 +48,7 @@ struct SimulatorArguments {
     plan: Option<FaultPlan>,
     /// With --seed: print the nodes' log, at this level or by this filter (`debug`, `heddle_chain=info`). Runs the seed once.
     #[arg(long, requires = "seed", value_name = "FILTER")]
-    log: Option<EnvFilter>,
+    log: Option<Targets>,
     /// With --seed: the mistake to plant.
     #[arg(long, requires = "seed", value_parser = mutant)]
     mutant: Option<Mutant>,
@@ -100,11 +102,12 @@ impl FormatTime for SimulatedTime {
 }
 
 /// Runs one seed and prints its story.
-fn run_single_seed(order: &RunConfig, log: Option<EnvFilter>) -> bool {
+fn run_single_seed(order: &RunConfig, log: Option<Targets>) -> bool {
     let once = order.mutant.is_some() || log.is_some();
     if let Some(filter) = log {
-        let to_stdout = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stdout);
-        to_stdout.with_ansi(false).with_timer(SimulatedTime).init();
+        let to_stdout = tracing_subscriber::fmt::layer().with_writer(std::io::stdout);
+        let to_stdout = to_stdout.with_ansi(false).with_timer(SimulatedTime);
+        tracing_subscriber::registry().with(filter).with(to_stdout).init();
     }
     let result = if once { run_once(order) } else { run(order) };
     match result {

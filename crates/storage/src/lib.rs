@@ -91,7 +91,7 @@ pub mod watermark;
 
 pub use directory::DataDirectory;
 pub use error::{Corruption, Error, advice};
-pub use history::{History, LocalHistory};
+pub use history::{History, HistoryQuery, LocalHistory};
 pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};
 pub use watermark::{Watermark, WatermarkFile};

@@ -10,7 +10,7 @@
 //!    the machine's clocks, the operating system's random generator and its files.
 //!
 //! The simulation exists only where this crate is compiled with debug assertions, as in the profile `checks`, in which tests run.
-//! The product has only the second world: there [`is_simulation`] is the constant `false`.
+//! A release build has only case 2: there [`is_simulation`] is the constant `false`.
 //!
 //! Invariants: No type of tokio appears in a signature. Every channel is bounded. Spawned futures must be `Send` in
 //! both implementations, since tokio moves them between threads.

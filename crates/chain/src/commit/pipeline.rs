@@ -17,7 +17,7 @@ use ledger::{Block, Hash};
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
-use super::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
+use super::recent::{CommittedBlock, RecentCommittedBlocks};
 use super::waiters::TxWaiters;
 use crate::access::ChannelPolicies;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
@@ -101,7 +101,7 @@ impl CommitContext {
             policies,
             store,
             state,
-            recent: recent_committed_blocks(),
+            recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
             settings,
             height,
@@ -150,7 +150,7 @@ impl CommitContext {
 
     fn publish(&self, block: CommittedBlock, codes: &[Code]) {
         let block = Arc::new(block);
-        self.recent.push(block.number(), block.clone(), block.encoded_len());
+        self.recent.push(block.clone());
         self.height.send(block.number() + 1);
         self.waiters.publish(&block);
         events::BlocksCommitted.add(1);

@@ -105,11 +105,6 @@ impl CommittedBlock {
         &self.transactions
     }
 
-    /// The length of the encoded block in bytes.
-    pub fn encoded_len(&self) -> usize {
-        self.block.encoded().len()
-    }
-
     /// The encoded block: assembled at the first call and shared from then on.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.get_or_init(|| self.block.to_bytes())
@@ -117,9 +112,41 @@ impl CommittedBlock {
 }
 
 /// The newest committed blocks.
-pub type RecentCommittedBlocks = RecentBlocks<Arc<CommittedBlock>>;
+pub struct RecentCommittedBlocks(RecentBlocks<Arc<CommittedBlock>>);
 
-/// An empty ring of committed blocks.
-pub(crate) fn recent_committed_blocks() -> RecentCommittedBlocks {
-    RecentBlocks::new(RECENT_BLOCKS_MAX, RECENT_BYTES_MAX)
+impl Default for RecentCommittedBlocks {
+    fn default() -> RecentCommittedBlocks {
+        RecentCommittedBlocks(RecentBlocks::new(RECENT_BLOCKS_MAX, RECENT_BYTES_MAX))
+    }
+}
+
+impl RecentCommittedBlocks {
+    /// Adds the block that follows the newest one.
+    pub fn push(&self, block: Arc<CommittedBlock>) {
+        let (number, bytes) = (block.number(), block.block.encoded().len());
+        self.0.push(number, block, bytes);
+    }
+
+    /// A block that is still in the ring.
+    pub fn get(&self, number: u64) -> Option<Arc<CommittedBlock>> {
+        self.0.get(number)
+    }
+
+    /// A block of another node's ledger: a recent one, or one that `read` fetches and that is decoded now.
+    ///
+    /// # Errors
+    /// Those of `read`; an error if the bytes are no block with one validation code for each transaction.
+    pub async fn get_or_read(
+        &self,
+        number: u64,
+        read: impl Future<Output = Result<Option<Bytes>, Error>>,
+    ) -> Result<Option<Arc<CommittedBlock>>, Error> {
+        if let Some(block) = self.get(number) {
+            return Ok(Some(block));
+        }
+        let Some(bytes) = read.await? else { return Ok(None) };
+        let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
+        self.0.offer(block.number(), block.clone(), block.block.encoded().len());
+        Ok(Some(block))
+    }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, TxId};
-use ledger::{Block, Hash};
+use ledger::Hash;
 use state::{Follower, Snapshot};
 use storage::blocks::{StoredBlocks, TransactionLocation};
 use storage::node::{RemoteReads, RemoteStoreConfig};
 
 use crate::Error;
 use crate::access::ChannelPolicies;
-use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
+use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::TxStatus;
 use crate::endorse::EndorsingChannel;
 use crate::history::KeyHistory;
@@ -37,7 +37,7 @@ impl FollowedChannel {
     ) -> FollowedChannel {
         let blocks = Arc::new(RemoteReads::new(remote));
         let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
-        FollowedChannel { policies, follower, blocks, history, recent: recent_committed_blocks() }
+        FollowedChannel { policies, follower, blocks, history, recent: RecentCommittedBlocks::default() }
     }
 
     pub(super) fn follower(&self) -> &Follower {
@@ -72,13 +72,7 @@ impl ChannelView for FollowedChannel {
     }
 
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
-        if let Some(block) = self.recent.get(number) {
-            return Ok(Some(block));
-        }
-        let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
-        let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
-        self.recent.offer(number, block.clone(), block.encoded_len());
-        Ok(Some(block))
+        self.recent.get_or_read(number, self.read_block(number)).await
     }
 
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {

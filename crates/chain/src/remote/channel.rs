@@ -8,14 +8,13 @@ use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::net::rpc::{RpcClient, RpcError};
 use base::rt::{self, CancellationToken, Instant};
 use base::{Bytes, ErrorKind, TxId};
-use ledger::Block;
 use prost::Message;
 
 use super::MOVING_MAX;
 use super::messages::{Ask, BlockAt, BlockResponse, CommitNotification, PeerRequest, StatusRequest, StatusResponse};
 use crate::Error;
 use crate::access::ChannelPolicies;
-use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks, recent_committed_blocks};
+use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::validate::Code;
 use crate::view::ChannelView;
@@ -150,7 +149,7 @@ impl RemoteChannel {
             connection,
             policies,
             height: watch(0).0,
-            recent: recent_committed_blocks(),
+            recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
             failure: Mutex::new(None),
             failed: CancellationToken::new(),
@@ -220,13 +219,7 @@ impl ChannelView for RemoteChannel {
     }
 
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
-        if let Some(block) = self.recent.get(number) {
-            return Ok(Some(block));
-        }
-        let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
-        let block = Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?);
-        self.recent.offer(number, block.clone(), block.encoded_len());
-        Ok(Some(block))
+        self.recent.get_or_read(number, self.read_block(number)).await
     }
 
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {

@@ -4,11 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use heddle_cli::store::{DIRECTORY, StoreDirectory};
 
 use super::peer::size;
-
-/// The default directory of a store.
-pub const DIRECTORY: &str = "./heddle-kv";
 
 #[derive(Subcommand, Debug)]
 pub enum KvCommand {
@@ -22,20 +20,6 @@ pub enum KvCommand {
     /// A memory node or CPU node of kv up --isolate, as a process of this program
     #[command(hide = true)]
     Part,
-}
-
-/// The store that a command uses.
-#[derive(Args, Debug, Clone)]
-pub struct StoreDirectory {
-    /// The directory of `heddle kv up`: its kv.json gives the store's address and certificate authority
-    #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
-    pub dir: PathBuf,
-    /// Which of the stores of `heddle kv up --stores`
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
-    pub store: u32,
-    /// The file with the token that clients present, if it is not the one that kv.json names
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
 }
 
 /// Run a replicated key-value store, until Ctrl-C

@@ -2,38 +2,19 @@
 //!
 //! `docs/cli.md` is generated from these declarations, and a test compares the two.
 
-pub mod bench;
 pub mod deny;
-pub mod flexchain;
-pub mod former;
 pub mod kv;
 pub mod ledger;
 pub mod network;
 pub mod node;
 pub mod orderer;
 pub mod peer;
-pub mod sift;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-
-/// Exit codes, in the order in which `heddle --help` explains them.
-pub mod exit {
-    /// The command failed; standard error says what and why.
-    pub const FAILURE: u8 = 1;
-    /// `heddle ledger verify` found damage.
-    pub const DAMAGED: u8 = 3;
-    /// The network that the command needs is not running.
-    pub const NOT_RUNNING: u8 = 4;
-    /// A key of a key-value store has no value, or not the expected one.
-    pub const ABSENT: u8 = 5;
-    /// A program defect ended an essential part of a process: its log has the panic, and the supervisor restarts the
-    /// process.
-    pub const DEFECT: u8 = 70;
-    /// Interrupted by Ctrl-C; the code that shells expect.
-    pub const INTERRUPTED: u8 = 130;
-}
+pub use heddle_cli::exit;
 
 /// The default directory of a network.
 pub const DIRECTORY: &str = "./heddle-data";
@@ -99,8 +80,16 @@ Example:
     #[command(subcommand)]
     Ledger(ledger::LedgerCommand),
     /// Measure: run a workload, and compare the result with the cost of its signatures
-    #[command(subcommand)]
-    Bench(bench::BenchCommand),
+    #[command(disable_help_flag = true)]
+    Bench(BenchArguments),
+}
+
+/// Arguments of the program `heddle-bench`, which knows what they mean.
+#[derive(Args, Debug, Clone)]
+pub struct BenchArguments {
+    /// A benchmark and its options; `heddle bench --help` lists them
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// The network that a command uses.

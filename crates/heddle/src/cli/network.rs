@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+pub use heddle_cli::policy::PolicyChoice;
 
 use super::DirectoryArguments;
 
@@ -147,28 +148,6 @@ impl OrderingChoice {
             OrderingChoice::Solo => node::config::OrderingEngine::Solo,
             OrderingChoice::Sift => node::config::OrderingEngine::Sift,
             OrderingChoice::Raft => node::config::OrderingEngine::Raft,
-        }
-    }
-}
-
-/// Who must endorse.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PolicyChoice {
-    /// Any one organisation
-    Any,
-    /// More than half of the organisations
-    Majority,
-    /// Every organisation
-    All,
-}
-
-impl PolicyChoice {
-    /// Its word in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            PolicyChoice::Any => "any",
-            PolicyChoice::Majority => "majority",
-            PolicyChoice::All => "all",
         }
     }
 }

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use heddle_cli::log_tail::tail;
 use node::control::orderer_of;
 use node::network::orderer_set::OrdererSet;
 use node::{Endpoints, Network, Overview, Placement, PlannedProcess, ProcessPlan, ProcessRole, Ready};
@@ -369,7 +370,7 @@ impl SupervisedProcess {
 
     fn failure(&self, what: &str) -> CommandError {
         let log = self.planned.folder.join(LOG);
-        let text = super::tail(&log);
+        let text = tail(&log);
         CommandError::new(format!("{} {what}; {} ends with:\n{text}", self.planned.name, log.display()))
     }
 

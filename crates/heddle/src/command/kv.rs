@@ -2,15 +2,11 @@
 
 use std::io::Read as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use base::Bytes;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
-use gateway::client::{GrpcCode, GrpcConnection, GrpcStatus as Answer};
-use node::kv::{
-    KeyValueServer, KvClient, KvEndpoint, KvProcessEndpoint, KvStoresConfig, KvToken, Persistence, StoreGeometry,
-};
+use gateway::client::GrpcCode;
+use heddle_cli::store::{connect, failed, find};
+use node::kv::{KeyValueServer, KvEndpoint, KvProcessEndpoint, KvStoresConfig, Persistence, StoreGeometry};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
@@ -19,7 +15,7 @@ use super::kv_isolate::{self, IsolatedStores};
 use crate::cli::exit;
 use crate::cli::kv::{
     KvCasArguments, KvCommand, KvDeleteArguments, KvGetArguments, KvPutArguments, KvStatusArguments, KvUpArguments,
-    KvWatchArguments, PersistenceChoice as Mode, StoreDirectory,
+    KvWatchArguments, PersistenceChoice as Mode,
 };
 use crate::failure::CommandError;
 use crate::output;
@@ -28,11 +24,6 @@ use crate::signals::StopSignals;
 /// The block count is a multiple of this; there are at least [`BUCKETS_MIN`] buckets.
 const BLOCKS_UNIT: u64 = 512;
 const BUCKETS_MIN: u64 = 8;
-/// Time limit for finding the CPU node that serves, the pause between attempts, and the time limit for one node's
-/// answer.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
-const CONNECT_PAUSE: Duration = Duration::from_millis(50);
-const STATUS_MAX: Duration = Duration::from_secs(1);
 
 pub async fn run(command: &KvCommand) -> Result<(), CommandError> {
     match command {
@@ -144,90 +135,6 @@ impl StartedMessage<'_> {
         }
         output::print(&text)
     }
-}
-
-/// A client of a directory's store. If CPU nodes are processes of their own, any of which may serve, the client
-/// connects to the one that does; while they change, it rereads their addresses and looks again.
-///
-/// # Errors
-/// No store runs there, or it has no store of this number.
-pub async fn connect(store: &StoreDirectory) -> Result<KvClient, CommandError> {
-    find(store).await.map(|(client, _)| client)
-}
-
-/// As [`connect`], with the process that serves if several may.
-async fn find(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), CommandError> {
-    let start = Instant::now();
-    loop {
-        match find_once(store).await {
-            Err((failure, true)) if start.elapsed() > CONNECT_MAX => return Err(failure),
-            Err((_, true)) => tokio::time::sleep(CONNECT_PAUSE).await,
-            outcome => return outcome.map_err(|(failure, _)| failure),
-        }
-    }
-}
-
-/// One attempt of [`find`]; an error says whether another attempt is worthwhile.
-async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), (CommandError, bool)> {
-    let directory: &Path = &store.dir;
-    let absent = || {
-        let dir = directory.display();
-        let message = format!("no key-value store runs in {dir}; start one with `heddle kv up --dir {dir}`");
-        CommandError::with_code(exit::NOT_RUNNING, message)
-    };
-    let endpoint = KvEndpoint::load(directory).map_err(|error| (error.into(), false))?;
-    let endpoint = endpoint.ok_or_else(|| (absent(), false))?;
-    let addresses = endpoint.addresses_of(store.store as usize - 1);
-    let is_one_of_many = addresses.len() > 1;
-    let token = match &store.token_file {
-        Some(path) => KvToken::read(path).map(Some),
-        None => endpoint.token(),
-    };
-    let token = token.map_err(|error| (error.into(), false))?;
-    let asked = addresses.iter().map(|address| {
-        let target = endpoint.target_of(directory, *address);
-        let (absent, token) = (&absent, token.as_ref());
-        async move {
-            let connection = GrpcConnection::connect(&target?).await.map_err(|error| match error.kind() {
-                // The process was killed, and has left its file behind.
-                base::ErrorKind::Retry => absent(),
-                _ => CommandError::new(error),
-            });
-            let client = KvClient::with_token(connection?, token);
-            if is_one_of_many {
-                // The node that serves answers at once; another one waits for a while before it answers that it does
-                // not serve.
-                let status = tokio::time::timeout(STATUS_MAX, client.status()).await;
-                status.map_err(|_| CommandError::new("no coordinator serves for now; try again"))?.map_err(failed)?;
-            }
-            Ok::<_, CommandError>((client, *address))
-        }
-    });
-    let mut asked: FuturesUnordered<_> = asked.collect();
-    let mut last = None;
-    while let Some(outcome) = asked.next().await {
-        match outcome {
-            Ok((client, address)) => {
-                let serving = endpoint.parts.into_iter().find(|part| part.stores.contains(&address));
-                return Ok((client, serving));
-            }
-            Err(failure) => last = Some(failure),
-        }
-    }
-    let none = || {
-        let message = format!("there is no store {}: {} run, counted from 1", store.store, endpoint.stores.len());
-        CommandError::new(message)
-    };
-    Err((last.unwrap_or_else(none), is_one_of_many))
-}
-
-fn failed(status: Answer) -> CommandError {
-    let advice = match status.code {
-        GrpcCode::Unknown => "; it may or may not have taken effect: check with `heddle kv get`",
-        GrpcCode::Unavailable => "; try again",
-        _ => "",
-    };
-    CommandError::new(format!("{}{advice}", status.message))
 }
 
 fn absent(key: &str) -> CommandError {

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use base::rt::disk::Directory;
 use gateway::client::GrpcConnection;
+use heddle_cli::log_tail::tail;
 use node::ProcessEnd;
 use node::kv::{KvClient, KvEndpoint, KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole, KvStoresConfig};
 
@@ -137,7 +138,7 @@ impl IsolatedStores {
                     match process.role {
                         KvRole::Memory(slot) if missing < missing_max => {
                             missing += 1;
-                            eprintln!("{}", plan.remedy(slot, &super::tail(&process.log).trim_end()));
+                            eprintln!("{}", plan.remedy(slot, &tail(&process.log).trim_end()));
                             process.pause = PAUSE_MAX;
                             process.again = Some(Instant::now() + PAUSE_MAX);
                             continue;
@@ -321,7 +322,7 @@ impl SupervisedPart {
     }
 
     fn failure(&self, what: &str) -> CommandError {
-        let (name, text) = (self.role.name(), super::tail(&self.log));
+        let (name, text) = (self.role.name(), tail(&self.log));
         CommandError::new(format!("{name} {what}; {} ends with:\n{text}", self.log.display()))
     }
 }

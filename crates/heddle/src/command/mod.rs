@@ -2,24 +2,17 @@
 //!
 //! `genesis.block` is written last when a network is created, so its presence means that the network is complete.
 
+pub mod bench;
 pub mod deny;
 pub mod down;
-mod etcd;
-pub mod failover;
-pub mod figure;
-pub mod flexchain;
 pub mod isolate;
 pub mod kv;
-pub mod kv_bench;
 mod kv_isolate;
-pub mod measure;
 pub mod orderer;
 pub mod peer;
 pub mod process;
 pub mod show;
-mod sift;
 pub mod status;
-pub mod under_attack;
 pub mod up;
 pub mod verify;
 
@@ -32,26 +25,6 @@ use storage::tables::{FjallConfig, FjallEngine};
 use storage::{DataDirectory, GroupSync};
 
 use crate::failure::CommandError;
-
-/// How many lines of a network's log are shown when it fails.
-const LOG_LINES_SHOWN: usize = 12;
-
-/// Whether a directory holds a network.
-pub fn exists(dir: &Path) -> bool {
-    dir.join("genesis.block").exists()
-}
-
-/// Checks that a directory holds a network.
-///
-/// # Errors
-/// It does not.
-pub fn expect_network(dir: &Path) -> Result<(), CommandError> {
-    if exists(dir) {
-        return Ok(());
-    }
-    let dir = dir.display();
-    Err(CommandError::new(format!("{dir} holds no network; make one with `heddle up --dir {dir}`")))
-}
 
 /// The configuration with which a directory's network was made or last opened.
 fn config(dir: &Path) -> Result<HeddleConfig, CommandError> {
@@ -70,13 +43,6 @@ fn organization<'a>(names: impl Iterator<Item = &'a String> + Clone, wanted: &st
 fn end_with_parent() -> Result<(), CommandError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CommandError::new(format!("the parent's end cannot be watched: {error}")))
-}
-
-/// The last lines of a log.
-fn tail(log: &Path) -> String {
-    let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
 }
 
 /// Blocks of a stopped network; the lock keeps other processes from opening them.

@@ -44,7 +44,7 @@ impl OrdererGroup {
             return Ok(OrdererGroup { network_dir: None, folders: vec![folder.clone()] });
         }
         let dir = &asked.directory.dir;
-        super::expect_network(dir)?;
+        instance::expect_network(dir)?;
         let orderer_set = membership::orderer_set(dir)?;
         let endpoints = instance::expect_running(dir)?;
         if endpoints.processes.is_empty() {
@@ -278,7 +278,7 @@ async fn started(dir: &Path, report: &OrderersReport) -> Result<AddedOrderer, Co
 
 pub async fn plan(arguments: &OrdererPlanArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
-    super::expect_network(dir)?;
+    instance::expect_network(dir)?;
     let _alone = changing(dir)?;
     // In a supervised network the supervisor publishes the orderers.
     let planned = match instance::is_planned(dir) {

@@ -109,7 +109,7 @@ fn folders(asked: &PeerTarget) -> Result<Vec<PathBuf>, CommandError> {
     }
     let dir = asked.directory.dir.as_path();
     let wanted = asked.organization.as_deref().unwrap_or_default();
-    super::expect_network(dir)?;
+    instance::expect_network(dir)?;
     let organizations = super::config(dir)?.network.organizations;
     let name = &organizations[super::organization(organizations.iter(), wanted)?];
     instance::expect_running(dir)?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use gateway::client::{GatewayClient, GrpcConnection};
+use heddle_cli::process_usage;
 use node::Endpoints;
 use prost::Message as _;
 use proto::common::BlockchainInfo;
@@ -50,7 +51,7 @@ pub async fn run(arguments: &StatusArguments) -> Result<(), CommandError> {
     let start = Instant::now();
     tokio::time::sleep(RATE_WINDOW).await;
     let after = page("/metrics")?;
-    let resident = |process: u32| bench::process::usage(Some(process)).unwrap_or_default().resident_bytes;
+    let resident = |process: u32| process_usage::usage(Some(process)).unwrap_or_default().resident_bytes;
     let processes: Vec<Value> = endpoints
         .processes
         .iter()

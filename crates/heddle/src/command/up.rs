@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use heddle_cli::log_tail::tail;
 use node::config::organization_names;
 use node::{Endpoints, HeddleConfig, Network, ProcessEnd};
 
@@ -33,7 +34,7 @@ const DEFECT_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub async fn run(arguments: UpArguments) -> Result<(), CommandError> {
     let start = Instant::now();
     let dir = arguments.directory.dir.clone();
-    let is_new = !super::exists(&dir);
+    let is_new = !instance::exists(&dir);
     instance::expect_not_planned(&dir)?;
     let config = settings(&arguments)?;
     if arguments.session {
@@ -119,7 +120,7 @@ pub fn settings(arguments: &UpArguments) -> Result<HeddleConfig, CommandError> {
             }
             config
         }
-        None if super::exists(dir) => super::config(dir)?,
+        None if instance::exists(dir) => super::config(dir)?,
         None => HeddleConfig::default(),
     };
     apply(arguments, &mut config);
@@ -200,11 +201,7 @@ async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), CommandE
             // It may be alive but slow; without endpoints no command would find it again.
             let _ = child.kill();
             let _ = child.wait();
-            Err(CommandError::new(format!(
-                "the network did not start; {} ends with:\n{}",
-                log.display(),
-                super::tail(&log)
-            )))
+            Err(CommandError::new(format!("the network did not start; {} ends with:\n{}", log.display(), tail(&log))))
         }
     }
 }

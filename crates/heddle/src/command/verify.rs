@@ -22,7 +22,7 @@ use ledger::{Block, Hash};
 use node::network::orderer_set::OrdererSet;
 use storage::DataDirectory;
 use storage::blocks::BlockStore;
-use storage::tables::{Tables, TablesEngine};
+use storage::tables::{RangeQuery, Tables, TablesEngine};
 
 use crate::cli::exit;
 use crate::cli::ledger::VerifyArguments;
@@ -139,8 +139,9 @@ async fn check_state(name: &str, store: &BlockStore, tables: &dyn Tables) -> Res
     for namespace in tables.namespaces().map_err(|error| damaged(name, error))? {
         let mut start = base::Bytes::new();
         loop {
-            let page =
-                tables.range(&namespace, &start, &[], through, PAGE_ROWS).map_err(|error| damaged(name, error))?;
+            let page = tables
+                .range(RangeQuery { namespace: &namespace, start: &start, end: &[], through, limit: PAGE_ROWS })
+                .map_err(|error| damaged(name, error))?;
             for entry in page.entries {
                 let key = String::from_utf8_lossy(&entry.key).into_owned();
                 let place: StateKey = (namespace.as_str().into(), key.as_str().into());

@@ -5,6 +5,7 @@
 //! block, with the value that was written. `HEDDLE_KILL_ROUNDS` sets the number of rounds; `HEDDLE_KILL_SEED` repeats
 //! the moments of an earlier run.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,13 +27,19 @@ struct Acknowledged {
     block: u64,
 }
 
+/// The milliseconds that a seed adds to a round.
+fn drawn(seed: u64, round: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (seed, round).hash(&mut hasher);
+    hasher.finish() % 1_500
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_client_saw_committed_survives_kill_9() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let rounds = number("HEDDLE_KILL_ROUNDS").map_or(ROUNDS, |rounds| rounds as usize);
     let seed = number("HEDDLE_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     println!("HEDDLE_KILL_SEED={seed}");
-    let mut random = bench::random::Random::new(seed);
 
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
@@ -41,7 +48,7 @@ async fn what_a_client_saw_committed_survives_kill_9() {
     let mut network = Network::start(&dir, &["--orgs", "3"]);
     for round in 0..rounds {
         let load = Load::start(&network, round).await;
-        tokio::time::sleep(Duration::from_millis(600 + random.below(1_500))).await;
+        tokio::time::sleep(Duration::from_millis(600 + drawn(seed, round))).await;
         network.kill();
         let told = load.end().await;
         assert!(!told.is_empty(), "round {round}: nothing was committed before the kill");

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
 mod attack;
-mod bench;
+mod beside;
 mod disk;
 mod hosts;
 mod isolate;

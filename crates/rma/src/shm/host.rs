@@ -27,9 +27,9 @@ use rustix::process::Pid;
 
 use super::connection::{AcceptedConnection, ShmConnection};
 use super::connection_end::ConnectionEnd;
+use super::departure::ConnectionDeparture;
 use super::hazards;
 use super::memory::{self, Mapping, MappingAccess, PAGE_BYTES};
-use super::remote::ConnectionDeparture;
 use super::segment::ConnectionSegment;
 use super::view::{
     GENERATIONS_BYTES, GRANTS_MAX, HolderDigest, HostView, MappedRegion, REGIONS_MAX, generation_offset, is_in_force,

@@ -17,10 +17,10 @@
 //!   caller's marks, whatever the state of the host's end.
 //! * Connections of one process to one incarnation of a host share one view ([`HostView`]), so that a region is mapped once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -31,14 +31,15 @@ use rustix::process::PidfdFlags;
 
 use super::connection::{AcceptedConnection, ShmConnection};
 use super::connection_end::{ConnectionEnd, Doorbell};
+use super::departure::ConnectionDeparture;
 use super::host::{HostConnection, PeerProcess, ShmHostCore};
 use super::memory::{Mapping, MappingAccess};
 use super::message::{INCARNATION_BYTES, SocketMessage};
 use super::segment::{ConnectionSegment, RingDirection, VERSION};
 use super::socket::{MessageSocket, SocketListener, watch};
-use super::view::{HolderDigest, HostView, MappedRegion, REGIONS_MAX};
+use super::view::{HolderDigest, HostView, MappedRegion};
 use super::waiting::WaitingVerbs;
-use crate::{Capability, Credential, Endpoint, Error, RegionId, Rights};
+use crate::{Capability, Credential, Endpoint, Error, Rights};
 
 /// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +55,7 @@ type HostIncarnation = [u8; INCARNATION_BYTES];
 /// The views of this process, by the incarnation of their host.
 static VIEWS: Mutex<BTreeMap<HostIncarnation, Weak<HostView>>> = Mutex::new(BTreeMap::new());
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Consistent between any two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -359,33 +360,6 @@ async fn accept_caller(host: Arc<ShmHostCore>, life: HostIncarnation, socket: Me
     Ok(())
 }
 
-/// Whether a caller has gone, and which regions must still be announced to it.
-#[derive(Default)]
-pub(super) struct ConnectionDeparture {
-    gone: AtomicBool,
-    regions: Mutex<VecDeque<RegionId>>,
-    changed: Notify,
-}
-
-impl ConnectionDeparture {
-    /// Whether the caller has closed its socket, so that it sets no further mark.
-    pub(super) fn has_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
-    }
-
-    /// Announces to the caller that a region can be unmapped.
-    pub(super) fn announce(&self, region: RegionId) {
-        let mut regions = lock(&self.regions);
-        if regions.len() == REGIONS_MAX {
-            // A caller that does not read unmaps the region late, when its slot is reused.
-            regions.pop_front();
-        }
-        regions.push_back(region);
-        drop(regions);
-        self.changed.notify_one();
-    }
-}
-
 struct PreparedConnection {
     side: Arc<ConnectionEnd>,
     accepted: AcceptedConnection,
@@ -469,7 +443,11 @@ async fn answer_confirmations(
 }
 
 /// The host's task that announces to a caller which regions have gone, until either end closes.
-async fn announce(socket: Arc<MessageSocket>, side: Arc<ConnectionEnd>, departure: Arc<ConnectionDeparture>) {
+pub(super) async fn announce(
+    socket: Arc<MessageSocket>,
+    side: Arc<ConnectionEnd>,
+    departure: Arc<ConnectionDeparture>,
+) {
     let _guard = CloseEndOnDrop(Arc::clone(&side));
     let announcing = async {
         loop {

@@ -156,7 +156,7 @@ impl SimHost {
         SimHost { provider: provider.clone(), host, node, address: address.to_owned() }
     }
 
-    fn memory<T>(&self, access: impl FnOnce(&mut super::HostMemory) -> Result<T, Error>) -> Result<T, Error> {
+    fn memory<T>(&self, access: impl FnOnce(&mut super::memory::HostMemory) -> Result<T, Error>) -> Result<T, Error> {
         self.provider.locked(|state| {
             let host = state.hosts.get_mut(&self.host).ok_or(Error::Closed)?;
             access(&mut host.memory)

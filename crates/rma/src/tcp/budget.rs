@@ -20,7 +20,7 @@
 //! * No connection waits for ever: only messages that an application can take fill the budget. Unfinished messages do not
 //!   count, so connections in the middle of a message do not wait for one another. An application that receives from one
 //!   connection before it takes from the others gets the message that it waits for, and an empty inbox always accepts a message
-//!   of at most [`SMALL_BYTES_MAX`](super::peer::SMALL_BYTES_MAX). There is one exception, since credit arrives behind the
+//!   of at most [`SMALL_BYTES_MAX`](super::inbox::SMALL_BYTES_MAX). There is one exception, since credit arrives behind the
 //!   messages that were sent before it. If the whole budget is used, and no receiver of the name takes a message until a
 //!   message that it sent has credit, the connections are lost after [`TcpConfig::dead_after`](super::TcpConfig).
 //! * A queue waits only for the other end of its own connection.
@@ -29,13 +29,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::host::HostCore;
+use super::TcpConfig;
+use super::attention::AttentionQueue;
 
 /// The account of one name.
 pub struct NameBudget {
-    shared: Arc<HostCore>,
+    untaken_bytes_max: usize,
+    reply_bytes_max: usize,
+    attention: Arc<AttentionQueue>,
     untaken: AtomicUsize,
     replies: AtomicUsize,
     /// Some connection waits. Written under the lock of the queue.
@@ -45,23 +48,17 @@ pub struct NameBudget {
 }
 
 impl NameBudget {
-    /// The account of this name at a host.
-    pub fn of(shared: &Arc<HostCore>, name: &Arc<str>) -> Arc<NameBudget> {
-        let mut budgets = shared.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(budget) = budgets.get(name).and_then(Weak::upgrade) {
-            return budget;
-        }
-        // Keeps the map no larger than the number of names with connections.
-        budgets.retain(|_, budget| budget.strong_count() > 0);
-        let budget = Arc::new(NameBudget {
-            shared: Arc::clone(shared),
+    /// With the limits of these options; a connection that waited is served again through `attention`.
+    pub fn new(options: &TcpConfig, attention: Arc<AttentionQueue>) -> NameBudget {
+        NameBudget {
+            untaken_bytes_max: options.untaken_bytes_max,
+            reply_bytes_max: options.reply_bytes_max,
+            attention,
             untaken: AtomicUsize::new(0),
             replies: AtomicUsize::new(0),
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::default(),
-        });
-        budgets.insert(Arc::clone(name), Arc::downgrade(&budget));
-        budget
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<u64>> {
@@ -75,7 +72,7 @@ impl NameBudget {
         } else if after < before {
             self.untaken.fetch_sub(before - after, Ordering::SeqCst);
             if let Some(next) = self.next_waiting() {
-                self.shared.attend(next);
+                self.attention.attend(next);
             }
         }
     }
@@ -83,7 +80,7 @@ impl NameBudget {
     /// Whether no further piece of a message may be read.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.untaken.load(Ordering::Relaxed) >= self.shared.options.untaken_bytes_max
+        self.untaken.load(Ordering::Relaxed) >= self.untaken_bytes_max
     }
 
     /// Whether some connection waits.
@@ -92,7 +89,7 @@ impl NameBudget {
     }
 
     fn has_space_again(&self) -> bool {
-        let most = self.shared.options.untaken_bytes_max;
+        let most = self.untaken_bytes_max;
         self.untaken.load(Ordering::SeqCst) <= most - most / 8
     }
 
@@ -142,12 +139,12 @@ impl NameBudget {
     /// Whether a reply must wait until the replies before it on the same connection are written.
     #[inline]
     pub fn is_crowded(&self) -> bool {
-        self.replies.load(Ordering::Relaxed) >= self.shared.options.reply_bytes_max
+        self.replies.load(Ordering::Relaxed) >= self.reply_bytes_max
     }
 
     /// Whether empty queues must free large buffers: half of the budget is used.
     pub fn is_scarce(&self) -> bool {
-        self.replies.load(Ordering::Relaxed) >= self.shared.options.reply_bytes_max / 2
+        self.replies.load(Ordering::Relaxed) >= self.reply_bytes_max / 2
     }
 }
 

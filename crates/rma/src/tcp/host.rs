@@ -2,69 +2,24 @@
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, bounded};
 use base::rt::{self, AbortOnDrop};
-use base::{Bytes, BytesMut, Map, Set};
+use base::{BytesMut, Map};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
 
-use super::budget::NameBudget;
-use super::client::total;
+use super::attention::AttentionQueue;
+use super::host_core::HostCore;
 use super::memory::HostRegions;
-use super::peer::{ConnectionQueues, TURN_BYTES_MAX};
-use super::spin::AdaptiveSpin;
-use super::{PROFILE, TcpConfig, clock, server, start_thread};
+use super::{TcpConfig, server, start_thread};
 use crate::failure::HostFailure;
-use crate::{
-    Capability, Completion, Connection, Endpoint, Error, Host, HostConfig, IncomingEvent, MESSAGE_BYTES_MAX, NodeId,
-    ProviderProfile, RegionId, Rights, TokenLookup,
-};
+use crate::{Capability, Connection, Endpoint, Error, Host, HostConfig, NodeId, RegionId, Rights};
 
 /// Connections that the application has not accepted yet; one more is rejected.
 const BACKLOG_MAX: usize = 64;
-/// Pauses between two polls of what the progress thread delivers, so that polling does not slow that thread down.
-const LOOK_PAUSES: usize = 4;
-
-/// State that a host's handles, endpoints and progress thread share.
-pub struct HostCore {
-    pub node: NodeId,
-    pub tokens: TokenLookup,
-    pub options: TcpConfig,
-    pub regions: HostRegions,
-    /// Wakes the progress thread.
-    pub wake: OwnedFd,
-    /// Connections that the progress thread is asked to serve, each once.
-    pub attention: Mutex<Set<u64>>,
-    pub stopping: AtomicBool,
-    /// The set of denied certificates may have changed: the progress thread must check all connections.
-    pub denials_changed: AtomicBool,
-    /// A defect of the progress thread.
-    pub failure: HostFailure,
-    /// The budgets of names that have connections.
-    pub budgets: Mutex<Map<Arc<str>, Weak<NameBudget>>>,
-    /// The connection that the progress thread polls; 0 when it polls none.
-    pub looked_at: AtomicU64,
-}
-
-impl HostCore {
-    /// Asks the progress thread to serve a connection.
-    pub fn attend(&self, connection: u64) {
-        let is_new = self.attention.lock().unwrap_or_else(PoisonError::into_inner).insert(connection);
-        if is_new {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        // A full counter wakes the thread as well.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
 
 pub struct TcpHost {
     shared: Arc<HostCore>,
@@ -100,8 +55,7 @@ impl TcpHost {
             tokens: host.tokens,
             options,
             regions: HostRegions::new(host.node),
-            wake,
-            attention: Mutex::new(Set::default()),
+            attention: Arc::new(AttentionQueue::new(wake)),
             stopping: AtomicBool::new(false),
             denials_changed: AtomicBool::new(false),
             failure: HostFailure::default(),
@@ -131,7 +85,7 @@ impl TcpHost {
                     // Obtained before the check, so that a change during the check is not missed.
                     let changed = denials.changed();
                     shared.denials_changed.store(true, Ordering::Release);
-                    shared.wake();
+                    shared.attention.wake();
                     changed.await;
                 }
             });
@@ -147,7 +101,7 @@ impl TcpHost {
 
     fn stop(&self) -> Option<JoinHandle<()>> {
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.wake();
+        self.shared.attention.wake();
         self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -212,138 +166,5 @@ impl Host for TcpHost {
             // A panic of the thread was reported when it happened.
             let _ = rt::blocking(move || thread.join()).await;
         }
-    }
-}
-
-/// An endpoint that a host accepted: messages only, since a client has no regions.
-pub struct AcceptedConnection {
-    pub peer: Arc<ConnectionQueues>,
-    pub shared: Arc<HostCore>,
-    pub connection: u64,
-    pub name: Arc<str>,
-    /// Set when the last handle is dropped.
-    pub dropped: Arc<AtomicBool>,
-    pub spin: AdaptiveSpin,
-}
-
-impl AcceptedConnection {
-    /// Writes the queue. If the progress thread is polling this socket, it writes the queue instead: two threads that use one
-    /// socket at once wait for each other's kernel lock, asleep.
-    fn write_out(&self) {
-        // Ask first, then check, and the thread does both in the opposite order: either it sees the request, or we see that it
-        // no longer polls.
-        self.peer.request_write();
-        if self.shared.looked_at.load(Ordering::SeqCst) == self.connection {
-            return;
-        }
-        self.peer.take_write_request();
-        let mut outgoing = self.peer.outgoing();
-        // The progress thread sees an error as well, and writes the rest. Write no more than its own turn would: it may wait
-        // for this lock.
-        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX).map_or(true, |pumped| pumped.left);
-        drop(outgoing);
-        if left {
-            self.shared.attend(self.connection);
-        }
-    }
-}
-
-impl AcceptedConnection {
-    /// Polls for a short time for a delivery by the progress thread. Returns false when there was none.
-    fn spins(&self) -> bool {
-        let spin = self.shared.options.spin;
-        if spin.is_zero() || !self.spin.is_worth_it() {
-            return false;
-        }
-        let until = clock() + spin;
-        loop {
-            if !self.peer.is_awaited() {
-                self.spin.succeeded();
-                return true;
-            }
-            let now = clock();
-            if now >= until && !self.peer.is_being_taken(now) {
-                break;
-            }
-            (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
-        }
-        self.spin.failed();
-        false
-    }
-}
-
-impl Connection for AcceptedConnection {
-    fn node(&self) -> NodeId {
-        // Numbers of connections are never reused, and no host runs long enough to see 2^32 of them.
-        NodeId(self.connection as u32)
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn profile(&self) -> ProviderProfile {
-        PROFILE
-    }
-
-    fn read(&self, _: &Capability, _: u64, _: usize, _: BytesMut) -> Completion<BytesMut> {
-        Completion::ready(Err(Error::Unknown))
-    }
-
-    fn write(&self, _: &Capability, _: u64, _: &[Bytes], _: Option<u32>) -> Completion<()> {
-        Completion::ready(Err(Error::Unknown))
-    }
-
-    fn compare_swap(&self, _: &Capability, _: u64, _: u64, _: u64) -> Completion<u64> {
-        Completion::ready(Err(Error::Unknown))
-    }
-
-    fn fetch_add(&self, _: &Capability, _: u64, _: u64) -> Completion<u64> {
-        Completion::ready(Err(Error::Unknown))
-    }
-
-    fn send(&self, parts: &[Bytes]) -> Completion<()> {
-        let length = match total(parts, MESSAGE_BYTES_MAX) {
-            Ok(length) => length,
-            Err(error) => return Completion::ready(Err(error)),
-        };
-        let completion = self.peer.outgoing().post_message(parts, length);
-        self.write_out();
-        completion
-    }
-
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
-        let mut polled = self.peer.poll_receive(cx);
-        if polled.is_pending() {
-            if self.peer.has_waiting() {
-                // It may be this connection that waits. Now that the application is receiving, it is read.
-                self.shared.attend(self.connection);
-            }
-            if self.spins() {
-                polled = self.peer.poll_receive(cx);
-            }
-        }
-        let (incoming, credit) = std::task::ready!(polled)?;
-        if credit {
-            self.write_out();
-        }
-        Poll::Ready(Ok(incoming))
-    }
-
-    fn flush(&self) {}
-
-    fn close(&self) {
-        self.peer.outgoing().end();
-        self.peer.end_inbox();
-        self.dropped.store(true, Ordering::Release);
-        self.shared.attend(self.connection);
-    }
-}
-
-impl Drop for AcceptedConnection {
-    fn drop(&mut self) {
-        self.peer.discard();
-        self.dropped.store(true, Ordering::Release);
-        self.shared.attend(self.connection);
     }
 }

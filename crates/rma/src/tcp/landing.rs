@@ -10,7 +10,8 @@ use std::sync::Arc;
 use base::untrusted::Untrusted;
 
 use super::memory::{HostRegion, HostRegions, OpenRegion, VerbRejection};
-use super::peer::{ConnectionQueues, OutgoingQueue};
+use super::outgoing::OutgoingQueue;
+use super::peer::ConnectionQueues;
 use super::pipe::{ReadBuffer, SocketPipe};
 use super::wire::{FrameHeader, FrameKind, VerbFrame, VerbStatus};
 use crate::{Capability, Error, IncomingEvent, Rights, WORD_BYTES};

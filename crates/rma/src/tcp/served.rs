@@ -13,15 +13,19 @@ use base::rt::channel::Sender;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
+use super::accepted::AcceptedConnection;
 use super::arrival::FrameArrival;
+use super::assembly::MessageAssembly;
 use super::budget::NameBudget;
 use super::handshake::{
     self, CHALLENGE_BYTES, HELLO_BYTES, HelloResponse, PROOF_BYTES, PendingChallenge, VERDICT_BYTES,
 };
-use super::host::{AcceptedConnection, HostCore};
+use super::host_core::HostCore;
+use super::inbox::SMALL_BYTES_MAX;
 use super::landing::{WritePayload, reject};
 use super::memory::VerbRejection;
-use super::peer::{ConnectionQueues, MessageAssembly, RegionRead, SMALL_BYTES_MAX, TURN_BYTES_MAX, header_of};
+use super::outgoing::RegionRead;
+use super::peer::{ConnectionQueues, TURN_BYTES_MAX, header_of};
 use super::pipe::{FillProgress, ReadBuffer};
 use super::spin::AdaptiveSpin;
 use super::wire::{FrameHeader, FrameKind, HEADER_BYTES, VERB_BYTES, VerbFrame, VerbStatus};
@@ -384,7 +388,7 @@ impl ServedConnection {
                 self.state = ReceiveState::Header;
                 self.deadline = None;
                 self.name = Arc::clone(&name);
-                let budget = NameBudget::of(&self.shared, &name);
+                let budget = self.shared.budget_of(&name);
                 self.peer.set_budget(&budget);
                 self.budget = Some(budget);
                 let endpoint = Endpoint::new(Arc::new(AcceptedConnection {

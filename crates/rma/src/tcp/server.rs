@@ -33,7 +33,6 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -43,7 +42,7 @@ use base::rt::channel::Sender;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 
-use super::host::HostCore;
+use super::host_core::HostCore;
 use super::peer::ConnectionQueues;
 use super::pipe::SocketPipe;
 use super::served::{ServedConnection, TurnContext, TurnOutcome};
@@ -118,7 +117,7 @@ impl ProgressEngine {
         rustix::net::listen(&listener, KERNEL_BACKLOG)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER_TOKEN), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &shared.attention.wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
         Ok(ProgressEngine {
             listener,
             shared,
@@ -312,11 +311,11 @@ impl ProgressEngine {
     /// Serves the connections for which endpoints asked.
     fn attend(&mut self) {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.shared.wake, &mut count);
+        let _ = rustix::io::read(&self.shared.attention.wake, &mut count);
         if self.shared.denials_changed.swap(false, Ordering::AcqRel) {
             self.end_denied();
         }
-        let attention = std::mem::take(&mut *self.shared.attention.lock().unwrap_or_else(PoisonError::into_inner));
+        let attention = self.shared.attention.take();
         for connection in attention {
             if let Some(served) = self.connections.get_mut(&connection)
                 && served.dropped.load(Ordering::Acquire)

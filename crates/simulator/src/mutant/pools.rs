@@ -8,7 +8,7 @@ use base::{BlockNumber, Bytes, TxId};
 use chain::{ChannelStores, PeerStores};
 use rma::{Capability, Endpoint, Host, NodeId, RegionId, Rights};
 use storage::blocks::{Blocks, ChainTip, NewBlock, StoredBlock, TransactionLocation};
-use storage::{Error, History, Watermark};
+use storage::{Error, History, HistoryQuery, Watermark};
 
 use super::Mutant;
 use crate::network::Network;
@@ -59,15 +59,9 @@ struct StaleHistory {
 
 #[async_trait]
 impl History for StaleHistory {
-    async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
-        let height = *self.height.get_or_init(|| below);
-        self.history.blocks_of(namespace, key, below.min(height), limit).await
+    async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
+        let height = *self.height.get_or_init(|| query.below);
+        self.history.blocks_of(HistoryQuery { below: query.below.min(height), ..query }).await
     }
 }
 

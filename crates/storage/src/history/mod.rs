@@ -49,24 +49,31 @@ const HASH_BYTES: usize = 16;
 /// Bytes of an entry's key.
 const ENTRY_BYTES: usize = HASH_BYTES + 8;
 
+/// A question for the blocks that wrote a key.
+#[derive(Clone, Copy, Debug)]
+pub struct HistoryQuery<'a> {
+    /// The namespace of the key.
+    pub namespace: &'a str,
+    /// The key.
+    pub key: &'a [u8],
+    /// The answer holds only blocks with lower numbers.
+    pub below: BlockNumber,
+    /// The most blocks of the answer, which are the newest.
+    pub limit: usize,
+}
+
 /// The history of one channel: which blocks wrote a key.
 #[async_trait::async_trait]
 pub trait History: Send + Sync + 'static {
-    /// The numbers, below `below`, of the blocks whose valid transactions wrote a key, newest first: the newest `limit` of
-    /// them, and at most [`HISTORY_BLOCKS_MAX`]. To continue, ask below the last one; an empty answer is the end.
+    /// The numbers of the blocks whose valid transactions wrote a key, newest first, and at most [`HISTORY_BLOCKS_MAX`]. To
+    /// continue, ask below the last one; an empty answer is the end.
     ///
     /// In rare cases the answer includes a block that wrote only another key.
     ///
     /// # Errors
     /// `Retry` while the index is being built, and if a block below `below` is not durable yet; errors of engine, disk or
     /// link.
-    async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error>;
+    async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error>;
 }
 
 /// [`History`] over local blocks and tables; see [the module](self).
@@ -163,13 +170,8 @@ fn block_of(entry: &[u8]) -> Result<BlockNumber, Error> {
 
 #[async_trait::async_trait]
 impl History for LocalHistory {
-    async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
+    async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
+        let HistoryQuery { namespace, key, below, limit } = query;
         check_key(namespace, key)?;
         let Some(newest) = below.get().checked_sub(1) else { return Ok(Vec::new()) };
         let tables = self.caught_up(below.get()).await?;

@@ -25,7 +25,7 @@ use super::{
 use crate::blocks::{BlockStore, NewBlock};
 use crate::state_store::StateStore;
 use crate::tables::Savepoint;
-use crate::{Error, History, LocalHistory, LocalStateStore, events, lock};
+use crate::{Error, History, HistoryQuery, LocalHistory, LocalStateStore, events, lock};
 
 /// Permits of the epoch guard: writes that may take effect at the same time.
 const EPOCH_GUARD_PERMITS: u32 = 64;
@@ -239,15 +239,9 @@ impl StoredChannel {
     ///
     /// # Errors
     /// As [`History::blocks_of`].
-    pub async fn history(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
+    pub async fn history(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
         self.check_writable()?;
-        self.engine.record(self.history.blocks_of(namespace, key, below, limit).await)
+        self.engine.record(self.history.blocks_of(query).await)
     }
 
     /// The blocks.

@@ -12,7 +12,7 @@ use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 
 use super::message::{self, Hello, LinkPurpose, Malformed, Notification, Request, VERSION, Welcome, response};
 use super::{ASK_ATTEMPTS_MAX, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT, retry_backoff};
-use crate::history::HISTORY_BLOCKS_MAX;
+use crate::history::{HISTORY_BLOCKS_MAX, HistoryQuery};
 use crate::tables::{Savepoint, check_key};
 use crate::{Error, events};
 
@@ -270,17 +270,12 @@ impl NodeSession {
         }
     }
 
-    /// Asks for the newest `limit` blocks below `below` that wrote a key; see [`History`](crate::History).
+    /// Asks for the blocks that wrote a key; see [`History`](crate::History).
     ///
     /// # Errors
     /// As [`NodeSession::ask`]; [`Error::TooLarge`] for a key that no row can have: its length would not fit the message.
-    pub async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
+    pub async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
+        let HistoryQuery { namespace, key, below, limit } = query;
         check_key(namespace, key)?;
         let limit = limit.min(HISTORY_BLOCKS_MAX);
         let request = message::history(below, limit as u32, namespace, key);

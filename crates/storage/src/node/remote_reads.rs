@@ -10,7 +10,7 @@ use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, LinkPurpose, Malformed, Request, response};
 use crate::Error;
 use crate::blocks::{StoredBlocks, TransactionLocation};
-use crate::history::History;
+use crate::history::{History, HistoryQuery};
 
 /// Reads the durable blocks of a channel, whichever primary writes it. Each read asks the node, and asks again after a lost
 /// link; if the node does not have the channel yet, the read fails.
@@ -56,14 +56,8 @@ impl StoredBlocks for RemoteReads {
 
 #[async_trait::async_trait]
 impl History for RemoteReads {
-    async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
-        self.session.blocks_of(namespace, key, below, limit).await
+    async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
+        self.session.blocks_of(query).await
     }
 }
 

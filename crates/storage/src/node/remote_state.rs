@@ -9,7 +9,7 @@ use base::{BlockNumber, Bytes, Version};
 use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, LinkPurpose, Malformed, Notification, Request, response};
 use super::{RESPONSE_TIMEOUT, WORK_TIMEOUT};
-use crate::history::History;
+use crate::history::{History, HistoryQuery};
 use crate::state_store::{StateStore, check_keys};
 use crate::tables::{RangePage, RangeQuery, Row, Savepoint, check_key};
 use crate::{Error, lock};
@@ -161,14 +161,8 @@ impl StateStore for RemoteStateStore {
 
 #[async_trait::async_trait]
 impl History for RemoteStateStore {
-    async fn blocks_of(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        below: BlockNumber,
-        limit: usize,
-    ) -> Result<Vec<BlockNumber>, Error> {
-        self.session.blocks_of(namespace, key, below, limit).await
+    async fn blocks_of(&self, query: HistoryQuery<'_>) -> Result<Vec<BlockNumber>, Error> {
+        self.session.blocks_of(query).await
     }
 }
 

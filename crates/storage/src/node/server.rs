@@ -17,7 +17,7 @@ use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_B
 use crate::blocks::{BlockStoreConfig, Blocks};
 use crate::state_store::{Materializer, StateStore};
 use crate::tables::{RangeQuery, TablesEngine};
-use crate::{DataDirectory, Error, GroupSync, lock};
+use crate::{DataDirectory, Error, GroupSync, HistoryQuery, lock};
 
 /// Keys or ids of one request that are looked up together.
 const LOOKED_UP_AT_ONCE: usize = 512;
@@ -471,7 +471,7 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
         Request::Namespaces => response::names(&state.namespaces().await?),
         Request::History { below, limit, namespace, key } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            response::numbers(&channel.history(&namespace, &key, below, limit).await?)
+            response::numbers(&channel.history(HistoryQuery { namespace: &namespace, key: &key, below, limit }).await?)
         }
         Request::Materialize { epoch, height } => response::savepoint(&channel.materialize(epoch, height).await?),
         Request::Prune { epoch, oldest } => {

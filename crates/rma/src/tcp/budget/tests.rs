@@ -58,7 +58,7 @@ async fn region(host: &TcpHost, holder: &str) -> Capability {
 }
 
 fn budget_of(host: &TcpHost, name: &str) -> Arc<NameBudget> {
-    NameBudget::of(host.shared(), &Arc::from(name))
+    host.shared().budget_of(&Arc::from(name))
 }
 
 async fn receive(from: &Endpoint) -> Bytes {

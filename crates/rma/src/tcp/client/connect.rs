@@ -12,7 +12,7 @@ use base::rt::sync::Notify;
 
 use super::attend::{AttendGuard, attend};
 use super::endpoint::TcpConnection;
-use super::replies::ReplyInput;
+use super::reply_input::ReplyInput;
 use super::{PostedVerbs, TcpClient};
 use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
 use crate::tcp::peer::ConnectionQueues;

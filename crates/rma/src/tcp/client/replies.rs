@@ -6,54 +6,16 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use base::BytesMut;
-
+use super::reply_input::{ReplyInput, ReplyState};
 use super::{PendingVerb, TcpClient, VerbOutcome};
-use crate::tcp::peer::{MessageAssembly, SMALL_BYTES_MAX, header_of};
-use crate::tcp::pipe::ReadBuffer;
+use crate::tcp::assembly::MessageAssembly;
+use crate::tcp::inbox::SMALL_BYTES_MAX;
+use crate::tcp::peer::header_of;
 use crate::tcp::wire::{FrameHeader, FrameKind, HEADER_BYTES, TRAILER_BYTES, VerbStatus, u64_at};
-use crate::{Completer, Error, IncomingEvent, WORD_BYTES};
+use crate::{Error, IncomingEvent, WORD_BYTES};
 
 /// A payload of more than this is read into the caller's buffer without a copy in between.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
-
-/// Bytes that were received and not yet decoded.
-pub(super) struct ReplyInput {
-    buffer: ReadBuffer,
-    state: ReplyState,
-}
-
-enum ReplyState {
-    Header,
-    /// Reads the payload of a read into the caller's buffer.
-    Payload {
-        sequence: u64,
-        into: BytesMut,
-        missing: usize,
-        trailer: bool,
-        completer: Completer<BytesMut>,
-    },
-    Message(MessageAssembly),
-}
-
-impl ReplyInput {
-    pub(super) fn new() -> ReplyInput {
-        ReplyInput { buffer: ReadBuffer::new(), state: ReplyState::Header }
-    }
-
-    /// Drops a partly received reply or message.
-    pub(super) fn abandon(&mut self) {
-        self.state = ReplyState::Header;
-    }
-
-    /// The value of [`TcpClient::partial`].
-    fn partial(&self) -> u64 {
-        match &self.state {
-            ReplyState::Payload { sequence, .. } => sequence + 1,
-            _ => 0,
-        }
-    }
-}
 
 enum ReplyStep {
     More,

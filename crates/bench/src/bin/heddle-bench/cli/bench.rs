@@ -1,0 +1,768 @@
+//! `heddle bench`.
+
+use std::path::PathBuf;
+
+use bench::driver::CLIENTS_MAX;
+use bench::workload::ycsb::YcsbMix;
+use bench::workload::{KeyChoice, ZIPF_EXPONENTS};
+use clap::{Args, Subcommand, ValueEnum};
+use heddle_cli::policy::PolicyChoice;
+
+use super::flexchain::{
+    Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+};
+use super::sift::{
+    CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
+};
+
+const AFTER: &str = "\
+Unless --connect names a running network, the measurement starts one of its own in a temporary directory, and removes
+it at the end, also after Ctrl-C. Processor times come from the kernel, for all of the network's servers together.
+docs/formats/bench.md explains the JSON.";
+
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// SmallBank: transfers of money between accounts, with six kinds of transactions
+    #[command(after_help = format!("\
+Examples:
+  heddle bench smallbank
+  heddle bench smallbank --policy all --seconds 60 --json smallbank.json --plot smallbank.svg
+  heddle bench smallbank --zipf 0.9      contention on few accounts
+  heddle bench smallbank --pairs 5       the cost of pooled memory and storage over the monolithic form
+  heddle bench smallbank --before ./heddle-1.2      what changed since an older build
+  heddle bench smallbank --clients 50 --timer       the gain of cutting blocks early
+  heddle bench smallbank --library       the gain of verifying signatures with tables
+  heddle bench smallbank --clients 1     the latency of one commit beside the fsyncs and round trips that it needs
+
+{AFTER}"))]
+    Smallbank(SmallBankArguments),
+    /// YCSB: reads and updates of records of a given size
+    #[command(after_help = format!("\
+Examples:
+  heddle bench ycsb                      half reads, half updates, 1 KB
+  heddle bench ycsb --value-bytes 10240
+  heddle bench ycsb --mix f --zipf 0.99  half reads, half read-modify-writes, skewed
+  heddle bench ycsb --mix read=80,update=10,scan=10
+
+{AFTER}"))]
+    Ycsb(YcsbArguments),
+    /// Food distribution: profiles clustered by k-means, heavy on the processor
+    #[command(after_help = format!("\
+Example:
+  heddle bench kmeans --clients 50
+
+{AFTER}"))]
+    Kmeans(KMeansArguments),
+    /// The world state alone: reads, blocks, YCSB and memory pressure, beside other stores for it
+    #[command(after_help = "\
+Examples:
+  heddle bench state
+  heddle bench state --data-mib 64 --pairs 3 --seconds 1     a quick look
+  heddle bench state --only pressure --steady-seconds 600    ten minutes of updates within constant memory
+  heddle bench state --json state.json --plot state.svg
+
+Starts no network. Compares each row with an in-process hash map, the storage engine alone,
+the monolithic state, and a baseline whose memory node's processor hands out addresses and
+buffers, all in the same run. Checks the ratios at the end against their bounds.
+docs/formats/bench.md explains the JSON.")]
+    State(StateArguments),
+    /// The replicated key-value store: puts and gets per second over gRPC with TLS
+    #[command(after_help = "\
+Examples:
+  heddle bench kv
+  heddle bench kv --keys 1000000 --seconds 10
+  heddle bench kv --connect ./heddle-kv      the store that runs there; the benchmark writes to it
+  heddle bench kv --json kv.json             the plot is kv.svg
+
+Unless --connect names one, the store is a separate process on this machine, so clients and store
+share its processors. Keys are chosen uniformly.")]
+    Kv(KvBenchArguments),
+    /// The replicated key-value store beside etcd, both over gRPC
+    #[command(
+        name = "kv-etcd",
+        after_help = "\
+Examples:
+  heddle bench kv-etcd
+  heddle bench kv-etcd --seconds 5 --json etcd.json      the plot is etcd.svg
+  heddle bench kv-etcd --etcd /opt/etcd/etcd
+
+Starts three nodes of etcd (Debian's package etcd-server) on loopback, and three stores as separate processes: one
+that keeps nothing on disk; one that acknowledges a put once memory nodes have it on disk, as etcd's nodes do; and
+one that keeps it in tables. Clients and all stores share this machine's processors. Loads of puts and of gets
+alternate. put_over_etcd and get_over_etcd are the throughput of the first store over etcd's,
+durable_put_over_etcd is that of the second."
+    )]
+    KvEtcd(KvEtcdArguments),
+    /// Sift, figure 5: throughput of a key-value store on passive memory nodes, beside Raft
+    #[command(
+        name = "sift-fig5",
+        after_help = "\
+Examples:
+  heddle bench sift-fig5
+  heddle bench sift-fig5 --quick
+  heddle bench sift-fig5 --rounds 5 --json fig5.json      the plot is fig5.svg
+
+Write-only, mixed (half and half), read-heavy (one put in ten) and read-only loads, Zipf 0.99, F = 1, in this
+process over shared memory: Sift with full copies and with erasure coding, and the Raft engine with batches and
+pipelining over messages of the same provider. Nothing is durable on either side. The ratios write_over_raft,
+read_over_raft and coded_write_over_plain compare throughput."
+    )]
+    SiftFig5(SiftArguments),
+    /// Sift, figure 6: latency of the same stores, for one client and under load
+    #[command(
+        name = "sift-fig6",
+        after_help = "\
+Examples:
+  heddle bench sift-fig6
+  heddle bench sift-fig6 --quick
+
+Like sift-fig5, for puts alone and gets alone: with one client, and with all at nine tenths of the throughput."
+    )]
+    SiftFig6(SiftArguments),
+    /// Ordering of blocks on passive memory nodes, on Raft, and alone
+    #[command(after_help = "\
+Examples:
+  heddle bench ordering
+  heddle bench ordering --quick
+  heddle bench ordering --folder /mnt/disk --json ordering.json      the plot is ordering.svg
+
+Blocks of 200 transactions of 1 KB, F = 1, shown once a majority of the orderers has them on disk: three
+orderers on three memory nodes, three on Raft with batches and pipelining, and a single one, all in this
+process. Cutting and signing of blocks is not measured. sift_cpu_over_raft compares processor time.")]
+    Ordering(OrderingArguments),
+    /// Sift, figure 7: throughput with a limited processor, beside Raft
+    #[command(
+        name = "sift-fig7",
+        after_help = "\
+Examples:
+  heddle bench sift-fig7
+  heddle bench sift-fig7 --quick
+  heddle bench sift-fig7 --processor-percent 10,50,100 --json fig7.json      the plot is fig7.svg
+
+A read-heavy load (one put in ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a process of its own with
+a limited processor, and so is Sift's only CPU node; its memory nodes are passive. Clients run within the
+leader's limit. The ratios …_over_raft compare throughput at the largest share."
+    )]
+    SiftFig7(SiftCpuArguments),
+    /// Sift, figure 8: how long groups wait for a backup from a shared pool, simulated
+    #[command(
+        name = "sift-fig8",
+        after_help = "\
+Examples:
+  heddle bench sift-fig8
+  heddle bench sift-fig8 --quick
+  heddle bench sift-fig8 --groups 1000,3000 --json fig8.json      the plot is fig8.svg
+
+Machines fail at random times: either each alone, or half of them in racks that fail as a whole. Numbers of
+machines, days and failures are those of the cluster trace in the paper; the trace's own times are not
+available. extra_recovery_s_… is the mean wait per failure with the pool that the paper found sufficient,
+backups_for_… the smallest pool with a mean wait of at most 0.1 s; …_racks are the same with racks."
+    )]
+    SiftFig8(SiftBackupsArguments),
+    /// Sift, figure 9: cost of a group relative to a Raft group, F = 1
+    #[command(
+        name = "sift-fig9",
+        after_help = "\
+Examples:
+  heddle bench sift-fig9
+  heddle bench sift-fig9 --quick
+
+Runs sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f1 and
+saving_gcp_f1 are the savings of erasure coding with shared backups."
+    )]
+    SiftFig9(SiftCpuArguments),
+    /// Sift, figure 10: cost of a group relative to a Raft group, F = 2
+    #[command(
+        name = "sift-fig10",
+        after_help = "\
+Examples:
+  heddle bench sift-fig10
+  heddle bench sift-fig10 --quick
+
+Runs sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f2 and
+saving_gcp_f2 are the savings of erasure coding with shared backups."
+    )]
+    SiftFig10(SiftCpuArguments),
+    /// Sift, figure 11: a memory node is killed under load, and comes back
+    #[command(
+        name = "sift-fig11",
+        after_help = "\
+Examples:
+  heddle bench sift-fig11
+  heddle bench sift-fig11 --quick
+  heddle bench sift-fig11 --copy-mib 512 --json fig11.json      copies faster, at a price; the plot is fig11.svg
+
+Three memory nodes and a CPU node with its clients, each a process of its own. One memory node is killed
+(SIGKILL), and an empty one is started in its place. lowest_over_before is the throughput in the worst 100 ms
+until the new node is re-admitted, over that before the kill; readmitted_s is the time from the kill to then."
+    )]
+    SiftFig11(MemoryLossArguments),
+    /// Sift, figure 12: the coordinator is killed with its logs full
+    #[command(
+        name = "sift-fig12",
+        after_help = "\
+Examples:
+  heddle bench sift-fig12
+  heddle bench sift-fig12 --quick
+  heddle bench sift-fig12 --kills 20 --json fig12.json      the plot is fig12.svg
+
+Three memory nodes and two CPU nodes, each a process of its own. Throughput is measured under a read-heavy load.
+Then the group's log and the store's are filled, by no longer trimming the group's log, and the coordinator is
+killed (SIGKILL). CPU nodes look for heartbeats every 7 ms and stand for election after three misses.
+half_recovered_ms is the end of the first 20 ms with half of the throughput, recovered_ms that of the first
+100 ms with all of it; log_full_min and group_log_full_min are how full the logs were."
+    )]
+    SiftFig12(CoordinatorLossArguments),
+    /// Sift, table 2: machines of equal throughput, and the cost of groups of them
+    #[command(
+        name = "sift-table2",
+        after_help = "\
+Examples:
+  heddle bench sift-table2
+  heddle bench sift-table2 --quick
+
+Runs sift-fig7. The processor share that Sift needs for the throughput of Raft with half a processor, over that
+half, gives the cores of Sift's CPU node where Raft's nodes have eight. Memory and prices are the paper's.
+saving_… is the saving of erasure coding with shared backups over a Raft group, for each provider and each F."
+    )]
+    SiftTable2(SiftCpuArguments),
+    /// Remote memory alone: the cost of each verb, for each provider beside its floor
+    #[command(after_help = "\
+Examples:
+  heddle bench rma
+  heddle bench rma --rounds 5 --batch-ms 1                   a quick look
+  heddle bench rma --provider tcp --unshaped
+  heddle bench rma --json rma.json --plot rma.svg
+
+Starts no network. Compares verbs over shm with a copy of the same size or the atomic instruction,
+and verbs over tcp with a request and a reply of the same sizes over a bare socket whose ends wait
+in the same way; batches of both alternate. Checks the ratios at the end against their bounds.
+docs/formats/bench.md explains the JSON.")]
+    Rma(RmaArguments),
+    /// Verification of P-256 signatures with tables of keys, beside the library
+    #[command(after_help = "\
+Examples:
+  heddle bench signatures
+  heddle bench signatures --keys 3000          tables that exceed every cache
+  heddle bench signatures --json signatures.json --plot signatures.svg
+
+Starts no network. All ways take turns on one thread; times are processor time, in microseconds
+per signature. Checks the ratios at the end against their bounds. On a processor without AVX-512
+IFMA it measures the ways that run there. docs/formats/bench.md explains the JSON.")]
+    Signatures(SignaturesArguments),
+    /// FlexChain, figure 5 (b): throughput over remote memory, with storage reads as slow as a disk's
+    #[command(
+        name = "flexchain-fig5b",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig5b
+  heddle bench flexchain-fig5b --quick
+  heddle bench flexchain-fig5b --delay-us 500 --json fig5b.json      a slower disk; the plot is fig5b.svg
+
+Uniform YCSB-A at 10 KB on one peer in this process: clients read, sign and verify as a network of one
+organisation would; a committer checks versions and makes blocks, which are synced and applied. Remote
+memory is sized relative to the data; reads that it cannot answer go to storage. The same is measured
+without signatures. half_over_full is the throughput with half of the data in memory over that with all
+of it. Takes about two minutes. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig5b(Fig5bArguments),
+    /// FlexChain, figure 7: disaggregated beside monolithic, YCSB and SmallBank
+    #[command(
+        name = "flexchain-fig7",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7
+  heddle bench flexchain-fig7 --quick
+  heddle bench flexchain-fig7 --only state --json fig7.json      the plot is fig7.svg
+
+YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, both forms in turn:
+  whole networks: a disaggregated and a monolithic one run side by side, and each load goes to one, then
+    to the other; cpu_over_monolithic_max compares the servers' processor time per transaction
+  the state alone: one task syncs and applies blocks, through shm and with an added latency;
+    state_over_monolithic_... compare throughput
+  the state alone, write-heavy, with a monolithic memtable as large as the data, for which blocks wait
+    when it is full; the other form's caches are an eighth of the data
+    (large_memtable_over_monolithic_min), then as large as the monolithic one's (large_memtable_equal_caches_min)
+Ratios are medians over pairs of runs, of the worst load. Takes about twenty minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7(Fig7Arguments),
+    /// FlexChain, figure 8 (a): the sources that answer reads, over local caches and skew
+    #[command(
+        name = "flexchain-fig8a",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig8a
+  heddle bench flexchain-fig8a --quick
+  heddle bench flexchain-fig8a --memory-percent 25 --skew 0,0.99 --json fig8a.json      the plot is fig8a.svg
+
+YCSB-A at 10 KB on the state alone. For each size of remote memory and of the local caches, and each skew:
+the share of reads that the data cache, the metadata cache, remote memory and storage answer, beside the
+hits of the monolithic form with a cache of the same size. Takes about two minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig8a(Fig8aArguments),
+    /// FlexChain, figure 8 (b): a limited processor of the memory node, one-sided beside two-sided
+    #[command(
+        name = "flexchain-fig8b",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig8b
+  heddle bench flexchain-fig8b --quick
+  heddle bench flexchain-fig8b --limit pauses --json fig8b.json      without a cgroup; the plot is fig8b.svg
+
+YCSB-A and -B at 10 KB on the state alone, with its memory node in a process of its own whose processor is
+limited; beside it a memory node that hands out addresses and buffers on request, as in the paper.
+throttled_over_unlimited is the throughput at the smallest share over that without a limit. If no cgroup
+can be made, signals stop and continue the process instead; the output says which was used. Takes about
+two minutes. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig8b(Fig8bArguments),
+    /// Failover: from the kill of a peer's primary to the next block that another compute node applies
+    #[command(after_help = "\
+Examples:
+  heddle bench failover
+  heddle bench failover --kills 50 --compute-nodes 3 --json failover.json      the plot is failover.svg
+
+Starts a network of processes in a temporary directory, with clients that write to it. Whenever the first
+organisation's peer has a primary and followers, the primary's process is killed (SIGKILL). next_block_ms is
+the time until another compute node has applied a block as the primary; next_commit_ms is the time until a
+transaction has committed that a client of that organisation began after the kill. Both include the detection
+of the process's end and the wait for the leases that it held. docs/formats/bench.md explains the JSON.")]
+    Failover(FailoverArguments),
+    /// Under attack: the throughput that a legitimate organisation keeps while all attacks run at once
+    #[command(
+        name = "under-attack",
+        after_help = "\
+Examples:
+  heddle bench under-attack
+  heddle bench under-attack --quick
+  heddle bench under-attack --pairs 9 --json attacked.json      the plot is attacked.svg
+
+Starts a network of three organisations in a temporary directory, with a process for each role. Clients of the
+first two organisations run SmallBank in calm and attacked windows in turn; the attackers are outsiders, and
+members of the third organisation. Each attack is a process of the program `attack`, which shares no code with
+this one; a cgroup limits all of them together to a quarter of a processor. Each attack runs at its own pace
+times --factor, so that all fit. A run in which an attack falls below half of that pace is invalid: the output
+says so, and the exit code is 1. memory_over_budget_mib is the memory of the largest process beyond its settings
+and 64 MiB. docs/formats/bench.md explains the JSON."
+    )]
+    UnderAttack(UnderAttackArguments),
+    /// A memory node for flexchain-fig8b, as a process of this program
+    #[command(name = "memory-process", hide = true)]
+    MemoryProcess(MemoryProcessArguments),
+    /// A part of a store for sift-fig7, -fig11 and -fig12, as a process of this program
+    #[command(name = "sift-process", hide = true)]
+    SiftProcess,
+}
+
+/// Kills of primaries.
+#[derive(Args, Debug, Clone)]
+pub struct FailoverArguments {
+    /// How often a primary is killed
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub kills: u64,
+    /// Compute nodes of each peer
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=9))]
+    pub compute_nodes: u8,
+    /// Clients, each with one transaction in flight, spread over two organisations
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(2..=1_000))]
+    pub clients: u64,
+    /// Determines how long each primary lives
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// Windows with attacks and without.
+#[derive(Args, Debug, Clone)]
+pub struct UnderAttackArguments {
+    /// Pairs of a calm and an attacked window; medians count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// How long each window takes, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
+    pub clients: u64,
+    /// The pace of each attack, relative to one that would break a network without defences
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.02, value_parser = seconds)]
+    pub factor: f64,
+    /// The program that attacks [default: `attack` beside this program]
+    #[arg(long, value_name = "PROGRAM")]
+    pub attacks: Option<PathBuf>,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
+/// Verification of signatures.
+#[derive(Args, Debug, Clone)]
+pub struct SignaturesArguments {
+    /// Keys that sign, at random; each has a table of 256 KiB
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3_000))]
+    pub keys: u64,
+    /// Rounds; in each of them every way verifies all signatures
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=9_999))]
+    pub rounds: u64,
+    /// Determines the signers
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// Verbs of remote memory.
+#[derive(Args, Debug, Clone)]
+pub struct RmaArguments {
+    /// Batches of each verb and of its floor, in alternation
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=9_999))]
+    pub rounds: u64,
+    /// How long each batch takes, in milliseconds
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub batch_ms: u64,
+    /// Remote memory that cold reads and writes cover, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    pub data_mib: u64,
+    /// Determines the addresses of cold reads and writes
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    /// Measure only this provider
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub provider: Option<ProviderChoice>,
+    /// Skip the interconnects with an added latency of 2 and 8 µs per verb
+    #[arg(long)]
+    pub unshaped: bool,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// A way to reach remote memory.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProviderChoice {
+    /// Memory that processes of one machine share
+    Shm,
+    /// Between any two hosts
+    Tcp,
+}
+
+/// A measurement that needs no network.
+#[derive(Args, Debug, Clone)]
+pub struct StateArguments {
+    /// Remote memory that reads cover, in MiB of values
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    pub data_mib: u64,
+    /// Bytes of each value of reads and blocks
+    #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(8..=1_048_576))]
+    pub value_bytes: u64,
+    /// How long each run of YCSB takes, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Pairs of runs of YCSB, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// How long updates run within constant memory, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    pub steady_seconds: f64,
+    /// Measure only one part
+    #[arg(long, value_name = "PART", value_enum)]
+    pub only: Option<StatePart>,
+    /// Determines the keys
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// A part of `heddle bench state`.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatePart {
+    /// Warm and cold reads, and ranges
+    Reads,
+    /// Blocks
+    Blocks,
+    /// YCSB at 10 KB
+    Load,
+    /// Reads while other records are evicted, and long runs of updates within constant memory
+    Pressure,
+}
+
+/// The files of a figure's results.
+#[derive(Args, Debug, Clone)]
+pub struct FigureOutput {
+    /// Write the result as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Draw the rows as SVG [default: beside the JSON]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub plot: Option<PathBuf>,
+}
+
+impl FigureOutput {
+    /// The file of the plot, if there is one.
+    pub fn plot(&self) -> Option<PathBuf> {
+        self.plot.clone().or_else(|| self.json.as_ref().map(|json| json.with_extension("svg")))
+    }
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct SmallBankArguments {
+    /// Number of account owners
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
+    pub accounts: u64,
+    /// Percentage of transactions that write; the others read a balance
+    #[arg(long, value_name = "PERCENT", default_value_t = 95, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub writes: u64,
+    #[command(flatten)]
+    pub keys: KeyArguments,
+    /// Bytes of each account's record
+    #[arg(long, value_name = "BYTES", default_value_t = 8, value_parser = clap::value_parser!(u64).range(8..=65_536))]
+    pub record_bytes: u64,
+    #[command(flatten)]
+    pub run: BenchRunArguments,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct YcsbArguments {
+    /// Number of records
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub records: u64,
+    /// Bytes of each value
+    #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub value_bytes: u64,
+    /// A letter from a to f, or parts that add up to 100: read, update, rmw, scan, insert
+    #[arg(long, value_name = "MIX", default_value = "a")]
+    pub mix: YcsbMix,
+    #[command(flatten)]
+    pub keys: KeyArguments,
+    #[command(flatten)]
+    pub run: BenchRunArguments,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct KMeansArguments {
+    /// Number of profiles
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub profiles: u64,
+    /// Profiles that one clustering reads
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub points: u64,
+    /// Clusters
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub k: u64,
+    /// Maximum of epochs per clustering
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub epochs: u64,
+    /// Coordinates of a profile
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub dimensions: u64,
+    /// A clustering ends when its clusters move less than this
+    #[arg(long, value_name = "DISTANCE", default_value_t = 0.01)]
+    pub threshold: f64,
+    /// Percentage of transactions that update a profile
+    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub updates: u64,
+    #[command(flatten)]
+    pub run: BenchRunArguments,
+}
+
+/// How keys are chosen.
+#[derive(Args, Debug, Clone)]
+pub struct KeyArguments {
+    /// Choose keys by Zipf's law with this exponent, 0.01 to 0.99; otherwise uniformly
+    #[arg(long, value_name = "EXPONENT", value_parser = zipf_exponent)]
+    pub zipf: Option<f64>,
+}
+
+impl KeyArguments {
+    pub fn choice(&self) -> KeyChoice {
+        self.zipf.map_or(KeyChoice::Uniform, KeyChoice::Zipf)
+    }
+}
+
+fn zipf_exponent(text: &str) -> Result<f64, String> {
+    let exponent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let range = ZIPF_EXPONENTS;
+    if range.contains(&exponent) {
+        return Ok(exponent);
+    }
+    Err(format!("not at least {} and below {}", range.start, range.end))
+}
+
+/// Options that all workloads share.
+#[derive(Args, Debug, Clone)]
+pub struct BenchRunArguments {
+    /// How long to measure, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds, help_heading = "Run")]
+    pub seconds: f64,
+    /// How long to run before measuring, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds_or_none, help_heading = "Run")]
+    pub warm_up: f64,
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 400, help_heading = "Run",
+          value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
+    pub clients: u64,
+    /// Connections that the clients share, spread over all gateways [default: one per gateway]
+    #[arg(long, value_name = "N", help_heading = "Run", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub connections: Option<u64>,
+    /// How clients learn of a commit
+    #[arg(long, value_enum, value_name = "HOW", default_value = "status", help_heading = "Run")]
+    pub wait: WaitFor,
+    /// Determines what each client does
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, help_heading = "Run")]
+    pub seed: u64,
+    /// Number of organisations, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Network", conflicts_with = "connect",
+          value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub orgs: u8,
+    /// Who must endorse a transaction
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHO",
+        default_value = "any",
+        help_heading = "Network",
+        conflicts_with = "connect"
+    )]
+    pub policy: PolicyChoice,
+    /// Settings of the network, as for `heddle up`
+    #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]
+    pub config: Option<PathBuf>,
+    /// Run every role of the network as a process of its own; their processor times are summed
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub isolate: bool,
+    /// Keep each peer's state and blocks in its own process
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub monolithic: bool,
+    /// Number of pairs to measure, beside the monolithic form, --before (20), --timer (3) or --library (5)
+    #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
+          value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: Option<u64>,
+    /// Measure the same network of an older heddle in alternation, with this program's clients
+    #[arg(long, value_name = "PROGRAM", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"])]
+    pub before: Option<PathBuf>,
+    /// Measure the same network in alternation with ordering.cut = "limits": blocks cut at the channel's limits
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before"])]
+    pub timer: bool,
+    /// Measure the same network in alternation with crypto.verify = "library": signatures verified by the library
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before", "timer"])]
+    pub library: bool,
+    /// Run the network without TLS
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub no_tls: bool,
+    /// Measure the running network of this directory instead
+    #[arg(long, value_name = "DIR", help_heading = "Network")]
+    pub connect: Option<PathBuf>,
+    /// Do not load data: it is there already
+    #[arg(long, help_heading = "Network", requires = "connect")]
+    pub no_load: bool,
+    /// Keep the temporary network's directory and print its path
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub keep: bool,
+    /// Write the result as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Draw throughput and latency as SVG
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub plot: Option<PathBuf>,
+}
+
+/// How clients learn of a commit.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitFor {
+    /// They ask their gateway for the transaction's commit status
+    Status,
+    /// They follow the block events of their gateway's peer
+    Events,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct KvBenchArguments {
+    /// Duration of each of three loads, in seconds
+    #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
+    pub seconds: f64,
+    /// Clients, each with one operation in flight
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub clients: u64,
+    /// Connections that the clients share
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub connections: u64,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
+    pub value_bytes: u64,
+    /// Use a call for each operation instead of one stream per connection
+    #[arg(long)]
+    pub unary: bool,
+    /// Measure the store of this directory
+    #[arg(long, value_name = "DIR")]
+    pub connect: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// `heddle bench kv-etcd`.
+#[derive(Args, Debug, Clone)]
+pub struct KvEtcdArguments {
+    /// Duration of each measurement, in seconds
+    #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
+    pub seconds: f64,
+    /// Number of measurements of each load, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Clients, each with one operation in flight
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub clients: u64,
+    /// Connections that the clients share
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub connections: u64,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
+    pub value_bytes: u64,
+    /// The program etcd
+    #[arg(long, value_name = "FILE", default_value = "etcd")]
+    pub etcd: PathBuf,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// `heddle bench ordering`.
+#[derive(Args, Debug, Clone)]
+pub struct OrderingArguments {
+    /// Duration of each measurement, in seconds
+    #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Number of measurements, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Transactions per block
+    #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub transactions: u64,
+    /// Bytes of a transaction
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=2048))]
+    pub transaction_bytes: u64,
+    /// Put the orderers' logs here during the measurement [default: the system's temporary folder]
+    #[arg(long, value_name = "DIR")]
+    pub folder: Option<PathBuf>,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
+const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
+
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
+    seconds_or_none(text).and_then(|number| if number > 0.0 { Ok(number) } else { Err("not above 0".to_owned()) })
+}
+
+fn seconds_or_none(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.0..=SECONDS_MAX).contains(&number) => Ok(number),
+        _ => Err("not a number of seconds up to a week".to_owned()),
+    }
+}

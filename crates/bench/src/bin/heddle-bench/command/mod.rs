@@ -1,0 +1,21 @@
+//! One module for each family of benchmarks.
+
+mod etcd;
+mod failover;
+mod figure;
+mod flexchain;
+mod kv_bench;
+pub mod measure;
+mod sift;
+mod under_attack;
+
+use std::path::PathBuf;
+
+use heddle_cli::beside;
+
+use crate::failure::CommandError;
+
+/// The program that runs what is measured.
+fn heddle() -> Result<PathBuf, CommandError> {
+    beside::program("heddle", "heddle")
+}

@@ -1,0 +1,17 @@
+//! Options of the provider.
+
+use std::time::Duration;
+
+/// Options of the provider.
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// How long a revocation waits for verbs in flight before it kills the process that posted them. For a caller within the
+    /// host's own process, how long it waits before it fails.
+    pub drain: Duration,
+}
+
+impl Default for ShmConfig {
+    fn default() -> ShmConfig {
+        ShmConfig { drain: Duration::from_secs(2) }
+    }
+}

@@ -1,0 +1,38 @@
+//! What a host's end notes about a caller that has a socket.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::rt::sync::Notify;
+
+use super::remote::lock;
+use super::view::REGIONS_MAX;
+use crate::RegionId;
+
+/// Whether a caller has gone, and which regions must still be announced to it.
+#[derive(Default)]
+pub(super) struct ConnectionDeparture {
+    pub(super) gone: AtomicBool,
+    pub(super) regions: Mutex<VecDeque<RegionId>>,
+    pub(super) changed: Notify,
+}
+
+impl ConnectionDeparture {
+    /// Whether the caller has closed its socket, so that it sets no further mark.
+    pub(super) fn has_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    /// Announces to the caller that a region can be unmapped.
+    pub(super) fn announce(&self, region: RegionId) {
+        let mut regions = lock(&self.regions);
+        if regions.len() == REGIONS_MAX {
+            // A caller that does not read unmaps the region late, when its slot is reused.
+            regions.pop_front();
+        }
+        regions.push_back(region);
+        drop(regions);
+        self.changed.notify_one();
+    }
+}
