@@ -13,6 +13,7 @@ mod fuzz;
 mod guest;
 mod hosts;
 mod nightly;
+mod product;
 mod programs;
 mod sbom;
 mod step;
@@ -170,8 +171,13 @@ enum Task {
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
+    /// Look into a program for what only tests may contain: fail points, planted mistakes, the simulation.
+    Product {
+        /// The program; by default the release that was built last.
+        program: Option<PathBuf>,
+    },
     /// Build the release, `heddle` and `heddle-bench`, with the list of its packages inside each program, for `cargo audit`,
-    /// and write its bill of materials beside it.
+    /// check that they contain nothing of the tests, and write the bill of materials of each beside it.
     Release,
 }
 
@@ -223,6 +229,10 @@ fn main() -> ExitCode {
         Task::Sbom { program, output } => {
             sbom::print(&program, output.as_deref()).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
+        Task::Product { program } => {
+            let program = program.unwrap_or_else(product::released);
+            product::check(&program).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
         Task::Release => sbom::release().inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok(),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -265,6 +275,7 @@ fn steps() -> Vec<Step> {
             "cargo",
             &["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "--deny", "warnings"],
         ),
+        Step::new("product", product::compile),
         Step::new("docs", || {
             // Heads of modules link to private items, which readers of the source follow.
             let mut doc = Command::new("cargo");
@@ -296,6 +307,7 @@ fn steps() -> Vec<Step> {
 fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
     vec![
         Step::new("cold-build", nightly::cold_build),
+        Step::new("product", product::nightly),
         Step::new("attack", || attack::campaign(None, &[])),
         Step::new("under-attack", || {
             step::run(programs::program("heddle", "program")?.args(["bench", "under-attack"]))

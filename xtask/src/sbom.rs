@@ -4,7 +4,7 @@
 //!    licence, checksum and dependencies. A package that is needed only at build time has the scope `excluded`. The same
 //!    lock file gives the same bytes.
 //! 2. [`release`] builds each program with `cargo auditable`, which embeds the list of packages in a section of it, and
-//!    reads the list back.
+//!    reads the list back. The programs must contain nothing of the tests ([`crate::product`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ const AUDITABLE: &str = "0.7.7";
 /// materials beside it.
 ///
 /// # Errors
-/// A tool is missing, or the list read back differs from the build.
+/// A tool is missing, the program contains code of tests, or the list read back differs from the build.
 pub fn release() -> Result<(), String> {
     let tool = auditable()?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -155,6 +155,7 @@ pub fn release() -> Result<(), String> {
 /// Compares the list inside a program with its bill of materials, which it writes.
 fn checked(name: &str) -> Result<(), String> {
     let program = Path::new("target/release").join(name);
+    crate::product::check(&program)?;
     let bytes = std::fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
     let inside = listed(&bytes).map_err(|error| format!("{}: {error}", program.display()))?;
     let bill = bill(name)?;

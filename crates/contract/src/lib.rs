@@ -82,6 +82,7 @@ mod dispatch;
 mod error;
 mod history;
 pub mod key;
+#[cfg(debug_assertions)]
 pub mod model;
 mod registry;
 mod stub;

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use base::rt::{self, Instant};
 
-use super::shaped::{SPIN_MAX, TIMER_GRAIN};
+/// Waiting that is spun, because any other way would take longer.
+const SPIN_MAX: Duration = Duration::from_micros(10);
+/// The delay of a timer; this part of the time before a deadline is not slept.
+const TIMER_GRAIN: Duration = Duration::from_millis(2);
 
 /// A point in time for which a task waits.
 pub(crate) struct Deadline {

@@ -7,7 +7,7 @@
 //! 3. The wrapper holds back an incoming message, or immediate data, for half the latency and for the time that its bytes take
 //!    on the link. So a request and its reply cost as much as a read, when both ends are shaped.
 //! 4. Waiting is exact to a fraction of a microsecond. A long wait sleeps first. Then the waiting task lets other tasks run,
-//!    and checks the clock between them. For the last [`SPIN_MAX`] it spins. In simulation all waiting is sleep.
+//!    and checks the clock between them. For the last ten microseconds it spins. In simulation all waiting is sleep.
 //!
 //! Invariants: nothing is reordered. The time that the inner provider takes counts towards the latency.
 //!
@@ -16,7 +16,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -32,10 +31,6 @@ use crate::{
     MESSAGE_BYTES_MAX, NodeId, Provider, ProviderProfile, RegionId, Rights, WORD_BYTES,
 };
 
-/// Waiting that is spun, because any other way would take longer.
-pub(crate) const SPIN_MAX: Duration = Duration::from_micros(10);
-/// The delay of a timer; this part of the time before a deadline is not slept.
-pub(crate) const TIMER_GRAIN: Duration = Duration::from_millis(2);
 /// Messages that have arrived and are held back; later ones stay with the inner provider.
 const DELAYED_EVENTS_MAX: usize = 1024;
 

@@ -98,7 +98,7 @@ impl fmt::Display for RunFailure {
         let RunConfig { seed, mutant, plan } = &self.config;
         match (mutant, plan) {
             (None, None) => write!(f, "  replay with: cargo xtask sim --seed {seed}")?,
-            _ => write!(f, "  replay with: cargo run --release -p heddle-simulator -- --seed {seed}")?,
+            _ => write!(f, "  replay with: cargo run --profile checks -p heddle-simulator -- --seed {seed}")?,
         }
         if let Some(mutant) = mutant {
             write!(f, " --mutant {}", mutant.name())?;

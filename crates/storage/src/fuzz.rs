@@ -3,6 +3,7 @@
 use base::Epoch;
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
+use super::sealed_input::with_sealed;
 use crate::Watermark;
 use crate::node::epoch;
 
@@ -15,15 +16,6 @@ const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "storage-epoch", shape: InputShape::Bytes, run: epochs, seeds },
     FuzzTarget { name: "storage-watermarks", shape: InputShape::Bytes, run: watermarks, seeds: watermark_seeds },
 ];
-
-/// The bytes unchanged, and with their last eight replaced by the correct checksum.
-pub(crate) fn with_sealed(input: &[u8]) -> Vec<Vec<u8>> {
-    let mut sealed = input.to_vec();
-    if sealed.len() >= 8 {
-        crate::blocks::seal(&mut sealed);
-    }
-    vec![input.to_vec(), sealed]
-}
 
 fn seeds() -> Vec<Vec<u8>> {
     vec![epoch::encode(Epoch(3)).to_vec()]

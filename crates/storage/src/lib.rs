@@ -77,35 +77,26 @@
 #![deny(missing_docs)]
 
 pub mod blocks;
+mod checksum;
 pub mod directory;
 mod error;
 pub mod events;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod history;
+mod lock;
 pub mod node;
+mod sealed_input;
 pub mod state_store;
 mod sync;
 pub mod tables;
 pub mod watermark;
 
+pub(crate) use checksum::checksum;
 pub use directory::DataDirectory;
 pub use error::{Corruption, Error, advice};
 pub use history::{History, HistoryQuery, LocalHistory};
+pub(crate) use lock::lock;
 pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};
 pub use watermark::{Watermark, WatermarkFile};
-
-/// The checksum of every format of this crate: XXH3, 64 bits, seed 0.
-///
-/// It was chosen over CRC32C because it guards records of up to hundreds of megabytes, for which 32 bits are too few, and
-/// because the engine behind the tables already uses it; both run at memory speed. It detects accidents, not forgeries: the
-/// hash chain and the signatures of the blocks detect those.
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    twox_hash::XxHash3_64::oneshot(bytes)
-}
-
-/// Locks a standard mutex and ignores poisoning: the contents are consistent between any two statements.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

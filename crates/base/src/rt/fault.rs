@@ -256,7 +256,8 @@ mod tests {
     #[test]
     fn one_mutant_is_planted_at_a_time_and_a_module_removes_only_its_own() {
         use till::Mutant;
-        let planted = || [till::mutant(Mutant::CountTwice), till::mutant(Mutant::Forget), safe::mutant(safe::Mutant::StayOpen)];
+        let planted =
+            || [till::mutant(Mutant::CountTwice), till::mutant(Mutant::Forget), safe::mutant(safe::Mutant::StayOpen)];
         assert_eq!(planted(), [false; 3]);
         till::plant(Mutant::Forget);
         assert_eq!(planted(), [false, true, false]);

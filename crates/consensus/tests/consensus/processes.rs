@@ -11,7 +11,7 @@
 //! 3. In the end all processes continue. The history of each key must be linearizable, as that of a single register
 //!    ([`check`]).
 //!
-//! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test consensus processes:: -- --nocapture` runs
+//! `PROCESSES_SECONDS=300 cargo test --profile checks -p heddle-consensus --test consensus processes:: -- --nocapture` runs
 //! longer.
 
 use std::collections::{BTreeMap, BTreeSet};

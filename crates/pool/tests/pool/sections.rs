@@ -407,3 +407,49 @@ fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
         assert!(ReadOnlySpace::open(lent("")).await.is_err());
     });
 }
+
+/// A message about read grants that is lost ends the connection, and with it the donor's sections: the owner gets an error, and
+/// once it has connected again, no reader has access to memory that is no longer the owner's.
+#[test]
+fn a_lost_read_grant_or_revocation_is_an_error_and_ends_all_access() {
+    let points = [
+        "pool.read_grant.answer_lost",
+        "pool.read_grant.lost",
+        "pool.read_revoke.answer_lost",
+        "pool.read_revoke.lost",
+    ];
+    for point in points {
+        let run = Simulation::new(1).run(|sim| async move {
+            let provider = Arc::new(Loopback::default());
+            let _donor = donor(&provider, "a", 4).await;
+            let space = open(&provider, "owner", 1, &["a"]).await;
+            let reader = ReadOnlySpace::open(ReadOnlySpaceConfig {
+                owner: "owner".to_owned(),
+                provider: Arc::clone(&provider) as Arc<dyn rma::Provider>,
+                donors: options(&provider, "owner", 1, &["a"]).donors,
+                section_bytes: SECTION,
+            });
+            let reader = reader.await.expect("the donor is there");
+            let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
+            let granted = space.grant_read(one.id, 0).await.expect("it is live");
+            reader.enter(&granted).expect("its donor is known");
+            reader.read(one.address, 8, BytesMut::new()).await.expect("it is shared");
+            sim.inject_next(point, 1);
+            let outcome = match point.starts_with("pool.read_grant") {
+                true => space.grant_read(other.id, 0).await.map(drop),
+                false => space.revoke_reads(0).await,
+            };
+            assert!(outcome.is_err(), "{point}");
+            assert_eq!(sim.fault_point(point).injected, 1, "{point}");
+            while space.grow().await.is_err() {
+                rt::sleep(Duration::from_millis(100)).await;
+            }
+            rt::sleep(Duration::from_secs(10)).await;
+            assert!(
+                reader.read(one.address, 8, BytesMut::new()).await.is_err(),
+                "{point}: the section is not the owner's"
+            );
+        });
+        run.expect("the test succeeds");
+    }
+}

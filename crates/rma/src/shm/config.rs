@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Bytes of a name in a credential.
+pub(super) const NAME_BYTES_MAX: usize = 64;
+
 /// Options of the provider.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {

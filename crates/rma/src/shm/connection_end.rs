@@ -81,7 +81,7 @@ struct MessageSender {
 struct QueuedMessage {
     outgoing: OutgoingMessage,
     parts: Vec<Bytes>,
-    completer: Completer<()>,
+    pub(super) completer: Completer<()>,
 }
 
 struct MessageReceiver {

@@ -1,12 +1,11 @@
 //! What a host's end notes about a caller that has a socket.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use base::rt::sync::Notify;
 
-use super::remote::lock;
 use super::view::REGIONS_MAX;
 use crate::RegionId;
 
@@ -26,7 +25,7 @@ impl ConnectionDeparture {
 
     /// Announces to the caller that a region can be unmapped.
     pub(super) fn announce(&self, region: RegionId) {
-        let mut regions = lock(&self.regions);
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if regions.len() == REGIONS_MAX {
             // A caller that does not read unmaps the region late, when its slot is reused.
             regions.pop_front();

@@ -25,17 +25,18 @@ use base::rt::channel::{Receiver, Sender, bounded};
 use base::rt::{self, CancellationToken};
 use rustix::process::Pid;
 
+use super::config::{NAME_BYTES_MAX, ShmConfig};
 use super::connection::{AcceptedConnection, ShmConnection};
 use super::connection_end::ConnectionEnd;
 use super::departure::ConnectionDeparture;
 use super::hazards;
+use super::local::LocalHosts;
 use super::memory::{self, Mapping, MappingAccess, PAGE_BYTES};
 use super::segment::ConnectionSegment;
 use super::view::{
     GENERATIONS_BYTES, GRANTS_MAX, HolderDigest, HostView, MappedRegion, REGIONS_MAX, generation_offset, is_in_force,
     slot_index,
 };
-use super::{ShmConfig, local};
 use crate::capability::equal_in_constant_time;
 use crate::failure::HostFailure;
 use crate::{
@@ -47,8 +48,6 @@ use crate::{
 pub(super) const CONNECTIONS_MAX: usize = 1024;
 /// Connections that wait to be accepted.
 const ACCEPTED_MAX: usize = 64;
-/// Bytes of a name in a credential.
-pub(super) const NAME_BYTES_MAX: usize = 64;
 /// The numbers of accepted connections start here.
 const CALLER_NODE_ID_MIN: u32 = 1 << 31;
 /// Polls of a mark before its slot is polled less often: most verbs are over within that time.
@@ -57,6 +56,9 @@ const SPINS_MAX: u32 = 2000;
 const POLL_PERIOD: Duration = Duration::from_micros(50);
 /// How long a killed process may take to end before the fence fails as unconfirmed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The hosts of this process that have an address of the form `local:NAME`.
+pub(super) static HOSTS: LocalHosts<ShmHostCore> = LocalHosts::new();
 
 /// A process that connected.
 pub(super) struct PeerProcess {
@@ -371,7 +373,7 @@ impl ShmHostCore {
     /// Ends the host.
     pub(super) fn end(&self) {
         self.stop.cancel();
-        local::remove(&self.address, self);
+        HOSTS.remove(&self.address, self);
         let peers = {
             let mut state = self.state();
             state.accept = None;

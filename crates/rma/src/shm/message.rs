@@ -2,7 +2,7 @@
 //! layout.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use super::host::NAME_BYTES_MAX;
+use super::config::NAME_BYTES_MAX;
 use super::segment::VERSION;
 use crate::{CAPABILITY_BYTES, Capability, Error, NodeId, RegionId, Rights, TOKEN_BYTES};
 

@@ -35,7 +35,7 @@ fn not_simulated(address: &str) -> Result<(), Error> {
 impl Provider for ShmProvider {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         if address.starts_with(local::PREFIX) {
-            let host = local::find(address).ok_or_else(|| Error::Unreachable {
+            let host = host::HOSTS.find(address).ok_or_else(|| Error::Unreachable {
                 address: address.to_owned(),
                 reason: "this process has no such host".to_owned(),
             })?;
@@ -52,7 +52,7 @@ impl Provider for ShmProvider {
                 _ => address.to_owned(),
             };
             let host = host::ShmHost::new(address, options, self.options.clone())?;
-            local::insert(&host.inner)?;
+            host::HOSTS.insert(&host.inner.address, &host.inner)?;
             return Ok(Arc::new(host));
         }
         not_simulated(address)?;

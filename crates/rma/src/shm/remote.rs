@@ -55,7 +55,7 @@ type HostIncarnation = [u8; INCARNATION_BYTES];
 /// The views of this process, by the incarnation of their host.
 static VIEWS: Mutex<BTreeMap<HostIncarnation, Weak<HostView>>> = Mutex::new(BTreeMap::new());
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Consistent between any two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

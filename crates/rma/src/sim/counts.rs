@@ -1,6 +1,6 @@
 //! Numbers of posted verbs.
 
-use crate::sim::wire::SimVerb;
+use crate::sim::verb::SimVerb;
 
 /// Numbers of posted verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

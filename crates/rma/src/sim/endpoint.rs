@@ -7,8 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::{Bytes, BytesMut, rt};
 
+use super::connection::{ConnectionKey, EndIndex};
 use super::memory::VerbAccess;
-use super::wire::{ConnectionKey, EndIndex, SimVerb, VerbCompleter};
+use super::verb::{SimVerb, VerbCompleter};
 use super::{SimProvider, poll_accept};
 use crate::{
     Capability, CapabilitySecret, Completion, Connection, Endpoint, Error, Host, IncomingEvent, MESSAGE_BYTES_MAX,

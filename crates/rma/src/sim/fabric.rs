@@ -10,9 +10,11 @@ use base::rt::simulation::{Sim, SimNode};
 use base::{Bytes, rt};
 
 use crate::sim::config::{SimDelays, WEAKEST};
+use crate::sim::connection::{ConnectionKey, EndIndex};
 use crate::sim::counts::VerbCounts;
 use crate::sim::incarnation::NodeIncarnation;
-use crate::sim::wire::{self, ConnectionKey, Effects, EndIndex, WireEvent, WireState};
+use crate::sim::verb::VerbOutcome;
+use crate::sim::wire::{self, Effects, WireEvent, WireState};
 use crate::{Error, ProviderProfile};
 
 /// Bytes of memory of a host, unless [`SimProvider::with_host_bytes`] sets another number.
@@ -110,7 +112,7 @@ impl SimProvider {
             let provider = self.clone();
             self.0.sim.call_after(delay, move || provider.run_event(event));
         }
-        outcomes.into_iter().for_each(wire::VerbOutcome::complete);
+        outcomes.into_iter().for_each(VerbOutcome::complete);
         wakers.into_iter().for_each(std::task::Waker::wake);
         drop(tasks);
         result

@@ -26,12 +26,14 @@
 //! Not simulated: failures within the provider's own process or host, such as a lack of memory for a message.
 
 mod config;
+mod connection;
 mod counts;
 mod endpoint;
 mod fabric;
 mod incarnation;
 mod memory;
 mod provider;
+mod verb;
 mod wire;
 
 pub use config::{SimDelays, WEAKEST};

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use base::rt::simulation::Prng;
 use base::rt::{self, AbortOnDrop};
-use base::{Bytes, BytesMut};
 
-use super::memory::{HostMemory, Tear, VerbAccess, words_of};
+use super::connection::{ConnectionKey, ConnectionRecord, EndIndex, EndPhase, QueuedMessage, SimEnd};
+use super::memory::{HostMemory, VerbAccess};
+use super::verb::{PostedVerb, SimVerb, VerbCompleter, VerbEffect, VerbOutcome, step};
 use super::{NodeIncarnation, SimDelays, VerbCounts};
-use crate::{Completer, Error, IN_FLIGHT_MAX, IncomingEvent, ProviderProfile, Token, TokenLookup};
+use crate::{Error, IN_FLIGHT_MAX, IncomingEvent, ProviderProfile, Token, TokenLookup};
 
 /// Messages and immediates that have arrived at an end and were not received yet; later ones wait in transit.
 const INBOX_MAX: usize = 256;
@@ -19,12 +20,6 @@ const INBOX_MAX: usize = 256;
 const QUEUED_MESSAGES_MAX: usize = 256;
 /// How soon an arrival that a cut delays is tried again.
 const STALL: std::ops::Range<Duration> = Duration::from_millis(1)..Duration::from_millis(5);
-
-/// The key of a connection.
-pub(super) type ConnectionKey = u64;
-
-/// One end of a connection: 0 is the client, 1 the accepted end.
-pub(super) type EndIndex = usize;
 
 /// A future event.
 #[derive(Clone, Copy)]
@@ -44,165 +39,6 @@ pub(super) struct Effects {
     pub outcomes: Vec<VerbOutcome>,
     pub wakers: Vec<Waker>,
     pub tasks: Vec<AbortOnDrop<()>>,
-}
-
-/// The outcome of a verb, with its completer.
-pub(super) enum VerbOutcome {
-    Read(Completer<BytesMut>, Result<BytesMut, Error>),
-    Done(Completer<()>, Result<(), Error>),
-    Word(Completer<u64>, Result<u64, Error>),
-}
-
-impl VerbOutcome {
-    pub(super) fn complete(self) {
-        match self {
-            VerbOutcome::Read(completer, outcome) => completer.complete(outcome),
-            VerbOutcome::Done(completer, outcome) => completer.complete(outcome),
-            VerbOutcome::Word(completer, outcome) => completer.complete(outcome),
-        }
-    }
-
-    fn ambiguous(mut self) -> VerbOutcome {
-        const LOST: Error = Error::Ambiguous("the connection was lost while the verb was in flight");
-        match &mut self {
-            VerbOutcome::Read(_, outcome) => *outcome = Err(LOST),
-            VerbOutcome::Done(_, outcome) => *outcome = Err(LOST),
-            VerbOutcome::Word(_, outcome) => *outcome = Err(LOST),
-        }
-        self
-    }
-}
-
-/// A verb.
-pub(super) enum SimVerb {
-    Read { into: BytesMut },
-    Write { bytes: Bytes, immediate: Option<u32> },
-    CompareSwap { expected: u64, new: u64 },
-    FetchAdd { add: u64 },
-    Message(Bytes),
-}
-
-/// A posted verb that has not taken effect.
-pub(super) struct PostedVerb {
-    pub work: SimVerb,
-    /// `None` for a message.
-    pub access: Option<VerbAccess>,
-    /// `None` when the outcome has been reported already.
-    pub completer: Option<VerbCompleter>,
-    /// If the node crashes before this time, the verb is lost with it.
-    issued_at: u64,
-    due: u64,
-    progress: Option<VerbProgress>,
-}
-
-/// The completer of a verb.
-pub(super) enum VerbCompleter {
-    Read(Completer<BytesMut>),
-    Done(Completer<()>),
-    Word(Completer<u64>),
-}
-
-/// The progress of a verb that has started to take effect.
-struct VerbProgress {
-    tear: Tear,
-    burst: u32,
-    /// The bytes read so far.
-    read: Vec<u8>,
-}
-
-/// A message or immediate data in transit.
-struct QueuedMessage {
-    due: u64,
-    incoming: IncomingEvent,
-    /// `Some` when the sender waits for space.
-    completer: Option<VerbCompleter>,
-}
-
-/// The result of a verb.
-enum VerbEffect {
-    Bytes(Vec<u8>),
-    Done,
-    Word(u64),
-}
-
-#[derive(PartialEq, Eq)]
-enum EndPhase {
-    /// In use.
-    Open,
-    /// Closed by its endpoint: posted verbs still arrive.
-    Lingering,
-    /// Lost: posted verbs may still arrive.
-    Ended,
-}
-
-pub(super) struct SimEnd {
-    pub incarnation: NodeIncarnation,
-    phase: EndPhase,
-    queue: VecDeque<PostedVerb>,
-    last_due: u64,
-    /// The event that advances the queue; an older one is ignored.
-    alarm: u64,
-    /// The front waits for space in the mail.
-    blocked: bool,
-    /// Messages and immediates that have left the queue for the other end's inbox. Verbs overtake them.
-    messages: VecDeque<QueuedMessage>,
-    /// The event that delivers mail; an older one is ignored.
-    message_alarm: u64,
-    /// The mail waits for space in the other end's inbox.
-    messages_blocked: bool,
-    in_flight: usize,
-    completing: BTreeMap<(u64, u64), VerbOutcome>,
-    completions_made: u64,
-    /// Verbs to a host that has ended: they get no answer.
-    lost: Vec<VerbOutcome>,
-    inbox: VecDeque<IncomingEvent>,
-    waker: Option<Waker>,
-    /// The task that holds the link; it notices when the connection is lost.
-    monitor: Option<AbortOnDrop<()>>,
-    /// An endpoint exists that may still receive.
-    pub held: bool,
-}
-
-impl SimEnd {
-    fn new(place: NodeIncarnation) -> SimEnd {
-        SimEnd {
-            incarnation: place,
-            phase: EndPhase::Open,
-            queue: VecDeque::new(),
-            last_due: 0,
-            alarm: 0,
-            blocked: false,
-            messages: VecDeque::new(),
-            message_alarm: 0,
-            messages_blocked: false,
-            in_flight: 0,
-            completing: BTreeMap::new(),
-            completions_made: 0,
-            lost: Vec::new(),
-            inbox: VecDeque::new(),
-            waker: None,
-            monitor: None,
-            held: false,
-        }
-    }
-
-    /// Drops the queue without effect; the posters learn that when the connection is lost.
-    fn lose_queue(&mut self) {
-        let gone = self.queue.drain(..).filter_map(|posted| posted.completer);
-        self.lost.extend(gone.map(|teller| teller.complete(Err(Error::Closed))));
-    }
-
-    fn is_over(&self) -> bool {
-        let sent = self.queue.is_empty() && self.messages.is_empty();
-        self.phase == EndPhase::Ended && sent && (self.inbox.is_empty() || !self.held)
-    }
-}
-
-pub(super) struct ConnectionRecord {
-    pub host: u64,
-    /// The name that the client has proved.
-    name: Arc<str>,
-    pub ends: [SimEnd; 2],
 }
 
 /// A request to connect; the link between the two nodes carries its number.
@@ -703,108 +539,6 @@ impl WireState {
             }
         }
     }
-}
-
-impl ConnectionRecord {
-    /// The end of `side`, and the other end.
-    fn both(&mut self, side: EndIndex) -> [&mut SimEnd; 2] {
-        let [zero, one] = &mut self.ends;
-        if side == 0 { [zero, one] } else { [one, zero] }
-    }
-}
-
-impl VerbCompleter {
-    fn complete(self, outcome: Result<(), Error>) -> VerbOutcome {
-        let failed = outcome.err();
-        match self {
-            VerbCompleter::Read(completer) => {
-                VerbOutcome::Read(completer, failed.map_or_else(|| Ok(BytesMut::new()), Err))
-            }
-            VerbCompleter::Done(completer) => VerbOutcome::Done(completer, failed.map_or(Ok(()), Err)),
-            VerbCompleter::Word(completer) => VerbOutcome::Word(completer, failed.map_or(Ok(0), Err)),
-        }
-    }
-}
-
-impl PostedVerb {
-    /// The outcome with its completer, unless it has been reported already.
-    fn finish(&mut self, outcome: Result<VerbEffect, Error>) -> Option<VerbOutcome> {
-        let outcome = match (self.completer.take()?, outcome) {
-            (VerbCompleter::Read(completer), Ok(VerbEffect::Bytes(bytes))) => {
-                let SimVerb::Read { into } = &mut self.work else { unreachable!("only a read has bytes") };
-                let mut into = std::mem::take(into);
-                into.extend_from_slice(&bytes);
-                VerbOutcome::Read(completer, Ok(into))
-            }
-            (VerbCompleter::Word(completer), Ok(VerbEffect::Word(word))) => VerbOutcome::Word(completer, Ok(word)),
-            (teller, Ok(_)) => teller.complete(Ok(())),
-            (teller, Err(error)) => teller.complete(Err(error)),
-        };
-        Some(outcome)
-    }
-}
-
-/// Executes one burst of a verb; returns its outcome when that was the last burst, or when the verb failed.
-fn step(
-    posted: &mut PostedVerb,
-    access: &VerbAccess,
-    holder: &str,
-    memory: &mut HostMemory,
-    rng: &mut Prng,
-    profile: ProviderProfile,
-) -> Option<Result<VerbEffect, Error>> {
-    let length = usize::try_from(access.length).unwrap_or(usize::MAX);
-    if posted.progress.is_none()
-        && let Err(error) = memory.admit(access, holder)
-    {
-        return Some(Err(error));
-    }
-    let progress = posted.progress.get_or_insert_with(|| {
-        let tear = Tear::draw(rng, words_of(access.offset, length), profile.ordering);
-        let read = if matches!(posted.work, SimVerb::Read { .. }) { vec![0; length] } else { Vec::new() };
-        VerbProgress { tear, burst: 0, read }
-    });
-    let Some(bytes) = memory.reach(access) else {
-        // Words of a write that landed before the fence stay.
-        let partial = matches!(posted.work, SimVerb::Write { .. }) && progress.burst > 0;
-        let torn = Error::Ambiguous("the capability was revoked while the verb took effect");
-        return Some(Err(if partial { torn } else { Error::Revoked }));
-    };
-    let burst = progress.burst;
-    progress.burst += 1;
-    let last = progress.burst >= progress.tear.bursts();
-    match &posted.work {
-        SimVerb::Read { .. } => {
-            let read = &mut progress.read;
-            progress.tear.each(burst, access.offset, length, |range| {
-                read[range.clone()].copy_from_slice(&bytes[range]);
-            });
-            last.then(|| Ok(VerbEffect::Bytes(std::mem::take(&mut progress.read))))
-        }
-        SimVerb::Write { bytes: source, .. } => {
-            progress.tear.each(burst, access.offset, length, |range| {
-                bytes[range.clone()].copy_from_slice(&source[range]);
-            });
-            last.then_some(Ok(VerbEffect::Done))
-        }
-        SimVerb::CompareSwap { expected, new } => {
-            let before = word(bytes);
-            if before == *expected {
-                bytes.copy_from_slice(&new.to_le_bytes());
-            }
-            Some(Ok(VerbEffect::Word(before)))
-        }
-        SimVerb::FetchAdd { add } => {
-            let before = word(bytes);
-            bytes.copy_from_slice(&before.wrapping_add(*add).to_le_bytes());
-            Some(Ok(VerbEffect::Word(before)))
-        }
-        SimVerb::Message(_) => unreachable!("a message has no access"),
-    }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("an atomic verb is admitted for one word"))
 }
 
 pub(super) fn nanos(duration: Duration) -> u64 {

@@ -16,7 +16,7 @@ use super::host_core::HostCore;
 use super::memory::HostRegions;
 use super::{TcpConfig, server, start_thread};
 use crate::failure::HostFailure;
-use crate::{Capability, Connection, Endpoint, Error, Host, HostConfig, NodeId, RegionId, Rights};
+use crate::{Capability, Endpoint, Error, Host, HostConfig, NodeId, RegionId, Rights};
 
 /// Connections that the application has not accepted yet; one more is rejected.
 const BACKLOG_MAX: usize = 64;

@@ -10,7 +10,7 @@ use super::format::{
 use super::index::SegmentIndex;
 use super::{ChainTip, NO_PREVIOUS};
 use crate::checksum;
-use crate::fuzz::with_sealed;
+use crate::sealed_input::with_sealed;
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[

@@ -31,23 +31,22 @@ mod fingerprints;
 mod format;
 #[doc(hidden)]
 pub mod fuzz;
+mod genesis;
 mod index;
 mod interface;
 mod recovery;
 mod store;
 mod truncate;
 
-#[cfg(test)]
-mod tests;
-
 pub(crate) use fingerprints::{SHARDS, fingerprint, shard_and_tag};
 pub use format::{RECORD_BYTES_MAX, VERSION};
 pub(crate) use format::{TransactionList, check_seal, encode_transactions, seal};
+pub use genesis::NO_PREVIOUS;
 pub use index::ChainTip;
 pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX, StoredBlocks};
 pub use recovery::{OpenReport, TornTail};
 pub use store::{BlockIterator, BlockStore, BlockStoreConfig, NewBlock, StoredBlock, TransactionLocation};
 pub use truncate::truncate;
 
-/// The previous hash of block 0, which has none.
-pub const NO_PREVIOUS: [u8; 32] = [0; 32];
+#[cfg(test)]
+mod tests;

@@ -8,10 +8,17 @@ use base::rt::net::GatherList;
 use base::rt::simulation::Simulation;
 
 use super::*;
+use std::sync::Arc;
+
+use base::{BlockNumber, Bytes, Epoch, rt};
+
+use crate::Error;
 use crate::GroupSync;
 use crate::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
 use crate::state_store::tests::{Lines, rows};
+use crate::state_store::{MATERIALIZE_BLOCKS_MAX, Materializer};
 use crate::tables::{FjallConfig, FjallEngine, ModelEngine};
+use crate::tables::{RowBatch, TablesEngine};
 
 const BLOCKS: [&str; 6] = ["", "cc a 1\ncc b 1\ndd a 9", "cc a 2\ncc a 3", "cc b", "cc a\ncc d 4", "dd a 1"];
 

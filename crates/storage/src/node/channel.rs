@@ -16,8 +16,9 @@ use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
 use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Epoch, ErrorKind};
 
+use super::config::StorageNodeConfig;
+use super::engine_failure::EngineFailure;
 use super::message::{AppendRequest, LinkPurpose, Welcome};
-use super::server::{EngineFailure, StorageNodeConfig};
 use super::{
     APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES, SAVEPOINT_LAG_BLOCKS_MAX, epoch,
     hold_up, retry_backoff,
@@ -82,8 +83,8 @@ impl StoredChannel {
         engine: &Arc<EngineFailure>,
         name: &str,
     ) -> Result<Arc<StoredChannel>, Error> {
-        let blocks = options.data.subdirectory(super::server::BLOCKS).await?;
-        let epochs = options.data.subdirectory(super::server::EPOCHS).await?;
+        let blocks = options.data.subdirectory(super::config::BLOCKS).await?;
+        let epochs = options.data.subdirectory(super::config::EPOCHS).await?;
         let path = blocks.path().join(name);
         let directory = blocks.subdirectory(name).await.map_err(|error| Error::io("opening", &path, error))?;
         let opened = BlockStore::open(directory, options.sync.clone(), options.blocks.clone()).await?;

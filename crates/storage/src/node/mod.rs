@@ -42,83 +42,40 @@
 //! `docs/formats/storage-messages.md` describes the bytes. The compute nodes decide which of them is primary. The
 //! network provider encrypts and authenticates links; the token only keeps the tenants of a pool apart.
 
+mod append_driver;
+mod backoff;
 mod channel;
 mod client;
+mod config;
+mod delay;
+mod engine_failure;
 pub mod epoch;
 #[doc(hidden)]
 pub mod fuzz;
+mod limits;
 mod message;
+mod pending_blocks;
 mod remote_blocks;
 mod remote_reads;
 mod remote_state;
 mod server;
 mod tx_id_filter;
 
-#[cfg(test)]
-mod tests;
-
-use std::time::Duration;
-
+use backoff::retry_backoff;
+pub use backoff::{BACKOFF_MAX, BACKOFF_MIN};
 pub use client::{RemoteStoreConfig, begin_epoch, begin_epoch_after, channels, newest_epoch};
+pub use config::StorageNodeConfig;
+use delay::hold_up;
+pub use limits::{
+    APPENDS_IN_FLIGHT_MAX, APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, ASK_ATTEMPTS_MAX, CHANNEL_BYTES_MAX,
+    CHANNELS_MAX, LINKS_MAX, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX,
+    REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX, RESPONSE_TIMEOUT, SAVEPOINT_LAG_BLOCKS_MAX, TOKEN_BYTES_MAX, WORK_TIMEOUT,
+};
 pub use message::{LinkPurpose, VERSION};
 pub use remote_blocks::RemoteBlocks;
 pub use remote_reads::RemoteReads;
 pub use remote_state::RemoteStateStore;
-pub use server::{StorageNode, StorageNodeConfig};
+pub use server::StorageNode;
 
-/// Links that a node serves at a time; it ends further ones at once.
-pub const LINKS_MAX: usize = 256;
-/// Requests of one link that the node works on at a time.
-pub const REQUESTS_MAX: usize = 64;
-/// Channels that a node keeps.
-pub const CHANNELS_MAX: usize = 1024;
-/// Appends of a channel that may wait in its queue; further ones are refused with `Retry`.
-pub const APPENDS_WAITING_MAX: usize = 128;
-/// Blocks that one fsync may cover.
-pub const APPENDS_TOGETHER_MAX: usize = 32;
-/// Durable blocks that wait before the node materialises them: enough to spread the cost of a savepoint over several
-/// blocks, and few enough that a primary that lost its memory has little to replay. Smaller than the number after which a
-/// primary asks on its own.
-pub const MATERIALIZE_BLOCKS: u64 = 24;
-/// Bytes of durable blocks that wait before the node materialises them.
-pub const MATERIALIZE_BYTES: u64 = 32 << 20;
-/// Blocks by which the savepoint may be behind the newest block.
-pub const SAVEPOINT_LAG_BLOCKS_MAX: u64 = 64;
-/// Bytes of a token.
-pub const TOKEN_BYTES_MAX: usize = 1024;
-/// Bytes of a channel's name.
-pub const CHANNEL_BYTES_MAX: usize = 249;
-/// An answer with rows or blocks ends once it reaches this size in bytes; the client asks for the rest.
-pub const RESPONSE_BYTES_SOFT_MAX: usize = 8 << 20;
-
-/// Blocks that a primary holds until they are durable, sent or not; further appends wait.
-pub const PENDING_BLOCKS_MAX: usize = 64;
-/// Bytes of those blocks; further appends wait.
-pub const PENDING_BYTES_MAX: usize = 256 << 20;
-/// Appends in flight at a time.
-pub const APPENDS_IN_FLIGHT_MAX: usize = 32;
-/// How long a client waits for an answer before it tries another link.
-pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client waits for materialisation or pruning.
-pub const WORK_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many times a client asks a question whose link is lost before it gives up.
-pub const ASK_ATTEMPTS_MAX: usize = 8;
-/// The back-off before the first new attempt to connect; it doubles.
-pub const BACKOFF_MIN: Duration = Duration::from_millis(20);
-/// The longest back-off between two attempts to connect.
-pub const BACKOFF_MAX: Duration = Duration::from_secs(1);
-
-/// How long a step waits when a simulation delays it.
-const HOLD_UP_TIME: Duration = Duration::from_millis(100);
-
-/// A named fault point: a simulation may delay a step here, so that crashes, cuts and newer primaries fall between two
-/// steps.
-#[inline(always)]
-fn hold_up(name: &'static str) -> impl Future<Output = ()> + Send {
-    base::rt::fault::hold_up(name, HOLD_UP_TIME)
-}
-
-/// The back-off between attempts, with jitter: clients that lost the same node do not reconnect all at once.
-fn retry_backoff() -> base::rt::Backoff {
-    base::rt::Backoff::spread(BACKOFF_MIN, BACKOFF_MAX)
-}
+#[cfg(test)]
+mod tests;

@@ -21,23 +21,22 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, ready};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
-use base::rt::channel::{Receiver, WatchReceiver, WatchSender, bounded, watch};
-use base::rt::net::rpc::{PendingResponse, RpcClient, RpcError};
+use base::rt::channel::{WatchReceiver, watch};
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop, CancellationToken};
-use base::{BlockNumber, Bytes, ErrorKind, Map, TxId, TxIndex};
+use base::{BlockNumber, Bytes, ErrorKind, Map, TxId};
 
-use super::client::{NodeSession, RemoteStoreConfig, connect};
+use super::append_driver::{drive, learn_ids, open_link};
+use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, IDS_MAX, LinkPurpose, Malformed, Request, Welcome, response};
-use super::tx_id_filter::TxIdFilter;
-use super::{APPENDS_IN_FLIGHT_MAX, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT, hold_up, retry_backoff};
-use crate::blocks::{Blocks, ChainTip, NewBlock, PAGE_BLOCKS_MAX, SHARDS, StoredBlock, TransactionLocation};
-use crate::{Error, events, lock};
+use super::pending_blocks::{PendingBlock, RemoteBlocksCore, RemoteBlocksState};
+use super::{PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT};
+use crate::blocks::{Blocks, ChainTip, NewBlock, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
+use crate::{Error, lock};
 
 /// How long closing waits for pending blocks to become durable.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,65 +48,6 @@ pub struct RemoteBlocks {
     shared: Arc<RemoteBlocksCore>,
     reads: Arc<NodeSession>,
     _tasks: [AbortOnDrop<()>; 2],
-}
-
-struct RemoteBlocksCore {
-    options: RemoteStoreConfig,
-    state: Mutex<RemoteBlocksState>,
-    /// The ids of all blocks, pending ones included. Locked after the state, where both are locked.
-    tx_id_filter: Mutex<TxIdFilter>,
-    durable: WatchSender<u64>,
-    /// There may be something to send.
-    work: Notify,
-    /// Stopped once an error has ended the object.
-    failed: CancellationToken,
-}
-
-struct RemoteBlocksState {
-    /// The end of the chain, pending blocks included.
-    tip: ChainTip,
-    /// The newest block that is durable at the node, and its hash.
-    durable: (u64, [u8; 32]),
-    /// The blocks from the durable height on.
-    pending: VecDeque<Arc<PendingBlock>>,
-    pending_bytes: usize,
-    /// The first places of pending transactions.
-    locations: Map<TxId, TransactionLocation>,
-    failure: Option<Error>,
-}
-
-struct PendingBlock {
-    block: StoredBlock,
-    parts: Vec<Bytes>,
-}
-
-impl PendingBlock {
-    fn bytes(&self) -> usize {
-        let transactions: usize = self.block.transactions.iter().map(|(id, _)| id.len() + 5).sum();
-        self.parts.iter().map(Bytes::len).sum::<usize>() + transactions
-    }
-
-    fn new_block(&self) -> NewBlock<'_> {
-        NewBlock {
-            number: self.block.number,
-            header_hash: self.block.header_hash,
-            previous_hash: self.block.previous_hash,
-            epoch: self.block.epoch,
-            parts: &self.parts,
-            transactions: &self.block.transactions,
-        }
-    }
-
-    fn payload(&self) -> Bytes {
-        match &self.parts[..] {
-            [one] => one.clone(),
-            parts => parts.concat().into(),
-        }
-    }
-
-    fn stored(&self) -> StoredBlock {
-        StoredBlock { payload: self.payload(), ..self.block.clone() }
-    }
 }
 
 impl RemoteBlocks {
@@ -373,234 +313,6 @@ impl RemoteBlocks {
             false => Err(self.malformed(Malformed("it holds other blocks than the client asked for"))),
         }
     }
-}
-
-impl RemoteBlocksState {
-    fn push(&mut self, pending: Arc<PendingBlock>) {
-        let block = &pending.block;
-        self.tip = ChainTip { height: block.number.get() + 1, header_hash: block.header_hash, epoch: block.epoch };
-        for (index, (id, code)) in block.transactions.iter().enumerate().filter(|(_, (id, _))| !id.is_empty()) {
-            let place = TransactionLocation { block: block.number, index: TxIndex(index as u32), code: *code };
-            self.locations.entry(id.clone()).or_insert(place);
-        }
-        self.pending_bytes += pending.bytes();
-        self.pending.push_back(pending);
-    }
-
-    /// Removes the pending blocks below a height.
-    fn forget_durable(&mut self, durable: u64) {
-        while let Some(pending) = self.pending.front()
-            && pending.block.number.get() < durable
-        {
-            for (id, _) in &pending.block.transactions {
-                if self.locations.get(id).is_some_and(|place| place.block == pending.block.number) {
-                    self.locations.remove(id);
-                }
-            }
-            self.durable = (pending.block.number.get() + 1, pending.block.header_hash);
-            self.pending_bytes -= pending.bytes();
-            self.pending.pop_front();
-        }
-    }
-
-    /// Step 3: takes the node's end of the chain as the answer to every block that was sent.
-    fn resolve(&self, opened: &Welcome) -> Result<(), (ErrorKind, String)> {
-        let ChainTip { height, header_hash, .. } = opened.tip;
-        let (durable, durable_hash) = self.durable;
-        if height < durable {
-            let text = format!("it has {height} blocks and had reported {durable} as durable: blocks are lost");
-            return Err((ErrorKind::Corrupt, text));
-        }
-        let known = match height - durable {
-            0 => Some(durable_hash),
-            ahead => usize::try_from(ahead - 1)
-                .ok()
-                .and_then(|place| self.pending.get(place))
-                .map(|pending| pending.block.header_hash),
-        };
-        match known == Some(header_hash) {
-            true => Ok(()),
-            false => Err((
-                ErrorKind::Fenced,
-                format!("its block {} was not appended by this primary", height.saturating_sub(1)),
-            )),
-        }
-    }
-}
-
-impl RemoteBlocksCore {
-    fn advance_durable(&self, durable: u64) -> u64 {
-        let height = {
-            let mut state = lock(&self.state);
-            state.forget_durable(durable);
-            state.durable.0
-        };
-        self.durable.send_if_modified(|known| {
-            let newer = height > *known;
-            *known = height.max(*known);
-            newer
-        });
-        height
-    }
-
-    fn fail(&self, error: Error) {
-        tracing::error!(channel = self.options.channel, %error, "no more blocks can be appended");
-        lock(&self.state).failure.get_or_insert(error);
-        self.failed.cancel();
-    }
-
-    fn pending_at(&self, number: u64) -> Option<Arc<PendingBlock>> {
-        let state = lock(&self.state);
-        let place = usize::try_from(number.checked_sub(state.durable.0)?).ok()?;
-        state.pending.get(place).cloned()
-    }
-}
-
-/// Asks the node for the ids of its blocks, until all are known here or there are too many.
-async fn learn_ids(shared: Arc<RemoteBlocksCore>, reads: Arc<NodeSession>) {
-    let mut backoff = retry_backoff();
-    let mut shard = 0;
-    while shard < SHARDS {
-        hold_up("storage.node.learning").await;
-        let request = Request::Tags(shard as u8);
-        let error = match reads.ask(request.encode(), RESPONSE_TIMEOUT).await {
-            Ok(response) => match response::read_tags(&response) {
-                Ok(tags) => {
-                    let mut absence = lock(&shared.tx_id_filter);
-                    tags.for_each(|tag| absence.enter((shard as u8, tag)));
-                    if !absence.is_learning() {
-                        return;
-                    }
-                    shard += 1;
-                    continue;
-                }
-                Err(malformed) => shared.options.malformed(malformed),
-            },
-            Err(error) => error,
-        };
-        if !passes(error.kind()) {
-            tracing::warn!(channel = shared.options.channel, %error, "asking the node for each transaction id from now on");
-            return lock(&shared.tx_id_filter).give_up();
-        }
-        backoff.wait().await;
-    }
-    lock(&shared.tx_id_filter).finish_learning();
-}
-
-async fn open_link(options: &RemoteStoreConfig) -> Result<(RpcClient, Welcome), Error> {
-    let (caller, response) = connect(options, LinkPurpose::Appender, |_| {}).await?;
-    let opened = Welcome::decode(response).map_err(|malformed| options.malformed(malformed))?;
-    Ok((caller, opened))
-}
-
-/// Whether the error may go away when the channel is opened again.
-fn passes(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Ambiguous)
-}
-
-/// The driver.
-async fn drive(shared: Arc<RemoteBlocksCore>, first: RpcClient) {
-    let mut link = Some((first, lock(&shared.state).durable.0));
-    let mut backoff = retry_backoff();
-    loop {
-        let (caller, from) = match link.take() {
-            Some(open) => open,
-            None => match reopen(&shared).await {
-                Ok(open) => open,
-                Err(error) if passes(error.kind()) => {
-                    tracing::warn!(channel = shared.options.channel, %error, "blocks cannot be sent yet");
-                    backoff.wait().await;
-                    continue;
-                }
-                Err(error) => return shared.fail(error),
-            },
-        };
-        let durable = *shared.durable.borrow();
-        let (to_take, sent) = bounded(APPENDS_IN_FLIGHT_MAX);
-        let sending = send_blocks(&shared, &caller, from, to_take);
-        let taking = take_answers(&shared, &caller, sent);
-        let error = either(taking, sending).await;
-        caller.end();
-        if !passes(error.kind()) {
-            return shared.fail(error);
-        }
-        if *shared.durable.borrow() > durable {
-            backoff.reset();
-        }
-        tracing::info!(channel = shared.options.channel, %error, "opening the channel again");
-        backoff.wait().await;
-    }
-}
-
-/// Opens another link and resolves ambiguous appends; returns the number of the first block to send.
-async fn reopen(shared: &RemoteBlocksCore) -> Result<(RpcClient, u64), Error> {
-    let (caller, opened) = open_link(&shared.options).await?;
-    let resolved = lock(&shared.state).resolve(&opened);
-    resolved.map_err(|(kind, text)| shared.options.error(kind, text))?;
-    // Opening a channel makes its whole chain durable.
-    let from = shared.advance_durable(opened.tip.height);
-    let again = lock(&shared.state).pending.len() as u64;
-    events::BlocksResent.add(again);
-    Ok((caller, from))
-}
-
-/// Sends pending blocks from number `from` on, until the link ends.
-async fn send_blocks(
-    shared: &RemoteBlocksCore,
-    caller: &RpcClient,
-    from: u64,
-    to_take: base::rt::channel::Sender<PendingResponse>,
-) -> Error {
-    let mut next = from;
-    loop {
-        let Some(pending) = shared.pending_at(next) else {
-            shared.work.notified().await;
-            continue;
-        };
-        let sent = match caller.start(message::append(&pending.new_block())).await {
-            Ok(sent) => sent,
-            Err(error) => return shared.options.call_error(error),
-        };
-        next += 1;
-        if to_take.send(sent).await.is_err() {
-            return shared.options.call_error(RpcError::Closed);
-        }
-    }
-}
-
-/// Takes answers in the order of sending, until one is an error or the link ends.
-async fn take_answers(shared: &RemoteBlocksCore, caller: &RpcClient, mut sent: Receiver<PendingResponse>) -> Error {
-    let ended = || shared.options.call_error(RpcError::Closed);
-    loop {
-        let pending = match either(async { Some(sent.recv().await) }, async {
-            caller.ended().await;
-            None
-        })
-        .await
-        {
-            Some(Some(pending)) => pending,
-            _ => return ended(),
-        };
-        let response = match rt::timeout(RESPONSE_TIMEOUT * 2, pending).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return shared.options.call_error(error),
-            Err(_) => return shared.options.call_error(RpcError::Ambiguous),
-        };
-        match response::read_number(response) {
-            Ok(durable) => drop(shared.advance_durable(durable)),
-            Err(malformed) => return shared.options.malformed(malformed),
-        }
-    }
-}
-
-/// Runs both until one completes; polls the first one first.
-async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
-    let (mut one, mut other) = (pin!(one), pin!(other));
-    std::future::poll_fn(|context| match one.as_mut().poll(context) {
-        Poll::Pending => other.as_mut().poll(context),
-        ready => ready,
-    })
-    .await
 }
 
 impl fmt::Debug for RemoteBlocks {

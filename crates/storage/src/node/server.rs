@@ -12,66 +12,17 @@ use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{Bytes, Epoch, ErrorKind, TxId};
 
 use super::channel::StoredChannel;
+use super::config::{BLOCKS, EPOCHS, StorageNodeConfig};
+use super::engine_failure::EngineFailure;
 use super::message::{Hello, LinkPurpose, Notification, Request, VERSION, response, response::ResponseWriter};
 use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
-use crate::blocks::{BlockStoreConfig, Blocks};
-use crate::state_store::{Materializer, StateStore};
-use crate::tables::{RangeQuery, TablesEngine};
-use crate::{DataDirectory, Error, GroupSync, HistoryQuery, lock};
+use crate::blocks::Blocks;
+use crate::state_store::StateStore;
+use crate::tables::RangeQuery;
+use crate::{Error, HistoryQuery, lock};
 
 /// Keys or ids of one request that are looked up together.
 const LOOKED_UP_AT_ONCE: usize = 512;
-/// The directory of block stores in the node's data directory.
-pub(super) const BLOCKS: &str = "blocks";
-/// The directory of epoch files.
-pub(super) const EPOCHS: &str = "epochs";
-
-/// What a storage node is built from.
-#[derive(Clone)]
-pub struct StorageNodeConfig {
-    /// For logs and errors.
-    pub name: String,
-    /// Holds a block store and an epoch for each channel.
-    pub data: DataDirectory,
-    /// Shared with everything else that writes to the same disk.
-    pub sync: GroupSync,
-    /// Holds the rows of each channel.
-    pub tables: Arc<dyn TablesEngine>,
-    /// Reads blocks.
-    pub materializer: Arc<dyn Materializer>,
-    /// The token that clients must present; empty if none is asked for.
-    pub token: Bytes,
-    /// The settings of each channel's block store.
-    pub blocks: BlockStoreConfig,
-}
-
-/// The first failure of the tables' engine. When a channel is opened again, its tables still belong to the engine, which
-/// takes no more writes after some errors (a full disk, a failed fsync) until the engine itself is opened again, with the
-/// whole node.
-#[derive(Default)]
-pub(super) struct EngineFailure {
-    error: OnceLock<Error>,
-    recorded: CancellationToken,
-}
-
-impl EngineFailure {
-    /// Notes an error of writing or opening tables, if the engine is unusable after it.
-    pub(super) fn record<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
-        if let Err(error) = &outcome
-            && matches!(error, Error::Broken { .. } | Error::Engine { .. })
-            && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous)
-        {
-            self.end(error.clone());
-        }
-        outcome
-    }
-
-    /// Notes why the node is unusable.
-    fn end(&self, error: Error) {
-        self.error.get_or_init(|| error);
-        self.recorded.cancel();
-    }
-}
 
 /// A storage node; see [the module](super). Dropping it without [`StorageNode::stop`] has the effect of a crash.
 pub struct StorageNode {
@@ -500,12 +451,5 @@ fn rejection(error: Error) -> Rejection {
 impl fmt::Debug for StorageNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StorageNode").field("name", &self.shared.options.name).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for StorageNodeConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the token.
-        f.debug_struct("NodeOptions").field("name", &self.name).finish_non_exhaustive()
     }
 }

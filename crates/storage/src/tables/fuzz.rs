@@ -1,16 +1,20 @@
 //! Fuzz harnesses for row keys, savepoints and the log of the model engine; see [`base::fuzz`].
 
 use base::Version;
-use base::fuzz::{FuzzTarget, InputShape, authenticated, within};
+#[cfg(debug_assertions)]
+use base::fuzz::within;
+use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
 use super::Savepoint;
 use super::key::{self, RowKey, decode_prefix};
+#[cfg(debug_assertions)]
 use super::model::fuzz::{encode_log, replayed};
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "storage-row-keys", shape: InputShape::Bytes, run: row_keys, seeds: row_key_seeds },
     FuzzTarget { name: "storage-savepoints", shape: InputShape::Bytes, run: savepoints, seeds: savepoint_seeds },
+    #[cfg(debug_assertions)]
     FuzzTarget { name: "storage-model-log", shape: InputShape::Bytes, run: model_log, seeds: model_log_seeds },
 ];
 
@@ -42,6 +46,7 @@ fn savepoints(input: &[u8]) {
     }
 }
 
+#[cfg(debug_assertions)]
 fn model_log_seeds() -> Vec<Vec<u8>> {
     vec![encode_log(&row_key("cc", b"key"), b"value")]
 }
@@ -50,6 +55,7 @@ fn model_log_seeds() -> Vec<Vec<u8>> {
 /// design it keeps its rows in a tree in memory, where a row of 31 bytes takes 64, three times as many while a record is
 /// read, and the log once more for each replay. The bound says that memory is a multiple of the input, not that it is
 /// small.
+#[cfg(debug_assertions)]
 fn model_log(input: &[u8]) {
     let end = within(40, input.len(), || replayed(input));
     assert!(end <= input.len());

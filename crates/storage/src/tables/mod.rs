@@ -17,217 +17,33 @@
 //! * A read sees a batch as a whole or not at all: rows beyond the savepoint are not read.
 //! * A read below the oldest admitted block is refused: pruning may have removed some of its rows.
 //!
-//! Production uses [`FjallEngine`]; simulation uses [`ModelEngine`], which is deterministic. One suite tests both against
+//! The product uses [`FjallEngine`]; simulation uses [`ModelEngine`], which is deterministic. One suite tests both against
 //! this contract. `state` decides which keys a block writes, and keeps caches and deltas in memory.
 
 mod batch;
 mod fjall;
 #[doc(hidden)]
 pub mod fuzz;
+mod interface;
 mod key;
+#[cfg(debug_assertions)]
 mod model;
 mod prune;
+mod savepoint;
+
+pub use batch::RowBatch;
+pub use fjall::{FjallConfig, FjallEngine};
+use interface::check_readable;
+pub use interface::{
+    PRUNE_ROWS_MIN, PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Tables,
+    TablesEngine,
+};
+pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
+pub(crate) use key::{check as check_key, prefix as row_prefix};
+#[cfg(debug_assertions)]
+pub use model::ModelEngine;
+use savepoint::check_follows;
+pub use savepoint::{Savepoint, VERSION};
 
 #[cfg(test)]
 mod tests;
-
-use std::sync::Arc;
-
-use base::{BlockNumber, Bytes, Epoch, Version};
-
-pub use self::fjall::{FjallConfig, FjallEngine};
-pub use batch::RowBatch;
-pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
-pub(crate) use key::{check as check_key, prefix as row_prefix};
-pub use model::ModelEngine;
-
-use crate::Error;
-
-/// The version of the tables' format: key encoding and savepoint.
-pub const VERSION: u32 = 1;
-/// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
-pub const SCAN_ROWS_MAX: usize = 100_000;
-/// A page of a range ends once its values reach this size in bytes; the last value may exceed it.
-pub const SCAN_BYTES_SOFT_MAX: usize = 4 << 20;
-
-/// The least number of rows that one call of [`Tables::prune`] examines, if any: a deletion and one row below it, so that
-/// each call makes progress.
-pub const PRUNE_ROWS_MIN: usize = 2;
-
-/// A version of a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// The transaction that wrote it.
-    pub version: Version,
-    /// The value; `None` if it deleted the key.
-    pub value: Option<Bytes>,
-}
-
-/// How far tables have come: the state that their rows stand for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Savepoint {
-    /// Rows of all blocks below this number are in the tables.
-    pub height: u64,
-    /// The epoch of the primary that wrote it; `Epoch(0)` if there are no epochs.
-    pub epoch: Epoch,
-    /// The header hash of the last of these blocks, with which the owner checks that the tables were made from its blocks.
-    pub block_hash: [u8; 32],
-}
-
-/// One entry of a range: a live key with its newest readable version.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RangeEntry {
-    /// The key, without its namespace.
-    pub key: Bytes,
-    /// The value of that version.
-    pub value: Bytes,
-    /// The transaction that wrote it.
-    pub version: Version,
-}
-
-/// A question for the entries of a range of keys: those with `start <= key < end`, in byte order.
-#[derive(Clone, Copy, Debug)]
-pub struct RangeQuery<'a> {
-    /// The namespace of the keys.
-    pub namespace: &'a str,
-    /// The first key that may be in the range.
-    pub start: &'a [u8],
-    /// The first key behind the range; empty if there is no upper bound.
-    pub end: &'a [u8],
-    /// The answer holds the rows as of this block.
-    pub through: BlockNumber,
-    /// The most entries of the answer.
-    pub limit: usize,
-}
-
-/// Part of a range.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RangePage {
-    /// In the byte order of keys.
-    pub entries: Vec<RangeEntry>,
-    /// The `start` of the call that continues; `None` if the range is exhausted.
-    pub next: Option<Bytes>,
-}
-
-/// What a call of [`Tables::prune`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PruneOutcome {
-    /// Rows examined.
-    pub scanned: usize,
-    /// Rows removed.
-    pub removed: usize,
-    /// Whether the end of the tables was reached; the next call begins at their start again.
-    pub finished: bool,
-}
-
-/// Opens the tables of channels. One engine serves all channels of a node.
-#[async_trait::async_trait]
-pub trait TablesEngine: Send + Sync + 'static {
-    /// The tables of this name, created empty if they do not exist. The same name always gives the same tables.
-    ///
-    /// # Errors
-    /// [`Error::Version`] for tables of another format; [`Error::Corrupt`] for damage; engine errors.
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error>;
-}
-
-/// The rows of one channel's world state.
-///
-/// Calls touch memory, or files through the page cache, and return; only [`Tables::persist`] waits for the device. A write
-/// waits while the engine is syncing or its merging has fallen behind: call it where a stall does no harm
-/// ([`base::rt::blocking`]).
-#[async_trait::async_trait]
-pub trait Tables: Send + Sync + 'static {
-    /// Adds rows and moves the savepoint, atomically. Visible on return, durable after [`Tables::persist`].
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] under an older epoch than the savepoint's; [`Error::Invalid`] for a savepoint that goes back, or
-    /// rows that it does not cover. In these cases nothing has changed.
-    fn write(&self, batch: RowBatch) -> Result<(), Error>;
-
-    /// Makes everything written before this call durable; returns the savepoint that is now durable.
-    ///
-    /// Dropping the future is safe; it is then unknown how much has become durable.
-    ///
-    /// # Errors
-    /// Engine errors; after a failed fsync the tables take no further writes until they are opened again.
-    async fn persist(&self) -> Result<Savepoint, Error>;
-
-    /// The savepoint of all written rows.
-    fn savepoint(&self) -> Savepoint;
-
-    /// The savepoint that is known to be durable.
-    fn durable_savepoint(&self) -> Savepoint;
-
-    /// The newest row of a key that was written by a block numbered at most `through`. A deletion is a row too.
-    ///
-    /// A `through` at or above the savepoint's height reads at the savepoint.
-    ///
-    /// # Errors
-    /// [`Error::TooOld`] below the block that [`Tables::prune`] was last given, or below the savepoint found at opening;
-    /// engine errors.
-    fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, Error>;
-
-    /// The version of that row and whether it is live (not a deletion). Cheaper: the value is not fetched.
-    ///
-    /// # Errors
-    /// As [`Tables::get`].
-    fn version(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<(Version, bool)>, Error> {
-        Ok(self.get(namespace, key, through)?.map(|row| (row.version, row.value.is_some())))
-    }
-
-    /// [`Tables::get`] for many keys of a namespace, in the order asked.
-    ///
-    /// # Errors
-    /// As [`Tables::get`].
-    fn get_many(&self, namespace: &str, keys: &[&[u8]], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
-        keys.iter().map(|key| self.get(namespace, key, through)).collect()
-    }
-
-    /// The live entries of a range. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed
-    /// over, or that the values have [`SCAN_BYTES_SOFT_MAX`] bytes.
-    ///
-    /// # Errors
-    /// As [`Tables::get`].
-    fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error>;
-
-    /// The namespaces that have rows, in byte order.
-    ///
-    /// # Errors
-    /// Engine errors.
-    fn namespaces(&self) -> Result<Vec<String>, Error>;
-
-    /// Declares that no reader will ask for a block below `oldest`: for each key, the call may remove the versions that the
-    /// newest one at or below `oldest` supersedes, and that one too if it is a deletion that is durably covered. Examines
-    /// at most `rows_max` rows (at least [`PRUNE_ROWS_MIN`]; 0 only raises the bound), and continues where the last call
-    /// stopped.
-    ///
-    /// # Errors
-    /// Engine errors.
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<PruneOutcome, Error>;
-}
-
-impl Savepoint {
-    /// Clamps a read to the savepoint; `None` while there is no block.
-    pub(crate) fn clamp(&self, through: BlockNumber) -> Option<u64> {
-        Some(through.get().min(self.height.checked_sub(1)?))
-    }
-}
-
-/// Refuses a read whose rows may have been pruned.
-fn check_readable(through: u64, oldest: u64) -> Result<(), Error> {
-    if through < oldest {
-        return Err(Error::TooOld { through: BlockNumber(through), oldest: BlockNumber(oldest) });
-    }
-    Ok(())
-}
-
-/// Refuses a batch that may not follow `current`.
-fn check_follows(current: &Savepoint, next: &Savepoint) -> Result<(), Error> {
-    if next.epoch < current.epoch {
-        return Err(Error::Fenced { given: next.epoch, newest: current.epoch });
-    }
-    if next.height < current.height {
-        return Err(Error::Invalid("the savepoint is older than the tables'; a savepoint never goes back"));
-    }
-    Ok(())
-}

@@ -147,8 +147,9 @@ impl Totals {
         let plans = (campaign.plans)(seed);
         let report = outcome.unwrap_or_else(|failure| {
             let ([trouble, crashes], Campaign { name, tests, .. }) = (&plans, campaign);
-            let repeat =
-                format!("{name}_SEED={seed} cargo test --release -p heddle-consensus --test consensus {tests}one_seed");
+            let repeat = format!(
+                "{name}_SEED={seed} cargo test --profile checks -p heddle-consensus --test consensus {tests}one_seed"
+            );
             panic!("seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {repeat}")
         });
         self.operations += report.value;

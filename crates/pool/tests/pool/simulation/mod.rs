@@ -250,7 +250,7 @@ fn campaign(seeds: Range<u64>) {
         let report = match run(seed, None) {
             Ok(report) => report,
             Err(failure) => panic!(
-                "seed {seed}: {failure}\nfault plan: {}\nrepeat with: POOL_SEED={seed} cargo test --release -p \
+                "seed {seed}: {failure}\nfault plan: {}\nrepeat with: POOL_SEED={seed} cargo test --profile checks -p \
                  heddle-pool --test pool simulation::one_seed",
                 plan(seed)
             ),
@@ -296,7 +296,7 @@ fn every_planted_mistake_is_caught() {
     }
 }
 
-/// `POOL_SEED=17 cargo test --release -p heddle-pool --test pool simulation::one_seed` repeats a seed.
+/// `POOL_SEED=17 cargo test --profile checks -p heddle-pool --test pool simulation::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("POOL_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

@@ -11,6 +11,7 @@ use base::rt::simulation::Prng;
 use base::{BlockNumber, Bytes, Epoch, TxId};
 
 use super::*;
+
 use crate::{Error, GroupSync};
 
 /// A block that is easy to build and to compare.

@@ -14,6 +14,7 @@ use base::rt::simulation::Prng;
 use base::{BlockNumber, Bytes, Epoch, TxId};
 
 use super::*;
+
 use crate::blocks::{BlockStoreConfig, Blocks, ChainTip, NO_PREVIOUS, NewBlock};
 use crate::state_store::tests::Lines;
 use crate::tables::ModelEngine;

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use base::{BlockNumber, Bytes, Version, rt};
 use fjall::{Database, Keyspace, PersistMode};
 
-use super::FjallEngine;
 use super::hints::{HintLookup, NewestRow, NewestRowHints};
 use crate::tables::key::{self, RowKey};
 use crate::tables::prune::PruneSweep;
@@ -36,21 +35,26 @@ pub struct FjallTables {
 }
 
 impl FjallTables {
-    pub fn open(engine: &FjallEngine, keyspace: Keyspace, oldest: Arc<AtomicU64>) -> Result<FjallTables, Error> {
-        let found = keyspace
-            .get(key::SAVEPOINT)
-            .map_err(|error| Error::engine("reading the savepoint", &engine.path, error))?;
+    pub fn open(
+        path: &Path,
+        database: &Database,
+        hint_bytes: usize,
+        keyspace: Keyspace,
+        oldest: Arc<AtomicU64>,
+    ) -> Result<FjallTables, Error> {
+        let found =
+            keyspace.get(key::SAVEPOINT).map_err(|error| Error::engine("reading the savepoint", path, error))?;
         let savepoint = match found {
             None => Savepoint::default(),
-            Some(bytes) => decode_savepoint(&engine.path, &bytes)?,
+            Some(bytes) => decode_savepoint(path, &bytes)?,
         };
         // What earlier processes pruned is unknown, so reads below the savepoint are not promised.
         oldest.fetch_max(savepoint.height.saturating_sub(1), Ordering::Relaxed);
         Ok(FjallTables {
-            path: engine.path.clone(),
-            database: engine.database.clone(),
+            path: path.to_path_buf(),
+            database: database.clone(),
             keyspace,
-            hints: NewestRowHints::new(engine.options.hint_bytes),
+            hints: NewestRowHints::new(hint_bytes),
             writing: Mutex::new(()),
             savepoint: Mutex::new(savepoint),
             durable: Mutex::new(savepoint),

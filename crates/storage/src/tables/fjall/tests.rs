@@ -9,7 +9,12 @@ use base::{BlockNumber, Bytes, Epoch, Version};
 use super::hints::{HintLookup, NewestRow, NewestRowHints};
 use super::journal::{truncate_torn_tail, whole_bytes};
 use super::*;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
 use crate::tables::{Row, RowBatch, Savepoint};
+use crate::tables::{Tables, TablesEngine};
+use crate::{Error, events};
 
 const KEYS: u64 = 40;
 

@@ -1,0 +1,187 @@
+//! Requests for sections, their return, and read grants.
+
+use std::cmp::Reverse;
+
+use base::{ErrorKind, rt};
+
+use crate::Error;
+use crate::events::{GrowTime, SectionsGrown};
+use crate::message::{Rejection, Request, Response};
+use crate::space::address_space::AddressSpace;
+use crate::space::config::{CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, RESPONSE_TIMEOUT};
+use crate::space::link::DonorLink;
+use crate::space::read_grant::ReadGrant;
+use crate::space::section::{Section, SectionId};
+use crate::space::space_core::{SpaceCore, lock};
+use crate::space::table::SectionState;
+
+/// Sections.
+impl AddressSpace {
+    /// Adds one section, filled with zeros, from the donor with the most free memory.
+    ///
+    /// When the future is dropped, the section may have been added, and is then in [`AddressSpace::sections`];
+    /// otherwise a section that was requested is returned in the background.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the space's budget or every donor is exhausted, [`Error::NoDonor`] when none answers,
+    /// [`Error::Fenced`], [`Error::Closed`].
+    pub async fn grow(&self) -> Result<Section, Error> {
+        let shared = &self.shared;
+        let start = rt::now();
+        shared.check_open()?;
+        let reserved = BudgetReservation::new(shared)?;
+        let mut links = shared.links();
+        if links.len() > 1 {
+            for link in links.iter().filter(|link| link.is_answering() && link.free_age() > CAPACITY_AGE_MAX) {
+                if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {
+                    // The answer's report of free memory is noted when it arrives; a donor without an answer is tried
+                    // last.
+                    let _ = turn.ask(Request::Capacity, CAPACITY_TIMEOUT).await;
+                }
+            }
+        }
+        links.sort_by_key(|link| (!link.is_answering(), Reverse(link.free_bytes())));
+        let mut full = Vec::new();
+        let mut silent = Vec::new();
+        for link in links {
+            match shared.grow_from(&link).await {
+                Ok(section) => {
+                    reserved.disarm();
+                    SectionsGrown.add(1);
+                    GrowTime.record_since(start);
+                    return Ok(section);
+                }
+                Err(error) if error.kind() == ErrorKind::Retry => full.push(error.to_string()),
+                Err(error) => silent.push(error.to_string()),
+            }
+            shared.check_open()?;
+        }
+        if full.is_empty() {
+            let donors = shared.donors.iter().map(|place| place.donor.address.as_str()).collect::<Vec<_>>().join(", ");
+            let why = if silent.is_empty() { donors } else { silent.join("; ") };
+            return Err(Error::NoDonor(why));
+        }
+        let full = full.join("; ");
+        Err(Error::Exhausted(format!("{full}; release sections, add a memory node, or raise a memory node's budget")))
+    }
+
+    /// Returns a section. Verbs to its addresses fail from the call on; on return none of them takes effect any more.
+    /// When the future is dropped, the section is returned in the background.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSection`]; [`Error::NoAnswer`] and [`Error::Unconfirmed`] when the donor has not confirmed: the
+    /// section no longer belongs to the space, and is returned in the background.
+    pub async fn release(&self, id: SectionId) -> Result<(), Error> {
+        let shared = &self.shared;
+        let entry = shared.table.get(id).ok_or(Error::UnknownSection(id.0))?;
+        if !entry.end(SectionState::Released) {
+            return Err(Error::UnknownSection(id.0));
+        }
+        let link = &entry.link;
+        let unswept = SweepOnDrop(Some(link));
+        link.remove(entry.section);
+        shared.forget(&[id]);
+        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::Release { section: entry.section }, RESPONSE_TIMEOUT).await? {
+            // A sweep may have released it first.
+            Response::Released { .. } | Response::Rejected { rejection: Rejection::UnknownSection, .. } => {
+                unswept.keep();
+                Ok(())
+            }
+            Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
+                Err(Error::Unconfirmed(link.address.clone()))
+            }
+            reply => Err(shared.unexpected(link, &reply)),
+        }
+    }
+
+    /// Gets a read grant of a section for a follower, another compute node of this owner, which
+    /// [enters](ReadOnlySpace::enter) the result. A repeated call returns the same grant.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSection`]; [`Error::NoAnswer`]; the donor's rejection.
+    pub async fn grant_read(&self, id: SectionId, follower: u64) -> Result<ReadGrant, Error> {
+        let shared = &self.shared;
+        let entry = shared.table.get(id).filter(|entry| entry.is_live()).ok_or(Error::UnknownSection(id.0))?;
+        let mut turn = entry.link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::GrantRead { section: entry.section, follower }, RESPONSE_TIMEOUT).await? {
+            Response::ReadGranted { section, capability, .. } if section == entry.section => {
+                let section = shared.table.section(id).ok_or(Error::UnknownSection(id.0))?;
+                Ok(ReadGrant { section, donor: entry.link.address.clone(), capability })
+            }
+            Response::Rejected { rejection: Rejection::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
+            reply => Err(shared.unexpected(&entry.link, &reply)),
+        }
+    }
+
+    /// Revokes all capabilities of a follower at the donors that are connected: on return no verb of the follower ever
+    /// takes effect there. Capabilities at a lost donor have ended with its sections.
+    ///
+    /// # Errors
+    /// [`Error::NoAnswer`] and [`Error::Unconfirmed`] if a donor has not confirmed: ask again.
+    pub async fn revoke_reads(&self, follower: u64) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for link in self.shared.links() {
+            let revoked = async {
+                let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+                match turn.ask(Request::RevokeReads { follower }, RESPONSE_TIMEOUT).await? {
+                    Response::ReadsRevoked { .. } => Ok(()),
+                    Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
+                        Err(Error::Unconfirmed(link.address.clone()))
+                    }
+                    reply => Err(self.shared.unexpected(&link, &reply)),
+                }
+            };
+            let revoked = revoked.await;
+            outcome = outcome.and(revoked);
+        }
+        outcome
+    }
+}
+
+/// Budget for one section, returned unless `keep` is called.
+struct BudgetReservation<'a>(Option<&'a SpaceCore>);
+
+impl<'a> BudgetReservation<'a> {
+    fn new(shared: &'a SpaceCore) -> Result<BudgetReservation<'a>, Error> {
+        let mut room = lock(&shared.budget);
+        let taken_bytes = room.taken_bytes + shared.section_bytes;
+        if taken_bytes > room.budget_bytes {
+            let (taken, budget) = (room.taken_bytes, room.budget_bytes);
+            return Err(Error::Exhausted(format!(
+                "{taken} of this owner's {budget} bytes are in use; release sections or raise the budget"
+            )));
+        }
+        room.taken_bytes = taken_bytes;
+        Ok(BudgetReservation(Some(shared)))
+    }
+
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for BudgetReservation<'_> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0 {
+            lock(&shared.budget).taken_bytes -= shared.section_bytes;
+        }
+    }
+}
+
+/// Marks a link as unswept on drop, unless `keep` is called.
+struct SweepOnDrop<'a>(Option<&'a DonorLink>);
+
+impl SweepOnDrop<'_> {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for SweepOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(link) = self.0 {
+            link.leave_unswept();
+        }
+    }
+}
