@@ -4,6 +4,7 @@ use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
 use block_transport::protocol;
 use chain::endorse::proposal::Proposal;
+use chain::remote::PROTOCOL_VERSIONS;
 use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
     RemoteFailure, ResultResponse, StatusRequest, StatusResponse, TransactionStatus, Welcome,
@@ -142,7 +143,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
     let at = || BlockAt { channel: "ch".to_owned(), number: 7 };
     let proposal = Bytes::from(proposals().swap_remove(0));
     let asks = [
-        Ask::Hello(Hello { version: 1 }),
+        Ask::Hello(Hello::new(PROTOCOL_VERSIONS)),
         Ask::Process(proposal.clone()),
         Ask::Block(at()),
         Ask::Status(StatusRequest { channel: "ch".to_owned(), tx_id: "ab".to_owned() }),
@@ -157,7 +158,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         failure: None,
     };
     let others = [
-        Welcome { version: 1, channels: vec![at()] }.encode_to_vec(),
+        Hello::new(PROTOCOL_VERSIONS).answer(|| vec![at()]).expect("it is a hello").encode_to_vec(),
         ResultResponse { result: Bytes::from_static(b"result"), failure: Some(failure) }.encode_to_vec(),
         BlockResponse { block: Some(Bytes::from_static(b"block")) }.encode_to_vec(),
         StatusResponse { status: Some(TransactionStatus { code: 1, block: 2 }) }.encode_to_vec(),

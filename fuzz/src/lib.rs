@@ -49,6 +49,7 @@ pub mod node;
 pub mod p256_verify;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+pub mod wire;
 
 use base::fuzz::FuzzTarget;
 
@@ -67,6 +68,7 @@ pub fn targets() -> Vec<FuzzTarget> {
         rma::fuzz::targets(),
         state::fuzz::targets(),
         storage::fuzz::targets(),
+        wire::TARGETS.to_vec(),
         #[cfg(feature = "verbs")]
         verbs::TARGETS.to_vec(),
     ]

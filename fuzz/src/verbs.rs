@@ -1,8 +1,9 @@
 //! Decoders of the RMA provider `verbs`, which uses RDMA adapters.
 
+use ::wire::hello::HelloAnswer;
 use base::fuzz::{FuzzTarget, InputShape, untrusted};
 use rma::{GrantId, NodeId, RegionId, Rights};
-use rma_verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, MessageHeader, PairAddress, RemoteRegion, VERSION};
+use rma_verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, MessageHeader, PROTOCOL_VERSIONS, PairAddress, RemoteRegion};
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
@@ -15,8 +16,8 @@ fn verbs_frames() -> Vec<Vec<u8>> {
         PairAddress { number: 0x11, first_packet: 0x0022_3344, gid: [0xa7; 16], lid: 0x5566, mtu: 3, reads_max: 16 };
     let remote = RemoteRegion { key: 9, rights: Rights::ALL, address: 0x7f00_0000_1000, bytes: 4096 };
     let frames = [
-        Frame::Hello { version: VERSION, name: "peer0".to_owned(), nonce: [1; 32] },
-        Frame::Challenge { nonce: [2; 32] },
+        Frame::Hello { versions: PROTOCOL_VERSIONS, name: "peer0".to_owned(), nonce: [1; 32] },
+        Frame::Challenge { answer: HelloAnswer::to(PROTOCOL_VERSIONS, PROTOCOL_VERSIONS), nonce: [2; 32] },
         Frame::Join { pair, proof: [3; 32] },
         Frame::Welcome { node: NodeId(4), pair, proof: [5; 32] },
         Frame::Opened { request: 8, remote },

@@ -82,6 +82,8 @@ const DECODERS: &[&str] = &[
     "storage/src/tables/key.rs",
     "storage/src/tables/model/log.rs",
     "storage/src/watermark.rs",
+    "wire/src/hello.rs",
+    "wire/src/reader.rs",
 ];
 
 /// Modules with functions of such names that pass the bytes on to a decoder of the list or to a library, that combine

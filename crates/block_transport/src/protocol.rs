@@ -23,6 +23,7 @@
 use std::time::Duration;
 
 use base::Bytes;
+use wire::{Malformed, Reader, VersionRange, Writer};
 
 /// How often an idle orderer sends a keepalive.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -37,7 +38,8 @@ pub const CHANNEL_BYTES_MAX: usize = 249;
 /// The largest number of bytes of a rejection's reason that a peer reads.
 const REASON_BYTES_MAX: usize = 1024;
 
-const VERSION: u8 = 1;
+/// The versions of a request that an orderer reads; a byte of the request, which has no answer.
+const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(1);
 
 /// The blocks that a peer asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,22 +61,11 @@ pub enum DeliverResponse {
     Keepalive,
 }
 
-/// Bytes that are not a message of this protocol.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a message of the block protocol: {0}")]
-pub struct Malformed(&'static str);
-
 impl DeliverRequest {
     /// The request's bytes.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
         assert!(self.channel.len() <= CHANNEL_BYTES_MAX, "channel names are checked when a channel is joined");
-        let mut bytes = Vec::with_capacity(11 + self.channel.len());
-        bytes.push(VERSION);
-        bytes.extend_from_slice(&(self.channel.len() as u16).to_le_bytes());
-        bytes.extend_from_slice(self.channel.as_bytes());
-        bytes.extend_from_slice(&self.from.to_le_bytes());
-        bytes.into()
+        Writer::new().u8(PROTOCOL_VERSIONS.newest() as u8).text(&self.channel).u64(self.from).done()
     }
 
     /// Reads a request.
@@ -82,18 +73,13 @@ impl DeliverRequest {
     /// # Errors
     /// [`Malformed`].
     pub fn decode(bytes: &[u8]) -> Result<DeliverRequest, Malformed> {
-        let (&[version, low, high], rest) = bytes.split_first_chunk().ok_or(Malformed("too short"))?;
-        if version != VERSION {
-            return Err(Malformed("the version is not supported"));
+        let mut reader = Reader::new(bytes);
+        if !PROTOCOL_VERSIONS.contains(reader.u8()?.into()) {
+            return Err(Malformed { what: "the version is not supported", at: 0 });
         }
-        let length = usize::from(u16::from_le_bytes([low, high]));
-        if length > CHANNEL_BYTES_MAX || rest.len() != length + 8 {
-            return Err(Malformed("the length does not match the channel and the block number"));
-        }
-        let (channel, from) = rest.split_at(length);
-        let channel = std::str::from_utf8(channel).map_err(|_| Malformed("the channel is not text"))?;
-        let from = from.try_into().map_err(|_| Malformed("too short"))?;
-        Ok(DeliverRequest { channel: channel.to_owned(), from: u64::from_le_bytes(from) })
+        let request = DeliverRequest { channel: reader.text(CHANNEL_BYTES_MAX)?, from: reader.u64()? };
+        reader.end()?;
+        Ok(request)
     }
 }
 
@@ -113,13 +99,13 @@ impl DeliverResponse {
     /// [`Malformed`].
     pub fn decode(bytes: Bytes) -> Result<DeliverResponse, Malformed> {
         match bytes.as_ref() {
-            [] => Err(Malformed("empty")),
+            [] => Err(Malformed { what: "an empty message", at: 0 }),
             [0, 1] => Ok(DeliverResponse::Keepalive),
             [0, 0, reason @ ..] => {
                 let reason = &reason[..reason.len().min(REASON_BYTES_MAX)];
                 Ok(DeliverResponse::Rejection(String::from_utf8_lossy(reason).into_owned()))
             }
-            [0, ..] => Err(Malformed("an unknown kind")),
+            [0, ..] => Err(Malformed { what: "an unknown kind", at: 1 }),
             _ => Ok(DeliverResponse::Block(bytes)),
         }
     }

@@ -50,9 +50,9 @@ use base::{Bytes, BytesMut};
 use futures_util::future::join;
 use rma::{Host, RegionId};
 use twox_hash::XxHash3_64;
+use wire::{u32_at, u64_at};
 
 use crate::fault::{Mutant, crash_point, mutant};
-use crate::layout::{half, word};
 use crate::{Error, Term};
 
 /// A redo log of this size is replaced by a new one; that of a small region earlier.
@@ -72,7 +72,7 @@ const _: () = assert!(
 /// Bytes of one list element: offset and length of a write.
 const WRITE_HEAD_BYTES: usize = 16;
 /// The version of the files.
-const VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 2;
 /// Bytes that are compared or copied at once.
 const CHUNK_BYTES: u64 = 256 << 10;
 const DATA_FILE: &str = "image";
@@ -346,7 +346,7 @@ fn encode(seal: RecordSeal, sequence: u64, owner: DurableOwner, writes: &RegionW
     let mut record = BytesMut::with_capacity(length.next_multiple_of(UNIT_BYTES as usize));
     record.extend_from_slice(&[0; 8]);
     record.extend_from_slice(&(length as u32).to_le_bytes());
-    record.extend_from_slice(&VERSION.to_le_bytes());
+    record.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
     for word in [sequence, owner.term.0, owner.nonce] {
         record.extend_from_slice(&word.to_le_bytes());
     }
@@ -394,19 +394,20 @@ struct RedoRecord {
 /// The head at the start of these bytes, if it is whole.
 fn head(bytes: &[u8], seal: RecordSeal) -> Option<RecordHead> {
     let bytes = bytes.get(..HEAD_BYTES)?;
-    if word(bytes, 0) != seal.checksum(&bytes[8..]) && !mutant(Mutant::ReplayTorn) {
+    if u64_at(bytes, 0) != seal.checksum(&bytes[8..]) && !mutant(Mutant::ReplayTorn) {
         return None;
     }
-    let holder = DurableOwner { term: Term(word(bytes, 24)), nonce: word(bytes, 32), admitted: half(bytes, 40) == 1 };
+    let holder =
+        DurableOwner { term: Term(u64_at(bytes, 24)), nonce: u64_at(bytes, 32), admitted: u32_at(bytes, 40) == 1 };
     let head = RecordHead {
-        sequence: word(bytes, 16),
+        sequence: u64_at(bytes, 16),
         owner: holder,
-        count: half(bytes, 44) as usize,
-        checksum: word(bytes, 48),
-        key: word(bytes, 56),
-        bytes: u64::from(half(bytes, 8)),
+        count: u32_at(bytes, 44) as usize,
+        checksum: u64_at(bytes, 48),
+        key: u64_at(bytes, 56),
+        bytes: u64::from(u32_at(bytes, 8)),
     };
-    let is_good = half(bytes, 12) == VERSION && (HEAD_BYTES as u64..=RECORD_BYTES_MAX).contains(&head.bytes);
+    let is_good = u32_at(bytes, 12) == FORMAT_VERSION && (HEAD_BYTES as u64..=RECORD_BYTES_MAX).contains(&head.bytes);
     is_good.then_some(head)
 }
 
@@ -435,11 +436,11 @@ fn decode(head: RecordHead, body: &Bytes, seal: RecordSeal) -> Option<RedoRecord
     let mut writes = Vec::new();
     for place in 0..head.count {
         let place = body.get(place.checked_mul(WRITE_HEAD_BYTES)?..)?.get(..WRITE_HEAD_BYTES)?;
-        let until = from.checked_add(usize::try_from(word(place, 8)).ok()?)?;
+        let until = from.checked_add(usize::try_from(u64_at(place, 8)).ok()?)?;
         if until > body.len() {
             return None;
         }
-        writes.push((word(place, 0), body.slice(from..until)));
+        writes.push((u64_at(place, 0), body.slice(from..until)));
         from = until;
     }
     let bytes = head.bytes.next_multiple_of(UNIT_BYTES);
@@ -514,13 +515,13 @@ mod tests {
         golden.extend(b"abcd");
         golden.resize(120, 0);
         assert_eq!(record[8..], golden);
-        assert_eq!(word(&record, 0), XxHash3_64::oneshot_with_seed(9, &record[8..64]), "of the rest of the head");
+        assert_eq!(u64_at(&record, 0), XxHash3_64::oneshot_with_seed(9, &record[8..64]), "of the rest of the head");
         let decoded = |seal| decode(head(&record, seal)?, &record.slice(64..100), seal);
         let back = decoded(RecordSeal::Keyed(9)).expect("it was just encoded");
         assert_eq!((back.head.sequence, back.head.owner, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
         assert!(decoded(RecordSeal::Keyed(8)).is_none(), "with another key it is no record");
         let first = encode(RecordSeal::First(9), 1, DurableOwner::default(), &[]);
-        assert_eq!(word(&first, 0), XxHash3_64::oneshot(&first[8..64]), "of the first nobody knows the key yet");
+        assert_eq!(u64_at(&first, 0), XxHash3_64::oneshot(&first[8..64]), "of the first nobody knows the key yet");
         assert_eq!(head(&first, RecordSeal::First(0)).map(|head| head.key), Some(9));
     }
 
@@ -530,7 +531,7 @@ mod tests {
             if bytes.len() >= HEAD_BYTES {
                 let length = bytes.len() as u32;
                 bytes[8..12].copy_from_slice(&length.to_le_bytes());
-                bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
+                bytes[12..16].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
                 bytes[44..48].copy_from_slice(&count.to_le_bytes());
                 if is_right {
                     let of_body = XxHash3_64::oneshot(&bytes[64..]);

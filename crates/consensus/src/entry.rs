@@ -19,8 +19,9 @@
 
 use base::bytes::{BufMut as _, Bytes, BytesMut};
 use twox_hash::XxHash3_64;
+use wire::{u16_at, u32_at, u64_at};
 
-use crate::layout::{FORMAT_VERSION, LOG_UNIT_BYTES, half, word};
+use crate::layout::{FORMAT_VERSION, LOG_UNIT_BYTES};
 use crate::{Error, Term};
 
 /// Bytes before the list of writes.
@@ -125,8 +126,8 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<LogEntry> {
     if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != FORMAT_VERSION {
         return None;
     }
-    let total = HEAD_BYTES.checked_add(usize::try_from(half(bytes, 32)).ok()?)?;
-    let count = usize::from(u16::from_le_bytes([bytes[36], bytes[37]]));
+    let total = HEAD_BYTES.checked_add(usize::try_from(u32_at(bytes, 32)).ok()?)?;
+    let count = usize::from(u16_at(bytes, 36));
     let listed = HEAD_BYTES.checked_add(count.checked_mul(WRITE_BYTES)?)?;
     if total > bytes.len() || listed > total || count == 0 || count > WRITES_MAX {
         return None;
@@ -137,24 +138,24 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<LogEntry> {
     let mut at = listed;
     for place in (HEAD_BYTES..listed).step_by(WRITE_BYTES) {
         let listing = &bytes[place..listed];
-        let until = at.checked_add(half(listing, 8) as usize)?;
-        if until > total || half(listing, 12) != 0 {
+        let until = at.checked_add(u32_at(listing, 8) as usize)?;
+        if until > total || u32_at(listing, 12) != 0 {
             return None;
         }
         let data = bytes.slice(at..until);
         checksum = XxHash3_64::oneshot_with_seed(checksum, &data);
-        writes.push(MemoryWrite { address: word(bytes, place), bytes: data });
+        writes.push(MemoryWrite { address: u64_at(bytes, place), bytes: data });
         at = until;
     }
-    if at != total || checksum != word(bytes, 0) {
+    if at != total || checksum != u64_at(bytes, 0) {
         return None;
     }
     Some(LogEntry {
-        index: word(bytes, 8),
-        term: Term(word(bytes, 16)),
+        index: u64_at(bytes, 8),
+        term: Term(u64_at(bytes, 16)),
         kind,
         writes,
-        previous: word(bytes, 24),
+        previous: u64_at(bytes, 24),
         checksum,
         raw: bytes.slice(..total),
     })
@@ -196,7 +197,7 @@ mod tests {
         let golden = "07000000000000000300000000000000110000000000000026000000020001010001000000000000030000000000000040\
                       0000000000000003000000000000006f6e6574776f";
         assert_eq!(hex, golden);
-        assert_eq!(word(&bytes, 0), 14_700_686_069_966_041_621, "the checksum's algorithm is part of the format");
+        assert_eq!(u64_at(&bytes, 0), 14_700_686_069_966_041_621, "the checksum's algorithm is part of the format");
     }
 
     #[test]

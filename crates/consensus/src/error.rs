@@ -151,6 +151,12 @@ pub enum Error {
     },
 }
 
+impl From<wire::Malformed> for Error {
+    fn from(malformed: wire::Malformed) -> Error {
+        Error::Corrupt(malformed.what)
+    }
+}
+
 impl Error {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {

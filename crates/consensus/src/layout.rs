@@ -18,6 +18,7 @@
 
 use rma::TRANSFER_BYTES_MAX;
 use twox_hash::XxHash3_64;
+use wire::{u32_at, u64_at};
 
 use crate::erasure_code::DATA_MAX;
 use crate::{Error, Term};
@@ -173,38 +174,27 @@ impl GroupLayout {
     }
 
     /// The layout as it is stored and sent.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; LAYOUT_BYTES] {
-        let mut bytes = [0; LAYOUT_BYTES];
-        for (word, value) in
-            [self.log_bytes, self.unlogged_bytes, self.memory_bytes, self.block_bytes, self.data_shards.into()]
-                .into_iter()
-                .enumerate()
-        {
-            bytes[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
-        }
-        bytes
+        wire::array(|writer| {
+            writer.u64s([
+                self.log_bytes,
+                self.unlogged_bytes,
+                self.memory_bytes,
+                self.block_bytes,
+                self.data_shards.into(),
+            ]);
+        })
     }
 
     pub(crate) fn decode(bytes: &[u8; LAYOUT_BYTES]) -> GroupLayout {
         GroupLayout {
-            log_bytes: word(bytes, 0),
-            unlogged_bytes: word(bytes, 8),
-            memory_bytes: word(bytes, 16),
-            block_bytes: word(bytes, 24),
-            data_shards: half(bytes, 32),
+            log_bytes: u64_at(bytes, 0),
+            unlogged_bytes: u64_at(bytes, 8),
+            memory_bytes: u64_at(bytes, 16),
+            block_bytes: u64_at(bytes, 24),
+            data_shards: u32_at(bytes, 32),
         }
     }
-}
-
-/// The little-endian word at an offset within `bytes`.
-pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..][..8].try_into().expect("a slice of eight bytes"))
-}
-
-/// The little-endian half word at an offset within `bytes`.
-pub(crate) fn half(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..][..4].try_into().expect("a slice of four bytes"))
 }
 
 /// The words of the administrative region.
@@ -222,7 +212,7 @@ impl AdminWords {
         if bytes.len() != ADMIN_WORDS_BYTES {
             return Err(Error::Corrupt("administrative words of another length"));
         }
-        let [term, node, timestamp, admitted] = [0, 8, 16, 24].map(|at| word(bytes, at));
+        let [term, node, timestamp, admitted] = [0, 8, 16, 24].map(|at| u64_at(bytes, at));
         // After a term of the last era no CPU node could be elected.
         Term(term).next_generation()?;
         Ok(AdminWords { term: Term(term), node, timestamp, admitted })
@@ -257,16 +247,12 @@ pub(crate) struct CopyHeader {
 }
 
 impl CopyHeader {
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
         let LogCursor { index, position, chain } = self.applied;
-        let words = [self.sequence, self.term.0, self.adopted, index, position, chain];
-        for (place, value) in words.into_iter().enumerate() {
-            bytes[8 + place * 8..][..8].copy_from_slice(&value.to_le_bytes());
-        }
-        bytes[56..60].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-        bytes[60..64].copy_from_slice(&self.nodes.to_le_bytes());
+        let mut bytes: [u8; HEADER_BYTES] = wire::array(|writer| {
+            writer.u64s([0, self.sequence, self.term.0, self.adopted, index, position, chain]);
+            writer.u32(FORMAT_VERSION).u32(self.nodes);
+        });
         let checksum = XxHash3_64::oneshot(&bytes[8..]);
         bytes[..8].copy_from_slice(&checksum.to_le_bytes());
         bytes
@@ -280,21 +266,21 @@ impl CopyHeader {
         if bytes.len() != HEADER_BYTES {
             return Err(Error::Corrupt("a header of another length"));
         }
-        if word(bytes, 0) != XxHash3_64::oneshot(&bytes[8..]) {
+        if u64_at(bytes, 0) != XxHash3_64::oneshot(&bytes[8..]) {
             return Ok(None);
         }
-        if half(bytes, 56) != FORMAT_VERSION {
+        if u32_at(bytes, 56) != FORMAT_VERSION {
             return Err(Error::Corrupt("a header of another format version"));
         }
-        let applied = LogCursor { index: word(bytes, 32), position: word(bytes, 40), chain: word(bytes, 48) };
+        let applied = LogCursor { index: u64_at(bytes, 32), position: u64_at(bytes, 40), chain: u64_at(bytes, 48) };
         if applied.position > layout.log_bytes || !applied.position.is_multiple_of(LOG_UNIT_BYTES) {
             return Err(Error::Corrupt("a header that points beyond the log"));
         }
-        let (sequence, adopted) = (word(bytes, 8), word(bytes, 24));
+        let (sequence, adopted) = (u64_at(bytes, 8), u64_at(bytes, 24));
         if [sequence, adopted, applied.index].into_iter().any(|number| number >= NUMBER_MAX) {
             return Err(Error::Corrupt("a header at the end of all numbers"));
         }
-        Ok(Some(CopyHeader { sequence, term: Term(word(bytes, 16)), adopted, applied, nodes: half(bytes, 60) }))
+        Ok(Some(CopyHeader { sequence, term: Term(u64_at(bytes, 16)), adopted, applied, nodes: u32_at(bytes, 60) }))
     }
 
     /// The region offset of the header's slot.
@@ -311,7 +297,7 @@ impl CopyHeader {
         let (headers, made) = bytes.split_at(2 * HEADER_BYTES);
         let (zero, one) = headers.split_at(HEADER_BYTES);
         let both = [CopyHeader::decode(zero, layout)?, CopyHeader::decode(one, layout)?];
-        Ok((both.into_iter().flatten().max_by_key(|header| header.sequence), Term(word(made, 0))))
+        Ok((both.into_iter().flatten().max_by_key(|header| header.sequence), Term(u64_at(made, 0))))
     }
 }
 
@@ -333,7 +319,7 @@ mod tests {
         let words = [4, 5, 7, 9, 640, 0x0102, u64::from(FORMAT_VERSION) | 3 << 32];
         let golden: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         assert_eq!(bytes[8..], golden);
-        assert_eq!(word(&bytes, 0), 2_922_393_678_783_150_574, "the checksum's algorithm is part of the format");
+        assert_eq!(u64_at(&bytes, 0), 2_922_393_678_783_150_574, "the checksum's algorithm is part of the format");
         assert_eq!(CopyHeader::decode(&bytes, &LAYOUT), Ok(Some(header(4))));
     }
 

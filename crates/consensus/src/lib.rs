@@ -135,7 +135,7 @@ pub use format::{format, is_used};
 pub use group::{MemoryNodeAddress, SiftGroup, SiftTimeouts};
 pub use layout::{FORMAT_VERSION, GroupLayout, LOG_BYTES_MAX, LOG_UNIT_BYTES};
 pub use memory_node::{GroupMemory, LogMemoryNode, LogMemoryNodeConfig};
-pub use message::PROTOCOL_VERSION;
+pub use message::PROTOCOL_VERSIONS;
 pub use standby::Standby;
 pub use takeover::{ElectedStandby, RecoveredCoordinator};
 

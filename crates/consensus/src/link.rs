@@ -9,9 +9,10 @@ use base::rt;
 use base::rt::sync::Mutex;
 use base::{Bytes, BytesMut};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent};
+use wire::hello::VersionMismatch;
 
 use crate::layout::{ADMIN_BYTES, ADMIN_WORDS_BYTES, AdminWords, NODE_AT, TERM_AT};
-use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
+use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
 use crate::{Error, SiftGroup, Term};
 
 /// Bytes of one chunk of a large read.
@@ -61,9 +62,13 @@ impl MemoryNodeLink {
                 number: AtomicU32::new(1),
                 turn: Mutex::default(),
             };
-            let hello = Request::Hello { version: PROTOCOL_VERSION, group: group.id, layout: group.layout };
+            let hello = Request::Hello { versions: PROTOCOL_VERSIONS, group: group.id, layout: group.layout };
             match link.request(&hello).await? {
-                Response::Welcome { version: PROTOCOL_VERSION, is_persistent, incarnation: life, admin } => {
+                Response::OtherVersions(hello) => {
+                    let mismatch = VersionMismatch { ours: PROTOCOL_VERSIONS, theirs: hello.versions() };
+                    Err(Error::Rejected { address: link.address, reason: mismatch.to_string() })
+                }
+                Response::Welcome { is_persistent, incarnation: life, admin, .. } => {
                     (link.incarnation, link.is_persistent, link.admin) = (life, is_persistent, admin);
                     Ok(Arc::new(link))
                 }

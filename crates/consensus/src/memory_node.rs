@@ -38,12 +38,13 @@ use base::rt::sync::{Mutex, Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Task};
 use rma::{Capability, Endpoint, Host, IncomingEvent, RegionId, Rights};
 use storage::DataDirectory;
+use wire::hello::HelloAnswer;
 
 use crate::directory_lock::lock_directory;
 use crate::disk::{DurableOwner, NodeDisk};
 use crate::fault::{Mutant, mutant};
 use crate::layout::{ADMIN_BYTES, ADMITTED_AT, TERM_AT};
-use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
+use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
 use crate::{Error, GroupId, GroupLayout, Term};
 
 /// Groups of one node.
@@ -320,12 +321,11 @@ async fn handle(
     request: Request,
 ) -> Response {
     match request {
-        Request::Hello { version, .. } if version != PROTOCOL_VERSION => rejected(
-            Rejection::Version,
-            PROTOCOL_VERSION.into(),
-            format!("it speaks version {PROTOCOL_VERSION}, not {version}; run the same release on both"),
-        ),
-        Request::Hello { group: id, layout, .. } => {
+        Request::OtherVersions(versions) => {
+            tracing::warn!(name, %versions, ours = %PROTOCOL_VERSIONS, "a CPU node speaks other versions; upgrade the older side");
+            Response::OtherVersions(HelloAnswer::refuse(PROTOCOL_VERSIONS))
+        }
+        Request::Hello { versions, group: id, layout } => {
             let Some(kept) = shared.groups.get(&id) else {
                 return rejected(Rejection::Group, 0, format!("this node holds no memory for group {}", id.0));
             };
@@ -340,7 +340,8 @@ async fn handle(
             };
             *group = Some(id);
             let (life, is_persistent) = (shared.incarnation, shared.is_persistent);
-            Response::Welcome { version: PROTOCOL_VERSION, is_persistent, incarnation: life, admin }
+            let hello = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
+            Response::Welcome { hello, is_persistent, incarnation: life, admin }
         }
         Request::Persist { term, nonce: holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id))
         {

@@ -1,6 +1,7 @@
 //! Errors of the pool.
 
 use base::{Epoch, ErrorKind};
+use wire::hello::VersionMismatch;
 
 /// What went wrong. [`Error::kind`] says what the caller should do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,17 +24,12 @@ pub enum Error {
         newest: Epoch,
     },
     /// The two sides speak different versions.
-    #[error(
-        "the memory node at {address} speaks version {theirs} of the pool's protocol, this process {ours}; run the same \
-         release on both"
-    )]
+    #[error("the memory node at {address} speaks another version of the pool's protocol: {mismatch}")]
     Version {
         /// The donor.
         address: String,
-        /// Our version.
-        ours: u32,
-        /// The donor's.
-        theirs: u32,
+        /// What each side speaks.
+        mismatch: VersionMismatch,
     },
     /// The two sides have sections of different sizes.
     #[error(
@@ -100,6 +96,12 @@ pub enum Error {
         /// Why it failed.
         error: rma::Error,
     },
+}
+
+impl From<wire::Malformed> for Error {
+    fn from(malformed: wire::Malformed) -> Error {
+        Error::Malformed(malformed.what)
+    }
 }
 
 impl Error {

@@ -87,7 +87,7 @@ pub mod space;
 pub use error::Error;
 use limits::check_section_bytes;
 pub use limits::{ADDRESS_BITS, OWNER_BYTES_MAX, SECTION_BYTES_DEFAULT, SECTION_BYTES_MAX, SECTION_BYTES_MIN};
-pub use message::PROTOCOL_VERSION;
+pub use message::PROTOCOL_VERSIONS;
 pub use node::{MemoryNode, MemoryNodeConfig, MemoryNodeUsage};
 pub use space::{
     AddressSpace, AddressSpaceConfig, Donor, DonorStatus, LossReason, ReadGrant, ReadOnlySpace, ReadOnlySpaceConfig,

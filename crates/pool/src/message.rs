@@ -3,21 +3,22 @@
 //! A message starts with eight bytes: its kind, three zero bytes, and the number of the request, which the answer
 //! repeats. Numbers are little-endian. Notifications of the memory node carry the number 0, which no request has.
 //!
-//! The first twelve bytes of a hello are the same in all versions, so that each side can learn the other's version.
+//! The hello and its answer are those of [`wire::hello`]. Behind a hello whose versions the node does not speak, and behind
+//! an answer that refuses, the bytes are of no known format, and are ignored.
 //!
-//! Invariant: any bytes decode into a message or an error; every message has one encoding.
+//! Invariant: any bytes decode into a message or an error; every message of our versions has one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use base::Epoch;
-use base::bytes::{BufMut as _, Bytes, BytesMut};
+use base::{Bytes, Epoch};
 use rma::{CAPABILITY_BYTES, Capability};
+use wire::hello::{Hello, HelloAnswer};
+use wire::{Reader, VersionRange, Writer};
 
 use crate::Error;
 
-/// Raised with every change of the messages or of their meaning.
-pub const PROTOCOL_VERSION: u32 = 2;
-/// Bytes of the head that every message starts with.
-const HEAD_BYTES: usize = 8;
+/// The versions that this program speaks. The newest is raised with every change of the messages or of their meaning.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+pub(crate) const PURPOSE: [u8; 8] = *b"HDLRPOOL";
 /// The number of messages that do not answer a request.
 pub(crate) const NOTIFICATION: u32 = 0;
 /// Bytes of the text of a refusal; a longer one is cut.
@@ -34,7 +35,9 @@ pub(crate) type DonorSection = u64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// The first message on every connection.
-    Hello { version: u32, section_bytes: u64 },
+    Hello { versions: VersionRange, section_bytes: u64 },
+    /// The hello of an owner that speaks other versions.
+    OtherVersions(VersionRange),
     /// Takes the owner's memory over under an epoch and revokes all capabilities of older epochs. Precedes all requests
     /// below.
     Fence { epoch: Epoch, nonce: u64 },
@@ -55,15 +58,51 @@ pub(crate) enum Request {
 /// Answers of a memory node. `free_bytes` is how much it could still grant.
 #[derive(Clone, Debug)]
 pub(crate) enum Response {
-    Welcome { version: u32, node: u32, section_bytes: u64, budget_bytes: u64, free_bytes: u64, incarnation: u64 },
-    Fenced { free_bytes: u64, revoked: u32 },
-    Granted { free_bytes: u64, section: DonorSection, bytes: u64, capability: Capability },
-    Released { free_bytes: u64 },
-    Listed { free_bytes: u64, sections: Vec<(DonorSection, u64)> },
-    Capacity { free_bytes: u64, budget_bytes: u64 },
-    ReadGranted { free_bytes: u64, section: DonorSection, capability: Capability },
-    ReadsRevoked { free_bytes: u64, revoked: u32 },
-    Rejected { rejection: Rejection, detail: u64, text: String },
+    Welcome {
+        hello: HelloAnswer,
+        node: u32,
+        section_bytes: u64,
+        budget_bytes: u64,
+        free_bytes: u64,
+        incarnation: u64,
+    },
+    /// The answer to a hello by a node that speaks other versions. The connection ends.
+    OtherVersions(HelloAnswer),
+    Fenced {
+        free_bytes: u64,
+        revoked: u32,
+    },
+    Granted {
+        free_bytes: u64,
+        section: DonorSection,
+        bytes: u64,
+        capability: Capability,
+    },
+    Released {
+        free_bytes: u64,
+    },
+    Listed {
+        free_bytes: u64,
+        sections: Vec<(DonorSection, u64)>,
+    },
+    Capacity {
+        free_bytes: u64,
+        budget_bytes: u64,
+    },
+    ReadGranted {
+        free_bytes: u64,
+        section: DonorSection,
+        capability: Capability,
+    },
+    ReadsRevoked {
+        free_bytes: u64,
+        revoked: u32,
+    },
+    Rejected {
+        rejection: Rejection,
+        detail: u64,
+        text: String,
+    },
 }
 
 /// Why a request was rejected, and what `detail` means.
@@ -71,8 +110,6 @@ pub(crate) enum Response {
 pub(crate) enum Rejection {
     /// Not a message of the protocol, or not one that may come now. The connection ends.
     Malformed,
-    /// `detail`: the node's version. The connection ends.
-    Version,
     /// `detail`: the node's section size.
     SectionSize,
     /// `detail`: the newest epoch. The connection ends.
@@ -90,9 +127,8 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
-    const ALL: [Rejection; 9] = [
+    const ALL: [Rejection; 8] = [
         Rejection::Malformed,
-        Rejection::Version,
         Rejection::SectionSize,
         Rejection::Fenced,
         Rejection::Exhausted,
@@ -105,7 +141,7 @@ impl Rejection {
     fn code(self) -> u32 {
         match self {
             Rejection::Malformed => 1,
-            Rejection::Version => 2,
+            // 2 was another version; the answer to a hello says that now.
             Rejection::SectionSize => 3,
             Rejection::Fenced => 4,
             Rejection::Exhausted => 5,
@@ -142,69 +178,60 @@ mod kind {
     pub const REJECTED: u8 = 0xFF;
 }
 
-#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-fn head(kind: u8, number: u32, body_bytes: usize) -> BytesMut {
-    let mut bytes = BytesMut::with_capacity(HEAD_BYTES + body_bytes);
-    bytes.put_slice(&[kind, 0, 0, 0]);
-    bytes.put_u32_le(number);
-    bytes
+fn head(kind: u8, number: u32) -> Writer {
+    let mut writer = Writer::with_capacity(64);
+    writer.u8(kind).zeros(3).u32(number);
+    writer
+}
+
+fn read_head(reader: &mut Reader<&[u8]>) -> Result<(u8, u32), Error> {
+    let kind = reader.u8()?;
+    reader.zeros(3)?;
+    Ok((kind, reader.u32()?))
+}
+
+fn read_capability(reader: &mut Reader<&[u8]>) -> Result<Capability, Error> {
+    let bytes = reader.bytes(CAPABILITY_BYTES)?;
+    Capability::decode(bytes).map_err(|_| Error::Malformed("a grant contains no valid capability"))
 }
 
 impl Request {
     /// The message's bytes.
     pub(crate) fn encode(&self, number: u32) -> Bytes {
-        let mut bytes;
         match self {
-            Request::Hello { version, section_bytes } => {
-                bytes = head(kind::HELLO, number, 16);
-                bytes.put_u32_le(*version);
-                bytes.put_u32_le(0);
-                bytes.put_u64_le(*section_bytes);
+            Request::Hello { versions, section_bytes } => {
+                let hello = Hello { purpose: PURPOSE, versions: *versions };
+                head(kind::HELLO, number).put(&hello.encode()).u64(*section_bytes).done()
             }
-            Request::Fence { epoch, nonce: holder } => {
-                bytes = head(kind::FENCE, number, 16);
-                bytes.put_u64_le(epoch.get());
-                bytes.put_u64_le(*holder);
+            Request::OtherVersions(versions) => {
+                head(kind::HELLO, number).put(&Hello { purpose: PURPOSE, versions: *versions }.encode()).done()
             }
-            Request::Grant { bytes: wanted } => {
-                bytes = head(kind::GRANT, number, 8);
-                bytes.put_u64_le(*wanted);
+            Request::Fence { epoch, nonce } => head(kind::FENCE, number).u64(epoch.get()).u64(*nonce).done(),
+            Request::Grant { bytes } => head(kind::GRANT, number).u64(*bytes).done(),
+            Request::Release { section } => head(kind::RELEASE, number).u64(*section).done(),
+            Request::List => head(kind::LIST, number).done(),
+            Request::Capacity => head(kind::CAPACITY, number).done(),
+            Request::GrantRead { section, follower } => {
+                head(kind::GRANT_READ, number).u64(*section).u64(*follower).done()
             }
-            Request::Release { section } => {
-                bytes = head(kind::RELEASE, number, 8);
-                bytes.put_u64_le(*section);
-            }
-            Request::List => bytes = head(kind::LIST, number, 0),
-            Request::Capacity => bytes = head(kind::CAPACITY, number, 0),
-            Request::GrantRead { section, follower: reader } => {
-                bytes = head(kind::GRANT_READ, number, 16);
-                bytes.put_u64_le(*section);
-                bytes.put_u64_le(*reader);
-            }
-            Request::RevokeReads { follower: reader } => {
-                bytes = head(kind::REVOKE_READS, number, 8);
-                bytes.put_u64_le(*reader);
-            }
+            Request::RevokeReads { follower } => head(kind::REVOKE_READS, number).u64(*follower).done(),
         }
-        bytes.freeze()
     }
 
     /// Reads a request and its number.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(u32, Request), Error> {
-        let mut reader = Reader(bytes);
-        let (kind, number) = reader.head()?;
+        let mut reader = Reader::new(bytes);
+        let (kind, number) = read_head(&mut reader)?;
         if number == NOTIFICATION {
             return Err(Error::Malformed("a request has number 0, which is for notices"));
         }
         let request = match kind {
             kind::HELLO => {
-                let version = reader.u32()?;
-                if version != PROTOCOL_VERSION {
-                    // The rest is in that version's format.
-                    return Ok((number, Request::Hello { version, section_bytes: 0 }));
+                let Hello { versions, .. } = Hello::read(&mut reader, PURPOSE)?;
+                if PROTOCOL_VERSIONS.choose(versions).is_err() {
+                    return Ok((number, Request::OtherVersions(versions)));
                 }
-                reader.zero()?;
-                Request::Hello { version, section_bytes: reader.u64()? }
+                Request::Hello { versions, section_bytes: reader.u64()? }
             }
             kind::FENCE => Request::Fence { epoch: Epoch(reader.u64()?), nonce: reader.u64()? },
             kind::GRANT => Request::Grant { bytes: reader.u64()? },
@@ -222,87 +249,65 @@ impl Request {
 
 impl Response {
     /// The message's bytes; those of a grant contain the capability's secret.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self, number: u32) -> Bytes {
-        let mut bytes;
         match self {
-            Response::Welcome { version, node, section_bytes, budget_bytes, free_bytes, incarnation: life } => {
-                bytes = head(kind::WELCOME, number, 40);
-                bytes.put_u32_le(*version);
-                bytes.put_u32_le(*node);
-                for value in [section_bytes, budget_bytes, free_bytes, life] {
-                    bytes.put_u64_le(*value);
-                }
+            Response::Welcome { hello, node, section_bytes, budget_bytes, free_bytes, incarnation } => {
+                let numbers = [*section_bytes, *budget_bytes, *free_bytes, *incarnation];
+                head(kind::WELCOME, number).put(&hello.encode()).u32(*node).u64s(numbers).done()
             }
-            Response::Fenced { free_bytes, revoked } | Response::ReadsRevoked { free_bytes, revoked } => {
-                let is_fence = matches!(self, Response::Fenced { .. });
-                bytes = head(if is_fence { kind::FENCED } else { kind::READS_REVOKED }, number, 16);
-                bytes.put_u64_le(*free_bytes);
-                bytes.put_u32_le(*revoked);
-                bytes.put_u32_le(0);
+            Response::OtherVersions(hello) => head(kind::WELCOME, number).put(&hello.encode()).done(),
+            Response::Fenced { free_bytes, revoked } => {
+                head(kind::FENCED, number).u64(*free_bytes).u32(*revoked).u32(0).done()
             }
-            Response::Granted { free_bytes, section, bytes: given, capability } => {
-                bytes = head(kind::GRANTED, number, 24 + CAPABILITY_BYTES);
-                for value in [free_bytes, section, given] {
-                    bytes.put_u64_le(*value);
-                }
-                bytes.put_slice(&capability.encode());
+            Response::ReadsRevoked { free_bytes, revoked } => {
+                head(kind::READS_REVOKED, number).u64(*free_bytes).u32(*revoked).u32(0).done()
+            }
+            Response::Granted { free_bytes, section, bytes, capability } => {
+                head(kind::GRANTED, number).u64s([*free_bytes, *section, *bytes]).put(&capability.encode()).done()
             }
             Response::ReadGranted { free_bytes, section, capability } => {
-                bytes = head(kind::READ_GRANTED, number, 16 + CAPABILITY_BYTES);
-                bytes.put_u64_le(*free_bytes);
-                bytes.put_u64_le(*section);
-                bytes.put_slice(&capability.encode());
+                head(kind::READ_GRANTED, number).u64(*free_bytes).u64(*section).put(&capability.encode()).done()
             }
-            Response::Released { free_bytes } => {
-                bytes = head(kind::RELEASED, number, 8);
-                bytes.put_u64_le(*free_bytes);
-            }
+            Response::Released { free_bytes } => head(kind::RELEASED, number).u64(*free_bytes).done(),
             Response::Listed { free_bytes, sections } => {
                 assert!(sections.len() <= SECTIONS_PER_OWNER_MAX, "an owner has no more sections");
-                bytes = head(kind::LISTED, number, 16 + LISTED_BYTES * sections.len());
-                bytes.put_u64_le(*free_bytes);
-                bytes.put_u32_le(sections.len() as u32);
-                bytes.put_u32_le(0);
-                for (section, section_bytes) in sections {
-                    bytes.put_u64_le(*section);
-                    bytes.put_u64_le(*section_bytes);
-                }
+                let mut writer = head(kind::LISTED, number);
+                writer.u64(*free_bytes).u32(sections.len() as u32).u32(0);
+                writer.u64s(sections.iter().flat_map(|(section, section_bytes)| [*section, *section_bytes])).done()
             }
             Response::Capacity { free_bytes, budget_bytes } => {
-                bytes = head(kind::CAPACITY_LEFT, number, 16);
-                bytes.put_u64_le(*free_bytes);
-                bytes.put_u64_le(*budget_bytes);
+                head(kind::CAPACITY_LEFT, number).u64(*free_bytes).u64(*budget_bytes).done()
             }
-            Response::Rejected { rejection: refusal, detail, text } => {
+            Response::Rejected { rejection, detail, text } => {
                 let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|end| text.is_char_boundary(*end));
                 let text = &text[..end.expect("0 is a boundary")];
-                bytes = head(kind::REJECTED, number, 16 + text.len());
-                bytes.put_u32_le(refusal.code());
-                bytes.put_u32_le(0);
-                bytes.put_u64_le(*detail);
-                bytes.put_slice(text.as_bytes());
+                head(kind::REJECTED, number).u32(rejection.code()).u32(0).u64(*detail).put(text.as_bytes()).done()
             }
         }
-        bytes.freeze()
     }
 
     /// Reads an answer and the number of its request; a notice has [`NOTIFICATION`].
     pub(crate) fn decode(bytes: &[u8]) -> Result<(u32, Response), Error> {
-        let mut reader = Reader(bytes);
-        let (kind, number) = reader.head()?;
+        let mut reader = Reader::new(bytes);
+        let (kind, number) = read_head(&mut reader)?;
         let reply = match kind {
-            kind::WELCOME => Response::Welcome {
-                version: reader.u32()?,
-                node: reader.u32()?,
-                section_bytes: reader.u64()?,
-                budget_bytes: reader.u64()?,
-                free_bytes: reader.u64()?,
-                incarnation: reader.u64()?,
-            },
+            kind::WELCOME => {
+                let hello = HelloAnswer::read(&mut reader)?;
+                if hello.chosen_by(PROTOCOL_VERSIONS).is_err() {
+                    return Ok((number, Response::OtherVersions(hello)));
+                }
+                Response::Welcome {
+                    hello,
+                    node: reader.u32()?,
+                    section_bytes: reader.u64()?,
+                    budget_bytes: reader.u64()?,
+                    free_bytes: reader.u64()?,
+                    incarnation: reader.u64()?,
+                }
+            }
             kind::FENCED | kind::READS_REVOKED => {
                 let (free_bytes, revoked) = (reader.u64()?, reader.u32()?);
-                reader.zero()?;
+                reader.zeros(4)?;
                 match kind {
                     kind::FENCED => Response::Fenced { free_bytes, revoked },
                     _ => Response::ReadsRevoked { free_bytes, revoked },
@@ -312,19 +317,19 @@ impl Response {
                 free_bytes: reader.u64()?,
                 section: reader.u64()?,
                 bytes: reader.u64()?,
-                capability: reader.capability()?,
+                capability: read_capability(&mut reader)?,
             },
             kind::READ_GRANTED => Response::ReadGranted {
                 free_bytes: reader.u64()?,
                 section: reader.u64()?,
-                capability: reader.capability()?,
+                capability: read_capability(&mut reader)?,
             },
             kind::RELEASED => Response::Released { free_bytes: reader.u64()? },
             kind::LISTED => {
                 let free_bytes = reader.u64()?;
                 let count = reader.u32()? as usize;
-                reader.zero()?;
-                if count > SECTIONS_PER_OWNER_MAX || Some(reader.0.len()) != count.checked_mul(LISTED_BYTES) {
+                reader.zeros(4)?;
+                if count > SECTIONS_PER_OWNER_MAX || Some(reader.left()) != count.checked_mul(LISTED_BYTES) {
                     return Err(Error::Malformed("the length of a list does not match its count"));
                 }
                 let sections = (0..count).map(|_| Ok((reader.u64()?, reader.u64()?))).collect::<Result<_, Error>>()?;
@@ -334,9 +339,9 @@ impl Response {
             kind::REJECTED => {
                 let refusal =
                     Rejection::of_code(reader.u32()?).ok_or(Error::Malformed("unknown reason of a refusal"))?;
-                reader.zero()?;
+                reader.zeros(4)?;
                 let detail = reader.u64()?;
-                let text = reader.take(reader.0.len())?;
+                let text = reader.rest();
                 if text.len() > TEXT_BYTES_MAX {
                     return Err(Error::Malformed("a refusal's text is too long"));
                 }
@@ -347,48 +352,6 @@ impl Response {
         };
         reader.end()?;
         Ok((number, reply))
-    }
-}
-
-/// The rest of a message.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], Error> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Error::Malformed("the message is too short"))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn head(&mut self) -> Result<(u8, u32), Error> {
-        let kind = self.take(1)?[0];
-        if self.take(3)? != [0; 3] {
-            return Err(Error::Malformed("reserved bytes are not zero"));
-        }
-        Ok((kind, self.u32()?))
-    }
-
-    fn u32(&mut self) -> Result<u32, Error> {
-        let bytes = self.take(4)?.try_into().map_err(|_| Error::Malformed("the message is too short"))?;
-        Ok(u32::from_le_bytes(bytes))
-    }
-
-    fn u64(&mut self) -> Result<u64, Error> {
-        let bytes = self.take(8)?.try_into().map_err(|_| Error::Malformed("the message is too short"))?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    fn capability(&mut self) -> Result<Capability, Error> {
-        let bytes = self.take(CAPABILITY_BYTES)?;
-        Capability::decode(bytes).map_err(|_| Error::Malformed("a grant contains no valid capability"))
-    }
-
-    fn zero(&mut self) -> Result<(), Error> {
-        if self.u32()? == 0 { Ok(()) } else { Err(Error::Malformed("reserved bytes are not zero")) }
-    }
-
-    fn end(&self) -> Result<(), Error> {
-        if self.0.is_empty() { Ok(()) } else { Err(Error::Malformed("the message is too long")) }
     }
 }
 

@@ -13,8 +13,8 @@ fn capability() -> Capability {
 fn requests() -> Vec<(Request, &'static str)> {
     vec![
         (
-            Request::Hello { version: 2, section_bytes: 16 << 20 },
-            "01000000 01000000 02000000 00000000 0000000100000000",
+            Request::Hello { versions: VersionRange::new(1, 2), section_bytes: 16 << 20 },
+            "01000000 01000000 48444c52504f4f4c 01000000 02000000 0000000100000000",
         ),
         (Request::Fence { epoch: Epoch(3), nonce: 0xA1 }, "02000000 02000000 0300000000000000 a100000000000000"),
         (Request::Grant { bytes: 16 << 20 }, "03000000 03000000 0000000100000000"),
@@ -31,14 +31,14 @@ fn replies() -> Vec<(Response, String)> {
     vec![
         (
             Response::Welcome {
-                version: 2,
+                hello: HelloAnswer::accept(VersionRange::new(1, 2), 2),
                 node: 2,
                 section_bytes: 4096,
                 budget_bytes: 8192,
                 free_bytes: 4096,
                 incarnation: 5,
             },
-            "81000000 01000000 02000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
+            "81000000 01000000 02000000 01000000 02000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
                 .to_owned(),
         ),
         (
@@ -107,12 +107,17 @@ fn the_golden_bytes_are_those_of_the_document() {
 }
 
 #[test]
-fn another_version_is_told_by_its_first_twelve_bytes_alone() {
-    let mut bytes = Request::Hello { version: PROTOCOL_VERSION + 1, section_bytes: 0 }.encode(1).to_vec();
-    bytes.extend([0xEE; 40]);
-    let version = PROTOCOL_VERSION + 1;
-    assert_eq!(Request::decode(&bytes), Ok((1, Request::Hello { version, section_bytes: 0 })));
-    assert!(Request::decode(&bytes[..11]).is_err());
+fn another_version_is_told_whatever_follows_the_hello() {
+    let versions = VersionRange::new(PROTOCOL_VERSIONS.newest() + 1, 9);
+    let hello = Request::OtherVersions(versions).encode(1);
+    let bytes = [&hello[..], &[0xEE; 40]].concat();
+    assert_eq!(Request::decode(&bytes), Ok((1, Request::OtherVersions(versions))));
+    assert!(Request::decode(&hello[..hello.len() - 1]).is_err());
+    let answer = Response::OtherVersions(HelloAnswer::refuse(versions)).encode(1);
+    let Ok((1, Response::OtherVersions(told))) = Response::decode(&[&answer[..], &[0xEE; 40]].concat()) else {
+        panic!("it refuses")
+    };
+    assert!(told.chosen_by(PROTOCOL_VERSIONS).is_err_and(|mismatch| mismatch.is_ours_older()));
 }
 
 #[test]

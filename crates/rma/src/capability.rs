@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use wire::{u16_at, u32_at, u64_at};
+
 use crate::Error;
 
 /// A host of regions, unique within one network of hosts.
@@ -148,21 +150,18 @@ impl Capability {
     pub fn decode(bytes: &[u8]) -> Result<Capability, Error> {
         let bytes: &[u8; CAPABILITY_BYTES] =
             bytes.try_into().map_err(|_| Error::Malformed("a capability of another length"))?;
-        let word = |at: usize| u32::from_le_bytes(bytes[at..][..4].try_into().expect("a slice of four bytes"));
         let rights = Rights::from_bits(bytes[10]).ok_or(Error::Malformed("a capability with unknown rights"))?;
         if bytes[11..16] != [0; 5] {
             return Err(Error::Malformed("a capability with reserved bytes set"));
         }
-        let mut generation = [0; 8];
-        generation.copy_from_slice(&bytes[16..24]);
         let mut secret = [0; 16];
         secret.copy_from_slice(&bytes[24..40]);
         Ok(Capability {
-            node: NodeId(word(0)),
-            region: RegionId(word(4)),
-            grant: GrantId(u16::from_le_bytes([bytes[8], bytes[9]])),
+            node: NodeId(u32_at(bytes, 0)),
+            region: RegionId(u32_at(bytes, 4)),
+            grant: GrantId(u16_at(bytes, 8)),
             rights,
-            generation: u64::from_le_bytes(generation),
+            generation: u64_at(bytes, 16),
             secret: CapabilitySecret(secret),
         })
     }

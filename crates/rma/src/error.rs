@@ -1,6 +1,7 @@
 //! Errors of verbs, messages and operations of a host.
 
 use base::ErrorKind;
+use wire::hello::VersionMismatch;
 
 /// The failures of this crate. [`Error::kind`] tells the caller what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,13 +45,8 @@ pub enum Error {
     #[error("refused: {0}")]
     Rejected(String),
     /// The other end speaks another version of the protocol.
-    #[error("the other end speaks version {theirs} of the protocol, this one {ours}; run the same release on both")]
-    Version {
-        /// Our version.
-        ours: u32,
-        /// The other end's version.
-        theirs: u32,
-    },
+    #[error("the two ends speak different versions of the protocol: {0}")]
+    Version(VersionMismatch),
     /// No host answers at the address. Nothing took effect.
     #[error("cannot reach {address}: {reason}")]
     Unreachable {
@@ -77,6 +73,18 @@ pub enum Error {
     },
 }
 
+impl From<wire::Malformed> for Error {
+    fn from(malformed: wire::Malformed) -> Error {
+        Error::Malformed(malformed.what)
+    }
+}
+
+impl From<VersionMismatch> for Error {
+    fn from(mismatch: VersionMismatch) -> Error {
+        Error::Version(mismatch)
+    }
+}
+
 impl Error {
     /// The kind of the error, which tells the caller what to do.
     pub fn kind(&self) -> ErrorKind {
@@ -90,7 +98,7 @@ impl Error {
             | Error::Misaligned(_)
             | Error::TooLarge(_)
             | Error::Rejected(_)
-            | Error::Version { .. } => ErrorKind::Rejected,
+            | Error::Version(_) => ErrorKind::Rejected,
             Error::Malformed(_) => ErrorKind::Corrupt,
             Error::Closed => ErrorKind::Closed,
             Error::System { kind, .. } => *kind,

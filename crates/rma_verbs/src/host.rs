@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ::wire::hello::HelloAnswer;
 use async_trait::async_trait;
 use base::ErrorKind;
 use base::rt::channel::{Receiver, Sender, bounded};
@@ -33,7 +34,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use crate::connection::{ConnectionCore, ConnectionDraft, RemotePeer, VerbsConnection};
 use crate::device::{Device, RegistrationAccess};
 use crate::memory::RegisteredMemory;
-use crate::wire::{self, Frame, HandshakeTranscript, PairAddress, Rejection, VERSION};
+use crate::wire::{self, Frame, HandshakeTranscript, PROTOCOL_VERSIONS, PairAddress, Rejection};
 
 /// How long the holders of a revoked capability may take to release it before they lose their connections.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -199,19 +200,23 @@ impl HostRegions {
             wire::send(&control, &Frame::Rejected { request: 0, rejection })?;
             Err(io::Error::from(io::ErrorKind::PermissionDenied))
         };
-        let Frame::Hello { version, name, nonce: client_nonce } = wire::receive(&control)? else {
+        let Frame::Hello { versions, name, nonce: client_nonce } = wire::receive(&control)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        if version != VERSION {
-            return refuse(Rejection::Version(VERSION));
-        }
+        let answer = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
         let mut host_nonce = [0; wire::NONCE_BYTES];
+        if answer.is_refusal() {
+            wire::send(&control, &Frame::Challenge { answer, nonce: host_nonce })?;
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         base::rt::fill_random(&mut host_nonce);
-        wire::send(&control, &Frame::Challenge { nonce: host_nonce })?;
+        wire::send(&control, &Frame::Challenge { answer, nonce: host_nonce })?;
         let Frame::Join { pair: client_pair, proof } = wire::receive(&control)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let transcript = HandshakeTranscript {
+            versions,
+            answer,
             name: &name,
             client_nonce: &client_nonce,
             host_nonce: &host_nonce,
@@ -278,16 +283,19 @@ pub fn join(device: &Arc<Device>, control: TcpStream, name: &str, token: &Token)
     limits().map_err(|error| Error::system("preparing a socket", &error))?;
     let mut client_nonce = [0; wire::NONCE_BYTES];
     base::rt::fill_random(&mut client_nonce);
-    let hello = Frame::Hello { version: VERSION, name: name.to_owned(), nonce: client_nonce };
+    let versions = PROTOCOL_VERSIONS;
+    let hello = Frame::Hello { versions, name: name.to_owned(), nonce: client_nonce };
     wire::send(&control, &hello).map_err(lost)?;
-    let host_nonce = match wire::receive(&control).map_err(lost)? {
-        Frame::Challenge { nonce } => nonce,
+    let (answer, host_nonce) = match wire::receive(&control).map_err(lost)? {
+        Frame::Challenge { answer, nonce } => (answer, nonce),
         frame => return Err(refused(frame)),
     };
+    answer.chosen_by(versions)?;
     let draft = ConnectionDraft::new(device).map_err(adapter)?;
     let client_pair: PairAddress = draft.address();
+    let (client_nonce, host_nonce, client_pair_at) = (&client_nonce, &host_nonce, &client_pair);
     let transcript =
-        HandshakeTranscript { name, client_nonce: &client_nonce, host_nonce: &host_nonce, client_pair: &client_pair };
+        HandshakeTranscript { versions, answer, name, client_nonce, host_nonce, client_pair: client_pair_at };
     let join = Frame::Join { pair: client_pair, proof: transcript.client_proof(token) };
     wire::send(&control, &join).map_err(lost)?;
     let (node, pair, proof) = match wire::receive(&control).map_err(lost)? {
@@ -307,7 +315,6 @@ pub fn join(device: &Arc<Device>, control: TcpStream, name: &str, token: &Token)
 
 fn refused(frame: Frame) -> Error {
     match frame {
-        Frame::Rejected { rejection: Rejection::Version(theirs), .. } => Error::Version { ours: VERSION, theirs },
         Frame::Rejected { .. } => Error::Rejected("the host does not know this name, or has another token".to_owned()),
         _ => Error::Malformed("a frame out of turn"),
     }

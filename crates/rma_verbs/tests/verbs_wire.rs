@@ -2,8 +2,8 @@
 
 use rma::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
 use rma_verbs::wire::{
-    FRAME_BYTES, Frame, HEADER_BYTES, HandshakeTranscript, MessageHeader, NAME_BYTES_MAX, PairAddress, Rejection,
-    RemoteRegion, VERSION,
+    FRAME_BYTES, Frame, HEADER_BYTES, HandshakeTranscript, MessageHeader, NAME_BYTES_MAX, PROTOCOL_VERSIONS,
+    PairAddress, Rejection, RemoteRegion,
 };
 
 fn pair() -> PairAddress {
@@ -13,9 +13,10 @@ fn pair() -> PairAddress {
 fn every_frame() -> Vec<Frame> {
     let remote = RemoteRegion { key: 9, rights: Rights::ALL, address: 0x7f00_0000_1000, bytes: 4096 };
     let mut frames = vec![
-        Frame::Hello { version: VERSION, name: "peer0".to_owned(), nonce: [1; 32] },
-        Frame::Hello { version: 7, name: "n".repeat(NAME_BYTES_MAX), nonce: [1; 32] },
-        Frame::Challenge { nonce: [2; 32] },
+        Frame::Hello { versions: PROTOCOL_VERSIONS, name: "peer0".to_owned(), nonce: [1; 32] },
+        Frame::Hello { versions: VersionRange::new(7, 9), name: "n".repeat(NAME_BYTES_MAX), nonce: [1; 32] },
+        Frame::Challenge { answer: HelloAnswer::to(PROTOCOL_VERSIONS, PROTOCOL_VERSIONS), nonce: [2; 32] },
+        Frame::Challenge { answer: HelloAnswer::refuse(PROTOCOL_VERSIONS), nonce: [0; 32] },
         Frame::Join { pair: pair(), proof: [3; 32] },
         Frame::Welcome { node: NodeId(4), pair: pair(), proof: [5; 32] },
         Frame::Ready,
@@ -24,13 +25,7 @@ fn every_frame() -> Vec<Frame> {
         Frame::Revoke { request: 10, region: RegionId(11), grant: GrantId(12), generation: 13 },
         Frame::Drained { request: 14 },
     ];
-    let rejections = [
-        Rejection::Version(2),
-        Rejection::Unauthenticated,
-        Rejection::Unknown,
-        Rejection::Revoked,
-        Rejection::Exhausted,
-    ];
+    let rejections = [Rejection::Unauthenticated, Rejection::Unknown, Rejection::Revoked, Rejection::Exhausted];
     frames.extend(rejections.map(|rejection| Frame::Rejected { request: 15, rejection }));
     frames
 }
@@ -44,6 +39,14 @@ fn every_frame_is_read_back() {
 
 #[test]
 fn frames_have_the_documented_bytes() {
+    let hello = Frame::Hello { versions: VersionRange::new(1, 2), name: "peer0".to_owned(), nonce: [1; 32] }.encode();
+    let mut expected = b"\x01\0\0\0\0\0\0\0heddlerv\x01\0\0\0\x02\0\0\0".to_vec();
+    expected.extend([1; 32]);
+    expected.extend(b"\x05peer0");
+    assert_eq!(hello[..expected.len()], expected);
+    let answer = HelloAnswer::accept(VersionRange::new(1, 2), 2);
+    let challenge = Frame::Challenge { answer, nonce: [2; 32] }.encode();
+    assert_eq!(challenge[..20], *b"\x02\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\x02\0\0\0");
     let open = Frame::Open { request: 0x0102, capability: [7; CAPABILITY_BYTES] }.encode();
     assert_eq!(open[..8], [6, 0, 0, 0, 2, 1, 0, 0]);
     assert_eq!(open[8..48], [7; 40]);
@@ -92,12 +95,23 @@ fn headers_are_read_back_and_others_refused() {
 fn a_proof_holds_for_one_transcript_and_one_role() {
     let (token, other) = (Token::new([1; 32]), Token::new([2; 32]));
     let (client, host, pair) = ([3; 32], [4; 32], pair());
-    let transcript =
-        HandshakeTranscript { name: "peer0", client_nonce: &client, host_nonce: &host, client_pair: &pair };
+    let (versions, answer) = (VersionRange::new(1, 2), HelloAnswer::accept(VersionRange::new(2, 3), 2));
+    let transcript = HandshakeTranscript {
+        versions,
+        answer,
+        name: "peer0",
+        client_nonce: &client,
+        host_nonce: &host,
+        client_pair: &pair,
+    };
     let proof = transcript.client_proof(&token);
     assert!(transcript.client_proved(&token, &proof));
     assert!(!transcript.client_proved(&other, &proof));
     assert!(!transcript.host_proved(&token, NodeId(1), &pair, &proof));
+    let older = HandshakeTranscript { versions: VersionRange::only(1), ..transcript };
+    assert!(!older.client_proved(&token, &proof), "nobody can change the range of versions");
+    let older = HandshakeTranscript { answer: HelloAnswer::accept(VersionRange::new(1, 3), 1), ..transcript };
+    assert!(!older.client_proved(&token, &proof));
     let moved = PairAddress { number: 12, ..pair };
     assert!(!HandshakeTranscript { client_pair: &moved, ..transcript }.client_proved(&token, &proof));
     assert!(!HandshakeTranscript { host_nonce: &client, ..transcript }.client_proved(&token, &proof));

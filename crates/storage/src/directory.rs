@@ -15,7 +15,7 @@ use base::rt::disk::{Directory, File};
 use crate::Error;
 
 /// The version of the directory's format that this program reads and writes.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 /// The longest version file that is read.
 const VERSION_BYTES_MAX: usize = 256;
 
@@ -67,7 +67,7 @@ impl DataDirectory {
             return Err(Error::Locked { path });
         }
         if is_new {
-            let text = format!("heddle {VERSION}\n");
+            let text = format!("heddle {FORMAT_VERSION}\n");
             let file = directory.open_file(VERSION_FILE_NEW, true).map_err(io("writing VERSION in"))?;
             file.truncate(0).map_err(io("writing VERSION in"))?;
             file.write_at(0, text.as_bytes()).map_err(io("writing VERSION in"))?;
@@ -104,9 +104,9 @@ fn check_version(path: &Path, text: &[u8]) -> Result<(), Error> {
         .and_then(|text| text.trim_end().strip_prefix("heddle "))
         .and_then(|number| number.parse::<u32>().ok());
     match number {
-        Some(VERSION) => Ok(()),
-        Some(number) if number > VERSION => refuse(
-            format!("has data format {number}, and this program knows formats up to {VERSION}"),
+        Some(FORMAT_VERSION) => Ok(()),
+        Some(number) if number > FORMAT_VERSION => refuse(
+            format!("has data format {number}, and this program knows formats up to {FORMAT_VERSION}"),
             "run the version of heddle that wrote it, or a later one",
         ),
         Some(number) => refuse(

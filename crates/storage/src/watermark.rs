@@ -37,14 +37,15 @@ use std::path::PathBuf;
 use base::Epoch;
 use base::rt::disk::Directory;
 use base::rt::sync::Mutex;
+use wire::u64_at;
 
-use crate::blocks::{check_seal, seal};
+use crate::blocks::{check_seal, sealed};
 use crate::{Error, events};
 
 /// The folder of these files in the folder of a process.
 pub const WATERMARKS: &str = "watermarks";
 /// The version of the format.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"HEDDLEWM";
 const BYTES: usize = 72;
 
@@ -70,14 +71,10 @@ pub struct WatermarkFile {
 impl Watermark {
     /// The bytes of the file.
     pub fn encode(&self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.epoch.get().to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.height.to_le_bytes());
-        bytes[32..64].copy_from_slice(&self.block_hash);
-        seal(&mut bytes);
-        bytes
+        sealed(|writer| {
+            writer.put(&MAGIC).u32(FORMAT_VERSION).zeros(4);
+            writer.u64(self.epoch.get()).u64(self.height).put(&self.block_hash);
+        })
     }
 
     /// Reads the bytes of the file.
@@ -88,12 +85,11 @@ impl Watermark {
         let bytes: &[u8; BYTES] =
             bytes.try_into().map_err(|_| format!("a watermark has {BYTES} bytes, this one {}", bytes.len()))?;
         check_seal(bytes, "watermark")?;
-        if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() || bytes[12..16] != [0; 4] {
+        if bytes[..8] != MAGIC || bytes[8..12] != FORMAT_VERSION.to_le_bytes() || bytes[12..16] != [0; 4] {
             return Err("it is not a watermark file of version 1".to_owned());
         }
-        let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("the length was checked"));
         let block_hash = *bytes[32..].first_chunk().expect("the length was checked");
-        Ok(Watermark { epoch: Epoch(number(16)), height: number(24), block_hash })
+        Ok(Watermark { epoch: Epoch(u64_at(bytes, 16)), height: u64_at(bytes, 24), block_hash })
     }
 }
 

@@ -110,7 +110,7 @@ async fn garbage(scene: Arc<AttackContext>) -> io::Result<Breach> {
                 0 => b"",
                 1 => &[0x16, 3, 1, 0x0f, 0xff],
                 2 => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-                3 => b"HDLRMATC\x01\0\0\0\xff\xff\xff\xff",
+                3 => b"HDLRMATC\x01\0\0\0\x01\0\0\0\xff\xff\xff\xff",
                 4 => b"HDLLINK\x01",
                 _ => b"GET /metrics HTTP/1.1\r\n",
             };

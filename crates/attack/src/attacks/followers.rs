@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Attack, AttackContext, Breach, attack};
 use crate::target::{TargetKind, TargetPort};
 use crate::wire::grpc::FlowControlWindows;
-use crate::wire::rma::{Credential, RmaClient};
+use crate::wire::rma::{self, Credential, RmaClient};
 
 const PEER_NODE_PORTS: &[TargetKind] = &[TargetKind::PeerNodes];
 
@@ -55,12 +55,18 @@ async fn join(scene: &AttackContext, port: &TargetPort, credential: &Credential)
     if caller.link_message().await?.len() != 8 {
         return Err(io::Error::other("no epoch"));
     }
-    caller.send_link(&[1, FOLLOWER_VERSION, 0, 0, 0]).await?;
+    caller.send_link(&[&[JOIN], b"HDLRFOLL".as_slice(), &rma::only(FOLLOWER_VERSION)].concat()).await?;
     let welcome = caller.link_message().await?;
-    if welcome.first() == Some(&WELCOME) { Ok(caller) } else { Err(io::Error::other("no welcome")) }
+    // A primary that speaks other versions chooses version 0.
+    if welcome.starts_with(&[WELCOME, FOLLOWER_VERSION as u8]) {
+        Ok(caller)
+    } else {
+        Err(io::Error::other("no welcome"))
+    }
 }
 
-const FOLLOWER_VERSION: u8 = 2;
+const FOLLOWER_VERSION: u32 = 2;
+const JOIN: u8 = 1;
 const WELCOME: u8 = 0x81;
 const UPDATE: u8 = 0x83;
 const IN_USE: u8 = 0x84;

@@ -80,7 +80,7 @@ pub fn request_blocks(channel: &str, first: u64) -> Vec<u8> {
 /// The hello to a peer or an orderer, as request number 1 of calls over links.
 pub fn hello() -> Vec<u8> {
     let mut bytes = vec![1, 0, 0, 0];
-    let body = [0x0a, 2, 8, 1];
+    let body = b"\x0a\x12\x12\x10HDLRPEER\x01\0\0\0\x01\0\0\0";
     bytes.extend((body.len() as u32).to_le_bytes());
     bytes.extend(1u64.to_le_bytes());
     bytes.extend(body);

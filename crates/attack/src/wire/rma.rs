@@ -11,9 +11,9 @@ use tokio::net::TcpStream;
 use super::{dial, random, tls};
 
 const MAGIC: &[u8; 8] = b"HDLRMATC";
-pub const HELLO_BYTES: usize = 112;
-const CHALLENGE_BYTES: usize = 80;
-/// The version that is tried first; a host of another version names its own.
+pub const HELLO_BYTES: usize = 116;
+const CHALLENGE_BYTES: usize = 88;
+/// The only version that these attacks speak; a host of other versions names its own.
 pub const VERSION: u32 = 1;
 
 pub const READ: u8 = 1;
@@ -42,11 +42,19 @@ pub struct Credential {
 pub fn hello(version: u32, name: &str, nonce: &[u8; 32]) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..12].copy_from_slice(&version.to_le_bytes());
-    bytes[12..16].copy_from_slice(&(name.len() as u32).to_le_bytes());
-    bytes[16..48].copy_from_slice(nonce);
-    bytes[48..][..name.len()].copy_from_slice(name.as_bytes());
+    bytes[8..16].copy_from_slice(&only(version));
+    bytes[16..20].copy_from_slice(&(name.len() as u32).to_le_bytes());
+    bytes[20..52].copy_from_slice(nonce);
+    bytes[52..][..name.len()].copy_from_slice(name.as_bytes());
     bytes
+}
+
+/// A range of one version.
+pub fn only(version: u32) -> [u8; 8] {
+    let mut range = [0; 8];
+    range[..4].copy_from_slice(&version.to_le_bytes());
+    range[4..].copy_from_slice(&version.to_le_bytes());
+    range
 }
 
 /// An authenticated connection.
@@ -105,9 +113,9 @@ impl RmaClient {
         stream.write_all(&hello).await?;
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).await?;
-        let said = |label: &[u8]| [label, &[0], &hello[..], &challenge[12..48], &binding[..]].concat();
+        let said = |label: &[u8]| [label, &[0], &hello[..], &challenge[8..56], &binding[..]].concat();
         let key = hmac::Key::new(hmac::HMAC_SHA256, &credential.token);
-        if hmac::verify(&key, &said(b"heddle rma tcp host"), &challenge[48..]).is_err() {
+        if hmac::verify(&key, &said(b"heddle rma tcp host"), &challenge[56..]).is_err() {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 "the host does not know the name and its token",
@@ -300,11 +308,13 @@ impl PoolOwner {
     /// The node refuses.
     pub async fn hello(caller: RmaClient, section_bytes: u64) -> io::Result<PoolOwner> {
         let mut owner = PoolOwner { caller, number: 0 };
-        let mut body = POOL_VERSION.to_le_bytes().to_vec();
-        body.extend([0; 4]);
-        body.extend(section_bytes.to_le_bytes());
-        owner.ask(0x01, &body).await?;
-        Ok(owner)
+        let body = [b"HDLRPOOL".as_slice(), &only(POOL_VERSION), &section_bytes.to_le_bytes()].concat();
+        let answer = owner.ask(0x01, &body).await?;
+        // The node has chosen version 0 where it speaks other versions.
+        match answer.starts_with(&POOL_VERSION.to_le_bytes()) {
+            true => Ok(owner),
+            false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the node speaks other versions")),
+        }
     }
 
     /// Takes the owner's memory under an epoch.

@@ -90,8 +90,9 @@ async fn read_greeting(address: &str) -> io::Result<(Epoch, Link)> {
         let mut link = net::connect(address).await?;
         let ended = |_| io::Error::from(io::ErrorKind::ConnectionReset);
         let greeting = link.receive().await.map_err(ended)?;
-        let epoch = <[u8; 8]>::try_from(&greeting[..]).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        Ok((Epoch(u64::from_le_bytes(epoch)), link))
+        let mut greeting = wire::Reader::new(greeting);
+        let epoch = greeting.u64().and_then(|epoch| greeting.end().map(|()| Epoch(epoch)));
+        Ok((epoch.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?, link))
     };
     rt::timeout(GREETING_MAX, greeted).await.unwrap_or_else(|_| Err(late(format!("{address} does not answer"))))
 }

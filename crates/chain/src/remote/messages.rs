@@ -10,9 +10,12 @@ use consensus::ordered::CpuNodeId;
 use ledger::wire::{FieldValue, Fields, Span};
 use prost::Message as _;
 use proto::common::Status;
+use wire::hello::{self, HelloAnswer};
+use wire::{Reader, VersionRange};
 
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
+use crate::remote::PROTOCOL_VERSIONS;
 
 /// The number of fields that a message may have whatever its size.
 const FIELDS_FREE: usize = 256;
@@ -102,7 +105,7 @@ pub struct PeerRequest {
 /// The requests.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Ask {
-    /// The first request of a link: which version and which channels the server has.
+    /// The first request of a link: which versions and which channels the server has.
     #[prost(message, tag = "1")]
     Hello(Hello),
     /// An encoded `SignedProposal`, to be endorsed.
@@ -131,20 +134,52 @@ pub enum Ask {
 /// The first message of a link.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Hello {
-    /// The caller's version of the protocol.
-    #[prost(uint32, tag = "1")]
-    pub version: u32,
+    /// The bytes of a [`wire::hello::Hello`]: the versions that the caller speaks. (Field 1 was a version.)
+    #[prost(bytes = "bytes", tag = "2")]
+    pub hello: Bytes,
 }
 
 /// The answer to [`Hello`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Welcome {
-    /// The server's version of the protocol; a caller with another version ends the link.
-    #[prost(uint32, tag = "1")]
-    pub version: u32,
-    /// The server's channels, each with its height.
+    /// The bytes of a [`HelloAnswer`]: the version of the link. (Field 1 was a version.)
+    #[prost(bytes = "bytes", tag = "3")]
+    pub answer: Bytes,
+    /// The server's channels, each with its height; none if the two share no version.
     #[prost(message, repeated, tag = "2")]
     pub channels: Vec<BlockAt>,
+}
+
+/// What these links are for.
+const PURPOSE: [u8; 8] = *b"HDLRPEER";
+
+impl Hello {
+    /// The hello of a caller that speaks these versions.
+    pub fn new(versions: VersionRange) -> Hello {
+        Hello { hello: Bytes::copy_from_slice(&hello::Hello { purpose: PURPOSE, versions }.encode()) }
+    }
+
+    /// The answer of this program, with its channels.
+    ///
+    /// # Errors
+    /// [`wire::Malformed`] if the bytes are not a hello.
+    pub fn answer(&self, channels: impl FnOnce() -> Vec<BlockAt>) -> Result<Welcome, wire::Malformed> {
+        let hello::Hello { versions, .. } = hello::Hello::read(&mut Reader::new(&self.hello[..]), PURPOSE)?;
+        let answer = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
+        let channels = if answer.is_refusal() { Vec::new() } else { channels() };
+        Ok(Welcome { answer: Bytes::copy_from_slice(&answer.encode()), channels })
+    }
+}
+
+impl Welcome {
+    /// The version of the link.
+    ///
+    /// # Errors
+    /// Why there is none, for people.
+    pub fn version(&self) -> Result<u32, String> {
+        let answer = HelloAnswer::read(&mut Reader::new(&self.answer[..])).map_err(|error| error.to_string())?;
+        answer.chosen_by(PROTOCOL_VERSIONS).map_err(|mismatch| mismatch.to_string())
+    }
 }
 
 /// A block of a channel, or a channel's height.
@@ -366,9 +401,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn other_versions_are_refused_without_channels() {
+        let channels = || panic!("a caller of other versions learns no channels");
+        let welcome = Hello::new(VersionRange::new(2, 3)).answer(channels).expect("it is a hello");
+        assert!(welcome.version().expect_err("they share none").contains("version 1"));
+        let theirs = HelloAnswer::refuse(VersionRange::new(2, 3)).encode();
+        let welcome = Welcome { answer: Bytes::copy_from_slice(&theirs), channels: Vec::new() };
+        assert!(welcome.version().expect_err("they share none").ends_with("upgrade this side, which is older"));
+        assert!(Hello::default().answer(Vec::new).is_err() && Welcome::default().version().is_err());
+    }
+
+    #[test]
     fn messages_have_the_documented_bytes() {
-        let hello = PeerRequest { ask: Some(Ask::Hello(Hello { version: 1 })) };
-        assert_eq!(hello.encode_to_vec(), [0x0a, 2, 0x08, 1]);
+        let hello = PeerRequest { ask: Some(Ask::Hello(Hello::new(VersionRange::new(1, 2)))) };
+        assert_eq!(hello.encode_to_vec(), *b"\x0a\x12\x12\x10HDLRPEER\x01\0\0\0\x02\0\0\0");
+        let welcome = Hello::new(VersionRange::new(1, 2)).answer(Vec::new).expect("it is a hello");
+        assert_eq!(welcome.encode_to_vec(), *b"\x1a\x0c\x01\0\0\0\x01\0\0\0\x01\0\0\0");
+        assert_eq!(welcome.version(), Ok(1));
         let status = StatusRequest { channel: "ch".into(), tx_id: "ab".into() };
         let request = PeerRequest { ask: Some(Ask::Status(status)) };
         assert_eq!(request.encode_to_vec(), [0x2a, 8, 0x0a, 2, b'c', b'h', 0x12, 2, b'a', b'b']);

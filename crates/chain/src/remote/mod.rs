@@ -6,8 +6,9 @@
 //!
 //! The protocol of a peer's link, whose messages are in [`messages`]:
 //!
-//! 1. The caller sends a hello with its version. The answer has the server's version and the channels that the peer has
-//!    joined, each with its height. If the versions differ, the link ends with an error that names both.
+//! 1. The caller sends a hello with the versions that it speaks ([`wire::hello`]). The answer has the version of the link and
+//!    the channels that the peer has joined, each with its height. If the two share no version, the link ends with an error
+//!    that names both ranges.
 //! 2. For a channel that it does not know yet, the caller asks for block 0, and builds the channel's policies from it.
 //! 3. The caller follows each channel from the height it knows. The answer names the first block for which the server will
 //!    send a notice: the block at the caller's height, or a later one if that height is more than [`FOLLOW_BLOCKS_MAX`]
@@ -45,14 +46,16 @@ mod serve;
 
 use std::time::Duration;
 
+use wire::VersionRange;
+
 pub use channel::RemoteChannel;
 pub use compare::CommitHashComparison;
 pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerConfig};
 pub use serve::{ServiceScope, serve_peer};
 
-/// The version of the messages.
-pub const VERSION: u32 = 1;
+/// The versions of the messages that this program speaks.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(1);
 /// The largest number of blocks for which a caller that was away gets notices again; it must ask for earlier ones.
 pub const FOLLOW_BLOCKS_MAX: u64 = 64;
 /// The largest number of requests of one link that are answered at the same time.

@@ -16,7 +16,7 @@ use proto::common::Status;
 use super::channel::send_request as ask_over;
 use super::messages::{Ask, BroadcastEnvelope, Hello, PeerRequest, RemoteFailure, ResultResponse, Welcome, decode};
 use super::serve::{rejected, serve};
-use super::{HELLO_MAX, REQUESTS_MAX, VERSION};
+use super::{HELLO_MAX, PROTOCOL_VERSIONS, REQUESTS_MAX};
 use crate::Error;
 use crate::order::{Broadcast, BroadcastError};
 
@@ -45,7 +45,10 @@ impl RpcHandler for OrdererServer {
             let request =
                 decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             match request.ask {
-                Some(Ask::Hello(_)) => Ok(Welcome { version: VERSION, channels: Vec::new() }.encode_to_vec().into()),
+                Some(Ask::Hello(hello)) => match hello.answer(Vec::new) {
+                    Ok(welcome) => Ok(welcome.encode_to_vec().into()),
+                    Err(error) => Err(rejected(format!("not a hello: {error}"))),
+                },
                 Some(Ask::Broadcast(BroadcastEnvelope { channel, envelope })) => {
                     let failure = orderer.broadcast(&channel, envelope).await.err();
                     let failure = failure.as_ref().map(RemoteFailure::of_broadcast);
@@ -80,14 +83,9 @@ impl RemoteOrderer {
         let connect = async {
             let link = net::connect_to(&self.address, &self.parties).await.map_err(|error| error.to_string())?;
             let caller = RpcClient::new(link, REQUESTS_MAX, drop);
-            let welcome = ask_over(&caller, Ask::Hello(Hello { version: VERSION })).await;
+            let welcome = ask_over(&caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS))).await;
             let welcome: Welcome = decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
-            if welcome.version == VERSION {
-                Ok(caller)
-            } else {
-                let theirs = welcome.version;
-                Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"))
-            }
+            welcome.version().map(|_| caller)
         };
         let connected = rt::timeout(HELLO_MAX, connect).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
         let caller = connected.map_err(|reason| {

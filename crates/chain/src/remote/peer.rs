@@ -16,7 +16,9 @@ use super::channel::{PeerConnection, RemoteChannel, send_request};
 use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, Hello, ResultResponse, Welcome, decode,
 };
-use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, REQUESTS_MAX, VERSION};
+use super::{
+    BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
+};
 use crate::Error;
 use crate::access::{ChannelPolicies, ContractDefinitions};
 use crate::endorse::{Endorse, EndorseError};
@@ -181,7 +183,7 @@ impl RemotePeerCore {
             if rt::timeout(PROBE_PERIOD, caller.ended()).await.is_ok() {
                 return;
             }
-            let hello = self.request::<Welcome>(caller, Ask::Hello(Hello { version: VERSION }), PROBE_MAX).await;
+            let hello = self.request::<Welcome>(caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS)), PROBE_MAX).await;
             let is_primary = hello.is_ok_and(|welcome| !welcome.channels.is_empty());
             if !is_primary {
                 return caller.end();
@@ -207,11 +209,8 @@ impl RemotePeerCore {
                 channel.handle_notification(notice);
             }
         });
-        let welcome: Welcome = self.request(&caller, Ask::Hello(Hello { version: VERSION }), hello_max).await?;
-        if welcome.version != VERSION {
-            let theirs = welcome.version;
-            return Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"));
-        }
+        let welcome: Welcome = self.request(&caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS)), hello_max).await?;
+        welcome.version()?;
         if welcome.channels.is_empty() && self.moves() {
             return Err("it is not the primary".to_owned());
         }

@@ -12,9 +12,9 @@ use prost::Message as _;
 
 use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, PeerRequest, RemoteFailure,
-    ResultResponse, StatusResponse, TransactionStatus, Welcome, decode,
+    ResultResponse, StatusResponse, TransactionStatus, decode,
 };
-use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX, VERSION};
+use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX};
 use crate::Error;
 use crate::endorse::{Endorse, EndorseError};
 use crate::view::{ChannelView, PeerView};
@@ -112,7 +112,10 @@ impl<P: PeerView + Endorse> PeerServer<P> {
             }))
         };
         match ask {
-            Ask::Hello(_) => Ok(body(&self.welcome())),
+            Ask::Hello(hello) => match hello.answer(|| self.joined_channels()) {
+                Ok(welcome) => Ok(body(&welcome)),
+                Err(error) => Err(Rejection::new(ErrorKind::Rejected, format!("not a hello: {error}"))),
+            },
             Ask::Process(proposal) => {
                 endorsed(self.peer.process(proposal).await.map(|response| response.encode_to_vec()))
             }
@@ -166,15 +169,15 @@ impl<P: PeerView + Endorse> PeerServer<P> {
         }
     }
 
-    fn welcome(&self) -> Welcome {
+    fn joined_channels(&self) -> Vec<BlockAt> {
         let channels = match self.scope {
             ServiceScope::Own => self.peer.channels(),
             ServiceScope::Others => Vec::new(),
         };
-        let channels = channels
+        channels
             .iter()
-            .map(|channel| BlockAt { channel: channel.policies().channel().to_string(), number: channel.height() });
-        Welcome { version: VERSION, channels: channels.collect() }
+            .map(|channel| BlockAt { channel: channel.policies().channel().to_string(), number: channel.height() })
+            .collect()
     }
 
     fn channel(&self, name: &str) -> Result<Arc<dyn ChannelView>, Rejection> {

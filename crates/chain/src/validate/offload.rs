@@ -51,12 +51,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::bytes::{Buf as _, BufMut as _};
-use base::{Bytes, BytesMut, rt};
+use base::{Bytes, rt};
 use ledger::Hash;
 use state::WorldState;
 use state::disaggregated::followers::WorkHandler;
 use state::disaggregated::followers::work::WORK_ITEM_BYTES_MAX;
+use wire::{Malformed, Reader, Writer};
 
 use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
 use crate::access::ChannelPolicies;
@@ -306,11 +306,6 @@ pub struct SignatureVerdicts {
     pub verdicts: Vec<SignatureVerdict>,
 }
 
-/// Bytes that are not a chunk, or not verdicts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("not a message of offloaded verification: {0}")]
-pub struct Malformed(&'static str);
-
 /// Bytes before the envelopes or the verdicts.
 const HEAD_BYTES: usize = 32 + 8 + 4;
 /// The largest number of envelopes in a chunk.
@@ -325,50 +320,32 @@ pub fn chunk_bytes(envelopes: impl Iterator<Item = usize>) -> usize {
     HEAD_BYTES + envelopes.map(|bytes| LENGTH_BYTES + bytes).sum::<usize>()
 }
 
-fn put_head(bytes: &mut BytesMut, digest: &Hash, block: u64, first: u32) {
-    bytes.put_slice(digest);
-    bytes.put_u64_le(block);
-    bytes.put_u32_le(first);
-}
-
-fn take_head(bytes: &mut Bytes) -> Result<(Hash, u64, u32), Malformed> {
-    if bytes.len() < HEAD_BYTES {
-        return Err(Malformed("it is too short"));
-    }
-    let mut rules = Hash::default();
-    bytes.copy_to_slice(&mut rules);
-    Ok((rules, bytes.get_u64_le(), bytes.get_u32_le()))
+fn read_head(reader: &mut Reader<Bytes>) -> Result<(Hash, u64, u32), Malformed> {
+    Ok((reader.array()?, reader.u64()?, reader.u32()?))
 }
 
 impl VerificationChunk {
     /// The chunk's bytes, in the form that [`VerificationChunk::decode`] reads.
     pub fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::with_capacity(chunk_bytes(self.envelopes.iter().map(Bytes::len)));
-        put_head(&mut bytes, &self.policies_digest, self.block, self.first);
-        for envelope in &self.envelopes {
-            bytes.put_u32_le(u32::try_from(envelope.len()).expect("it fits into a piece of work"));
-            bytes.put_slice(envelope);
-        }
-        bytes.freeze()
+        let mut writer = Writer::with_capacity(chunk_bytes(self.envelopes.iter().map(Bytes::len)));
+        writer.put(&self.policies_digest).u64(self.block).u32(self.first);
+        self.envelopes.iter().fold(&mut writer, |writer, envelope| writer.long(envelope)).done()
     }
 
     /// Reads a chunk. Its envelopes share the message's memory.
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(mut bytes: Bytes) -> Result<VerificationChunk, Malformed> {
-        let (policies_digest, block, first) = take_head(&mut bytes)?;
+    pub fn decode(bytes: Bytes) -> Result<VerificationChunk, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let (policies_digest, block, first) = read_head(&mut reader)?;
         // Each envelope takes four bytes at least.
-        let mut envelopes = Vec::with_capacity(ENVELOPES_MAX.min(bytes.len() / LENGTH_BYTES));
-        while !bytes.is_empty() {
-            let length = bytes.try_get_u32_le().map_err(|_| Malformed("a length is cut off"))? as usize;
-            if length > bytes.len() {
-                return Err(Malformed("an envelope is cut off"));
-            }
+        let mut envelopes = Vec::with_capacity(ENVELOPES_MAX.min(reader.left() / LENGTH_BYTES));
+        while !reader.is_empty() {
             if envelopes.len() == ENVELOPES_MAX {
-                return Err(Malformed("it has more envelopes than a chunk"));
+                return Err(reader.malformed("it has more envelopes than a chunk"));
             }
-            envelopes.push(bytes.split_to(length));
+            envelopes.push(reader.long(usize::MAX)?);
         }
         Ok(VerificationChunk { policies_digest, block, first, envelopes })
     }
@@ -376,30 +353,29 @@ impl VerificationChunk {
 
 impl SignatureVerdicts {
     /// The verdicts' bytes, in the form that [`SignatureVerdicts::decode`] reads.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::with_capacity(HEAD_BYTES + self.verdicts.len());
-        put_head(&mut bytes, &self.rules, self.block, self.first);
-        self.verdicts.iter().for_each(|word| bytes.put_u8(*word as u8));
-        bytes.freeze()
+        let mut writer = Writer::with_capacity(HEAD_BYTES.saturating_add(self.verdicts.len()));
+        writer.put(&self.rules).u64(self.block).u32(self.first);
+        self.verdicts.iter().fold(&mut writer, |writer, verdict| writer.u8(*verdict as u8)).done()
     }
 
     /// Reads a follower's verdicts.
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(mut bytes: Bytes) -> Result<SignatureVerdicts, Malformed> {
-        let (rules, block, first) = take_head(&mut bytes)?;
+    pub fn decode(bytes: Bytes) -> Result<SignatureVerdicts, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let (rules, block, first) = read_head(&mut reader)?;
         let word = |byte| match byte {
             0 => Ok(SignatureVerdict::Unsigned),
             1 => Ok(SignatureVerdict::Unendorsed),
             2 => Ok(SignatureVerdict::Valid),
-            _ => Err(Malformed("an unknown verdict")),
+            _ => Err(reader.malformed("an unknown verdict")),
         };
-        if bytes.len() > ENVELOPES_MAX {
-            return Err(Malformed("it has more verdicts than a chunk has envelopes"));
+        if reader.left() > ENVELOPES_MAX {
+            return Err(reader.malformed("it has more verdicts than a chunk has envelopes"));
         }
-        let words = bytes.iter().map(|byte| word(*byte)).collect::<Result<_, _>>()?;
+        let words = reader.peek().iter().map(|byte| word(*byte)).collect::<Result<_, _>>()?;
         Ok(SignatureVerdicts { rules, block, first, verdicts: words })
     }
 }

@@ -28,6 +28,7 @@ use std::time::Duration;
 use base::{Bytes, Map, rt};
 use futures_util::FutureExt as _;
 use futures_util::future::{select, try_join_all};
+use wire::u64_at;
 
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{
@@ -35,7 +36,6 @@ use super::layout::{
 };
 use super::watch::ChangeEvent;
 use super::{KvCore, PendingEntry, STRIPES, UNKNOWN, lock, table};
-use crate::layout::word;
 use crate::{Error, MemoryWrite, WRITES_MAX, WriteHandle};
 
 /// Entries that are worth applying together, and the most that are.
@@ -83,7 +83,7 @@ pub(super) async fn load(shared: Arc<KvCore>) {
                 // A value that is known already is newer than the one that was read, or the same.
                 let bucket = (from + at) as usize;
                 if state.index[bucket] == UNKNOWN {
-                    state.index[bucket] = word(&bytes, at as usize * 8);
+                    state.index[bucket] = u64_at(&bytes, at as usize * 8);
                     state.known += 1;
                 }
             }

@@ -2,6 +2,7 @@
 
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut};
+use wire::u64_at;
 
 use super::layout::{
     HEAD_BLOCK_BYTES, LogSeal, decode_cursor, decode_pointer, decode_record, decode_record_head, encode_cursor,
@@ -10,7 +11,7 @@ use super::layout::{
 use super::{StoreGeometry, log};
 use crate::Term;
 use crate::fuzz::sealed;
-use crate::layout::{LogCursor, word};
+use crate::layout::LogCursor;
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
@@ -81,7 +82,7 @@ fn parts(input: &[u8]) {
     }
     let seal = LogSeal::decode(part);
     assert_eq!(LogSeal::decode(&seal.encode()), seal);
-    if let Ok(Some(block)) = decode_pointer(word(part, 0), &SIZES) {
+    if let Ok(Some(block)) = decode_pointer(u64_at(part, 0), &SIZES) {
         assert!(u64::from(block) < SIZES.blocks);
     }
 }

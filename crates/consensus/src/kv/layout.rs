@@ -12,13 +12,14 @@
 
 use base::{Bytes, BytesMut};
 use twox_hash::XxHash3_64;
+use wire::{u16_at, u32_at, u64_at};
 
 use super::log;
-use crate::layout::{LogCursor, NUMBER_MAX, half, word};
+use crate::layout::{LogCursor, NUMBER_MAX};
 use crate::{Error, MemoryWrite, Term, WRITES_MAX};
 
 /// The format version of a store.
-pub(super) const VERSION: u32 = 2;
+pub(super) const FORMAT_VERSION: u32 = 2;
 /// The first word of the superblock.
 const MAGIC: u64 = u64::from_le_bytes(*b"heddlekv");
 /// Bytes of superblock, cursor or seal.
@@ -223,7 +224,7 @@ impl StoreGeometry {
 
     /// The superblock, with the seed of the index.
     pub(super) fn encode(&self, seed: u64) -> Bytes {
-        words(&[MAGIC, u64::from(VERSION), self.log_bytes, self.buckets, self.blocks, self.block_bytes, seed])
+        words(&[MAGIC, u64::from(FORMAT_VERSION), self.log_bytes, self.buckets, self.blocks, self.block_bytes, seed])
     }
 
     /// The seed of a store with these sizes, from its superblock; `None` where there is no store.
@@ -231,16 +232,16 @@ impl StoreGeometry {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        if bytes.len() != HEAD_BLOCK_BYTES || word(bytes, 0) != MAGIC {
+        if bytes.len() != HEAD_BLOCK_BYTES || u64_at(bytes, 0) != MAGIC {
             return Err(Error::Corrupt("the memory of the group holds other data than a key-value store"));
         }
-        if word(bytes, 8) != u64::from(VERSION) {
+        if u64_at(bytes, 8) != u64::from(FORMAT_VERSION) {
             return Err(Error::Corrupt("a key-value store of another format version"));
         }
-        let [log_bytes, buckets, blocks, block_bytes] = [16, 24, 32, 40].map(|at| word(bytes, at));
+        let [log_bytes, buckets, blocks, block_bytes] = [16, 24, 32, 40].map(|at| u64_at(bytes, at));
         let made = StoreGeometry { log_bytes, buckets, blocks, block_bytes };
         match made == *self {
-            true => Ok(Some(word(bytes, 48))),
+            true => Ok(Some(u64_at(bytes, 48))),
             false => Err(Error::Invalid(format!(
                 "the store was created with {made:?}, not with {self:?}: use the sizes with which it was created"
             ))),
@@ -267,7 +268,7 @@ pub(super) fn encode_base(base: u64) -> Bytes {
 }
 
 pub(super) fn decode_cursor(bytes: &[u8], sizes: &StoreGeometry) -> Result<LogCursor, Error> {
-    let cursor = LogCursor { index: word(bytes, 0), position: word(bytes, 8), chain: word(bytes, 16) };
+    let cursor = LogCursor { index: u64_at(bytes, 0), position: u64_at(bytes, 8), chain: u64_at(bytes, 16) };
     if cursor.position > sizes.log_bytes || !cursor.position.is_multiple_of(64) {
         return Err(Error::Corrupt("the cursor of a key-value store points beyond its log"));
     }
@@ -291,7 +292,7 @@ impl LogSeal {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> LogSeal {
-        LogSeal { term: Term(word(bytes, 0)), index: word(bytes, 8), chain: word(bytes, 16) }
+        LogSeal { term: Term(u64_at(bytes, 0)), index: u64_at(bytes, 8), chain: u64_at(bytes, 16) }
     }
 }
 
@@ -395,9 +396,9 @@ pub(super) fn decode_record_head(block: u32, bytes: &Bytes, sizes: &StoreGeometr
     if bytes.len() < RECORD_HEAD_BYTES {
         return Err(corrupt);
     }
-    let key_bytes = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
-    let count = usize::from(u16::from_le_bytes([bytes[18], bytes[19]]));
-    let value_bytes = half(bytes, 20) as usize;
+    let key_bytes = usize::from(u16_at(bytes, 16));
+    let count = usize::from(u16_at(bytes, 18));
+    let value_bytes = u32_at(bytes, 20) as usize;
     if key_bytes == 0
         || key_bytes > sizes.key_bytes_max()
         || value_bytes > sizes.value_bytes_max()
@@ -406,7 +407,7 @@ pub(super) fn decode_record_head(block: u32, bytes: &Bytes, sizes: &StoreGeometr
         return Err(corrupt);
     }
     let mut blocks = vec![block];
-    blocks.extend((24..).step_by(4).take(count.saturating_sub(1)).map(|place| half(bytes, place)));
+    blocks.extend((24..).step_by(4).take(count.saturating_sub(1)).map(|place| u32_at(bytes, place)));
     if blocks.iter().any(|block| u64::from(*block) >= sizes.blocks) {
         return Err(corrupt);
     }
@@ -414,8 +415,8 @@ pub(super) fn decode_record_head(block: u32, bytes: &Bytes, sizes: &StoreGeometr
     let Some(behind) = bytes.get(value_at..) else { return Ok(None) };
     let here = behind.get(..value_bytes).unwrap_or(behind);
     Ok(Some(KvRecord {
-        next: word(bytes, 0),
-        version: word(bytes, 8),
+        next: u64_at(bytes, 0),
+        version: u64_at(bytes, 8),
         key: bytes.slice(RECORD_HEAD_BYTES..value_at),
         value_bytes,
         blocks,

@@ -21,10 +21,10 @@
 use base::bytes::BufMut as _;
 use base::{Bytes, BytesMut};
 use twox_hash::XxHash3_64;
+use wire::{u16_at, u32_at, u64_at};
 
-use super::layout::VERSION;
+use super::layout::FORMAT_VERSION;
 use crate::Term;
-use crate::layout::{half, word};
 
 /// Bytes before the key.
 pub(super) const HEAD_BYTES: usize = 40;
@@ -87,7 +87,7 @@ pub(super) fn encode(
     bytes.put_u32_le(value.map_or(0, Bytes::len) as u32);
     bytes.put_u16_le(key.len() as u16);
     bytes.put_u8(if value.is_some() { PUT } else { DELETE });
-    bytes.put_u8(VERSION as u8);
+    bytes.put_u8(FORMAT_VERSION as u8);
     bytes.put_slice(key);
     bytes.put_slice(value.map_or(&[], |value| &value[..]));
     let checksum = XxHash3_64::oneshot(&bytes[8..]);
@@ -98,13 +98,13 @@ pub(super) fn encode(
 
 /// The entry with which these bytes start, if there is one.
 pub(super) fn decode(bytes: &Bytes) -> Option<KvEntry> {
-    if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != VERSION {
+    if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != FORMAT_VERSION {
         return None;
     }
-    let value_bytes = usize::try_from(half(bytes, 32)).ok()?;
-    let value_at = HEAD_BYTES + usize::from(u16::from_le_bytes([bytes[36], bytes[37]]));
+    let value_bytes = usize::try_from(u32_at(bytes, 32)).ok()?;
+    let value_at = HEAD_BYTES + usize::from(u16_at(bytes, 36));
     let total = value_at.checked_add(value_bytes)?;
-    if total > bytes.len() || XxHash3_64::oneshot(&bytes[8..total]) != word(bytes, 0) {
+    if total > bytes.len() || XxHash3_64::oneshot(&bytes[8..total]) != u64_at(bytes, 0) {
         return None;
     }
     let value = match bytes[38] {
@@ -113,10 +113,10 @@ pub(super) fn decode(bytes: &Bytes) -> Option<KvEntry> {
         _ => return None,
     };
     Some(KvEntry {
-        index: word(bytes, 8),
-        term: Term(word(bytes, 16)),
-        previous: word(bytes, 24),
-        checksum: word(bytes, 0),
+        index: u64_at(bytes, 8),
+        term: Term(u64_at(bytes, 16)),
+        previous: u64_at(bytes, 24),
+        checksum: u64_at(bytes, 0),
         key: bytes.slice(HEAD_BYTES..value_at),
         value,
         raw: bytes.slice(..total),
@@ -136,7 +136,7 @@ mod tests {
         let hex: String = bytes[8..48].iter().map(|byte| format!("{byte:02x}")).collect();
         let golden = "07000000000000000300000000000000110000000000000005000000030001026b657976616c7565";
         assert_eq!(hex, golden);
-        assert_eq!(word(&bytes, 0), checksum);
+        assert_eq!(u64_at(&bytes, 0), checksum);
         assert_eq!(checksum, 14_802_172_403_764_317_673, "the checksum's algorithm is part of the format");
         let (bytes, _) = encode(8, Term(3), checksum, b"key", None, &mut BytesMut::new());
         let hex: String = bytes[32..43].iter().map(|byte| format!("{byte:02x}")).collect();

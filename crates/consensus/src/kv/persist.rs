@@ -33,13 +33,14 @@ use base::rt::Task;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 use futures_util::future::select;
 use storage::tables::{PruneOutcome, RangeQuery, RowBatch, Savepoint, Tables};
+use wire::u64_at;
 
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{
     HEAD_BLOCK_BYTES, LINE_BLOCKS, LINE_BYTES, StoreGeometry, encode_base, encode_cursor, encode_pointer, record_writes,
 };
 use super::{KvCore, PendingEntry, lock};
-use crate::layout::{LogCursor, word};
+use crate::layout::LogCursor;
 use crate::{Coordinator, Error, GroupId, MemoryWrite, Term, WRITES_MAX};
 
 /// The most entries of one batch, and about the most bytes of them.
@@ -91,7 +92,7 @@ impl KvSavepoint {
         let Some(index) = tables.height.checked_sub(1) else {
             return Ok(KvSavepoint { index: 0, seed: memory_seed.unwrap_or_else(rt::random_u64), group, epoch });
         };
-        let (seed, owner) = (word(&tables.block_hash, 0), word(&tables.block_hash, 8));
+        let (seed, owner) = (u64_at(&tables.block_hash, 0), u64_at(&tables.block_hash, 8));
         if owner != group.0 {
             return Err(Error::Invalid(format!(
                 "these tables belong to group {owner}, not to group {}: give each group tables of its own",
@@ -127,7 +128,7 @@ impl PersistentTables {
         memory_seed: Option<u64>,
     ) -> Result<KvSavepoint, Error> {
         let (group, term) = (coordinator.group(), coordinator.term());
-        let mut base = word(&coordinator.read(sizes.base_at(), HEAD_BLOCK_BYTES).await?, 0);
+        let mut base = u64_at(&coordinator.read(sizes.base_at(), HEAD_BLOCK_BYTES).await?, 0);
         for _ in 0..ATTEMPTS_MAX {
             let before = self.tables.savepoint();
             let mut kept = KvSavepoint::from_tables(&before, group, memory_seed)?;

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use base::bytes::{Bytes, BytesMut};
 use base::{Map, rt};
+use wire::u64_at;
 
 use super::cache::{CacheSlot, KvCache};
 use super::fault::{Mutant, crash_point, mutant};
@@ -28,7 +29,7 @@ use super::log::{self, KvEntry};
 use super::persist::{KvSavepoint, PersistentTables};
 use super::watch::{ChangeEvent, ChangeFeed};
 use super::{KvConfig, KvState, PendingEntry, STRIPES, UNKNOWN};
-use crate::layout::{LogCursor, word};
+use crate::layout::LogCursor;
 use crate::{Coordinator, Error, MemoryWrite, WriteHandle};
 
 /// Bytes of the log that are read at once, unless entries are longer.
@@ -141,7 +142,7 @@ pub(super) async fn recover(
     let (from, until) = (sizes.line_at(0), sizes.line_at(sizes.lines()));
     for at in (from..until).step_by(BITMAP_CHUNK_BYTES as usize) {
         let bytes = coordinator.read(at, (until - at).min(BITMAP_CHUNK_BYTES) as usize).await?;
-        bitmap.extend((0..bytes.len()).step_by(8).map(|at| word(&bytes, at)));
+        bitmap.extend((0..bytes.len()).step_by(8).map(|at| u64_at(&bytes, at)));
     }
     tracing::info!(term = %coordinator.term(), from = cursor.index, to = end.index, "a key-value store is taken over");
     let kept = kept.map(|(_, kept)| kept);

@@ -2,11 +2,11 @@
 
 use base::Bytes;
 use futures_util::future::try_join_all;
+use wire::u64_at;
 
 use super::layout::{KvRecord, RECORD_PEEK_BYTES, decode_pointer, decode_record, decode_record_head};
 use super::{KvCore, UNKNOWN, VersionedValue, lock};
 use crate::Error;
-use crate::layout::word;
 
 /// The pointer of a bucket, read from remote memory if it is not known here.
 pub(super) async fn first(shared: &KvCore, bucket: u64) -> Result<u64, Error> {
@@ -14,7 +14,7 @@ pub(super) async fn first(shared: &KvCore, bucket: u64) -> Result<u64, Error> {
     if known != UNKNOWN {
         return Ok(known);
     }
-    Ok(word(&shared.coordinator.read(shared.geometry.bucket_at(bucket), 8).await?, 0))
+    Ok(u64_at(&shared.coordinator.read(shared.geometry.bucket_at(bucket), 8).await?, 0))
 }
 
 /// The record that starts with a block.

@@ -51,7 +51,7 @@ impl SoloLog {
         let note = log_store.hard_state()?;
         let before = match note.len() {
             0 => 0,
-            8 => u64::from_le_bytes(note[..].try_into().expect("eight bytes")),
+            8 => wire::u64_at(&note, 0),
             _ => return Err(Error::Corrupt("the hard state of a solo log is not a term of eight bytes")),
         };
         let term = Term(before.checked_add(1).ok_or(Error::Corrupt("a term at the end of all terms"))?);

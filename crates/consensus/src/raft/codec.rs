@@ -14,12 +14,13 @@
 //! then checks whether the message can be meant for this node in its current state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use base::bytes::{Buf as _, BufMut as _};
+use base::bytes::BufMut as _;
 use base::untrusted::AllocationBudget;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{
     ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot, SnapshotMetadata,
 };
+use wire::Reader;
 
 use super::fault::{Mutant, mutant};
 use crate::Error;
@@ -33,65 +34,23 @@ pub(super) const MEMBERS_MAX: usize = 64;
 /// Indexes and terms are below this: far beyond any log, and so far below the largest number that the crate can count on.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// Reads from the front of some bytes; an error where there are too few.
-pub(super) struct Reader(pub Bytes);
-
-const SHORT: Error = Error::Corrupt("bytes of the Raft log or of a message end too soon");
 pub(super) const TOO_SMALL: Error = Error::Corrupt("a Raft message has more entries than its size allows");
 
-impl Reader {
-    pub fn u8(&mut self) -> Result<u8, Error> {
-        self.0.try_get_u8().map_err(|_| SHORT)
-    }
-
-    pub fn u16(&mut self) -> Result<u16, Error> {
-        self.0.try_get_u16_le().map_err(|_| SHORT)
-    }
-
-    pub fn u32(&mut self) -> Result<u32, Error> {
-        self.0.try_get_u32_le().map_err(|_| SHORT)
-    }
-
-    pub fn u64(&mut self) -> Result<u64, Error> {
-        self.0.try_get_u64_le().map_err(|_| SHORT)
-    }
-
-    pub fn bytes(&mut self, length: usize) -> Result<Bytes, Error> {
-        if self.0.len() < length {
-            return Err(SHORT);
+/// A number of up to 64 bits in seven bits a byte.
+fn varint(from: &mut Reader<Bytes>) -> Result<u64, Error> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = from.u8()?;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            break;
         }
-        Ok(self.0.split_to(length))
-    }
-
-    /// A number of up to 64 bits in seven bits a byte.
-    pub fn varint(&mut self) -> Result<u64, Error> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.u8()?;
-            let bits = u64::from(byte & 0x7f);
-            if shift == 63 && bits > 1 {
-                break;
-            }
-            number |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
+        number |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
         }
-        Err(Error::Corrupt("a number of a Raft message has more than 64 bits"))
     }
-
-    /// A count that is within its bound.
-    pub fn count(&mut self, max: usize) -> Result<usize, Error> {
-        let count = self.u32()? as usize;
-        if count > max {
-            return Err(Error::Corrupt("a count of the Raft log or of a message is beyond its bound"));
-        }
-        Ok(count)
-    }
-
-    pub fn end(&self) -> Result<(), Error> {
-        if self.0.is_empty() { Ok(()) } else { Err(Error::Corrupt("bytes behind the end of a Raft message")) }
-    }
+    Err(Error::Corrupt("a number of a Raft message has more than 64 bits"))
 }
 
 pub(super) fn put_entry(into: &mut BytesMut, entry: &Entry) {
@@ -106,7 +65,7 @@ pub(super) fn put_entry(into: &mut BytesMut, entry: &Entry) {
     into.put_slice(&entry.data);
 }
 
-pub(super) fn entry(from: &mut Reader) -> Result<Entry, Error> {
+pub(super) fn entry(from: &mut Reader<Bytes>) -> Result<Entry, Error> {
     let (index, term) = (from.u64()?, from.u64()?);
     let length = from.u32()? as usize;
     let entry_type = match from.u32()? {
@@ -124,21 +83,21 @@ pub(super) fn entry(from: &mut Reader) -> Result<Entry, Error> {
 /// this decoder rejects a field that such a change does not have.
 pub(super) fn change(data: &Bytes) -> Result<ConfChange, Error> {
     const NONE: Error = Error::Corrupt("a change of members of a Raft group cannot be read");
-    let mut from = Reader(data.clone());
+    let mut from = Reader::new(data.clone());
     let mut change = ConfChange::default();
-    while !from.0.is_empty() {
+    while !from.is_empty() {
         match from.u8()? {
-            0x08 => change.id = from.varint()?,
-            0x10 => change.set_change_type(match from.varint()? {
+            0x08 => change.id = varint(&mut from)?,
+            0x10 => change.set_change_type(match varint(&mut from)? {
                 0 => ConfChangeType::AddNode,
                 1 => ConfChangeType::RemoveNode,
                 2 => ConfChangeType::AddLearnerNode,
                 _ => return Err(NONE),
             }),
-            0x18 => change.node_id = from.varint()?,
+            0x18 => change.node_id = varint(&mut from)?,
             0x22 => {
-                let length = usize::try_from(from.varint()?).map_err(|_| NONE)?;
-                change.context = from.bytes(length)?;
+                let length = varint(&mut from)?;
+                change.context = from.bytes_u64(length)?;
             }
             _ => return Err(NONE),
         }
@@ -158,10 +117,10 @@ pub(super) fn put_snapshot(into: &mut BytesMut, snapshot: &Snapshot) {
     into.put_slice(&snapshot.data);
 }
 
-pub(super) fn snapshot(from: &mut Reader) -> Result<Snapshot, Error> {
+pub(super) fn snapshot(from: &mut Reader<Bytes>) -> Result<Snapshot, Error> {
     let (index, term) = (from.u64()?, from.u64()?);
-    let (voters, learners) = (from.count(MEMBERS_MAX)?, from.count(MEMBERS_MAX)?);
-    let length = usize::try_from(from.u64()?).map_err(|_| SHORT)?;
+    let (voters, learners) = (from.count(8, MEMBERS_MAX)?, from.count(8, MEMBERS_MAX)?);
+    let length = from.u64()?;
     let mut state = ConfState::default();
     for _ in 0..voters {
         state.voters.push(from.u64()?);
@@ -169,7 +128,7 @@ pub(super) fn snapshot(from: &mut Reader) -> Result<Snapshot, Error> {
     for _ in 0..learners {
         state.learners.push(from.u64()?);
     }
-    let mut snapshot = Snapshot { data: from.bytes(length)?, ..Snapshot::default() };
+    let mut snapshot = Snapshot { data: from.bytes_u64(length)?, ..Snapshot::default() };
     let metadata = snapshot.mut_metadata();
     metadata.index = index;
     metadata.term = term;
@@ -234,7 +193,7 @@ pub(super) fn message_bytes(message: &Message) -> usize {
 }
 
 /// Reads a message, within the allowance of all that arrived with it.
-pub(super) fn message(from: &mut Reader, allowance: &mut AllocationBudget) -> Result<Message, Error> {
+pub(super) fn message(from: &mut Reader<Bytes>, allowance: &mut AllocationBudget) -> Result<Message, Error> {
     let kind = from.u8()?;
     let msg_type = KINDS.into_iter().find(|known| *known as u8 == kind);
     let mut message = Message {
@@ -245,7 +204,7 @@ pub(super) fn message(from: &mut Reader, allowance: &mut AllocationBudget) -> Re
     if !travels(&message) || from.u16()? != 0 {
         return Err(Error::Corrupt("a Raft message is of a kind that nodes do not send"));
     }
-    let entries = from.count(ENTRIES_MAX)?;
+    let entries = from.count(ENTRY_HEAD_BYTES, ENTRIES_MAX)?;
     message.to = from.u64()?;
     message.from = from.u64()?;
     message.term = from.u64()?;
@@ -371,7 +330,7 @@ mod tests {
 
     fn whole(bytes: Bytes) -> Result<Message, Error> {
         let mut allowance = AllocationBudget::authenticated(bytes.len());
-        message(&mut Reader(bytes), &mut allowance)
+        message(&mut Reader::new(bytes), &mut allowance)
     }
 
     fn encoded(message: &Message) -> Bytes {
@@ -405,8 +364,8 @@ mod tests {
     #[test]
     fn a_message_comes_back_as_it_was() {
         for example in [example(), example_of_a_snapshot()] {
-            let mut reader = Reader(encoded(&example));
-            let mut allowance = AllocationBudget::authenticated(reader.0.len());
+            let mut reader = Reader::new(encoded(&example));
+            let mut allowance = AllocationBudget::authenticated(reader.left());
             assert_eq!(message(&mut reader, &mut allowance).expect("it is whole"), example);
             reader.end().expect("nothing is left");
         }

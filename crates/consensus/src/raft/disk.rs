@@ -38,14 +38,15 @@ use base::{Bytes, BytesMut, rt};
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use storage::DataDirectory;
 use twox_hash::XxHash3_64;
+use wire::Reader;
 
-use super::codec::{self, ENTRIES_MAX, Reader};
+use super::codec::{self, ENTRIES_MAX};
 use super::entries::RaftEntries;
 use super::fault::{Mutant, mutant};
 use crate::Error;
 
 const HEAD_BYTES: usize = 40;
-const VERSION: u8 = 2;
+const FORMAT_VERSION: u8 = 2;
 const KIND_BATCH: u8 = 1;
 const KIND_RESTART: u8 = 2;
 const KIND_BEGIN: u8 = 3;
@@ -146,13 +147,13 @@ fn checksum(key: u64, bytes: &[u8]) -> u64 {
 
 /// The complete head at an offset, if there is one.
 fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<RecordHead> {
-    let mut head = Reader(bytes.get(offset..)?.get(..HEAD_BYTES).map(|head| bytes.slice_ref(head))?);
+    let mut head = Reader::new(bytes.get(offset..)?.get(..HEAD_BYTES)?);
     let sum = head.u64().ok()?;
-    let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &head.0) == sum;
+    let is_whole = mutant(Mutant::KeepTorn) || checksum(key, head.peek()) == sum;
     let (body_checksum, sequence, durable) = (head.u64().ok()?, head.u64().ok()?, head.u64().ok()?);
     let body = head.u32().ok()? as usize;
     let (kind, version) = (head.u8().ok()?, head.u8().ok()?);
-    (is_whole && version == VERSION).then_some(RecordHead { body_checksum, sequence, durable, body, kind })
+    (is_whole && version == FORMAT_VERSION).then_some(RecordHead { body_checksum, sequence, durable, body, kind })
 }
 
 /// The complete record at an offset, if there is one.
@@ -204,7 +205,7 @@ impl SnapshotStore {
         let file = self.directory().open_file(&snapshot_name(index), false).map_err(log_error("opening a snapshot"))?;
         let length = file.len().map_err(log_error("reading a snapshot"))? as usize;
         let bytes = file.read_exact_at(0, length).map_err(log_error("reading a snapshot"))?;
-        let mut reader = Reader(bytes.clone());
+        let mut reader = Reader::new(bytes.clone());
         let checksum = reader.u64()?;
         if XxHash3_64::oneshot(&bytes[8..]) != checksum || reader.u64()? != MAGIC {
             return Err(damaged);
@@ -347,7 +348,7 @@ impl DiskLog {
     }
 
     fn take(&self, record: &LogRecord, entries: &mut Option<RaftEntries>, hard: &mut HardState) -> Result<(), Error> {
-        let mut body = Reader(record.body.clone());
+        let mut body = Reader::new(record.body.clone());
         (hard.term, hard.vote, hard.commit) = (body.u64()?, body.u64()?, body.u64()?);
         match record.head.kind {
             KIND_BEGIN => {
@@ -365,10 +366,9 @@ impl DiskLog {
                 }
             }
             KIND_BATCH => {
-                let count = body.count(ENTRIES_MAX)?;
+                let count = body.count(codec::ENTRY_HEAD_BYTES, ENTRIES_MAX)?;
                 body.u32()?;
-                // The count is only a claim.
-                let mut read = Vec::with_capacity(count.min(body.0.len() / codec::ENTRY_HEAD_BYTES));
+                let mut read = Vec::with_capacity(count);
                 for _ in 0..count {
                     read.push(codec::entry(&mut body)?);
                 }
@@ -442,7 +442,7 @@ impl DiskLog {
         record.put_u64_le(self.sequence + 1);
         record.put_u64_le(self.durable);
         record.put_u32_le(0);
-        record.put_slice(&[kind, VERSION, 0, 0]);
+        record.put_slice(&[kind, FORMAT_VERSION, 0, 0]);
         record.put_u64_le(hard.term);
         record.put_u64_le(hard.vote);
         record.put_u64_le(hard.commit);
@@ -558,7 +558,7 @@ mod tests {
             head.put_u64_le(1 << 20);
             head.put_u64_le(1 << 20);
             head.put_u32_le(0);
-            head.put_slice(&[KIND_BATCH, VERSION, 0, 0]);
+            head.put_slice(&[KIND_BATCH, FORMAT_VERSION, 0, 0]);
             let mut record = XxHash3_64::oneshot(&head).to_le_bytes().to_vec();
             record.extend_from_slice(&head);
             let begins = two_entries(record.repeat(5)).await;

@@ -3,8 +3,9 @@
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry, Message, MessageType, Snapshot};
+use wire::Reader;
 
-use super::codec::{self, Reader};
+use super::codec;
 use super::links;
 
 /// The targets of this module.
@@ -51,11 +52,11 @@ fn snapshot_seeds() -> Vec<Vec<u8>> {
 }
 
 fn snapshots(input: &[u8]) {
-    let mut reader = Reader(Bytes::copy_from_slice(input));
+    let mut reader = Reader::new(Bytes::copy_from_slice(input));
     if let Ok(found) = authenticated(input, || codec::snapshot(&mut reader)) {
         let mut again = BytesMut::new();
         codec::put_snapshot(&mut again, &found);
-        assert_eq!(again[..], input[..input.len() - reader.0.len()]);
+        assert_eq!(again[..], input[..reader.at()]);
     }
 }
 

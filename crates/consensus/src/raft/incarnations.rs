@@ -32,8 +32,8 @@ use base::rt::sync::Mutex;
 use base::{Bytes, BytesMut};
 use storage::DataDirectory;
 use twox_hash::XxHash3_64;
+use wire::Reader;
 
-use super::codec::Reader;
 use super::fault::{Mutant, mutant};
 use crate::Error;
 
@@ -142,7 +142,7 @@ fn read(directory: &Directory) -> Result<(u64, BTreeMap<u64, u64>), Error> {
 
 fn decode(bytes: Bytes) -> Result<(u64, BTreeMap<u64, u64>), Error> {
     let sum = bytes.get(8..).map(XxHash3_64::oneshot);
-    let mut reader = Reader(bytes);
+    let mut reader = Reader::new(bytes);
     if Some(reader.u64()?) != sum || reader.u64()? != MAGIC {
         return Err(DAMAGED);
     }

@@ -18,8 +18,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use base::bytes::BufMut as _;
 use base::rt::net::BoxFuture;
 use base::{Bytes, BytesMut, Map};
+use wire::Reader;
 
-use super::codec::Reader;
 use super::{AppliedEntry, Raft, RaftConfig, StateMachine};
 use crate::Error;
 use crate::kv::{Precondition, SwapOutcome, VersionedValue};
@@ -70,7 +70,7 @@ fn command(key: &[u8], expected: Option<&Precondition>, value: Option<&Bytes>) -
 
 /// Executes a command; returns the value that it found if its condition did not hold.
 fn execute(table: &mut Table, version: u64, data: Bytes) -> Result<Option<SwapOutcome>, Error> {
-    let mut reader = Reader(data);
+    let mut reader = Reader::new(data);
     let (kind, code, key, held) = (reader.u8()?, reader.u8()?, reader.u16()? as usize, reader.u32()? as usize);
     let expected_version = reader.u64()?;
     let (key, held) = (reader.bytes(key)?, reader.bytes(held)?);
@@ -90,9 +90,9 @@ fn execute(table: &mut Table, version: u64, data: Bytes) -> Result<Option<SwapOu
     }
     match (kind, found) {
         // Copied, so that a small value does not keep a large message.
-        (KIND_SET, Some(found)) => *found = VersionedValue { value: Bytes::copy_from_slice(&reader.0), version },
+        (KIND_SET, Some(found)) => *found = VersionedValue { value: Bytes::copy_from_slice(reader.peek()), version },
         (KIND_SET, None) => {
-            let value = VersionedValue { value: Bytes::copy_from_slice(&reader.0), version };
+            let value = VersionedValue { value: Bytes::copy_from_slice(reader.peek()), version };
             table.insert(Bytes::copy_from_slice(&key), value);
         }
         (KIND_DELETE, _) => drop(table.remove(&key)),
@@ -139,8 +139,8 @@ impl StateMachine for KvStateMachine {
     }
 
     fn restore(&mut self, _index: u64, snapshot: Bytes) -> Result<(), Error> {
-        let (mut restored, mut reader) = (Table::default(), Reader(snapshot));
-        while !reader.0.is_empty() {
+        let (mut restored, mut reader) = (Table::default(), Reader::new(snapshot));
+        while !reader.is_empty() {
             let version = reader.u64()?;
             let (key, value) = (reader.u32()? as usize, reader.u32()? as usize);
             let key = Bytes::copy_from_slice(&reader.bytes(key)?);

@@ -1,9 +1,10 @@
 //! Messages between nodes, over links of [`base::rt::net`].
 //!
 //! 1. Each node listens, and opens one link to every other member, over which it only sends. The first message on a link is a
-//!    hello; each further message is a frame of Raft messages. When a link ends, the node opens it again after a pause. The
-//!    hello carries the sender's address and incarnation. With the address, a newly added node can answer before it knows the
-//!    members. A sender whose log was lost gets a rejection as the only answer, and the link ends ([`super::incarnations`]).
+//!    hello, which the receiver answers with the version of the link ([`wire::hello`]); each further message is a frame of Raft
+//!    messages. The sender does not wait for the answer. When a link ends, the node opens it again after a pause. The hello
+//!    carries the sender's address and incarnation. With the address, a newly added node can answer before it knows the
+//!    members. A sender whose log was lost gets a rejection behind the answer, and the link ends ([`super::incarnations`]).
 //! 2. The engine sends without waiting: if a link has no space for a message, the message is dropped, and the `raft` crate is
 //!    informed that the receiver is unreachable. Raft tolerates lost messages.
 //! 3. A snapshot is sent in parts over a separate link; its sender waits for space.
@@ -11,8 +12,9 @@
 //!    engine. The request names a position; the reply is every deliverable entry from there on, and then the link ends.
 //!
 //! ```text
-//! hello  magic u64 | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) | address u32 |
-//!        incarnation u64 | address of the sender
+//! hello  hello 16 (of wire::hello) | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) |
+//!        address u32 | incarnation u64 | address of the sender
+//! answer answer 12 (of wire::hello): the version of the link, or that there is none, and the link ends
 //! rejection  magic u64
 //! frame  messages u32 | messages
 //! part   bytes of one message that has a snapshot; the sender drops the link after the last part
@@ -33,15 +35,18 @@ use base::rt::{self, CancellationToken};
 use base::untrusted::AllocationBudget;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
+use wire::hello::{Hello, HelloAnswer};
+use wire::{Reader, VersionRange, Writer};
 
-use super::codec::{self, Reader};
+use super::codec;
 use super::engine::{EngineEvent, check_snapshot};
 use super::incarnations::Incarnations;
 use crate::Error;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft2");
+/// The versions of the messages that this program speaks.
+pub(super) const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+const PURPOSE: [u8; 8] = *b"HDLRRAFT";
 const REJECTION: u64 = u64::from_le_bytes(*b"HdlRaftN");
-const HELLO_BYTES: usize = 48;
 /// Bytes of an address.
 const ADDRESS_BYTES_MAX: usize = 4096;
 pub(super) const KIND_MESSAGES: u32 = 1;
@@ -82,23 +87,26 @@ struct MemberHello {
 }
 
 pub(super) fn hello(ends: &LinkEndpoints, kind: u32) -> Bytes {
-    let mut bytes = BytesMut::with_capacity(HELLO_BYTES);
-    for word in [MAGIC, ends.group, ends.from, ends.to] {
-        bytes.put_u64_le(word);
-    }
-    bytes.put_u32_le(kind);
-    bytes.put_u32_le(ends.address.len() as u32);
-    bytes.put_u64_le(ends.incarnation);
-    bytes.put_slice(ends.address.as_bytes());
-    bytes.freeze()
+    let mut writer = Writer::with_capacity(64);
+    writer.put(&Hello { purpose: PURPOSE, versions: PROTOCOL_VERSIONS }.encode());
+    writer.u64s([ends.group, ends.from, ends.to]).u32(kind).u32(ends.address.len() as u32);
+    writer.u64(ends.incarnation).put(ends.address.as_bytes()).done()
 }
 
-/// Decodes a hello; an error when it is not for this node.
-fn decode_hello(bytes: Bytes, group: u64, node: u64) -> Result<MemberHello, Error> {
-    let mut reader = Reader(bytes);
-    if reader.u64()? != MAGIC {
-        return Err(Error::Corrupt("the other end of a link does not speak this Raft protocol"));
+/// The answer to a hello, if these are its bytes. A node of another version refuses, and ends the link.
+fn check_answer(bytes: &[u8], ends: &LinkEndpoints) -> Result<(), Error> {
+    let mut reader = Reader::new(bytes);
+    let answer = HelloAnswer::read(&mut reader)?;
+    reader.end()?;
+    if let Err(mismatch) = answer.chosen_by(PROTOCOL_VERSIONS) {
+        tracing::warn!(node = ends.from, member = ends.to, %mismatch, "a member of the Raft group speaks other versions");
+        return Err(Error::Invalid(mismatch.to_string()));
     }
+    Ok(())
+}
+
+/// Decodes a hello behind its range of versions; an error when it is not for this node.
+fn decode_hello(reader: &mut Reader<Bytes>, group: u64, node: u64) -> Result<MemberHello, Error> {
     let (its_group, from, to) = (reader.u64()?, reader.u64()?, reader.u64()?);
     let kind = reader.u32()?;
     if (its_group, to) != (group, node) || !(KIND_MESSAGES..=KIND_ENTRIES).contains(&kind) {
@@ -133,8 +141,9 @@ pub(super) async fn connect<O: Send + 'static>(
                     if events.send(EngineEvent::Linked(ends.to, sender)).await.is_err() {
                         return;
                     }
-                    // Nothing ever arrives but a rejection and the end of the link.
+                    // Nothing ever arrives but the answer to the hello, a rejection and the end of the link.
                     while let Ok(said) = receiver.receive().await {
+                        let _ = check_answer(&said, &ends);
                         if said.as_ref() == REJECTION.to_le_bytes()
                             && events.send(EngineEvent::Disowned(ends.to)).await.is_err()
                         {
@@ -183,8 +192,8 @@ pub(super) fn decode(frame: Bytes) -> Result<Vec<Message>, Error> {
 
 pub(super) fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
     let mut allowance = AllocationBudget::authenticated(frame.len());
-    let mut reader = Reader(frame);
-    let count = reader.count(FRAME_MESSAGES_MAX)?;
+    let mut reader = Reader::new(frame);
+    let count = reader.count(1, FRAME_MESSAGES_MAX)?;
     let mut messages = Vec::with_capacity(allowance.take(count, size_of::<Message>()).ok_or(codec::TOO_SMALL)?);
     for _ in 0..count {
         messages.push(codec::message(&mut reader, &mut allowance)?);
@@ -211,7 +220,15 @@ pub(super) async fn send_snapshot(address: &str, ends: LinkEndpoints, message: M
     }
     drop(sender);
     // The other node drops its end only when it has received everything.
-    rt::timeout(CHUNK_TIMEOUT, async { while receiver.receive().await.is_ok() {} }).await.is_ok()
+    let received = async {
+        while let Ok(said) = receiver.receive().await {
+            if matches!(check_answer(&said, &ends), Err(Error::Invalid(_))) {
+                return false;
+            }
+        }
+        true
+    };
+    rt::timeout(CHUNK_TIMEOUT, received).await.unwrap_or(false)
 }
 
 /// The context of the links that a node accepts.
@@ -247,11 +264,16 @@ async fn receive<O: Send + 'static>(link: Link, hall: &AcceptContext<O>) -> Resu
     let (sender, mut receiver) = link.split();
     // A silent link takes capacity from others.
     let Ok(Ok(first)) = rt::timeout(HELLO_TIMEOUT, receiver.receive()).await else { return Ok(()) };
-    let MemberHello { from, incarnation, address, kind } = decode_hello(first, *group, *node)?;
+    let mut first = Reader::new(first);
+    let Hello { versions, .. } = Hello::read(&mut first, PURPOSE)?;
+    let answer = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
+    let _ = rt::timeout(CHUNK_TIMEOUT, sender.send(Bytes::copy_from_slice(&answer.encode()))).await;
+    PROTOCOL_VERSIONS.choose(versions).map_err(|mismatch| Error::Invalid(mismatch.to_string()))?;
+    let MemberHello { from, incarnation, address, kind } = decode_hello(&mut first, *group, *node)?;
     let wrong = Error::Corrupt("a Raft message names another sender or receiver than its link");
     if kind == KIND_ENTRIES {
         let Ok(Ok(asked)) = rt::timeout(HELLO_TIMEOUT, receiver.receive()).await else { return Ok(()) };
-        let first = Reader(asked).u64()?;
+        let first = Reader::new(asked).u64()?;
         let entries = serve.iter().flat_map(|serve| (first..u64::MAX).map_while(|position| serve(position)));
         for entry in entries {
             if !matches!(rt::timeout(CHUNK_TIMEOUT, sender.send(entry)).await, Ok(Ok(()))) {
@@ -306,7 +328,7 @@ async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Resu
         bytes.extend_from_slice(&part);
     }
     let mut allowance = AllocationBudget::authenticated(bytes.len());
-    let mut reader = Reader(bytes.freeze());
+    let mut reader = Reader::new(bytes.freeze());
     let message = codec::message(&mut reader, &mut allowance)?;
     reader.end()?;
     Ok(message)
@@ -328,9 +350,44 @@ impl EntryStream {
 /// Asks another member for entries from a position on.
 pub(super) async fn fetch(address: &str, (group, from): (u64, u64), to: u64, position: u64) -> Option<EntryStream> {
     let link = rt::timeout(CHUNK_TIMEOUT, net::connect(address)).await.ok()?.ok()?;
-    let (sender, receiver) = link.split();
+    let (sender, mut receiver) = link.split();
     let ends = LinkEndpoints { group, from, incarnation: 0, address: String::new(), to };
     sender.send(hello(&ends, KIND_ENTRIES)).await.ok()?;
     sender.send(Bytes::copy_from_slice(&position.to_le_bytes())).await.ok()?;
+    let answer = rt::timeout(HELLO_TIMEOUT, receiver.receive()).await.ok()?.ok()?;
+    check_answer(&answer, &ends).ok()?;
     Some(EntryStream { receiver, _sender: sender })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> LinkEndpoints {
+        LinkEndpoints { group: 7, from: 1, incarnation: 9, address: "a:1".to_owned(), to: 2 }
+    }
+
+    #[test]
+    fn a_hello_has_the_documented_layout() {
+        let hello = hello(&ends(), KIND_MESSAGES);
+        let mut golden = b"HDLRRAFT\x02\0\0\0\x02\0\0\0".to_vec();
+        [7_u64, 1, 2].iter().for_each(|word| golden.extend(word.to_le_bytes()));
+        golden.extend(b"\x01\0\0\0\x03\0\0\0\x09\0\0\0\0\0\0\0a:1");
+        assert_eq!(hello[..], golden);
+        let mut reader = Reader::new(hello);
+        assert_eq!(Hello::read(&mut reader, PURPOSE).map(|hello| hello.versions), Ok(PROTOCOL_VERSIONS));
+        let read = decode_hello(&mut reader, 7, 2).expect("it is for this node");
+        assert_eq!((read.from, read.incarnation, read.address.as_str(), read.kind), (1, 9, "a:1", KIND_MESSAGES));
+    }
+
+    #[test]
+    fn an_answer_of_another_version_is_told_from_a_rejection() {
+        let answer = HelloAnswer::to(PROTOCOL_VERSIONS, PROTOCOL_VERSIONS).encode();
+        assert_eq!(check_answer(&answer, &ends()), Ok(()));
+        let newer = HelloAnswer::refuse(VersionRange::new(3, 4)).encode();
+        assert!(
+            matches!(check_answer(&newer, &ends()), Err(Error::Invalid(what)) if what.contains("upgrade this side"))
+        );
+        assert!(matches!(check_answer(&REJECTION.to_le_bytes(), &ends()), Err(Error::Corrupt(_))));
+    }
 }

@@ -46,8 +46,8 @@ use base::rt::sync::{Notify, Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Task};
 use base::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
+use wire::Reader;
 
-use super::codec::Reader;
 use super::{AppliedEntry, ProposalOutcome, Raft, RaftConfig, StateMachine, links};
 use crate::guard::guarded;
 use crate::ordered::fault::{Mutant, mutant};
@@ -129,13 +129,13 @@ impl StateMachine for LogMachine {
     fn apply(&mut self, entries: Vec<AppliedEntry>) -> Vec<bool> {
         let mut counted = lock(&self.0.delivery);
         let apply = |entry: AppliedEntry| {
-            let mut reader = Reader(entry.data);
+            let mut reader = Reader::new(entry.data);
             let counts = reader.u64().is_ok_and(|position| position == counted.next);
             if counts {
                 let position = counted.next;
                 counted.next += 1;
-                counted.bytes += reader.0.len();
-                counted.work.push_back(DeliveryWork::Entry(position, reader.0));
+                counted.bytes += reader.left();
+                counted.work.push_back(DeliveryWork::Entry(position, reader.rest()));
             }
             counts
         };
@@ -164,7 +164,7 @@ impl StateMachine for LogMachine {
 
     fn restore(&mut self, _index: u64, snapshot: Bytes) -> Result<(), Error> {
         let mut counted = lock(&self.0.delivery);
-        counted.next = Reader(snapshot).u64()?;
+        counted.next = Reader::new(snapshot).u64()?;
         counted.work.clear();
         counted.bytes = 0;
         let next = counted.next;

@@ -147,6 +147,9 @@ async fn silent(sim: Sim) -> u64 {
         let greeting = ends();
         let (sender, mut receiver) = net::connect("n2").await.expect("it listens").split();
         sender.send(links::hello(&greeting, links::KIND_MESSAGES)).await.expect("there is room");
+        let answer = receiver.receive().await.expect("the late one is heard");
+        let versions = links::PROTOCOL_VERSIONS;
+        assert_eq!(answer[..], wire::hello::HelloAnswer::to(versions, versions).encode());
         let stays = rt::timeout(Duration::from_secs(1), receiver.receive()).await.is_err();
         assert!(stays, "a link that says who it is is one too many");
     });

@@ -80,7 +80,7 @@ impl SeekRequest {
         range.map(drop).map_err(|answer| grpc::GrpcStatus::invalid_argument(answer.as_str_name()))
     }
 
-    /// The signer, once the signature was checked. [`TlsSession`] decides whether the signer may read.
+    /// The signer, once the signature was checked. The module `deliver` decides whether the signer may read.
     ///
     /// # Errors
     /// `FORBIDDEN`.

@@ -6,10 +6,12 @@ use crate::common::{TestNetwork, args, config};
 use base::rt;
 use base::rt::net::{GatherList, rpc};
 use chain::remote::messages::Welcome;
-use chain::remote::{RemotePeer, RemotePeerConfig, VERSION};
+use chain::remote::{PROTOCOL_VERSIONS, RemotePeer, RemotePeerConfig};
 use node::Network;
 use node::config::PeerMode;
 use prost::Message as _;
+use wire::VersionRange;
+use wire::hello::HelloAnswer;
 
 const WRITES: usize = 20;
 
@@ -148,7 +150,8 @@ struct Stranger;
 
 impl rpc::RpcHandler for Stranger {
     fn request(&self, _: GatherList) -> rpc::ResponseFuture {
-        let welcome = Welcome { version: VERSION + 1, channels: Vec::new() };
+        let newer = HelloAnswer::refuse(VersionRange::only(PROTOCOL_VERSIONS.newest() + 1));
+        let welcome = Welcome { answer: newer.encode().to_vec().into(), channels: Vec::new() };
         Box::pin(async move { Ok(welcome.encode_to_vec().into()) })
     }
 }
@@ -176,6 +179,6 @@ async fn roles_of_different_releases_refuse_each_other_and_say_so() {
         assert!(start.elapsed().as_secs() < 30, "{problem}");
         rt::sleep(std::time::Duration::from_millis(10)).await;
     };
-    assert!(problem.contains("run the same release on both"), "{problem}");
+    assert!(problem.contains("upgrade this side, which is older"), "{problem}");
     drop(server.abort_on_drop());
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use base::Bytes;
 use base::rt::{self, sync::SemaphorePermit};
 use rma::{Endpoint, IncomingEvent};
+use wire::hello::HelloAnswer;
 
 use super::owner::{ConnectionGuard, Owner};
 use super::{HANDSHAKE_TIMEOUT, MemoryNodeCore};
 use crate::events::ConnectionsRejected;
-use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
+use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
 
 /// Serves a connection until it ends or sends an invalid message. The connection starts with a permit for connections
 /// before their hello, and exchanges it for one for connections after it.
@@ -84,20 +85,21 @@ async fn handshake(
         return Err(ConnectionEnd::Lost);
     }
     let refusal = match request {
-        Request::Hello { version, .. } if version != PROTOCOL_VERSION => (
-            Rejection::Version,
-            u64::from(PROTOCOL_VERSION),
-            format!("this memory node speaks version {PROTOCOL_VERSION}, not {version}"),
-        ),
+        Request::OtherVersions(versions) => {
+            let ours = PROTOCOL_VERSIONS;
+            tracing::warn!(owner = endpoint.name(), %versions, %ours, "an owner speaks other versions; upgrade the older side");
+            respond(endpoint, number, &Response::OtherVersions(HelloAnswer::refuse(ours))).await;
+            return Err(ConnectionEnd::Rejected);
+        }
         Request::Hello { section_bytes, .. } if section_bytes != shared.section_bytes => (
             Rejection::SectionSize,
             shared.section_bytes,
             format!("sections of this memory node have {} bytes, not {section_bytes}", shared.section_bytes),
         ),
-        Request::Hello { .. } => match shared.connections.try_acquire().zip(shared.admit(endpoint.name())) {
+        Request::Hello { versions, .. } => match shared.connections.try_acquire().zip(shared.admit(endpoint.name())) {
             Some((place, present)) => {
                 let welcome = Response::Welcome {
-                    version: PROTOCOL_VERSION,
+                    hello: HelloAnswer::to(PROTOCOL_VERSIONS, versions),
                     node: shared.host.node().0,
                     section_bytes: shared.section_bytes,
                     budget_bytes: shared.budget_bytes,
@@ -143,7 +145,7 @@ async fn perform(
     request: Request,
 ) -> Response {
     match request {
-        Request::Hello { .. } => {
+        Request::Hello { .. } | Request::OtherVersions(_) => {
             let text = "a second hello".to_owned();
             Response::Rejected { rejection: Rejection::Malformed, detail: 0, text }
         }
@@ -160,7 +162,7 @@ async fn perform(
 /// Where a simulation may lose the connection: before a request is executed, and before it is answered.
 fn fault_points(request: &Request) -> (&'static str, &'static str) {
     match request {
-        Request::Hello { .. } => ("pool.hello.lost", "pool.hello.answer_lost"),
+        Request::Hello { .. } | Request::OtherVersions(_) => ("pool.hello.lost", "pool.hello.answer_lost"),
         Request::Fence { .. } => ("pool.fence.lost", "pool.fence.answer_lost"),
         Request::Grant { .. } => ("pool.grant.lost", "pool.grant.answer_lost"),
         Request::Release { .. } => ("pool.release.lost", "pool.release.answer_lost"),

@@ -19,7 +19,7 @@ use super::link::DonorLink;
 use super::{DonorConnection, LossReason, RESPONSE_TIMEOUT, SpaceCore, lock};
 use crate::Error;
 use crate::events::{DonorsConnected, DonorsLost, SectionsSwept};
-use crate::message::{PROTOCOL_VERSION, Rejection, Request, Response};
+use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -128,8 +128,8 @@ async fn connect(shared: &Arc<SpaceCore>, place: &DonorConnection) -> Result<(Ar
             let reason = format!("{reason}; register this owner and its token at the memory node");
             return Err(Error::Rejected { address: address.clone(), owner: shared.owner.clone(), reason });
         }
-        Ok(Err(rma::Error::Version { ours, theirs })) => {
-            return Err(Error::Version { address: address.clone(), ours, theirs });
+        Ok(Err(rma::Error::Version(mismatch))) => {
+            return Err(Error::Version { address: address.clone(), mismatch });
         }
         Ok(Err(error)) => {
             return Err(Error::Rma { doing: format!("connecting to the memory node at {address}"), error });
@@ -175,11 +175,8 @@ impl Drop for EndOnDrop<'_> {
 }
 
 async fn handshake(shared: &SpaceCore, link: &DonorLink) -> Result<(), Error> {
-    let hello = Request::Hello { version: PROTOCOL_VERSION, section_bytes: shared.section_bytes };
+    let hello = Request::Hello { versions: PROTOCOL_VERSIONS, section_bytes: shared.section_bytes };
     match link.turn(RESPONSE_TIMEOUT).await?.ask(hello, RESPONSE_TIMEOUT).await? {
-        Response::Welcome { version, .. } if version != PROTOCOL_VERSION => {
-            return Err(Error::Version { address: link.address.clone(), ours: PROTOCOL_VERSION, theirs: version });
-        }
         Response::Welcome { section_bytes, .. } if section_bytes != shared.section_bytes => {
             return Err(Error::SectionSize {
                 address: link.address.clone(),

@@ -148,7 +148,7 @@ impl DonorLink {
             | Response::ReadGranted { free_bytes, .. }
             | Response::ReadsRevoked { free_bytes, .. }
             | Response::Rejected { rejection: Rejection::Exhausted, detail: free_bytes, .. } => *free_bytes,
-            Response::Rejected { .. } => return,
+            Response::OtherVersions(_) | Response::Rejected { .. } => return,
         };
         self.free_bytes.store(free_bytes, Ordering::Relaxed);
         self.free_at_nanos.store(rt::now().nanos(), Ordering::Relaxed);

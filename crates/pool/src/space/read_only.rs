@@ -24,8 +24,8 @@ use base::bytes::BytesMut;
 use base::rt::{self, Backoff, CancellationToken};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
 
-use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, lock};
-use crate::message::{PROTOCOL_VERSION, Request, Response};
+use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, lock, other_versions};
+use crate::message::{PROTOCOL_VERSIONS, Request, Response};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
 
 /// How long opening waits for each donor.
@@ -225,18 +225,15 @@ impl ReadOnlySpaceCore {
         let credential = Credential { name: self.owner.clone(), token: place.donor.token.clone() };
         let failed = |error| Error::Rma { doing: format!("connecting to the memory node at {address}"), error };
         let endpoint = self.provider.connect(address, &credential).await.map_err(failed)?;
-        let hello = Request::Hello { version: PROTOCOL_VERSION, section_bytes: self.section_bytes };
+        let hello = Request::Hello { versions: PROTOCOL_VERSIONS, section_bytes: self.section_bytes };
         let sent = endpoint.send(&[hello.encode(1)]);
         endpoint.flush();
         sent.await.map_err(failed)?;
         loop {
             if let IncomingEvent::Message(message) = endpoint.receive().await.map_err(failed)? {
                 return match Response::decode(&message)?.1 {
-                    Response::Welcome { version, section_bytes, .. }
-                        if version == PROTOCOL_VERSION && section_bytes == self.section_bytes =>
-                    {
-                        Ok(endpoint)
-                    }
+                    Response::Welcome { section_bytes, .. } if section_bytes == self.section_bytes => Ok(endpoint),
+                    Response::OtherVersions(hello) => Err(other_versions(address, &hello)),
                     Response::Rejected { text, .. } => {
                         Err(Error::Rejected { address: address.clone(), owner: self.owner.clone(), reason: text })
                     }

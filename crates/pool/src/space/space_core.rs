@@ -8,6 +8,7 @@ use base::Epoch;
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken};
 use rma::Provider;
+use wire::hello::{HelloAnswer, VersionMismatch};
 
 use crate::Error;
 use crate::events::{SectionsLost, SpaceBytes};
@@ -82,11 +83,7 @@ impl SpaceCore {
             Response::Rejected { rejection: Rejection::Fenced, detail, .. } => {
                 Error::Fenced { owner: self.owner.clone(), ours: self.epoch, newest: Epoch(*detail) }
             }
-            Response::Rejected { rejection: Rejection::Version, detail, .. } => Error::Version {
-                address: link.address.clone(),
-                ours: crate::PROTOCOL_VERSION,
-                theirs: u32::try_from(*detail).unwrap_or(u32::MAX),
-            },
+            Response::OtherVersions(hello) => other_versions(&link.address, hello),
             Response::Rejected { rejection: Rejection::SectionSize, detail, .. } => {
                 Error::SectionSize { address: link.address.clone(), ours: self.section_bytes, theirs: *detail }
             }
@@ -205,4 +202,10 @@ impl SpaceCore {
             self.report(SectionLoss { sections: Vec::new(), donor: String::new(), reason: LossReason::Fenced });
         }
     }
+}
+
+/// The error for a donor that speaks other versions of the protocol.
+pub(super) fn other_versions(address: &str, hello: &HelloAnswer) -> Error {
+    let mismatch = VersionMismatch { ours: crate::PROTOCOL_VERSIONS, theirs: hello.versions() };
+    Error::Version { address: address.to_owned(), mismatch }
 }

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use wire::VersionRange;
+use wire::hello::{HelloAnswer, VersionMismatch};
+
 use crate::support::Loopback;
 use base::rt::simulation::Simulation;
 use base::rt::{self, CancellationToken};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
-use pool::{AddressSpace, AddressSpaceConfig, Donor, Error, MemoryNode, MemoryNodeConfig, PROTOCOL_VERSION};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, Error, MemoryNode, MemoryNodeConfig, PROTOCOL_VERSIONS};
 use rma::{
     Capability, Credential, Endpoint, Host, HostConfig, IncomingEvent, NodeId, Provider, Rights, TOKEN_BYTES, Token,
 };
@@ -44,7 +47,11 @@ fn message(kind: u8, number: u32, body: &[u64]) -> Bytes {
 }
 
 fn hello() -> Bytes {
-    message(1, 1, &[u64::from(PROTOCOL_VERSION), SECTION])
+    hello_of(PROTOCOL_VERSIONS)
+}
+
+fn hello_of(versions: VersionRange) -> Bytes {
+    message(1, 1, &[u64::from_le_bytes(*b"HDLRPOOL"), u64::from_le_bytes(versions.encode()), SECTION])
 }
 
 fn fence(number: u32, epoch: u64, holder: u64) -> Bytes {
@@ -176,12 +183,14 @@ fn sections_of_another_size_are_refused() {
 }
 
 #[test]
-fn another_version_is_refused_by_its_number() {
+fn other_versions_are_refused_with_the_range_of_the_node() {
     run(|provider| async move {
         let _node = donor(&provider).await;
         let endpoint = connect(&provider, "owner").await;
-        let refused = ask(&endpoint, message(1, 1, &[99, 0, 0, 0])).await.expect("an answer");
-        assert_eq!((refused.0, refused.2[0], refused.2[1]), (REFUSED, 2, u64::from(PROTOCOL_VERSION)));
+        endpoint.send(&[hello_of(VersionRange::only(99))]).await.expect("it is connected");
+        let Ok(IncomingEvent::Message(answer)) = endpoint.receive().await else { panic!("an answer") };
+        assert_eq!((answer[0], &answer[8..]), (0x81, &HelloAnswer::refuse(PROTOCOL_VERSIONS).encode()[..]));
+        assert!(endpoint.receive().await.is_err(), "the connection ends");
     });
 }
 
@@ -216,7 +225,8 @@ fn options(provider: &Arc<Loopback>) -> AddressSpaceConfig {
 }
 
 fn welcome() -> (u8, Vec<u8>) {
-    (0x81, words(&[u64::from(PROTOCOL_VERSION) | 1 << 32, SECTION, 8 * SECTION, 8 * SECTION, 1]))
+    let hello = HelloAnswer::to(PROTOCOL_VERSIONS, PROTOCOL_VERSIONS).encode();
+    (0x81, [&hello[..], &[1, 0, 0, 0], &words(&[SECTION, 8 * SECTION, 8 * SECTION, 1])].concat())
 }
 
 fn capability(rights: Rights) -> Vec<u8> {
@@ -232,11 +242,12 @@ fn granted(section: u64, bytes: u64, rights: Rights) -> (u8, Vec<u8>) {
 #[test]
 fn a_donor_of_another_version_is_named() {
     run(|provider| async move {
-        let refused = (REFUSED, [words(&[2, 99]), b"no".to_vec()].concat());
-        scripted(&provider, vec![refused]).await;
+        let theirs = VersionRange::only(99);
+        scripted(&provider, vec![(0x81, HelloAnswer::refuse(theirs).encode().to_vec())]).await;
         let error = AddressSpace::open(options(&provider)).await.expect_err("another version");
-        assert_eq!(error, Error::Version { address: "a".to_owned(), ours: PROTOCOL_VERSION, theirs: 99 });
-        assert!(error.to_string().contains("run the same release on both"));
+        let mismatch = VersionMismatch { ours: PROTOCOL_VERSIONS, theirs };
+        assert_eq!(error, Error::Version { address: "a".to_owned(), mismatch });
+        assert!(error.to_string().ends_with("upgrade this side, which is older"), "{error}");
     });
 }
 

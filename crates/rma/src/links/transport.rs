@@ -44,7 +44,7 @@ impl Transport for RmaTransport {
 fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::Unreachable { .. } => io::ErrorKind::ConnectionRefused,
-        Error::Rejected(_) | Error::Version { .. } => io::ErrorKind::PermissionDenied,
+        Error::Rejected(_) | Error::Version(_) => io::ErrorKind::PermissionDenied,
         Error::System { .. } if error.kind() == ErrorKind::Rejected => io::ErrorKind::AddrInUse,
         _ => io::ErrorKind::Other,
     };

@@ -1,6 +1,8 @@
 //! Fuzzing harness for the messages on the socket of the `shm` provider; see [`base::fuzz`].
 
 use base::fuzz::{FuzzTarget, InputShape, untrusted};
+use wire::VersionRange;
+use wire::hello::HelloAnswer;
 
 use super::message::SocketMessage;
 use crate::{CAPABILITY_BYTES, Capability, NodeId, RegionId, Rights};
@@ -11,11 +13,18 @@ pub const TARGETS: &[FuzzTarget] =
 
 fn seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");
+    let versions = VersionRange::new(1, 2);
     let messages = [
         SocketMessage::greeting(0x0102),
-        SocketMessage::Hello { version: 1, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() },
+        SocketMessage::Hello {
+            answer: HelloAnswer::accept(versions, 2),
+            nonce: 7,
+            token: [0xAA; 32],
+            name: "org1".to_owned(),
+        },
         SocketMessage::Welcome { node: NodeId(3), life: [4; 16] },
-        SocketMessage::Rejected { version: 1, reason: "no".to_owned() },
+        SocketMessage::Rejected { reason: "no".to_owned() },
+        SocketMessage::OtherVersions(HelloAnswer::refuse(versions)),
         SocketMessage::Confirm { mapped: true, capability },
         SocketMessage::Confirmed { rights: Rights::ALL, bytes: 4096 },
         SocketMessage::Denied { revoked: true },

@@ -2,8 +2,11 @@
 //! layout.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use wire::hello::{Hello, HelloAnswer};
+use wire::{Reader, VersionRange, Writer};
+
 use super::config::NAME_BYTES_MAX;
-use super::segment::VERSION;
+use super::segment::PROTOCOL_VERSIONS;
 use crate::{CAPABILITY_BYTES, Capability, Error, NodeId, RegionId, Rights, TOKEN_BYTES};
 
 /// Bytes of the longest message.
@@ -12,21 +15,22 @@ pub(super) const PACKET_BYTES_MAX: usize = 512;
 const REASON_BYTES_MAX: usize = 256;
 /// Bytes of the number that tells one incarnation of a host from another.
 pub(super) const INCARNATION_BYTES: usize = 16;
-/// The first bytes that a host sends.
-const MAGIC: &[u8; 7] = b"HDLSHM\0";
+const PURPOSE: [u8; 8] = *b"HDLRMASH";
 
 /// One message.
 #[derive(Clone, Debug)]
 pub(super) enum SocketMessage {
-    /// Host: its identity. The caller must return the nonce.
-    Greeting { version: u32, nonce: u64 },
-    /// Caller: its identity.
-    Hello { version: u32, nonce: u64, token: [u8; TOKEN_BYTES], name: String },
+    /// Host: what it speaks. The caller must return the nonce.
+    Greeting { versions: VersionRange, nonce: u64 },
+    /// Caller: the version that it chooses, and its identity.
+    Hello { answer: HelloAnswer, nonce: u64, token: [u8; TOKEN_BYTES], name: String },
+    /// Caller: it speaks none of the host's versions. Ends the connection.
+    OtherVersions(HelloAnswer),
     /// Host: accepted; with file descriptors of the generations, the shared segment, and the eventfds of the host and of the
     /// caller.
     Welcome { node: NodeId, life: [u8; INCARNATION_BYTES] },
     /// Host: rejected. Ends the connection.
-    Rejected { version: u32, reason: String },
+    Rejected { reason: String },
     /// Caller: is this capability valid? `mapped` when the region's file descriptor is not needed.
     Confirm { mapped: bool, capability: Capability },
     /// Host: valid, with these rights; with the region's file descriptor unless it was mapped. Answers come in order.
@@ -37,51 +41,17 @@ pub(super) enum SocketMessage {
     Gone { region: RegionId },
 }
 
-/// Reads a packet's fields from the front.
-struct Fields<'a>(&'a [u8]);
+const MALFORMED: Error = Error::Malformed("a message on a shared memory's socket");
 
-const SHORT: Error = Error::Malformed("a message on a shared memory's socket");
-
-impl<'a> Fields<'a> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Error> {
-        let (bytes, rest) = self.0.split_first_chunk::<N>().ok_or(SHORT)?;
-        self.0 = rest;
-        Ok(*bytes)
-    }
-
-    fn byte(&mut self) -> Result<u8, Error> {
-        Ok(self.take::<1>()?[0])
-    }
-
-    fn flag(&mut self) -> Result<bool, Error> {
-        match self.byte()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(SHORT),
-        }
-    }
-
-    fn u32(&mut self) -> Result<u32, Error> {
-        Ok(u32::from_le_bytes(self.take()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, Error> {
-        Ok(u64::from_le_bytes(self.take()?))
-    }
-
-    /// The rest, as text.
-    fn text(&mut self, bytes_max: usize) -> Result<String, Error> {
-        let rest = std::mem::take(&mut self.0);
-        if rest.len() > bytes_max {
-            return Err(SHORT);
-        }
-        String::from_utf8(rest.to_vec()).map_err(|_| SHORT)
-    }
+/// The rest of a packet, as text.
+fn read_text(reader: &mut Reader<&[u8]>, bytes_max: usize) -> Result<String, Error> {
+    let text = std::str::from_utf8(reader.rest()).ok().filter(|text| text.len() <= bytes_max);
+    text.map(str::to_owned).ok_or(MALFORMED)
 }
 
 impl SocketMessage {
     pub(super) fn greeting(nonce: u64) -> SocketMessage {
-        SocketMessage::Greeting { version: VERSION, nonce }
+        SocketMessage::Greeting { versions: PROTOCOL_VERSIONS, nonce }
     }
 
     pub(super) fn rejected(error: &Error) -> SocketMessage {
@@ -92,85 +62,63 @@ impl SocketMessage {
         while reason.len() > REASON_BYTES_MAX {
             reason.pop();
         }
-        SocketMessage::Rejected { version: VERSION, reason }
+        SocketMessage::Rejected { reason }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(64);
+        let mut writer = Writer::onto(Vec::with_capacity(64));
         match self {
-            SocketMessage::Greeting { version, nonce } => {
-                bytes.push(1);
-                bytes.extend(MAGIC);
-                bytes.extend(version.to_le_bytes());
-                bytes.extend(nonce.to_le_bytes());
+            SocketMessage::Greeting { versions, nonce } => {
+                writer.u8(1).put(&Hello { purpose: PURPOSE, versions: *versions }.encode()).u64(*nonce)
             }
-            SocketMessage::Hello { version, nonce, token, name } => {
-                bytes.push(2);
-                bytes.extend(version.to_le_bytes());
-                bytes.extend(nonce.to_le_bytes());
-                bytes.extend(token);
-                bytes.extend(name.as_bytes());
+            SocketMessage::Hello { answer, nonce, token, name } => {
+                writer.u8(2).put(&answer.encode()).u64(*nonce).put(token).put(name.as_bytes())
             }
-            SocketMessage::Welcome { node, life } => {
-                bytes.push(3);
-                bytes.extend(node.0.to_le_bytes());
-                bytes.extend(life);
-            }
-            SocketMessage::Rejected { version, reason } => {
-                bytes.push(4);
-                bytes.extend(version.to_le_bytes());
-                bytes.extend(reason.as_bytes());
-            }
-            SocketMessage::Confirm { mapped, capability } => {
-                bytes.extend([5, u8::from(*mapped)]);
-                bytes.extend(capability.encode());
-            }
-            SocketMessage::Confirmed { rights, bytes: size } => {
-                bytes.extend([6, rights.bits()]);
-                bytes.extend(size.to_le_bytes());
-            }
-            SocketMessage::Denied { revoked } => bytes.extend([7, u8::from(*revoked)]),
-            SocketMessage::Gone { region } => {
-                bytes.push(8);
-                bytes.extend(region.0.to_le_bytes());
-            }
-        }
+            SocketMessage::OtherVersions(answer) => writer.u8(2).put(&answer.encode()),
+            SocketMessage::Welcome { node, life } => writer.u8(3).u32(node.0).put(life),
+            SocketMessage::Rejected { reason } => writer.u8(4).put(reason.as_bytes()),
+            SocketMessage::Confirm { mapped, capability } => writer.u8(5).flag(*mapped).put(&capability.encode()),
+            SocketMessage::Confirmed { rights, bytes } => writer.u8(6).u8(rights.bits()).u64(*bytes),
+            SocketMessage::Denied { revoked } => writer.u8(7).flag(*revoked),
+            SocketMessage::Gone { region } => writer.u8(8).u32(region.0),
+        };
+        let bytes = writer.into_inner();
         assert!(bytes.len() <= PACKET_BYTES_MAX, "a message fits into a packet");
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<SocketMessage, Error> {
-        let mut fields = Fields(bytes);
-        let message = match fields.byte()? {
+        let mut reader = Reader::new(bytes);
+        let message = match reader.u8()? {
             1 => {
-                if fields.take()? != *MAGIC {
-                    return Err(Error::Malformed("the listener on this socket is not a host of regions"));
-                }
-                SocketMessage::Greeting { version: fields.u32()?, nonce: fields.u64()? }
+                let Hello { versions, .. } = Hello::read(&mut reader, PURPOSE)
+                    .map_err(|_| Error::Malformed("the listener on this socket is not a host of regions"))?;
+                SocketMessage::Greeting { versions, nonce: reader.u64()? }
             }
-            2 => SocketMessage::Hello {
-                version: fields.u32()?,
-                nonce: fields.u64()?,
-                token: fields.take()?,
-                name: fields.text(NAME_BYTES_MAX)?,
+            2 => match HelloAnswer::read(&mut reader)? {
+                answer if answer.is_refusal() => SocketMessage::OtherVersions(answer),
+                answer => SocketMessage::Hello {
+                    answer,
+                    nonce: reader.u64()?,
+                    token: reader.array()?,
+                    name: read_text(&mut reader, NAME_BYTES_MAX)?,
+                },
             },
-            3 => SocketMessage::Welcome { node: NodeId(fields.u32()?), life: fields.take()? },
-            4 => SocketMessage::Rejected { version: fields.u32()?, reason: fields.text(REASON_BYTES_MAX)? },
+            3 => SocketMessage::Welcome { node: NodeId(reader.u32()?), life: reader.array()? },
+            4 => SocketMessage::Rejected { reason: read_text(&mut reader, REASON_BYTES_MAX)? },
             5 => SocketMessage::Confirm {
-                mapped: fields.flag()?,
-                capability: Capability::decode(&fields.take::<CAPABILITY_BYTES>()?)?,
+                mapped: reader.flag()?,
+                capability: Capability::decode(reader.bytes(CAPABILITY_BYTES)?)?,
             },
             6 => SocketMessage::Confirmed {
-                rights: Rights::from_bits(fields.byte()?).ok_or(SHORT)?,
-                bytes: fields.u64()?,
+                rights: Rights::from_bits(reader.u8()?).ok_or(MALFORMED)?,
+                bytes: reader.u64()?,
             },
-            7 => SocketMessage::Denied { revoked: fields.flag()? },
-            8 => SocketMessage::Gone { region: RegionId(fields.u32()?) },
-            _ => return Err(SHORT),
+            7 => SocketMessage::Denied { revoked: reader.flag()? },
+            8 => SocketMessage::Gone { region: RegionId(reader.u32()?) },
+            _ => return Err(MALFORMED),
         };
-        if !fields.0.is_empty() {
-            return Err(SHORT);
-        }
+        reader.end()?;
         Ok(message)
     }
 }
@@ -190,12 +138,18 @@ mod tests {
             generation: 5,
             secret: CapabilitySecret([9; 16]),
         };
-        let hello = SocketMessage::Hello { version: 1, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() };
+        let versions = VersionRange::new(1, 2);
+        let answer = HelloAnswer::accept(versions, 2);
+        let hello = SocketMessage::Hello { answer, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() };
         let goldens = [
-            (SocketMessage::greeting(0x0102), "0148444c53484d00020000000201000000000000".to_owned()),
-            (hello, format!("02010000000700000000000000{}6f726731", "aa".repeat(32))),
+            (
+                SocketMessage::Greeting { versions, nonce: 0x0102 },
+                "0148444c524d41534801000000020000000201000000000000".to_owned(),
+            ),
+            (hello, format!("020200000001000000020000000700000000000000{}6f726731", "aa".repeat(32))),
+            (SocketMessage::OtherVersions(HelloAnswer::refuse(versions)), "02000000000100000002000000".to_owned()),
             (SocketMessage::Welcome { node: NodeId(3), life: [4; 16] }, format!("0303000000{}", "04".repeat(16))),
-            (SocketMessage::Rejected { version: 1, reason: "no".to_owned() }, "04010000006e6f".to_owned()),
+            (SocketMessage::Rejected { reason: "no".to_owned() }, "046e6f".to_owned()),
             (
                 SocketMessage::Confirm { mapped: true, capability },
                 format!("05010100000002000000030001000000000005000000000000{}{}", "00", "09".repeat(16)),

@@ -28,6 +28,7 @@ use base::rt;
 use base::rt::sync::{Notify, Semaphore};
 use rustix::event::EventfdFlags;
 use rustix::process::PidfdFlags;
+use wire::hello::{HelloAnswer, VersionMismatch};
 
 use super::connection::{AcceptedConnection, ShmConnection};
 use super::connection_end::{ConnectionEnd, Doorbell};
@@ -35,7 +36,7 @@ use super::departure::ConnectionDeparture;
 use super::host::{HostConnection, PeerProcess, ShmHostCore};
 use super::memory::{Mapping, MappingAccess};
 use super::message::{INCARNATION_BYTES, SocketMessage};
-use super::segment::{ConnectionSegment, RingDirection, VERSION};
+use super::segment::{ConnectionSegment, PROTOCOL_VERSIONS, RingDirection};
 use super::socket::{MessageSocket, SocketListener, watch};
 use super::view::{HolderDigest, HostView, MappedRegion};
 use super::waiting::WaitingVerbs;
@@ -136,21 +137,24 @@ async fn handshake(path: &Path, credential: &Credential) -> Result<Endpoint, Err
     let address = path.display().to_string();
     let hung_up = || Error::Unreachable { address: address.clone(), reason: "the host hung up".to_owned() };
     let socket = MessageSocket::connect(path).await?;
-    let nonce = match socket.receive().await?.ok_or_else(hung_up)?.0 {
-        SocketMessage::Greeting { version: VERSION, nonce } => nonce,
-        SocketMessage::Greeting { version: theirs, .. } => return Err(Error::Version { ours: VERSION, theirs }),
-        _ => return Err(Error::Malformed("a host that does not greet")),
+    let SocketMessage::Greeting { versions, nonce } = socket.receive().await?.ok_or_else(hung_up)?.0 else {
+        return Err(Error::Malformed("a host that does not greet"));
+    };
+    let answer = match PROTOCOL_VERSIONS.choose(versions) {
+        Ok(chosen) => HelloAnswer::accept(PROTOCOL_VERSIONS, chosen),
+        Err(mismatch) => {
+            let refusal = SocketMessage::OtherVersions(HelloAnswer::refuse(PROTOCOL_VERSIONS));
+            socket.send(&refusal, &[]).await.map_err(|_| hung_up())?;
+            return Err(mismatch.into());
+        }
     };
     let token = *credential.token.bytes();
-    let hello = SocketMessage::Hello { version: VERSION, nonce, token, name: credential.name.clone() };
+    let hello = SocketMessage::Hello { answer, nonce, token, name: credential.name.clone() };
     socket.send(&hello, &[]).await.map_err(|_| hung_up())?;
     let (answer, descriptors) = socket.receive().await?.ok_or_else(hung_up)?;
     let (node, life) = match answer {
         SocketMessage::Welcome { node, life } => (node, life),
-        SocketMessage::Rejected { version, .. } if version != VERSION => {
-            return Err(Error::Version { ours: VERSION, theirs: version });
-        }
-        SocketMessage::Rejected { reason, .. } => return Err(Error::Rejected(reason)),
+        SocketMessage::Rejected { reason } => return Err(Error::Rejected(reason)),
         _ => return Err(Error::Malformed("a host that does not welcome")),
     };
     let Ok([generations, area, to_host, to_caller]) = <[OwnedFd; 4]>::try_from(descriptors) else {
@@ -379,9 +383,12 @@ fn prepare(
     process: Option<Arc<PeerProcess>>,
 ) -> Result<PreparedConnection, Error> {
     let (name, token) = match message {
-        SocketMessage::Hello { version: VERSION, nonce: again, token, name } if again == nonce => (name, token),
-        SocketMessage::Hello { version: theirs, .. } if theirs != VERSION => {
-            return Err(Error::Version { ours: VERSION, theirs });
+        SocketMessage::OtherVersions(answer) => {
+            return Err(VersionMismatch { ours: PROTOCOL_VERSIONS, theirs: answer.versions() }.into());
+        }
+        SocketMessage::Hello { answer, nonce: again, token, name } if again == nonce => {
+            answer.chosen_by(PROTOCOL_VERSIONS)?;
+            (name, token)
         }
         _ => return Err(Error::Malformed("a caller that does not authenticate")),
     };

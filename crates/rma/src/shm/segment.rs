@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use base::BytesMut;
+use wire::VersionRange;
 
 use super::hazards;
 use super::memory::{self, Mapping, MappingAccess};
@@ -37,8 +38,10 @@ const _: () = assert!(RING_BYTES.is_power_of_two());
 
 /// "HDLSHMCA".
 const MAGIC: u64 = u64::from_le_bytes(*b"HDLSHMCA");
-/// The version of this layout and of the messages on the socket.
-pub(super) const VERSION: u32 = 2;
+/// The version of this layout.
+const FORMAT_VERSION: u32 = 2;
+/// The versions of the messages on the socket that this program speaks. Each implies a version of this layout.
+pub(super) const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(FORMAT_VERSION);
 
 thread_local! {
     /// The slot at which this thread starts to search for a free one, and the number of its next mark.
@@ -114,7 +117,7 @@ impl ConnectionSegment {
 }
 
 fn header() -> [u64; 3] {
-    [MAGIC, u64::from(VERSION) | (HAZARD_SLOTS as u64) << 32, RING_BYTES as u64]
+    [MAGIC, u64::from(FORMAT_VERSION) | (HAZARD_SLOTS as u64) << 32, RING_BYTES as u64]
 }
 
 /// A verb's mark.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use base::rt::production::run;
 use base::{Bytes, BytesMut, ErrorKind};
+use wire::VersionRange;
+use wire::hello::{HelloAnswer, VersionMismatch};
 
 use super::connection_end::ConnectionEnd;
 use super::host::ShmHost;
@@ -184,32 +186,49 @@ fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
 }
 
 #[test]
-fn another_version_is_refused_on_both_sides() {
+fn other_versions_are_refused_on_both_sides() {
     run(async {
+        let (ours, theirs) = (VersionRange::only(2), VersionRange::new(98, 99));
+        let mismatch = VersionMismatch { ours, theirs };
         let directory = tempfile::tempdir().expect("there is a disk");
         let path = directory.path().join("host.sock");
         let listener = SocketListener::bind(&path).expect("the path is free");
-        let old = base::rt::spawn(async move {
+        let newer = base::rt::spawn(async move {
             let socket = listener.accept().await.expect("somebody connects");
-            socket.send(&SocketMessage::Greeting { version: 99, nonce: 1 }, &[]).await.expect("it listens");
+            socket.send(&SocketMessage::Greeting { versions: theirs, nonce: 1 }, &[]).await.expect("it listens");
+            socket.receive().await.expect("it is well-formed").expect("the caller answers").0
         });
         let refused = ShmProvider::default().connect(&path.display().to_string(), &credential()).await;
-        assert_eq!(refused.err(), Some(Error::Version { ours: 2, theirs: 99 }));
-        old.await.expect("nothing aborts it");
+        assert_eq!(refused.err(), Some(Error::Version(mismatch)));
+        let told = newer.await.expect("nothing aborts it");
+        let SocketMessage::OtherVersions(told) = told else { panic!("no token is sent: {told:?}") };
+        assert_eq!(told, HelloAnswer::refuse(ours));
 
         let path = directory.path().join("new.sock");
         let tokens = Arc::new(|_: &str| Some(TOKEN));
         let options = HostConfig { node: NodeId(3), tokens };
         let _host = ShmProvider::default().host(&path.display().to_string(), options).await.expect("the path is free");
-        let socket = MessageSocket::connect(&path).await.expect("the host is there");
-        let greeting = socket.receive().await.expect("it is well-formed").expect("the host greets").0;
-        let SocketMessage::Greeting { version: 2, nonce } = greeting else { panic!("{greeting:?}") };
-        let hello = SocketMessage::Hello { version: 99, nonce, token: *TOKEN.bytes(), name: "caller".to_owned() };
-        socket.send(&hello, &[]).await.expect("the host listens");
-        let answer = socket.receive().await.expect("it is well-formed").expect("the host answers").0;
-        let SocketMessage::Rejected { version: 2, reason } = answer else { panic!("{answer:?}") };
-        assert!(reason.contains("version 99"), "{reason}");
-        assert!(matches!(socket.receive().await, Ok(None)));
+        let connected = async || {
+            let socket = MessageSocket::connect(&path).await.expect("the host is there");
+            let greeting = socket.receive().await.expect("it is well-formed").expect("the host greets").0;
+            let SocketMessage::Greeting { versions, nonce } = greeting else { panic!("{greeting:?}") };
+            assert_eq!(versions, ours);
+            (socket, nonce)
+        };
+        let (token, name) = (*TOKEN.bytes(), "caller".to_owned());
+        let (socket, _) = connected().await;
+        let refusal = SocketMessage::OtherVersions(HelloAnswer::refuse(theirs));
+        let (other, nonce) = connected().await;
+        let unasked = HelloAnswer::accept(theirs, 99);
+        for (socket, answer) in
+            [(socket, refusal), (other, SocketMessage::Hello { answer: unasked, nonce, token, name })]
+        {
+            socket.send(&answer, &[]).await.expect("the host listens");
+            let answer = socket.receive().await.expect("it is well-formed").expect("the host answers").0;
+            let SocketMessage::Rejected { reason } = answer else { panic!("{answer:?}") };
+            assert!(reason.contains("versions 98 to 99") && reason.contains("upgrade this side"), "{reason}");
+            assert!(matches!(socket.receive().await, Ok(None)));
+        }
     });
 }
 

@@ -152,21 +152,17 @@ pub(super) fn step(
             last.then_some(Ok(VerbEffect::Done))
         }
         SimVerb::CompareSwap { expected, new } => {
-            let before = word(bytes);
+            let before = wire::u64_at(bytes, 0);
             if before == *expected {
                 bytes.copy_from_slice(&new.to_le_bytes());
             }
             Some(Ok(VerbEffect::Word(before)))
         }
         SimVerb::FetchAdd { add } => {
-            let before = word(bytes);
+            let before = wire::u64_at(bytes, 0);
             bytes.copy_from_slice(&before.wrapping_add(*add).to_le_bytes());
             Some(Ok(VerbEffect::Word(before)))
         }
         SimVerb::Message(_) => unreachable!("a message has no access"),
     }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("an atomic verb is admitted for one word"))
 }

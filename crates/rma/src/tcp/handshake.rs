@@ -1,25 +1,28 @@
 //! The handshake: two ends prove to each other that they know the same token, before any other byte is exchanged.
 //!
-//! 1. The client sends its name, a version and a nonce.
-//! 2. The host answers with its number, a nonce of its own, and a proof: a keyed hash of all bytes sent so far.
+//! 1. The client sends its name, the versions that it speaks ([`wire::hello`]) and a nonce.
+//! 2. The host answers with the version that it has chosen, its number, a nonce of its own, and a proof: a keyed hash of all
+//!    bytes sent so far, the ranges of versions included. If they share no version, it says so, and ends the connection.
 //! 3. The client checks the proof and answers with a proof of its own.
 //! 4. The host answers whether it accepts the connection.
 //!
-//! The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be relayed. A host answers an
+//! Hello and challenge have the same length in every version. The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be relayed. A host answers an
 //! unknown name as it answers a known one, but proves a random token.
 
 use aws_lc_rs::hmac;
+use wire::hello::{self, Hello, HelloAnswer};
+use wire::{Reader, u32_at};
 
-use super::wire::{VERSION, u32_at};
+use super::wire::PROTOCOL_VERSIONS;
 use crate::{Credential, Error, NodeId, Token};
 
-const MAGIC: [u8; 8] = *b"HDLRMATC";
+const PURPOSE: [u8; 8] = *b"HDLRMATC";
 /// Bytes of a name.
 pub const NAME_BYTES_MAX: usize = 64;
-/// `magic:8 | version:u32 le | name_bytes:u32 le | nonce:32 | name:64`
-pub const HELLO_BYTES: usize = 8 + 4 + 4 + 32 + NAME_BYTES_MAX;
-/// `magic:8 | version:u32 le | node:u32 le | nonce:32 | proof:32`
-pub const CHALLENGE_BYTES: usize = 8 + 4 + 4 + 32 + 32;
+/// `hello:16 | name_bytes:u32 le | nonce:32 | name:64`
+pub const HELLO_BYTES: usize = hello::HELLO_BYTES + 4 + 32 + NAME_BYTES_MAX;
+/// `magic:8 | answer:12 | node:u32 le | nonce:32 | proof:32`
+pub const CHALLENGE_BYTES: usize = 8 + hello::ANSWER_BYTES + 4 + 32 + 32;
 /// `proof:32`
 pub const PROOF_BYTES: usize = 32;
 /// `verdict:u32 le | 0:u32`
@@ -35,6 +38,7 @@ const CLIENT_LABEL: &[u8] = b"heddle rma tcp client";
 /// What both ends have received: the subject of the proofs.
 struct HandshakeTranscript<'a> {
     hello: &'a [u8; HELLO_BYTES],
+    answer: HelloAnswer,
     node: NodeId,
     nonce: &'a [u8; 32],
     binding: &'a [u8; 32],
@@ -43,7 +47,7 @@ struct HandshakeTranscript<'a> {
 impl HandshakeTranscript<'_> {
     fn bytes(&self, label: &[u8]) -> Vec<u8> {
         let node = self.node.0.to_le_bytes();
-        [label, &[0], &self.hello[..], &node, &self.nonce[..], &self.binding[..]].concat()
+        [label, &[0], &self.hello[..], &self.answer.encode(), &node, &self.nonce[..], &self.binding[..]].concat()
     }
 
     fn prove(&self, token: &Token, label: &[u8]) -> [u8; PROOF_BYTES] {
@@ -64,13 +68,10 @@ pub fn hello(name: &str, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES], Error> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::TooLarge(name.len()));
     }
-    let mut bytes = [0; HELLO_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[12..16].copy_from_slice(&(name.len() as u32).to_le_bytes());
-    bytes[16..48].copy_from_slice(nonce);
-    bytes[48..][..name.len()].copy_from_slice(name.as_bytes());
-    Ok(bytes)
+    Ok(wire::array(|writer| {
+        writer.put(&Hello { purpose: PURPOSE, versions: PROTOCOL_VERSIONS }.encode());
+        writer.u32(name.len() as u32).put(nonce).put(name.as_bytes()).zeros(NAME_BYTES_MAX - name.len());
+    }))
 }
 
 /// The host's state between its challenge and the client's proof.
@@ -78,6 +79,7 @@ pub struct PendingChallenge {
     pub name: String,
     token: Token,
     hello: [u8; HELLO_BYTES],
+    answer: HelloAnswer,
     node: NodeId,
     nonce: [u8; 32],
     binding: [u8; 32],
@@ -87,8 +89,8 @@ pub struct PendingChallenge {
 pub enum HelloResponse {
     /// A proof must follow.
     Challenged(Box<PendingChallenge>),
-    /// The other end speaks another version, and learns ours from the answer.
-    OtherVersion,
+    /// The other end speaks other versions, and learns ours from the answer.
+    OtherVersions,
 }
 
 /// The host's answer to a hello, ready to send.
@@ -102,35 +104,34 @@ pub fn challenge(
     binding: [u8; 32],
     token_of: impl Fn(&str) -> Option<Token>,
 ) -> Result<(HelloResponse, [u8; CHALLENGE_BYTES]), Error> {
-    if hello[..8] != MAGIC {
-        return Err(Error::Malformed("the other side does not speak this protocol"));
+    let mut reader = Reader::new(&hello[..]);
+    let Hello { versions, .. } = Hello::read(&mut reader, PURPOSE)?;
+    let chosen = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
+    let respond = |node: NodeId, nonce: &[u8; 32], proof: &[u8; PROOF_BYTES]| {
+        wire::array(|writer| {
+            writer.put(&PURPOSE).put(&chosen.encode()).u32(node.0).put(nonce).put(proof);
+        })
+    };
+    if chosen.is_refusal() {
+        return Ok((HelloResponse::OtherVersions, respond(NodeId(0), &[0; 32], &[0; PROOF_BYTES])));
     }
-    let mut answer = [0; CHALLENGE_BYTES];
-    answer[..8].copy_from_slice(&MAGIC);
-    answer[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    if u32_at(hello, 8) != VERSION {
-        return Ok((HelloResponse::OtherVersion, answer));
-    }
-    let name_bytes = u32_at(hello, 12) as usize;
-    let name = hello[48..].get(..name_bytes).and_then(|name| std::str::from_utf8(name).ok());
+    let (name_bytes, _nonce) = (reader.u32()? as usize, reader.array::<32>()?);
+    let name = reader.bytes(name_bytes).ok().and_then(|name| std::str::from_utf8(name).ok());
     let name = name.ok_or(Error::Malformed("a name that is too long or no text"))?;
-    if hello[48 + name_bytes..].iter().any(|byte| *byte != 0) {
-        return Err(Error::Malformed("a hello with reserved bytes set"));
-    }
+    reader.zeros(reader.left())?;
     let token = token_of(name).unwrap_or_else(Token::random);
-    let transcript = HandshakeTranscript { hello, node, nonce: &nonce, binding: &binding };
-    answer[12..16].copy_from_slice(&node.0.to_le_bytes());
-    answer[16..48].copy_from_slice(&nonce);
-    answer[48..].copy_from_slice(&transcript.prove(&token, HOST_LABEL));
-    let challenged = PendingChallenge { name: name.to_owned(), token, hello: *hello, node, nonce, binding };
+    let transcript = HandshakeTranscript { hello, answer: chosen, node, nonce: &nonce, binding: &binding };
+    let answer = respond(node, &nonce, &transcript.prove(&token, HOST_LABEL));
+    let challenged =
+        PendingChallenge { name: name.to_owned(), token, hello: *hello, answer: chosen, node, nonce, binding };
     Ok((HelloResponse::Challenged(Box::new(challenged)), answer))
 }
 
 impl PendingChallenge {
     /// Whether the client knows the token.
     pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> bool {
-        let transcript =
-            HandshakeTranscript { hello: &self.hello, node: self.node, nonce: &self.nonce, binding: &self.binding };
+        let PendingChallenge { hello, answer, node, nonce, binding, .. } = self;
+        let transcript = HandshakeTranscript { hello, answer: *answer, node: *node, nonce, binding };
         transcript.check(&self.token, CLIENT_LABEL, proof)
     }
 }
@@ -142,18 +143,13 @@ pub fn answer(
     binding: &[u8; 32],
     credential: &Credential,
 ) -> Result<(NodeId, [u8; PROOF_BYTES]), Error> {
-    if challenge[..8] != MAGIC {
-        return Err(Error::Malformed("the other side does not speak this protocol"));
-    }
-    let theirs = u32_at(challenge, 8);
-    if theirs != VERSION {
-        return Err(Error::Version { ours: VERSION, theirs });
-    }
-    let node = NodeId(u32_at(challenge, 12));
-    let mut nonce = [0; 32];
-    nonce.copy_from_slice(&challenge[16..48]);
-    let transcript = HandshakeTranscript { hello, node, nonce: &nonce, binding };
-    if !transcript.check(&credential.token, HOST_LABEL, &challenge[48..]) {
+    let mut reader = Reader::new(&challenge[..]);
+    reader.expect(&PURPOSE, "the other side does not speak this protocol")?;
+    let answer = HelloAnswer::read(&mut reader)?;
+    answer.chosen_by(PROTOCOL_VERSIONS)?;
+    let (node, nonce) = (NodeId(reader.u32()?), reader.array()?);
+    let transcript = HandshakeTranscript { hello, answer, node, nonce: &nonce, binding };
+    if !transcript.check(&credential.token, HOST_LABEL, reader.peek()) {
         let reason = format!("the host does not know our name {:?}, or knows it with another token", credential.name);
         return Err(Error::Rejected(reason));
     }
@@ -172,6 +168,9 @@ pub fn verdict(bytes: &[u8; VERDICT_BYTES]) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use wire::VersionRange;
+    use wire::hello::VersionMismatch;
+
     use super::*;
 
     fn credential(token: u8) -> Credential {
@@ -217,22 +216,37 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named_to_both() {
+    fn other_versions_are_named_to_both() {
         let mut other = hello("compute0", &[1; 32]).expect("the name is short");
-        other[8] = 9;
-        let Ok((HelloResponse::OtherVersion, bytes)) = challenge(&other, NodeId(7), [2; 32], [0; 32], |_| None) else {
-            panic!("the version is another")
-        };
+        (other[8], other[12]) = (9, 10);
+        let answered = challenge(&other, NodeId(7), [2; 32], [0; 32], |_| panic!("no token is looked up"));
+        let Ok((HelloResponse::OtherVersions, bytes)) = answered else { panic!("the versions are others") };
+        let mut golden = b"HDLRMATC\0\0\0\0\x01\0\0\0\x01\0\0\0".to_vec();
+        golden.resize(CHALLENGE_BYTES, 0);
+        assert_eq!(bytes[..], golden);
         let mut theirs = bytes;
-        theirs[8] = 9;
-        let told = answer(&other, &theirs, &[0; 32], &credential(3)).expect_err("the version is another");
-        assert_eq!(told, Error::Version { ours: VERSION, theirs: 9 });
+        (theirs[12], theirs[16]) = (9, 10);
+        let told = answer(&other, &theirs, &[0; 32], &credential(3)).expect_err("the versions are others");
+        let mismatch = VersionMismatch { ours: PROTOCOL_VERSIONS, theirs: VersionRange::new(9, 10) };
+        assert_eq!(told, Error::Version(mismatch));
+    }
+
+    #[test]
+    fn an_attacker_cannot_change_the_ranges_of_versions() {
+        let hello = hello("compute0", &[1; 32]).expect("the name is short");
+        let Ok((_, bytes)) = challenge(&hello, NodeId(7), [2; 32], [0; 32], |_| Some(Token::new([3; 32]))) else {
+            panic!("the hello is well-formed")
+        };
+        let mut more = bytes;
+        more[16] = 2;
+        assert!(answer(&hello, &bytes, &[0; 32], &credential(3)).is_ok());
+        assert!(answer(&hello, &more, &[0; 32], &credential(3)).is_err());
     }
 
     #[test]
     fn the_hello_has_the_documented_layout() {
         let bytes = hello("ab", &[5; 32]).expect("the name is short");
-        let mut golden = b"HDLRMATC\x01\0\0\0\x02\0\0\0".to_vec();
+        let mut golden = b"HDLRMATC\x01\0\0\0\x01\0\0\0\x02\0\0\0".to_vec();
         golden.extend([5; 32]);
         golden.extend(b"ab");
         golden.extend([0; 62]);

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use base::Map;
 use base::untrusted::Untrusted;
+use wire::u64_at;
 
 use super::pipe::SocketPipe;
-use super::wire::{VerbStatus, u64_at};
+use super::wire::VerbStatus;
 use crate::{Capability, CapabilitySecret, Error, GrantId, NodeId, RegionId, Rights, WORD_BYTES};
 
 /// Regions of one host.

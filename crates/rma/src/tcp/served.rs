@@ -359,7 +359,7 @@ impl ServedConnection {
                 self.peer.outgoing().push_copied(&answer);
                 match answered {
                     HelloResponse::Challenged(challenged) => self.state = ReceiveState::Proof(challenged),
-                    HelloResponse::OtherVersion => self.reject(),
+                    HelloResponse::OtherVersions => self.reject(),
                 }
                 Ok(ReceiveStep::Done)
             }

@@ -5,11 +5,12 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::untrusted::Untrusted;
+use wire::{VersionRange, u32_at, u64_at};
 
 use crate::{CAPABILITY_BYTES, Capability, Error, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
-/// The version of the protocol. Both ends must have the same.
-pub const VERSION: u32 = 1;
+/// The versions of the protocol that this program speaks.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(1);
 /// Bytes at the start of each frame.
 pub const HEADER_BYTES: usize = 16;
 /// Bytes of a verb behind its header.
@@ -205,22 +206,6 @@ impl VerbStatus {
     pub fn from_code(code: u8) -> Result<VerbStatus, Error> {
         VerbStatus::ALL.get(usize::from(code)).copied().ok_or(Error::Malformed("a reply with an unknown status"))
     }
-}
-
-/// Little-endian, at `at`. The caller has checked that the bytes are there.
-#[inline]
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..][..8]);
-    u64::from_le_bytes(word)
-}
-
-/// Little-endian, at `at`. The caller has checked that the bytes are there.
-#[inline]
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..][..4]);
-    u32::from_le_bytes(word)
 }
 
 #[cfg(test)]

@@ -424,7 +424,7 @@ impl Fixture for Broken {
                 Mutant::Unordered => Some(provider.connect("donor", &credential).await?),
                 _ => None,
             };
-            Ok((inner, second))
+            Ok::<_, Error>((inner, second))
         });
         let (inner, second) = task.await.expect("nobody aborts it")?;
         let name = NAMES.into_iter().find(|name| *name == name_asked).unwrap_or(NAMES[0]);

@@ -613,15 +613,15 @@ impl Hostile {
     fn connect(address: &str) -> Hostile {
         let mut socket = TcpStream::connect(address).expect("it listens");
         socket.set_read_timeout(Some(TEST_TIMEOUT)).expect("it can be set");
-        let mut hello = b"HDLRMATC\x01\0\0\0\x08\0\0\0".to_vec();
+        let mut hello = b"HDLRMATC\x01\0\0\0\x01\0\0\0\x08\0\0\0".to_vec();
         hello.extend([1; 32]);
         hello.extend(b"compute0");
-        hello.resize(112, 0);
+        hello.resize(116, 0);
         socket.write_all(&hello).expect("it listens");
-        let mut challenge = [0; 80];
+        let mut challenge = [0; 88];
         socket.read_exact(&mut challenge).expect("the hello is right");
         let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, TOKEN.bytes());
-        let said = [b"heddle rma tcp client\0", &hello[..], &challenge[12..16], &challenge[16..48], &[0; 32]].concat();
+        let said = [b"heddle rma tcp client\0", &hello[..], &challenge[8..56], &[0; 32]].concat();
         socket.write_all(aws_lc_rs::hmac::sign(&key, &said).as_ref()).expect("it listens");
         let mut verdict = [1; 8];
         socket.read_exact(&mut verdict).expect("the proof is right");

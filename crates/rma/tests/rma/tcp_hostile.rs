@@ -67,12 +67,12 @@ async fn region(host: &Arc<dyn Host>, holder: &str) -> Capability {
 }
 
 fn hello(version: u8, name: &str) -> Vec<u8> {
-    let mut hello = b"HDLRMATC\0\0\0\0\0\0\0\0".to_vec();
-    hello[8] = version;
-    hello[12] = name.len() as u8;
+    let mut hello = b"HDLRMATC\0\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+    (hello[8], hello[12]) = (version, version);
+    hello[16] = name.len() as u8;
     hello.extend([1; 32]);
     hello.extend(name.as_bytes());
-    hello.resize(112, 0);
+    hello.resize(116, 0);
     hello
 }
 
@@ -85,10 +85,10 @@ impl Raw {
         socket.set_read_timeout(Some(TEST_TIMEOUT))?;
         let hello = hello(1, name);
         socket.write_all(&hello)?;
-        let mut challenge = [0; 80];
+        let mut challenge = [0; 88];
         socket.read_exact(&mut challenge)?;
         let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, TOKEN.bytes());
-        let said = [b"heddle rma tcp client\0", &hello[..], &challenge[12..16], &challenge[16..48], &[0; 32]].concat();
+        let said = [b"heddle rma tcp client\0", &hello[..], &challenge[8..56], &[0; 32]].concat();
         socket.write_all(aws_lc_rs::hmac::sign(&key, &said).as_ref())?;
         let mut verdict = [1; 8];
         socket.read_exact(&mut verdict)?;
@@ -270,7 +270,7 @@ fn an_owner_connects_at_once_among_thousands_of_strangers() {
                 let mut waste = Vec::new();
                 // An end or a reset, either is fine.
                 let _ = socket.read_to_end(&mut waste);
-                assert!(waste.is_empty() || waste.len() == 80, "{} bytes for a stranger", waste.len());
+                assert!(waste.is_empty() || waste.len() == 88, "{} bytes for a stranger", waste.len());
             }
         });
         ended.await;

@@ -95,7 +95,7 @@ impl StateCore {
                     heads.push(None);
                     continue;
                 };
-                let word = u64::from_le_bytes(bytes[..8].try_into().expect("a header has more bytes"));
+                let word = wire::u64_at(&bytes, 0);
                 let is_subtable = self.directory.has(extent.address, word);
                 let word = LinkWord::from_bits(word).filter(|word| word.valid && !is_subtable);
                 let pointer = word.map(|word| pointer(extent, word.incarnation));

@@ -200,7 +200,7 @@ impl<'a> BucketProbe<'a> {
 #[inline]
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"))
+    wire::u64_at(bytes, 8 * at)
 }
 
 /// Marks a slot in the primary's own copy that it is going to use. Never stored: nothing is at address 16.

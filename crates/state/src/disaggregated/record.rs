@@ -20,6 +20,7 @@
 use base::bytes::Buf as _;
 use base::{Bytes, BytesMut, Version};
 use twox_hash::XxHash3_64;
+use wire::{u16_at, u32_at, u64_at};
 
 use super::cache::buffer_pool;
 use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer};
@@ -163,16 +164,8 @@ pub struct Record {
     deleted: bool,
 }
 
-fn word_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..][..8].try_into().expect("eight bytes"))
-}
-
-fn half_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..][..4].try_into().expect("four bytes"))
-}
-
 fn short_at(bytes: &[u8], at: usize) -> usize {
-    usize::from(u16::from_le_bytes(bytes[at..][..2].try_into().expect("two bytes")))
+    usize::from(u16_at(bytes, at))
 }
 
 /// How many bytes a head claims to have, including namespace and key; `None` without a whole header.
@@ -183,20 +176,20 @@ pub fn head_bytes(bytes: &[u8]) -> Option<usize> {
 
 /// Whether the record at `pointer` was marked invalid: its other bytes are unchanged, but must not be used.
 pub fn is_given_up(bytes: &[u8], pointer: Pointer) -> bool {
-    let word = (bytes.len() >= HEADER_BYTES).then(|| LinkWord::from_bits(word_at(bytes, 0))).flatten();
+    let word = (bytes.len() >= HEADER_BYTES).then(|| LinkWord::from_bits(u64_at(bytes, 0))).flatten();
     word.is_some_and(|word| !word.valid && word.incarnation == pointer.incarnation())
 }
 
 /// Reads the head of the record at `pointer`. `None` if the bytes are not a head, or end within its key.
 pub fn head(bytes: &[u8], pointer: Pointer) -> Option<RecordHead<'_>> {
     let until = head_bytes(bytes)?;
-    let word = LinkWord::from_bits(word_at(bytes, 0))?;
+    let word = LinkWord::from_bits(u64_at(bytes, 0))?;
     let deleted = match bytes[44] {
         0 => false,
         FLAG_DELETED => true,
         _ => return None,
     };
-    let value_bytes = half_at(bytes, 36) as usize;
+    let value_bytes = u32_at(bytes, 36) as usize;
     let total = until.checked_add(value_bytes)?;
     let fits = Class::holding(total).is_some_and(|class| class == pointer.class());
     // The first step of trust: another incarnation of the buffer is another record.
@@ -207,8 +200,8 @@ pub fn head(bytes: &[u8], pointer: Pointer) -> Option<RecordHead<'_>> {
     let namespace_end = HEADER_BYTES.checked_add(short_at(bytes, 42))?;
     Some(RecordHead {
         link: word,
-        prev: Pointer::from_bits(word_at(bytes, 16)),
-        version: Version { block: word_at(bytes, 24), tx: half_at(bytes, 32) },
+        prev: Pointer::from_bits(u64_at(bytes, 16)),
+        version: Version { block: u64_at(bytes, 24), tx: u32_at(bytes, 32) },
         deleted,
         namespace: &bytes[HEADER_BYTES..namespace_end],
         key: &bytes[namespace_end..until],
@@ -223,7 +216,7 @@ impl Record {
         let RecordHead { link: word, prev, version, deleted, namespace, key, bytes: total } = head;
         let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
         let value = HEADER_BYTES.saturating_add(namespace_bytes).saturating_add(key_bytes);
-        if bytes.len() < total || word_at(&bytes, 8) != checksum(&bytes[CHECKED_FROM..value], &bytes[value..total]) {
+        if bytes.len() < total || u64_at(&bytes, 8) != checksum(&bytes[CHECKED_FROM..value], &bytes[value..total]) {
             return Err(bytes);
         }
         bytes.truncate(total);

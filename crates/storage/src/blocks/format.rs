@@ -6,13 +6,14 @@
 
 use std::hash::Hasher as _;
 
-use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId};
+use base::{BlockNumber, Bytes, Epoch, TxId};
 use twox_hash::XxHash3_64;
+use wire::{Malformed, Reader, SEAL_BYTES, Writer, unseal};
 
 use crate::checksum;
 
 /// The version of the formats in this module, written in each segment.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 /// Where the first record of a segment begins.
 pub const SEGMENT_HEADER_BYTES: u64 = 4096;
 /// Length of the encoded segment header, which lies at byte 0.
@@ -69,158 +70,86 @@ pub struct RecordHeader {
     pub transactions_checksum: u64,
 }
 
-/// Writes fields one after another into a buffer of fixed size.
-struct Fields<'a> {
-    buffer: &'a mut [u8],
-    at: usize,
-}
-
-impl Fields<'_> {
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    fn put(&mut self, bytes: &[u8]) {
-        self.buffer[self.at..self.at + bytes.len()].copy_from_slice(bytes);
-        self.at += bytes.len();
-    }
-}
-
-/// Reads fields one after another; `None` where the bytes end.
-pub struct Reader<'a>(pub &'a [u8]);
-
-impl<'a> Reader<'a> {
-    pub fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
-    }
-
-    pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*head)
-    }
-
-    pub fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.array()?))
-    }
-
-    pub fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.array()?))
-    }
-}
-
 impl SegmentHeader {
     pub fn encode(&self) -> [u8; SEGMENT_FIELDS_BYTES] {
-        let mut bytes = [0; SEGMENT_FIELDS_BYTES];
-        let mut fields = Fields { buffer: &mut bytes, at: 0 };
-        fields.put(&SEGMENT_MAGIC);
-        fields.put(&VERSION.to_le_bytes());
-        fields.put(&(SEGMENT_HEADER_BYTES as u32).to_le_bytes());
-        fields.put(&self.first.get().to_le_bytes());
-        fields.put(&self.epoch.get().to_le_bytes());
-        fields.put(&self.previous_hash);
-        fields.put(&[0; 8]); // Reserved.
-        assert!(fields.at == SEGMENT_FIELDS_BYTES - 8, "the layout of a segment header adds up");
-        seal(&mut bytes);
-        bytes
+        sealed(|writer| {
+            writer.put(&SEGMENT_MAGIC).u32(FORMAT_VERSION).u32(SEGMENT_HEADER_BYTES as u32);
+            writer.u64(self.first.get()).u64(self.epoch.get()).put(&self.previous_hash).zeros(8);
+        })
     }
 
     /// # Errors
     /// What is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, String> {
-        let short = || "the segment header is cut off".to_string();
-        let bytes = bytes.get(..SEGMENT_FIELDS_BYTES).ok_or_else(short)?;
-        let mut reader = Reader(bytes);
-        if reader.array() != Some(SEGMENT_MAGIC) {
-            return Err("it does not begin with the magic bytes of a segment".into());
-        }
-        let version = reader.u32().ok_or_else(short)?;
+        let bytes = bytes.get(..SEGMENT_FIELDS_BYTES).ok_or("the segment header is cut off")?;
+        let mut reader = Reader::new(bytes);
+        let cut_off = |malformed: Malformed| malformed.to_string();
+        reader.expect(&SEGMENT_MAGIC, "it does not begin with the magic bytes of a segment").map_err(cut_off)?;
         check_seal(bytes, "segment header")?;
-        if version != VERSION {
-            return Err(format!("the segment has format {version}, and this program knows format {VERSION}"));
+        let version = reader.u32().map_err(cut_off)?;
+        if version != FORMAT_VERSION {
+            return Err(format!("the segment has format {version}, and this program knows format {FORMAT_VERSION}"));
         }
-        if reader.u32() != Some(SEGMENT_HEADER_BYTES as u32) {
+        if reader.u32() != Ok(SEGMENT_HEADER_BYTES as u32) {
             return Err("the segment header states a length that its format does not have".into());
         }
-        let first = BlockNumber(reader.u64().ok_or_else(short)?);
-        let epoch = Epoch(reader.u64().ok_or_else(short)?);
-        let previous_hash = reader.array().ok_or_else(short)?;
-        Ok(SegmentHeader { first, previous_hash, epoch })
+        let mut read = || {
+            let (first, epoch) = (BlockNumber(reader.u64()?), Epoch(reader.u64()?));
+            Ok(SegmentHeader { first, previous_hash: reader.array()?, epoch })
+        };
+        read().map_err(cut_off)
     }
 }
 
 impl DurableWatermark {
     pub fn encode(&self) -> [u8; WATERMARK_BYTES] {
-        let mut bytes = [0; WATERMARK_BYTES];
-        let mut fields = Fields { buffer: &mut bytes, at: 0 };
-        fields.put(&WATERMARK_MAGIC);
-        fields.put(&self.end.to_le_bytes());
-        fields.put(&self.height.to_le_bytes());
-        assert!(fields.at == WATERMARK_BYTES - 8, "the layout of a mark adds up");
-        seal(&mut bytes);
-        bytes
+        sealed(|writer| {
+            writer.put(&WATERMARK_MAGIC).u64(self.end).u64(self.height);
+        })
     }
 
     /// `None` for a mark that was never written, or was torn. That is not damage, because a mark never covers more than is
     /// durable.
     pub fn decode(bytes: &[u8]) -> Option<DurableWatermark> {
         let bytes = bytes.get(..WATERMARK_BYTES)?;
-        let mut reader = Reader(bytes);
-        if reader.array() != Some(WATERMARK_MAGIC) || check_seal(bytes, "mark").is_err() {
-            return None;
-        }
-        Some(DurableWatermark { end: reader.u64()?, height: reader.u64()? })
+        let mut reader = Reader::new(unseal(bytes, checksum).ok()?);
+        reader.expect(&WATERMARK_MAGIC, "no mark").ok()?;
+        Some(DurableWatermark { end: reader.u64().ok()?, height: reader.u64().ok()? })
     }
 }
 
 impl RecordHeader {
     pub fn encode(&self) -> [u8; RECORD_HEADER_BYTES] {
-        let mut bytes = [0; RECORD_HEADER_BYTES];
-        let mut fields = Fields { buffer: &mut bytes, at: 0 };
-        fields.put(&RECORD_MAGIC);
-        fields.put(&self.transactions.to_le_bytes());
-        fields.put(&self.number.get().to_le_bytes());
-        fields.put(&self.epoch.get().to_le_bytes());
-        fields.put(&self.payload_bytes.to_le_bytes());
-        fields.put(&self.transactions_bytes.to_le_bytes());
-        fields.put(&self.header_hash);
-        fields.put(&self.previous_hash);
-        fields.put(&self.payload_checksum.to_le_bytes());
-        fields.put(&self.transactions_checksum.to_le_bytes());
-        assert!(fields.at == RECORD_HEADER_BYTES - 8, "the layout of a record header adds up");
-        seal(&mut bytes);
-        bytes
+        sealed(|writer| {
+            writer.put(&RECORD_MAGIC).u32(self.transactions).u64(self.number.get()).u64(self.epoch.get());
+            writer.u64(self.payload_bytes).u64(self.transactions_bytes);
+            writer.put(&self.header_hash).put(&self.previous_hash);
+            writer.u64(self.payload_checksum).u64(self.transactions_checksum);
+        })
     }
 
     /// # Errors
     /// What is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<RecordHeader, String> {
-        let short = || "the record header is cut off".to_string();
-        let bytes = bytes.get(..RECORD_HEADER_BYTES).ok_or_else(short)?;
-        let mut reader = Reader(bytes);
-        if reader.array() != Some(RECORD_MAGIC) {
-            return Err("no record begins here".into());
-        }
+        let bytes = bytes.get(..RECORD_HEADER_BYTES).ok_or("the record header is cut off")?;
+        let mut reader = Reader::new(bytes);
+        let cut_off = |malformed: Malformed| malformed.to_string();
+        reader.expect(&RECORD_MAGIC, "no record begins here").map_err(cut_off)?;
         check_seal(bytes, "record header")?;
-        let transactions = reader.u32().ok_or_else(short)?;
-        let number = BlockNumber(reader.u64().ok_or_else(short)?);
-        let epoch = Epoch(reader.u64().ok_or_else(short)?);
-        let payload_bytes = reader.u64().ok_or_else(short)?;
-        let transactions_bytes = reader.u64().ok_or_else(short)?;
-        let header_hash = reader.array().ok_or_else(short)?;
-        let previous_hash = reader.array().ok_or_else(short)?;
-        let payload_checksum = reader.u64().ok_or_else(short)?;
-        let transactions_checksum = reader.u64().ok_or_else(short)?;
-        let header = RecordHeader {
-            number,
-            epoch,
-            header_hash,
-            previous_hash,
-            transactions,
-            payload_bytes,
-            transactions_bytes,
-            payload_checksum,
-            transactions_checksum,
+        let mut read = || {
+            Ok(RecordHeader {
+                transactions: reader.u32()?,
+                number: BlockNumber(reader.u64()?),
+                epoch: Epoch(reader.u64()?),
+                payload_bytes: reader.u64()?,
+                transactions_bytes: reader.u64()?,
+                header_hash: reader.array()?,
+                previous_hash: reader.array()?,
+                payload_checksum: reader.u64()?,
+                transactions_checksum: reader.u64()?,
+            })
         };
+        let header = read().map_err(cut_off)?;
         match header.record_bytes() {
             Some(bytes) if bytes <= RECORD_BYTES_MAX => Ok(header),
             _ => Err("the record header states a length above the limit".into()),
@@ -277,34 +206,29 @@ pub fn checksum_parts(parts: &[Bytes]) -> u64 {
 }
 
 /// The transaction list: for each transaction its validation code, the length of its id and the id.
-#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_transactions(transactions: &[(TxId, u8)]) -> Bytes {
-    let length = transactions.iter().map(|(id, _)| 5 + id.len()).sum();
-    let mut bytes = BytesMut::with_capacity(length);
+    let length = transactions.iter().map(|(id, _)| id.len().saturating_add(5)).sum();
+    let mut writer = Writer::with_capacity(length);
     for (id, code) in transactions {
-        bytes.extend_from_slice(&[*code]);
-        bytes.extend_from_slice(&(id.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(id.as_str().as_bytes());
+        writer.u8(*code).long(id.as_str().as_bytes());
     }
-    assert!(bytes.len() == length, "the length was computed from the same list");
-    bytes.freeze()
+    writer.done()
 }
 
 /// Walks a transaction list without allocating: each item is an id and a validation code, or an error text.
 pub struct TransactionList<'a> {
-    reader: Reader<'a>,
+    reader: Reader<&'a [u8]>,
     left: u32,
 }
 
 impl<'a> TransactionList<'a> {
     pub fn new(bytes: &'a [u8], count: u32) -> TransactionList<'a> {
-        TransactionList { reader: Reader(bytes), left: count }
+        TransactionList { reader: Reader::new(bytes), left: count }
     }
 
     fn read(&mut self) -> Option<(&'a str, u8)> {
-        let [code] = self.reader.array()?;
-        let length = self.reader.u32()?;
-        let id = std::str::from_utf8(self.reader.bytes(length as usize)?).ok()?;
+        let code = self.reader.u8().ok()?;
+        let id = std::str::from_utf8(self.reader.long(usize::MAX).ok()?).ok()?;
         Some((id, code))
     }
 }
@@ -314,34 +238,40 @@ impl<'a> Iterator for TransactionList<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 {
-            if self.reader.0.is_empty() {
+            if self.reader.is_empty() {
                 return None;
             }
-            self.reader.0 = &[];
+            self.reader.rest();
             return Some(Err("the transaction list is longer than its count".into()));
         }
         self.left = self.left.saturating_sub(1);
         let item = self.read();
         if item.is_none() {
             self.left = 0;
-            self.reader.0 = &[];
+            self.reader.rest();
         }
         Some(item.ok_or_else(|| "the transaction list is malformed".into()))
     }
 }
 
+/// An array of fields that end with their checksum.
+pub fn sealed<const N: usize>(fill: impl FnOnce(&mut Writer<&mut [u8]>)) -> [u8; N] {
+    let mut bytes = wire::array(|writer| {
+        fill(writer);
+        writer.zeros(SEAL_BYTES);
+    });
+    seal(&mut bytes);
+    bytes
+}
+
 /// Puts the checksum of all bytes before the last 8 into the last 8.
-#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn seal(bytes: &mut [u8]) {
-    let (fields, sum) = bytes.split_at_mut(bytes.len() - 8);
-    sum.copy_from_slice(&checksum(fields).to_le_bytes());
+    wire::seal(bytes, checksum);
 }
 
 /// # Errors
 /// If the last 8 bytes are not the checksum of all bytes before them.
 pub fn check_seal(bytes: &[u8], what: &str) -> Result<(), String> {
-    match bytes.split_last_chunk::<8>() {
-        Some((fields, sum)) if checksum(fields) == u64::from_le_bytes(*sum) => Ok(()),
-        _ => Err(format!("the {what} does not have the checksum it was written with")),
-    }
+    let checked = unseal(bytes, checksum).map(drop);
+    checked.map_err(|_| format!("the {what} does not have the checksum it was written with"))
 }

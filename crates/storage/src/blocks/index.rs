@@ -9,13 +9,14 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BlockNumber;
+use wire::{Malformed, Reader, Writer};
 
 use super::fingerprints::{FingerprintTable, fingerprint};
-use super::format::{Reader, RecordHeader, TransactionList, check_seal, seal};
+use super::format::{RecordHeader, TransactionList, check_seal, sealed};
 use crate::checksum;
 
 /// The version of the index file's format.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"HEDDLEBI";
 const HEADER_BYTES: usize = 104;
 const BLOCK_BYTES: usize = 16;
@@ -95,32 +96,20 @@ impl SegmentIndex {
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Vec<u8> {
         let body_bytes = self.blocks.len() * BLOCK_BYTES + self.transactions.len() * TRANSACTION_BYTES;
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + body_bytes);
-        bytes.resize(HEADER_BYTES, 0);
+        let mut writer = Writer::onto(Vec::with_capacity(HEADER_BYTES + body_bytes));
+        writer.zeros(HEADER_BYTES);
         for block in &self.blocks {
-            bytes.extend_from_slice(&block.offset.to_le_bytes());
-            bytes.extend_from_slice(&block.transactions.to_le_bytes());
-            bytes.extend_from_slice(&block.header_hash.to_le_bytes());
+            writer.u32(block.offset).u32(block.transactions).u64(block.header_hash);
         }
-        for transaction in &self.transactions {
-            bytes.extend_from_slice(&transaction.to_le_bytes());
-        }
+        writer.u64s(self.transactions.iter().copied());
+        let mut bytes = writer.into_inner();
         assert!(bytes.len() == HEADER_BYTES + body_bytes, "the layout of an index adds up");
         let body_checksum = checksum(&bytes[HEADER_BYTES..]);
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(&MAGIC);
-        header.extend_from_slice(&VERSION.to_le_bytes());
-        header.extend_from_slice(&[0; 4]); // Reserved.
-        header.extend_from_slice(&self.first.get().to_le_bytes());
-        header.extend_from_slice(&(self.blocks.len() as u64).to_le_bytes());
-        header.extend_from_slice(&(self.transactions.len() as u64).to_le_bytes());
-        header.extend_from_slice(&self.end.to_le_bytes());
-        header.extend_from_slice(&self.tip.epoch.get().to_le_bytes());
-        header.extend_from_slice(&self.tip.header_hash);
-        header.extend_from_slice(&body_checksum.to_le_bytes());
-        header.extend_from_slice(&[0; 8]);
-        assert!(header.len() == HEADER_BYTES, "the layout of an index header adds up");
-        seal(&mut header);
+        let header: [u8; HEADER_BYTES] = sealed(|writer| {
+            writer.put(&MAGIC).u32(FORMAT_VERSION).zeros(4).u64(self.first.get());
+            writer.u64(self.blocks.len() as u64).u64(self.transactions.len() as u64).u64(self.end);
+            writer.u64(self.tip.epoch.get()).put(&self.tip.header_hash).u64(body_checksum);
+        });
         bytes[..HEADER_BYTES].copy_from_slice(&header);
         bytes
     }
@@ -130,22 +119,20 @@ impl SegmentIndex {
     pub fn decode(bytes: &[u8]) -> Result<SegmentIndex, String> {
         let short = || "the index is cut off".to_string();
         let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(short)?;
-        let mut reader = Reader(header);
-        if reader.array() != Some(MAGIC) {
-            return Err("it does not begin with the magic bytes of an index".into());
-        }
+        let mut reader = Reader::new(header);
+        let cut_off = |malformed: Malformed| malformed.to_string();
+        reader.expect(&MAGIC, "it does not begin with the magic bytes of an index").map_err(cut_off)?;
         check_seal(header, "index header")?;
-        if reader.u32() != Some(VERSION) {
+        if reader.u32() != Ok(FORMAT_VERSION) {
             return Err("the index has a format that this program does not know".into());
         }
-        reader.u32().ok_or_else(short)?;
-        let first = BlockNumber(reader.u64().ok_or_else(short)?);
-        let blocks = reader.u64().ok_or_else(short)?;
-        let transactions = reader.u64().ok_or_else(short)?;
-        let end = reader.u64().ok_or_else(short)?;
-        let epoch = base::Epoch(reader.u64().ok_or_else(short)?);
-        let header_hash = reader.array().ok_or_else(short)?;
-        let body_checksum = reader.u64().ok_or_else(short)?;
+        let mut read = || {
+            reader.u32()?;
+            let (first, blocks, transactions) = (BlockNumber(reader.u64()?), reader.u64()?, reader.u64()?);
+            let (end, epoch) = (reader.u64()?, base::Epoch(reader.u64()?));
+            Ok((first, blocks, transactions, end, epoch, reader.array()?, reader.u64()?))
+        };
+        let (first, blocks, transactions, end, epoch, header_hash, body_checksum) = read().map_err(cut_off)?;
         let body_bytes = (blocks.checked_mul(BLOCK_BYTES as u64))
             .zip(transactions.checked_mul(TRANSACTION_BYTES as u64))
             .and_then(|(blocks, transactions)| blocks.checked_add(transactions));
@@ -157,9 +144,9 @@ impl SegmentIndex {
         let split = block_bytes.and_then(|length| body.split_at_checked(length));
         let (block_bytes, transaction_bytes) = split.ok_or_else(short)?;
         let mut blocks = Vec::with_capacity(block_bytes.len() / BLOCK_BYTES);
-        let mut reader = Reader(block_bytes);
+        let mut reader = Reader::new(block_bytes);
         let mut indexed = 0u64;
-        while let (Some(offset), Some(transactions), Some(header_hash)) = (reader.u32(), reader.u32(), reader.u64()) {
+        while let (Ok(offset), Ok(transactions), Ok(header_hash)) = (reader.u32(), reader.u32(), reader.u64()) {
             let ascends = blocks.last().is_none_or(|last: &IndexedBlock| last.offset < offset);
             if !ascends || u64::from(offset) >= end {
                 return Err("the index has blocks out of order".into());

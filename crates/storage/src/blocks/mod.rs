@@ -39,8 +39,8 @@ mod store;
 mod truncate;
 
 pub(crate) use fingerprints::{SHARDS, fingerprint, shard_and_tag};
-pub use format::{RECORD_BYTES_MAX, VERSION};
-pub(crate) use format::{TransactionList, check_seal, encode_transactions, seal};
+pub use format::{FORMAT_VERSION, RECORD_BYTES_MAX};
+pub(crate) use format::{TransactionList, check_seal, encode_transactions, seal, sealed};
 pub use genesis::NO_PREVIOUS;
 pub use index::ChainTip;
 pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX, StoredBlocks};

@@ -62,18 +62,19 @@ fn expected(namespace: &str, key: &str, below: u64) -> Vec<BlockNumber> {
     (0..below).rev().filter(wrote).map(BlockNumber).collect()
 }
 
-fn asked<'a>(namespace: &'a str, key: &'a str, below: u64, limit: usize) -> HistoryQuery<'a> {
+fn question<'a>(namespace: &'a str, key: &'a str, below: u64, limit: usize) -> HistoryQuery<'a> {
     HistoryQuery { namespace, key: key.as_bytes(), below: BlockNumber(below), limit }
 }
 
 async fn check_all(history: &dyn History, height: u64) {
     for (namespace, key) in [("cc", "a"), ("cc", "b"), ("cc", "d"), ("dd", "a"), ("dd", "b"), ("c", "ca")] {
         for below in 0..=height {
-            let all = history.blocks_of(asked(namespace, key, below, 100)).await.expect("it answers");
+            let all = history.blocks_of(question(namespace, key, below, 100)).await.expect("it answers");
             assert_eq!(all, expected(namespace, key, below), "{namespace} {key} below {below}");
             let mut paged = Vec::new();
             let mut from = BlockNumber(below);
-            while let [one] = history.blocks_of(asked(namespace, key, from.get(), 1)).await.expect("it answers")[..] {
+            while let [one] = history.blocks_of(question(namespace, key, from.get(), 1)).await.expect("it answers")[..]
+            {
                 paged.push(one);
                 from = one;
             }
@@ -96,7 +97,7 @@ fn every_block_that_wrote_a_key_is_found_after_restarts_too() {
             append(&blocks, number as u64, text).await;
         }
         let earlier = history(&blocks, engine.clone());
-        let early = earlier.blocks_of(asked("cc", "a", 6, 9)).await.expect_err("it is not durable");
+        let early = earlier.blocks_of(question("cc", "a", 6, 9)).await.expect_err("it is not durable");
         assert_eq!(early.kind(), base::ErrorKind::Retry, "{early}");
         blocks.sync().await.expect("it is durable");
         check_all(&earlier, 6).await;
@@ -153,12 +154,12 @@ fn a_question_that_takes_too_long_is_answered_when_it_is_asked_again() {
         simulation.inject("storage.history.page", 1.0);
         let reader = Arc::new(Slow(AtomicUsize::new(0)));
         let history = LocalHistory::new("alpha", Arc::new(blocks.clone()), model().await, reader.clone());
-        let late = history.blocks_of(asked("cc", "a", count, 3)).await.expect_err("it takes longer");
+        let late = history.blocks_of(question("cc", "a", count, 3)).await.expect_err("it takes longer");
         assert!(late.kind() == base::ErrorKind::Retry && late.to_string().contains("ask again"), "{late}");
         let mut asked = 1;
         let found = loop {
             asked += 1;
-            match history.blocks_of(asked("cc", "a", count, 3)).await {
+            match history.blocks_of(question("cc", "a", count, 3)).await {
                 Ok(found) => break found,
                 Err(error) => assert_eq!(error.kind(), base::ErrorKind::Retry, "{error}"),
             }

@@ -9,8 +9,10 @@ use base::rt::net::rpc::{RpcClient, RpcError};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, net};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind};
+use wire::hello::HelloAnswer;
+use wire::{Malformed, Reader};
 
-use super::message::{self, Hello, LinkPurpose, Malformed, Notification, Request, VERSION, Welcome, response};
+use super::message::{self, Hello, LinkPurpose, Notification, PROTOCOL_VERSIONS, Request, Welcome, response};
 use super::{ASK_ATTEMPTS_MAX, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT, retry_backoff};
 use crate::history::{HISTORY_BLOCKS_MAX, HistoryQuery};
 use crate::tables::{Savepoint, check_key};
@@ -82,7 +84,7 @@ async fn ask_epoch(address: &str, token: &Bytes, request: Request) -> Result<Epo
     response::read_number(number).map(Epoch).map_err(|malformed| options.malformed(malformed))
 }
 
-/// Opens a link; also returns the bytes of the node's answer.
+/// Opens a link; also returns the bytes of the node's answer behind the versions.
 pub async fn connect(
     options: &RemoteStoreConfig,
     purpose: LinkPurpose,
@@ -101,7 +103,7 @@ pub async fn connect(
         }
     });
     let hello = Hello {
-        version: VERSION,
+        versions: PROTOCOL_VERSIONS,
         purpose,
         epoch: options.epoch,
         token: options.token.clone(),
@@ -115,7 +117,12 @@ pub async fn connect(
             }
             error => error,
         })?;
-    Ok((caller, response))
+    let mut response = Reader::new(response);
+    let answer = HelloAnswer::read(&mut response).map_err(|malformed| options.malformed(malformed))?;
+    answer.chosen_by(PROTOCOL_VERSIONS).map_err(|mismatch| {
+        options.error(ErrorKind::Rejected, format!("it speaks other versions of the storage messages: {mismatch}"))
+    })?;
+    Ok((caller, response.rest()))
 }
 
 /// One call. It ends the link if it takes too long, because the state of the link is then unknown.
@@ -145,7 +152,7 @@ impl RemoteStoreConfig {
     }
 
     pub(super) fn malformed(&self, malformed: Malformed) -> Error {
-        self.error(ErrorKind::Corrupt, malformed.to_string())
+        self.error(ErrorKind::Corrupt, format!("it sent a malformed message: {malformed}"))
     }
 }
 

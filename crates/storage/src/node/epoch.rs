@@ -18,21 +18,18 @@ use base::Epoch;
 use base::rt::disk::Directory;
 
 use crate::Error;
-use crate::blocks::{check_seal, seal};
+use crate::blocks::{check_seal, sealed};
 
 /// The version of the format.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"HEDDLEEP";
 const BYTES: usize = 32;
 
 /// The bytes of the file.
 pub fn encode(epoch: Epoch) -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[16..24].copy_from_slice(&epoch.get().to_le_bytes());
-    seal(&mut bytes);
-    bytes
+    sealed(|writer| {
+        writer.put(&MAGIC).u32(FORMAT_VERSION).zeros(4).u64(epoch.get());
+    })
 }
 
 /// Reads the bytes of the file.
@@ -44,12 +41,10 @@ pub fn decode(bytes: &[u8]) -> Result<Epoch, String> {
         return Err(format!("an epoch file has {BYTES} bytes, this one {}", bytes.len()));
     }
     check_seal(bytes, "epoch")?;
-    let (magic, rest) = bytes.split_at(8);
-    if magic != MAGIC || rest[..4] != VERSION.to_le_bytes() {
+    if bytes[..8] != MAGIC || bytes[8..12] != FORMAT_VERSION.to_le_bytes() {
         return Err("it is not an epoch file of version 1".to_owned());
     }
-    let epoch = rest[8..].first_chunk::<8>().ok_or("it is cut off")?;
-    Ok(Epoch(u64::from_le_bytes(*epoch)))
+    Ok(Epoch(wire::u64_at(bytes, 16)))
 }
 
 /// The epoch in a channel's file; 0 if there is no file.

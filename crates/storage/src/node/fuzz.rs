@@ -3,11 +3,11 @@
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
+use wire::Malformed;
 
 use super::LinkPurpose;
 use super::message::{
-    self, AppendRequest, Hello, KeyList, Malformed, Notification, Request, TxIdList, Welcome, response,
-    response::ResponseWriter,
+    self, AppendRequest, Hello, KeyList, Notification, Request, TxIdList, Welcome, response, response::ResponseWriter,
 };
 use crate::blocks::{ChainTip, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
 use crate::state_store::KEYS_MAX;
@@ -158,7 +158,7 @@ fn answers(input: &[u8]) {
 fn hello_seeds() -> Vec<Vec<u8>> {
     let token = Bytes::from_static(b"token");
     let hello = Hello {
-        version: message::VERSION,
+        versions: message::PROTOCOL_VERSIONS,
         purpose: LinkPurpose::Appender,
         epoch: Epoch(3),
         token,
@@ -173,7 +173,7 @@ fn hello_seeds() -> Vec<Vec<u8>> {
 
 fn hellos(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok((_, Some(hello))) = authenticated(input, || Hello::decode(bytes.clone())) {
+    if let Ok(Ok(hello)) = authenticated(input, || Hello::decode(bytes.clone())) {
         assert_eq!(hello.encode(), bytes);
     }
     if let Ok(opened) = authenticated(input, || Welcome::decode(bytes.clone())) {

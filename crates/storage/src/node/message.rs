@@ -8,28 +8,22 @@
 
 use base::rt::net::GatherList;
 use base::untrusted::AllocationBudget;
-use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, TxIndex, Version};
+use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
+use wire::hello;
+use wire::{Malformed, Reader, VersionRange, Writer};
 
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
 use crate::blocks::{ChainTip, NewBlock, StoredBlock, TransactionList, TransactionLocation, encode_transactions};
 use crate::state_store::KEYS_MAX;
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint};
 
-/// The version of the messages.
-pub const VERSION: u32 = 2;
-/// The first bytes of the first request of a link, in every version.
-const MAGIC: [u8; 8] = *b"HEDDLEST";
+/// The versions of the messages that this program speaks.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+const PURPOSE: [u8; 8] = *b"HEDDLEST";
 /// The longest transaction id that a request may look up.
 const ID_BYTES_MAX: usize = 64 << 10;
 /// Transaction ids in one request.
 pub const IDS_MAX: usize = 1 << 20;
-
-/// Bytes that are not a message of this protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a message between storage nodes and their clients: {0}")]
-pub struct Malformed(pub &'static str);
-
-const CUT_OFF: Malformed = Malformed("it is cut off");
 
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +39,7 @@ pub enum LinkPurpose {
 /// The first request of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    pub version: u32,
+    pub versions: VersionRange,
     pub purpose: LinkPurpose,
     pub epoch: Epoch,
     pub token: Bytes,
@@ -100,7 +94,7 @@ const CHECKED: &str = "the form was checked when the message was read";
 impl KeyList {
     /// Encodes pairs whose lengths the caller has checked.
     pub fn new(keys: &[(&str, &[u8])]) -> KeyList {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         keys.iter().for_each(|(namespace, key)| {
             writer.text(namespace).long(key);
         });
@@ -109,25 +103,20 @@ impl KeyList {
 
     /// The pairs in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let mut rest = &self.encoded[..];
+        let mut rest = Reader::new(&self.encoded[..]);
         (0..self.count).map(move |_| KeyList::next(&mut rest).expect(CHECKED))
     }
 
-    fn next<'a>(rest: &mut &'a [u8]) -> Result<(&'a str, &'a [u8]), Malformed> {
-        let length = usize::from(u16::from_le_bytes(front(rest)?));
-        if length > NAMESPACE_BYTES_MAX {
-            return Err(Malformed("a text is too long"));
-        }
-        let namespace = std::str::from_utf8(split(rest, length)?).map_err(|_| Malformed("a text is no UTF-8"))?;
-        Ok((namespace, long(rest, KEY_BYTES_MAX)?))
+    fn next<'a>(reader: &mut Reader<&'a [u8]>) -> Result<(&'a str, &'a [u8]), Malformed> {
+        Ok((reader.str(NAMESPACE_BYTES_MAX)?, reader.long(KEY_BYTES_MAX)?))
     }
 }
 
 impl TxIdList {
     /// Encodes ids whose lengths the caller has checked.
     pub fn new(ids: &[TxId]) -> TxIdList {
-        let mut writer = Writer::default();
-        writer.0.reserve(ids.iter().map(|id| id.len().saturating_add(4)).sum());
+        let mut writer = Writer::new();
+        writer.reserve(ids.iter().map(|id| id.len().saturating_add(4)).sum());
         ids.iter().for_each(|id| {
             writer.long(id.as_str().as_bytes());
         });
@@ -136,35 +125,13 @@ impl TxIdList {
 
     /// The ids in order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        let mut rest = &self.encoded[..];
+        let mut rest = Reader::new(&self.encoded[..]);
         (0..self.count).map(move |_| TxIdList::next(&mut rest).expect(CHECKED))
     }
 
-    fn next<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
-        std::str::from_utf8(long(rest, ID_BYTES_MAX)?).map_err(|_| Malformed("an id is not UTF-8"))
+    fn next<'a>(reader: &mut Reader<&'a [u8]>) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(reader.long(ID_BYTES_MAX)?).map_err(|_| reader.malformed("an id is not UTF-8"))
     }
-}
-
-/// Splits off the first `count` bytes.
-fn split<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
-    let (first, others) = rest.split_at_checked(count).ok_or(CUT_OFF)?;
-    *rest = others;
-    Ok(first)
-}
-
-fn front<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
-    let (first, others) = rest.split_first_chunk::<N>().ok_or(CUT_OFF)?;
-    *rest = others;
-    Ok(*first)
-}
-
-/// Bytes, preceded by their length in 4 bytes.
-fn long<'a>(rest: &mut &'a [u8], max: usize) -> Result<&'a [u8], Malformed> {
-    let length = u32::from_le_bytes(front(rest)?) as usize;
-    if length > max {
-        return Err(Malformed("a byte string is too long"));
-    }
-    split(rest, length)
 }
 
 /// The requests on an open link.
@@ -237,77 +204,24 @@ pub enum Notification {
     Savepoint(Savepoint),
 }
 
-/// Takes fields off the front of a message; slices share its memory.
-struct Fields(Bytes);
+/// Fields of several messages.
+trait ReadFields {
+    fn block(&mut self) -> Result<BlockNumber, Malformed>;
+    fn epoch(&mut self) -> Result<Epoch, Malformed>;
+    fn version(&mut self) -> Result<Version, Malformed>;
+    fn savepoint(&mut self) -> Result<Savepoint, Malformed>;
+    fn transactions(&mut self, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed>;
+    fn keys(&mut self) -> Result<KeyList, Malformed>;
+    fn ids(&mut self) -> Result<TxIdList, Malformed>;
+}
 
-impl Fields {
-    fn bytes(&mut self, count: usize) -> Result<Bytes, Malformed> {
-        if self.0.len() < count {
-            return Err(CUT_OFF);
-        }
-        Ok(self.0.split_to(count))
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let array = *self.0.first_chunk::<N>().ok_or(CUT_OFF)?;
-        self.0 = self.0.slice(N..);
-        Ok(array)
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    fn u16(&mut self) -> Result<u16, Malformed> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.array().map(u64::from_le_bytes)
-    }
-
+impl ReadFields for Reader<Bytes> {
     fn block(&mut self) -> Result<BlockNumber, Malformed> {
         self.u64().map(BlockNumber)
     }
 
     fn epoch(&mut self) -> Result<Epoch, Malformed> {
         self.u64().map(Epoch)
-    }
-
-    /// A short text: its length in 2 bytes, then UTF-8.
-    fn text(&mut self, max: usize) -> Result<String, Malformed> {
-        let length = usize::from(self.u16()?);
-        if length > max {
-            return Err(Malformed("a text is too long"));
-        }
-        String::from_utf8(self.bytes(length)?.to_vec()).map_err(|_| Malformed("a text is no UTF-8"))
-    }
-
-    /// Bytes, preceded by their length in 4 bytes.
-    fn long(&mut self, max: usize) -> Result<Bytes, Malformed> {
-        let length = self.u32()? as usize;
-        if length > max {
-            return Err(Malformed("a byte string is too long"));
-        }
-        self.bytes(length)
-    }
-
-    /// A count of items that take at least `least` bytes each.
-    fn count(&mut self, least: usize, max: usize) -> Result<usize, Malformed> {
-        let count = self.u32()? as usize;
-        if count > max || count.saturating_mul(least) > self.0.len() {
-            return Err(Malformed("a count exceeds the bytes that follow it"));
-        }
-        Ok(count)
-    }
-
-    fn transactions(&mut self, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed> {
-        let count = self.u32()?;
-        transactions(&self.long(usize::MAX)?, count, allowance)
     }
 
     fn version(&mut self) -> Result<Version, Malformed> {
@@ -318,75 +232,30 @@ impl Fields {
         Ok(Savepoint { height: self.u64()?, epoch: self.epoch()?, block_hash: self.array()? })
     }
 
+    fn transactions(&mut self, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed> {
+        let count = self.u32()?;
+        transactions(&self.long(usize::MAX)?, count, allowance).map_err(|what| self.malformed(what))
+    }
+
     fn keys(&mut self) -> Result<KeyList, Malformed> {
         let count = self.count(6, KEYS_MAX)?;
-        let encoded = self.checked(count, |rest| KeyList::next(rest).map(|_| ()))?;
+        let encoded = self.span(|ahead| (0..count).try_for_each(|_| KeyList::next(ahead).map(drop)))?;
         Ok(KeyList { count: count as u32, encoded })
     }
 
     fn ids(&mut self) -> Result<TxIdList, Malformed> {
         let count = self.count(4, IDS_MAX)?;
-        let encoded = self.checked(count, |rest| TxIdList::next(rest).map(|_| ()))?;
+        let encoded = self.span(|ahead| (0..count).try_for_each(|_| TxIdList::next(ahead).map(drop)))?;
         Ok(TxIdList { count: count as u32, encoded })
-    }
-
-    /// The bytes of `count` items, each of which is validated.
-    fn checked(
-        &mut self,
-        count: usize,
-        walk: impl Fn(&mut &[u8]) -> Result<(), Malformed>,
-    ) -> Result<Bytes, Malformed> {
-        let mut rest = &self.0[..];
-        for _ in 0..count {
-            walk(&mut rest)?;
-        }
-        let bytes = self.0.len().saturating_sub(rest.len());
-        self.bytes(bytes)
-    }
-
-    /// Checks that the message ends here.
-    fn end<T>(self, value: T) -> Result<T, Malformed> {
-        match self.0.is_empty() {
-            true => Ok(value),
-            false => Err(Malformed("it is too long")),
-        }
     }
 }
 
-/// Writes fields one after another.
-#[derive(Default)]
-struct Writer(BytesMut);
+trait WriteFields {
+    fn version(&mut self, version: Version) -> &mut Self;
+    fn savepoint(&mut self, savepoint: &Savepoint) -> &mut Self;
+}
 
-impl Writer {
-    fn op(op: u8) -> Writer {
-        let mut writer = Writer::default();
-        writer.put(&[op]);
-        writer
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> &mut Writer {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn u32(&mut self, number: u32) -> &mut Writer {
-        self.put(&number.to_le_bytes())
-    }
-
-    fn u64(&mut self, number: u64) -> &mut Writer {
-        self.put(&number.to_le_bytes())
-    }
-
-    /// The caller has refused texts that are too long.
-    fn text(&mut self, text: &str) -> &mut Writer {
-        assert!(text.len() <= usize::from(u16::MAX), "short texts are checked before they are sent");
-        self.put(&(text.len() as u16).to_le_bytes()).put(text.as_bytes())
-    }
-
-    fn long(&mut self, bytes: &[u8]) -> &mut Writer {
-        self.u32(bytes.len() as u32).put(bytes)
-    }
-
+impl WriteFields for Writer {
     fn version(&mut self, version: Version) -> &mut Writer {
         self.u64(version.block).u32(version.tx)
     }
@@ -394,95 +263,90 @@ impl Writer {
     fn savepoint(&mut self, savepoint: &Savepoint) -> &mut Writer {
         self.u64(savepoint.height).u64(savepoint.epoch.get()).put(&savepoint.block_hash)
     }
+}
 
-    fn done(&mut self) -> Bytes {
-        std::mem::take(&mut self.0).freeze()
-    }
+/// A message of this kind.
+fn message(kind: u8) -> Writer {
+    let mut writer = Writer::new();
+    writer.u8(kind);
+    writer
 }
 
 impl Hello {
     pub fn encode(&self) -> Bytes {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         let role = match self.purpose {
             LinkPurpose::Reader => 0,
             LinkPurpose::Appender => 1,
             LinkPurpose::Materializer => 2,
         };
-        writer.put(&MAGIC).u32(self.version).put(&[role]).u64(self.epoch.get());
-        writer.put(&(self.token.len() as u16).to_le_bytes()).put(&self.token);
-        writer.text(&self.channel).done()
+        writer.put(&hello::Hello { purpose: PURPOSE, versions: self.versions }.encode());
+        writer.u8(role).u64(self.epoch.get()).short(&self.token).text(&self.channel).done()
     }
 
-    /// The version; also the rest of the request, if the version is this program's.
-    pub fn decode(bytes: Bytes) -> Result<(u32, Option<Hello>), Malformed> {
-        let mut fields = Fields(bytes);
-        if fields.array()? != MAGIC {
-            return Err(Malformed("it is not the first request of a link"));
+    /// The request, or the versions that the client speaks, if this program speaks none of them: then the rest is of no
+    /// known format.
+    pub fn decode(bytes: Bytes) -> Result<Result<Hello, VersionRange>, Malformed> {
+        let mut fields = Reader::new(bytes);
+        let hello::Hello { versions, .. } = hello::Hello::read(&mut fields, PURPOSE)?;
+        if PROTOCOL_VERSIONS.choose(versions).is_err() {
+            return Ok(Err(versions));
         }
-        let version = fields.u32()?;
-        if version != VERSION {
-            return Ok((version, None));
-        }
-        let role = match fields.u8()? {
+        let purpose = match fields.u8()? {
             0 => LinkPurpose::Reader,
             1 => LinkPurpose::Appender,
             2 => LinkPurpose::Materializer,
-            _ => return Err(Malformed("unknown role")),
+            _ => return Err(fields.malformed("unknown role")),
         };
-        let epoch = fields.epoch()?;
-        let token = usize::from(fields.u16()?);
-        if token > TOKEN_BYTES_MAX {
-            return Err(Malformed("the token is too long"));
-        }
-        let token = fields.bytes(token)?;
+        let (epoch, token) = (fields.epoch()?, fields.short(TOKEN_BYTES_MAX)?);
         let channel = fields.text(CHANNEL_BYTES_MAX)?;
-        fields.end((version, Some(Hello { version, purpose: role, epoch, token, channel })))
+        fields.end().map(|()| Ok(Hello { versions, purpose, epoch, token, channel }))
     }
 }
 
 impl Welcome {
     pub fn encode(&self) -> Bytes {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         writer.u64(self.tip.height).put(&self.tip.header_hash).u64(self.tip.epoch.get());
         writer.u64(self.durable).savepoint(&self.savepoint).done()
     }
 
     pub fn decode(bytes: Bytes) -> Result<Welcome, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let tip = ChainTip { height: fields.u64()?, header_hash: fields.array()?, epoch: fields.epoch()? };
         let opened = Welcome { tip, durable: fields.u64()?, savepoint: fields.savepoint()? };
-        fields.end(opened)
+        fields.end().map(|()| opened)
     }
 }
 
 impl Notification {
     pub fn encode(&self) -> Bytes {
         match self {
-            Notification::Durable(height) => Writer::op(1).u64(*height).done(),
-            Notification::Savepoint(savepoint) => Writer::op(2).savepoint(savepoint).done(),
+            Notification::Durable(height) => message(1).u64(*height).done(),
+            Notification::Savepoint(savepoint) => message(2).savepoint(savepoint).done(),
         }
     }
 
     pub fn decode(bytes: Bytes) -> Result<Notification, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let notice = match fields.u8()? {
             1 => Notification::Durable(fields.u64()?),
             2 => Notification::Savepoint(fields.savepoint()?),
-            _ => return Err(Malformed("unknown notice")),
+            _ => return Err(fields.malformed("unknown notice")),
         };
-        fields.end(notice)
+        fields.end().map(|()| notice)
     }
 }
 
 /// Memory of an id beside its text, and of its entry in a list: a shared text is preceded by two reference counts.
 const TRANSACTION_BYTES: usize = size_of::<(TxId, u8)>() + 2 * size_of::<usize>() + 7;
-const TOO_SMALL: Malformed = Malformed("its items would take too much memory for its size");
+const TOO_SMALL: &str = "its items would take too much memory for its size";
 
-fn transactions(bytes: &[u8], count: u32, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, Malformed> {
+fn transactions(bytes: &[u8], count: u32, allowance: &mut AllocationBudget) -> Result<Vec<(TxId, u8)>, &'static str> {
     allowance.take(bytes.len(), 1).ok_or(TOO_SMALL)?;
     let mut list = Vec::with_capacity(allowance.take(count as usize, TRANSACTION_BYTES).ok_or(TOO_SMALL)?);
     for item in TransactionList::new(bytes, count) {
-        let (id, code) = item.map_err(|_| Malformed("a list of transactions is malformed"))?;
+        let (id, code) = item.map_err(|_| "a list of transactions is malformed")?;
         list.push((TxId::new(id), code));
     }
     Ok(list)
@@ -493,18 +357,18 @@ impl AppendRequest {
     fn decode(mut message: GatherList) -> Result<AppendRequest, Malformed> {
         let mut allowance = AllocationBudget::authenticated(message.len());
         let head = message.split_to(message.len().min(APPEND_HEAD_BYTES));
-        let mut fields = Fields(head.concat());
+        let mut fields = Reader::new(head.concat());
         fields.u8()?;
         let (number, epoch) = (fields.block()?, fields.epoch()?);
         let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
         let (count, bytes) = (fields.u32()?, fields.u32()? as usize);
         if message.len() < bytes {
-            return Err(CUT_OFF);
+            return Err(fields.malformed("the list of transactions is cut off"));
         }
         // If the list arrived in several parts, it is copied into one.
-        allowance.take(bytes, 1).ok_or(TOO_SMALL)?;
+        allowance.take(bytes, 1).ok_or_else(|| fields.malformed(TOO_SMALL))?;
         let list = message.split_to(bytes).concat();
-        let transactions = transactions(&list, count, &mut allowance)?;
+        let transactions = transactions(&list, count, &mut allowance).map_err(|what| fields.malformed(what))?;
         Ok(AppendRequest { number, epoch, header_hash, previous_hash, transactions, payload: message })
     }
 }
@@ -512,7 +376,7 @@ impl AppendRequest {
 /// Encodes an append directly from the block, without copying its bytes.
 pub fn append(block: &NewBlock<'_>) -> GatherList {
     let transactions = encode_transactions(block.transactions);
-    let mut writer = Writer::op(APPEND);
+    let mut writer = message(APPEND);
     writer.u64(block.number.get()).u64(block.epoch.get()).put(&block.header_hash).put(&block.previous_hash);
     let head = writer.u32(block.transactions.len() as u32).u32(transactions.len() as u32).done();
     let mut parts = Vec::with_capacity(block.parts.len().saturating_add(2));
@@ -527,19 +391,19 @@ pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -
 }
 
 fn of_keys(through: BlockNumber, keys: &KeyList, versions_only: bool) -> Bytes {
-    let mut writer = Writer::op(if versions_only { 17 } else { 16 });
-    writer.0.reserve(keys.encoded.len().saturating_add(12));
+    let mut writer = message(if versions_only { 17 } else { 16 });
+    writer.reserve(keys.encoded.len().saturating_add(12));
     writer.u64(through.get()).u32(keys.count).put(&keys.encoded).done()
 }
 
 fn of_ids(ids: &TxIdList) -> Bytes {
-    let mut writer = Writer::op(7);
-    writer.0.reserve(ids.encoded.len().saturating_add(4));
+    let mut writer = message(7);
+    writer.reserve(ids.encoded.len().saturating_add(4));
     writer.u32(ids.count).put(&ids.encoded).done()
 }
 
 fn named(op: u8, channel: &str) -> Bytes {
-    let mut writer = Writer::op(op);
+    let mut writer = message(op);
     writer.text(channel);
     writer.done()
 }
@@ -551,12 +415,12 @@ pub fn find_transactions(ids: &[TxId]) -> Bytes {
 
 /// Encodes a request for a range.
 pub fn range(through: BlockNumber, limit: u32, namespace: &str, start: &[u8], end: &[u8]) -> Bytes {
-    Writer::op(18).u64(through.get()).u32(limit).text(namespace).long(start).long(end).done()
+    message(18).u64(through.get()).u32(limit).text(namespace).long(start).long(end).done()
 }
 
 /// Encodes a request for a history.
 pub fn history(below: BlockNumber, limit: u32, namespace: &str, key: &[u8]) -> Bytes {
-    Writer::op(25).u64(below.get()).u32(limit).text(namespace).long(key).done()
+    message(25).u64(below.get()).u32(limit).text(namespace).long(key).done()
 }
 
 impl Request {
@@ -573,24 +437,24 @@ impl Request {
                     transactions: &block.transactions,
                 });
             }
-            Request::Close => Writer::op(2).done(),
-            Request::Read(number) => Writer::op(3).u64(number.get()).done(),
-            Request::Page { from, limit } => Writer::op(4).u64(from.get()).u32(*limit).done(),
-            Request::Transactions(number) => Writer::op(5).u64(number.get()).done(),
-            Request::NumberByHash(hash) => Writer::op(6).put(hash).done(),
+            Request::Close => message(2).done(),
+            Request::Read(number) => message(3).u64(number.get()).done(),
+            Request::Page { from, limit } => message(4).u64(from.get()).u32(*limit).done(),
+            Request::Transactions(number) => message(5).u64(number.get()).done(),
+            Request::NumberByHash(hash) => message(6).put(hash).done(),
             Request::FindTransactions(ids) => of_ids(ids),
-            Request::Tags(shard) => Writer::op(8).put(&[*shard]).done(),
+            Request::Tags(shard) => message(8).put(&[*shard]).done(),
             Request::Rows { through, keys } => of_keys(*through, keys, false),
             Request::Versions { through, keys } => of_keys(*through, keys, true),
             Request::Range { through, limit, namespace, start, end } => range(*through, *limit, namespace, start, end),
-            Request::Namespaces => Writer::op(19).done(),
-            Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
-            Request::Prune { epoch, oldest } => Writer::op(21).u64(epoch.get()).u64(oldest.get()).done(),
-            Request::Confirm { epoch } => Writer::op(26).u64(epoch.get()).done(),
-            Request::Channels => Writer::op(22).done(),
+            Request::Namespaces => message(19).done(),
+            Request::Materialize { epoch, height } => message(20).u64(epoch.get()).u64(*height).done(),
+            Request::Prune { epoch, oldest } => message(21).u64(epoch.get()).u64(oldest.get()).done(),
+            Request::Confirm { epoch } => message(26).u64(epoch.get()).done(),
+            Request::Channels => message(22).done(),
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
-            Request::BeginAfter { newest, channel } => Writer::op(27).u64(newest.get()).text(channel).done(),
+            Request::BeginAfter { newest, channel } => message(27).u64(newest.get()).text(channel).done(),
             Request::History { below, limit, namespace, key } => history(*below, *limit, namespace, key),
         };
         bytes.into()
@@ -605,7 +469,7 @@ impl Request {
         if message.first() == Some(APPEND) {
             return AppendRequest::decode(message).map(Request::Append);
         }
-        let mut fields = Fields(message.concat());
+        let mut fields = Reader::new(message.concat());
         let request = match fields.u8()? {
             2 => Request::Close,
             3 => Request::Read(fields.block()?),
@@ -635,9 +499,9 @@ impl Request {
                 let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);
                 Request::History { below, limit, namespace, key }
             }
-            _ => return Err(Malformed("unknown request")),
+            _ => return Err(fields.malformed("unknown request")),
         };
-        fields.end(request)
+        fields.end().map(|()| request)
     }
 }
 
@@ -651,13 +515,13 @@ pub mod response {
     use super::*;
 
     pub fn number(number: u64) -> GatherList {
-        Writer::default().u64(number).done().into()
+        Writer::new().u64(number).done().into()
     }
 
     pub fn read_number(bytes: Bytes) -> Result<u64, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let number = fields.u64()?;
-        fields.end(number)
+        fields.end().map(|()| number)
     }
 
     /// `None` is encoded as no bytes.
@@ -670,7 +534,7 @@ pub mod response {
     }
 
     pub fn numbers(numbers: &[BlockNumber]) -> GatherList {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         writer.u32(numbers.len() as u32);
         numbers.iter().for_each(|number| {
             writer.u64(number.get());
@@ -679,13 +543,13 @@ pub mod response {
     }
 
     pub fn read_numbers(bytes: Bytes, max: usize) -> Result<Vec<BlockNumber>, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let count = fields.count(8, max)?;
         let mut numbers = Vec::with_capacity(count);
         for _ in 0..count {
             numbers.push(fields.block()?);
         }
-        fields.end(numbers)
+        fields.end().map(|()| numbers)
     }
 
     /// `None` is encoded as no bytes; a block's bytes follow a 1.
@@ -697,7 +561,7 @@ pub mod response {
         match bytes.first() {
             None => Ok(None),
             Some(1) => Ok(Some(bytes.slice(1..))),
-            Some(_) => Err(Malformed("it is neither a block nor `none`")),
+            Some(_) => Err(Malformed { what: "it is neither a block nor `none`", at: 0 }),
         }
     }
 
@@ -705,7 +569,7 @@ pub mod response {
         let mut parts = Vec::with_capacity(blocks.len().saturating_mul(2));
         for block in blocks {
             let transactions = encode_transactions(&block.transactions);
-            let mut writer = Writer::default();
+            let mut writer = Writer::new();
             writer.u64(block.number.get()).u64(block.epoch.get());
             writer.put(&block.header_hash).put(&block.previous_hash);
             writer.u32(block.transactions.len() as u32).long(&transactions);
@@ -718,11 +582,11 @@ pub mod response {
     /// Reads at most `count_max` blocks.
     pub fn read_blocks(bytes: Bytes, count_max: usize) -> Result<Vec<StoredBlock>, Malformed> {
         let mut allowance = AllocationBudget::authenticated(bytes.len());
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let mut blocks = Vec::new();
-        while !fields.0.is_empty() {
+        while !fields.is_empty() {
             if blocks.len() == count_max {
-                return Err(Malformed("it holds more blocks than the client asked for"));
+                return Err(fields.malformed("it holds more blocks than the client asked for"));
             }
             let (number, epoch) = (fields.block()?, fields.epoch()?);
             let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
@@ -735,7 +599,7 @@ pub mod response {
 
     pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> GatherList {
         let Some(list) = list else { return GatherList::default() };
-        Writer::default().u32(list.len() as u32).long(&encode_transactions(&list)).done().into()
+        Writer::new().u32(list.len() as u32).long(&encode_transactions(&list)).done().into()
     }
 
     pub fn read_maybe_transactions(bytes: Bytes) -> Result<Option<Vec<(TxId, u8)>>, Malformed> {
@@ -743,9 +607,9 @@ pub mod response {
             return Ok(None);
         }
         let mut allowance = AllocationBudget::authenticated(bytes.len());
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let list = fields.transactions(&mut allowance)?;
-        fields.end(Some(list))
+        fields.end().map(|()| Some(list))
     }
 
     /// Builds an answer item by item, while the items are found.
@@ -791,7 +655,7 @@ pub mod response {
         count: usize,
         into: &mut Vec<Option<TransactionLocation>>,
     ) -> Result<(), Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         for _ in 0..count {
             into.push(match fields.u8()? {
                 0 => None,
@@ -800,14 +664,14 @@ pub mod response {
                     index: TxIndex(fields.u32()?),
                     code: fields.u8()?,
                 }),
-                _ => return Err(Malformed("an item is neither a place nor `none`")),
+                _ => return Err(fields.malformed("an item is neither a place nor `none`")),
             });
         }
-        fields.end(())
+        fields.end()
     }
 
     pub fn tags(tags: &[u32]) -> GatherList {
-        let mut writer = Writer(BytesMut::with_capacity(tags.len().saturating_mul(4)));
+        let mut writer = Writer::with_capacity(tags.len().saturating_mul(4));
         tags.iter().for_each(|tag| {
             writer.u32(*tag);
         });
@@ -818,43 +682,43 @@ pub mod response {
         let (tags, rest) = bytes.as_chunks::<4>();
         match rest.is_empty() {
             true => Ok(tags.iter().map(|tag| u32::from_le_bytes(*tag))),
-            false => Err(CUT_OFF),
+            false => Err(Malformed { what: "a tag is cut off", at: bytes.len() }),
         }
     }
 
     /// Reads rows for the first of the `count_max` keys that the caller asked for, at least one, and appends them to
     /// `into`, in which the caller has reserved space. The client asks again for the missing ones.
     pub fn read_rows(bytes: Bytes, count_max: usize, into: &mut Vec<Option<Row>>) -> Result<(), Malformed> {
-        const ANOTHER: Malformed = Malformed("it holds another number of rows than the client asked for");
-        let mut fields = Fields(bytes);
+        const ANOTHER: &str = "it holds another number of rows than the client asked for";
+        let mut fields = Reader::new(bytes);
         let mut room = count_max;
-        while !fields.0.is_empty() {
-            room = room.checked_sub(1).ok_or(ANOTHER)?;
+        while !fields.is_empty() {
+            room = room.checked_sub(1).ok_or_else(|| fields.malformed(ANOTHER))?;
             into.push(match fields.u8()? {
                 0 => None,
                 1 => Some(Row { version: fields.version()?, value: None }),
                 2 => Some(Row { version: fields.version()?, value: Some(fields.long(usize::MAX)?) }),
-                _ => return Err(Malformed("an item is neither a row nor `none`")),
+                _ => return Err(fields.malformed("an item is neither a row nor `none`")),
             });
         }
-        if room == count_max && count_max > 0 { Err(ANOTHER) } else { Ok(()) }
+        if room == count_max && count_max > 0 { Err(fields.malformed(ANOTHER)) } else { Ok(()) }
     }
 
     /// Reads `count` versions and appends them to `into`, in which the caller has reserved space.
     pub fn read_versions(bytes: Bytes, count: usize, into: &mut Vec<Option<(Version, bool)>>) -> Result<(), Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         for _ in 0..count {
             into.push(match fields.u8()? {
                 0 => None,
                 live @ 1..=2 => Some((fields.version()?, live == 2)),
-                _ => return Err(Malformed("an item is neither a version nor `none`")),
+                _ => return Err(fields.malformed("an item is neither a version nor `none`")),
             });
         }
-        fields.end(())
+        fields.end()
     }
 
     pub fn page(page: &RangePage) -> GatherList {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         match &page.next {
             None => writer.put(&[0]),
             Some(next) => writer.put(&[1]).long(next),
@@ -866,22 +730,22 @@ pub mod response {
     }
 
     pub fn read_page(bytes: Bytes) -> Result<RangePage, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let next = match fields.u8()? {
             0 => None,
             1 => Some(fields.long(usize::MAX)?),
-            _ => return Err(Malformed("a page's next key is malformed")),
+            _ => return Err(fields.malformed("a page's next key is malformed")),
         };
         // Counted before memory is allocated for the entries.
-        let (mut walk, mut count) = (&fields.0[..], 0_usize);
+        let (mut walk, mut count) = (Reader::new(fields.peek()), 0_usize);
         while !walk.is_empty() {
-            split(&mut walk, VERSION_BYTES)?;
-            long(&mut walk, usize::MAX)?;
-            long(&mut walk, usize::MAX)?;
+            walk.bytes(VERSION_BYTES)?;
+            walk.long(usize::MAX)?;
+            walk.long(usize::MAX)?;
             count = count.saturating_add(1);
         }
         let mut entries = Vec::with_capacity(count);
-        while !fields.0.is_empty() {
+        while !fields.is_empty() {
             let version = fields.version()?;
             entries.push(RangeEntry { key: fields.long(usize::MAX)?, value: fields.long(usize::MAX)?, version });
         }
@@ -889,7 +753,7 @@ pub mod response {
     }
 
     pub fn names(names: &[String]) -> GatherList {
-        let mut writer = Writer::default();
+        let mut writer = Writer::new();
         names.iter().for_each(|name| {
             writer.text(name);
         });
@@ -898,28 +762,28 @@ pub mod response {
 
     pub fn read_names(bytes: Bytes) -> Result<Vec<String>, Malformed> {
         let mut allowance = AllocationBudget::authenticated(bytes.len());
-        let (mut walk, mut count) = (&bytes[..], 0_usize);
+        let (mut walk, mut count) = (Reader::new(&bytes[..]), 0_usize);
         while !walk.is_empty() {
-            let length = u16::from_le_bytes(front(&mut walk)?);
-            split(&mut walk, usize::from(length))?;
+            walk.short(usize::MAX)?;
             count = count.saturating_add(1);
         }
-        allowance.take(bytes.len(), 1).ok_or(TOO_SMALL)?;
-        let mut names = Vec::with_capacity(allowance.take(count, size_of::<String>()).ok_or(TOO_SMALL)?);
-        let mut fields = Fields(bytes);
-        while !fields.0.is_empty() {
+        let too_small = || Malformed { what: TOO_SMALL, at: 0 };
+        allowance.take(bytes.len(), 1).ok_or_else(too_small)?;
+        let mut names = Vec::with_capacity(allowance.take(count, size_of::<String>()).ok_or_else(too_small)?);
+        let mut fields = Reader::new(bytes);
+        while !fields.is_empty() {
             names.push(fields.text(usize::from(u16::MAX))?);
         }
         Ok(names)
     }
 
     pub fn savepoint(savepoint: &Savepoint) -> GatherList {
-        Writer::default().savepoint(savepoint).done().into()
+        Writer::new().savepoint(savepoint).done().into()
     }
 
     pub fn read_savepoint(bytes: Bytes) -> Result<Savepoint, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Reader::new(bytes);
         let savepoint = fields.savepoint()?;
-        fields.end(savepoint)
+        fields.end().map(|()| savepoint)
     }
 }

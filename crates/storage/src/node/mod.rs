@@ -8,7 +8,7 @@
 //!    writes that have begun, makes this epoch durable in a separate [file](epoch), and begins it. It never gives the
 //!    same epoch to another compute node. A follower that suspects the primary names the epoch that it followed; if a
 //!    newer epoch has begun, the node rejects the request.
-//! 1. A client opens a link. Its first request names the version of the messages that it speaks, its token, its channel, its
+//! 1. A client opens a link. Its first request names the versions of the messages that it speaks, its token, its channel, its
 //!    [`LinkPurpose`] and, if it writes, its epoch. The node answers with the end of the chain and the savepoint, or refuses.
 //! 2. If the client writes, the node does three things before it answers: it waits for writes that have begun, begins
 //!    the client's epoch as in step 0 if that epoch is newer than any before, and syncs the appended blocks. From the
@@ -71,7 +71,7 @@ pub use limits::{
     CHANNELS_MAX, LINKS_MAX, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX,
     REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX, RESPONSE_TIMEOUT, SAVEPOINT_LAG_BLOCKS_MAX, TOKEN_BYTES_MAX, WORK_TIMEOUT,
 };
-pub use message::{LinkPurpose, VERSION};
+pub use message::{LinkPurpose, PROTOCOL_VERSIONS};
 pub use remote_blocks::RemoteBlocks;
 pub use remote_reads::RemoteReads;
 pub use remote_state::RemoteStateStore;

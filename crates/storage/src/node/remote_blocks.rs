@@ -29,10 +29,11 @@ use base::rt::channel::{WatchReceiver, watch};
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{BlockNumber, Bytes, ErrorKind, Map, TxId};
+use wire::Malformed;
 
 use super::append_driver::{drive, learn_ids, open_link};
 use super::client::{NodeSession, RemoteStoreConfig};
-use super::message::{self, IDS_MAX, LinkPurpose, Malformed, Request, Welcome, response};
+use super::message::{self, IDS_MAX, LinkPurpose, Request, Welcome, response};
 use super::pending_blocks::{PendingBlock, RemoteBlocksCore, RemoteBlocksState};
 use super::{PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, RESPONSE_TIMEOUT};
 use crate::blocks::{Blocks, ChainTip, NewBlock, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
@@ -61,7 +62,7 @@ impl RemoteBlocks {
         let Welcome { tip, durable, .. } = opened;
         if durable != tip.height {
             return Err(
-                options.malformed(Malformed("the node opened the channel and reports blocks that are not durable"))
+                options.error(ErrorKind::Corrupt, "it opened the channel and reports blocks that are not durable")
             );
         }
         let state = RemoteBlocksState {
@@ -310,7 +311,7 @@ impl RemoteBlocks {
         let in_order = blocks.iter().zip(numbers).all(|(block, number)| block.number.get() == number);
         match in_order && (limit == 0 || !blocks.is_empty()) {
             true => Ok(blocks),
-            false => Err(self.malformed(Malformed("it holds other blocks than the client asked for"))),
+            false => Err(self.malformed(Malformed { what: "it holds other blocks than the client asked for", at: 0 })),
         }
     }
 }

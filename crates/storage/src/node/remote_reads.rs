@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, TxId};
+use wire::Malformed;
 
 use super::RESPONSE_TIMEOUT;
 use super::client::{NodeSession, RemoteStoreConfig};
-use super::message::{self, LinkPurpose, Malformed, Request, response};
+use super::message::{self, LinkPurpose, Request, response};
 use crate::Error;
 use crate::blocks::{StoredBlocks, TransactionLocation};
 use crate::history::{History, HistoryQuery};

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::{BlockNumber, Bytes, Version};
+use wire::Malformed;
 
 use super::client::{NodeSession, RemoteStoreConfig};
-use super::message::{self, LinkPurpose, Malformed, Notification, Request, response};
+use super::message::{self, LinkPurpose, Notification, Request, response};
 use super::{RESPONSE_TIMEOUT, WORK_TIMEOUT};
 use crate::history::{History, HistoryQuery};
 use crate::state_store::{StateStore, check_keys};

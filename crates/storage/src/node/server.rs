@@ -10,11 +10,14 @@ use base::rt::net::{GatherList, Link, LinkAcceptor, LinkPermit, Parties};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{Bytes, Epoch, ErrorKind, TxId};
+use wire::hello::HelloAnswer;
 
 use super::channel::StoredChannel;
 use super::config::{BLOCKS, EPOCHS, StorageNodeConfig};
 use super::engine_failure::EngineFailure;
-use super::message::{Hello, LinkPurpose, Notification, Request, VERSION, response, response::ResponseWriter};
+use super::message::{
+    Hello, LinkPurpose, Notification, PROTOCOL_VERSIONS, Request, response, response::ResponseWriter,
+};
 use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
 use crate::blocks::Blocks;
 use crate::state_store::StateStore;
@@ -293,14 +296,13 @@ impl ClientLink {
     fn greet(&self, request: Bytes) -> ResponseFuture {
         let hello = match Hello::decode(request) {
             Err(malformed) => return reject(Rejection::new(ErrorKind::Rejected, malformed.to_string())),
-            Ok((version, None)) => {
-                let text = format!(
-                    "it speaks version {VERSION} of the storage messages and the client version {version}: run the same \
-                     release of heddle on compute and storage nodes"
-                );
-                return reject(Rejection::new(ErrorKind::Rejected, text));
+            Ok(Err(versions)) => {
+                let ours = PROTOCOL_VERSIONS;
+                tracing::warn!(%versions, %ours, "a client speaks other versions of the storage messages; upgrade the older side");
+                let refusal = Bytes::copy_from_slice(&HelloAnswer::refuse(ours).encode());
+                return Box::pin(async move { Ok(refusal.into()) });
             }
-            Ok((_, Some(hello))) => hello,
+            Ok(Ok(hello)) => hello,
         };
         if !equal(&hello.token, &self.shared.options.token) {
             let text = "the token is not this node's: compare the two configurations";
@@ -312,13 +314,13 @@ impl ClientLink {
         let (shared, known, number) = (Arc::clone(&self.shared), Arc::clone(&self.identity), self.number);
         let stale = self.stale.clone();
         Box::pin(async move {
-            let Hello { purpose: role, epoch, channel, .. } = hello;
+            let Hello { versions, purpose: role, epoch, channel, .. } = hello;
             let mut greeted = LinkIdentity { purpose: role, epoch, channel: None, _watchers: Vec::new() };
-            let mut reply = GatherList::default();
+            let mut reply = vec![Bytes::copy_from_slice(&HelloAnswer::to(PROTOCOL_VERSIONS, versions).encode())];
             if !channel.is_empty() {
                 let channel = shared.channel(&channel, role != LinkPurpose::Reader).await.map_err(rejection)?;
                 let opened = channel.admit(role, epoch, number).await.map_err(rejection)?;
-                reply = opened.encode().into();
+                reply.push(opened.encode());
                 greeted._watchers = notify_progress(&channel, &notifier, opened.durable, opened.savepoint.height);
                 let watched = Arc::clone(&channel);
                 let ending = async move {
@@ -330,7 +332,7 @@ impl ClientLink {
             }
             let again = || Rejection::new(ErrorKind::Rejected, "this link is open already; a link is opened once");
             known.set(greeted).map_err(|_| again())?;
-            Ok(reply)
+            Ok(reply.into())
         })
     }
 }

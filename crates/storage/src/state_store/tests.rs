@@ -14,7 +14,7 @@ use crate::Error;
 use crate::blocks::NO_PREVIOUS;
 use crate::blocks::{BlockStore, BlockStoreConfig, NewBlock};
 use crate::tables::{ModelEngine, TablesEngine};
-use crate::tables::{Row, RowBatch, Savepoint};
+use crate::tables::{RangeQuery, Row, RowBatch, Savepoint};
 use crate::{GroupSync, tables::Tables};
 
 /// Reads blocks of a test: lines `namespace key value`, or `namespace key` for a deletion; each line is a transaction.

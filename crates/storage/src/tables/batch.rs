@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, Map, Version};
+use wire::Reader;
 
 use super::key::RowKey;
 use super::{Savepoint, key};
@@ -183,31 +184,22 @@ impl Savepoint {
     pub(super) const BYTES: usize = 52;
 
     pub(super) fn encode(&self) -> [u8; Savepoint::BYTES] {
-        let mut bytes = [0; Savepoint::BYTES];
-        bytes[0..4].copy_from_slice(&super::VERSION.to_le_bytes());
-        bytes[4..12].copy_from_slice(&self.height.to_le_bytes());
-        bytes[12..20].copy_from_slice(&self.epoch.get().to_le_bytes());
-        bytes[20..52].copy_from_slice(&self.block_hash);
-        bytes
+        wire::array(|writer| {
+            writer.u32(super::FORMAT_VERSION).u64(self.height).u64(self.epoch.get()).put(&self.block_hash);
+        })
     }
 
     /// The format version found, and the savepoint if the version is this program's; `None` for bytes that are not a
     /// savepoint.
     pub(super) fn decode(bytes: &[u8]) -> Option<(u32, Option<Savepoint>)> {
-        let (version, rest) = bytes.split_first_chunk::<4>()?;
-        let version = u32::from_le_bytes(*version);
-        if version != super::VERSION {
+        let mut reader = Reader::new(bytes);
+        let version = reader.u32().ok()?;
+        if version != super::FORMAT_VERSION {
             return Some((version, None));
         }
-        let (height, rest) = rest.split_first_chunk::<8>()?;
-        let (epoch, rest) = rest.split_first_chunk::<8>()?;
-        let block_hash = rest.try_into().ok()?;
-        let savepoint = Savepoint {
-            height: u64::from_le_bytes(*height),
-            epoch: base::Epoch(u64::from_le_bytes(*epoch)),
-            block_hash,
-        };
-        Some((version, Some(savepoint)))
+        let (height, epoch) = (reader.u64().ok()?, base::Epoch(reader.u64().ok()?));
+        let block_hash = reader.rest().try_into().ok()?;
+        Some((version, Some(Savepoint { height, epoch, block_hash })))
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) use key::{check as check_key, prefix as row_prefix};
 #[cfg(debug_assertions)]
 pub use model::ModelEngine;
 use savepoint::check_follows;
-pub use savepoint::{Savepoint, VERSION};
+pub use savepoint::{FORMAT_VERSION, Savepoint};
 
 #[cfg(test)]
 mod tests;

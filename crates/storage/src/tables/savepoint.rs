@@ -5,7 +5,7 @@ use base::{BlockNumber, Epoch};
 use crate::Error;
 
 /// The version of the tables' format: key encoding and savepoint.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 
 /// How far tables have come: the state that their rows stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

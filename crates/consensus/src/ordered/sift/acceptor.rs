@@ -169,7 +169,7 @@ impl Acceptor {
         let (promised, adopted, shown) = match note.len() {
             0 => (FenceToken::default(), Term(0), 1),
             HARD_STATE_BYTES => {
-                let word = |at: usize| u64::from_le_bytes(note[at..at + 8].try_into().expect("eight bytes"));
+                let word = |at| wire::u64_at(&note, at);
                 if XxHash3_64::oneshot(&note[..HARD_STATE_WORDS_BYTES]) != word(HARD_STATE_WORDS_BYTES) {
                     return Err(Error::Corrupt("the hard state of a log store does not match its checksum"));
                 }

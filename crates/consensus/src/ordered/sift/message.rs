@@ -20,8 +20,9 @@
 //! Invariant: any bytes that arrive decode into a message or an error; every message has exactly one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use base::bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use base::bytes::Bytes;
 use base::rt::net::GatherList;
+use wire::{Reader, Writer};
 
 use crate::{Error, Term};
 
@@ -71,17 +72,10 @@ pub(super) enum AcceptorResponse {
     Progress { height: u64, durable: u64 },
 }
 
-fn put_list(head: &mut BytesMut, entries: &[Bytes]) {
-    head.put_u64_le(entries.len() as u64);
-    entries.iter().for_each(|entry| head.put_u64_le(entry.len() as u64));
-}
-
-#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-fn body(head: BytesMut, entries: Vec<Bytes>) -> GatherList {
-    let mut parts = Vec::with_capacity(1 + entries.len());
-    parts.push(head.freeze());
-    parts.extend(entries);
-    parts.into()
+/// Ends a message with a list of entries, which are not copied.
+fn with_list(head: &mut Writer, entries: Vec<Bytes>) -> GatherList {
+    head.u64(entries.len() as u64).u64s(entries.iter().map(|entry| entry.len() as u64));
+    std::iter::once(head.done()).chain(entries).collect::<Vec<_>>().into()
 }
 
 impl AcceptorRequest {
@@ -94,7 +88,7 @@ impl AcceptorRequest {
     }
 
     pub fn encode(self, token: FenceToken) -> GatherList {
-        let mut head = BytesMut::with_capacity(64);
+        let mut head = Writer::with_capacity(64);
         let kind = match &self {
             AcceptorRequest::GetStatus => 1,
             AcceptorRequest::Fence { .. } => 2,
@@ -105,99 +99,75 @@ impl AcceptorRequest {
             AcceptorRequest::Align { .. } => 7,
             AcceptorRequest::Append { .. } => 8u64,
         };
-        head.put_u64_le(kind);
-        head.put_u64_le(token.term.0);
-        head.put_u64_le(token.nonce);
+        head.u64s([kind, token.term.0, token.nonce]);
         match self {
-            AcceptorRequest::GetStatus => {}
+            AcceptorRequest::GetStatus => head.done().into(),
             AcceptorRequest::Fence { leader: one }
             | AcceptorRequest::Truncate { height: one }
-            | AcceptorRequest::Adopt { height: one } => {
-                head.put_u64_le(one);
-            }
+            | AcceptorRequest::Adopt { height: one } => head.u64(one).done().into(),
             AcceptorRequest::GetDigests { from, count: more } | AcceptorRequest::Read { from, bytes: more } => {
-                head.put_u64_le(from);
-                head.put_u64_le(more);
+                head.u64(from).u64(more).done().into()
             }
-            AcceptorRequest::Align { position, entries } => {
-                head.put_u64_le(position);
-                head.put_u64_le(0);
-                put_list(&mut head, &entries);
-                return body(head, entries);
-            }
-            AcceptorRequest::Append { position, deliverable: safe, entries } => {
-                head.put_u64_le(position);
-                head.put_u64_le(safe);
-                put_list(&mut head, &entries);
-                return body(head, entries);
+            AcceptorRequest::Align { position, entries } => with_list(head.u64(position).u64(0), entries),
+            AcceptorRequest::Append { position, deliverable, entries } => {
+                with_list(head.u64(position).u64(deliverable), entries)
             }
         }
-        head.freeze().into()
     }
 
-    pub fn decode(mut bytes: Bytes) -> Result<(FenceToken, AcceptorRequest), Error> {
-        let kind = word(&mut bytes)?;
-        let token = FenceToken { term: Term(word(&mut bytes)?), nonce: word(&mut bytes)? };
+    pub fn decode(bytes: Bytes) -> Result<(FenceToken, AcceptorRequest), Error> {
+        let mut reader = Reader::new(bytes);
+        let kind = reader.u64()?;
+        let token = FenceToken { term: Term(reader.u64()?), nonce: reader.u64()? };
         let command = match kind {
             1 => AcceptorRequest::GetStatus,
-            2 => AcceptorRequest::Fence { leader: word(&mut bytes)? },
-            3 => AcceptorRequest::GetDigests { from: word(&mut bytes)?, count: word(&mut bytes)? },
-            4 => AcceptorRequest::Read { from: word(&mut bytes)?, bytes: word(&mut bytes)? },
-            5 => AcceptorRequest::Truncate { height: word(&mut bytes)? },
-            6 => AcceptorRequest::Adopt { height: word(&mut bytes)? },
+            2 => AcceptorRequest::Fence { leader: reader.u64()? },
+            3 => AcceptorRequest::GetDigests { from: reader.u64()?, count: reader.u64()? },
+            4 => AcceptorRequest::Read { from: reader.u64()?, bytes: reader.u64()? },
+            5 => AcceptorRequest::Truncate { height: reader.u64()? },
+            6 => AcceptorRequest::Adopt { height: reader.u64()? },
             7 => {
-                let position = word(&mut bytes)?;
-                if word(&mut bytes)? != 0 {
-                    return Err(Error::Corrupt("a message with reserved bytes set"));
-                }
-                AcceptorRequest::Align { position, entries: list(&mut bytes)? }
+                let position = reader.u64()?;
+                reader.zeros(8)?;
+                AcceptorRequest::Align { position, entries: read_list(&mut reader)? }
             }
             8 => AcceptorRequest::Append {
-                position: word(&mut bytes)?,
-                deliverable: word(&mut bytes)?,
-                entries: list(&mut bytes)?,
+                position: reader.u64()?,
+                deliverable: reader.u64()?,
+                entries: read_list(&mut reader)?,
             },
             _ => return Err(Error::Corrupt("an unknown message")),
         };
-        match bytes.is_empty() {
-            true => Ok((token, command)),
-            false => Err(Error::Corrupt("a message of another length")),
-        }
+        reader.end()?;
+        Ok((token, command))
     }
 }
 
 impl AcceptorResponse {
     pub fn encode(self) -> GatherList {
-        let mut head = BytesMut::with_capacity(64);
+        let mut head = Writer::with_capacity(64);
         match self {
-            AcceptorResponse::Status { promised, adopted, height } => {
-                [1, promised.0, adopted.0, height].into_iter().for_each(|word| head.put_u64_le(word));
+            AcceptorResponse::Status { promised, adopted, height } => head.u64s([1, promised.0, adopted.0, height]),
+            AcceptorResponse::Digests(digests) => {
+                head.u64(3);
+                digests.into_iter().fold(&mut head, |head, digest| head.u128(digest))
             }
-            AcceptorResponse::Digests(marks) => {
-                head.put_u64_le(3);
-                marks.into_iter().for_each(|mark| head.put_u128_le(mark));
-            }
-            AcceptorResponse::Entries(entries) => {
-                head.put_u64_le(4);
-                put_list(&mut head, &entries);
-                return body(head, entries);
-            }
-            AcceptorResponse::Progress { height, durable } => {
-                [8, height, durable].into_iter().for_each(|word| head.put_u64_le(word));
-            }
-        }
-        head.freeze().into()
+            AcceptorResponse::Entries(entries) => return with_list(head.u64(4), entries),
+            AcceptorResponse::Progress { height, durable } => head.u64s([8, height, durable]),
+        };
+        head.done().into()
     }
 
-    pub fn decode(mut bytes: Bytes) -> Result<AcceptorResponse, Error> {
-        let answer = match word(&mut bytes)? {
+    pub fn decode(bytes: Bytes) -> Result<AcceptorResponse, Error> {
+        let mut reader = Reader::new(bytes);
+        let answer = match reader.u64()? {
             1 => AcceptorResponse::Status {
-                promised: Term(word(&mut bytes)?),
-                adopted: Term(word(&mut bytes)?),
-                height: word(&mut bytes)?,
+                promised: Term(reader.u64()?),
+                adopted: Term(reader.u64()?),
+                height: reader.u64()?,
             },
             3 => {
-                let (marks, rest) = bytes.as_chunks::<16>();
+                let (marks, rest) = reader.peek().as_chunks::<16>();
                 if !rest.is_empty() || marks.len() as u64 > DIGESTS_MAX {
                     return Err(Error::Corrupt("a message of another length"));
                 }
@@ -205,35 +175,22 @@ impl AcceptorResponse {
                     marks.iter().map(|mark| EntryDigest::from_le_bytes(*mark)).collect(),
                 ));
             }
-            4 => AcceptorResponse::Entries(list(&mut bytes)?),
-            8 => AcceptorResponse::Progress { height: word(&mut bytes)?, durable: word(&mut bytes)? },
+            4 => AcceptorResponse::Entries(read_list(&mut reader)?),
+            8 => AcceptorResponse::Progress { height: reader.u64()?, durable: reader.u64()? },
             _ => return Err(Error::Corrupt("an unknown message")),
         };
-        match bytes.is_empty() {
-            true => Ok(answer),
-            false => Err(Error::Corrupt("a message of another length")),
-        }
+        reader.end()?;
+        Ok(answer)
     }
 }
 
-fn word(bytes: &mut Bytes) -> Result<u64, Error> {
-    match bytes.len() < 8 {
-        true => Err(Error::Corrupt("a message ends too early")),
-        false => Ok(bytes.get_u64_le()),
-    }
-}
-
-fn list(bytes: &mut Bytes) -> Result<Vec<Bytes>, Error> {
-    let count = word(bytes)?;
+fn read_list(reader: &mut Reader<Bytes>) -> Result<Vec<Bytes>, Error> {
+    let count = reader.u64()?;
     if count > ENTRIES_MAX as u64 {
         return Err(Error::Corrupt("a message has more entries than the limit"));
     }
-    let lengths = (0..count).map(|_| word(bytes)).collect::<Result<Vec<u64>, Error>>()?;
-    let take = |length: u64| match usize::try_from(length) {
-        Ok(length) if length <= bytes.len() => Ok(bytes.split_to(length)),
-        _ => Err(Error::Corrupt("an entry of a message ends too early")),
-    };
-    lengths.into_iter().map(take).collect()
+    let lengths = (0..count).map(|_| reader.u64()).collect::<Result<Vec<u64>, _>>()?;
+    Ok(lengths.into_iter().map(|length| reader.bytes_u64(length)).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

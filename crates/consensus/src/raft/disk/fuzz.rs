@@ -3,7 +3,7 @@
 use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
-use super::{HEAD_BYTES, KIND_BATCH, VERSION, checksum, record_at};
+use super::{FORMAT_VERSION, HEAD_BYTES, KIND_BATCH, checksum, record_at};
 use crate::fuzz::sealed;
 
 /// The target of this module.
@@ -16,7 +16,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let mut record = vec![0; 8];
     [checksum(KEY, &body), 1, 0].iter().for_each(|word: &u64| record.extend(word.to_le_bytes()));
     record.extend((body.len() as u32).to_le_bytes());
-    record.extend([KIND_BATCH, VERSION, 0, 0]);
+    record.extend([KIND_BATCH, FORMAT_VERSION, 0, 0]);
     record.extend(body);
     vec![sealed(&record, HEAD_BYTES, KEY)]
 }

@@ -7,10 +7,11 @@ use base::bytes::BufMut as _;
 use base::{Bytes, BytesMut, rt};
 use raft::SnapshotStatus;
 use raft::eraftpb::{HardState, Message, Snapshot};
+use wire::Reader;
 
 use super::{EngineEvent, RaftEngine};
 use crate::Error;
-use crate::raft::codec::{MEMBERS_MAX, Reader};
+use crate::raft::codec::MEMBERS_MAX;
 use crate::raft::fault::{Mutant, crash_point, mutant};
 use crate::raft::{RaftMember, StateMachine, links};
 
@@ -46,15 +47,14 @@ pub(in crate::raft) fn check_snapshot(snapshot: &Snapshot) -> Result<(), Error> 
 }
 
 pub(super) fn members_of(data: Bytes) -> Result<(BTreeMap<u64, RaftMember>, Bytes), Error> {
-    let mut reader = Reader(data);
+    let mut reader = Reader::new(data);
     let mut members = BTreeMap::new();
-    for _ in 0..reader.count(MEMBERS_MAX)? {
+    for _ in 0..reader.count(16, MEMBERS_MAX)? {
         let (id, learns) = (reader.u64()?, reader.u32()? != 0);
-        let length = reader.u32()? as usize;
-        let address = address_of(&reader.bytes(length)?)?;
+        let address = address_of(&reader.long(usize::MAX)?)?;
         members.insert(id, RaftMember { id, address, is_learner: learns });
     }
-    Ok((members, reader.0))
+    Ok((members, reader.rest()))
 }
 
 pub(super) fn address_of(bytes: &[u8]) -> Result<String, Error> {

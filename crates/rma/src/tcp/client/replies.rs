@@ -6,12 +6,14 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
+use wire::u64_at;
+
 use super::reply_input::{ReplyInput, ReplyState};
 use super::{PendingVerb, TcpClient, VerbOutcome};
 use crate::tcp::assembly::MessageAssembly;
 use crate::tcp::inbox::SMALL_BYTES_MAX;
 use crate::tcp::peer::header_of;
-use crate::tcp::wire::{FrameHeader, FrameKind, HEADER_BYTES, TRAILER_BYTES, VerbStatus, u64_at};
+use crate::tcp::wire::{FrameHeader, FrameKind, HEADER_BYTES, TRAILER_BYTES, VerbStatus};
 use crate::{Error, IncomingEvent, WORD_BYTES};
 
 /// A payload of more than this is read into the caller's buffer without a copy in between.

@@ -12,6 +12,8 @@ use base::rt::channel::{WatchReceiver, WatchSender, bounded, watch};
 use base::rt::net::{Link, LinkSender};
 use base::rt::{self, AbortOnDrop, Instant};
 use storage::StateStore;
+use wire::Malformed;
+use wire::hello::VersionMismatch;
 
 use super::super::cache::{CachedValue, CachedVersion, VersionKind};
 use super::super::delta::{DeltaVersion, ValueLocation};
@@ -21,7 +23,7 @@ use super::super::memory::{MemoryError, ReadOnlyMemory};
 use super::super::pointer::Pointer;
 use super::super::record::KeyName;
 use super::super::{DisaggregatedConfig, StateCore, StateView};
-use super::message::{BlockWrite, BlockWrites, Malformed, StateChange, ToFollower, ToPrimary, VERSION, WriteLocation};
+use super::message::{BlockWrite, BlockWrites, PROTOCOL_VERSIONS, StateChange, ToFollower, ToPrimary, WriteLocation};
 use super::work::{NO_WORK, WORK_ITEMS_MAX, WorkHandler};
 use super::{ComputeRole, JOIN_TIMEOUT, JoinedState, LEASELESS_TIMEOUT, SILENCE_TIMEOUT};
 use crate::{Error, Snapshot, events};
@@ -114,10 +116,10 @@ enum SessionEnd {
     Memory(#[from] MemoryError),
     #[error("no rows: {0}")]
     Rows(#[from] storage::Error),
-    #[error("{0}")]
+    #[error("malformed message of the primary: {0}")]
     Malformed(#[from] Malformed),
-    #[error("the primary speaks version {0}, this node {VERSION}; run the same release on both")]
-    Version(u32),
+    #[error("primary and follower speak different versions: {0}")]
+    Version(#[from] VersionMismatch),
     #[error("the link ended")]
     Closed,
     #[error("the primary sent nothing, or granted no lease, for too long")]
@@ -262,16 +264,19 @@ impl FollowerCore {
         let memory = rt::timeout(JOIN_TIMEOUT, surroundings.memory()).await.map_err(late)??;
         let store = rt::timeout(JOIN_TIMEOUT, surroundings.store()).await.map_err(late)??;
         let (sender, mut receiver) = link.split();
-        let join = ToPrimary::Join { version: VERSION };
+        let join = ToPrimary::Join { versions: PROTOCOL_VERSIONS };
         sender.send(join.encode()).await.map_err(|_| SessionEnd::Closed)?;
         let welcome = rt::timeout(JOIN_TIMEOUT, receiver.receive()).await.map_err(late)?;
         let welcome = ToFollower::decode(welcome.map_err(|_| SessionEnd::Closed)?)?;
-        let ToFollower::Welcome { version, seed, base, savepoint: settled, forgotten, budget_bytes } = welcome else {
-            return Err(SessionEnd::Closed);
+        let (seed, base, settled, forgotten, budget_bytes) = match welcome {
+            ToFollower::Welcome { seed, base, savepoint, forgotten, budget_bytes, .. } => {
+                (seed, base, savepoint, forgotten, budget_bytes)
+            }
+            ToFollower::OtherVersions(hello) => {
+                return Err(VersionMismatch { ours: PROTOCOL_VERSIONS, theirs: hello.versions() }.into());
+            }
+            _ => return Err(SessionEnd::Closed),
         };
-        if version != VERSION {
-            return Err(SessionEnd::Version(version));
-        }
         self.set_contact(PrimaryContact::Followed);
         let sender = Arc::new(sender);
         let (requests, mut waiting) = bounded::<Bytes>(REQUESTS_MAX);
@@ -333,7 +338,7 @@ impl Drop for FollowerSession<'_> {
 impl FollowerSession<'_> {
     async fn handle_message(&mut self, message: Bytes) -> Result<(), SessionEnd> {
         match ToFollower::decode(message)? {
-            ToFollower::Welcome { .. } => return Err(SessionEnd::Closed),
+            ToFollower::Welcome { .. } | ToFollower::OtherVersions(_) => return Err(SessionEnd::Closed),
             ToFollower::CatchUp { changes } => {
                 self.apply_changes(changes)?;
                 self.leased = rt::now();

@@ -8,8 +8,9 @@
 
 use std::sync::Arc;
 
-use base::bytes::{Buf as _, BufMut as _};
 use base::{Bytes, BytesMut, Version};
+use wire::hello::{Hello, HelloAnswer};
+use wire::{Malformed, Reader, VersionRange, Writer};
 
 use super::super::delta::{DeltaVersion, ValueLocation};
 use super::super::evict::EvictionCandidate;
@@ -18,23 +19,19 @@ use super::super::memory::Section;
 use super::super::pointer::Pointer;
 use super::super::record::KeyName;
 
-/// Raised with every change of the messages or of their meaning.
-pub const VERSION: u32 = 2;
+/// The versions that this program speaks. The newest is raised with every change of the messages or of their meaning.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+const PURPOSE: [u8; 8] = *b"HDLRFOLL";
 /// Candidates in one question at most.
 pub const CANDIDATES_MAX: usize = 1024;
-
-/// Bytes that are not a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("malformed message between primary and follower: {0}")]
-pub struct Malformed(&'static str);
 
 /// Messages of a follower.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToPrimary {
     /// The first message.
     Join {
-        /// The follower's [`VERSION`].
-        version: u32,
+        /// The follower's [`PROTOCOL_VERSIONS`].
+        versions: VersionRange,
     },
     /// The follower has applied everything up to an update, and asks for a lease.
     Ack {
@@ -82,8 +79,8 @@ pub enum ToPrimary {
 pub enum ToFollower {
     /// Answers a join.
     Welcome {
-        /// The primary's [`VERSION`]. If it is not the follower's, the other fields are 0.
-        version: u32,
+        /// The version that the primary has chosen, and its [`PROTOCOL_VERSIONS`].
+        hello: HelloAnswer,
         /// The seed of the primary's key hashes.
         seed: u64,
         /// Blocks below this number are in storage; those from it on follow as changes.
@@ -95,6 +92,8 @@ pub enum ToFollower {
         /// The budget of remote memory in bytes.
         budget_bytes: u64,
     },
+    /// Answers a join of other versions; the link ends.
+    OtherVersions(HelloAnswer),
     /// A part of the state that the follower has missed; not acknowledged.
     CatchUp {
         /// Encoded changes, which [`StateChange::next`] reads.
@@ -220,48 +219,25 @@ pub enum WriteLocation<'a> {
 impl BlockWrites {
     /// The writes in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = BlockWrite<'_>> {
-        let mut rest = &self.encoded[..];
+        let mut rest = Reader::new(&self.encoded[..]);
         (0..self.count)
             .map(move |_| BlockWrite::next(&mut rest).expect("the form was checked when the change was read"))
     }
 }
 
 impl<'a> BlockWrite<'a> {
-    fn next(rest: &mut &'a [u8]) -> Result<BlockWrite<'a>, Malformed> {
-        let name = KeyName { namespace: text(rest)?, key: text(rest)? };
-        let version = Version { block: u64::from_le_bytes(array(rest)?), tx: u32::from_le_bytes(array(rest)?) };
-        let place = match array(rest)? {
-            [location::DELETED] => WriteLocation::Deleted,
-            [location::REMOTE] => {
-                let pointer = Pointer::from_bits(u64::from_le_bytes(array(rest)?));
-                WriteLocation::Remote(pointer, u32::from_le_bytes(array(rest)?))
-            }
-            [location::INLINE] => {
-                let length = u32::from_le_bytes(array(rest)?) as usize;
-                WriteLocation::Inline(split(rest, length)?)
-            }
-            [location::STORAGE] => WriteLocation::Storage,
-            _ => return Err(Malformed("unknown location of a value")),
+    fn next(reader: &mut Reader<&'a [u8]>) -> Result<BlockWrite<'a>, Malformed> {
+        let name = KeyName { namespace: reader.str(usize::MAX)?, key: reader.str(usize::MAX)? };
+        let version = Version { block: reader.u64()?, tx: reader.u32()? };
+        let location = match reader.u8()? {
+            location::DELETED => WriteLocation::Deleted,
+            location::REMOTE => WriteLocation::Remote(Pointer::from_bits(reader.u64()?), reader.u32()?),
+            location::INLINE => WriteLocation::Inline(reader.long(usize::MAX)?),
+            location::STORAGE => WriteLocation::Storage,
+            _ => return Err(reader.malformed("unknown location of a value")),
         };
-        Ok(BlockWrite { name, version, location: place })
+        Ok(BlockWrite { name, version, location })
     }
-}
-
-fn split<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
-    let (first, others) = rest.split_at_checked(count).ok_or(SHORT)?;
-    *rest = others;
-    Ok(first)
-}
-
-fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
-    let (first, others) = rest.split_first_chunk::<N>().ok_or(SHORT)?;
-    *rest = others;
-    Ok(*first)
-}
-
-fn text<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
-    let length = usize::from(u16::from_le_bytes(array(rest)?));
-    std::str::from_utf8(split(rest, length)?).map_err(|_| NO_TEXT)
 }
 
 mod kind {
@@ -299,37 +275,23 @@ mod location {
 impl ToPrimary {
     /// The bytes of the message, as docs/formats/followers.md draws them.
     pub fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::new();
+        let mut writer = Writer::new();
         match self {
-            ToPrimary::Join { version } => {
-                bytes.put_u8(kind::JOIN);
-                bytes.put_u32_le(*version);
+            ToPrimary::Join { versions } => {
+                writer.u8(kind::JOIN).put(&Hello { purpose: PURPOSE, versions: *versions }.encode())
             }
             ToPrimary::Ack { sequence, asked, floor, load } => {
-                bytes.put_u8(kind::ACK);
-                [sequence, asked, floor].into_iter().for_each(|number| bytes.put_u64_le(*number));
-                bytes.put_u8(*load);
+                writer.u8(kind::ACK).u64s([*sequence, *asked, *floor]).u8(*load)
             }
             ToPrimary::InUse { number, in_use } => {
-                bytes.put_u8(kind::IN_USE);
-                bytes.put_u64_le(*number);
-                in_use.iter().for_each(|one| bytes.put_u8(u8::from(*one)));
+                writer.u8(kind::IN_USE).u64(*number);
+                in_use.iter().fold(&mut writer, |writer, one| writer.flag(*one))
             }
-            ToPrimary::Fill { namespace, key } => {
-                bytes.put_u8(kind::FILL);
-                put_name(&mut bytes, KeyName { namespace, key });
-            }
-            ToPrimary::Persist { height } => {
-                bytes.put_u8(kind::PERSIST);
-                bytes.put_u64_le(*height);
-            }
-            ToPrimary::Done { number, height, answer } => {
-                bytes.put_u8(kind::DONE);
-                [number, height].into_iter().for_each(|number| bytes.put_u64_le(*number));
-                bytes.put_slice(answer);
-            }
-        }
-        bytes.freeze()
+            ToPrimary::Fill { namespace, key } => writer.u8(kind::FILL).text(namespace).text(key),
+            ToPrimary::Persist { height } => writer.u8(kind::PERSIST).u64(*height),
+            ToPrimary::Done { number, height, answer } => writer.u8(kind::DONE).u64(*number).u64(*height).put(answer),
+        };
+        writer.done()
     }
 
     /// Reads a message.
@@ -337,31 +299,38 @@ impl ToPrimary {
     /// # Errors
     /// [`Malformed`] if the bytes are not exactly one message of a follower.
     pub fn decode(bytes: Bytes) -> Result<ToPrimary, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = Reader::new(bytes);
         let message = match reader.u8()? {
-            kind::JOIN => ToPrimary::Join { version: reader.u32()? },
+            kind::JOIN => {
+                let Hello { versions, .. } = Hello::read(&mut reader, PURPOSE)?;
+                if PROTOCOL_VERSIONS.choose(versions).is_err() {
+                    // The rest is in the format of those versions.
+                    reader.rest();
+                }
+                ToPrimary::Join { versions }
+            }
             kind::ACK => {
                 let (sequence, asked, floor) = (reader.u64()?, reader.u64()?, reader.u64()?);
                 ToPrimary::Ack { sequence, asked, floor, load: reader.u8()? }
             }
             kind::IN_USE => {
                 let number = reader.u64()?;
-                let bits = reader.take(reader.0.len())?;
+                let bits = reader.rest();
                 if bits.len() > CANDIDATES_MAX || bits.iter().any(|bit| *bit > 1) {
-                    return Err(Malformed("an answer about records in use is too long, or has invalid flags"));
+                    return Err(reader.malformed("an answer about records in use is too long, or has invalid flags"));
                 }
                 ToPrimary::InUse { number, in_use: bits.iter().map(|bit| *bit == 1).collect() }
             }
             kind::FILL => {
-                let (namespace, key) = reader.name()?;
+                let (namespace, key) = name(&mut reader)?;
                 ToPrimary::Fill { namespace, key }
             }
             kind::PERSIST => ToPrimary::Persist { height: reader.u64()? },
             kind::DONE => {
                 let (number, height) = (reader.u64()?, reader.u64()?);
-                ToPrimary::Done { number, height, answer: reader.take(reader.0.len())? }
+                ToPrimary::Done { number, height, answer: reader.rest() }
             }
-            _ => return Err(Malformed("unknown kind of message")),
+            _ => return Err(reader.malformed("unknown kind of message")),
         };
         reader.end()?;
         Ok(message)
@@ -370,43 +339,29 @@ impl ToPrimary {
 
 impl ToFollower {
     /// The bytes of the message, as docs/formats/followers.md draws them.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::new();
+        let mut writer = Writer::new();
         match self {
-            ToFollower::Welcome { version, seed, base, savepoint: settled, forgotten, budget_bytes } => {
-                bytes.put_u8(kind::WELCOME);
-                bytes.put_u32_le(*version);
-                let numbers = [seed, base, settled, forgotten, budget_bytes];
-                numbers.into_iter().for_each(|number| bytes.put_u64_le(*number));
+            ToFollower::Welcome { hello, seed, base, savepoint, forgotten, budget_bytes } => {
+                let numbers = [*seed, *base, *savepoint, *forgotten, *budget_bytes];
+                writer.u8(kind::WELCOME).put(&hello.encode()).u64s(numbers)
             }
-            ToFollower::CatchUp { changes } => {
-                bytes.put_u8(kind::CATCH_UP);
-                bytes.put_slice(changes);
-            }
+            ToFollower::OtherVersions(hello) => writer.u8(kind::WELCOME).put(&hello.encode()),
+            ToFollower::CatchUp { changes } => writer.u8(kind::CATCH_UP).put(changes),
             ToFollower::Update { sequence, granted, oldest, notes_uses, changes } => {
-                bytes.reserve(26 + changes.len());
-                bytes.put_u8(kind::UPDATE);
-                [sequence, granted, oldest].into_iter().for_each(|number| bytes.put_u64_le(*number));
-                bytes.put_u8(u8::from(*notes_uses));
-                bytes.put_slice(changes);
+                writer.reserve(changes.len().saturating_add(26)).u8(kind::UPDATE);
+                writer.u64s([*sequence, *granted, *oldest]).flag(*notes_uses).put(changes)
             }
             ToFollower::InUseQuery { number, candidates } => {
-                bytes.put_u8(kind::IN_USE_QUERY);
-                bytes.put_u64_le(*number);
-                for EvictionCandidate { pointer, hash } in candidates {
-                    bytes.put_u64_le(pointer.bits());
-                    bytes.put_u64_le(hash.0);
-                }
+                writer.u8(kind::IN_USE_QUERY).u64(*number);
+                writer.u64s(candidates.iter().flat_map(|candidate| [candidate.pointer.bits(), candidate.hash.0]))
             }
-            ToFollower::Work { number, height, item: piece } => {
-                bytes.reserve(17 + piece.len());
-                bytes.put_u8(kind::WORK);
-                [number, height].into_iter().for_each(|number| bytes.put_u64_le(*number));
-                bytes.put_slice(piece);
+            ToFollower::Work { number, height, item } => {
+                writer.reserve(item.len().saturating_add(17));
+                writer.u8(kind::WORK).u64(*number).u64(*height).put(item)
             }
-        }
-        bytes.freeze()
+        };
+        writer.done()
     }
 
     /// Reads a message. The changes of a message are not read yet: [`StateChange::next`] does that.
@@ -414,25 +369,15 @@ impl ToFollower {
     /// # Errors
     /// [`Malformed`] if the bytes are not exactly one message of a primary.
     pub fn decode(bytes: Bytes) -> Result<ToFollower, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = Reader::new(bytes);
         match reader.u8()? {
             kind::WELCOME => {
-                let version = reader.u32()?;
-                if version != VERSION {
-                    // The rest is in that version's format.
-                    let numbers = (0, 0, 0, 0, 0);
-                    let (seed, base, settled, forgotten, budget_bytes) = numbers;
-                    return Ok(ToFollower::Welcome {
-                        version,
-                        seed,
-                        base,
-                        savepoint: settled,
-                        forgotten,
-                        budget_bytes,
-                    });
+                let hello = HelloAnswer::read(&mut reader)?;
+                if hello.chosen_by(PROTOCOL_VERSIONS).is_err() {
+                    return Ok(ToFollower::OtherVersions(hello));
                 }
                 let welcome = ToFollower::Welcome {
-                    version,
+                    hello,
                     seed: reader.u64()?,
                     base: reader.u64()?,
                     savepoint: reader.u64()?,
@@ -442,28 +387,28 @@ impl ToFollower {
                 reader.end()?;
                 Ok(welcome)
             }
-            kind::CATCH_UP => Ok(ToFollower::CatchUp { changes: reader.0 }),
+            kind::CATCH_UP => Ok(ToFollower::CatchUp { changes: reader.rest() }),
             kind::UPDATE => Ok(ToFollower::Update {
                 sequence: reader.u64()?,
                 granted: reader.u64()?,
                 oldest: reader.u64()?,
                 notes_uses: reader.flag()?,
-                changes: reader.0,
+                changes: reader.rest(),
             }),
             kind::IN_USE_QUERY => {
                 let number = reader.u64()?;
-                if !reader.0.len().is_multiple_of(16) || reader.0.len() / 16 > CANDIDATES_MAX {
-                    return Err(Malformed("a question about records in use has a wrong length"));
+                let count = reader.left() / 16;
+                if !reader.left().is_multiple_of(16) || count > CANDIDATES_MAX {
+                    return Err(reader.malformed("a question about records in use has a wrong length"));
                 }
-                let count = reader.0.len() / 16;
                 let candidate = |_| {
                     Ok(EvictionCandidate { pointer: Pointer::from_bits(reader.u64()?), hash: KeyHash(reader.u64()?) })
                 };
                 let candidates = (0..count).map(candidate).collect::<Result<_, Malformed>>()?;
                 Ok(ToFollower::InUseQuery { number, candidates })
             }
-            kind::WORK => Ok(ToFollower::Work { number: reader.u64()?, height: reader.u64()?, item: reader.0 }),
-            _ => Err(Malformed("unknown kind of message")),
+            kind::WORK => Ok(ToFollower::Work { number: reader.u64()?, height: reader.u64()?, item: reader.rest() }),
+            _ => Err(reader.malformed("unknown kind of message")),
         }
     }
 }
@@ -472,82 +417,66 @@ impl ToFollower {
 pub struct ChangeLog<'a>(pub &'a mut BytesMut);
 
 impl ChangeLog<'_> {
+    fn change(&mut self, kind: u8) -> Writer<&mut BytesMut> {
+        let mut writer = Writer::onto(&mut *self.0);
+        writer.u8(kind);
+        writer
+    }
+
     /// Appends [`StateChange::Section`]; `place` is the location that
     /// [`Memory::grant_read`](super::super::memory::Memory::grant_read) returned.
     pub fn section(&mut self, section: &Section, place: &[u8]) {
-        self.0.put_u8(change::SECTION);
-        self.0.put_u32_le(section.id);
-        self.0.put_u64_le(section.address);
-        self.0.put_u64_le(section.bytes);
-        put_bytes(self.0, place);
+        self.change(change::SECTION).u32(section.id).u64(section.address).u64(section.bytes).long(place);
     }
 
     /// Appends [`StateChange::SectionGone`].
     pub fn section_gone(&mut self, base: u64) {
-        self.0.put_u8(change::SECTION_GONE);
-        self.0.put_u64_le(base);
+        self.change(change::SECTION_GONE).u64(base);
     }
 
     /// Appends [`StateChange::Subtable`].
     pub fn subtable(&mut self, subtable: &Subtable) {
-        self.0.put_u8(change::SUBTABLE);
-        self.0.put_u64_le(subtable.address);
-        self.0.put_u64_le(subtable.header());
+        self.change(change::SUBTABLE).u64(subtable.address).u64(subtable.header());
     }
 
     /// Appends [`StateChange::Detached`].
     pub fn detached(&mut self, name: KeyName<'_>, pointer: Pointer) {
-        self.0.put_u8(change::DETACHED);
-        put_name(self.0, name);
-        self.0.put_u64_le(pointer.bits());
+        self.change(change::DETACHED).text(name.namespace).text(name.key).u64(pointer.bits());
     }
 
     /// Appends [`StateChange::Evicted`].
     pub fn evicted(&mut self, name: KeyName<'_>, pointer: Pointer) {
-        self.0.put_u8(change::EVICTED);
-        put_name(self.0, name);
-        self.0.put_u64_le(pointer.bits());
+        self.change(change::EVICTED).text(name.namespace).text(name.key).u64(pointer.bits());
     }
 
     /// Appends [`StateChange::Forgotten`].
     pub fn forgotten(&mut self, height: u64) {
-        self.0.put_u8(change::FORGOTTEN);
-        self.0.put_u64_le(height);
+        self.change(change::FORGOTTEN).u64(height);
     }
 
     /// Appends [`StateChange::SavepointAdvanced`].
     pub fn savepoint_advanced(&mut self, height: u64) {
-        self.0.put_u8(change::SAVEPOINT_ADVANCED);
-        self.0.put_u64_le(height);
+        self.change(change::SAVEPOINT_ADVANCED).u64(height);
     }
 
     /// Appends [`StateChange::Block`]. The writes come in ascending order of namespace and key, and all are of block
     /// `number`.
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn block<'w>(&mut self, number: u64, writes: impl Iterator<Item = (KeyName<'w>, DeltaVersion)>) {
-        self.0.put_u8(change::BLOCK);
-        self.0.put_u64_le(number);
+        self.change(change::BLOCK).u64(number);
         let count_at = self.0.len();
-        self.0.put_u32_le(0);
+        let mut writer = Writer::onto(&mut *self.0);
+        writer.u32(0);
         let mut count = 0u32;
-        for (name, DeltaVersion { version, location: place }) in writes {
+        for (name, DeltaVersion { version, location }) in writes {
             count += 1;
-            put_name(self.0, name);
-            self.0.put_u64_le(version.block);
-            self.0.put_u32_le(version.tx);
-            match place {
-                ValueLocation::Deleted => self.0.put_u8(location::DELETED),
-                ValueLocation::Remote(pointer, bytes) => {
-                    self.0.put_u8(location::REMOTE);
-                    self.0.put_u64_le(pointer.bits());
-                    self.0.put_u32_le(bytes);
-                }
-                ValueLocation::Inline(value) => {
-                    self.0.put_u8(location::INLINE);
-                    put_bytes(self.0, &value);
-                }
-                ValueLocation::Storage => self.0.put_u8(location::STORAGE),
-            }
+            writer.text(name.namespace).text(name.key).u64(version.block).u32(version.tx);
+            match location {
+                ValueLocation::Deleted => writer.u8(location::DELETED),
+                ValueLocation::Remote(pointer, bytes) => writer.u8(location::REMOTE).u64(pointer.bits()).u32(bytes),
+                ValueLocation::Inline(value) => writer.u8(location::INLINE).long(&value),
+                ValueLocation::Storage => writer.u8(location::STORAGE),
+            };
         }
         self.0[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
     }
@@ -559,25 +488,26 @@ impl StateChange {
         if changes.is_empty() {
             return Ok(None);
         }
-        let mut reader = Reader(std::mem::take(changes));
+        let mut reader = Reader::new(std::mem::take(changes));
         let change = match reader.u8()? {
             change::SECTION => {
                 let section = Section { id: reader.u32()?, address: reader.u64()?, bytes: reader.u64()? };
-                StateChange::Section { section, read_grant: reader.bytes()? }
+                StateChange::Section { section, read_grant: reader.long(usize::MAX)? }
             }
             change::SECTION_GONE => StateChange::SectionGone { base: reader.u64()? },
             change::SUBTABLE => {
                 let (address, header) = (reader.u64()?, reader.u64()?);
                 StateChange::Subtable(
-                    Subtable::of_header(address, header).ok_or(Malformed("invalid header of a subtable"))?,
+                    Subtable::of_header(address, header)
+                        .ok_or_else(|| reader.malformed("invalid header of a subtable"))?,
                 )
             }
             change::DETACHED => {
-                let (namespace, key) = reader.name()?;
+                let (namespace, key) = name(&mut reader)?;
                 StateChange::Detached { namespace, key, pointer: Pointer::from_bits(reader.u64()?) }
             }
             change::EVICTED => {
-                let (namespace, key) = reader.name()?;
+                let (namespace, key) = name(&mut reader)?;
                 StateChange::Evicted { namespace, key, pointer: Pointer::from_bits(reader.u64()?) }
             }
             change::FORGOTTEN => StateChange::Forgotten { height: reader.u64()? },
@@ -585,93 +515,29 @@ impl StateChange {
             change::BLOCK => {
                 let number = reader.u64()?;
                 let count = reader.u32()?;
-                let (mut rest, mut last) = (&reader.0[..], None);
-                for _ in 0..count {
-                    let BlockWrite { name: KeyName { namespace, key }, version, .. } = BlockWrite::next(&mut rest)?;
-                    if last.is_some_and(|last| last >= (namespace, key)) {
-                        return Err(Malformed("names out of order"));
+                let encoded = reader.span(|ahead| {
+                    let mut last = None;
+                    for _ in 0..count {
+                        let BlockWrite { name: KeyName { namespace, key }, version, .. } = BlockWrite::next(ahead)?;
+                        if last.is_some_and(|last| last >= (namespace, key)) {
+                            return Err(ahead.malformed("names out of order"));
+                        }
+                        if version.block != number {
+                            return Err(ahead.malformed("a write of another block"));
+                        }
+                        last = Some((namespace, key));
                     }
-                    if version.block != number {
-                        return Err(Malformed("a write of another block"));
-                    }
-                    last = Some((namespace, key));
-                }
-                let bytes = reader.0.len().saturating_sub(rest.len());
-                StateChange::Block { number, writes: BlockWrites { count, encoded: reader.take(bytes)? } }
+                    Ok(())
+                })?;
+                StateChange::Block { number, writes: BlockWrites { count, encoded } }
             }
-            _ => return Err(Malformed("unknown kind of change")),
+            _ => return Err(reader.malformed("unknown kind of change")),
         };
-        *changes = reader.0;
+        *changes = reader.rest();
         Ok(Some(change))
     }
 }
 
-fn put_bytes(into: &mut BytesMut, bytes: &[u8]) {
-    into.put_u32_le(u32::try_from(bytes.len()).expect("a value is within the limits of storage"));
-    into.put_slice(bytes);
-}
-
-fn put_name(into: &mut BytesMut, KeyName { namespace, key }: KeyName<'_>) {
-    for text in [namespace, key] {
-        into.put_u16_le(u16::try_from(text.len()).expect("names are within the limits of storage"));
-        into.put_slice(text.as_bytes());
-    }
-}
-
-/// The rest of a message.
-struct Reader(Bytes);
-
-const SHORT: Malformed = Malformed("it is too short");
-const NO_TEXT: Malformed = Malformed("a name is not UTF-8");
-
-impl Reader {
-    fn take(&mut self, count: usize) -> Result<Bytes, Malformed> {
-        if count > self.0.len() {
-            return Err(SHORT);
-        }
-        Ok(self.0.split_to(count))
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        self.0.try_get_u8().map_err(|_| SHORT)
-    }
-
-    fn u16(&mut self) -> Result<u16, Malformed> {
-        self.0.try_get_u16_le().map_err(|_| SHORT)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.0.try_get_u32_le().map_err(|_| SHORT)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.0.try_get_u64_le().map_err(|_| SHORT)
-    }
-
-    fn flag(&mut self) -> Result<bool, Malformed> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(Malformed("a flag is neither 0 nor 1")),
-        }
-    }
-
-    fn bytes(&mut self) -> Result<Bytes, Malformed> {
-        let count = self.u32()? as usize;
-        self.take(count)
-    }
-
-    fn text(&mut self) -> Result<Arc<str>, Malformed> {
-        let count = usize::from(self.u16()?);
-        let bytes = self.take(count)?;
-        std::str::from_utf8(&bytes).map(Arc::from).map_err(|_| NO_TEXT)
-    }
-
-    fn name(&mut self) -> Result<(Arc<str>, Arc<str>), Malformed> {
-        Ok((self.text()?, self.text()?))
-    }
-
-    fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("it is too long")) }
-    }
+fn name(reader: &mut Reader<Bytes>) -> Result<(Arc<str>, Arc<str>), Malformed> {
+    Ok((reader.text(usize::MAX)?.into(), reader.text(usize::MAX)?.into()))
 }

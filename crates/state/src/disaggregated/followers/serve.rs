@@ -9,6 +9,7 @@ use base::rt::net::{Link, LinkReceiver};
 use base::rt::{self, CancellationToken};
 use base::{BlockNumber, Bytes, BytesMut, Map, Set};
 use futures_util::future::join_all;
+use wire::hello::HelloAnswer;
 
 use super::super::cache::FillToken;
 use super::super::fault::{Mutant, hold_up, mutant};
@@ -18,7 +19,7 @@ use super::super::memory::Section;
 use super::super::record::KeyName;
 use super::super::{DONOR_TIMEOUT, StateCore, StateView};
 use super::follower_table::UPDATES_MAX;
-use super::message::{ChangeLog, ToFollower, ToPrimary, VERSION};
+use super::message::{ChangeLog, PROTOCOL_VERSIONS, ToFollower, ToPrimary};
 use super::{HEARTBEAT, JOIN_TIMEOUT};
 use crate::{Error, events};
 
@@ -31,25 +32,23 @@ impl StateCore {
         let proven: Option<Arc<str>> = link.peer().map(Arc::from);
         let (sender, mut receiver) = link.split();
         let Ok(Ok(join)) = rt::timeout(JOIN_TIMEOUT, receiver.receive()).await else { return Ok(()) };
-        match ToPrimary::decode(join) {
-            Ok(ToPrimary::Join { version }) if version == VERSION => {}
+        let versions = match ToPrimary::decode(join) {
+            Ok(ToPrimary::Join { versions }) if PROTOCOL_VERSIONS.choose(versions).is_ok() => versions,
             other => {
-                tracing::warn!(?other, "not a follower of this version; run the same release on all compute nodes");
-                let (seed, base, settled, forgotten, budget_bytes) = (0, 0, 0, 0, 0);
-                let welcome =
-                    ToFollower::Welcome { version: VERSION, seed, base, savepoint: settled, forgotten, budget_bytes };
-                // It carries the version.
-                let _ = sender.send(welcome.encode()).await;
+                tracing::warn!(?other, ours = %PROTOCOL_VERSIONS, "not a follower of these versions; upgrade the older compute node");
+                let refusal = ToFollower::OtherVersions(HelloAnswer::refuse(PROTOCOL_VERSIONS));
+                let _ = sender.send(refusal.encode()).await;
                 return Ok(());
             }
-        }
+        };
+        let hello = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
         let holder = shared.followers.number();
         let name = proven.unwrap_or_else(|| format!("reader {}", holder.0).into());
         let (updates, mut waiting) = bounded::<Bytes>(UPDATES_MAX);
         let gone = CancellationToken::new();
         // From here on the follower may hold read grants.
         let _leaving = LeaveGuard { shared, holder };
-        let missed = match rt::timeout(JOIN_TIMEOUT, shared.admit(holder, name, updates, &gone)).await {
+        let missed = match rt::timeout(JOIN_TIMEOUT, shared.admit(holder, hello, name, updates, &gone)).await {
             Ok(missed) => missed?,
             Err(rt::Elapsed) => return Err(Error::Busy),
         };
@@ -77,6 +76,7 @@ impl StateCore {
     async fn admit(
         &self,
         follower: FollowerId,
+        hello: HelloAnswer,
         name: Arc<str>,
         updates: rt::channel::Sender<Bytes>,
         gone: &CancellationToken,
@@ -116,7 +116,7 @@ impl StateCore {
             delta.first_block().unwrap_or(height)
         };
         let welcome = ToFollower::Welcome {
-            version: VERSION,
+            hello,
             seed: self.seed,
             base,
             savepoint: self.savepoint.load(Ordering::Acquire),

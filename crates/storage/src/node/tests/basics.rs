@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use base::rt::simulation::{DiskOperation, Sim, SimNode, Simulation};
 use base::rt::{self, net};
 use base::{ErrorKind, Version};
+use wire::VersionRange;
+use wire::hello::HelloAnswer;
 
 use super::*;
 use crate::state_store::StateStore;
@@ -262,19 +264,17 @@ fn who_may_not_in_is_told_why() {
         let link = net::connect(ADDRESS).await.expect("the node is there");
         let caller = base::rt::net::rpc::RpcClient::new(link, 1, |_| {});
         let mut hello = message::Hello {
-            version: VERSION + 1,
+            versions: VersionRange::new(3, 4),
             purpose: LinkPurpose::Appender,
             epoch: Epoch(1),
             token: Bytes::from_static(TOKEN),
             channel: CHANNEL.to_owned(),
         };
-        let error = caller.call(hello.encode()).await.expect_err("another version");
-        assert!(
-            [VERSION, VERSION + 1].iter().all(|version| error.to_string().contains(&format!("version {version}"))),
-            "{error}"
-        );
-        hello.version = VERSION;
-        caller.call(hello.encode()).await.expect("it may try again");
+        let refused = caller.call(hello.encode()).await.expect("the node names its versions");
+        assert_eq!(refused[..], HelloAnswer::refuse(PROTOCOL_VERSIONS).encode());
+        hello.versions = VersionRange::new(1, 4);
+        let opened = caller.call(hello.encode()).await.expect("it may try again");
+        assert_eq!(opened[..12], HelloAnswer::accept(PROTOCOL_VERSIONS, 2).encode());
         let again = caller.call(hello.encode()).await.expect_err("once is enough");
         assert_eq!(again.kind(), ErrorKind::Rejected);
     });

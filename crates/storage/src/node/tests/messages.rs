@@ -2,6 +2,7 @@
 
 use base::rt::net::GatherList;
 use base::{TxIndex, Version};
+use wire::VersionRange;
 
 use super::*;
 use crate::blocks::{StoredBlock, TransactionLocation};
@@ -15,7 +16,7 @@ fn flat(body: impl Into<GatherList>) -> Bytes {
 
 fn hello() -> Hello {
     Hello {
-        version: VERSION,
+        versions: VersionRange::new(1, 2),
         purpose: LinkPurpose::Appender,
         epoch: Epoch(5),
         token: Bytes::from_static(b"key"),
@@ -78,7 +79,7 @@ fn requests() -> Vec<Request> {
 #[test]
 fn messages_have_the_documented_bytes() {
     let bytes = hello().encode();
-    assert_eq!(bytes[..], *b"HEDDLEST\x02\0\0\0\x01\x05\0\0\0\0\0\0\0\x03\0key\x05\0alpha");
+    assert_eq!(bytes[..], *b"HEDDLEST\x01\0\0\0\x02\0\0\0\x01\x05\0\0\0\0\0\0\0\x03\0key\x05\0alpha");
     let append = flat(requests()[0].encode());
     let mut expected = b"\x01\x09\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0".to_vec();
     expected.extend([1; 32].into_iter().chain([2; 32]));
@@ -101,8 +102,10 @@ fn messages_have_the_documented_bytes() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    assert_eq!(Hello::decode(hello().encode()), Ok((VERSION, Some(hello()))));
-    assert_eq!(Hello::decode(Hello { version: 9, ..hello() }.encode()), Ok((9, None)));
+    assert_eq!(Hello::decode(hello().encode()), Ok(Ok(hello())));
+    let versions = VersionRange::new(3, 9);
+    let other = [&Hello { versions, ..hello() }.encode()[..16], b"of version 3"].concat();
+    assert_eq!(Hello::decode(other.into()), Ok(Err(versions)));
     assert_eq!(Welcome::decode(opened().encode()), Ok(opened()));
     for request in requests() {
         assert_eq!(Request::decode(request.encode()).as_ref(), Ok(&request), "in parts");

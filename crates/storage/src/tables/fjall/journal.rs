@@ -16,6 +16,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use wire::{Reader, u16_at, u32_at};
+
 use crate::checksum;
 
 const START: u8 = 1;
@@ -73,37 +75,28 @@ pub fn whole_bytes(journal: &[u8]) -> usize {
 
 /// Length of the whole batch at the start of `bytes`, if there is one.
 fn batch_bytes(bytes: &[u8]) -> Option<usize> {
-    let mut rest = bytes;
-    let mut take = |count: usize| {
-        let (head, tail) = rest.split_at_checked(count)?;
-        rest = tail;
-        Some((head, tail))
-    };
-    let u32_at = |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let (start, after_start) = take(13)?;
-    if start[0] != START {
+    let mut reader = Reader::new(bytes);
+    if reader.u8().ok()? != START {
         return None;
     }
-    let entries = u32_at(start, 1)?;
+    let entries = reader.u32().ok()?;
+    reader.bytes(8).ok()?;
+    let entries_at = reader.at();
     for _ in 0..entries {
-        let (_, rest) = take(0)?;
-        let entry_bytes = match *rest.first()? {
-            ITEM => {
-                let header = rest.get(..ITEM_HEADER_BYTES)?;
-                let key_bytes = u16::from_le_bytes(header[11..13].try_into().ok()?);
-                ITEM_HEADER_BYTES + usize::from(key_bytes) + u32_at(header, 17)? as usize
+        let entry = reader.peek();
+        let entry_bytes = match *entry.first()? {
+            ITEM if entry.len() >= ITEM_HEADER_BYTES => {
+                ITEM_HEADER_BYTES + usize::from(u16_at(entry, 11)) + u32_at(entry, 17) as usize
             }
             CLEAR => 9,
             _ => return None,
         };
-        take(entry_bytes)?;
+        reader.bytes(entry_bytes).ok()?;
     }
-    let (_, before_end) = take(0)?;
-    let entries = &after_start[..after_start.len() - before_end.len()];
-    let (end, rest) = take(9 + END_MAGIC.len())?;
-    let sum = u64::from_le_bytes(end[1..9].try_into().ok()?);
-    if end[0] != END || &end[9..] != END_MAGIC || sum != checksum(entries) {
+    let entries = &bytes[entries_at..reader.at()];
+    if reader.u8().ok()? != END || reader.u64().ok()? != checksum(entries) {
         return None;
     }
-    Some(bytes.len() - rest.len())
+    reader.expect(END_MAGIC, "no end of a batch").ok()?;
+    Some(reader.at())
 }

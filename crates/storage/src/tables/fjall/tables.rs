@@ -131,7 +131,10 @@ fn decode_savepoint(path: &Path, bytes: &[u8]) -> Result<Savepoint, Error> {
         Some((_, Some(savepoint))) => Ok(savepoint),
         Some((version, None)) => Err(Error::Version {
             path: path.to_path_buf(),
-            found: format!("has tables of format {version}, and this program knows format {}", crate::tables::VERSION),
+            found: format!(
+                "has tables of format {version}, and this program knows format {}",
+                crate::tables::FORMAT_VERSION
+            ),
             advice: "remove the tables, and the node builds them again from its blocks",
         }),
         None => Err(Error::corrupt(path, 0, None, "the savepoint of the tables is malformed")),

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use base::Bytes;
+use wire::Reader;
 
 use crate::checksum;
 use crate::tables::Savepoint;
@@ -74,35 +75,29 @@ pub fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
 
 /// Applies the record at the start of `bytes`; `None`, with nothing applied, if it is not whole.
 fn replay_record(bytes: &[u8], rows: &mut Rows) -> Option<(Savepoint, usize)> {
-    let (body_bytes, rest) = bytes.split_first_chunk::<8>()?;
-    let (sum, rest) = rest.split_first_chunk::<8>()?;
-    let body_bytes = usize::try_from(u64::from_le_bytes(*body_bytes)).ok()?;
-    let body = rest.get(..body_bytes)?;
-    if checksum(body) != u64::from_le_bytes(*sum) {
+    let mut reader = Reader::new(bytes);
+    let (body_bytes, sum) = (reader.u64().ok()?, reader.u64().ok()?);
+    let body = reader.bytes_u64(body_bytes).ok()?;
+    if checksum(body) != sum {
         return None;
     }
-    let (savepoint, mut body) = body.split_at_checked(Savepoint::BYTES)?;
-    let savepoint = Savepoint::decode(savepoint)?.1?;
-    let mut take = |count: usize| {
-        let (head, rest) = body.split_at_checked(count)?;
-        body = rest;
-        Some(head)
-    };
-    let number = |bytes: &[u8]| bytes.try_into().ok().map(|bytes| u32::from_le_bytes(bytes) as usize);
-    let count = number(take(4)?)?;
+    let mut reader = Reader::new(body);
+    let savepoint = Savepoint::decode(reader.bytes(Savepoint::BYTES).ok()?)?.1?;
+    let count = reader.u32().ok()?;
     let (mut written, mut removed) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let (key_bytes, value_bytes) = (number(take(4)?)?, number(take(4)?)?);
-        written.push((check_row(take(key_bytes)?)?, Bytes::copy_from_slice(take(value_bytes)?)));
+        let (key_bytes, value_bytes) = (reader.u32().ok()?, reader.u32().ok()?);
+        let key = check_row(reader.bytes(key_bytes as usize).ok()?)?;
+        written.push((key, Bytes::copy_from_slice(reader.bytes(value_bytes as usize).ok()?)));
     }
-    while let Some(bytes) = take(4) {
-        removed.push(check_row(take(number(bytes)?)?)?);
+    while reader.left() >= 4 {
+        removed.push(check_row(reader.long(usize::MAX).ok()?)?);
     }
     rows.extend(written);
     for key in removed {
         rows.remove(&key);
     }
-    Some((savepoint, body_bytes))
+    Some((savepoint, body.len()))
 }
 
 fn check_row(bytes: &[u8]) -> Option<Bytes> {
