@@ -295,7 +295,7 @@ fn steps() -> Vec<Step> {
             step::run(tests(&["--test", "state", "--", "every_height"]).env("STATE_SEEDS", seeds))
         }),
         Step::new("consensus", || {
-            let mut chosen = tests(&["--test", "consensus", "--", "simulation::chosen_seeds"]);
+            let mut chosen = tests(&["--test", "sift", "--", "simulation::chosen_seeds"]);
             step::run(chosen.env("CONSENSUS_SEEDS", CONSENSUS_SEEDS_FIXED))
         }),
         Step::new("rdma-guest", || guest::check(None, &[])),
@@ -368,7 +368,7 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
 }
 
 fn soak_store(minutes: f64) -> Result<(), String> {
-    let mut command = tests(&["--test", "consensus", "--", "processes::", "--nocapture", "--test-threads=1"]);
+    let mut command = tests(&["--test", "kv", "--", "processes::", "--nocapture", "--test-threads=1"]);
     step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
 }
 

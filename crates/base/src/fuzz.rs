@@ -91,6 +91,18 @@ pub fn authenticated<T>(input: &[u8], decode: impl FnOnce() -> T) -> T {
     within(4, input.len(), decode)
 }
 
+/// The input with a correct checksum, which is in the first eight bytes and covers the ninth up to `end`: an attacker that
+/// can compute checksums reaches the code after the check.
+pub fn sealed(input: &[u8], end: usize, checksum: impl FnOnce(&[u8]) -> u64) -> Vec<u8> {
+    let mut bytes = input.to_vec();
+    if bytes.len() >= 8 {
+        let end = end.clamp(8, bytes.len());
+        let sum = checksum(&bytes[8..end]);
+        bytes[..8].copy_from_slice(&sum.to_le_bytes());
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

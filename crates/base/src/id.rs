@@ -174,6 +174,39 @@ number! {
     Epoch(u64)
 }
 
+/// The number of one coordinator's or leader's time in office. Terms only grow.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Term(pub u64);
+
+/// Bits of a term that count the terms within one era: see [`Term::next_generation`].
+const GENERATION_BITS: u32 = 32;
+
+impl Term {
+    /// The era of the term. Each reformatting of a group starts the next era.
+    pub const fn generation(self) -> u64 {
+        self.0 >> GENERATION_BITS
+    }
+
+    /// The first term of the next era; `None` after the last era. Reformatting a group continues from here, because a node
+    /// that did not answer may have used higher terms. Elections raise the term one by one, and have 2^32 terms in an era.
+    pub const fn next_generation(self) -> Option<Term> {
+        let era = self.generation() + 1;
+        match era >> (u64::BITS - GENERATION_BITS) {
+            0 => Some(Term(era << GENERATION_BITS)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.generation() {
+            0 => write!(f, "{}", self.0),
+            era => write!(f, "{era}.{}", self.0 & ((1 << GENERATION_BITS) - 1)),
+        }
+    }
+}
+
 /// The version of a key: the transaction that wrote it. Orders as the ledger does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Version {

@@ -40,7 +40,7 @@
 //!
 //! # Modules
 //! * [`admission`]: bounds on what a listener spends on unauthenticated connections, and on each organisation.
-//! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs).
+//! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs, terms).
 //! * [`error`]: the kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
 //! * [`durable`]: files that are replaced atomically, even if the power fails meanwhile.
@@ -86,4 +86,4 @@ pub mod untrusted;
 pub use bytes::{self, Bytes, BytesMut};
 pub use collections::{Map, Set};
 pub use error::ErrorKind;
-pub use id::{BlockNumber, ChannelId, Epoch, MspId, TxId, TxIndex, Version};
+pub use id::{BlockNumber, ChannelId, Epoch, MspId, Term, TxId, TxIndex, Version};

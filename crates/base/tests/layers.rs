@@ -22,9 +22,12 @@ const LAYERS: &[(&str, u32)] = &[
     ("rma_verbs", 2),
     ("pool", 2),
     ("storage", 2),
-    ("consensus", 3),
+    ("sift", 3),
+    ("raft", 3),
     ("farmem", 3),
     ("ledger", 3),
+    ("ordered_log", 4),
+    ("kv", 4),
     ("block_transport", 4),
     ("state", 4),
     ("contract", 5),
@@ -42,6 +45,8 @@ const LAYERS: &[(&str, u32)] = &[
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("bench", "heddle", "`heddle bench` is one command line in two programs"),
     ("rma", "rma", "its tests need its own conformance suite, a feature"),
+    ("sift", "sift", "its tests need its own simulated memory nodes, a feature"),
+    ("kv", "kv", "its tests need its own baseline on Raft, a feature"),
 ];
 
 /// The first layer that may speak gRPC and HTTP, and use tokio itself.

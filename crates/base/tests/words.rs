@@ -25,8 +25,8 @@ const TYPES: &[&str] = &["Shared", "State", "Place", "Options", "Kind"];
 const EXEMPT: &[&str] = &["CHANGELOG.md", "docs/moved.md", "crates/base/tests/words.rs"];
 /// Types of those names that a library's trait, or Fabric, asks for.
 const ASSOCIATED: &[&str] = &[
-    "crates/consensus/tests/consensus/model.rs",
-    "crates/consensus/tests/consensus/model/shards.rs",
+    "crates/sift/tests/sift/model.rs",
+    "crates/sift/tests/sift/model/shards.rs",
     "crates/proto/proto/orderer/configuration.proto",
     "crates/proto/src/generated/orderer.rs",
 ];

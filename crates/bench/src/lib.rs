@@ -56,7 +56,7 @@
 //!
 //! * Above: `heddle bench` starts and stops the network, chooses the measurement and prints its progress.
 //! * Below: the measured systems. A network is reached through its gateways, as any client reaches it; the other measurements
-//!   use the public interfaces of `state`, `pool`, `rma` and `consensus`.
+//!   use the public interfaces of `state`, `pool`, `rma`, `ordered_log` and `kv`.
 //! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause the
 //!   process by signals.
 #![deny(missing_docs)]

@@ -28,7 +28,7 @@ pub enum Error {
     State(#[from] state::Error),
     /// The ordering engine of the channel failed.
     #[error("ordering: {0}")]
-    Consensus(#[from] consensus::Error),
+    Consensus(#[from] ordered_log::Error),
     /// A policy or an identity of the configuration cannot be used.
     #[error("identity: {0}")]
     Identity(#[from] identity::Error),

@@ -90,7 +90,7 @@
 //!
 //! * Above: `gateway` brings proposals and envelopes ([`endorse::Endorse`], [`order::Broadcast`]) and reads channels
 //!   ([`view`]), in the same process or over links ([`remote`]). `node` composes peers and orderers.
-//! * Below: `block_transport` carries blocks from orderers to peers, `storage` keeps blocks and rows, `consensus` replicates the blocks of several orderers, `contract` runs
+//! * Below: `block_transport` carries blocks from orderers to peers, `storage` keeps blocks and rows, `ordered_log` replicates the blocks of several orderers, `contract` runs
 //!   contracts, `identity` determines who a signer is, `ledger` reads and writes Fabric's encodings.
 //! * This crate itself uses neither verbs nor gRPC. It reads and writes state through [`state::WorldState`]; the gateway
 //!   translates errors into the status codes of its services.

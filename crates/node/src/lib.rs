@@ -59,18 +59,20 @@
 //! * Above: `heddle`, the command-line program, reads arguments, calls [`Network`] or [`Process`], and stops them on
 //!   SIGTERM.
 //! * Below: the crates that this one composes. `gateway` answers clients, `chain` endorses, orders and commits, `state`
-//!   and `pool` hold the world state, `storage` holds blocks and rows, and `consensus` replicates logs.
+//!   and `pool` hold the world state, `storage` holds blocks and rows, and `sift` and `raft` replicate logs.
 //! * Rules of the ledger, protocols and formats belong to those crates.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 #![deny(missing_docs)]
 
+mod boxed;
 pub mod config;
 mod contracts;
 pub mod control;
 pub mod credentials;
 mod disk;
 mod endpoints;
+mod free_ports;
 pub mod kv;
 mod load;
 pub mod logging;
@@ -79,6 +81,8 @@ mod metrics;
 pub mod network;
 mod overview;
 pub mod plan;
+mod planned;
+mod planner;
 mod policy_record;
 mod ports;
 pub mod process;
@@ -87,11 +91,7 @@ mod roles;
 mod services;
 pub mod transport;
 
-/// The future of a large public entry point. It is boxed because an `async fn`, with everything that it awaits, is
-/// compiled in the crate that awaits it: boxing compiles it here, once, and not in the program at every build of the
-/// program.
-pub(crate) type Boxed<'a, T> = futures_util::future::BoxFuture<'a, T>;
-
+pub(crate) use boxed::Boxed;
 pub use config::{ConfigError, HeddleConfig};
 pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, EndpointRole, Network, NodeError, RunningNetwork};

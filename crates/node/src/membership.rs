@@ -22,7 +22,8 @@ use crate::network::layout::{NODES, orderer_data};
 use crate::network::orderer_set::OrdererSet;
 use crate::network::{CONFIG_FILE, NodeError, material, write, write_private};
 use crate::plan::bind_free;
-use crate::process::file::{GENESIS, NODE_FILE, NodeFile, OrdererFile, ProcessRole, RaftFile, RaftMemberFile, TRUST};
+use crate::process::file::{GENESIS, NODE_FILE, NodeFile, ProcessRole, TRUST};
+use crate::process::file::{OrdererFile, RaftFile, RaftMemberFile};
 
 /// An orderer that has its files.
 #[derive(Clone, Debug)]

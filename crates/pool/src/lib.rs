@@ -80,6 +80,7 @@ pub mod events;
 #[doc(hidden)]
 pub mod fuzz;
 mod limits;
+mod lock;
 mod message;
 pub mod node;
 pub mod space;

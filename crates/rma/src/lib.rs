@@ -61,7 +61,7 @@
 //! * Bytes read from a region or received in a message come from the other end and are hostile until checked.
 //!
 //! # What it needs around it
-//! * `pool`, `state` and `consensus` build on this crate. They decide who owns which region, when to retry, and where memory
+//! * `pool`, `state` and `sift` build on this crate. They decide who owns which region, when to retry, and where memory
 //!   comes from; they carry capabilities to their holders.
 //! * This crate calls `base` for tasks, time and links, and the operating system for shared memory ([`shm`]) and sockets
 //!   ([`tcp`]). [`sim`] runs within a simulation of `base`; it delays, loses and tears verbs as far as the guarantees allow. The

@@ -19,7 +19,6 @@ use std::time::Duration;
 use base::event::EventValue;
 use base::rt;
 use base::rt::simulation::{FaultPlan, FaultPoint, Sim, Simulation, SimulationReport, TraceDigest};
-use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::client::workload::{ContractCall, loads};
@@ -179,7 +178,7 @@ fn run_part(order: &RunConfig, part: RunExtent) -> Result<RunOutcome, Box<RunFai
     let in_world = notes.clone();
     // The hooks of the state and of the ordering engines belong to the thread, on which the whole world runs.
     fault::plant(mutant.map_or(fault::Mutant::None, Mutant::of_state));
-    ordered::fault::plant(mutant.map_or(ordered::fault::Mutant::None, Mutant::of_ordering));
+    ordered_log::fault::plant(mutant.map_or(ordered_log::fault::Mutant::None, Mutant::of_ordering));
     let result = simulation.run(|sim| async move {
         let witness = Recorder::new(sim.clone(), in_world);
         let watching = witness.clone();
@@ -190,7 +189,7 @@ fn run_part(order: &RunConfig, part: RunExtent) -> Result<RunOutcome, Box<RunFai
         watching.watch(driven).await.expect("an error is an accusation, which ends the run")
     });
     fault::plant(fault::Mutant::None);
-    ordered::fault::plant(ordered::fault::Mutant::None);
+    ordered_log::fault::plant(ordered_log::fault::Mutant::None);
     match result {
         Ok(SimulationReport { events, .. }) if unexpected_events(&events).is_some() => {
             let reason = unexpected_events(&events).unwrap_or_default();

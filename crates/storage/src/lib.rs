@@ -65,7 +65,7 @@
 //! * At most one process writes a data directory. A directory of another format is refused before anything in it is touched.
 //!
 //! # What it needs around it
-//! * `ledger`, `state`, `chain` and `consensus` call it. It calls `base` for files, links and tasks, and the engine `fjall`.
+//! * `ledger`, `state`, `chain`, `sift`, `raft` and `kv` call it. It calls `base` for files, links and tasks, and the engine `fjall`.
 //! * The caller must keep the order of durability: it syncs a block in the block store before it writes any of the block's
 //!   rows to the tables, so that tables are never ahead of blocks after a crash.
 //! * The layers above know the meaning of a block's bytes and which rows a block writes: they compute and check hashes and

@@ -7,7 +7,7 @@
 //! // A message: kind u8 | 0 × 3 | number u32 | name (u16 length, UTF-8) | value (the rest)
 //! let message = Writer::new().u8(7).zeros(3).u32(42).text("balance").put(b"100").done();
 //!
-//! fn decode(message: Bytes) -> Result<(u32, String, Bytes), Malformed> {
+//! fn read_message(message: Bytes) -> Result<(u32, String, Bytes), Malformed> {
 //!     let mut reader = Reader::new(message);
 //!     if reader.u8()? != 7 {
 //!         return Err(reader.malformed("unknown kind of message"));
@@ -17,9 +17,9 @@
 //!     Ok((reader.u32()?, reader.text(64)?, reader.rest()))
 //! }
 //!
-//! let decoded = decode(message.clone()).expect("it was just encoded");
+//! let decoded = read_message(message.clone()).expect("it was just encoded");
 //! assert_eq!(decoded, (42, "balance".to_owned(), Bytes::from_static(b"100")));
-//! let error = decode(message.slice(..10)).expect_err("the name is cut off");
+//! let error = read_message(message.slice(..10)).expect_err("the name is cut off");
 //! assert_eq!(error, Malformed { what: "the bytes end early", at: 10 });
 //! ```
 //!

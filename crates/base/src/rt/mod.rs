@@ -25,6 +25,7 @@ pub mod channel;
 mod context;
 pub mod disk;
 pub mod fault;
+mod guard;
 pub mod net;
 #[cfg(not(debug_assertions))]
 mod product;
@@ -50,6 +51,7 @@ pub(crate) use context::simulated_events;
 pub use fault::fault_point;
 #[cfg(debug_assertions)]
 pub use fault::inject_fault;
+pub use guard::guarded;
 pub use rng::{fill_random, random_below, random_u64};
 pub use supervise::{TaskFailure, supervised};
 pub use task::{AbortOnDrop, Task, TaskAborted, blocking, is_running, spawn, yield_now};

@@ -16,17 +16,17 @@ use base::Bytes;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::disk::Directory;
 use base::rt::{self, CancellationToken};
-use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
-use consensus::ordered::solo::SoloLog;
-use consensus::ordered::{CpuNodeId, Leadership, LogStore, OrderedLog};
-use consensus::raft::{self, RaftLog, RaftMember};
-use consensus::{
-    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
-    Term,
-};
+use ordered_log::raft::RaftLog;
+use ordered_log::sift::{CpuNode, SiftConfig, SiftLog};
+use ordered_log::solo::SoloLog;
+use ordered_log::{CpuNodeId, Leadership, LogStore, OrderedLog, Term};
+use raft::RaftMember;
 use rma::links::RmaTransport;
 use rma::shm::ShmProvider;
 use rma::{Credential, HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
+use sift::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+};
 use tempfile::TempDir;
 
 use super::log_store::BlockLogStore;
@@ -73,7 +73,10 @@ pub struct OrderingSystem {
     _folder: Option<TempDir>,
 }
 
-pub(super) fn failed(what: &'static str) -> impl Fn(consensus::Error) -> Error {
+/// What fails when a system cannot be started.
+const STARTING: &str = "starting a group";
+
+pub(super) fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::Part { what, reason: error.to_string() }
 }
 
@@ -95,7 +98,6 @@ impl OrderingSystem {
             None => tempfile::tempdir(),
         };
         let made = made.map_err(|error| Error::Part { what: "a temporary folder", reason: error.to_string() })?;
-        let starting = failed("starting a group");
         let mut token = [0; TOKEN_BYTES];
         rt::fill_random(&mut token);
         let token = Token::new(token);
@@ -117,7 +119,7 @@ impl OrderingSystem {
             let host = host.map_err(|error| Error::Part { what: "a memory node", reason: error.to_string() })?;
             let groups = vec![GroupMemory { id: GroupId(1), layout }];
             let options = LogMemoryNodeConfig { host, groups, stop: system.stop.clone() };
-            system.memory.push(LogMemoryNode::start(options).await.map_err(&starting)?);
+            system.memory.push(LogMemoryNode::start(options).await.map_err(failed(STARTING))?);
         }
         let orderers = if kind == EngineKind::Solo { 1 } else { ORDERERS };
         let address = |number: u64| format!("{scheme}:local:{scheme}-orderer-{number}");
@@ -125,9 +127,9 @@ impl OrderingSystem {
             let path = made.path().join(number.to_string());
             let directory = Directory::open(path.join("blocks")).await;
             let directory = directory.map_err(|error| Error::Part { what: "a folder", reason: error.to_string() })?;
-            let journal: Arc<dyn LogStore> = Arc::new(BlockLogStore::open(directory).await.map_err(&starting)?);
+            let journal: Arc<dyn LogStore> = Arc::new(BlockLogStore::open(directory).await.map_err(failed(STARTING))?);
             let log: Arc<dyn OrderedLog> = match kind {
-                EngineKind::Solo => Arc::new(SoloLog::open(journal, ENTRY_BYTES_MAX).await.map_err(&starting)?),
+                EngineKind::Solo => Arc::new(SoloLog::open(journal, ENTRY_BYTES_MAX).await.map_err(failed(STARTING))?),
                 EngineKind::Sift => {
                     let group = SiftGroup {
                         id: GroupId(1),
@@ -145,7 +147,7 @@ impl OrderingSystem {
                         volatile: false,
                         disk_timeout: DISK_TIMEOUT,
                     };
-                    Arc::new(SiftLog::open(options).await.map_err(&starting)?)
+                    Arc::new(SiftLog::open(options).await.map_err(failed(STARTING))?)
                 }
                 EngineKind::Raft => {
                     let member = |id| RaftMember { id, address: address(id), is_learner: false };
@@ -156,7 +158,7 @@ impl OrderingSystem {
                         snapshot_after_bytes: LOG_BYTES as usize,
                         ..raft::RaftConfig::new(1, number, (1..=orderers).map(member).collect())
                     };
-                    Arc::new(RaftLog::open(options, journal).await.map_err(&starting)?)
+                    Arc::new(RaftLog::open(options, journal).await.map_err(failed(STARTING))?)
                 }
             };
             system.logs.push(log);
@@ -179,7 +181,7 @@ impl OrderingSystem {
                 }
             }
             if start.elapsed() > timeout {
-                return Err(Error::Part { what: "starting a group", reason: "nobody leads".to_owned() });
+                return Err(Error::Part { what: STARTING, reason: "nobody leads".to_owned() });
             }
             rt::sleep(Duration::from_millis(10)).await;
         }
@@ -225,7 +227,7 @@ impl OrderedLog for NoOpLog {
         self.committed.subscribe()
     }
 
-    async fn append(&self, _term: Term, position: u64, _entry: Bytes) -> Result<(), consensus::Error> {
+    async fn append(&self, _term: Term, position: u64, _entry: Bytes) -> Result<(), ordered_log::Error> {
         self.committed.send(position + 1);
         Ok(())
     }
@@ -234,7 +236,7 @@ impl OrderedLog for NoOpLog {
         usize::MAX
     }
 
-    async fn ended(&self) -> consensus::Error {
+    async fn ended(&self) -> ordered_log::Error {
         std::future::pending().await
     }
 

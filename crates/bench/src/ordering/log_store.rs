@@ -5,8 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use async_trait::async_trait;
 use base::rt::disk::Directory;
 use base::{BlockNumber, Bytes, Epoch};
-use consensus::Error;
-use consensus::ordered::LogStore;
+use ordered_log::{Error, LogStore};
 use storage::GroupSync;
 use storage::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
 

@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 use base::Bytes;
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken};
-use consensus::kv::KvStore as SiftStore;
-use consensus::{SiftGroup, SiftTimeouts, Standby};
+use kv::KvStore as SiftStore;
 use rma::Token;
 use rustix::process::{Pid, setpriority_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use sift::{SiftGroup, SiftTimeouts, Standby};
 use tokio::sync::mpsc;
 
 use super::load::{self, KvLoad, OperationMix, key, scattered};
@@ -379,7 +379,7 @@ impl ProcessGroup {
             memory.push(self.start(ProcessRole::Memory(node), stop).await?);
         }
         let group = self.shape.group(&self.addresses, &self.token, self.times.timing())?;
-        consensus::format(&group).await.map_err(failed)?;
+        sift::format(&group).await.map_err(failed)?;
         Ok(memory)
     }
 }
@@ -773,7 +773,7 @@ async fn coordinate(shared: &ProcessesCore, shape: &KvGeometry, group: SiftGroup
                 shared.set(None);
                 send_message(&ProcessMessage::Ended { reason });
             }
-            Err(error @ (consensus::Error::MemoryLost { .. } | consensus::Error::Corrupt(_))) => {
+            Err(error @ (kv::Error::Sift(sift::Error::MemoryLost { .. }) | kv::Error::Corrupt(_))) => {
                 return Err(failed(error));
             }
             Err(_) => standby.back_off().await,

@@ -3,7 +3,7 @@
 //! 1. Memory nodes and CPU nodes are separate processes. Each CPU node has clients, which work while it serves. The clients of
 //!    the killed CPU node end with it.
 //! 2. Throughput is measured under a read-heavy load. Then the coordinator stops freeing space in the group's log
-//!    ([`Coordinator::stop_reclaiming`](consensus::Coordinator::stop_reclaiming)), and all clients put. The group's log fills
+//!    ([`Coordinator::stop_reclaiming`](sift::Coordinator::stop_reclaiming)), and all clients put. The group's log fills
 //!    up; therefore the store stops applying its own log, which fills up too. When both are full, the process is killed
 //!    (SIGKILL). Without this step the logs would never fill, because puts are applied as fast as they arrive.
 //! 3. The other CPU node notices the missing heartbeats and is elected. It takes over the memory, then the store, and serves.
@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use base::rt::{self, CancellationToken};
-use consensus::SiftTimeouts;
+use sift::SiftTimeouts;
 
 use super::child_processes::{
     ChildProcess, GroupTimeouts, ProcessGroup, ProcessMessage, ProcessRole, ProcessTask, Program, now_ns,

@@ -100,7 +100,7 @@ pub async fn fill(
                 loop {
                     let outcome = match system() {
                         Some(system) => system.put(&key, &value).await,
-                        None => Err(consensus::Error::Closed),
+                        None => Err(kv::Error::Closed.into()),
                     };
                     match outcome {
                         Ok(()) => break,

@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt::{self, CancellationToken};
-use consensus::kv::{KvConfig as StoreOptions, KvStore as SiftStore, StoreGeometry};
-use consensus::raft::kv::RaftKvStore as RaftStore;
-use consensus::raft::{self, RaftMember};
-use consensus::{
-    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, RecoveredCoordinator,
-    SiftGroup, SiftTimeouts, Standby,
-};
+use kv::raft_baseline::RaftKvStore as RaftStore;
+use kv::{KvConfig as StoreOptions, KvStore as SiftStore, StoreGeometry};
+use raft::RaftMember;
 use rma::links::RmaTransport;
 use rma::shm::ShmProvider;
 use rma::{Credential, HostConfig, NodeId, Provider, Token};
 use serde::{Deserialize, Serialize};
+use sift::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, RecoveredCoordinator,
+    SiftGroup, SiftTimeouts, Standby,
+};
 
 use crate::error::Error;
 
@@ -99,7 +99,7 @@ impl KvGeometry {
         StoreGeometry { log_bytes: self.log_bytes, buckets: self.keys.next_power_of_two(), blocks, block_bytes }
     }
 
-    fn layout(&self) -> Result<GroupLayout, consensus::Error> {
+    fn layout(&self) -> Result<GroupLayout, kv::Error> {
         let data_shards = if self.kind == SystemKind::SiftErasureCoded { self.failures + 1 } else { 1 };
         Ok(GroupLayout { data_shards, ..self.sizes().group_layout(GROUP_LOG_BYTES)? })
     }
@@ -143,10 +143,13 @@ impl KvGeometry {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn serve(&self, recovered: RecoveredCoordinator) -> Result<SiftStore, consensus::Error> {
+    pub async fn serve(&self, recovered: RecoveredCoordinator) -> Result<SiftStore, kv::Error> {
         SiftStore::take_over_recovered(recovered, self.sizes(), StoreOptions { cache_bytes: self.cache_bytes }).await
     }
 }
+
+/// An error of either kind of store.
+pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A store that runs. It ends when it is dropped.
 #[derive(Clone)]
@@ -169,7 +172,7 @@ impl Drop for RunningMemoryNodes {
     }
 }
 
-pub(super) fn part(what: &'static str) -> impl Fn(consensus::Error) -> Error {
+pub(super) fn part<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::Part { what, reason: error.to_string() }
 }
 
@@ -191,10 +194,16 @@ impl KvSystem {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn put(&self, key: &Bytes, value: &Bytes) -> Result<(), consensus::Error> {
+    pub async fn put(&self, key: &Bytes, value: &Bytes) -> Result<(), StoreError> {
         match self {
-            KvSystem::Sift(store, _) => store.put(key.clone(), value.clone()).await.map(drop),
-            KvSystem::Raft(store, _) => store.put(key, value).await.map(drop),
+            KvSystem::Sift(store, _) => {
+                store.put(key.clone(), value.clone()).await?;
+                Ok(())
+            }
+            KvSystem::Raft(store, _) => {
+                store.put(key, value).await?;
+                Ok(())
+            }
         }
     }
 
@@ -202,7 +211,7 @@ impl KvSystem {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn get(&self, key: &Bytes) -> Result<Option<Bytes>, consensus::Error> {
+    pub async fn get(&self, key: &Bytes) -> Result<Option<Bytes>, StoreError> {
         match self {
             KvSystem::Sift(store, _) => Ok(store.get(key).await?.map(|found| found.value)),
             KvSystem::Raft(store, _) => Ok(store.get(key).await?.map(|found| found.value)),
@@ -223,9 +232,9 @@ async fn start_sift(shape: &KvGeometry, number: u64) -> Result<KvSystem, Error> 
     for node in 0..shape.nodes() {
         nodes.push(shape.memory(&group, node, &stop).await?);
     }
-    consensus::format(&group).await.map_err(&failed)?;
+    sift::format(&group).await.map_err(&failed)?;
     let recovered = Standby::new(group, 1).map_err(&failed)?.take_over_without_waiting().await.map_err(&failed)?;
-    let store = shape.serve(recovered).await.map_err(&failed)?;
+    let store = shape.serve(recovered).await.map_err(part("starting Sift"))?;
     Ok(KvSystem::Sift(store, Some(Arc::new(RunningMemoryNodes { _nodes: nodes, stop }))))
 }
 

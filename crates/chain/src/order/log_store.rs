@@ -14,7 +14,7 @@ use base::rt::disk::Directory;
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes};
 use block_transport::RecentBlocks;
-use consensus::ordered;
+
 use ledger::Block;
 use storage::blocks::{self, BlockStore, BlockStoreConfig};
 use storage::{GroupSync, Watermark, WatermarkFile};
@@ -128,10 +128,10 @@ impl ChannelLogStore {
     }
 
     /// Notes why the log failed, and translates the error for the engine.
-    fn failed(&self, error: Error) -> consensus::Error {
+    fn failed(&self, error: Error) -> ordered_log::Error {
         let said = match &error {
-            Error::Stopped => consensus::Error::Closed,
-            error => consensus::Error::LogStore(error.to_string()),
+            Error::Stopped => ordered_log::Error::Closed,
+            error => ordered_log::Error::LogStore(error.to_string()),
         };
         self.failure.record(error);
         said
@@ -147,7 +147,7 @@ async fn open(directory: &Directory, channel: &str, sync: &GroupSync) -> Result<
 }
 
 #[async_trait]
-impl ordered::LogStore for ChannelLogStore {
+impl ordered_log::LogStore for ChannelLogStore {
     fn height(&self) -> u64 {
         self.store().height()
     }
@@ -156,21 +156,21 @@ impl ordered::LogStore for ChannelLogStore {
         self.store().durable_height()
     }
 
-    fn read(&self, position: u64) -> Result<Option<Bytes>, consensus::Error> {
+    fn read(&self, position: u64) -> Result<Option<Bytes>, ordered_log::Error> {
         self.block(position).map_err(|error| self.failed(error))
     }
 
-    async fn append(&self, position: u64, entry: Bytes) -> Result<(), consensus::Error> {
+    async fn append(&self, position: u64, entry: Bytes) -> Result<(), ordered_log::Error> {
         // An entry that does not continue the log is a fault of its sender, not of this log.
-        let block = Block::parse(&entry).map_err(|error| consensus::Error::Invalid(error.to_string()))?;
+        let block = Block::parse(&entry).map_err(|error| ordered_log::Error::Invalid(error.to_string()))?;
         if block.number().get() != position {
-            return Err(consensus::Error::Invalid("the block's number is not its position in the log".to_owned()));
+            return Err(ordered_log::Error::Invalid("the block's number is not its position in the log".to_owned()));
         }
         let store = self.store();
         match append(&store, &block, &[], &self.stop, &self.stalls).await {
             Ok(()) => {}
             Err(Error::Storage(error @ storage::Error::WrongPrevious { .. })) => {
-                return Err(consensus::Error::Invalid(error.to_string()));
+                return Err(ordered_log::Error::Invalid(error.to_string()));
             }
             Err(error) => return Err(self.failed(error)),
         }
@@ -178,14 +178,14 @@ impl ordered::LogStore for ChannelLogStore {
         Ok(())
     }
 
-    async fn sync(&self) -> Result<u64, consensus::Error> {
+    async fn sync(&self) -> Result<u64, ordered_log::Error> {
         hold_up("chain.order.appended").await;
         let durable = self.store().sync().await.map_err(|error| self.failed(error.into()))?;
         hold_up("chain.order.durable").await;
         Ok(durable)
     }
 
-    async fn truncate(&self, height: u64) -> Result<(), consensus::Error> {
+    async fn truncate(&self, height: u64) -> Result<(), ordered_log::Error> {
         if height >= self.height() {
             return Ok(());
         }
@@ -201,7 +201,7 @@ impl ordered::LogStore for ChannelLogStore {
         Ok(())
     }
 
-    fn hard_state(&self) -> Result<Bytes, consensus::Error> {
+    fn hard_state(&self) -> Result<Bytes, ordered_log::Error> {
         let reading = || {
             let names = self.directory.list()?;
             match names.iter().any(|name| name == HARD_STATE_FILE) {
@@ -215,7 +215,7 @@ impl ordered::LogStore for ChannelLogStore {
         reading().map_err(|error| self.failed(Error::io("reading the engine's note", &error)))
     }
 
-    async fn set_hard_state(&self, note: Bytes) -> Result<(), consensus::Error> {
+    async fn set_hard_state(&self, note: Bytes) -> Result<(), ordered_log::Error> {
         let writing = async {
             let file = self.directory.open_file(NEW_HARD_STATE_FILE, true)?;
             file.truncate(0)?;
@@ -238,8 +238,8 @@ pub trait OrderingEngines: Send + Sync {
     async fn open(
         &self,
         channel: &str,
-        log_store: Arc<dyn ordered::LogStore>,
-    ) -> Result<Arc<dyn ordered::OrderedLog>, consensus::Error>;
+        log_store: Arc<dyn ordered_log::LogStore>,
+    ) -> Result<Arc<dyn ordered_log::OrderedLog>, ordered_log::Error>;
 }
 
 /// Orders each channel by this orderer alone.
@@ -251,9 +251,9 @@ impl OrderingEngines for SoloEngines {
     async fn open(
         &self,
         _channel: &str,
-        journal: Arc<dyn ordered::LogStore>,
-    ) -> Result<Arc<dyn ordered::OrderedLog>, consensus::Error> {
+        journal: Arc<dyn ordered_log::LogStore>,
+    ) -> Result<Arc<dyn ordered_log::OrderedLog>, ordered_log::Error> {
         let bytes_max = storage::blocks::RECORD_BYTES_MAX as usize / 2;
-        Ok(Arc::new(ordered::solo::SoloLog::open(journal, bytes_max).await?))
+        Ok(Arc::new(ordered_log::solo::SoloLog::open(journal, bytes_max).await?))
     }
 }

@@ -6,7 +6,7 @@
 //!    the latest at a limit of count, bytes or time. The leader hashes and signs each block and hands it to the channel's
 //!    ordering engine ([`orderer_channel`]). The other orderers reject envelopes with the name of the leader
 //!    ([`BroadcastError::NotLeading`]).
-//! 3. The engine ([`consensus::ordered`]) replicates blocks to the log of every orderer of its group ([`log_store`]), and
+//! 3. The engine ([`ordered_log`]) replicates blocks to the log of every orderer of its group ([`log_store`]), and
 //!    reports which blocks are committed. While the next block is being cut, earlier blocks are on their way to memory and
 //!    disks. Every orderer shows peers committed blocks only.
 //! 4. Peers ask for blocks over links and follow the tip ([`block_transport`]).
@@ -44,8 +44,8 @@ use base::rt::net::{LinkAcceptor, Parties};
 use base::rt::{self, CancellationToken, Task};
 use base::{Bytes, ErrorKind};
 use block_transport::{BlockSource, ChannelBlocks};
-use consensus::ordered::{CpuNodeId, LogStore as _};
 use ledger::{Block, ChannelConfig};
+use ordered_log::{CpuNodeId, LogStore as _};
 use proto::common::Status;
 use storage::{GroupSync, WatermarkFile};
 

@@ -25,14 +25,13 @@ use std::time::Duration;
 use base::rt::channel::{OneshotSender, Receiver, Sender, TrySendError, WatchReceiver, bounded, oneshot};
 use base::rt::sync::{Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Instant, Task};
-use base::{BlockNumber, Bytes};
+use base::{BlockNumber, Bytes, Term};
 use block_transport::ChannelBlocks;
-use consensus::Term;
-use consensus::ordered::{Leadership, LogStore as _, OrderedLog};
 use futures_util::future::{Either, join_all, select};
 use identity::Signer;
 use ledger::block::OrdererMetadata;
 use ledger::{Block, Hash};
+use ordered_log::{Leadership, LogStore as _, OrderedLog};
 use storage::WatermarkFile;
 use storage::blocks::BlockStore;
 
@@ -582,9 +581,9 @@ impl CuttingStage {
                 leadership.previous = block.hash();
                 Ok(true)
             }
-            Err(consensus::Error::Fenced(_)) => Ok(false),
+            Err(ordered_log::Error::Fenced(_)) => Ok(false),
             // `watch_engine` reports why the engine has ended.
-            Err(consensus::Error::Closed | consensus::Error::LogStore(_)) => Err(Error::Stopped),
+            Err(ordered_log::Error::Closed | ordered_log::Error::LogStore(_)) => Err(Error::Stopped),
             Err(error) => Err(error.into()),
         }
     }

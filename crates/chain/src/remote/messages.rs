@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
-use consensus::ordered::CpuNodeId;
 use ledger::wire::{FieldValue, Fields, Span};
+use ordered_log::CpuNodeId;
 use prost::Message as _;
 use proto::common::Status;
 use wire::hello::{self, HelloAnswer};
@@ -395,7 +395,7 @@ impl RemoteFailure {
 
 #[cfg(test)]
 mod tests {
-    use consensus::ordered::CpuNodeId;
+    use ordered_log::CpuNodeId;
     use proptest::prelude::*;
 
     use super::*;

@@ -23,14 +23,14 @@ use base::rt::{self, CancellationToken};
 use chain::order::{AcknowledgeMode, Orderer, OrdererSetup, OrderingEngines};
 use chain::peer::Peer;
 use chain::remote::{RemoteOrderers, ServiceScope, serve_orderer, serve_peer};
-use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
-use consensus::ordered::{CpuNodeId, LogStore, OrderedLog};
-use consensus::{
-    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
-};
 use ledger::config::EndorsementRule;
+use ordered_log::sift::{CpuNode, SiftConfig, SiftLog};
+use ordered_log::{CpuNodeId, LogStore, OrderedLog};
 use rma::sim::SimProvider;
 use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
+use sift::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+};
 use storage::GroupSync;
 use storage::tables::ModelEngine;
 
@@ -72,7 +72,7 @@ impl OrderingEngines for SimEngines {
         &self,
         _channel: &str,
         log_store: Arc<dyn LogStore>,
-    ) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+    ) -> Result<Arc<dyn OrderedLog>, ordered_log::Error> {
         let timing = SiftTimeouts {
             heartbeat: Duration::from_millis(10),
             lease: Duration::from_millis(40),

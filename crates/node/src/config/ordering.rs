@@ -1,14 +1,14 @@
 //! `[ordering]`: how transactions are ordered.
 
-use consensus::group::NODES_MAX;
 use serde::{Deserialize, Serialize};
+use sift::group::NODES_MAX;
 
 /// Maximum of orderers in one network.
 const ORDERERS_MAX: usize = 9;
 /// The smallest log: it must hold several blocks.
 const LOG_BYTES_MIN: u64 = 1 << 20;
 /// The largest log: a new leader reads the whole log of each memory node into its memory.
-const LOG_BYTES_MAX: u64 = consensus::LOG_BYTES_MAX;
+const LOG_BYTES_MAX: u64 = sift::LOG_BYTES_MAX;
 
 /// The ordering engine of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

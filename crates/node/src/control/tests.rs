@@ -1,4 +1,12 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::CancellationToken;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
+
 use super::*;
+use crate::control::protocol::socket_path;
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")

@@ -2,7 +2,7 @@
 //!
 //! 1. [`KeyValueServer::start`] starts memory nodes in this process and creates a consensus group on them for each
 //!    store. A group is formatted unless it was used before. Each store has one CPU node that serves no other store,
-//!    and all stores share a pool of backups ([`consensus::BackupPool`]). One CPU node is elected and serves the store;
+//!    and all stores share a pool of backups ([`sift::BackupPool`]). One CPU node is elected and serves the store;
 //!    when it ends, another takes over.
 //! 2. Each store has a port for gRPC over TLS ([`service`]). Its certificate is made at the start. Clients trust
 //!    `ca.pem` in the directory and find the ports in `kv.json`, which is written last.
@@ -28,19 +28,18 @@ use std::time::Duration;
 
 use base::rt::disk::{Directory, File};
 use base::rt::{self, Backoff, CancellationToken};
-use consensus::kv::{KvConfig, KvStore, PersistentTables};
-use consensus::{
-    Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
-    SiftTimeouts,
-};
 use gateway::client::{ClientTls, ConnectTarget};
 use gateway::grpc::ConnectionConfig;
 use gateway::server;
 use identity::issue::{CertificateTerms, IssuingOrganization, TlsIdentity};
 use identity::{KeyKind, MemberRole};
+use kv::{Error, KvConfig, KvStore, PersistentTables};
 use rma::shm::ShmProvider;
 use rma::{HostConfig, NodeId, Provider, Token};
 use serde::{Deserialize, Serialize};
+use sift::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+};
 use storage::tables::{FjallConfig, FjallEngine, TablesEngine as _};
 use tokio::net::TcpListener;
 
@@ -50,7 +49,7 @@ use service::KvService;
 use stores::{CpuNodes, StoreSet};
 
 pub use client::{KvClient, KvExchange, KvWatch};
-pub use consensus::kv::StoreGeometry;
+pub use kv::StoreGeometry;
 pub use part::{KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
 pub use token::KvToken;
 
@@ -298,12 +297,12 @@ fn groups(
 /// that the group was used. A new group needs all nodes.
 async fn format(options: &KvStoresConfig, groups: &[SiftGroup], missing: usize) -> Result<(), NodeError> {
     for group in groups {
-        if missing > 0 && consensus::is_used(group).await? {
+        if missing > 0 && sift::is_used(group).await? {
             continue;
         }
-        match consensus::format(group).await {
+        match sift::format(group).await {
             // The group continues with what the nodes have on disk.
-            Err(Error::AlreadyFormatted(_)) if options.persistence == Persistence::Nodes => {}
+            Err(sift::Error::AlreadyFormatted(_)) if options.persistence == Persistence::Nodes => {}
             outcome => outcome?,
         }
     }

@@ -23,11 +23,11 @@ use std::sync::Arc;
 
 use base::rt::disk::File;
 use base::rt::{self, CancellationToken};
-use consensus::kv::KvConfig;
-use consensus::{Error, LogMemoryNode, MemoryNodeAddress};
+use kv::{Error, KvConfig};
 use rma::shm::ShmProvider;
 use rma::{Provider, TOKEN_BYTES, Token};
 use serde::{Deserialize, Serialize};
+use sift::{LogMemoryNode, MemoryNodeAddress};
 
 use super::stores::{CpuNodes, StoreSet};
 use super::{AUTHORITY, HOST, KvEndpoint, KvStoresConfig, KvToken, NAME, Persistence, StoreGeometry};
@@ -295,7 +295,7 @@ impl KvProcess {
     /// disk or the host of this memory node has failed and the process must be restarted.
     pub async fn failed(&self) -> ProcessEnd {
         let error = match &self.node {
-            Some(node) => node.failed().await,
+            Some(node) => node.failed().await.into(),
             None => loop {
                 rt::sleep(super::POLL_INTERVAL).await;
                 if let Some(error) = self.stores.as_ref().and_then(|stores| stores.failed()) {
@@ -304,7 +304,7 @@ impl KvProcess {
             },
         };
         match error {
-            Error::HostFailed(_) | Error::Panicked(_) => ProcessEnd::defect(error.to_string()),
+            Error::Sift(sift::Error::HostFailed(_)) | Error::Panicked(_) => ProcessEnd::defect(error.to_string()),
             error => ProcessEnd::environment(error.to_string()),
         }
     }

@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use base::rt::{self, CancellationToken, Task};
-use consensus::backups::{GroupState, ServeGroup};
-use consensus::kv::{KvConfig, KvStore, PersistentTables, StoreGeometry};
-use consensus::{
-    BackupPool, BackupPoolConfig, BackupPoolStatus, Error, RecoveredCoordinator, SiftGroup, Standby, WatchedGroup,
-};
 use futures_util::FutureExt as _;
+use kv::{Error, KvConfig, KvStore, PersistentTables, StoreGeometry};
+use sift::backups::{GroupState, ServeGroup};
+use sift::{BackupPool, BackupPoolConfig, BackupPoolStatus, RecoveredCoordinator, SiftGroup, Standby, WatchedGroup};
 
 use super::STORES_MAX;
 use super::service::CurrentStore;
@@ -57,7 +55,7 @@ impl ServedStore {
         let taken = match self.persistent.clone() {
             Some(kept) => match recovered.open().await {
                 Ok(coordinator) => KvStore::take_over_persistent(coordinator, self.sizes, self.options, kept).await,
-                Err(error) => Err(error),
+                Err(error) => Err(error.into()),
             },
             None => KvStore::take_over_recovered(recovered, self.sizes, self.options).await,
         };
@@ -96,7 +94,7 @@ impl ServedStore {
     async fn run_cpu_node(self, number: u64) {
         let mut standby = match Standby::new(self.group.clone(), number) {
             Ok(standby) => standby,
-            Err(error) => return self.fail(error),
+            Err(error) => return self.fail(error.into()),
         };
         loop {
             match standby.take_over_without_waiting().await {
@@ -106,7 +104,7 @@ impl ServedStore {
                         return;
                     }
                 }
-                Err(error) => return self.fail(error),
+                Err(error) => return self.fail(error.into()),
             }
         }
     }
@@ -166,7 +164,7 @@ impl StoreSet {
     pub(super) async fn served(&self, timeout: Duration) -> Result<(), Error> {
         for served in &self.served {
             if served.current.serving(timeout).await.is_none() {
-                return Err(self.failed().unwrap_or(Error::NotElected));
+                return Err(self.failed().unwrap_or(Error::Sift(sift::Error::NotElected)));
             }
         }
         self.start_pool()
@@ -177,7 +175,7 @@ impl StoreSet {
             let group = served.group.clone();
             let serve: ServeGroup = Arc::new(move |coordinator| {
                 let served = served.clone();
-                async move { served.serve(coordinator.into()).await }.boxed()
+                async move { served.serve(coordinator.into()).await.into() }.boxed()
             });
             WatchedGroup { group, serve }
         });
@@ -209,7 +207,7 @@ impl StoreSet {
                 "no coordinator serves: the store has waited for a backup for {} ms, and all backups are busy",
                 since.elapsed().as_millis()
             ),
-            Some(GroupState::Failed(error)) => format!("no coordinator can serve: {error}"),
+            Some(GroupState::Failed(end)) => format!("no coordinator can serve: {}", end.reason),
             _ => "no coordinator serves for now".to_owned(),
         }
     }

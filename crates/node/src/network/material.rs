@@ -18,7 +18,7 @@ use crate::config::HeddleConfig;
 
 const ORDERER_MSP: &str = "OrdererMSP";
 pub(crate) const ORDERER_DOMAIN: &str = "example.com";
-const ORDERER_NAME: &str = "orderer";
+pub(super) const ORDERER_NAME: &str = "orderer";
 pub(crate) const PEER_NAME: &str = "peer0";
 const USER_NAME: &str = "User1";
 const ADMIN_NAME: &str = "Admin";
@@ -161,14 +161,6 @@ pub(crate) fn issuer(path: &Path, name: &str) -> Result<Issuer, NodeError> {
 pub(crate) fn orderer_issuer(path: &Path) -> Result<Issuer, NodeError> {
     let terms = CertificateTerms::starting_now(KeyKind::P256);
     Ok(Issuer::read(ORDERER_MSP, ORDERER_DOMAIN, &orderer_folders(path).organization, &terms)?)
-}
-
-/// The identity with which an orderer signs, counted from 0. Every orderer but the first gets a new one at each start.
-pub(crate) fn orderer_signer(network: &super::Network, place: usize) -> Result<Signer, NodeError> {
-    if place == 0 {
-        return Ok(network.orderer().orderer.clone());
-    }
-    Ok(orderer_issuer(network.path())?.issue(MemberRole::Orderer, &format!("{ORDERER_NAME}{}", place + 1))?)
 }
 
 /// Reads what [`create`] wrote.

@@ -9,17 +9,18 @@
 //!   nodes; with `tcp_tls = true` over mutual TLS;
 //! * `tls:host:port`: mutual TLS, between organisations. The other side's certificate must contain `host`.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use chain::failover::NODES_MAX;
-use rma::{TOKEN_BYTES, Token};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
+pub use super::sections::{
+    ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile,
+    PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+};
 use crate::config::{
-    ClientLimits, ConfigError, ContractsConfig, CryptoConfig, CutSetting, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
+    ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
 };
 
 /// The file's name.
@@ -54,44 +55,6 @@ impl ProcessRole {
             ProcessRole::Compute => "compute",
             ProcessRole::Gateway => "gateway",
         }
-    }
-}
-
-/// A token in a file: 64 hexadecimal digits.
-#[derive(Clone)]
-pub struct Secret(Token);
-
-impl Secret {
-    /// A new random token.
-    pub fn random() -> Secret {
-        Secret(Token::random())
-    }
-
-    /// The token itself.
-    pub fn token(&self) -> Token {
-        self.0.clone()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
-impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&identity::hex::encode(self.0.bytes()))
-    }
-}
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        // The error does not repeat the text: it may be a secret with a typing mistake.
-        let wrong = || serde::de::Error::custom(format!("a token has {} hexadecimal digits", 2 * TOKEN_BYTES));
-        let bytes = identity::hex::decode(&text).ok().and_then(|bytes| <[u8; TOKEN_BYTES]>::try_from(&bytes[..]).ok());
-        Ok(Secret(Token::new(bytes.ok_or_else(wrong)?)))
     }
 }
 
@@ -132,280 +95,6 @@ pub struct NodeFile {
     /// Of a gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayFile>,
-}
-
-/// `[memory]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryFile {
-    /// Its number among the memory nodes.
-    pub number: u16,
-    /// The address at which it answers: `shm:` or `tcp:`.
-    pub address: String,
-    /// Bytes that it may give.
-    pub memory_bytes: u64,
-    /// Bytes of a section, the same in the whole pool.
-    pub section_bytes: u64,
-    /// Asserts that all owners run on this machine as one user, who can read the memory of each of them anyway. Only
-    /// then may several owners share a `shm:` address.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub one_user: bool,
-    /// The owners that may get memory: names and tokens.
-    pub owners: BTreeMap<String, Secret>,
-}
-
-/// `[order_log]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OrderLogFile {
-    /// Its number among the memory nodes of the log.
-    pub number: u16,
-    /// The address at which it answers: `shm:` or `tcp:`.
-    pub address: String,
-    /// Bytes of the log, the same at all of its memory nodes.
-    pub log_bytes: u64,
-    /// The orderers: names and tokens.
-    pub orderers: BTreeMap<String, Secret>,
-}
-
-/// `[orderer.sift]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SiftFile {
-    /// Its number among the orderers, from 1.
-    pub number: u64,
-    /// Authenticates it to memory nodes and other orderers.
-    pub token: Secret,
-    /// The memory nodes of the log: `shm:` or `tcp:`.
-    pub memory: Vec<String>,
-    /// Bytes of the log.
-    pub log_bytes: u64,
-    /// Addresses at which the orderers serve their log stores to the leader, in the order of their numbers: `shm:` or
-    /// `tcp:`.
-    #[serde(alias = "keepers")]
-    pub acceptors: Vec<String>,
-    /// The other orderers: names and tokens.
-    pub orderers: BTreeMap<String, Secret>,
-    /// Whether blocks are shown before they are on disk.
-    pub volatile: bool,
-}
-
-/// `[orderer.raft]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RaftFile {
-    /// Its number among the orderers, from 1. A number is never reused.
-    pub number: u64,
-    /// The group's token, common to all orderers, including those added later; a process that presents it is an
-    /// orderer.
-    pub token: Secret,
-    /// Whether an orderer without a log waits to be admitted to an existing group; otherwise it founds one with the
-    /// others.
-    #[serde(default)]
-    pub joins: bool,
-    /// The orderers, this one included. These addresses override those in the group's log.
-    pub members: Vec<RaftMemberFile>,
-}
-
-/// `[[orderer.raft.members]]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RaftMemberFile {
-    /// Its number.
-    pub number: u64,
-    /// The address at which it answers the others: `shm:` or `tcp:`.
-    pub address: String,
-}
-
-/// `[storage]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StorageFile {
-    /// The address at which it answers: `shm:` or `tcp:`.
-    pub address: String,
-    /// The directory of blocks and tables.
-    pub directory: PathBuf,
-    /// Bytes of the tables' write buffers.
-    pub memtable_bytes: usize,
-    /// Bytes of the tables' blocks in memory.
-    #[serde(default = "crate::config::table_cache_bytes")]
-    pub table_cache_bytes: usize,
-    /// Bytes of memory for the newest versions of recently used keys.
-    #[serde(default = "crate::config::table_hint_bytes")]
-    pub table_hint_bytes: usize,
-    /// The compute nodes that may use it: names and tokens.
-    pub clients: BTreeMap<String, Secret>,
-}
-
-/// `[orderer]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OrdererFile {
-    /// Its organisation.
-    pub msp_id: String,
-    /// The address at which clients reach it over gRPC.
-    pub listen: SocketAddr,
-    /// Whether that port speaks TLS.
-    pub tls: bool,
-    /// The address at which it streams blocks to compute nodes: `tls:`.
-    pub blocks_address: String,
-    /// The address at which it accepts envelopes from gateways: `tls:`.
-    pub intake_address: String,
-    /// The directory of its log.
-    pub directory: PathBuf,
-    /// Minimum of free bytes on that disk: with less, new transactions are rejected.
-    pub free_bytes_min: u64,
-    /// When it cuts a block.
-    #[serde(default)]
-    pub cut: CutSetting,
-    /// Bounds on what clients can start.
-    pub limits: ClientLimits,
-    /// How it orders in a group on memory nodes, if it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sift: Option<SiftFile>,
-    /// How it orders in a group on Raft, if it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub raft: Option<RaftFile>,
-}
-
-/// `[compute]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ComputeFile {
-    /// Its organisation.
-    pub msp_id: String,
-    /// Authenticates it to other processes of its organisation.
-    pub token: Secret,
-    /// The address for its organisation's gateways: `shm:` or `tcp:`.
-    pub address: String,
-    /// The address at which it runs proposals for other organisations' gateways: `tls:`.
-    pub others_address: String,
-    /// Addresses from which orderers stream blocks.
-    pub orderers: Vec<String>,
-    /// All organisations of the channel, for contracts whose policy is a word.
-    pub organizations: Vec<String>,
-    /// The gateways of its organisation: names and tokens.
-    pub gateways: BTreeMap<String, Secret>,
-    /// The contracts of the channel.
-    pub contracts: ContractsConfig,
-    /// Bounds on what clients can start.
-    pub limits: ClientLimits,
-    /// The savepoint moves after this many blocks.
-    #[serde(default = "crate::config::savepoint_blocks")]
-    pub savepoint_blocks: u64,
-    /// How it reaches the peer's other compute nodes, if there are several.
-    #[serde(alias = "among", skip_serializing_if = "Option::is_none")]
-    pub peer_nodes: Option<PeerNodesFile>,
-    /// Where state and blocks lie, in the disaggregated form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pooled: Option<PooledFile>,
-    /// Where they lie in the monolithic form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub local: Option<LocalStoresFile>,
-}
-
-/// `[compute.peer_nodes]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeerNodesFile {
-    /// The address at which it answers the others while it is the primary: `shm:` or `tcp:`.
-    pub address: String,
-    /// The addresses at which the others answer.
-    pub others: Vec<String>,
-    /// Their names and tokens.
-    pub nodes: BTreeMap<String, Secret>,
-    /// Whether it has followers verify signatures while it is the primary.
-    #[serde(default, alias = "borrow")]
-    pub offload: pool::OffloadSetting,
-    /// It verifies again one in this many of the transactions that a follower found valid.
-    #[serde(default = "pool::spot_check_one_in")]
-    pub spot_check_one_in: u32,
-    /// The folder of the budget that the peer was given at run time, if the compute nodes share a disk; otherwise each
-    /// has its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub budget_directory: Option<PathBuf>,
-}
-
-/// `[compute.pooled]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PooledFile {
-    /// The organisation's storage node: `shm:` or `tcp:`.
-    pub storage: String,
-    /// The name by which memory nodes know this organisation.
-    pub owner: String,
-    /// Bytes of a section, the same in the whole pool.
-    pub section_bytes: u64,
-    /// Bytes of memory that it may take.
-    pub peer_bytes: u64,
-    /// Bytes of the cache of versions and addresses.
-    pub metadata_cache_bytes: usize,
-    /// Bytes of the cache of records.
-    pub data_cache_bytes: usize,
-    /// Bytes of writes that the savepoint does not cover.
-    pub delta_bytes: usize,
-    /// Percent of the memory above which cold records are evicted.
-    #[serde(default = "pool::evict_above_percent")]
-    pub evict_above_percent: u8,
-    /// Percent of the memory that eviction leaves in use.
-    #[serde(default = "pool::evict_to_percent")]
-    pub evict_to_percent: u8,
-    /// The memory nodes that give memory.
-    pub memory: Vec<DonorFile>,
-}
-
-/// `[[compute.pooled.memory]]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DonorFile {
-    /// The address at which the memory node answers.
-    pub address: String,
-    /// The token with which the owner authenticates.
-    pub token: Secret,
-}
-
-/// `[compute.local]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LocalStoresFile {
-    /// The directory of blocks and tables.
-    pub directory: PathBuf,
-    /// Memory, as in `heddle.toml`.
-    pub storage: crate::config::StateStorageConfig,
-}
-
-/// `[gateway]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GatewayFile {
-    /// Its organisation.
-    pub msp_id: String,
-    /// Authenticates it to other processes of its organisation.
-    pub token: Secret,
-    /// The address at which clients reach it over gRPC.
-    pub listen: SocketAddr,
-    /// Whether that port speaks TLS.
-    pub tls: bool,
-    /// The organisation's own compute nodes: `shm:` or `tcp:`.
-    pub compute: Vec<String>,
-    /// The orderers' organisation.
-    pub orderer_msp_id: String,
-    /// The orderers: `tls:`.
-    pub orderers: Vec<String>,
-    /// All organisations of the channel, for contracts whose policy is a word.
-    pub organizations: Vec<String>,
-    /// A folder on the network's disk, if the gateway shares it: with less than `free_bytes_min` free, new transactions
-    /// are rejected.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub watch: Option<PathBuf>,
-    /// See `watch`.
-    pub free_bytes_min: u64,
-    /// Addresses of other organisations' compute nodes, by MSP: `tls:`.
-    pub others: BTreeMap<String, Vec<String>>,
-    /// The contracts of the channel.
-    pub contracts: ContractsConfig,
-    /// Bounds on what clients can start.
-    pub limits: ClientLimits,
 }
 
 impl NodeFile {
@@ -644,6 +333,8 @@ fn check_outer_address(key: &'static str, address: &str) -> Result<(), (&'static
 
 #[cfg(test)]
 mod tests {
+    use rma::TOKEN_BYTES;
+
     use super::*;
 
     fn secret() -> String {

@@ -23,7 +23,8 @@ use rma::shm::ShmProvider;
 use rma::tcp::{Denials, TcpConfig, TcpProvider, TcpTls};
 use rma::{Credential, Endpoint, Error, Host, HostConfig, Provider, Token, TokenLookup};
 
-use super::file::{GENESIS, Secret, TRUST};
+use super::file::{GENESIS, TRUST};
+use super::sections::Secret;
 use crate::network::NodeError;
 use crate::services::{Services, WatchedProvider};
 use crate::transport::{self, OrganizationRoots, TlsTransport};
@@ -259,7 +260,7 @@ mod tests {
     use rma::{NodeId, Rights};
 
     use super::*;
-    use crate::plan::bind_free;
+    use crate::free_ports::bind_free;
 
     /// Generous: the test measures nothing, and only a hanging test must fail.
     const LINK_TIMEOUT: Duration = Duration::from_secs(60);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::CancellationToken;
-use consensus::{GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig};
 use rma::{HostConfig, NodeId, Provider, Token};
+use sift::{GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig};
 
 use super::orderer::GROUP;
 use crate::network::NodeError;

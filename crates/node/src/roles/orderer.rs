@@ -13,15 +13,16 @@ use chain::order::orderer_channel::OrdererChannel;
 use chain::order::{
     AcknowledgeMode, Broadcast, BroadcastConfig, BroadcastError, CuttingMode, Orderer, OrdererSetup, OrderingEngines,
 };
-use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
-use consensus::ordered::{CpuNodeId, LogStore, OrderedLog};
-use consensus::raft::{self, RaftLog, RaftMember};
-use consensus::{GroupId, GroupLayout, MemoryNodeAddress, SiftGroup, SiftTimeouts};
 use gateway::service::TransactionIntake;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
+use ordered_log::raft::RaftLog;
+use ordered_log::sift::{CpuNode, SiftConfig, SiftLog};
+use ordered_log::{CpuNodeId, LogStore, OrderedLog};
 use proto::common::Status;
+use raft::RaftMember;
 use rma::{Provider, Token};
+use sift::{GroupId, GroupLayout, MemoryNodeAddress, SiftGroup, SiftTimeouts};
 use storage::{DataDirectory, GroupSync, WatermarkFile};
 
 use crate::config;
@@ -181,7 +182,7 @@ impl OrderingEngines for SiftEngines {
         &self,
         _channel: &str,
         log_store: Arc<dyn LogStore>,
-    ) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+    ) -> Result<Arc<dyn OrderedLog>, ordered_log::Error> {
         let place = |address: &String| MemoryNodeAddress {
             address: address.clone(),
             name: self.name.clone(),
@@ -230,7 +231,11 @@ pub(crate) struct RaftEngines {
 
 #[async_trait]
 impl OrderingEngines for RaftEngines {
-    async fn open(&self, channel: &str, log_store: Arc<dyn LogStore>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+    async fn open(
+        &self,
+        channel: &str,
+        log_store: Arc<dyn LogStore>,
+    ) -> Result<Arc<dyn OrderedLog>, ordered_log::Error> {
         let member =
             |(id, address): (&u64, &String)| RaftMember { id: *id, address: address.clone(), is_learner: false };
         let founders = if self.joins { Vec::new() } else { self.members.iter().map(member).collect() };
@@ -257,7 +262,7 @@ mod tests {
     use super::*;
     use crate::Network;
     use crate::config::HeddleConfig;
-    use crate::network::{material, open_directory};
+    use crate::network::open_directory;
 
     /// Regression: a watermark recorded while the log was durable refused the log after it had been volatile, when it
     /// was to be durable again.
@@ -271,7 +276,7 @@ mod tests {
             let data = open_directory(&folder.path().join("data")).await?;
             OrdererInstance::start(OrdererConfig {
                 name: "orderer",
-                signer: material::orderer_signer(&network, 0)?,
+                signer: crate::network::orderer_signer(&network, 0)?,
                 directory: data.subdirectory("blocks").await?,
                 data,
                 sync: GroupSync::new(),

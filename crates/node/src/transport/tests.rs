@@ -20,10 +20,10 @@ use rcgen::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 
+use super::accept::UNAUTHENTICATED_MAX;
 use super::frames::{DecodedFrame, FRAME_BYTES_MAX, decode, establish};
-use super::{
-    LinkTlsIdentity, OrganizationRoots, TcpTransport, TlsTransport, UNANSWERED_MAX, UNAUTHENTICATED_MAX, dial,
-};
+use super::socket::{UNANSWERED_MAX, dial};
+use super::{LinkTlsIdentity, OrganizationRoots, TcpTransport, TlsTransport};
 
 /// Held by tests that change this process's deny list.
 static DENYING: Mutex<()> = Mutex::new(());

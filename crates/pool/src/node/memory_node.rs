@@ -8,8 +8,9 @@ use base::rt::sync::Semaphore;
 use base::rt::{self, CancellationToken, Task};
 
 use crate::events::{BudgetBytes, ConnectionsRejected, GrantedBytes};
+use crate::lock::lock;
 use crate::node::config::{ACCEPT_PAUSE, CONNECTIONS_MAX, HANDSHAKES_MAX, MemoryNodeConfig};
-use crate::node::node_core::{GrantedTotals, MemoryNodeCore, lock, signed};
+use crate::node::node_core::{GrantedTotals, MemoryNodeCore, signed};
 use crate::node::serve;
 use crate::{Error, check_section_bytes};
 

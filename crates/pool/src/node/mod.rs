@@ -37,4 +37,4 @@ pub use config::{
     ABANDONED_AFTER, CONNECTIONS_MAX, CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeConfig, OWNERS_MAX,
 };
 pub use memory_node::{MemoryNode, MemoryNodeUsage};
-use node_core::{MemoryNodeCore, lock};
+use node_core::MemoryNodeCore;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::rt::CancellationToken;
 use base::rt::sync::Semaphore;
 use rma::Host;
 
 use crate::events::GrantedBytes;
+use crate::lock::lock;
 use crate::node::owner::Owner;
 
 /// The state that all connections share.
@@ -33,11 +34,6 @@ pub(super) struct GrantedTotals {
     pub(super) sections: u64,
     /// The number of the next section.
     pub(super) next: u64,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) fn signed(bytes: u64) -> i64 {

@@ -7,8 +7,9 @@ use base::Epoch;
 use base::rt::{self, Instant};
 use rma::{Capability, Endpoint, RegionId};
 
-use super::{ABANDONED_AFTER, lock};
+use super::ABANDONED_AFTER;
 use crate::events::OwnersConnected;
+use crate::lock::lock;
 use crate::message::DonorSection;
 
 /// An owner, from its first connection on.

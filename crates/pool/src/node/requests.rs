@@ -9,11 +9,12 @@ use base::rt::{self, Instant};
 use rma::{Endpoint, Rights};
 
 use super::owner::{ConnectionGuard, GrantedSection, Owner, OwnerPresence, OwnerSession, OwnerState};
-use super::{CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeCore, OWNERS_MAX, lock};
+use super::{CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeCore, OWNERS_MAX};
 use crate::events::{
     GrantsRejected, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
     SectionsReclaimed, SectionsReleased,
 };
+use crate::lock::lock;
 use crate::message::{DonorSection, NOTIFICATION, Rejection, Response, SECTIONS_PER_OWNER_MAX};
 
 fn rejected(refusal: Rejection, detail: u64, text: impl Into<String>) -> Response {

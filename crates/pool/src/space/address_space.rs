@@ -11,11 +11,12 @@ use base::rt::{self, CancellationToken};
 use base::{Epoch, ErrorKind};
 
 use crate::events::DonorsFoundSilent;
+use crate::lock::lock;
 use crate::message::Request;
 use crate::space::config::{AddressSpaceConfig, CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, DONORS_MAX};
 use crate::space::donor_session;
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
-use crate::space::space_core::{BudgetUse, DonorConnection, SpaceCore, lock};
+use crate::space::space_core::{BudgetUse, DonorConnection, SpaceCore};
 use crate::space::table::SectionTable;
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
 

@@ -16,9 +16,10 @@ use base::rt::{self, AbortOnDrop, Backoff};
 use rma::Credential;
 
 use super::link::DonorLink;
-use super::{DonorConnection, LossReason, RESPONSE_TIMEOUT, SpaceCore, lock};
+use super::{DonorConnection, LossReason, RESPONSE_TIMEOUT, SpaceCore};
 use crate::Error;
 use crate::events::{DonorsConnected, DonorsLost, SectionsSwept};
+use crate::lock::lock;
 use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
 
 /// How long connecting may take.

@@ -6,13 +6,14 @@ use base::{ErrorKind, rt};
 
 use crate::Error;
 use crate::events::{GrowTime, SectionsGrown};
+use crate::lock::lock;
 use crate::message::{Rejection, Request, Response};
 use crate::space::address_space::AddressSpace;
 use crate::space::config::{CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, RESPONSE_TIMEOUT};
 use crate::space::link::DonorLink;
 use crate::space::read_grant::ReadGrant;
 use crate::space::section::{Section, SectionId};
-use crate::space::space_core::{SpaceCore, lock};
+use crate::space::space_core::SpaceCore;
 use crate::space::table::SectionState;
 
 /// Sections.

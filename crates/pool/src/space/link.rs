@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use base::Epoch;
@@ -23,6 +23,7 @@ use rma::{Endpoint, IncomingEvent};
 
 use super::SectionId;
 use crate::Error;
+use crate::lock::lock;
 use crate::message::{DonorSection, NOTIFICATION, Rejection, Request, Response};
 
 /// A donor's connection and state, as the space sees them.
@@ -59,11 +60,6 @@ pub(crate) struct RequestTurn<'a> {
     number: sync::MutexGuard<'a, u32>,
     /// A request that may change something was sent, and its answer has not come.
     open: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl DonorLink {

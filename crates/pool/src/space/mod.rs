@@ -47,6 +47,6 @@ pub use config::{AddressSpaceConfig, DONORS_MAX, Donor, RESPONSE_TIMEOUT};
 pub use read_grant::ReadGrant;
 pub use read_only::{ReadOnlySpace, ReadOnlySpaceConfig};
 pub use section::{LossReason, Section, SectionId, SectionLoss};
-use space_core::{DonorConnection, SpaceCore, lock, other_versions};
+use space_core::{DonorConnection, SpaceCore, other_versions};
 pub use table::SECTIONS_EVER_MAX;
 pub use verbs::VerbCounts;

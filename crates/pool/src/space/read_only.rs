@@ -24,7 +24,8 @@ use base::bytes::BytesMut;
 use base::rt::{self, Backoff, CancellationToken};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
 
-use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, lock, other_versions};
+use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, other_versions};
+use crate::lock::lock;
 use crate::message::{PROTOCOL_VERSIONS, Request, Response};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use base::Epoch;
 use base::rt::sync::Notify;
@@ -12,6 +12,7 @@ use wire::hello::{HelloAnswer, VersionMismatch};
 
 use crate::Error;
 use crate::events::{SectionsLost, SpaceBytes};
+use crate::lock::lock;
 use crate::message::{Rejection, Request, Response};
 use crate::space::config::{Donor, RESPONSE_TIMEOUT};
 use crate::space::link::{DonorLink, RequestTurn};
@@ -50,11 +51,6 @@ pub(super) struct DonorConnection {
 pub(super) struct BudgetUse {
     pub(super) budget_bytes: u64,
     pub(super) taken_bytes: u64,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded state is consistent between any two statements, so a poisoned lock is as good as another.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SpaceCore {

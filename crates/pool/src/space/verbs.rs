@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use base::bytes::{Bytes, BytesMut};
 use rma::Completion;
 
+use crate::lock::lock;
 use crate::space::address_space::AddressSpace;
-use crate::space::space_core::lock;
 use crate::space::table::SectionEntry;
 
 /// Verbs that were posted.

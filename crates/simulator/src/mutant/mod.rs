@@ -14,7 +14,6 @@ use std::time::Duration;
 use base::rt;
 use base::rt::simulation::SimNode;
 use chain::validate::offload::OffloadMode;
-use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::network::Network;
@@ -222,11 +221,11 @@ impl Mutant {
     }
 
     /// The hook of the ordering engine that it uses.
-    pub fn of_ordering(self) -> ordered::fault::Mutant {
+    pub fn of_ordering(self) -> ordered_log::fault::Mutant {
         match self {
-            Mutant::OrdererShowsEarly => ordered::fault::Mutant::OneDisk,
-            Mutant::OrdererOwnDisk => ordered::fault::Mutant::OwnDisk,
-            _ => ordered::fault::Mutant::None,
+            Mutant::OrdererShowsEarly => ordered_log::fault::Mutant::OneDisk,
+            Mutant::OrdererOwnDisk => ordered_log::fault::Mutant::OwnDisk,
+            _ => ordered_log::fault::Mutant::None,
         }
     }
 

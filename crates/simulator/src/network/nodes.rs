@@ -86,7 +86,7 @@ macro_rules! ended_from {
     };
 }
 
-ended_from!(chain::Error, storage::Error, pool::Error, rma::Error, consensus::Error);
+ended_from!(chain::Error, storage::Error, pool::Error, rma::Error, sift::Error, ordered_log::Error);
 
 impl From<std::io::Error> for Ended {
     fn from(error: std::io::Error) -> Ended {

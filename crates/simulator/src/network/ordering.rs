@@ -15,17 +15,17 @@ use base::rt::CancellationToken;
 use base::{BlockNumber, ErrorKind};
 use chain::order::orderer_channel::OrdererChannel;
 use chain::order::{OrderingEngines, SoloEngines};
-use consensus::ordered::sift::{CpuNode, SiftConfig, SiftLog};
-use consensus::ordered::{CpuNodeId, Leadership, LogStore, OrderedLog};
-use consensus::raft::{self, RaftLog, RaftMember};
-use consensus::{
-    Error, GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup,
-    SiftTimeouts, Term,
-};
 use futures_util::future::select;
 use identity::Hash;
 use ledger::Block;
+use ordered_log::raft::RaftLog;
+use ordered_log::sift::{CpuNode, SiftConfig, SiftLog};
+use ordered_log::{CpuNodeId, Error, Leadership, LogStore, OrderedLog, Term};
+use raft::RaftMember;
 use rma::{HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
+use sift::{
+    GroupId, GroupLayout, GroupMemory, LogMemoryNode, LogMemoryNodeConfig, MemoryNodeAddress, SiftGroup, SiftTimeouts,
+};
 
 use super::Network;
 use super::nodes::Ended;

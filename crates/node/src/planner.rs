@@ -1,0 +1,544 @@
+//! Writes the files of each planned process.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use identity::MemberRole as CertificateRole;
+use identity::issue::{IssuingOrganization as Issuer, TlsIdentity};
+
+use super::free_ports::{bind_free, port_behind};
+use super::planned::{
+    CLIENTS, INNER_PORTS, LOG_NODE, METRICS, ORDERER, PORTS_MAX, Placement, PlannedProcess, ProcessPlan,
+    SOCKET_PATH_BYTES_MAX,
+};
+use crate::config::{OrderingEngine, ProviderKind};
+use crate::control::orderer_of;
+use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
+use crate::network::{Network, NodeError, material, write, write_private};
+use crate::process::file::{
+    ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile,
+    PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+};
+use crate::process::file::{GENESIS, NodeFile, ProcessRole, TRUST};
+
+/// The tokens of one plan.
+struct PlanSecrets {
+    /// Indexed by organisation and compute node.
+    compute: Vec<Vec<Secret>>,
+    gateways: Vec<Secret>,
+    /// Indexed by organisation and memory node.
+    owners: Vec<Vec<Secret>>,
+    orderers: Vec<Secret>,
+    /// Common to all orderers on Raft.
+    group: Secret,
+}
+
+/// The addresses of all processes.
+struct PlanAddresses {
+    memory: Vec<String>,
+    storage: Vec<String>,
+    /// By organisation and compute node: its address for gateways of its organisation, for other organisations'
+    /// gateways, and for the peer's other compute nodes.
+    compute: Vec<Vec<String>>,
+    others: Vec<Vec<String>>,
+    peer_nodes: Vec<Vec<String>>,
+    /// Indexed by orderer.
+    blocks: Vec<String>,
+    intakes: Vec<String>,
+    orderers: Vec<SocketAddr>,
+    acceptors: Vec<String>,
+    /// Indexed by memory node of the orderers' log.
+    log: Vec<String>,
+    gateways: Vec<SocketAddr>,
+}
+
+pub(super) struct Planner<'a> {
+    pub(super) network: &'a Network,
+    pub(super) placement: &'a Placement,
+    /// Names of the organisations in lower case.
+    pub(super) names: Vec<String>,
+    pub(super) memory_nodes: usize,
+    pub(super) log_nodes: usize,
+    /// The orderers' numbers.
+    pub(super) orderers: Vec<u64>,
+    /// Whether they differ from those that the network was created with.
+    pub(super) orderers_have_changed: bool,
+    pub(super) storage_nodes: bool,
+    /// Compute nodes per organisation.
+    pub(super) compute_nodes: usize,
+    /// Listeners that keep the chosen free ports bound until the plan is complete.
+    pub(super) held: Vec<TcpListener>,
+}
+
+fn log_name(place: usize) -> String {
+    format!("log-{}", place + 1)
+}
+
+fn memory_name(place: usize) -> String {
+    format!("memory-{}", place + 1)
+}
+
+fn orderer_tokens(secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> + '_ {
+    secrets.orderers.iter().enumerate().map(|(place, token)| (orderer_name(place), token.clone()))
+}
+
+impl Planner<'_> {
+    pub(super) fn plan(mut self) -> Result<ProcessPlan, NodeError> {
+        let mut processes = self.processes();
+        if let Placement::Hosts { by_name, .. } = self.placement
+            && let Some(unknown) = by_name.keys().find(|name| processes.iter().all(|process| process.name != **name))
+        {
+            let known = processes.iter().map(|process| process.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(NodeError::UnknownProcess { name: unknown.clone(), known });
+        }
+        if let Placement::Hosts { .. } = self.placement {
+            // Checked before anything is written.
+            port_behind(self.network.config().ports.metrics, processes.len() - 1, METRICS)?;
+        }
+        let addresses = self.addresses()?;
+        let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
+        let organizations = self.names.len();
+        let secrets = PlanSecrets {
+            compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
+            gateways: secrets(organizations),
+            owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
+            orderers: secrets(self.orderers.len()),
+            group: Secret::random(),
+        };
+        for (index, process) in processes.iter_mut().enumerate() {
+            process.answers = self.answers(process, &addresses);
+            self.write(process, index, &addresses, &secrets)?;
+        }
+        let sockets = match self.placement {
+            Placement::OneHost { sockets } => Some(sockets.clone()),
+            Placement::Hosts { .. } => None,
+        };
+        Ok(ProcessPlan { processes, gateways: addresses.gateways, sockets })
+    }
+
+    fn processes(&self) -> Vec<PlannedProcess> {
+        let of = |role: ProcessRole| {
+            let names = self.names.iter().enumerate();
+            names.map(move |(place, name)| (format!("{}-{name}", role.name()), role, place, 0))
+        };
+        let memory = (0..self.memory_nodes).map(|place| (memory_name(place), ProcessRole::Memory, place, 0));
+        let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG_NODE));
+        let orderers = self.orderers.iter().enumerate();
+        let orderers = orderers.map(|(place, number)| (orderer_of(*number), ProcessRole::Orderer, place, 0));
+        let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
+        let compute = self.names.iter().enumerate().flat_map(|(place, name)| {
+            (0..self.compute_nodes).map(move |node| (compute_name(name, node), ProcessRole::Compute, place, node))
+        });
+        memory
+            .chain(log)
+            .chain(storage)
+            .chain(orderers)
+            .chain(compute)
+            .chain(of(ProcessRole::Gateway))
+            .map(|(name, role, place, node)| {
+                let folder = self.network.path().join(NODES).join(&name);
+                PlannedProcess { host: self.host(&name), name, role, folder, answers: Vec::new(), index: place, node }
+            })
+            .collect()
+    }
+
+    fn host(&self, name: &str) -> IpAddr {
+        match self.placement {
+            Placement::OneHost { .. } => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Placement::Hosts { default, by_name } => by_name.get(name).copied().unwrap_or(*default),
+        }
+    }
+
+    /// Chooses a port of a process. On this machine the port is bound as a test, and 0 stands for any of
+    /// [`FREE_PORTS`]. On another host the free ports are unknown, so 0 is an error.
+    fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
+        if matches!(self.placement, Placement::Hosts { .. }) {
+            return if address.port() == 0 { Err(NodeError::AnyPort { key }) } else { Ok(address) };
+        }
+        assert!(self.held.len() < PORTS_MAX, "a network has a bounded number of processes");
+        let bound = match address.port() {
+            0 => bind_free(address.ip()),
+            _ => TcpListener::bind(address),
+        };
+        let port_error = |source| NodeError::Port { address, key, source };
+        let bound = bound.map_err(port_error)?;
+        let address = bound.local_addr().map_err(port_error)?;
+        self.held.push(bound);
+        Ok(address)
+    }
+
+    fn link_port(&mut self, name: &str, offset: usize) -> Result<SocketAddr, NodeError> {
+        let port = port_behind(self.network.config().ports.links, offset, "ports.links")?;
+        self.port(SocketAddr::new(self.host(name), port), "ports.links")
+    }
+
+    /// The address of a process within its organisation.
+    fn inner(&mut self, name: &str, offset: usize) -> Result<String, NodeError> {
+        self.inner_at(name, name, offset)
+    }
+
+    /// As [`Planner::inner`], for one of several addresses of the process.
+    fn inner_at(&mut self, name: &str, socket: &str, offset: usize) -> Result<String, NodeError> {
+        match (self.placement, self.network.config().pool.provider) {
+            (Placement::OneHost { sockets }, ProviderKind::Shm) => {
+                let path = sockets.join(format!("{socket}.socket"));
+                if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+                    return Err(NodeError::SocketPath(path));
+                }
+                Ok(format!("shm:{}", path.display()))
+            }
+            _ => Ok(format!("tcp:{}", self.link_port(name, INNER_PORTS + offset)?)),
+        }
+    }
+
+    fn addresses(&mut self) -> Result<PlanAddresses, NodeError> {
+        let organizations = self.names.len();
+        let listen = match self.placement {
+            Placement::OneHost { .. } => Some(self.network.config().ports.host),
+            Placement::Hosts { .. } => None,
+        };
+        let mut gateways = Vec::new();
+        for index in 0..organizations {
+            let name = format!("gateway-{}", self.names[index]);
+            let address =
+                SocketAddr::new(listen.unwrap_or_else(|| self.host(&name)), self.network.config().gateway_port(index));
+            gateways.push(self.port(address, "ports.gateway")?);
+        }
+        let names: Vec<String> = self.orderers.iter().map(|number| orderer_of(*number)).collect();
+        let first = &names[0];
+        let address = SocketAddr::new(listen.unwrap_or_else(|| self.host(first)), self.network.config().ports.orderer);
+        let mut orderers = vec![self.port(address, "ports.orderer")?];
+        let mut blocks = vec![format!("tls:{}", self.link_port(first, 0)?)];
+        let mut intakes = vec![format!("tls:{}", self.link_port(first, 1)?)];
+        let mut inner = 0..;
+        let mut next = || inner.next().expect("the range has no end");
+        let (mut memory, mut storage) = (Vec::new(), Vec::new());
+        let (mut compute, mut others, mut among) = (Vec::new(), Vec::new(), vec![Vec::new(); organizations]);
+        for place in 0..self.memory_nodes {
+            memory.push(self.inner(&memory_name(place), next())?);
+        }
+        for index in 0..organizations {
+            let organization = self.names[index].clone();
+            if self.storage_nodes {
+                storage.push(self.inner(&format!("storage-{organization}"), next())?);
+            }
+            let name = compute_name(&organization, 0);
+            compute.push(vec![self.inner(&name, next())?]);
+            others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index)?)]);
+        }
+        // After all other ports, so that those keep their numbers.
+        let among_others = if self.compute_nodes > 1 { organizations } else { 0 };
+        for index in 0..among_others {
+            for node in 0..self.compute_nodes {
+                let name = compute_name(&self.names[index], node);
+                if node > 0 {
+                    compute[index].push(self.inner(&name, next())?);
+                    others[index].push(format!("tls:{}", self.link_port(&name, INNER_PORTS + next())?));
+                }
+                among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
+            }
+        }
+        let (mut keepers, mut log) = (Vec::new(), Vec::new());
+        for place in 0..self.log_nodes {
+            log.push(self.inner(&log_name(place), next())?);
+        }
+        if self.network.config().ordering.engine != OrderingEngine::Solo {
+            for name in &names {
+                keepers.push(self.inner(name, next())?);
+            }
+        }
+        let mut outer = || INNER_PORTS + next();
+        for name in &names[1..] {
+            blocks.push(format!("tls:{}", self.link_port(name, outer())?));
+            intakes.push(format!("tls:{}", self.link_port(name, outer())?));
+            let address = self.link_port(name, outer())?;
+            orderers.push(SocketAddr::new(listen.unwrap_or(address.ip()), address.port()));
+        }
+        Ok(PlanAddresses {
+            memory,
+            storage,
+            compute,
+            others,
+            peer_nodes: among,
+            blocks,
+            intakes,
+            orderers,
+            acceptors: keepers,
+            log,
+            gateways,
+        })
+    }
+
+    /// The callers of a process and its address for each.
+    fn answers(&self, process: &PlannedProcess, at: &PlanAddresses) -> Vec<(&'static str, String)> {
+        let PlannedProcess { index: place, node, .. } = *process;
+        let own = "its organisation";
+        match process.role {
+            ProcessRole::Memory if node == LOG_NODE => vec![("orderers", at.log[place].clone())],
+            ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
+            ProcessRole::Storage => vec![(own, at.storage[place].clone())],
+            ProcessRole::Compute => {
+                let among = at.peer_nodes[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
+                let always =
+                    [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
+                always.into_iter().chain(among).collect()
+            }
+            ProcessRole::Orderer => {
+                let always = [
+                    ("compute nodes", at.blocks[place].clone()),
+                    ("gateways", at.intakes[place].clone()),
+                    (CLIENTS, at.orderers[place].to_string()),
+                ];
+                always.into_iter().chain(at.acceptors.get(place).map(|address| ("orderers", address.clone()))).collect()
+            }
+            ProcessRole::Gateway => vec![(CLIENTS, at.gateways[place].to_string())],
+        }
+    }
+
+    /// Writes a process's folder.
+    fn write(
+        &self,
+        process: &PlannedProcess,
+        index: usize,
+        at: &PlanAddresses,
+        secrets: &PlanSecrets,
+    ) -> Result<(), NodeError> {
+        let config = self.network.config();
+        let metrics_port = match self.placement {
+            Placement::OneHost { .. } => 0,
+            Placement::Hosts { .. } => port_behind(config.ports.metrics, index, METRICS)?,
+        };
+        let mut file = NodeFile {
+            name: process.name.clone(),
+            role: process.role,
+            log: config.log.clone(),
+            crypto: config.crypto.clone(),
+            metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
+            // On one machine the traffic needs no protection.
+            tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),
+            memory: None,
+            order_log: None,
+            storage: None,
+            orderer: None,
+            compute: None,
+            gateway: None,
+        };
+        let PlannedProcess { index: place, node, .. } = *process;
+        match process.role {
+            ProcessRole::Memory if node == LOG_NODE => {
+                file.order_log = Some(OrderLogFile {
+                    number: place as u16 + 1,
+                    address: at.log[place].clone(),
+                    log_bytes: config.ordering.log_bytes,
+                    orderers: orderer_tokens(secrets).collect(),
+                });
+                self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
+            }
+            ProcessRole::Memory => {
+                let owners = self.names.iter().zip(&secrets.owners);
+                file.memory = Some(MemoryFile {
+                    number: place as u16 + 1,
+                    address: at.memory[place].clone(),
+                    memory_bytes: config.pool.memory_bytes,
+                    section_bytes: config.pool.section_bytes,
+                    one_user: matches!(self.placement, Placement::OneHost { .. }),
+                    owners: owners.map(|(name, tokens)| (name.clone(), tokens[place].clone())).collect(),
+                });
+                self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
+            }
+            ProcessRole::Storage => {
+                file.storage = Some(StorageFile {
+                    address: at.storage[place].clone(),
+                    directory: self.data(&format!("peers/{}", config.network.organizations[place])),
+                    memtable_bytes: config.storage.memtable_bytes,
+                    table_cache_bytes: config.storage.table_cache_bytes,
+                    table_hint_bytes: config.storage.table_hint_bytes,
+                    clients: self.nodes(place, secrets).collect(),
+                });
+                self.identify_inner(process, &self.issuer(place)?)?;
+            }
+            ProcessRole::Orderer => {
+                file.orderer = Some(OrdererFile {
+                    msp_id: self.network.orderer().msp_id.clone(),
+                    listen: at.orderers[place],
+                    tls: config.tls,
+                    blocks_address: at.blocks[place].clone(),
+                    intake_address: at.intakes[place].clone(),
+                    directory: self.data(&orderer_data(self.orderers[place])),
+                    free_bytes_min: config.storage.free_bytes_min,
+                    cut: config.ordering.cut,
+                    limits: config.limits.clone(),
+                    sift: (config.ordering.engine == OrderingEngine::Sift).then(|| SiftFile {
+                        number: place as u64 + 1,
+                        token: secrets.orderers[place].clone(),
+                        memory: at.log.clone(),
+                        log_bytes: config.ordering.log_bytes,
+                        acceptors: at.acceptors.clone(),
+                        orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
+                        volatile: config.ordering.volatile,
+                    }),
+                    raft: (config.ordering.engine == OrderingEngine::Raft).then(|| RaftFile {
+                        number: self.orderers[place],
+                        token: secrets.group.clone(),
+                        joins: self.orderers_have_changed,
+                        members: self
+                            .orderers
+                            .iter()
+                            .zip(&at.acceptors)
+                            .map(|(number, address)| RaftMemberFile { number: *number, address: address.clone() })
+                            .collect(),
+                    }),
+                });
+                let signer = crate::network::orderer_signer(self.network, self.orderers[place] as usize - 1)?;
+                let issuer = material::orderer_issuer(self.network.path())?;
+                self.identify(process, &issuer, CertificateRole::Orderer, ORDERER, Some(&signer))?;
+            }
+            ProcessRole::Compute => {
+                file.compute = Some(self.compute(place, node, at, secrets));
+                let issuer = self.issuer(place)?;
+                let signer = &self.network.organizations()[place].peer;
+                self.identify(process, &issuer, CertificateRole::Peer, "compute", Some(signer))?;
+            }
+            ProcessRole::Gateway => {
+                file.gateway = Some(self.gateway(place, at, secrets));
+                let issuer = self.issuer(place)?;
+                self.identify(process, &issuer, CertificateRole::Peer, material::PEER_NAME, None)?;
+            }
+        }
+        // Parsed like an operator's file, since the operator may edit it.
+        let text = file.to_text();
+        NodeFile::parse(process.role, &text, &process.config().display().to_string())?;
+        write_private(&process.config(), text.as_bytes())
+    }
+
+    /// The compute nodes of an organisation, with their tokens.
+    fn nodes(&self, organization: usize, secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> {
+        let name = self.names[organization].clone();
+        let tokens = secrets.compute[organization].clone();
+        tokens.into_iter().enumerate().map(move |(node, token)| (compute_name(&name, node), token))
+    }
+
+    fn compute(&self, organization: usize, node: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> ComputeFile {
+        let config = self.network.config();
+        let name = &self.names[organization];
+        let among = at.peer_nodes[organization].get(node).map(|address| PeerNodesFile {
+            address: address.clone(),
+            others: at.peer_nodes[organization].iter().filter(|other| *other != address).cloned().collect(),
+            nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
+            offload: config.pool.offload,
+            spot_check_one_in: config.pool.spot_check_one_in,
+            budget_directory: matches!(self.placement, Placement::OneHost { .. })
+                .then(|| Path::new("..").join(compute_name(name, 0))),
+        });
+        let pooled = self.storage_nodes.then(|| PooledFile {
+            storage: at.storage[organization].clone(),
+            owner: name.clone(),
+            section_bytes: config.pool.section_bytes,
+            peer_bytes: config.pool.peer_bytes,
+            metadata_cache_bytes: config.pool.metadata_cache_bytes,
+            data_cache_bytes: config.pool.data_cache_bytes,
+            evict_above_percent: config.pool.evict_above_percent,
+            evict_to_percent: config.pool.evict_to_percent,
+            delta_bytes: config.storage.delta_bytes,
+            memory: at
+                .memory
+                .iter()
+                .zip(&secrets.owners[organization])
+                .map(|(address, token)| DonorFile { address: address.clone(), token: token.clone() })
+                .collect(),
+        });
+        let local = (!self.storage_nodes).then(|| LocalStoresFile {
+            directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
+            storage: config.storage.clone(),
+        });
+        ComputeFile {
+            msp_id: self.network.organizations()[organization].msp_id.clone(),
+            token: secrets.compute[organization][node].clone(),
+            address: at.compute[organization][node].clone(),
+            others_address: at.others[organization][node].clone(),
+            orderers: at.blocks.clone(),
+            organizations: config.network.organizations.clone(),
+            gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
+            contracts: config.contracts.clone(),
+            limits: config.limits.clone(),
+            savepoint_blocks: config.storage.savepoint_blocks,
+            peer_nodes: among,
+            pooled,
+            local,
+        }
+    }
+
+    fn gateway(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> GatewayFile {
+        let config = self.network.config();
+        let members = self.network.organizations();
+        let others = members.iter().zip(&at.others).enumerate().filter(|(index, _)| *index != organization);
+        GatewayFile {
+            msp_id: members[organization].msp_id.clone(),
+            token: secrets.gateways[organization].clone(),
+            listen: at.gateways[organization],
+            tls: config.tls,
+            compute: at.compute[organization].clone(),
+            orderer_msp_id: self.network.orderer().msp_id.clone(),
+            orderers: at.intakes.clone(),
+            organizations: config.network.organizations.clone(),
+            watch: matches!(self.placement, Placement::OneHost { .. }).then(|| "../..".into()),
+            free_bytes_min: config.storage.free_bytes_min,
+            others: others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect(),
+            contracts: config.contracts.clone(),
+            limits: config.limits.clone(),
+        }
+    }
+
+    /// The data directory of a process, relative to its folder. On this machine it is the one that the network uses
+    /// when it is one process.
+    fn data(&self, inside: &str) -> PathBuf {
+        match self.placement {
+            Placement::OneHost { .. } => Path::new("../..").join(inside),
+            Placement::Hosts { .. } => "data".into(),
+        }
+    }
+
+    fn issuer(&self, organization: usize) -> Result<Issuer, NodeError> {
+        material::issuer(self.network.path(), &self.network.config().network.organizations[organization])
+    }
+
+    /// Writes the TLS files of a process that only uses TLS below remote memory access, as it has no links to other
+    /// organisations.
+    fn identify_inner(&self, process: &PlannedProcess, issuer: &Issuer) -> Result<(), NodeError> {
+        match self.placement {
+            Placement::OneHost { .. } => Ok(()),
+            Placement::Hosts { .. } => self.identify(process, issuer, CertificateRole::Peer, process.role.name(), None),
+        }
+    }
+
+    /// Writes a process's certificates and identity, and the authorities that it trusts.
+    fn identify(
+        &self,
+        process: &PlannedProcess,
+        issuer: &Issuer,
+        role: CertificateRole,
+        name: &str,
+        signer: Option<&identity::Signer>,
+    ) -> Result<(), NodeError> {
+        let folder = process.folder.as_path();
+        let host = process.host.to_string();
+        let listen = self.network.config().ports.host.to_string();
+        let mut hosts = vec!["localhost", "127.0.0.1", "::1"];
+        for host in [&host, &listen] {
+            if !hosts.contains(&host.as_str()) && host != "0.0.0.0" && host != "::" {
+                hosts.push(host);
+            }
+        }
+        let tls: TlsIdentity = issuer.issue_tls(role, name, &hosts)?;
+        tls.write(folder, CertificateRole::Peer)?;
+        if let Some(signer) = signer {
+            issuer.write_identity(folder, signer)?;
+            write(&folder.join(GENESIS), &self.network.genesis().to_bytes())?;
+        }
+        let members = self.network.organizations().iter().map(|member| (&member.msp_id, &member.tls));
+        for (msp_id, tls) in members.chain([(&self.network.orderer().msp_id, &self.network.orderer().tls)]) {
+            write(&folder.join(TRUST).join(format!("{msp_id}.pem")), &tls.authority_pem)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! A replicated ordered log as one of its CPU nodes sees it, the guarantees that every engine behind it gives, and the engines:
+//! [`solo`] for a single node, [`sift`] on passive memory nodes, and [`raft`] for networks without a memory pool.
+//!
+//! ```
+//! use async_trait::async_trait;
+//! use base::Bytes;
+//! use base::rt::simulation::Simulation;
+//! use ordered_log::solo::SoloLog;
+//! use ordered_log::{Error, Leadership, LogStore, OrderedLog};
+//! use std::sync::{Arc, Mutex};
+//!
+//! /// A log store that forgets everything with its process.
+//! struct InMemory(Mutex<Vec<Bytes>>);
+//!
+//! impl InMemory {
+//!     fn entries(&self) -> std::sync::MutexGuard<'_, Vec<Bytes>> {
+//!         self.0.lock().expect("no holder panics")
+//!     }
+//! }
+//!
+//! #[async_trait]
+//! impl LogStore for InMemory {
+//!     fn height(&self) -> u64 {
+//!         self.entries().len() as u64
+//!     }
+//!
+//!     fn durable(&self) -> u64 {
+//!         self.height()
+//!     }
+//!
+//!     fn read(&self, position: u64) -> Result<Option<Bytes>, Error> {
+//!         Ok(self.entries().get(position as usize).cloned())
+//!     }
+//!
+//!     async fn append(&self, _position: u64, entry: Bytes) -> Result<(), Error> {
+//!         self.entries().push(entry);
+//!         Ok(())
+//!     }
+//!
+//!     async fn sync(&self) -> Result<u64, Error> {
+//!         Ok(self.height())
+//!     }
+//!
+//!     async fn truncate(&self, height: u64) -> Result<(), Error> {
+//!         self.entries().truncate(height as usize);
+//!         Ok(())
+//!     }
+//!
+//!     fn hard_state(&self) -> Result<Bytes, Error> {
+//!         Ok(Bytes::new())
+//!     }
+//!
+//!     async fn set_hard_state(&self, _note: Bytes) -> Result<(), Error> {
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let report = Simulation::new(7).run(|_| async {
+//!     let store = Arc::new(InMemory(Mutex::new(vec![Bytes::from_static(b"first")])));
+//!     let log = SoloLog::open(store.clone(), 1024).await?;
+//!     let Leadership::Leading { term, next } = *log.leadership().borrow() else { unreachable!("it has no rival") };
+//!
+//!     log.append(term, next, Bytes::from_static(b"second")).await?;
+//!     let mut deliverable = log.deliverable();
+//!     deliverable.wait_for(|deliverable| *deliverable > next).await.map_err(|_| Error::Closed)?;
+//!     assert_eq!(store.read(next)?, Some(Bytes::from_static(b"second")));
+//!
+//!     log.stop().await;
+//!     Ok::<(), Error>(())
+//! });
+//! report.expect("the run succeeds").value.expect("the log store is sound");
+//! ```
+//!
+//! # Protocol
+//!
+//! ```text
+//!  caller           ── append(term, position, entry) ─▶  OrderedLog  ── entries, in order ─▶  log store (own disk)
+//!                   ◀─ leadership, deliverable ─────────     │
+//!                                                         other CPU nodes, memory nodes, logs: the engine's matter
+//! ```
+//!
+//! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds before its
+//! engine starts are the beginning of the log; the first entry is the same at every CPU node. Positions count only the caller's
+//! entries: an engine hides entries of its own.
+//!
+//! 1. Every CPU node opens its engine with its log store ([`LogStore`]). From then on only the engine appends to it.
+//! 2. [`OrderedLog::leadership`] says which node is the leader. An engine reports its own node as leader of a term, together
+//!    with the next position, once every entry that was committed before is in the node's own log store.
+//! 3. The leader appends an entry at the next position, under its term. Appends are pipelined: an append completes when the
+//!    entry has its position in the log, before the entry is committed. Entries under one term are placed in the order of their
+//!    positions.
+//! 4. The engine appends committed entries to the log store of *every* CPU node, in order, and then advances
+//!    [`OrderedLog::deliverable`]: the number of *deliverable* entries, which may be shown to clients.
+//! 5. A leader learns from `leadership` that it has lost its leadership. An entry that it has appended and that is not
+//!    deliverable by then may or may not become deliverable. To find out, the caller reads the entry at that position once the
+//!    position is deliverable.
+//!
+//! # Guarantees
+//!
+//! Every engine guarantees what follows; the suite in `tests/ordered_log` checks it under faults.
+//! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of them reads
+//!    the same bytes before and after a crash.
+//! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure that the
+//!    engine is built for: the loss of F CPU nodes or of their disks' unsynced bytes and, unless the engine was opened as
+//!    volatile, a simultaneous end of all CPU nodes.
+//! 3. **Readable.** Every entry below `deliverable` can be read from this CPU node's log store. After a crash, `deliverable`
+//!    may start below its former value; it grows again.
+//! 4. **One leader per term.** Terms only grow, and an append under a term is rejected once the leader of a greater term has
+//!    started to lead. For a while two CPU nodes may both believe that they lead; then only the entries of one of them become
+//!    deliverable.
+//! 5. **No invented entries.** Every entry that becomes deliverable was appended by a leader, at that position.
+//! 6. **Progress.** While enough CPU nodes, and any memory nodes that the engine needs, are up and reach one another, some CPU
+//!    node leads, and the entries that it appends become deliverable at every CPU node that can be reached.
+//! 7. **Bounds.** The number of entries that are appended and not yet deliverable is bounded; [`OrderedLog::append`] waits for
+//!    space.
+//!
+//! Callers guarantee: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; only the engine
+//! changes the log store until [`OrderedLog::stop`] has returned.
+//!
+//! # What it needs around it
+//!
+//! * The crates `sift` and `raft` are the engines' foundations; [`base::rt::net`] connects CPU nodes, and its transport
+//!   authenticates them.
+//! * `chain` gives each orderer a log store of blocks, and orders a channel's blocks through an engine; `node` chooses the
+//!   engine. What an entry means is the caller's matter.
+#![deny(missing_docs)]
+
+mod error;
+pub mod fault;
+pub mod raft;
+pub mod sift;
+pub mod solo;
+
+use std::fmt;
+
+use async_trait::async_trait;
+use base::Bytes;
+use base::rt::channel::WatchReceiver;
+
+pub use base::Term;
+pub use error::Error;
+
+/// No generation follows the last one.
+const LAST_TERM: Error = Error::Corrupt("a term at the end of all terms");
+
+/// The number of a CPU node among those of a log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CpuNodeId(pub u64);
+
+impl fmt::Display for CpuNodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The current role of a CPU node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leadership {
+    /// It is the leader: its log store has every entry before `next`, and it may append from there on.
+    Leading {
+        /// The term under which it appends.
+        term: Term,
+        /// The position of the first entry that it may append.
+        next: u64,
+    },
+    /// It is not the leader.
+    Following {
+        /// The leader, as far as this node knows.
+        leader: Option<CpuNodeId>,
+    },
+}
+
+impl Leadership {
+    /// The term in which this node is the leader.
+    pub fn term(&self) -> Option<Term> {
+        match self {
+            Leadership::Leading { term, .. } => Some(*term),
+            Leadership::Following { .. } => None,
+        }
+    }
+}
+
+/// One CPU node's part in a replicated ordered log. See [the module](self) for its guarantees.
+#[async_trait]
+pub trait OrderedLog: Send + Sync {
+    /// The current role of this node. Follows every change; a receiver may miss short-lived ones.
+    fn leadership(&self) -> WatchReceiver<Leadership>;
+
+    /// The number of deliverable entries: all entries below it are committed, and in this node's log store. Never falls while
+    /// the engine runs.
+    fn deliverable(&self) -> WatchReceiver<u64>;
+
+    /// Appends an entry at the next position, under a term. On return the entry has its position in the log; it is committed
+    /// once `deliverable` has passed the position, which may never happen. Waits for space. If the future is dropped or returns
+    /// anything but `Ok`, the term is over for this caller: the entry may or may not have its position, and the caller may
+    /// append again only after `leadership` has reported another term.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when this node no longer leads in that term; [`Error::Invalid`] for a position that is not the next
+    /// one, or an entry that is too long; [`Error::Closed`] when the engine has ended.
+    async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error>;
+
+    /// Bytes of the longest entry.
+    fn entry_bytes_max(&self) -> usize;
+
+    /// Completes when the engine has ended, with the reason; [`Error::Closed`] when it was stopped. An engine that cannot reach
+    /// the other nodes does not end: it waits. An engine whose log store fails does.
+    async fn ended(&self) -> Error;
+
+    /// Stops this node's engine. The entries that are appended and not deliverable are left to the other nodes. On return the
+    /// log store belongs to the caller again.
+    async fn stop(&self);
+}
+
+/// The entries that one CPU node has on its own disk.
+///
+/// An engine appends in order from one task, and reads from any task. An I/O error of the log store ends the engine. The
+/// rejection of an entry that another node sent does not.
+#[async_trait]
+pub trait LogStore: Send + Sync {
+    /// The number of entries, durable or not; at least one.
+    fn height(&self) -> u64;
+
+    /// The number of durable entries.
+    fn durable(&self) -> u64;
+
+    /// The entry at a position; `None` at and above the height.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the stored bytes are not the ones that were appended; [`Error::LogStore`].
+    fn read(&self, position: u64) -> Result<Option<Bytes>, Error>;
+
+    /// Appends an entry at a position, which must equal the height. The entry is readable on return, and durable after
+    /// [`LogStore::sync`]. Waits while the disk is full.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bytes that cannot follow the entry before, in which case the log store is unchanged;
+    /// [`Error::LogStore`]; [`Error::Closed`] when it was stopped while it waited.
+    async fn append(&self, position: u64, entry: Bytes) -> Result<(), Error>;
+
+    /// Makes all entries that were appended before durable, and returns the number of durable entries. Dropping the future is
+    /// safe.
+    ///
+    /// # Errors
+    /// [`Error::LogStore`].
+    async fn sync(&self) -> Result<u64, Error>;
+
+    /// Truncates the log to `height` entries, 1 at least. Durable on return; a crash during the call leaves any number of the
+    /// truncated entries, from the first of them on. Deliverable entries are never truncated.
+    ///
+    /// # Errors
+    /// [`Error::LogStore`].
+    async fn truncate(&self, height: u64) -> Result<(), Error>;
+
+    /// The engine's hard state, kept beside the entries: a few integers. Empty when there is none.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::LogStore`].
+    fn hard_state(&self) -> Result<Bytes, Error>;
+
+    /// Replaces the hard state. Durable on return; a crash during the call leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// [`Error::LogStore`].
+    async fn set_hard_state(&self, note: Bytes) -> Result<(), Error>;
+}
+
+/// Checks whether an entry may be appended.
+fn check(entry: &Bytes, bytes_max: usize) -> Result<(), Error> {
+    match entry.len() {
+        0 => Err(Error::Invalid("an entry has no bytes: append at least one".to_owned())),
+        length if length > bytes_max => {
+            Err(Error::Invalid(format!("an entry of {length} bytes: this log takes at most {bytes_max}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,12 @@
+//! Integration tests of the crate, in one program, since each further program would compile the protocols' generic code
+//! again.
+//!
+//! - Under simulated faults: [`simulation`] of a group, and [`backups`]. What they share with the simulations of the crates
+//!   above stands in [`sift::testing`].
+//! - On real shared memory: [`memory`], within one process.
+//! - By exhaustive search: [`model`] checks every order of the protocols' steps at small size.
+
+mod backups;
+mod memory;
+mod model;
+mod simulation;
