@@ -15,7 +15,7 @@
 //!
 //! [`waited`] calculates W from L. [`held`] calculates L from W, where the wait is given instead: a Raft voter promises to
 //! abstain for W. Neither rounds to the unsafe side. The users are the leases of a consensus group's coordinator (`SiftTimeouts`), of
-//! a Raft leader (`RaftTimeouts`), and of a peer's primary and its followers (`state::disaggregated::lease`).
+//! a Raft leader (`RaftTimeouts`), and of a peer's primary and its followers (`replica::lease`).
 
 use std::time::Duration;
 

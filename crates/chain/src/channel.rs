@@ -7,6 +7,7 @@ use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
 use block_transport::SourceAddresses;
 use ledger::{Block, ChannelConfig, Hash};
+use replica::PrimaryRole;
 use state::{Snapshot, WorldState};
 use storage::Watermark;
 use storage::blocks::Blocks;
@@ -18,7 +19,6 @@ use crate::commit::pipeline::{ChainTip, CommitContext, CommitPipeline, PipelineC
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
-use crate::failover::PrimaryLease;
 use crate::history::KeyHistory;
 use crate::validate::Code;
 
@@ -27,7 +27,6 @@ pub struct Channel {
     context: Arc<CommitContext>,
     history: Arc<KeyHistory>,
     deliver_task: Mutex<Option<Task<()>>>,
-    primary_lease: Option<Arc<PrimaryLease>>,
 }
 
 impl Channel {
@@ -40,18 +39,18 @@ impl Channel {
         history: Arc<KeyHistory>,
         settings: PipelineConfig,
         orderers: SourceAddresses,
-        primary_lease: Option<Arc<PrimaryLease>>,
+        primary: Option<Arc<PrimaryRole>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
-        let context = Arc::new(CommitContext::new(policies, store, state, settings, CancellationToken::new()));
+        let context = Arc::new(CommitContext::new(policies, store, state, settings, primary, CancellationToken::new()));
         let pipeline = CommitPipeline::start(context.clone(), tip);
         let following = run_delivery(context.clone(), pipeline, tip, orderers);
         let follower = rt::spawn(run(context.clone(), async move {
             following.await;
             Ok(())
         }));
-        Ok(Arc::new(Channel { context, history, deliver_task: Mutex::new(Some(follower)), primary_lease }))
+        Ok(Arc::new(Channel { context, history, deliver_task: Mutex::new(Some(follower)) }))
     }
 
     /// The channel's name.
@@ -89,8 +88,8 @@ impl Channel {
     /// # Errors
     /// If another compute node of the peer may have become primary: it may know of later blocks.
     pub async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
-        if let Some(office) = &self.primary_lease {
-            office.wait_until_held().await?;
+        if let Some(primary) = &self.context.primary {
+            primary.wait_until_held().await.map_err(state::Error::from)?;
         }
         Ok(self.context.state.snapshot())
     }

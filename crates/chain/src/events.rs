@@ -65,21 +65,8 @@ base::events! {
     /// Transactions whose signatures another compute node of the peer had verified, and that the primary verified
     /// again: as a random sample, or because the other node had called them wrong.
     counter TransactionsReverified("heddle_chain_transactions_reverified_total");
-    /// Compute nodes of a peer that were found to lie about signatures; the primary offloads nothing more to them.
-    counter FollowersDistrusted("heddle_chain_followers_distrusted_total");
     /// Transactions whose signatures this compute node has verified for the primary of its peer.
     counter TransactionsVerifiedForPrimary("heddle_chain_transactions_verified_for_primary_total");
-    /// Times that a compute node of a peer became its primary, where there are several.
-    counter Promotions("heddle_chain_promotions_total");
-    /// Times that a compute node of a peer ceased to be its primary, or failed to start as its primary.
-    counter Demotions("heddle_chain_demotions_total");
-    /// Compute nodes, of peers with several, that are the primary now.
-    gauge PrimaryNodes("heddle_chain_primary_nodes");
-    /// Compute nodes that follow a primary now and may answer.
-    gauge FollowerNodes("heddle_chain_follower_nodes");
-    /// The height that the compute node of this process shows, where a peer has several. If one process runs a whole
-    /// network, the height that changed last.
-    gauge ComputeHeight("heddle_chain_compute_height");
     /// Callers that wait for a transaction's commit.
     gauge CommitWaiters("heddle_chain_commit_waiters");
 }

@@ -72,8 +72,8 @@
 //!    and notifies the callers that wait.
 //!
 //! Each phase hands a transaction's read-write set to the next, in Fabric's encoding ([`ledger::rwset`]). [`history`] returns the
-//! earlier values of a key. [`peer`] and [`channel`] assemble the phases of an organisation's peer, and [`failover`]
-//! assembles several compute nodes into one peer. An [`order::Orderer`] runs on its own.
+//! earlier values of a key. [`peer`] and [`channel`] assemble the phases of an organisation's peer, and [`compute_node`]
+//! gives it several compute nodes. An [`order::Orderer`] runs on its own.
 //!
 //! # Guarantees
 //!
@@ -82,7 +82,7 @@
 //! * An orderer shows a block to peers only once the block is committed; no crash replaces a block that a peer has seen
 //!   ([`order`]).
 //! * A transaction takes effect at most once: a later one with the same id is marked as a duplicate.
-//! * Of a peer's compute nodes, only the one with the newest epoch appends blocks ([`failover`]).
+//! * Of a peer's compute nodes, only the one with the newest epoch appends blocks ([`replica::failover`]).
 //! * Queues, batches, links and waiting callers are bounded. A request that exceeds a bound gets an error that the caller
 //!   can act on.
 //!
@@ -90,7 +90,8 @@
 //!
 //! * Above: `gateway` brings proposals and envelopes ([`endorse::Endorse`], [`order::Broadcast`]) and reads channels
 //!   ([`view`]), in the same process or over links ([`remote`]). `node` composes peers and orderers.
-//! * Below: `block_transport` carries blocks from orderers to peers, `storage` keeps blocks and rows, `ordered_log` replicates the blocks of several orderers, `contract` runs
+//! * Below: `replica` decides which compute node of a peer is its primary, `block_transport` carries blocks from orderers
+//!   to peers, `storage` keeps blocks and rows, `ordered_log` replicates the blocks of several orderers, `contract` runs
 //!   contracts, `identity` determines who a signer is, `ledger` reads and writes Fabric's encodings.
 //! * This crate itself uses neither verbs nor gRPC. It reads and writes state through [`state::WorldState`]; the gateway
 //!   translates errors into the status codes of its services.
@@ -99,10 +100,10 @@
 pub mod access;
 pub mod channel;
 pub mod commit;
+pub mod compute_node;
 pub mod endorse;
 pub mod error;
 pub mod events;
-pub mod failover;
 mod fault;
 pub mod history;
 pub mod order;

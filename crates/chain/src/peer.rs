@@ -188,8 +188,8 @@ impl Peer {
         let settings = self.options.settings.commit.clone();
         let history = Arc::new(KeyHistory::new(history, Arc::new(Arc::clone(&blocks))));
         let orderers = self.options.orderers.clone();
-        let primary_lease = self.options.stores.primary_lease();
-        let channel = Channel::open(policies, blocks, state, history, settings, orderers, primary_lease).await?;
+        let primary = self.options.stores.primary_role();
+        let channel = Channel::open(policies, blocks, state, history, settings, orderers, primary).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }

@@ -13,17 +13,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::rt::disk::Directory;
-use base::{BlockNumber, Bytes, Epoch, ErrorKind};
+use base::{Bytes, Epoch, ErrorKind};
 use ledger::materialize::BlockMaterializer;
+use replica::PrimaryRole;
 use state::{Monolithic, WorldState};
-use storage::blocks::{BlockStore, BlockStoreConfig, Blocks, StoredBlocks};
-use storage::node::{RemoteBlocks, RemoteReads, RemoteStateStore, RemoteStoreConfig};
+use storage::blocks::{BlockStore, BlockStoreConfig, Blocks};
+use storage::node::{RemoteBlocks, RemoteStateStore, RemoteStoreConfig};
 use storage::state_store::check_savepoint;
 use storage::tables::TablesEngine;
 use storage::{GroupSync, History, LocalHistory, StateStore, Watermark, WatermarkFile};
 
 use crate::Error;
-use crate::failover::PrimaryLease;
 
 /// The shortest time between two notes of how far a channel has come.
 pub(crate) const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
@@ -57,8 +57,8 @@ pub trait PeerStores: Send + Sync + 'static {
     /// If one of them cannot be opened, or they do not belong together.
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error>;
 
-    /// The primary's lease on answering reads; `None` where no other compute node can become primary.
-    fn primary_lease(&self) -> Option<Arc<PrimaryLease>> {
+    /// The role of this node as the primary; `None` where no other compute node can become primary.
+    fn primary_role(&self) -> Option<Arc<PrimaryRole>> {
         None
     }
 
@@ -194,59 +194,6 @@ impl PeerStores for NodeStores {
             watermark.report_missed(&error);
         }
     }
-}
-
-/// Starts an epoch of a channel at a storage node, for the next primary. If `newest` is given, the new epoch must be
-/// the one directly after it.
-///
-/// A storage node that has less than was noted, or another chain, is rejected before the epoch starts. Neither the node
-/// nor the note has changed then, so another attempt fails in the same way. The epoch is noted before anything is done
-/// under it.
-///
-/// # Errors
-/// [`storage::Error::RolledBack`]; as [`storage::node::begin_epoch`] and [`storage::node::begin_epoch_after`].
-pub async fn begin_epoch(
-    options: RemoteStoreConfig,
-    newest: Option<Epoch>,
-    watermark: Option<&WatermarkFile>,
-) -> Result<Epoch, Error> {
-    if let Some(watermark) = watermark {
-        check_node(&options, watermark).await?;
-    }
-    let RemoteStoreConfig { address, token, channel, .. } = options;
-    let epoch = match newest {
-        None => storage::node::begin_epoch(&address, &token, &channel).await?,
-        Some(newest) => storage::node::begin_epoch_after(&address, &token, &channel, newest).await?,
-    };
-    if let Some(watermark) = watermark {
-        watermark.advance(Watermark { epoch, ..Watermark::default() }).await?;
-    }
-    Ok(epoch)
-}
-
-/// Compares the data of a storage node with the note.
-async fn check_node(options: &RemoteStoreConfig, watermark: &WatermarkFile) -> Result<(), Error> {
-    let (saved, RemoteStoreConfig { address, token, channel, .. }) = (watermark.current().await, options);
-    if saved == Watermark::default() {
-        return Ok(());
-    }
-    let newest = storage::node::newest_epoch(address, token, channel).await?;
-    if newest < saved.epoch {
-        let epoch = saved.epoch;
-        let found = format!("storage node {address} has begun epoch {newest} of channel {channel}, and {epoch} before");
-        return Err(watermark.rolled_back(found).into());
-    }
-    let Some(last) = saved.height.checked_sub(1) else { return Ok(()) };
-    let found = match RemoteReads::new(options.clone()).number_by_hash(&saved.block_hash).await {
-        // The node has no such channel.
-        Err(error) if error.kind() == ErrorKind::Rejected => None,
-        found => found?,
-    };
-    if found != Some(BlockNumber(last)) {
-        let found = format!("storage node {address} lacks block {last} of channel {channel}, which was durable there");
-        return Err(watermark.rolled_back(found).into());
-    }
-    Ok(())
 }
 
 /// Notes how many blocks are durable at the storage node, until the blocks are dropped.

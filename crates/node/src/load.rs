@@ -7,7 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chain::validate::offload::{BUSY_PERCENT, LoadMeter};
+use replica::offload::{BUSY_PERCENT, LoadMeter};
 
 /// How long a measurement stays valid.
 const PERIOD: Duration = Duration::from_millis(100);

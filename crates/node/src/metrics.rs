@@ -39,6 +39,7 @@ pub(crate) fn register() {
     event::register(identity::EVENTS);
     event::register(storage::events::EVENTS);
     event::register(pool::events::EVENTS);
+    event::register(replica::events::EVENTS);
     event::register(state::events::EVENTS);
     event::register(block_transport::events::EVENTS);
     event::register(chain::events::EVENTS);

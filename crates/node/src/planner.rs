@@ -150,7 +150,7 @@ impl Planner<'_> {
     }
 
     /// Chooses a port of a process. On this machine the port is bound as a test, and 0 stands for any of
-    /// [`FREE_PORTS`]. On another host the free ports are unknown, so 0 is an error.
+    /// [`FREE_PORTS`](super::free_ports::FREE_PORTS). On another host the free ports are unknown, so 0 is an error.
     fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
         if matches!(self.placement, Placement::Hosts { .. }) {
             return if address.port() == 0 { Err(NodeError::AnyPort { key }) } else { Ok(address) };

@@ -4,7 +4,7 @@
 pub const TRANSFER_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one message: a block of the ledger, with a reserve.
 pub const MESSAGE_BYTES_MAX: usize = 128 << 20;
-/// Verbs in flight on one endpoint; one more fails with [`Error::Busy`].
+/// Verbs in flight on one endpoint; one more fails with [`Error::Busy`](crate::Error::Busy).
 pub const IN_FLIGHT_MAX: usize = 4096;
 /// Parts of one write or message.
 pub const PARTS_MAX: usize = 16;

@@ -34,7 +34,7 @@ impl Receiver {
     /// # Errors
     /// When it is neither: the connection is unusable from then on.
     pub fn arrived(&mut self, slot: usize, received: &[u8]) -> Result<(), &'static str> {
-        let (header, bytes) = MessageHeader::decode(received).map_err(|malformed| malformed.0)?;
+        let (header, bytes) = MessageHeader::decode(received).map_err(|malformed| malformed.what)?;
         match header {
             MessageHeader::Piece { last } => {
                 if self.assembling.len() + bytes.len() > MESSAGE_BYTES_MAX {

@@ -366,7 +366,7 @@ impl Sender {
                 Err(match rejection {
                     Rejection::Revoked => Error::Revoked,
                     Rejection::Exhausted => Error::Exhausted("the host's adapter has no registration left".to_owned()),
-                    Rejection::Unknown | Rejection::Unauthenticated | Rejection::Version(_) => Error::Unknown,
+                    Rejection::Unknown | Rejection::Unauthenticated => Error::Unknown,
                 })
             }
         }

@@ -340,7 +340,7 @@ impl MessageHeader {
             }
             _ => return Err(malformed("a message of an unknown kind")),
         };
-        if header.encode() != *bytes || (kind == 2 && !rest.is_empty()) {
+        if header.encode() != *bytes || (bytes[0] == 2 && !rest.is_empty()) {
             return Err(malformed("a message with unused bytes set"));
         }
         Ok((header, rest))

@@ -29,10 +29,11 @@ use base::rt::net::{self, GatherList, Link};
 use base::rt::{self, CancellationToken, production};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId, Version};
 use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, ReadOnlySpace, ReadOnlySpaceConfig};
+use replica::{FailoverTimeouts, FindPrimary, ReplicatedState as _};
 use rma::links::RmaTransport;
 use rma::shm::ShmProvider;
 use rma::{Credential, HostConfig, NodeId, Provider, TOKEN_BYTES, Token};
-use state::disaggregated::followers::{FailoverTimeouts, FollowerEnvironment};
+use state::disaggregated::followers::FollowerEnvironment;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, Follower, Snapshot, UpdateBatch, WorldState};
 use storage::blocks::{BlockStoreConfig, Blocks, NO_PREVIOUS, NewBlock};
@@ -120,12 +121,15 @@ impl ProcessEnvironment {
 }
 
 #[async_trait]
-impl FollowerEnvironment for ProcessEnvironment {
+impl FindPrimary for ProcessEnvironment {
     async fn primary(&self) -> std::io::Result<Link> {
         let epoch = newest_epoch(&self.storage(), &Bytes::new(), CHANNEL).await;
         net::connect(&ProcessEnvironment::primary(self, epoch.map_err(std::io::Error::other)?)).await
     }
+}
 
+#[async_trait]
+impl FollowerEnvironment for ProcessEnvironment {
     async fn memory(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
         let lent = ReadOnlySpace::open(ReadOnlySpaceConfig {
             owner: OWNER.to_owned(),

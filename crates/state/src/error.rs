@@ -65,3 +65,13 @@ impl Error {
         }
     }
 }
+
+impl From<replica::Error> for Error {
+    fn from(error: replica::Error) -> Error {
+        match error {
+            replica::Error::Fenced => Error::Fenced,
+            replica::Error::Busy => Error::Busy,
+            replica::Error::NoLease => Error::NoLease,
+        }
+    }
+}

@@ -81,16 +81,6 @@ base::events! {
     gauge RemoteBytesLeased("heddle_state_remote_leased_bytes");
     /// Bytes of the leased remote memory that are free, as last reported by a state.
     gauge RemoteBytesFree("heddle_state_remote_free_bytes");
-    /// Followers of this primary.
-    gauge Followers("heddle_state_followers");
-    /// Times that a follower joined its primary.
-    counter FollowersJoined("heddle_state_followers_joined_total");
-    /// Times that a follower was fenced, because its link was lost or it did not keep up.
-    counter FollowersFenced("heddle_state_followers_fenced_total");
-    /// Work items that followers did for the primary and whose answers counted.
-    counter WorkItemsDone("heddle_state_follower_work_items_total");
-    /// Work items that a follower did not do, did too late, or did without a lease: the primary did them itself.
-    counter WorkItemsFailed("heddle_state_follower_work_items_failed_total");
     /// Blocks that followers have applied.
     counter BlocksFollowed("heddle_state_follower_blocks_total");
     /// Answers that a follower withheld for want of a lease.

@@ -49,8 +49,9 @@
 //! # What it needs around it
 //!
 //! * `chain` takes snapshots to endorse and to check conflicts, applies the blocks that it has stored, and decides
-//!   when to persist. It is responsible for the ledger of blocks, conflict checks and read-write sets. It also decides
-//!   when another compute node becomes the primary.
+//!   when to persist. It is responsible for the ledger of blocks, conflict checks and read-write sets.
+//! * `replica` decides which compute node of a peer is its primary, keeps the followers, and grants them leases; the
+//!   disaggregated form implements its traits ([`disaggregated::followers`]).
 //! * `storage` provides the tables of [`Monolithic`], and the storage node that materialises rows for
 //!   [`Disaggregated`].
 //! * `pool` provides the address space of [`Disaggregated`] on the donors' memory, and fences an older primary there.
@@ -157,21 +158,6 @@ pub trait WorldState: Send + Sync + 'static {
     /// itself never waits for the disk, so that a full disk is waited for in one place.
     fn wants_persist(&self) -> bool {
         false
-    }
-
-    /// The number of other compute nodes of the peer that follow this one.
-    fn followers(&self) -> usize {
-        0
-    }
-
-    /// A work permit at a follower whose load is at most `load_max` percent, and whose name `trusts` accepts
-    /// ([`disaggregated::followers::work`]).
-    fn work_permit(
-        &self,
-        _load_max: u8,
-        _trusts: &dyn Fn(&str) -> bool,
-    ) -> Option<disaggregated::followers::WorkPermit> {
-        None
     }
 
     /// Makes every applied block durable and moves the savepoint to the current height.

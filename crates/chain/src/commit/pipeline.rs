@@ -14,6 +14,8 @@ use base::rt::{self, AbortOnDrop, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use futures_util::future::{Either, select};
 use ledger::{Block, Hash};
+use replica::PrimaryRole;
+use replica::offload::OffloadConfig;
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
@@ -23,7 +25,7 @@ use crate::access::ChannelPolicies;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockVerdict, validate_block};
-use crate::validate::offload::{OffloadConfig, VerificationChunk};
+use crate::validate::offload::{VerificationChunk, chunk_bytes, verify_at_follower};
 use crate::validate::verify::{VerifiedTransaction, verify_transactions};
 use crate::validate::view::BlockStateView;
 use crate::{Error, events};
@@ -68,6 +70,8 @@ pub struct CommitContext {
     pub waiters: TxWaiters,
     /// The settings with which the channel was opened.
     pub settings: PipelineConfig,
+    /// The role of this node, where the peer has several compute nodes.
+    pub primary: Option<Arc<PrimaryRole>>,
     /// Number of committed blocks.
     height: WatchSender<u64>,
     failure: ChannelFailure,
@@ -93,6 +97,7 @@ impl CommitContext {
         store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
         settings: PipelineConfig,
+        primary: Option<Arc<PrimaryRole>>,
         stop: CancellationToken,
     ) -> CommitContext {
         assert_eq!(store.height(), state.height(), "a ledger is opened after its replay");
@@ -104,6 +109,7 @@ impl CommitContext {
             recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
             settings,
+            primary,
             height,
             failure: ChannelFailure::default(),
             stalls: StallReasons::default(),
@@ -258,7 +264,8 @@ fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<
     while start < block.len() {
         let end = (start + VERIFY_CHUNK_TRANSACTIONS).min(block.len());
         let (block, policies, offload) = (block.clone(), context.policies.clone(), context.settings.offload.clone());
-        let permit = offload.reserve(&*context.state, (start..end).map(|index| block.envelope(index).len()));
+        let bytes = || chunk_bytes((start..end).map(|index| block.envelope(index).len()));
+        let permit = context.primary.as_deref().and_then(|primary| offload.reserve(primary, bytes));
         let chunk = async move {
             let envelopes = (start..end).map(|index| block.envelope(index));
             let Some(permit) = permit else {
@@ -267,7 +274,7 @@ fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<
             let (envelopes, block) = (envelopes.collect(), block.number().get());
             let chunk =
                 VerificationChunk { policies_digest: *policies.digest(), block, first: start as u32, envelopes };
-            offload.verify(permit, &chunk, &policies).await
+            verify_at_follower(&offload, permit, &chunk, &policies).await
         };
         chunks.push(rt::spawn(chunk).abort_on_drop());
         start = end;

@@ -1,9 +1,10 @@
 //! Tests of opening a channel's stores.
 
-use base::rt;
 use base::rt::net::Parties;
 use base::rt::simulation::Simulation;
+use base::{BlockNumber, rt};
 use ledger::Block;
+use replica::failover::begin_epoch;
 use state::{Snapshot, UpdateBatch};
 use storage::DataDirectory;
 use storage::node::{StorageNode, StorageNodeConfig};

@@ -6,12 +6,12 @@
 //! organisation: the primary never uses a verdict of another organisation.
 //!
 //! 1. A block's transactions are verified in chunks ([`crate::commit::pipeline`]). For each chunk the primary decides
-//!    whether to offload it ([`OffloadMode`]). With [`OffloadMode::Never`] it offloads no chunk. Otherwise, with `n`
-//!    followers, the primary keeps every `n + 1`th chunk. With [`OffloadMode::Idle`] it also keeps every chunk while its
-//!    own cores are less than [`BUSY_PERCENT`] busy, and asks no follower whose cores are more than [`IDLE_PERCENT`] busy.
+//!    whether to offload it ([`OffloadMode`](replica::offload::OffloadMode)). With `Never` it offloads no chunk. Otherwise, with `n`
+//!    followers, the primary keeps every `n + 1`th chunk. With `Idle` it also keeps every chunk while its
+//!    own cores are less than [`BUSY_PERCENT`](replica::offload::BUSY_PERCENT) busy, and asks no follower whose cores are more than [`IDLE_PERCENT`](replica::offload::IDLE_PERCENT) busy.
 //! 2. The primary sends the chunk's envelopes with the block's number, the position of the first envelope, and the
 //!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationChunk`]), as a work item of
-//!    [`state::disaggregated::followers::work`]. That module accepts an answer only if the follower holds a lease and has
+//!    [`replica::followers::work`]. That module accepts an answer only if the follower holds a lease and has
 //!    followed to the primary's height.
 //! 3. The follower [verifies](super::verify) each envelope by its own channel policies. It answers with one
 //!    [`SignatureVerdict`] per envelope, the digest of its own policies, the block's number and the position
@@ -23,7 +23,7 @@
 //!    of one in [`OffloadConfig::spot_check_one_in`]. The follower cannot know which ones. For the transactions that it
 //!    does not verify, the primary uses the verdict in place of the signatures ([`verify_with_verdict`]).
 //! 6. If a follower's verdict differs from the primary's own result, the follower lies or is broken. The primary discards
-//!    all verdicts of the follower on that chunk, sends it no more work until this process ends ([`OffloadCounts::liars`]),
+//!    all verdicts of the follower on that chunk, sends it no more work until this process ends ([`liars`](replica::offload::OffloadCounts::liars)),
 //!    and reports it to the operator.
 //! 7. If the verdicts were rejected or discarded, or did not arrive within [`OFFLOAD_TIMEOUT`], the primary verifies the
 //!    whole chunk itself.
@@ -44,18 +44,13 @@
 //! * The primary waits for a follower at most [`OFFLOAD_TIMEOUT`] per chunk, and offloads each chunk at most once.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use base::{Bytes, rt};
 use ledger::Hash;
-use state::WorldState;
-use state::disaggregated::followers::WorkHandler;
-use state::disaggregated::followers::work::WORK_ITEM_BYTES_MAX;
+use replica::offload::{OFFLOAD_TIMEOUT, OffloadConfig};
+use replica::{WorkHandler, WorkPermit};
 use wire::{Malformed, Reader, Writer};
 
 use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
@@ -63,221 +58,63 @@ use crate::access::ChannelPolicies;
 use crate::commit::pipeline::VERIFY_CHUNK_TRANSACTIONS;
 use crate::events;
 
-/// How long the primary waits for the verdicts on a chunk.
-pub const OFFLOAD_TIMEOUT: Duration = Duration::from_millis(20);
-/// How busy a primary's cores must be before it offloads to idle followers.
-pub const BUSY_PERCENT: u8 = 70;
-/// How busy a follower's cores may be if only idle followers are asked.
-pub const IDLE_PERCENT: u8 = 50;
-
-/// One in how many accepted verdicts is verified again, unless the operator configures another number.
-pub const SPOT_CHECK_ONE_IN: u32 = 64;
-/// The largest number of liars that are remembered: a peer has fewer other compute nodes, each with one name.
-const LIARS_MAX: usize = 64;
-
-/// When a primary offloads the verification of signatures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum OffloadMode {
-    /// Never: the primary verifies all signatures itself.
-    Never,
-    /// When the primary is busy and a follower is idle.
-    #[default]
-    Idle,
-    /// Whenever there are followers, however busy.
-    Always,
-}
-
-/// Measures how busy this node's cores are, in percent.
-#[derive(Clone)]
-pub struct LoadMeter(Arc<dyn Fn() -> u8 + Send + Sync>);
-
-impl LoadMeter {
-    /// A meter that calls this function, often and from any task.
-    pub fn new(percent: impl Fn() -> u8 + Send + Sync + 'static) -> LoadMeter {
-        LoadMeter(Arc::new(percent))
-    }
-
-    /// The load, 100 at most.
-    pub fn percent(&self) -> u8 {
-        (self.0)().min(100)
-    }
-}
-
-impl Default for LoadMeter {
-    /// The load of a node without a measurement: it neither offers nor needs help.
-    fn default() -> LoadMeter {
-        LoadMeter::new(|| BUSY_PERCENT - 1)
-    }
-}
-
-impl fmt::Debug for LoadMeter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Meter")
-    }
-}
-
-/// How a compute node offloads verification and verifies for others, and how much it has done of both.
-#[derive(Clone, Debug)]
-pub struct OffloadConfig {
-    /// When a primary offloads.
-    pub mode: OffloadMode,
-    /// The primary verifies one in this many of the transactions that a follower called valid, besides one per chunk.
-    /// The value 1 means all of them.
-    pub spot_check_one_in: u32,
-    /// Measures this node's own cores.
-    pub meter: LoadMeter,
-    /// Where the results are counted; clones of the settings share it.
-    pub counts: Arc<OffloadCounts>,
-}
-
-impl Default for OffloadConfig {
-    fn default() -> OffloadConfig {
-        let (when, meter, counts) = Default::default();
-        OffloadConfig { mode: when, spot_check_one_in: SPOT_CHECK_ONE_IN, meter, counts }
-    }
-}
-
-/// The results of offloading since the node was started, counted in transactions.
-#[derive(Default, Debug)]
-pub struct OffloadCounts {
-    offloaded: AtomicU64,
-    verified_for_others: AtomicU64,
-    chunks: AtomicU64,
-    liars: Mutex<BTreeSet<Arc<str>>>,
-}
-
-impl OffloadCounts {
-    /// Transactions whose signatures others have verified for this node.
-    pub fn offloaded(&self) -> u64 {
-        self.offloaded.load(Ordering::Relaxed)
-    }
-
-    /// Transactions whose signatures this node has verified for others.
-    pub fn verified_for_others(&self) -> u64 {
-        self.verified_for_others.load(Ordering::Relaxed)
-    }
-
-    /// The other nodes that were found to lie about signatures.
-    pub fn liars(&self) -> Vec<Arc<str>> {
-        self.liars_lock().iter().cloned().collect()
-    }
-
-    pub(super) fn trusts(&self, follower: &str) -> bool {
-        let liars = self.liars_lock();
-        liars.len() < LIARS_MAX && !liars.contains(follower)
-    }
-
-    fn shun(&self, follower: &Arc<str>) {
-        self.liars_lock().insert(Arc::clone(follower));
-    }
-
-    fn liars_lock(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
-        self.liars.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-const _: () = assert!(IDLE_PERCENT < BUSY_PERCENT);
-
-/// A permit to send one chunk to another node.
-pub type WorkPermit = state::disaggregated::followers::WorkPermit;
-
-impl OffloadConfig {
-    /// Step 1: a permit to send a chunk with envelopes of these sizes to a follower; `None` if the primary keeps the
-    /// chunk.
-    pub fn reserve(&self, state: &dyn WorldState, envelopes: impl Iterator<Item = usize>) -> Option<WorkPermit> {
-        match (self.mode, state.followers()) {
-            (OffloadMode::Never, _) | (_, 0) => None,
-            (_, readers) => {
-                let load_max = self.load_limit(readers, chunk_bytes(envelopes))?;
-                state.work_permit(load_max, &|reader| self.counts.trusts(reader))
-            }
+/// Steps 2 to 7 for a chunk that has a permit.
+pub async fn verify_at_follower(
+    config: &OffloadConfig,
+    permit: WorkPermit,
+    chunk: &VerificationChunk,
+    policies: &ChannelPolicies,
+) -> Vec<VerifiedTransaction> {
+    let follower = Arc::clone(permit.follower());
+    let answer = permit.work(chunk.encode(), OFFLOAD_TIMEOUT).await;
+    let verdicts = answer.and_then(|answer| verdicts_for(chunk, answer));
+    match verdicts.and_then(|words| verify_offloaded(config, &follower, chunk, words, policies)) {
+        Some(examined) => examined,
+        None => {
+            events::TransactionsOffloadFailed.add(chunk.envelopes.len() as u64);
+            verify_transactions(chunk.envelopes.iter().cloned(), policies)
         }
     }
+}
 
-    /// How busy a follower may be that is asked to verify a chunk of `chunk_bytes`; `None` if no follower is to be
-    /// asked.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    fn load_limit(&self, followers: usize, chunk_bytes: usize) -> Option<u8> {
-        if chunk_bytes > WORK_ITEM_BYTES_MAX {
+/// Steps 5 and 6: the chunk, verified with a follower's verdicts; `None` if the follower has lied.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+pub(super) fn verify_offloaded(
+    config: &OffloadConfig,
+    follower: &Arc<str>,
+    chunk: &VerificationChunk,
+    verdicts: Vec<SignatureVerdict>,
+    policies: &ChannelPolicies,
+) -> Option<Vec<VerifiedTransaction>> {
+    let doubted = config.choose_doubted(verdicts.iter().map(|verdict| *verdict == SignatureVerdict::Valid));
+    let of_doubted = chunk.envelopes.iter().zip(&doubted).filter(|(_, doubted)| **doubted);
+    let mut examined_here = verify_transactions(of_doubted.map(|(envelope, _)| envelope.clone()), policies).into_iter();
+    let mut all = Vec::with_capacity(verdicts.len());
+    for (((envelope, word), doubted), index) in chunk.envelopes.iter().zip(verdicts).zip(&doubted).zip(0..) {
+        if !doubted {
+            all.push(verify_with_verdict(envelope, policies, word));
+            continue;
+        }
+        let examined = examined_here.next().expect("all that are doubted were examined");
+        let found = examined.signature_verdict();
+        if found != word {
+            let (block, place): (u64, u64) = (chunk.block, u64::from(chunk.first) + index);
+            tracing::error!(
+                reader = &**follower, block, place, said = ?word, ?found,
+                "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
+                 this process ends. Take it out of the peer and find out who has its keys"
+            );
+            config.counts.distrust(follower);
             return None;
         }
-        let load_max = match self.mode {
-            OffloadMode::Never => return None,
-            OffloadMode::Idle if self.meter.percent() < BUSY_PERCENT => return None,
-            OffloadMode::Idle => IDLE_PERCENT,
-            OffloadMode::Always => 100,
-        };
-        let turn = self.counts.chunks.fetch_add(1, Ordering::Relaxed) % (followers as u64 + 1);
-        (turn > 0).then_some(load_max)
+        all.push(examined);
     }
-
-    /// Steps 2 to 7 for a chunk that has a permit.
-    pub async fn verify(
-        &self,
-        permit: WorkPermit,
-        chunk: &VerificationChunk,
-        policies: &ChannelPolicies,
-    ) -> Vec<VerifiedTransaction> {
-        let follower = Arc::clone(permit.follower());
-        let answer = permit.work(chunk.encode(), OFFLOAD_TIMEOUT).await;
-        let verdicts = answer.and_then(|answer| verdicts_for(chunk, answer));
-        match verdicts.and_then(|words| self.verify_offloaded(&follower, chunk, words, policies)) {
-            Some(examined) => examined,
-            None => {
-                events::TransactionsOffloadFailed.add(chunk.envelopes.len() as u64);
-                verify_transactions(chunk.envelopes.iter().cloned(), policies)
-            }
-        }
-    }
-}
-
-impl OffloadConfig {
-    /// Steps 5 and 6: the chunk, verified with a follower's verdicts; `None` if the follower has lied.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(super) fn verify_offloaded(
-        &self,
-        follower: &Arc<str>,
-        chunk: &VerificationChunk,
-        verdicts: Vec<SignatureVerdict>,
-        policies: &ChannelPolicies,
-    ) -> Option<Vec<VerifiedTransaction>> {
-        let chosen = rt::random_below(verdicts.len().max(1) as u64);
-        let mut is_doubted = |(index, word): (u64, &SignatureVerdict)| {
-            let by_chance = index == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
-            (*word != SignatureVerdict::Valid || by_chance) && !rt::fault_point("chain.offload.mutant.believed")
-        };
-        let doubted: Vec<bool> = (0..).zip(&verdicts).map(&mut is_doubted).collect();
-        let of_doubted = chunk.envelopes.iter().zip(&doubted).filter(|(_, doubted)| **doubted);
-        let mut examined_here =
-            verify_transactions(of_doubted.map(|(envelope, _)| envelope.clone()), policies).into_iter();
-        let mut all = Vec::with_capacity(verdicts.len());
-        for (((envelope, word), doubted), index) in chunk.envelopes.iter().zip(verdicts).zip(&doubted).zip(0..) {
-            if !doubted {
-                all.push(verify_with_verdict(envelope, policies, word));
-                continue;
-            }
-            let examined = examined_here.next().expect("all that are doubted were examined");
-            let found = examined.signature_verdict();
-            if found != word {
-                let (block, place): (u64, u64) = (chunk.block, u64::from(chunk.first) + index);
-                tracing::error!(
-                    reader = &**follower, block, place, said = ?word, ?found,
-                    "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
-                     this process ends. Take it out of the peer and find out who has its keys"
-                );
-                events::FollowersDistrusted.add(1);
-                self.counts.shun(follower);
-                return None;
-            }
-            all.push(examined);
-        }
-        let doubted = doubted.iter().filter(|doubted| **doubted).count() as u64;
-        let borrowed = all.len() as u64 - doubted;
-        self.counts.offloaded.fetch_add(borrowed, Ordering::Relaxed);
-        events::TransactionsOffloaded.add(borrowed);
-        events::TransactionsReverified.add(doubted);
-        Some(all)
-    }
+    let doubted = doubted.iter().filter(|doubted| **doubted).count() as u64;
+    let borrowed = all.len() as u64 - doubted;
+    config.counts.add_offloaded(borrowed);
+    events::TransactionsOffloaded.add(borrowed);
+    events::TransactionsReverified.add(doubted);
+    Some(all)
 }
 
 /// Consecutive envelopes of a block (docs/formats/followers.md).
@@ -441,7 +278,7 @@ impl WorkHandler for VerificationWorker {
         {
             *word = if *word == SignatureVerdict::Valid { SignatureVerdict::Unsigned } else { SignatureVerdict::Valid };
         }
-        self.config.counts.verified_for_others.fetch_add(count, Ordering::Relaxed);
+        self.config.counts.add_verified_for_others(count);
         events::TransactionsVerifiedForPrimary.add(count);
         Some(answer.encode())
     }
@@ -516,25 +353,5 @@ mod tests {
             assert_eq!(change(other), None, "{what}");
         }
         assert_eq!(verdicts_for(&chunk(), Bytes::from_static(b"none at all")), None);
-    }
-
-    #[test]
-    fn a_primary_asks_when_it_is_to_and_keeps_its_share() {
-        let asked = |when, percent, readers, bytes| {
-            let borrowing =
-                OffloadConfig { mode: when, meter: LoadMeter::new(move || percent), ..OffloadConfig::default() };
-            let turns: Vec<_> = (0..6).map(|_| borrowing.load_limit(readers, bytes)).collect();
-            let load_max = turns.iter().flatten().next().copied();
-            (load_max, turns.iter().flatten().count())
-        };
-        assert_eq!(asked(OffloadMode::Never, 100, 2, 100), (None, 0));
-        assert_eq!(asked(OffloadMode::Always, 0, 2, 100), (Some(100), 4), "every third is its own");
-        assert_eq!(asked(OffloadMode::Always, 0, 1, 100), (Some(100), 3), "every second is");
-        assert_eq!(asked(OffloadMode::Always, 0, 1, WORK_ITEM_BYTES_MAX + 1), (None, 0), "it is too large");
-        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT, 1, 100), (Some(IDLE_PERCENT), 3));
-        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT - 1, 1, 100), (None, 0), "it has time itself");
-        let unknown = OffloadConfig::default();
-        assert_eq!(unknown.load_limit(3, 100), None, "nothing is known of its load");
-        assert!(unknown.meter.percent() > IDLE_PERCENT, "nor is it asked");
     }
 }

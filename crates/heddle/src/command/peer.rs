@@ -9,9 +9,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use chain::failover::NODES_MAX;
 use indicatif::{ProgressBar, ProgressStyle};
 use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
+use replica::NODES_MAX;
 
 use crate::cli::exit;
 use crate::cli::peer::{PeerMemoryArguments, PeerNodesArguments, PeerTarget};

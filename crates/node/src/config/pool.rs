@@ -2,9 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use chain::failover::NODES_MAX;
-use chain::validate::offload::{OffloadMode, SPOT_CHECK_ONE_IN};
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
+use replica::NODES_MAX;
+use replica::offload::{OffloadMode, SPOT_CHECK_ONE_IN};
 use serde::{Deserialize, Serialize};
 use state::DisaggregatedConfig;
 

@@ -11,8 +11,8 @@
 //!    it is lower than before, the peer returns excess sections in the background. A caller can poll the report until
 //!    that is done.
 //!
-//! Bounds: a request has at most [`REQUEST_BYTES_MAX`] bytes and takes at most [`REQUEST_TIMEOUT`]; a reply has at most
-//! [`RESPONSE_BYTES_MAX`] bytes; at most [`CONNECTIONS_MAX`] connections are open at a time.
+//! Bounds: a request has at most [`REQUEST_BYTES_MAX`] bytes and takes at most `REQUEST_TIMEOUT`; a reply has at most
+//! `RESPONSE_BYTES_MAX` bytes; at most `CONNECTIONS_MAX` connections are open at a time.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub(crate) mod budget;

@@ -10,7 +10,7 @@ use crate::Boxed;
 use crate::config::HeddleConfig;
 use crate::network::error::NodeError;
 use crate::network::files::{CONFIG_FILE, write};
-use crate::network::network::Network;
+use crate::network::opened::Network;
 use crate::network::run::{self};
 use crate::network::running::RunningNetwork;
 use crate::network::{layout, material};
@@ -53,7 +53,7 @@ impl Network {
     /// Opens the network in a directory, with another configuration than the one stored there.
     ///
     /// # Errors
-    /// As [`Network::open`]; [`ConfigError::Fixed`] when the configuration belongs to another network.
+    /// As [`Network::open`]; `ConfigError::Fixed` when the configuration belongs to another network.
     pub async fn open_with(path: &Path, config: &HeddleConfig) -> Result<Network, NodeError> {
         Network::open_as(path, Some(config)).await
     }

@@ -12,7 +12,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use chain::failover::NODES_MAX;
+use replica::NODES_MAX;
 use serde::{Deserialize, Serialize};
 
 pub use super::sections::{

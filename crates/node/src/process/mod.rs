@@ -13,13 +13,13 @@ mod context;
 mod end;
 pub mod file;
 mod links;
-mod process;
 mod ready;
+mod running;
 mod sections;
 
 pub use end::ProcessEnd;
 pub use file::{NodeFile, ProcessRole};
 #[cfg(test)]
 pub(crate) use links::tcp_tls;
-pub use process::Process;
 pub use ready::Ready;
+pub use running::Process;

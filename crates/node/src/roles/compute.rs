@@ -6,7 +6,7 @@
 //! 2. Open the address space under the same epoch. This reclaims the memory of an earlier primary.
 //! 3. Replay the blocks above the savepoint, then follow the orderer.
 //!
-//! A peer may have several compute nodes: one primary, and followers. [`chain::failover`] chooses the primary and
+//! A peer may have several compute nodes: one primary, and followers. [`replica::failover`] chooses the primary and
 //! performs the takeover.
 //!
 //! The monolithic form has its own block store and tables.
@@ -21,11 +21,10 @@ use base::rt::{self, Backoff, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use block_transport::SourceAddresses;
 use chain::access::ContractDefinitions;
+use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory};
 use chain::endorse::{Endorse, EndorseError};
-use chain::failover::{ComputeNode, ComputeNodeSetup, ComputeRole, FAILOVER_TIMEOUTS, PeerMemory};
 use chain::peer::PeerConfig;
 use chain::stores::{NodeStores, PeerStores, WorldStateFactory};
-use chain::validate::offload::OffloadConfig;
 use chain::view::{ChannelView, PeerView};
 use chain::{Channel, LocalStores, Peer, PeerSetup};
 use contract::ContractRegistry;
@@ -33,6 +32,9 @@ use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig, VerbCounts};
 use proto::protos::{ProposalResponse, Response};
+use replica::failover::begin_epoch;
+use replica::offload::OffloadConfig;
+use replica::{ComputeRole, FAILOVER_TIMEOUTS};
 use rma::Provider;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, StateUsage, WorldState};
@@ -301,8 +303,8 @@ impl ComputeInstance {
         }
         let (epoch, channel) = (Epoch(0), channel.to_owned());
         let remote = RemoteStoreConfig { address: address.clone(), token: token.clone(), channel, epoch };
-        let begun = chain::stores::begin_epoch(remote, None, Some(watermark.as_ref())).await;
-        let epoch = begun.map_err(|source| NodeError::Chain { who: options.name.to_owned(), source })?;
+        let begun = begin_epoch(remote, None, Some(watermark.as_ref())).await;
+        let epoch = begun.map_err(|source| NodeError::Chain { who: options.name.to_owned(), source: source.into() })?;
         let states = Arc::new(PooledStates { memory: memory.clone(), epoch });
         let stores = NodeStores { address, token, epoch, states, watermark: Some(watermark.clone()) };
         ComputeInstance::open(options, Arc::new(stores), Some(memory)).await

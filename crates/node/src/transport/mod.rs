@@ -4,13 +4,13 @@
 //!    `tls:orderer.example.com:7050`.
 //! 2. A listener accepts every connection at once, each in a separate task. A connection is unauthenticated until its
 //!    handshake is complete: it must begin the handshake within [`HELLO_TIME_MAX`] and finish it within
-//!    [`HANDSHAKE_TIME_MAX`]. If [`UNAUTHENTICATED_MAX`] such connections exist, a new one displaces the oldest,
+//!    `HANDSHAKE_TIME_MAX`. If `UNAUTHENTICATED_MAX` such connections exist, a new one displaces the oldest,
 //!    preferably one from its own address. So a slow connection cannot keep a new one out.
 //! 3. Established links go into a bounded backlog. If the backlog is full, the link is closed.
 //! 4. Over TLS each side proves with its certificate that it is a node of a configured organisation. The link's
 //!    [`principal`](base::rt::net::Link::principal) is the organisation's name and the certificate's digest. Users have
 //!    certificates of the same authorities, but get no link. An unauthenticated connection costs at most one handshake.
-//! 5. Silent hosts are detected: their links end within [`UNANSWERED_MAX`] plus one [`KEEP_ALIVE`], whether or not
+//! 5. Silent hosts are detected: their links end within `UNANSWERED_MAX` plus one `KEEP_ALIVE`, whether or not
 //!    messages are in flight.
 //!
 //! [`frames`] has the frames and the two halves of a link.

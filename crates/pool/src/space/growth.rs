@@ -97,7 +97,7 @@ impl AddressSpace {
     }
 
     /// Gets a read grant of a section for a follower, another compute node of this owner, which
-    /// [enters](ReadOnlySpace::enter) the result. A repeated call returns the same grant.
+    /// [enters](crate::ReadOnlySpace::enter) the result. A repeated call returns the same grant.
     ///
     /// # Errors
     /// [`Error::UnknownSection`]; [`Error::NoAnswer`]; the donor's rejection.

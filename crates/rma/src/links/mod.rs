@@ -9,7 +9,7 @@
 //!    kind:u8 (0 message, 1 sender dropped, 2 receiver dropped, 3 confirms kind 1) | the message
 //!    ```
 //! 3. An end that drops a half sends a notice of kind 1 or 2, behind the messages that it sent before. An end that has dropped
-//!    both halves closes the endpoint when the other end has confirmed kind 1, or after [`LINGER`].
+//!    both halves closes the endpoint when the other end has confirmed kind 1, or after `LINGER`.
 //!
 //! Invariants: each link has its own endpoint, which nothing else uses; messages that an end sent before it dropped the link
 //! arrive.

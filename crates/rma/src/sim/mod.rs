@@ -1,6 +1,6 @@
 //! The `sim` provider: remote memory in a simulated world. It delays, loses and tears verbs as far as the guarantees allow.
 //!
-//! 1. A host lives on the simulated node whose task called [`Provider::host`]; an endpoint lives on the node of its caller. A
+//! 1. A host lives on the simulated node whose task called `Provider::host`; an endpoint lives on the node of its caller. A
 //!    crash of the host's node loses the host's regions. While that node is paused, one-sided verbs still take effect, because
 //!    they need none of its tasks; messages do need them.
 //! 2. A verb leaves its node, arrives at the host, and completes, each at a random time. A crash of its node loses a verb that

@@ -14,7 +14,7 @@
 //! * Words are written and read whole. The bytes of a verb land from low addresses to high ones. Only the progress thread
 //!   executes atomic verbs.
 //! * A certificate that [`Denials`] denies gets no connection, and its open connections end.
-//! * When a connection is lost, every verb in flight completes as ambiguous, and later verbs fail with [`Error::Closed`].
+//! * When a connection is lost, every verb in flight completes as ambiguous, and later verbs fail with [`Error::Closed`](crate::Error::Closed).
 //! * Every byte from the other end is checked ([`wire`]); bytes that form no valid frame end the connection. Without TLS the
 //!   bytes, secrets of capabilities included, are only as safe as the network.
 //!

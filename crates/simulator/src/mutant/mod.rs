@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use base::rt;
 use base::rt::simulation::SimNode;
-use chain::validate::offload::OffloadMode;
+use replica::offload::OffloadMode;
 use state::disaggregated::fault;
 
 use crate::network::Network;

@@ -5,7 +5,7 @@
 //!    fences the previous primary. Then it replays the blocks that the savepoint does not cover.
 //! 3. It commits until it is fenced or fails. Only a fence shows it that it was replaced.
 //!
-//! In some peers the compute nodes choose the primary themselves. There [`chain::failover`] does all these steps, and followers
+//! In some peers the compute nodes choose the primary themselves. There [`replica::failover`] does all these steps, and followers
 //! answer proposals too ([`run_compute_node_with_failover`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::{AbortOnDrop, CancellationToken};
 use base::{Bytes, Epoch, ErrorKind, rt};
+use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory};
 use chain::endorse::Endorse as _;
-use chain::failover::{ComputeNode, ComputeNodeSetup, PeerMemory};
-use chain::stores::begin_epoch;
 use chain::view::PeerView;
 use chain::{NodeStores, Peer, PeerStores, WorldStateFactory};
 use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig};
 use prost::Message as _;
-use state::disaggregated::followers::FailoverTimeouts;
+use replica::FailoverTimeouts;
+use replica::failover::begin_epoch;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, WorldState};
 use storage::node::RemoteStoreConfig;
@@ -143,7 +143,7 @@ pub async fn run_compute_node(network: Arc<Network>, name: String) -> Result<(),
                 channel: CHANNEL.to_owned(),
                 epoch: kept,
             };
-            begin_epoch(remote, None, watermark.as_deref()).await?
+            begin_epoch(remote, None, watermark.as_deref()).await.map_err(chain::Error::from)?
         }
         kept => kept,
     };

@@ -4,7 +4,7 @@
 //! storage node for longer than the peer's time-out, its spare replaces it, provided that the spare is up. Now and then a
 //! healthy primary is replaced. The replaced primary is not notified: it notices that it is fenced.
 //!
-//! If the compute nodes of a peer choose the primary themselves ([`chain::failover`]), this module only disturbs them: now and
+//! If the compute nodes of a peer choose the primary themselves ([`replica::failover`]), this module only disturbs them: now and
 //! then it pauses the primary for longer than the time-out of the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

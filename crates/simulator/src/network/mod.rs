@@ -20,9 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::Epoch;
 use base::rt::simulation::{Sim, SimNode};
 use chain::Peer;
-use chain::failover::ComputeRole;
 use chain::order::Orderer;
 use chain::order::orderer_channel::OrdererChannel;
+use replica::ComputeRole;
 use rma::sim::SimProvider;
 
 use crate::mutant::Mutant;

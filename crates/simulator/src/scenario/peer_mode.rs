@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base::rt::simulation::Prng;
-use chain::validate::offload::OffloadMode;
+use replica::offload::OffloadMode;
 
 /// A peer's form.
 #[derive(Clone, Debug)]

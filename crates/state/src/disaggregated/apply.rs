@@ -269,7 +269,7 @@ impl StateCore {
         shared.replace_in_caches(&items);
         shared.invalidate_followers(&items, number).await;
         hold_up("state.apply.publish").await;
-        shared.wait_for_earlier_leases().await;
+        shared.earlier_leases.wait().await;
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one primary applies blocks in order");
         StateCore::publish(shared, number + 1);
@@ -640,9 +640,10 @@ impl StateCore {
     /// Step 9.
     async fn invalidate_followers(&self, items: &[PendingWrite<'_>], number: u64) {
         if self.followers.any() {
-            self.followers
-                .log(|changes| changes.block(number, items.iter().map(|item| (item.name(), item.delta_version()))));
-            self.notify_followers().await;
+            self.log_change(|changes| {
+                changes.block(number, items.iter().map(|item| (item.name(), item.delta_version())))
+            });
+            self.followers.notify(|| self.heat.notes_uses()).await;
         }
     }
 }

@@ -126,7 +126,7 @@ impl StateCore {
         }
         hold_up("state.drain.directory").await;
         self.directory.set(new);
-        self.followers.log(|changes| changes.subtable(&new));
+        self.log_change(|changes| changes.subtable(&new));
         writer.retire(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
         events::SubtablesMoved.add(1);
         true

@@ -56,7 +56,6 @@ use super::apply::{Groups, SlotSwap};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::OwnedHead;
 use super::index::{KeyHash, SlotIndex, Subtable};
-use super::lease::REUSE_AFTER;
 use super::maintenance::RETRY_PAUSE;
 use super::memory::{completed, had_no_effect};
 use super::pointer::Pointer;
@@ -64,6 +63,8 @@ use super::record::LinkWord;
 use super::space::{Extent, SpaceAccounts};
 use super::{StateCore, StateWriter};
 use crate::{Error, events};
+use replica::followers::message::Candidate;
+use replica::lease::REUSE_AFTER;
 
 /// Uses are noted from this many percent below `evict_to_percent` on.
 const NOTE_BEFORE_PERCENT: u8 = 5;
@@ -117,7 +118,7 @@ impl StateCore {
             match self.free_memory().await {
                 Ok(true) => {
                     if self.followers.any() {
-                        self.notify_followers().await;
+                        self.followers.notify(|| self.heat.notes_uses()).await;
                         self.writer.lock().await.retire_acknowledged();
                     }
                     rt::sleep(REUSE_AFTER).await;
@@ -237,7 +238,7 @@ impl StateCore {
                 // Log the change for the followers first, then retire: the lease of a follower that has not
                 // acknowledged it is older.
                 self.forgotten.fetch_max(since + 1, Ordering::AcqRel);
-                self.followers.log(|changes| changes.forgotten(since + 1));
+                self.log_change(|changes| changes.forgotten(since + 1));
                 writer.superseded.pop_front();
                 let extent = writer.space.extent(pointer.address());
                 evicted += extent.map_or(0, |extent| extent.bytes);
@@ -356,7 +357,8 @@ impl StateCore {
     /// Step 3: which records some compute node of the peer has in use, besides those whose reference bits the hand has
     /// seen. Followers are asked in parallel; one that does not answer counts as using nothing.
     async fn in_use(&self, candidates: &[EvictionCandidate]) -> Vec<bool> {
-        let mut in_use = self.followers.in_use(candidates).await;
+        let asked: Vec<Candidate> = candidates.iter().map(|candidate| (*candidate).into()).collect();
+        let mut in_use = self.followers.in_use(&asked).await;
         for (in_use, candidate) in in_use.iter_mut().zip(candidates) {
             *in_use |= self.caches.has(candidate.hash, candidate.pointer);
         }
@@ -455,7 +457,7 @@ impl StateCore {
             let name = victim.head.name().expect("it had one when it was chosen");
             self.caches.evict(victim.candidate.hash, name, victim.candidate.pointer);
             if !mutant(Mutant::EvictUnacknowledged) {
-                self.followers.log(|changes| changes.evicted(name, victim.candidate.pointer));
+                self.log_change(|changes| changes.evicted(name, victim.candidate.pointer));
             }
         }
     }

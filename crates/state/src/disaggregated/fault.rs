@@ -43,20 +43,8 @@ base::mutants! {
         LearntOutlivesEviction,
         /// The buffer of an evicted record is reused at once.
         EvictedReusedEarly,
-        /// A follower acknowledges a block before it has applied it.
-        AckEarly,
-        /// The primary raises its height without waiting for its followers.
-        CountUnacknowledged,
-        /// A follower answers although its lease has ended.
-        ServePastLease,
         /// Followers get no update about evicted records, and their buffers are retired at once.
         EvictUnacknowledged,
-        /// A primary grants leases without asking storage whether there is a newer primary.
-        GrantUnproven,
-        /// A new primary raises heights while followers may hold leases of the old one.
-        ServeEarly,
-        /// A follower's answer to a work item counts although its lease has ended.
-        CountLapsed,
         /// The copy of a subtable that moves was read before the writer's lock was taken.
         MovedStale,
     }

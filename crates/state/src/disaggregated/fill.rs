@@ -106,7 +106,7 @@ impl StateCore {
                 self.give_up(writer, subtable.address);
                 // The slot may have been set, and read.
                 self.caches.detach(hash, name, pointer);
-                self.followers.log(|changes| changes.detached(name, pointer));
+                self.log_change(|changes| changes.detached(name, pointer));
                 writer.retire(pointer);
             }
         }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut, Version};
+use replica::followers::message::{PROTOCOL_VERSIONS, ToFollower, ToPrimary};
 use wire::hello::HelloAnswer;
 
-use super::followers::message::{ChangeLog, PROTOCOL_VERSIONS, StateChange, ToFollower, ToPrimary};
+use super::followers::changes::{ChangeLog, FollowerRequest, JoinBasis, StateChange};
 use super::index::{BucketGroup, BucketProbe, GROUP_BYTES, KeyHash, PROBE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
 use super::record::{self, KeyName, LinkWord, Record, RecordContent};
@@ -81,14 +82,15 @@ fn message_seeds() -> Vec<Vec<u8>> {
         ToPrimary::Join { versions: PROTOCOL_VERSIONS },
         ToPrimary::Ack { sequence: 1, asked: 2, floor: 3, load: 4 },
         ToPrimary::InUse { number: 5, in_use: vec![true, false] },
-        ToPrimary::Fill { namespace, key },
-        ToPrimary::Persist { height: 6 },
+        ToPrimary::Request(FollowerRequest::Fill { namespace, key }.encode()),
+        ToPrimary::Request(FollowerRequest::Persist { height: 6 }.encode()),
         ToPrimary::Done { number: 7, height: 8, answer: Bytes::from_static(b"answer") },
     ];
     let changes = Bytes::from(change_seeds().remove(0));
+    let basis = JoinBasis { seed: 1, base: 2, savepoint: 3, forgotten: 4, budget_bytes: 5 };
     let hello = HelloAnswer::to(PROTOCOL_VERSIONS, PROTOCOL_VERSIONS);
     let to_reader = [
-        ToFollower::Welcome { hello, seed: 1, base: 2, savepoint: 3, forgotten: 4, budget_bytes: 5 },
+        ToFollower::Welcome { hello, basis: basis.encode() },
         ToFollower::CatchUp { changes: changes.clone() },
         ToFollower::Update { sequence: 1, granted: 2, oldest: 3, notes_uses: true, changes },
         ToFollower::InUseQuery { number: 1, candidates: Vec::new() },
@@ -104,10 +106,20 @@ fn messages(input: &[u8]) {
         // Of a join of other versions only the versions are decoded.
         let ours = !matches!(message, ToPrimary::Join { .. });
         assert!(if ours { message.encode() == bytes } else { bytes.starts_with(&message.encode()) });
+        if let ToPrimary::Request(request) = message
+            && let Ok(request) = authenticated(input, || FollowerRequest::decode(request))
+        {
+            assert_eq!(request.encode(), bytes);
+        }
     }
     if let Ok(message) = authenticated(input, || ToFollower::decode(bytes.clone())) {
         let ours = !matches!(message, ToFollower::OtherVersions(_));
         assert!(!ours || message.encode().len() == bytes.len(), "{message:?}");
+        if let ToFollower::Welcome { basis, .. } = message
+            && let Ok(decoded) = authenticated(input, || JoinBasis::decode(basis.clone()))
+        {
+            assert_eq!(decoded.encode(), basis);
+        }
     }
 }
 

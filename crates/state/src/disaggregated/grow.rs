@@ -158,7 +158,7 @@ impl StateCore {
         let empty = subtable.empty().freeze();
         self.write_new(writer, subtable.address, empty).await?;
         self.directory.set(subtable);
-        self.followers.log(|changes| changes.subtable(&subtable));
+        self.log_change(|changes| changes.subtable(&subtable));
         Some(subtable)
     }
 
@@ -247,7 +247,7 @@ impl StateCore {
         hold_up("state.split.directory").await;
         self.directory.set(new);
         self.directory.set(old);
-        self.followers.log(|changes| {
+        self.log_change(|changes| {
             changes.subtable(&new);
             changes.subtable(&old);
         });

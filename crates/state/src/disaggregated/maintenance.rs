@@ -2,7 +2,7 @@
 //!
 //! Reclamation of a version that block `b` superseded:
 //! 1. when every view, here and on the followers, is above `b`, no new read can need the version: retire it;
-//! 2. after another [`REUSE_AFTER`](super::lease::REUSE_AFTER), every lease under which its address was learnt has
+//! 2. after another [`REUSE_AFTER`](replica::lease::REUSE_AFTER), every lease under which its address was learnt has
 //!    ended: free its buffer. The buffer's next use has another incarnation.
 //!
 //! A tombstone is retired in the same way once the savepoint covers it, since storage then has the deletion. Its slot
@@ -49,7 +49,7 @@ pub(super) fn start(shared: &Arc<StateCore>) -> Vec<AbortOnDrop<()>> {
         rt::spawn(async move { savepoints.watch_savepoint().await }).abort_on_drop(),
         rt::spawn(async move { reclaiming.reclaim_periodically().await }).abort_on_drop(),
         rt::spawn(async move { evicting.run_eviction().await }).abort_on_drop(),
-        rt::spawn(async move { leasing.send_heartbeats().await }).abort_on_drop(),
+        rt::spawn(async move { replica::followers::send_heartbeats(&*leasing).await }).abort_on_drop(),
     ]
 }
 
@@ -143,7 +143,7 @@ impl StateCore {
         let savepoint = savepoint.min(self.height.load(Ordering::Acquire));
         self.delta_mut().forget_below(savepoint);
         if self.savepoint.fetch_max(savepoint, Ordering::AcqRel) < savepoint {
-            self.followers.log(|changes| changes.savepoint_advanced(savepoint));
+            self.log_change(|changes| changes.savepoint_advanced(savepoint));
         }
         let mut guard = self.writer.lock().await;
         let writer = &mut *guard;
@@ -166,7 +166,7 @@ impl StateCore {
             }
             let name = super::KeyName { namespace: &tombstone.namespace, key: &tombstone.key };
             self.caches.detach(tombstone.hash, name, tombstone.pointer);
-            self.followers.log(|changes| changes.detached(name, tombstone.pointer));
+            self.log_change(|changes| changes.detached(name, tombstone.pointer));
             writer.retire(tombstone.pointer);
         }
     }
@@ -229,7 +229,7 @@ impl StateCore {
         events::OrphansFound.add(1);
         self.caches.detach(hash, name, pointer);
         self.delta_mut().detach(hash, name, pointer);
-        self.followers.log(|changes| changes.detached(name, pointer));
+        self.log_change(|changes| changes.detached(name, pointer));
         writer.tombstones.retain(|tombstone| tombstone.pointer != pointer);
         writer.retire(pointer);
     }

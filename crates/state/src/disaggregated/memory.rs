@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use base::{Bytes, BytesMut, ErrorKind};
 use rma::Completion;
 
-use super::lease::FollowerId;
+use replica::lease::FollowerId;
 
 /// A leased section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -61,7 +61,6 @@ pub mod followers;
 pub mod fuzz;
 mod grow;
 mod index;
-pub mod lease;
 mod maintenance;
 pub mod memory;
 mod pointer;
@@ -83,17 +82,20 @@ use std::time::Duration;
 
 use base::rt::net::Link;
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{self, AbortOnDrop, CancellationToken, Instant};
+use base::rt::{self, AbortOnDrop, Instant};
 use base::{Set, Version};
 use futures_util::future::join_all;
+use replica::offload::WorkPlacement;
+use replica::{EarlierLeases, FollowerTable, ReplicatedState, WorkPermit, lease};
 use storage::StateStore;
 
 pub use audit::MemoryAudit;
 use cache::Caches;
 use delta::Delta;
 use directory::SubtableDirectory;
+use followers::ComputeRole;
 pub use followers::Follower;
-use followers::{ComputeRole, FollowerTable};
+use followers::changes::ChangeLog;
 use index::{KeyHash, Subtable};
 use memory::{Memory, MemoryError, Section};
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
@@ -180,12 +182,10 @@ struct StateCore {
     fenced: AtomicBool,
     role: ComputeRole,
     followers: Arc<FollowerTable>,
-    /// Stopped once followers may join.
-    admits_followers: CancellationToken,
     /// Bounds the requests of followers that run at once.
     fill_permits: Semaphore,
-    /// By this time every lease that an earlier primary granted has ended; heights are raised and shown only after it.
-    earlier_leases_end: Instant,
+    /// The leases of earlier primaries: heights are raised and shown only after they have ended.
+    earlier_leases: EarlierLeases,
 }
 
 /// Abandoned sections, by their first byte. An entry is never removed: slots in other sections may lead into the
@@ -308,23 +308,6 @@ impl Disaggregated {
         Ok(Disaggregated { shared, _background: background })
     }
 
-    /// Lets followers join, once every lease that an earlier primary can have granted has ended. Until then that
-    /// primary's followers may answer at lower heights, so the caller must not show this state to anybody. Call it
-    /// after every durable block has been applied: otherwise a follower would show heights below those that an earlier
-    /// primary has shown.
-    pub async fn admit_followers(&self) {
-        self.shared.wait_for_earlier_leases().await;
-        self.shared.admits_followers.cancel();
-    }
-
-    /// Serves a follower over a link until the link ends ([`followers`]). Dropping the future ends it.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`]; [`Error::Busy`] when there are too many followers, or joining took too long.
-    pub async fn serve_follower(&self, link: Link) -> Result<(), Error> {
-        StateCore::serve_follower(&self.shared, link).await
-    }
-
     /// The view of the last applied block, with the reads that do not go through [`Snapshot`].
     pub fn view(&self) -> Arc<StateView> {
         self.shared.newest_view()
@@ -373,6 +356,27 @@ impl Drop for Disaggregated {
 }
 
 #[async_trait::async_trait]
+impl ReplicatedState for Disaggregated {
+    async fn admit_followers(&self) {
+        self.shared.earlier_leases.admit_followers().await;
+    }
+
+    async fn serve_follower(&self, link: Link) -> Result<(), replica::Error> {
+        replica::followers::serve_follower(&self.shared, link).await
+    }
+}
+
+impl WorkPlacement for Disaggregated {
+    fn followers(&self) -> usize {
+        self.shared.followers.count()
+    }
+
+    fn work_permit(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<WorkPermit> {
+        self.shared.followers.work_permit(load_max, WorldState::height(self), trusts)
+    }
+}
+
+#[async_trait::async_trait]
 impl WorldState for Disaggregated {
     fn height(&self) -> u64 {
         self.shared.height.load(Ordering::Acquire)
@@ -380,14 +384,6 @@ impl WorldState for Disaggregated {
 
     fn snapshot(&self) -> Arc<dyn Snapshot> {
         self.shared.newest_view()
-    }
-
-    fn followers(&self) -> usize {
-        self.shared.followers.count()
-    }
-
-    fn work_permit(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<followers::WorkPermit> {
-        self.shared.followers.work_permit(load_max, WorldState::height(self), trusts)
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
@@ -510,7 +506,6 @@ impl StateCore {
         budget_bytes: u64,
     ) -> StateCore {
         let holders: Arc<FollowerTable> = Arc::default();
-        let early = fault::mutant(fault::Mutant::ServeEarly);
         StateCore {
             memory,
             store,
@@ -536,9 +531,8 @@ impl StateCore {
             settings,
             role,
             followers: holders,
-            admits_followers: CancellationToken::new(),
             fill_permits: Semaphore::new(fill::FILLS_MAX),
-            earlier_leases_end: if early { rt::now() } else { rt::now() + lease::REUSE_AFTER },
+            earlier_leases: EarlierLeases::new(),
         }
     }
 
@@ -591,13 +585,6 @@ impl StateCore {
         floor
     }
 
-    /// Waits until every lease that an earlier primary can have granted has ended.
-    async fn wait_for_earlier_leases(&self) {
-        if rt::now() < self.earlier_leases_end {
-            rt::sleep_until(self.earlier_leases_end).await;
-        }
-    }
-
     /// Whether a newer primary has taken over.
     fn is_fenced(&self) -> bool {
         if self.fenced.load(Ordering::Relaxed) {
@@ -627,6 +614,11 @@ impl StateCore {
             true => Ok(()),
             false => Err(Error::Busy),
         }
+    }
+
+    /// Logs changes for all followers, to be sent with the next update.
+    fn log_change(&self, log: impl FnOnce(&mut ChangeLog<'_>)) {
+        self.followers.log(|bytes| log(&mut ChangeLog(bytes)));
     }
 
     /// The first byte of the section of an address.
@@ -666,7 +658,7 @@ impl StateCore {
         writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
         writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
         writer.unacknowledged.retain(|(_, pointer)| !within(pointer.address()));
-        self.followers.log(|changes| changes.section_gone(base));
+        self.log_change(|changes| changes.section_gone(base));
         self.release(id);
         self.wanted.notify_one();
     }
@@ -744,7 +736,7 @@ impl StateCore {
         for holder in self.followers.ids() {
             fault::hold_up("state.followers.share").await;
             match rt::timeout(DONOR_TIMEOUT, self.memory.grant_read(section.id, holder)).await {
-                Ok(Ok(place)) => self.followers.log_for(holder, |changes| changes.section(section, &place)),
+                Ok(Ok(place)) => self.followers.log_for(holder, |bytes| ChangeLog(bytes).section(section, &place)),
                 Ok(Err(error)) => tracing::debug!(%error, section = section.id, "a follower goes without a section"),
                 Err(rt::Elapsed) => {
                     tracing::debug!(section = section.id, "followers go without a section: its donor is silent");

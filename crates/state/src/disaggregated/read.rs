@@ -30,12 +30,12 @@ use super::cache::{CacheLookup, CachedValue, CachedVersion, FillToken, VersionKi
 use super::delta::{DeltaVersion, ValueLocation};
 use super::fault::{hold_up, pause};
 use super::index::{BucketProbe, KeyHash, PROBE_BYTES};
-use super::lease::Lease;
 use super::memory::{completed, completed_meanwhile};
 use super::pointer::Pointer;
 use super::record::{self, KeyName, Record};
 use super::{StateCore, StateView};
 use crate::{Error, Versioned, events};
+use replica::lease::Lease;
 
 /// Times that a read starts over because its lease ended during the read.
 const ATTEMPTS_MAX: u32 = 16;
@@ -529,7 +529,7 @@ impl StateView {
         let shared = &*self.shared;
         let is_kept = self.height >= shared.admitted.load(Ordering::Acquire);
         // A follower without a lease gets no updates that it could rely on.
-        let is_kept = is_kept && shared.role.joined().is_none_or(super::followers::JoinedState::is_live);
+        let is_kept = is_kept && shared.role.joined().is_none_or(replica::JoinedState::is_live);
         let is_there = block >= shared.savepoint.load(Ordering::Acquire) && !shared.is_gone(pointer.address());
         if is_kept && is_there && !record::is_given_up(bytes, pointer) {
             events::RecordsUntrusted.add(1);

@@ -23,8 +23,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use base::Map;
 use base::rt::Instant;
 
-use super::lease::REUSE_AFTER;
 use super::pointer::{Incarnation, UNIT_BYTES};
+use replica::lease::REUSE_AFTER;
 
 /// An extent becomes the open run if at least this many buffers of the requested length can be cut from it.
 const RUN_BUFFERS_MIN: u64 = 8;

@@ -12,9 +12,11 @@ use base::Bytes;
 use base::rt::net::{self, Link};
 use base::rt::simulation::{FaultPlan, Sim, Simulation};
 use base::rt::{self, CancellationToken};
-use state::disaggregated::fault::{Mutant, plant};
-use state::disaggregated::followers::work::{AVOIDED_FOR, NO_WORK, WORK_ITEMS_MAX};
-use state::disaggregated::followers::{FollowerEnvironment, WorkHandler};
+use replica::fault::{Mutant, plant};
+use replica::followers::work::{AVOIDED_FOR, NO_WORK, WORK_ITEMS_MAX};
+use replica::offload::WorkPlacement as _;
+use replica::{FindPrimary, ReplicatedState as _, WorkHandler};
+use state::disaggregated::followers::FollowerEnvironment;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, Follower, UpdateBatch, WorldState};
 use storage::{MemoryStateStore, StateStore};
@@ -46,11 +48,18 @@ impl WorkHandler for SlowWorkHandler {
 }
 
 #[async_trait]
-impl FollowerEnvironment for FixedEnvironment {
+impl FindPrimary for FixedEnvironment {
     async fn primary(&self) -> io::Result<Link> {
         net::connect(ADDRESS).await
     }
 
+    fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
+        (self.load != NO_WORK).then(|| Arc::new(SlowWorkHandler(self.work, self.load)) as Arc<dyn WorkHandler>)
+    }
+}
+
+#[async_trait]
+impl FollowerEnvironment for FixedEnvironment {
     async fn memory(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
         let lent = self.donors.read_only().await;
         Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
@@ -58,10 +67,6 @@ impl FollowerEnvironment for FixedEnvironment {
 
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
         Ok(Arc::new(self.store.clone()))
-    }
-
-    fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
-        (self.load != NO_WORK).then(|| Arc::new(SlowWorkHandler(self.work, self.load)) as Arc<dyn WorkHandler>)
     }
 }
 

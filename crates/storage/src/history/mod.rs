@@ -5,7 +5,7 @@
 //! the index. It does no work until a client asks:
 //! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
 //! 2. The index **catches up**: it reads the blocks from its own savepoint to the requested height, a page at a time.
-//!    The [`Materializer`] names the keys that their valid transactions wrote. The index writes the entries of a page
+//!    The [`Materializer`](crate::Materializer) names the keys that their valid transactions wrote. The index writes the entries of a page
 //!    as one batch, with the savepoint that they lead to. After [`CATCH_UP_TIMEOUT`] it refuses the question with
 //!    `Retry`. The finished pages stay, and the next question continues from there.
 //! 3. The answer is one range of the index: the numbers of the blocks, newest first. The values are in the blocks,

@@ -16,12 +16,13 @@ use proto::protos::{
     ChaincodeId, ChaincodeProposalPayload, Endorsement, ProposalResponsePayload, Response, Transaction,
     TransactionAction,
 };
+use replica::offload::OffloadConfig;
 
 use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
 use crate::commit::recent::CommittedBlock;
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
-use crate::validate::offload::{OffloadConfig, VerificationChunk};
+use crate::validate::offload::{VerificationChunk, verify_offloaded};
 use crate::validate::verify::{
     SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
     verify_with_verdict,
@@ -463,7 +464,7 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
         let verdicts =
             |examined: &[VerifiedTransaction]| examined.iter().map(|one| one.endorsement).collect::<Vec<_>>();
         let judged =
-            |borrowing: &OffloadConfig, at, words| borrowing.verify_offloaded(&reader, &chunk(at), words, &rules);
+            |borrowing: &OffloadConfig, at, words| verify_offloaded(borrowing, &reader, &chunk(at), words, &rules);
 
         let borrowing = OffloadConfig::default();
         for piece in 0..PIECES {

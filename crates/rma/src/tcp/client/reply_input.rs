@@ -35,7 +35,7 @@ impl ReplyInput {
         self.state = ReplyState::Header;
     }
 
-    /// The value of [`TcpClient::partial`].
+    /// The value of [`TcpClient::partial`](super::TcpClient::partial).
     pub(super) fn partial(&self) -> u64 {
         match &self.state {
             ReplyState::Payload { sequence, .. } => sequence + 1,

@@ -1,98 +1,26 @@
-//! The compute nodes of one logical peer: its primary, and followers.
+//! The state's part of [`replica`], the protocol of the compute nodes of one peer.
 //!
 //! A *follower* serves snapshots of the same state from the same remote memory, with one-sided reads, and has its own
 //! caches and delta. It runs the same code as the primary ([`super::read`], [`super::range`], [`super::cache`]) but
-//! learns of changes over one link to the primary ([`message`], docs/formats/followers.md). FlexChain (section 4.2)
-//! invalidates the caches of other compute nodes record by record; here the primary sends one message per follower and
-//! block (docs/adr, several compute nodes).
+//! learns of changes over one link to the primary. FlexChain (section 4.2) invalidates the caches of other compute
+//! nodes record by record; here the primary sends one message per follower and block (docs/adr, several compute nodes).
 //!
-//! Joining:
-//! 1. The follower connects, and sends its protocol version. The primary waits until it has applied every durable
-//!    block and no follower of an earlier primary holds a lease
-//!    ([`Disaggregated::admit_followers`](super::Disaggregated::admit_followers)). Then it has storage materialise the
-//!    blocks, so that the follower has little to catch up on.
-//! 2. The primary obtains a read grant of each section for the follower: a capability to read, for this follower
-//!    alone. Then it takes the writer's lock, obtains grants of the sections leased meanwhile, and records the
-//!    subtables of the index, the contents of the delta, and the height. From here on it logs every change for this
-//!    follower. If a donor is silent, the follower joins without that donor's sections: it reads their records from
-//!    storage.
-//! 3. The follower enters these sections, subtables and writes, and starts to follow.
+//! * [`admit`]: what the primary's state gives a follower that joins (steps 1 and 2), and its requests (step 9).
+//! * [`follow`]: how a follower's state applies updates (steps 3 and 5), and what it answers (step 7).
+//! * [`changes`]: the encoding of both.
 //!
-//! Following:
-//! 4. The primary logs every change after it has made the change in remote memory: sections, subtables, evicted or
-//!    removed records, the savepoint, and the writes of blocks. An *update* carries everything logged since the
-//!    previous update. The primary sends one update for each block, before it raises the height, and one every
-//!    [`HEARTBEAT`].
-//! 5. The follower applies updates in order, each as a whole. It enters a block into the delta, then into the caches,
-//!    which invalidates every token of the block's keys; then it shows the new height. Then it acknowledges the
-//!    update. The acknowledgement is also a request for a lease that starts at the moment of the request.
-//! 6. The primary raises its height once each follower has acknowledged the block's update or has no live lease any
-//!    more ([`FollowerTable::wait_acknowledged`]). Leases are granted with heartbeats. The primary grants one only
-//!    after storage has confirmed that no newer primary has started; it asks storage for this confirmation after it
-//!    has received the follower's request. A follower that is behind acknowledges nothing, so it gets no lease.
-//! 7. A follower gives a snapshot only under a live lease, and an answer counts only under one
-//!    ([`JoinedState::is_live`]). A read of remote memory starts only under a live lease.
-//! 8. A buffer is retired only when every lease holder has acknowledged the update after which nothing leads to the
-//!    buffer ([`StateWriter::retire`](super::StateWriter)). Versions are reclaimed below the oldest view on any node
-//!    ([`FollowerTable::floor`]). Eviction asks followers which records they have in use.
-//! 9. If a follower finds a record only in storage, it asks the primary to bring the record back to memory. If it
-//!    finds a version nowhere in memory, it asks the primary to have storage materialise the version's block. The
-//!    primary may drop such requests.
-//!
-//! Followers may also do work for the primary: see [`work`].
-//!
-//! Ends:
-//! 10. The primary fences a follower whose link is lost, for which more than
-//!     [`UPDATES_MAX`](follower_table::UPDATES_MAX) updates wait, or whose late acknowledgements keep delaying blocks:
-//!     it revokes the follower's capabilities and waits for the follower's lease to end. The follower joins again,
-//!     with empty caches. A follower that receives nothing for [`SILENCE_TIMEOUT`], or gets no lease for
-//!     [`LEASELESS_TIMEOUT`], ends the session itself.
-//! 11. A new primary has fenced the old one at storage and memory. Until every lease that the old primary can have
-//!     granted has ended, the new one raises no height, and shows none of the heights that it finds. The old primary's
-//!     followers join the new one; the new primary's own process may have been one of them.
-//!
-//! Invariants:
-//! * Once the primary has raised a height, every answer of a follower from a snapshot taken afterwards is at this
-//!   height or above.
-//! * A snapshot at height `h` sees exactly the blocks below `h`, at any node.
-//! * Only the primary writes to remote memory.
-//! * A follower may show a height a little before the primary raises it; the block is durable, so the height is never
-//!   taken back.
+//! Who follows, who holds a lease, who is the primary and who does whose work is decided in [`replica`]; the writer
+//! logs its changes in the [`replica::FollowerTable`] and retires buffers as step 8 says.
 
-mod follower;
-pub mod follower_table;
-pub mod message;
-mod serve;
+mod admit;
+pub mod changes;
+mod follow;
 #[cfg(test)]
 mod tests;
-pub mod work;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use replica::JoinedState;
 
-use base::Bytes;
-use base::rt::channel::Sender;
-use base::rt::sync::Notify;
-use base::rt::{self, Instant};
-
-use super::fault::{Mutant, mutant};
-use super::lease::LEASE;
-pub use follower::{FailoverTimeouts, Follower, FollowerEnvironment};
-pub use follower_table::FollowerTable;
-pub use work::{WorkHandler, WorkPermit};
-
-/// The most followers of one primary: memory nodes serve twice as many connections of one owner.
-pub const FOLLOWERS_MAX: usize = 8;
-/// How often the primary sends an update without a block.
-pub const HEARTBEAT: Duration = Duration::from_millis(10);
-/// How long a follower waits for a message of its primary before it joins again.
-pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a follower follows without a lease. It misses no update meanwhile: storage may be slow to confirm.
-pub const LEASELESS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long joining may take.
-pub const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a read waits for the renewal of an expired lease.
-const LAPSED_LEASE_TIMEOUT: Duration = LEASE;
+pub use follow::{Follower, FollowerEnvironment};
 
 /// The role of a compute node in its peer.
 pub enum ComputeRole {
@@ -110,62 +38,5 @@ impl ComputeRole {
             ComputeRole::Primary => None,
             ComputeRole::Follower(life) => Some(life),
         }
-    }
-}
-
-/// The state of a follower between one joining and the next.
-pub struct JoinedState {
-    /// When the lease ends, in nanoseconds of this node's clock; 0 before the first lease.
-    ends: AtomicU64,
-    over: AtomicBool,
-    renewed: Notify,
-    /// Requests to the primary.
-    requests: Sender<Bytes>,
-}
-
-impl JoinedState {
-    fn new(requests: Sender<Bytes>) -> JoinedState {
-        JoinedState { ends: AtomicU64::new(0), over: AtomicBool::new(false), renewed: Notify::new(), requests }
-    }
-
-    /// Whether the lease is live, so that answers count.
-    #[inline]
-    pub fn is_live(&self) -> bool {
-        let ends = self.ends.load(Ordering::Acquire);
-        (rt::now().nanos() < ends || (ends > 0 && mutant(Mutant::ServePastLease))) && !self.over.load(Ordering::Acquire)
-    }
-
-    /// Whether the lease is live, or will be soon.
-    pub async fn is_live_soon(&self) -> bool {
-        let since = rt::now();
-        loop {
-            let renewed = self.renewed.notified();
-            if self.is_live() {
-                return true;
-            }
-            let waited = since.elapsed();
-            if waited >= LAPSED_LEASE_TIMEOUT || self.over.load(Ordering::Acquire) {
-                return false;
-            }
-            let _woken = rt::timeout(LAPSED_LEASE_TIMEOUT - waited, renewed).await;
-        }
-    }
-
-    /// Extends the lease: the primary granted the one that was asked for at this time of this node's clock.
-    fn renew(&self, asked: Instant) {
-        self.ends.fetch_max((asked + LEASE).nanos(), Ordering::AcqRel);
-        self.renewed.notify_waiters();
-    }
-
-    /// Ends the session: no answer counts from now on.
-    fn end(&self) {
-        self.over.store(true, Ordering::Release);
-        self.renewed.notify_waiters();
-    }
-
-    /// Sends the primary a request, which may be lost.
-    pub fn ask(&self, request: Bytes) {
-        // Nothing depends on the request.
-        let _ = self.requests.try_send(request);
     }
 }

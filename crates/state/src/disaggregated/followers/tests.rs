@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use base::{Bytes, BytesMut, Version};
+use replica::followers::message::{ToFollower, ToPrimary};
 use wire::VersionRange;
 use wire::hello::HelloAnswer;
 
@@ -10,7 +11,7 @@ use super::super::index::{KeyHash, Subtable};
 use super::super::memory::Section;
 use super::super::pointer::{Incarnation, Pointer};
 use super::super::record::KeyName;
-use super::message::{BlockWrite, ChangeLog, StateChange, ToFollower, ToPrimary, WriteLocation};
+use super::changes::{BlockWrite, ChangeLog, FollowerRequest, JoinBasis, StateChange, WriteLocation};
 
 fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
     let text = Arc::<str>::from;
@@ -21,8 +22,11 @@ fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
             b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x0a",
         ),
         (ToPrimary::InUse { number: 3, in_use: vec![true, false] }, b"\x03\x03\0\0\0\0\0\0\0\x01\0"),
-        (ToPrimary::Fill { namespace: text("cc"), key: text("a") }, b"\x04\x02\0cc\x01\0a"),
-        (ToPrimary::Persist { height: 6 }, b"\x05\x06\0\0\0\0\0\0\0"),
+        (
+            ToPrimary::Request(FollowerRequest::Fill { namespace: text("cc"), key: text("a") }.encode()),
+            b"\x04\x02\0cc\x01\0a",
+        ),
+        (ToPrimary::Request(FollowerRequest::Persist { height: 6 }.encode()), b"\x05\x06\0\0\0\0\0\0\0"),
         (
             ToPrimary::Done { number: 3, height: 4, answer: Bytes::from_static(b"it is so") },
             b"\x06\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0it is so",
@@ -53,11 +57,16 @@ fn changes() -> Bytes {
     bytes.freeze()
 }
 
+fn basis() -> JoinBasis {
+    JoinBasis { seed: 1, base: 2, savepoint: 3, forgotten: 4, budget_bytes: 5 }
+}
+
 fn of_primary() -> Vec<ToFollower> {
     let candidate = EvictionCandidate { pointer: Pointer::new(0x1000, 100, Incarnation::new(3)), hash: KeyHash(11) };
+    let candidate = candidate.into();
     let hello = HelloAnswer::accept(VersionRange::new(1, 2), 2);
     vec![
-        ToFollower::Welcome { hello, seed: 1, base: 2, savepoint: 3, forgotten: 4, budget_bytes: 5 },
+        ToFollower::Welcome { hello, basis: basis().encode() },
         ToFollower::CatchUp { changes: changes() },
         ToFollower::Update { sequence: 6, granted: 7, oldest: 8, notes_uses: true, changes: changes() },
         ToFollower::InUseQuery { number: 9, candidates: vec![candidate, candidate] },
@@ -103,12 +112,17 @@ fn messages_have_the_documented_bytes_and_are_read_again() {
     let mut golden = b"\x81\x02\0\0\0\x01\0\0\0\x02\0\0\0".to_vec();
     (1..=5_u64).for_each(|number| golden.extend(number.to_le_bytes()));
     assert_eq!(welcome[..], golden);
+    assert_eq!(JoinBasis::decode(welcome.slice(13..)), Ok(basis()));
     let hello = HelloAnswer::refuse(VersionRange::new(3, 9));
     let other = [&ToFollower::OtherVersions(hello).encode()[..], b"of version 3"].concat();
     assert_eq!(ToFollower::decode(other.into()), Ok(ToFollower::OtherVersions(hello)));
     let versions = VersionRange::new(3, 9);
     let other = [&ToPrimary::Join { versions }.encode()[..], b"of version 3"].concat();
     assert_eq!(ToPrimary::decode(other.into()), Ok(ToPrimary::Join { versions }));
+    let fill = FollowerRequest::decode(Bytes::from_static(b"\x04\x02\0cc\x01\0a"));
+    assert!(matches!(fill, Ok(FollowerRequest::Fill { namespace, key }) if (&*namespace, &*key) == ("cc", "a")));
+    let persist = FollowerRequest::decode(Bytes::from_static(b"\x05\x06\0\0\0\0\0\0\0"));
+    assert_eq!(persist, Ok(FollowerRequest::Persist { height: 6 }));
 }
 
 #[test]
@@ -130,6 +144,10 @@ fn whatever_arrives_is_a_message_or_an_error() {
         let bytes = Bytes::from(bytes);
         if let Ok(message) = ToPrimary::decode(bytes.clone()) {
             assert!(is_encoding(&message, &bytes), "a message has one encoding");
+            if let ToPrimary::Request(request) = message {
+                let again = FollowerRequest::decode(request).map_or(bytes.clone(), |request| request.encode());
+                assert_eq!(again, bytes, "a request has one encoding");
+            }
         }
         if let Ok(ToFollower::Update { changes, .. } | ToFollower::CatchUp { changes }) = ToFollower::decode(bytes) {
             read_all(changes);

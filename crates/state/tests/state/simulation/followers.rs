@@ -10,8 +10,10 @@ use base::Bytes;
 use base::rt::net::{self, Link};
 use base::rt::simulation::{Prng, Sim};
 use base::rt::{self, AbortOnDrop, CancellationToken};
-use state::disaggregated::followers::work::WORK_ITEMS_MAX;
-use state::disaggregated::followers::{FollowerEnvironment, WorkHandler};
+use replica::followers::work::WORK_ITEMS_MAX;
+use replica::offload::WorkPlacement as _;
+use replica::{FindPrimary, ReplicatedState as _, WorkHandler};
+use state::disaggregated::followers::FollowerEnvironment;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, Error, Follower, Snapshot as _, WorldState as _};
 use storage::StateStore;
@@ -89,11 +91,18 @@ pub async fn offload(state: Arc<Disaggregated>, mut rng: Prng, stop: Cancellatio
 struct WorldEnvironment(Arc<World>, OwnFollower);
 
 #[async_trait]
-impl FollowerEnvironment for WorldEnvironment {
+impl FindPrimary for WorldEnvironment {
     async fn primary(&self) -> io::Result<Link> {
         net::connect(&address(self.0.epoch.load(Ordering::Acquire))).await
     }
 
+    fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
+        Some(Arc::new(FollowerWorkHandler(self.1.clone())))
+    }
+}
+
+#[async_trait]
+impl FollowerEnvironment for WorldEnvironment {
     async fn memory(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
         let lent = self.0.donors.read_only().await;
         Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
@@ -101,10 +110,6 @@ impl FollowerEnvironment for WorldEnvironment {
 
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
         Ok(Arc::new(self.0.store.clone()))
-    }
-
-    fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
-        Some(Arc::new(FollowerWorkHandler(self.1.clone())))
     }
 }
 

@@ -31,7 +31,9 @@ use base::rt::simulation::{Prng, Sim, Simulation, SimulationFailure, SimulationR
 use base::rt::{self, CancellationToken};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, Version};
 use pool::AddressSpace;
-use state::disaggregated::fault::{Mutant, plant};
+use replica::ReplicatedState as _;
+use replica::fault::Mutant as ReplicaMutant;
+use state::disaggregated::fault::Mutant;
 use state::{Disaggregated, DisaggregatedConfig, Durable, Error, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{RangeQuery, Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
@@ -605,12 +607,31 @@ async fn scenario(sim: Sim) {
     sim.note(format!("{} blocks, {} reads", world.ledger().blocks.len(), world.reads.load(Ordering::Relaxed)));
 }
 
-fn run(seed: u64, mutant: Mutant) -> Result<SimulationReport<()>, Box<SimulationFailure>> {
+/// A planted mistake of the state, or of the protocol between primary and followers.
+#[derive(Clone, Copy, Debug)]
+enum Planted {
+    State(Mutant),
+    Replica(ReplicaMutant),
+}
+
+impl Planted {
+    const NONE: Planted = Planted::State(Mutant::None);
+}
+
+fn plant(mutant: Planted) {
+    match mutant {
+        Planted::State(mutant) => state::disaggregated::fault::plant(mutant),
+        Planted::Replica(mutant) => replica::fault::plant(mutant),
+    }
+}
+
+fn run(seed: u64, mutant: Planted) -> Result<SimulationReport<()>, Box<SimulationFailure>> {
     plant(mutant);
     let outcome = Simulation::new(seed).steps_max(20_000_000).run(|sim| async move {
         scenario(sim).await;
     });
-    plant(Mutant::None);
+    plant(Planted::State(Mutant::None));
+    plant(Planted::Replica(ReplicaMutant::None));
     let report = outcome?;
     Ok(report)
 }
@@ -651,7 +672,7 @@ fn run_some(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
     let mut struck: BTreeMap<&'static str, u64> = BTreeMap::new();
     for seed in seeds {
         let report =
-            run(seed, Mutant::None).unwrap_or_else(|failure| panic!("STATE_SEEDS={seed}..{}: {failure}", seed + 1));
+            run(seed, Planted::NONE).unwrap_or_else(|failure| panic!("STATE_SEEDS={seed}..{}: {failure}", seed + 1));
         if let Some(what) = suspicious(&report) {
             panic!("STATE_SEEDS={seed}..{}: {what}", seed + 1);
         }
@@ -690,7 +711,7 @@ fn every_height_reads_as_its_blocks_left_it_whatever_fails() {
 #[test]
 fn a_seed_leaves_the_same_trace_twice() {
     for seed in 0..8 {
-        let digests: Vec<_> = (0..2).map(|_| run(seed, Mutant::None).expect("the run is whole").digest).collect();
+        let digests: Vec<_> = (0..2).map(|_| run(seed, Planted::NONE).expect("the run is whole").digest).collect();
         assert_eq!(digests[0], digests[1], "seed {seed}");
     }
 }
@@ -698,24 +719,24 @@ fn a_seed_leaves_the_same_trace_twice() {
 #[test]
 fn planted_mistakes_are_caught() {
     let mutants = [
-        Mutant::LinkEarly,
-        Mutant::NoIncarnation,
-        Mutant::FillSurvives,
-        Mutant::ReuseEarly,
-        Mutant::PublishEarly,
-        Mutant::PublishUndurable,
-        Mutant::KeepUndone,
-        Mutant::NoMark,
-        Mutant::EvictUncovered,
-        Mutant::LearntOutlivesEviction,
-        Mutant::EvictedReusedEarly,
-        Mutant::AckEarly,
-        Mutant::CountUnacknowledged,
-        Mutant::ServePastLease,
-        Mutant::EvictUnacknowledged,
-        Mutant::GrantUnproven,
-        Mutant::ServeEarly,
-        Mutant::MovedStale,
+        Planted::State(Mutant::LinkEarly),
+        Planted::State(Mutant::NoIncarnation),
+        Planted::State(Mutant::FillSurvives),
+        Planted::State(Mutant::ReuseEarly),
+        Planted::State(Mutant::PublishEarly),
+        Planted::State(Mutant::PublishUndurable),
+        Planted::State(Mutant::KeepUndone),
+        Planted::State(Mutant::NoMark),
+        Planted::State(Mutant::EvictUncovered),
+        Planted::State(Mutant::LearntOutlivesEviction),
+        Planted::State(Mutant::EvictedReusedEarly),
+        Planted::Replica(ReplicaMutant::AckEarly),
+        Planted::Replica(ReplicaMutant::CountUnacknowledged),
+        Planted::Replica(ReplicaMutant::ServePastLease),
+        Planted::State(Mutant::EvictUnacknowledged),
+        Planted::Replica(ReplicaMutant::GrantUnproven),
+        Planted::Replica(ReplicaMutant::ServeEarly),
+        Planted::State(Mutant::MovedStale),
     ];
     let mut missed = Vec::new();
     for mutant in mutants {

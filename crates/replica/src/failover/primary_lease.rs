@@ -4,7 +4,7 @@
 //! 1. The primary asks the storage node to confirm its epoch, every [`RENEWAL_PERIOD`]. A confirmation extends the lease
 //!    from the time of the question, not from the time of the answer.
 //! 2. The primary lease must be [held](PrimaryLease::wait_until_held) when a snapshot is taken.
-//! 3. From the start of its epoch, a later primary waits longer than any such lease lasts ([`lease`]). So the lease of the
+//! 3. From the start of its epoch, a later primary waits longer than any such lease lasts ([`crate::lease`]). So the lease of the
 //!    earlier primary has ended before any client can see a commit of the later one.
 
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use std::time::Duration;
 use base::ErrorKind;
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken, Instant};
-use state::disaggregated::lease::{self, LEASE};
 use storage::StateStore;
 
 use crate::Error;
-use crate::fault::hold_up;
+use crate::lease::LEASE;
 
 /// How often the primary asks the storage node.
 const RENEWAL_PERIOD: Duration = Duration::from_millis(15);
 /// How long a request for a snapshot waits for the renewal of a lease that has lapsed.
-const LAPSE_MAX: Duration = lease::LEASE;
+const LAPSE_MAX: Duration = LEASE;
 /// A primary that has had no confirmation for this long after its lease ended is not shown as the primary.
 const UNSEEN_AFTER: Duration = Duration::from_secs(1);
+/// How long a confirmation waits at its fault point: longer than a lease.
+const HELD_UP: Duration = Duration::from_millis(150);
 
 /// A primary's right to answer.
 #[derive(Default)]
@@ -46,14 +47,14 @@ impl PrimaryLease {
         loop {
             let renewed = self.renewed.notified();
             if self.over.is_cancelled() {
-                return Err(Error::State(state::Error::Fenced));
+                return Err(Error::Fenced);
             }
             if self.is_held() {
                 return Ok(());
             }
             let waited = since.elapsed();
             if waited >= LAPSE_MAX {
-                return Err(Error::State(state::Error::NoLease));
+                return Err(Error::NoLease);
             }
             let _woken = rt::timeout(LAPSE_MAX - waited, renewed).await;
         }
@@ -80,7 +81,7 @@ impl PrimaryLease {
             let asked = rt::now();
             match rt::timeout(LEASE, rows.confirm()).await {
                 Ok(Ok(())) => {
-                    hold_up("chain.failover.confirmed").await;
+                    rt::fault::hold_up("chain.failover.confirmed", HELD_UP).await;
                     self.ends.fetch_max((asked + LEASE).nanos(), Ordering::AcqRel);
                     self.renewed.notify_waiters();
                 }

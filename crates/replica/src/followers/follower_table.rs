@@ -14,12 +14,12 @@ use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken, Instant};
 use base::{Bytes, BytesMut};
 
-use super::super::evict::EvictionCandidate;
-use super::super::fault::{Mutant, mutant};
-use super::super::lease::{FollowerId, LeaseGrantor};
-use super::message::{ChangeLog, ToFollower};
-use super::work::{NO_WORK, WorkItems, WorkPermit};
 use crate::events;
+use crate::fault::{Mutant, hold_up, mutant};
+use crate::followers::FOLLOWERS_MAX;
+use crate::followers::message::{Candidate, ToFollower};
+use crate::followers::work::{NO_WORK, WorkItems, WorkPermit};
+use crate::lease::{FollowerId, LeaseGrantor};
 
 /// Updates that may wait for one follower; one more and it is fenced.
 pub const UPDATES_MAX: usize = 256;
@@ -136,7 +136,7 @@ impl FollowerTable {
         stop: CancellationToken,
     ) -> bool {
         let mut state = self.state();
-        if state.members.len() >= super::FOLLOWERS_MAX {
+        if state.members.len() >= FOLLOWERS_MAX {
             return false;
         }
         let (pending, asked, question) = (BytesMut::new(), None, None);
@@ -191,21 +191,21 @@ impl FollowerTable {
         if self.any() { self.state().members.len() } else { 0 }
     }
 
-    /// Logs changes for all followers, to be sent with the next update.
-    pub fn log(&self, log: impl FnOnce(&mut ChangeLog<'_>)) {
+    /// Logs changes for all followers, to be sent with the next update. `log` appends them in the state's encoding.
+    pub fn log(&self, log: impl FnOnce(&mut BytesMut)) {
         if !self.any() {
             return;
         }
         let mut bytes = BytesMut::new();
-        log(&mut ChangeLog(&mut bytes));
+        log(&mut bytes);
         let mut state = self.state();
         state.members.values_mut().for_each(|member| member.pending.extend_from_slice(&bytes));
     }
 
     /// As [`FollowerTable::log`], for one follower.
-    pub fn log_for(&self, follower: FollowerId, log: impl FnOnce(&mut ChangeLog<'_>)) {
+    pub fn log_for(&self, follower: FollowerId, log: impl FnOnce(&mut BytesMut)) {
         if let Some(member) = self.state().members.get_mut(&follower) {
-            log(&mut ChangeLog(&mut member.pending));
+            log(&mut member.pending);
         }
     }
 
@@ -254,6 +254,14 @@ impl FollowerTable {
         drop(guard);
         self.progress.notify_waiters();
         sequence
+    }
+
+    /// Step 6, when a block is applied: sends the logged changes, and waits until every follower has applied them or
+    /// holds no lease. `notes_uses` says, when they are sent, whether followers are to note which records they use.
+    pub async fn notify(&self, notes_uses: impl FnOnce() -> bool) {
+        hold_up("state.followers.tell").await;
+        let sequence = self.flush(&[], notes_uses());
+        self.wait_acknowledged(sequence).await;
     }
 
     /// Takes a follower's acknowledgement of an update.
@@ -346,7 +354,7 @@ impl FollowerTable {
     }
 
     /// Which of these records some follower has in use. A follower that does not answer at once counts as using none.
-    pub async fn in_use(&self, candidates: &[EvictionCandidate]) -> Vec<bool> {
+    pub async fn in_use(&self, candidates: &[Candidate]) -> Vec<bool> {
         let mut in_use = vec![false; candidates.len()];
         if !self.any() || candidates.is_empty() {
             return in_use;
@@ -382,7 +390,7 @@ impl FollowerTable {
         in_use
     }
 
-    /// A work permit for an item at this height, at a trusted follower with at most this load ([`super::work`]).
+    /// A work permit for an item at this height, at a trusted follower with at most this load ([`crate::followers::work`]).
     pub fn work_permit(
         self: &Arc<Self>,
         load_max: u8,
@@ -464,8 +472,8 @@ mod tests {
     use base::rt::channel::bounded;
     use base::rt::simulation::Simulation;
 
-    use super::super::super::lease::REUSE_AFTER;
     use super::*;
+    use crate::lease::REUSE_AFTER;
 
     /// A follower that took leases and acknowledged late made every commit wait for the end of a lease, without limit.
     #[test]

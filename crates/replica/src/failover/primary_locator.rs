@@ -1,25 +1,20 @@
-//! Finds the primary for a compute node that follows, and gives access to the primary's memory and rows.
+//! Finds the primary for a compute node that follows.
 //!
 //! Only the primary, or a node that is about to become it, accepts links at its address for the other compute nodes of the
 //! peer. It first sends its epoch: 8 bytes, little-endian. After that the link carries the protocol of
-//! [`state::disaggregated::memory`].
+//! [`crate::followers`].
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use base::rt::net::{self, Link};
 use base::rt::{self, Instant};
 use base::{Bytes, Epoch};
 use futures_util::future::join_all;
-use state::disaggregated::followers::{FollowerEnvironment, WorkHandler};
-use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
-use storage::StateStore;
-use storage::node::{RemoteStateStore, newest_epoch};
+use storage::node::newest_epoch;
 
-use super::{ComputeNodeCore, ComputeNodeSetup};
-use crate::validate::offload::VerificationWorker;
+use super::PeerAddresses;
 
 /// How long another node may take to send its epoch.
 const GREETING_MAX: Duration = Duration::from_millis(200);
@@ -31,23 +26,17 @@ pub(super) fn greeting(epoch: Epoch) -> Bytes {
     Bytes::copy_from_slice(&epoch.get().to_le_bytes())
 }
 
-/// What a follower needs to find its primary.
-pub(super) struct PrimaryLocator {
-    options: ComputeNodeSetup,
-    /// Verifies signatures for the primary.
-    verification_worker: Arc<VerificationWorker>,
-    remote: storage::node::RemoteStoreConfig,
+/// Finds the newest primary of a peer.
+pub struct PrimaryLocator {
+    peer: PeerAddresses,
     /// The newest epoch, and the time since which it has been the newest; `None` after a failed question to the storage
     /// node.
     newest: Mutex<Option<(Epoch, Instant)>>,
 }
 
 impl PrimaryLocator {
-    pub(super) fn new(shared: &ComputeNodeCore) -> PrimaryLocator {
-        let options = shared.options.clone();
-        let verification_worker =
-            Arc::new(VerificationWorker::new(shared.policies.clone(), options.settings.commit.offload.clone()));
-        PrimaryLocator { options, verification_worker, remote: shared.remote(Epoch(0)), newest: Mutex::default() }
+    pub(super) fn new(peer: PeerAddresses) -> PrimaryLocator {
+        PrimaryLocator { peer, newest: Mutex::default() }
     }
 
     /// The newest epoch, if it has not changed for `stable_for`.
@@ -61,9 +50,30 @@ impl PrimaryLocator {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// A link to the primary that has the newest epoch; the epoch that it sends first has been received.
+    ///
+    /// # Errors
+    /// `TimedOut` if a primary may be alive: the storage node or another compute node is silent. Any other kind if no
+    /// other node is the primary.
+    pub async fn find(&self) -> io::Result<Link> {
+        let newest = self.newest().await?;
+        let mut silent = None;
+        for answer in join_all(self.peer.others.iter().map(|address| read_greeting(address))).await {
+            match answer {
+                // If two nodes claim an epoch, the next attempt finds the newer one.
+                Ok((epoch, link)) if epoch >= newest => return Ok(link),
+                // This node has not noticed yet that it is no longer the primary.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => silent = Some(error),
+                Err(_) => {}
+            }
+        }
+        Err(silent.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no other compute node is the primary")))
+    }
+
     async fn newest(&self) -> io::Result<Epoch> {
         let asked =
-            rt::timeout(EPOCH_MAX, newest_epoch(&self.remote.address, &self.remote.token, &self.remote.channel)).await;
+            rt::timeout(EPOCH_MAX, newest_epoch(&self.peer.storage, &self.peer.token, &self.peer.channel)).await;
         let newest = match asked {
             Ok(Ok(newest)) => newest,
             silent => {
@@ -95,35 +105,4 @@ async fn read_greeting(address: &str) -> io::Result<(Epoch, Link)> {
         Ok((epoch.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?, link))
     };
     rt::timeout(GREETING_MAX, greeted).await.unwrap_or_else(|_| Err(late(format!("{address} does not answer"))))
-}
-
-#[async_trait]
-impl FollowerEnvironment for PrimaryLocator {
-    async fn primary(&self) -> io::Result<Link> {
-        let newest = self.newest().await?;
-        let mut silent = None;
-        for answer in join_all(self.options.others.iter().map(|address| read_greeting(address))).await {
-            match answer {
-                // If two nodes claim an epoch, the next attempt finds the newer one.
-                Ok((epoch, link)) if epoch >= newest => return Ok(link),
-                // This node has not noticed yet that it is no longer the primary.
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => silent = Some(error),
-                Err(_) => {}
-            }
-        }
-        Err(silent.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no other compute node is the primary")))
-    }
-
-    async fn memory(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
-        self.options.memory.open_read_only().await
-    }
-
-    fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
-        Some(self.verification_worker.clone())
-    }
-
-    async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
-        Ok(Arc::new(RemoteStateStore::open_read_only(self.remote.clone()).await?))
-    }
 }

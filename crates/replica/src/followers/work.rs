@@ -34,9 +34,9 @@ use base::Bytes;
 use base::rt::channel::OneshotSender;
 use base::rt::{self, Instant};
 
-use super::super::lease::FollowerId;
-use super::follower_table::FollowerTable;
 use crate::events;
+use crate::followers::follower_table::FollowerTable;
+use crate::lease::FollowerId;
 
 /// Work items that one follower has at a time.
 pub const WORK_ITEMS_MAX: usize = 4;

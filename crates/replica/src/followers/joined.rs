@@ -1,0 +1,72 @@
+//! The right of a follower to answer, between one joining and the next.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::Bytes;
+use base::rt::channel::Sender;
+use base::rt::sync::Notify;
+use base::rt::{self, Instant};
+
+use crate::fault::{Mutant, mutant};
+use crate::lease::LEASE;
+
+/// How long a read waits for the renewal of an expired lease.
+const LAPSED_LEASE_TIMEOUT: Duration = LEASE;
+
+/// The session of a follower between one joining and the next.
+pub struct JoinedState {
+    /// When the lease ends, in nanoseconds of this node's clock; 0 before the first lease.
+    ends: AtomicU64,
+    over: AtomicBool,
+    renewed: Notify,
+    /// Requests to the primary.
+    requests: Sender<Bytes>,
+}
+
+impl JoinedState {
+    pub(crate) fn new(requests: Sender<Bytes>) -> JoinedState {
+        JoinedState { ends: AtomicU64::new(0), over: AtomicBool::new(false), renewed: Notify::new(), requests }
+    }
+
+    /// Whether the lease is live, so that answers count.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        let ends = self.ends.load(Ordering::Acquire);
+        (rt::now().nanos() < ends || (ends > 0 && mutant(Mutant::ServePastLease))) && !self.over.load(Ordering::Acquire)
+    }
+
+    /// Whether the lease is live, or will be soon.
+    pub async fn is_live_soon(&self) -> bool {
+        let since = rt::now();
+        loop {
+            let renewed = self.renewed.notified();
+            if self.is_live() {
+                return true;
+            }
+            let waited = since.elapsed();
+            if waited >= LAPSED_LEASE_TIMEOUT || self.over.load(Ordering::Acquire) {
+                return false;
+            }
+            let _woken = rt::timeout(LAPSED_LEASE_TIMEOUT - waited, renewed).await;
+        }
+    }
+
+    /// Extends the lease: the primary granted the one that was asked for at this time of this node's clock.
+    pub(crate) fn renew(&self, asked: Instant) {
+        self.ends.fetch_max((asked + LEASE).nanos(), Ordering::AcqRel);
+        self.renewed.notify_waiters();
+    }
+
+    /// Ends the session: no answer counts from now on.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.renewed.notify_waiters();
+    }
+
+    /// Sends the primary a request of the state, which may be lost ([`crate::followers::message::request`]).
+    pub fn ask(&self, request: Bytes) {
+        // Nothing depends on the request.
+        let _ = self.requests.try_send(request);
+    }
+}
