@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Crates of the program and of its build, ours included. Lower it when one goes.
-const CRATES_MAX: usize = 197;
+const CRATES_MAX: usize = 203;
 /// The platform of releases.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn benchmarks_and_simulations_are_not_built_into_heddle() {
         std::env::set_current_dir(crate::root()).expect("the workspace root");
-        let crates = of("heddle").expect("cargo knows them");
+        let crates = tree("heddle", "normal", "{p}").expect("cargo knows them");
         let has = |name: &str| crates.iter().any(|line| line.split(' ').next() == Some(name));
         assert!(has("heddle") && has("heddle-node") && has("aws-lc-sys"), "{crates:?}");
         for name in ["heddle-bench", "heddle-simulator", "plotters", "regex-automata"] {

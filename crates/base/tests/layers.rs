@@ -47,7 +47,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("bench", "heddle", "`heddle bench` is one command line in two programs"),
     ("rma", "rma", "its tests need its own conformance suite, a feature"),
     ("sift", "sift", "its tests need its own simulated memory nodes, a feature"),
-    ("kv", "kv", "its tests need its own baseline on Raft, a feature"),
 ];
 
 /// The first layer that may speak gRPC and HTTP, and use tokio itself.

@@ -28,7 +28,6 @@ const ASSOCIATED: &[&str] = &[
     "crates/sift/tests/sift/model.rs",
     "crates/sift/tests/sift/model/shards.rs",
     "crates/proto/proto/orderer/configuration.proto",
-    "crates/proto/src/generated/orderer.rs",
 ];
 
 fn root() -> PathBuf {
@@ -46,7 +45,9 @@ fn files() -> Vec<(String, String)> {
             let path = entry.expect("the repository can be listed").path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if path.is_dir() {
-                if !name.starts_with('.') && !["target", "node_modules", "corpus", "clients"].contains(&name) {
+                if !name.starts_with('.')
+                    && !["target", "node_modules", "corpus", "clients", "generated"].contains(&name)
+                {
                     folders.push(path);
                 }
                 continue;

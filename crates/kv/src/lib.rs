@@ -120,7 +120,7 @@
 //!
 //! * [`sift`] elects the coordinator and replicates the memory; `storage` has the tables of a store that persists.
 //! * `node` runs a store's memory nodes and CPU nodes, and serves its clients over gRPC.
-//! * With the feature `raft_baseline`, the module of that name has the same store on the crate `raft`. It is what the store is
+//! * The module [`raft_baseline`] has the same store on the crate `raft`. It is what the store is
 //!   measured against, in benchmarks and in its own simulation; no product runs it.
 #![deny(missing_docs)]
 
@@ -133,7 +133,6 @@ pub mod fuzz;
 mod layout;
 mod log;
 mod persist;
-#[cfg(feature = "raft_baseline")]
 pub mod raft_baseline;
 mod recover;
 mod table;

@@ -14,10 +14,14 @@ use crate::config::ConfigError;
 /// # Errors
 /// [`ConfigError::Value`] when the filter cannot be parsed.
 pub fn start(filter: &str) -> Result<(), ConfigError> {
-    let filter = filter.parse::<Targets>().map_err(|error| ConfigError::Value {
-        origin: "the configuration".to_owned(),
-        key: "log",
-        problem: format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"),
+    let wrong = |problem: String| ConfigError::Value { origin: "the configuration".to_owned(), key: "log", problem };
+    if filter.contains('[') {
+        let problem =
+            "filters by span or field, which this program does not offer; name targets such as \"info,chain=debug\"";
+        return Err(wrong(format!("is {filter:?}, which {problem}")));
+    }
+    let filter = filter.parse::<Targets>().map_err(|error| {
+        wrong(format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"))
     })?;
     // An error means that other code, such as a test, has set up logging already.
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).compact();

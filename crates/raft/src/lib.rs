@@ -72,7 +72,7 @@
 //!    ([`Raft::may_read`]), or it passes a [`Raft::barrier`] and then reads the machine.
 //! 6. When the log on disk is long, a snapshot of the machine replaces it. If a member lacks entries that the leader has
 //!    dropped, the leader sends it a snapshot, over a separate link ([`links`]).
-//! 7. Members change one at a time: a new member starts as a learner and then gets a vote ([`RaftLog::admit`]), or a member is
+//! 7. Members change one at a time: a new member starts as a learner and then gets a vote (`ordered_log::raft::RaftLog::admit`), or a member is
 //!    removed ([`Raft::remove`]). The log and the snapshots contain the members and their addresses; [`RaftConfig::addresses`]
 //!    overrides these addresses.
 //!
@@ -122,7 +122,7 @@
 //! # What it needs around it
 //!
 //! * `storage` locks a node's directory. Links are those of [`base::rt::net`], whose transport authenticates the members; all
-//!   of them trust one another. Clocks drift by at most [`RaftTimeouts::drift_ppm_max`].
+//!   of them trust one another. Clocks drift by at most [`base::lease::CLOCK_DRIFT_PPM_MAX`].
 //! * `ordered_log` has an ordered log on this engine, in which each CPU node keeps the entries in a log store of its own; `kv`
 //!   has a key-value store on it as the baseline of its own.
 //! * The layers above decide what entries mean, and who becomes a member.

@@ -1,6 +1,7 @@
 //! The provider of [`rma`] over RDMA adapters: InfiniBand and RoCE through rdma-core's verbs.
 //!
-//! ```no_run
+#![cfg_attr(feature = "verbs", doc = "```no_run")]
+#![cfg_attr(not(feature = "verbs"), doc = "```ignore")]
 //! use base::{Bytes, BytesMut};
 //! use rma::{Credential, Error, HostConfig, NodeId, Provider as _, Rights, Token};
 //! use rma_verbs::{DeviceConfig, VerbsProvider};
@@ -8,7 +9,7 @@
 //!
 //! const TOKEN: Token = Token::new([7; 32]);
 //!
-//! base::rt::production::run(1, async {
+//! base::rt::production::run(async {
 //!     let provider = VerbsProvider::new(&DeviceConfig::default())?;
 //!     let tokens = Arc::new(|name: &str| (name == "peer").then_some(TOKEN));
 //!     let host = provider.host("127.0.0.1:0", HostConfig { node: NodeId(1), tokens }).await?;

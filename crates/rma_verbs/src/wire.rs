@@ -27,8 +27,6 @@ use ::wire::{Malformed, Reader, VersionRange, Writer, array, u32_at, u64_at};
 use aws_lc_rs::hmac;
 
 use rma::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
-use wire::VersionRange;
-use wire::hello::HelloAnswer;
 
 pub const FRAME_BYTES: usize = 128;
 /// The versions that this program speaks. The newest is raised with every change of the frames or of the layout of messages.

@@ -5,6 +5,8 @@ use rma_verbs::wire::{
     FRAME_BYTES, Frame, HEADER_BYTES, HandshakeTranscript, MessageHeader, NAME_BYTES_MAX, PROTOCOL_VERSIONS,
     PairAddress, Rejection, RemoteRegion,
 };
+use wire::VersionRange;
+use wire::hello::HelloAnswer;
 
 fn pair() -> PairAddress {
     PairAddress { number: 0x11, first_packet: 0x0022_3344, gid: [0xa7; 16], lid: 0x5566, mtu: 3, reads_max: 16 }

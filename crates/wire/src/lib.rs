@@ -25,7 +25,7 @@
 //!
 //! 1. A [`Reader`] takes fields off the front of a message. Over `&[u8]` it borrows; over [`Bytes`](bytes::Bytes) the
 //!    fields that it returns share the message's memory.
-//! 2. A [`Writer`] appends fields to a buffer; [`array`] fills an array of a fixed size.
+//! 2. A [`Writer`] appends fields to a buffer; [`array()`] fills an array of a fixed size.
 //! 3. [`u16_at`], [`u32_at`] and [`u64_at`] read a number at a fixed place of a frame whose length the caller has checked.
 //! 4. [`seal`] and [`unseal`] put a checksum behind the fields of a frame, and check it.
 //! 5. [`hello`] is how two ends agree on a version of their protocol.

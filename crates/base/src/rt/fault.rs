@@ -3,7 +3,7 @@
 //! * A **fault point** ([`fault_point`]) is a named place where a step may fail. [`hold_up`] delays a step, and [`crash_point`]
 //!   crashes the node, at such a place. Names have the form `crate.module.step`. A simulation draws which points are hit, and
 //!   counts how often each was reached and how often it was hit; a test of real processes asks for one by
-//!   [`inject_fault`](crate::rt::inject_fault).
+//!   [`inject_fault`].
 //! * A **mutant** is a mistake that a test [plants](plant), to show that its checkers find it. A module declares its mutants
 //!   with [`mutants!`](crate::mutants), and asks `mutant(Mutant::Name)` where the mistake would be made.
 //!

@@ -43,10 +43,10 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
     Ok(replayed)
 }
 
-/// The writes of [`stored_writes`](ledger::materialize::stored_writes) as a batch for the state.
+/// The writes of [`stored_writes`] as a batch for the state.
 ///
 /// # Errors
-/// As [`stored_writes`](ledger::materialize::stored_writes).
+/// As [`stored_writes`].
 pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     let mut batch = UpdateBatch::default();
     batch.set_block_hash(block.hash());
