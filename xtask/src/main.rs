@@ -247,6 +247,9 @@ fn root() -> PathBuf {
 /// Number of fixed simulation seeds that every change must pass.
 const SEEDS_FIXED: u64 = 1000;
 
+/// Each of so many fixed seeds runs twice: a run that does not depend on its seed alone shows in any of them.
+const SEEDS_TWICE_EVERY: u64 = 8;
+
 /// Number of fixed seeds of the disaggregated state alone, whose runs are much shorter.
 const STATE_SEEDS_FIXED: u64 = 5000;
 
@@ -289,7 +292,10 @@ fn steps() -> Vec<Step> {
             step::run(all.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
         }),
-        Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"])),
+        Step::new("simulation", || {
+            let (seeds, twice) = (SEEDS_FIXED.to_string(), SEEDS_TWICE_EVERY.to_string());
+            simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice, "--mutants"])
+        }),
         Step::new("state", || {
             let seeds = format!("0..{STATE_SEEDS_FIXED}");
             step::run(tests(&["--test", "state", "--", "every_height"]).env("STATE_SEEDS", seeds))

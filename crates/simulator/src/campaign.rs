@@ -1,6 +1,7 @@
 //! Runs many seeds, on all cores.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -57,10 +58,12 @@ impl CampaignTotals {
     }
 }
 
-/// Runs seeds on all cores, each twice, and calls `each` with every result as it comes.
+/// Runs seeds on all cores, and calls `each` with every result as it comes. Seeds that `twice_every` divides run twice and
+/// must give the same run both times.
 #[allow(clippy::disallowed_methods, reason = "threads run whole simulations; within one there are none")]
 pub fn run_seeds(
     seeds: impl Iterator<Item = u64>,
+    twice_every: NonZeroU64,
     mut each: impl FnMut(&Result<RunOutcome, Box<RunFailure>>),
 ) -> CampaignTotals {
     let seeds: Vec<u64> = seeds.collect();
@@ -72,7 +75,8 @@ pub fn run_seeds(
             let (results, next, seeds) = (results.clone(), &next, &seeds);
             scope.spawn(move || {
                 while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-                    let result = run(&RunConfig { seed: *seed, ..RunConfig::default() });
+                    let config = RunConfig { seed: *seed, ..RunConfig::default() };
+                    let result = if *seed % twice_every == 0 { run(&config) } else { run_once(&config) };
                     if results.send(result).is_err() {
                         return;
                     }

@@ -2,6 +2,7 @@
 //! prints its event log.
 
 use std::cell::RefCell;
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -37,11 +38,14 @@ struct SimulatorArguments {
     /// How many seeds.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
+    /// Run each Nth seed twice, and fail if the two runs differ; by default every seed.
+    #[arg(long, value_name = "N", default_value = "1")]
+    twice_every: NonZeroU64,
     /// Also plant every known mistake, and fail if one is not caught.
     #[arg(long)]
     mutants: bool,
     /// Run exactly this seed, and print its story.
-    #[arg(long, conflicts_with_all = ["seeds", "first", "mutants"])]
+    #[arg(long, conflicts_with_all = ["seeds", "first", "twice_every", "mutants"])]
     seed: Option<u64>,
     /// With --seed: the fault plan to run instead of the seed's own.
     #[arg(long, requires = "seed")]
@@ -68,7 +72,7 @@ fn main() -> ExitCode {
         Some(seed) => {
             run_single_seed(&RunConfig { seed, mutant: arguments.mutant, plan: arguments.plan }, arguments.log)
         }
-        None => run_campaign(arguments.first, arguments.seeds, arguments.mutants),
+        None => run_campaign(arguments.first, arguments.seeds, arguments.twice_every, arguments.mutants),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -133,11 +137,11 @@ fn run_single_seed(order: &RunConfig, log: Option<Targets>) -> bool {
 
 /// Runs many seeds, and the planted mistakes.
 #[allow(clippy::disallowed_methods, reason = "the time that seeds take is the machine's")]
-fn run_campaign(first: u64, count: u64, mutants: bool) -> bool {
+fn run_campaign(first: u64, count: u64, twice_every: NonZeroU64, mutants: bool) -> bool {
     let started = Instant::now();
     let bar = progress_bar(count);
     let mut shown = 0;
-    let totals = run_seeds(first..first.saturating_add(count), |result| {
+    let totals = run_seeds(first..first.saturating_add(count), twice_every, |result| {
         if let Err(broken) = result {
             bar.suspend(|| print_failure(broken, &mut shown));
         }
