@@ -17,9 +17,9 @@ pub const DIRECTORY: &str = "./heddle-kv";
 
 /// Time limit for finding the CPU node that serves, the pause between attempts, and the time limit for one node's
 /// answer.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_MAX: Duration = Duration::from_secs(30);
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
-const STATUS_MAX: Duration = Duration::from_secs(1);
+const STATUS_MAX: Duration = Duration::from_secs(5);
 
 /// The store that a command uses.
 #[derive(Args, Debug, Clone)]
@@ -90,7 +90,11 @@ async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcess
                 // The node that serves answers at once; another one waits for a while before it answers that it does
                 // not serve.
                 let status = tokio::time::timeout(STATUS_MAX, client.status()).await;
-                status.map_err(|_| CommandError::new("no coordinator serves for now; try again"))?.map_err(failed)?;
+                let silent = || {
+                    let seconds = STATUS_MAX.as_secs();
+                    CommandError::new(format!("the CPU node at {address} did not answer within {seconds} s; try again"))
+                };
+                status.map_err(|_| silent())?.map_err(failed)?;
             }
             Ok::<_, CommandError>((client, *address))
         }
