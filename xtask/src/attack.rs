@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: attacks Heddle with programs that share no code with it. See `crates/attack/src/campaign/mod.rs`.
+//! `cargo xtask attack`: attacks Heddle with programs that share no code with it. See `crates/attack/src/campaign.rs`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

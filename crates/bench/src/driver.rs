@@ -19,6 +19,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::JoinSet;
 
+use super::progress::{Phase, ProgressObserver};
 use crate::error::Error;
 use crate::outcome::{CommittedTransaction, REJECTED_BY_CONTRACT, RejectedTransaction, TransactionClient};
 use crate::process::{self, Usage};
@@ -69,36 +70,6 @@ pub trait Servers: Send + Sync {
 
     /// Bytes that they keep on disk.
     fn disk_bytes(&self) -> u64;
-}
-
-/// What the driver is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Loads the workload's data.
-    Load,
-    /// Runs all clients; nothing counts yet.
-    WarmUp,
-    /// Counts the transactions that end.
-    Measure,
-    /// Lets clients finish their transactions in flight.
-    Drain,
-}
-
-/// Observes the progress of a run.
-pub trait ProgressObserver: Send {
-    /// A phase starts; it has this many steps (loading transactions, or milliseconds).
-    fn begin(&mut self, phase: Phase, steps: u64);
-    /// The phase has reached this step; `valid` valid transactions ended since the run started.
-    fn progress(&mut self, steps: u64, valid: u64);
-}
-
-/// An observer that ignores all events.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SilentObserver;
-
-impl ProgressObserver for SilentObserver {
-    fn begin(&mut self, _: Phase, _: u64) {}
-    fn progress(&mut self, _: u64, _: u64) {}
 }
 
 /// The measurement of a run.

@@ -5,6 +5,7 @@
 //! Scripts compare each ratio with its bound.
 
 mod curves;
+mod row;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,22 +16,10 @@ use serde_json::{Map, Value, json};
 
 use crate::error::Error;
 use crate::process;
+use row::{COLORS, SIZE_WIDTH};
+pub use row::{CurvePlot, FigureRow};
 
-const SIZE_WIDTH: u32 = 960;
 const BAR_HEIGHT: u32 = 18;
-const COLORS: [RGBColor; 10] = [
-    RGBColor(31, 98, 142),
-    RGBColor(196, 78, 32),
-    RGBColor(70, 130, 60),
-    RGBColor(130, 90, 160),
-    RGBColor(120, 120, 120),
-    RGBColor(180, 150, 40),
-    RGBColor(40, 160, 170),
-    RGBColor(200, 90, 140),
-    RGBColor(90, 60, 40),
-    RGBColor(150, 190, 90),
-];
-
 /// The bound of a ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RatioBound {
@@ -63,15 +52,6 @@ impl RatioBound {
     }
 }
 
-/// One line of a figure: its subject, and its numbers by name.
-#[derive(Clone, Debug)]
-pub struct FigureRow {
-    /// The subject: names and their values, such as `provider` and `shm`, in the order to be shown.
-    pub labels: Vec<(&'static str, String)>,
-    /// The numbers, each with its unit in its name, in the order to be shown.
-    pub numbers: Vec<(&'static str, f64)>,
-}
-
 /// A requested ratio.
 #[derive(Clone, Debug)]
 pub struct FigureRatio {
@@ -81,17 +61,6 @@ pub struct FigureRatio {
     pub value: f64,
     /// Its bound.
     pub bound: Option<RatioBound>,
-}
-
-/// A chart of one number of some rows over another.
-#[derive(Clone, Debug)]
-pub struct CurvePlot {
-    /// The number along the lower axis.
-    pub x: &'static str,
-    /// Whether that axis is logarithmic.
-    pub x_log: bool,
-    /// The number that is shown over it. Rows without both are left out; rows with the same labels are one line.
-    pub y: &'static str,
 }
 
 /// A figure.
@@ -244,7 +213,11 @@ impl Figure {
     /// The file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), Error> {
         let mut text = String::new();
-        let drawn = if self.curves.is_empty() { self.draw(&mut text) } else { curves::draw(self, &mut text) };
+        let drawn = if self.curves.is_empty() {
+            self.draw(&mut text)
+        } else {
+            curves::draw(&self.title, &self.rows, &self.curves, &mut text)
+        };
         drawn.map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })?;
         write(path, &text)
     }

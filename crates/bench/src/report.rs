@@ -1,14 +1,12 @@
 //! Reports a measurement as a table for people and as JSON for scripts (`docs/formats/bench.md`).
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use proto::protos::TxValidationCode;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::driver::Measurement;
-use crate::error::Error;
 use crate::figure::RatioBound;
 use crate::floor::{SignatureNeeds, SignaturePrices};
 use crate::histogram::Histogram;
@@ -17,9 +15,7 @@ use crate::outcome::{REJECTED_BY_CONTRACT, STAGES};
 use crate::process;
 use crate::tally::VALID;
 
-mod pairs;
-
-pub use pairs::{Baseline, LibraryBound, ReportPairs};
+pub mod pairs;
 
 /// The subject and the method of the measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -241,21 +237,6 @@ impl BenchmarkReport {
             "ratios": ratios,
             "bounds": self.bounds(),
         })
-    }
-
-    /// Writes the JSON, with the pairs if there are any.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn write_json(&self, pairs: Option<&ReportPairs>, path: &Path) -> Result<(), Error> {
-        let mut json = self.to_json();
-        if let Some(pairs) = pairs {
-            pairs.add_to(&mut json);
-        }
-        let mut text = serde_json::to_string_pretty(&json).expect("a report is always JSON");
-        text.push('\n');
-        std::fs::write(path, text)
-            .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })
     }
 
     /// The table for people.

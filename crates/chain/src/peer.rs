@@ -18,6 +18,7 @@ use crate::commit::pipeline::append_block;
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
 use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, PeerStores};
+use crate::view::{ChannelView, PeerView};
 use crate::{Error, commit, endorse};
 
 /// The settings of a peer.
@@ -238,5 +239,15 @@ impl Endorse for Peer {
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         self.endorser.evaluate(signed_proposal).await
+    }
+}
+
+impl PeerView for Peer {
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
+        Peer::channel(self, name).map(|channel| channel as Arc<dyn ChannelView>)
+    }
+
+    fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
+        Peer::channels(self).into_iter().map(|channel| channel as Arc<dyn ChannelView>).collect()
     }
 }

@@ -13,7 +13,7 @@ use base::{Bytes, TxId};
 use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
 use crate::commit::waiters::TxStatus;
-use crate::{Channel, Error, Peer};
+use crate::{Channel, Error};
 
 /// The channels of a peer.
 pub trait PeerView: Send + Sync + 'static {
@@ -72,16 +72,6 @@ pub trait ChannelView: Send + Sync + 'static {
 
     /// Resolves when the channel has stopped following the orderers.
     async fn stopped(&self);
-}
-
-impl PeerView for Peer {
-    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
-        Peer::channel(self, name).map(|channel| channel as Arc<dyn ChannelView>)
-    }
-
-    fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
-        Peer::channels(self).into_iter().map(|channel| channel as Arc<dyn ChannelView>).collect()
-    }
 }
 
 #[async_trait]

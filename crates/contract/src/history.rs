@@ -6,29 +6,8 @@
 
 use std::collections::VecDeque;
 
-use base::{Bytes, TxId};
-
-use crate::{ContractStub, PAGE_ENTRIES_MAX, QueryId, StubError, Timestamp};
-
-/// One change of a key by a valid transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyModification {
-    /// The transaction.
-    pub tx_id: TxId,
-    /// Its client's time.
-    pub timestamp: Timestamp,
-    /// What the key had from then on; `None` where it was deleted.
-    pub value: Option<Bytes>,
-}
-
-/// Some changes of a key, in the history's order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HistoryPage {
-    /// At most [`PAGE_ENTRIES_MAX`]; empty only when nothing is left.
-    pub modifications: Vec<KeyModification>,
-    /// Whether another page follows. When false the query is closed already.
-    pub has_more: bool,
-}
+use super::query::KeyModification;
+use crate::{ContractStub, PAGE_ENTRIES_MAX, QueryId, StubError};
 
 /// Reads an open history change by change, holding one page at most.
 #[derive(Debug)]

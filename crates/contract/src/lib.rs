@@ -84,17 +84,18 @@ mod history;
 pub mod key;
 #[cfg(debug_assertions)]
 pub mod model;
+mod query;
 mod registry;
+mod response;
 mod stub;
 
-pub use dispatch::{Contract, ContractResponse, split_input};
+pub use dispatch::{Contract, split_input};
 pub use error::{ContractError, StubError};
-pub use history::{HistoryCursor, HistoryPage, KeyModification};
+pub use history::HistoryCursor;
+pub use query::{HistoryPage, KeyModification, PAGE_ENTRIES_MAX, QueryId, Timestamp};
 pub use registry::{ContractRegistry, RegistryError};
-pub use stub::{
-    CALL_DEPTH_MAX, ContractStub, KeyValue, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, QueryId, RangeCursor, StatePage,
-    Timestamp,
-};
+pub use response::ContractResponse;
+pub use stub::{CALL_DEPTH_MAX, ContractStub, KeyValue, PAGE_BYTES_SOFT_MAX, RangeCursor, StatePage};
 
 pub use async_trait::async_trait;
 pub use base::Bytes;

@@ -79,6 +79,7 @@ pub mod policy;
 pub mod principal;
 pub mod revocation;
 pub mod signer;
+mod thread_safety;
 pub mod verifier;
 
 pub use certificate::{Certificate, CertificateId};
@@ -96,14 +97,3 @@ pub use principal::{MemberRole, Principal};
 pub use revocation::Revocations;
 pub use signer::Signer;
 pub use verifier::{SignatureClaim, SignatureVerifier};
-
-// What is shared between tasks may be shared, and a set of signatures may move to another task between evaluations.
-const _: () = {
-    const fn is_shared<T: Send + Sync>() {}
-    const fn is_sent<T: Send>() {}
-    is_shared::<Signer>();
-    is_shared::<MspManager>();
-    is_shared::<Identity>();
-    is_shared::<PolicyTree>();
-    is_sent::<SignatureSet<'static>>();
-};

@@ -28,6 +28,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use proto::msp::{FabricMspConfig, FabricNodeOUs, FabricOuIdentifier, MspConfig, SerializedIdentity};
 
+use super::revocation::REVOCATION_LISTS_MAX;
 use crate::certificate::{Certificate, CertificateId, RevocationList};
 use crate::chain::{AUTHORITIES_MAX, Authorities, CertificateChain};
 use crate::error::Error;
@@ -35,8 +36,6 @@ use crate::identity::Identity;
 use crate::principal::{MemberRole, MemberRoles};
 use crate::revocation::Revocations;
 
-/// How many revocation lists an organisation may define.
-pub(crate) const REVOCATION_LISTS_MAX: usize = 64;
 /// How many administrators an organisation may list.
 const ADMINS_MAX: usize = 1024;
 /// How many organisational units an organisation may require.

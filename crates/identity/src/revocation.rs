@@ -24,7 +24,9 @@ use x509_parser::prelude::FromDer as _;
 use crate::certificate::{CERTIFICATE_BYTES_MAX, Certificate, RevocationList, magnitude};
 use crate::chain::AUTHORITIES_MAX;
 use crate::error::Error;
-use crate::msp::REVOCATION_LISTS_MAX;
+
+/// How many revocation lists an organisation may define.
+pub(crate) const REVOCATION_LISTS_MAX: usize = 64;
 
 const CERTIFICATE_LABEL: &str = "CERTIFICATE";
 const LIST_LABEL: &str = "X509 CRL";

@@ -32,6 +32,7 @@ use sift::{MemoryWrite, WRITES_MAX, WriteHandle};
 use wire::u64_at;
 
 use super::fault::{Mutant, crash_point, mutant};
+use super::kv_core::WINDOW;
 use super::layout::{
     KvRecord, LINE_BLOCKS, LINE_BYTES, RECORD_HEAD_BYTES, decode_pointer, encode_cursor, encode_pointer, record_writes,
 };
@@ -39,8 +40,6 @@ use super::watch::ChangeEvent;
 use super::{KvCore, PendingEntry, STRIPES, UNKNOWN, lock, table};
 use crate::Error;
 
-/// Entries that are worth applying together, and the most that are.
-pub(super) const WINDOW: usize = 64;
 const WINDOW_MAX: usize = 256;
 /// How long fewer entries wait for others.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -17,10 +17,9 @@ use twox_hash::XxHash3_64;
 use wire::{u16_at, u32_at, u64_at};
 
 use super::log;
+use super::log::FORMAT_VERSION;
 use crate::Error;
 
-/// The format version of a store.
-pub(super) const FORMAT_VERSION: u32 = 2;
 /// The first word of the superblock.
 const MAGIC: u64 = u64::from_le_bytes(*b"heddlekv");
 /// Bytes of superblock, cursor or seal.

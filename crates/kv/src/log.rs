@@ -23,7 +23,8 @@ use base::{Bytes, BytesMut, Term};
 use twox_hash::XxHash3_64;
 use wire::{u16_at, u32_at, u64_at};
 
-use super::layout::FORMAT_VERSION;
+/// The format version of a store.
+pub(super) const FORMAT_VERSION: u32 = 2;
 
 /// Bytes before the key.
 pub(super) const HEAD_BYTES: usize = 40;

@@ -1,8 +1,13 @@
 //! Sequences of events that the seeds of a simulation seldom produce.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use base::rt::channel::{WatchSender, watch};
+use base::rt::net;
+use base::rt::net::BoxFuture;
 use base::rt::simulation::{Sim, Simulation};
+use base::{Bytes, rt};
 use raft_rs::eraftpb::{Message, MessageType};
 
 use super::engine::first_snapshot;

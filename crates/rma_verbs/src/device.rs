@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rdma_mummy_sys as sys;
 
-use crate::memory::RegisteredMemory;
+use crate::registered_memory::RegisteredMemory;
 use crate::wire::PairAddress;
 
 /// Selects the adapter, if there are several.

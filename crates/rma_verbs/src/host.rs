@@ -33,7 +33,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::connection::{ConnectionCore, ConnectionDraft, RemotePeer, VerbsConnection};
 use crate::device::{Device, RegistrationAccess};
-use crate::memory::RegisteredMemory;
+use crate::registered_memory::RegisteredMemory;
 use crate::wire::{self, Frame, HandshakeTranscript, PROTOCOL_VERSIONS, PairAddress, Rejection};
 
 /// How long the holders of a revoked capability may take to release it before they lose their connections.

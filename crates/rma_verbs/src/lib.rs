@@ -62,6 +62,8 @@ mod memory;
 mod profile;
 mod provider;
 mod receiver;
+#[allow(unsafe_code)]
+mod registered_memory;
 mod sender;
 // Public for tests, which check the decoding of bytes from the other end.
 #[doc(hidden)]

@@ -15,7 +15,7 @@
 //!
 //! Invariant: equal data gives equal shards, on every machine and whatever the order in which contributions are added.
 
-use crate::group::NODES_MAX;
+use crate::quorum::NODES_MAX;
 
 /// Data shards of the largest code.
 pub(crate) const DATA_MAX: usize = NODES_MAX / 2 + 1;

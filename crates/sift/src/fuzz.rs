@@ -1,15 +1,18 @@
 //! Fuzz harnesses for bytes from other nodes, disks and remote regions; see [`base::fuzz`].
 
+mod checksum;
+
 use base::fuzz::{FuzzTarget, InputShape, authenticated, sealed};
 use base::{Bytes, BytesMut};
 use rma::{CAPABILITY_BYTES, Capability};
-use twox_hash::XxHash3_64;
 use wire::hello::HelloAnswer;
 
-use crate::entry::{self, EntryKind, MemoryWrite};
+use crate::entry::{EntryKind, MemoryWrite};
 use crate::layout::{ADMIN_WORDS_BYTES, AdminWords, CopyHeader, GroupLayout, HEADER_BYTES, LogCursor};
 use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
-use crate::{GroupId, Term};
+use crate::{GroupId, Term, entry};
+
+pub(crate) use checksum::checksum;
 
 /// The targets of this crate.
 pub fn targets() -> Vec<FuzzTarget> {
@@ -24,11 +27,6 @@ const TARGETS: &[FuzzTarget] = &[
 
 const LAYOUT: GroupLayout =
     GroupLayout { log_bytes: 8192, unlogged_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shards: 1 };
-
-/// The checksum of entries, headers and the records of a redo log.
-pub(crate) fn checksum(covered: &[u8]) -> u64 {
-    XxHash3_64::oneshot(covered)
-}
 
 fn message_seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");

@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use rma::{Provider, Token};
 
+pub use crate::quorum::NODES_MAX;
 use crate::{Error, GroupId, GroupLayout};
-
-/// Memory nodes of a group.
-pub const NODES_MAX: usize = 9;
 
 /// The address of a memory node, and our credential for it.
 #[derive(Clone, Debug)]

@@ -106,6 +106,7 @@ pub mod format;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod group;
+mod group_id;
 pub mod layout;
 mod link;
 pub mod memory_node;
@@ -126,12 +127,9 @@ pub use entry::{EntryKind, LogEntry, MemoryWrite, WRITES_MAX};
 pub use error::Error;
 pub use format::{format, is_used};
 pub use group::{MemoryNodeAddress, SiftGroup, SiftTimeouts};
+pub use group_id::GroupId;
 pub use layout::{FORMAT_VERSION, GroupLayout, LOG_BYTES_MAX, LOG_UNIT_BYTES};
 pub use memory_node::{GroupMemory, LogMemoryNode, LogMemoryNodeConfig};
 pub use message::PROTOCOL_VERSIONS;
 pub use standby::Standby;
 pub use takeover::{ElectedStandby, RecoveredCoordinator};
-
-/// The number of a group. Its operator chooses it; it is never 0.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct GroupId(pub u64);

@@ -9,6 +9,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 
+/// Most memory nodes of a group.
+pub const NODES_MAX: usize = 9;
+
 /// Runs all futures. Returns the results so far when all futures have ended, when `grace` has passed since `enough` of
 /// them succeeded, or when `limit` has passed. The remaining futures are dropped: verbs that they posted have an
 /// unknown outcome.

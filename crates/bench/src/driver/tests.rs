@@ -4,6 +4,7 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::outcome::TransactionStage;
+use crate::progress::SilentObserver;
 use crate::workload::smallbank::SmallBank;
 
 /// A network in which every transaction takes a millisecond and ends with the result of `answer`.

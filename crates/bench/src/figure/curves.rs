@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::{COLORS, CurvePlot, Figure, SIZE_WIDTH};
+use super::row::{COLORS, CurvePlot, FigureRow, SIZE_WIDTH};
 
 const CHART_HEIGHT: u32 = 380;
 
@@ -13,13 +13,13 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 /// Labels, and points.
 type Line = (String, Vec<(f64, f64)>);
 
-pub fn draw(figure: &Figure, text: &mut String) -> Drawn {
-    let charts = u32::try_from(figure.curves.len()).unwrap_or(u32::MAX).min(16);
+pub fn draw(title: &str, rows: &[FigureRow], plots: &[CurvePlot], text: &mut String) -> Drawn {
+    let charts = u32::try_from(plots.len()).unwrap_or(u32::MAX).min(16);
     let area = SVGBackend::with_string(text, (SIZE_WIDTH, 40 + CHART_HEIGHT * charts)).into_drawing_area();
     area.fill(&WHITE)?;
-    let area = area.titled(&figure.title, ("sans-serif", 20))?;
-    for (part, curves) in area.split_evenly((charts as usize, 1)).iter().zip(&figure.curves) {
-        let lines = lines(figure, curves);
+    let area = area.titled(title, ("sans-serif", 20))?;
+    for (part, curves) in area.split_evenly((charts as usize, 1)).iter().zip(plots) {
+        let lines = lines(rows, curves);
         let all = || lines.iter().flat_map(|(_, places)| places);
         let most = |place: fn(&(f64, f64)) -> f64| all().map(place).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
         let least_x = all().map(|(x, _)| *x).fold(f64::INFINITY, f64::min).min(most(|(x, _)| *x));
@@ -34,9 +34,9 @@ pub fn draw(figure: &Figure, text: &mut String) -> Drawn {
     Ok(())
 }
 
-fn lines(figure: &Figure, curves: &CurvePlot) -> Vec<Line> {
+fn lines(rows: &[FigureRow], curves: &CurvePlot) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
-    for row in &figure.rows {
+    for row in rows {
         let number = |name: &str| row.numbers.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
         let (Some(x), Some(y)) = (number(curves.x), number(curves.y)) else { continue };
         let label = row.labels.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>().join(" ");

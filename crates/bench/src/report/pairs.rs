@@ -9,7 +9,10 @@
 
 use serde_json::{Map, Value, json};
 
+use std::path::Path;
+
 use super::{BenchmarkReport, ReportTable, rounded};
+use crate::error::Error;
 use crate::figure::RatioBound;
 use crate::interval::ConfidenceInterval;
 
@@ -175,6 +178,23 @@ impl ReportPairs {
         if let Some(bound) = bound {
             json["bounds"][bounded] = bound.text().into();
         }
+    }
+}
+
+impl BenchmarkReport {
+    /// Writes the JSON, with the pairs if there are any.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_json(&self, pairs: Option<&ReportPairs>, path: &Path) -> Result<(), Error> {
+        let mut json = self.to_json();
+        if let Some(pairs) = pairs {
+            pairs.add_to(&mut json);
+        }
+        let mut text = serde_json::to_string_pretty(&json).expect("a report is always JSON");
+        text.push('\n');
+        std::fs::write(path, text)
+            .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })
     }
 }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::figure::RatioBound;
 use crate::outcome::{CommittedTransaction, RejectedTransaction, TransactionStage};
+use crate::report::pairs::{Baseline, ReportPairs};
 use crate::tally::Tally;
 use crate::workload::Workload as _;
 use crate::workload::smallbank::SmallBank;

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use base::{Bytes, BytesMut};
 
-use super::samples::FloorOperation;
 use super::verbs::{Verb, VerbCase};
 use crate::error::Error;
+use crate::rma::floor::FloorOperation;
 
 /// Messages go through this much memory, again and again: as much as a ring of the provider has, or one message.
 const RING_BYTES: usize = 256 << 10;

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::cpu_affinity::PinnedCaller;
-use super::samples::FloorOperation;
-use super::target::failed;
+use super::provider::failed;
 use super::verbs::{Verb, VerbCase};
 use crate::error::Error;
+use crate::rma::floor::FloorOperation;
 
 /// Several small requests or replies go through one call, up to this many bytes.
 const CHUNK_BYTES: usize = 64 << 10;

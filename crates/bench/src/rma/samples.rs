@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::RmaConfig;
-use super::target::{RmaTarget, failed};
+use super::floor::FloorOperation;
+use super::provider::failed;
+use super::target::RmaTarget;
 use super::verbs::{VerbCaller, VerbCase};
 use crate::error::Error;
 
@@ -12,21 +14,6 @@ const BATCH_MAX: usize = 20_000;
 const BATCH_MIN: usize = 4;
 /// Verbs of the trial that determines the length of a batch.
 const TRIAL: usize = 16;
-
-/// The floor of a verb. It blocks the calling thread, which has no other work.
-pub trait FloorOperation {
-    /// Performs `count` operations one after the other, and records the nanoseconds of each.
-    ///
-    /// # Errors
-    /// A socket fails.
-    fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error>;
-
-    /// Performs `count` operations as fast as possible.
-    ///
-    /// # Errors
-    /// A socket fails.
-    fn many(&mut self, count: usize) -> Result<(), Error>;
-}
 
 /// The verb or its floor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

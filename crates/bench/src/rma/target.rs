@@ -1,113 +1,24 @@
 //! The measured endpoint: a host with a region, and a connection to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::Bytes;
-use identity::issue::{CertificateTerms, IssuingOrganization};
-use identity::{KeyKind, MemberRole};
-use rma::shaped::{ShapedProvider, ShapingConfig};
-use rma::shm::ShmProvider;
-use rma::tcp::{TcpConfig, TcpProvider, TcpTls};
-use rma::{Capability, Credential, Endpoint, Host, HostConfig, NodeId, Provider, Rights, Token};
+use rma::tcp::TcpConfig;
+use rma::{Credential, Host, HostConfig, NodeId, Provider, Rights, Token};
 
 use super::copy::LocalMemory;
 use super::cpu_affinity::PinnedCaller;
 use super::echo::EchoFloor;
-use super::samples::FloorOperation;
+use super::provider::{MeasuredConnection, ProviderKind, TCP_ROUNDS_EACH, failed};
 use super::verbs::{VerbCaller, VerbCase};
 use crate::error::Error;
+use crate::rma::floor::FloorOperation;
 
-/// Bytes a second of a shaped link: 56 Gbit/s, as for `heddle bench state`.
-const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
 /// If no case is cold, a region of this size suffices.
 const WARM_BYTES: u64 = 8 << 20;
 /// The region is touched in chunks of this size before the measurement.
 const TOUCHED_BYTES: usize = 1 << 20;
-
-/// Rounds over each connection. A connection over loopback has a constant speed of its own, for the provider as for a bare
-/// socket: a round trip over some takes 6.2 µs, over others 8.8, depending on where the kernel has allocated the state of both
-/// ends. So many connections of both are measured.
-const TCP_ROUNDS_EACH: usize = 2;
-
-/// Numbers the hosts of this process.
-static HOSTS: AtomicU64 = AtomicU64::new(0);
-
-pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
-    Error::Part { what, reason: error.to_string() }
-}
-
-/// A provider.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ProviderKind {
-    Shm,
-    Tcp,
-    /// With mutual TLS.
-    TcpTls,
-}
-
-impl ProviderKind {
-    /// Its name in tables.
-    pub fn name(self, latency: Option<Duration>) -> String {
-        let name = match self {
-            ProviderKind::Shm => "shm",
-            ProviderKind::Tcp => "tcp",
-            ProviderKind::TcpTls => "tcp+tls",
-        };
-        match latency {
-            None => name.to_owned(),
-            Some(latency) => format!("{name} + {} µs", latency.as_micros()),
-        }
-    }
-
-    fn fabric(self, latency: Option<Duration>) -> Result<Arc<dyn Provider>, Error> {
-        let bare: Arc<dyn Provider> = match self {
-            ProviderKind::Shm => Arc::new(ShmProvider::default()),
-            ProviderKind::Tcp => Arc::new(TcpProvider::default()),
-            ProviderKind::TcpTls => Arc::new(TcpProvider::new(TcpConfig { tls: Some(tls()?), ..TcpConfig::default() })),
-        };
-        Ok(match latency {
-            None => bare,
-            Some(latency) => Arc::new(ShapedProvider::new(
-                bare,
-                ShapingConfig { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND },
-            )),
-        })
-    }
-
-    /// The address at which a host listens: any port, or a name of its own.
-    fn address(self) -> String {
-        match self {
-            ProviderKind::Shm => {
-                format!("local:bench-rma-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed))
-            }
-            ProviderKind::Tcp | ProviderKind::TcpTls => "127.0.0.1:0".to_owned(),
-        }
-    }
-}
-
-/// Certificates for both ends.
-fn tls() -> Result<TcpTls, Error> {
-    let issued = |error: identity::Error| failed("issuing certificates", error);
-    let organization =
-        IssuingOrganization::create("BenchMSP", "bench.heddle", &CertificateTerms::starting_now(KeyKind::P256));
-    let organization = organization.map_err(issued)?;
-    let own = organization.issue_tls(MemberRole::Peer, "bench", &["127.0.0.1"]).map_err(issued)?;
-    let roots = organization.tls_authority().certificate_pem();
-    let tls = TcpTls::new(&own.certificate_pem, &own.key_pem, roots);
-    tls.map_err(|error| failed("certificates of a host and a connection to it", error))
-}
-
-/// A connection to a host with a region.
-pub struct MeasuredConnection {
-    pub provider: ProviderKind,
-    pub endpoint: Endpoint,
-    /// The host's end of the connection.
-    pub accepted: Endpoint,
-    pub capability: Capability,
-    pub region_bytes: u64,
-}
 
 /// A connection, and the floor of its verbs.
 pub struct RmaTarget {

@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
-use base::rt::{self, AbortOnDrop, CancellationToken, Instant, Task};
-use base::{BlockNumber, Bytes, ErrorKind, TxId};
+use base::rt::{AbortOnDrop, CancellationToken, Instant, Task};
+use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
 use ledger::{Block, Hash};
 use replica::PrimaryRole;
@@ -25,7 +25,7 @@ use crate::access::ChannelPolicies;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockVerdict, validate_block};
-use crate::validate::offload::{VerificationChunk, chunk_bytes, verify_at_follower};
+use crate::validate::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
 use crate::validate::verify::{VerifiedTransaction, verify_transactions};
 use crate::validate::view::BlockStateView;
 use crate::{Error, events};
@@ -36,9 +36,6 @@ pub const VERIFIED_AHEAD_MAX: usize = 3;
 pub const VALIDATED_AHEAD_MAX: usize = 8;
 /// How long a stopping channel waits until the blocks that it appended are durable.
 const STOP_TIME_MAX: Duration = Duration::from_secs(10);
-/// The number of transactions that one task verifies: about a millisecond of signatures.
-pub const VERIFY_CHUNK_TRANSACTIONS: usize = 16;
-
 /// The settings of a channel's pipeline.
 #[derive(Clone, Debug)]
 pub struct PipelineConfig {

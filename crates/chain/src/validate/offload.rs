@@ -55,7 +55,6 @@ use wire::{Malformed, Reader, Writer};
 
 use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
 use crate::access::ChannelPolicies;
-use crate::commit::pipeline::VERIFY_CHUNK_TRANSACTIONS;
 use crate::events;
 
 /// Steps 2 to 7 for a chunk that has a permit.
@@ -142,6 +141,9 @@ pub struct SignatureVerdicts {
     /// One for each envelope.
     pub verdicts: Vec<SignatureVerdict>,
 }
+
+/// The number of transactions that one task verifies: about a millisecond of signatures.
+pub const VERIFY_CHUNK_TRANSACTIONS: usize = 16;
 
 /// Bytes before the envelopes or the verdicts.
 const HEAD_BYTES: usize = 32 + 8 + 4;

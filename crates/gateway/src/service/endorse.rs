@@ -24,7 +24,7 @@ use proto::gateway::ErrorDetail;
 use proto::protos::{Endorsement, ProposalResponse};
 
 use super::assemble::endorse_response;
-use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response};
+use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response, is_final};
 use super::layout::{EndorsementPlan, EndorsementPlanCache};
 use super::proposal::{ProposalRequest, field, walk};
 use super::{Endorser, PeerServiceCore, run_in_task};
@@ -318,14 +318,6 @@ fn final_code(error: &EndorseError) -> Option<GrpcCode> {
         EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(GrpcCode::Unavailable),
         _ => None,
     }
-}
-
-/// Whether every other endorser would refuse as well.
-pub(super) fn is_final(error: &EndorseError) -> bool {
-    matches!(
-        error,
-        EndorseError::Malformed(_) | EndorseError::Invalid(_) | EndorseError::Expired(_) | EndorseError::Duplicate(_)
-    )
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use chain::endorse::EndorseError;
 use proto::gateway::EvaluateResponse;
 use proto::protos::Response;
 
-use super::endorse::is_final;
 use super::proposal::ProposalRequest;
 use super::{Endorser, PeerServiceCore, run_in_task};
 use crate::events::Evaluated;
@@ -87,4 +86,12 @@ fn code(error: &EndorseError) -> GrpcCode {
         EndorseError::TimedOut(_) => GrpcCode::DeadlineExceeded,
         _ => GrpcCode::Unavailable,
     }
+}
+
+/// Whether every other endorser would refuse as well.
+pub(super) fn is_final(error: &EndorseError) -> bool {
+    matches!(
+        error,
+        EndorseError::Malformed(_) | EndorseError::Invalid(_) | EndorseError::Expired(_) | EndorseError::Duplicate(_)
+    )
 }

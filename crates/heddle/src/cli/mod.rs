@@ -3,102 +3,15 @@
 //! `docs/cli.md` is generated from these declarations, and a test compares the two.
 
 pub mod deny;
+mod directory;
 pub mod kv;
 pub mod ledger;
 pub mod network;
 pub mod node;
 pub mod orderer;
 pub mod peer;
+mod program;
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-
-use clap::{Args, Parser, Subcommand};
+pub use directory::{DIRECTORY, DirectoryArguments};
 pub use heddle_cli::exit;
-
-/// The default directory of a network.
-pub const DIRECTORY: &str = "./heddle-data";
-
-const EXAMPLES: &str = "\
-Examples:
-  heddle up                          a network of three organisations, until Ctrl-C
-  heddle up --detach                 the same in the background; `heddle down` stops it
-  heddle up --isolate                the same with every role as a process of its own
-  heddle status                      what runs, the ledgers' heights, the load
-  heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
-  heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
-  heddle bench smallbank             measure this machine with a network of its own
-  heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
-  heddle ledger verify               check every hash and signature of a stopped network
-
-Exit codes:
-  0    done
-  1    failed; standard error says what and why
-  2    the command line is wrong
-  3    `ledger verify` found damage
-  4    the network or store that the command needs is not running
-  5    `kv`: the key has no value, or not the expected one
-  70   a program defect ended a part of a process; its log has the panic; restart it
-  130  interrupted by Ctrl-C or SIGTERM";
-
-/// A permissioned ledger for Hyperledger Fabric's clients: one program, one command for a network.
-#[derive(Parser, Debug)]
-#[command(name = "heddle", version, after_help = EXAMPLES, max_term_width = 100, disable_help_subcommand = true)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum Command {
-    Up(network::UpArguments),
-    Down(network::DownArguments),
-    Status(network::StatusArguments),
-    /// Run one role of a network as a process of its own
-    #[command(subcommand)]
-    Node(node::NodeCommand),
-    Plan(node::PlanArguments),
-    /// Print the default configuration, commented: every key, its default and its meaning
-    #[command(after_help = "\
-Example:
-  heddle config > heddle.toml        then edit it, and
-  heddle up --config heddle.toml")]
-    Config,
-    /// Operate one peer of a running network
-    #[command(subcommand)]
-    Peer(peer::PeerCommand),
-    /// Deny certificates at once
-    #[command(subcommand)]
-    Deny(deny::DenyCommand),
-    /// Operate the orderers of a running network on Raft
-    #[command(subcommand)]
-    Orderer(orderer::OrdererCommand),
-    /// Run a replicated key-value store, and use one
-    #[command(subcommand)]
-    Kv(kv::KvCommand),
-    /// Inspect the ledgers and check them
-    #[command(subcommand)]
-    Ledger(ledger::LedgerCommand),
-    /// Measure: run a workload, and compare the result with the cost of its signatures
-    #[command(disable_help_flag = true)]
-    Bench(BenchArguments),
-}
-
-/// Arguments of the program `heddle-bench`, which knows what they mean.
-#[derive(Args, Debug, Clone)]
-pub struct BenchArguments {
-    /// A benchmark and its options; `heddle bench --help` lists them
-    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<OsString>,
-}
-
-/// The network that a command uses.
-#[derive(Args, Debug, Clone)]
-pub struct DirectoryArguments {
-    /// The network's directory
-    #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
-    pub dir: PathBuf,
-}
-
-#[cfg(test)]
-mod tests;
+pub use program::{BenchArguments, Cli, Command};

@@ -14,9 +14,8 @@ use std::collections::BTreeMap;
 
 use base::MspId;
 
-use super::Policy;
-use super::SignaturePolicy;
 use super::signature::SignatureRule;
+use super::{Policy, SignaturePolicy};
 use crate::principal::{MemberRole, Principal};
 
 /// How many layouts are kept, at the end and at every step on the way.
@@ -26,6 +25,14 @@ const JOINS_MAX: usize = 128 * 1024;
 
 /// How many signers of each organisation.
 pub type EndorsementLayout = BTreeMap<MspId, usize>;
+
+impl Policy {
+    /// The smallest choices of organisations whose peers could satisfy the policy, at most [`LAYOUTS_MAX`] of them, each
+    /// with how many signers of each organisation it takes. Empty when peers alone cannot satisfy it.
+    pub fn layouts(&self) -> Vec<EndorsementLayout> {
+        layouts(self)
+    }
+}
 
 pub(super) fn layouts(policy: &Policy) -> Vec<EndorsementLayout> {
     LayoutSearch { joins_left: JOINS_MAX }.of_policy(policy)

@@ -9,6 +9,7 @@ use proto::common::implicit_meta_policy::Rule;
 use proto::common::policy::PolicyType;
 use proto::common::{ConfigGroup, ImplicitMetaPolicy, Policy as WirePolicy, SignaturePolicyEnvelope};
 
+use super::channel_policy::{ImplicitMeta, MetaRule};
 use super::{Policy, SignaturePolicy, decode, malformed};
 use crate::error::Error;
 
@@ -16,60 +17,6 @@ use crate::error::Error;
 const GROUP_DEPTH_MAX: usize = 16;
 /// What separates the names in a path, and begins an absolute one.
 const SEPARATOR: char = '/';
-
-/// How many of the policies below must hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MetaRule {
-    /// One.
-    Any,
-    /// Every one.
-    All,
-    /// More than half.
-    Majority,
-}
-
-/// A policy that evaluates the policies of one name in all groups directly below.
-#[derive(Clone, Debug)]
-pub struct ImplicitMeta {
-    threshold: usize,
-    below: Vec<Policy>,
-}
-
-impl ImplicitMeta {
-    /// Asks these policies. A group without the policy counts with [`Policy::Missing`]; with no groups the policy holds.
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub fn new(rule: MetaRule, below: Vec<Policy>) -> ImplicitMeta {
-        let threshold = match rule {
-            _ if below.is_empty() => 0,
-            MetaRule::Any => 1,
-            MetaRule::All => below.len(),
-            MetaRule::Majority => below.len() / 2 + 1,
-        };
-        ImplicitMeta { threshold, below }
-    }
-
-    /// How many of the policies below must hold.
-    pub fn threshold(&self) -> usize {
-        self.threshold
-    }
-
-    /// The policies that are asked.
-    pub fn below(&self) -> &[Policy] {
-        &self.below
-    }
-
-    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-    pub(super) fn is_satisfied(&self, mut holds: impl FnMut(&Policy) -> bool) -> bool {
-        let mut remaining = self.threshold;
-        for policy in &self.below {
-            if remaining == 0 {
-                break;
-            }
-            remaining -= usize::from(holds(policy));
-        }
-        remaining == 0
-    }
-}
 
 /// All policies of a configuration. Paths are absolute (`/Channel/Application/Writers`) or relative to the root group
 /// (`Application/Writers`).

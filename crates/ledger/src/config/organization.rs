@@ -10,8 +10,11 @@ use proto::common::{ConfigGroup, OrdererAddresses};
 use proto::msp::MspConfig;
 use proto::protos::AnchorPeers;
 
-use super::{ORGANIZATIONS_MAX, value};
+use super::value;
 use crate::error::Error;
+
+/// The most organisations a group may have.
+pub const ORGANIZATIONS_MAX: usize = 1024;
 
 /// The most anchor peers or endpoints that one organisation may name.
 pub const ENDPOINTS_MAX: usize = 1024;

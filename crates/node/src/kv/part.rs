@@ -29,6 +29,7 @@ use rma::{Provider, TOKEN_BYTES, Token};
 use serde::{Deserialize, Serialize};
 use sift::{LogMemoryNode, MemoryNodeAddress};
 
+use super::endpoint::KvProcessEndpoint;
 use super::stores::{CpuNodes, StoreSet};
 use super::{AUTHORITY, HOST, KvEndpoint, KvStoresConfig, KvToken, NAME, Persistence, StoreGeometry};
 use crate::network::{NodeError, write};
@@ -55,18 +56,6 @@ impl KvRole {
             KvRole::CpuNode(number) => format!("cpu-node-{number}"),
         }
     }
-}
-
-/// A running process, as `kv.json` lists it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvProcessEndpoint {
-    /// Its name.
-    pub name: String,
-    /// Its process ID.
-    pub process: u32,
-    /// A CPU node's ports, one for each store.
-    #[serde(default)]
-    pub stores: Vec<SocketAddr>,
 }
 
 /// Everything that a process needs to know, sent on its standard input.

@@ -4,17 +4,15 @@
 //! call, the call goes to the next instance, within [`SERVING_TIMEOUT`]. A change that may have taken effect is never
 //! repeated; its caller gets an error. The call `Exchange` carries many operations over one stream.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::admission::Principal;
-use base::rt::sync::Notify;
-use base::rt::{self, CancellationToken};
-use base::{Bytes, BytesMut, ErrorKind};
-use futures_util::FutureExt as _;
-use futures_util::StreamExt as _;
+use base::rt::CancellationToken;
+use base::{Bytes, BytesMut, ErrorKind, rt};
 use futures_util::future::{Either, pending, select};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use gateway::grpc::connection::GrpcService;
 use gateway::grpc::message::{decode, frame, put_prefix};
 use gateway::grpc::permits::{CallLimits, PermitKind, PermitPool};
@@ -50,45 +48,6 @@ pub(super) const COMPARE_AND_SET: &str = "/heddle.kv.KeyValues/CompareAndSet";
 pub(super) const WATCH: &str = "/heddle.kv.KeyValues/Watch";
 pub(super) const STATUS: &str = "/heddle.kv.KeyValues/Status";
 pub(super) const EXCHANGE: &str = "/heddle.kv.KeyValues/Exchange";
-
-/// The store instance that serves now, if any.
-#[derive(Default)]
-pub(super) struct CurrentStore {
-    store: Mutex<Option<KvStore>>,
-    changed: Notify,
-}
-
-impl CurrentStore {
-    fn lock(&self) -> MutexGuard<'_, Option<KvStore>> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn set(&self, store: Option<KvStore>) {
-        *self.lock() = store;
-        self.changed.notify_waiters();
-    }
-
-    /// The instance that serves at this moment.
-    fn now(&self) -> Option<KvStore> {
-        let store = self.lock().clone();
-        store.filter(|store| store.coordinator().is_serving())
-    }
-
-    /// Waits for an instance that serves.
-    pub(super) async fn serving(&self, timeout: Duration) -> Option<KvStore> {
-        let waiting = async {
-            loop {
-                let changed = self.changed.notified();
-                match self.now() {
-                    Some(store) => return store,
-                    // An instance that has ended is cleared soon, or its notification came before this wait.
-                    None => drop(rt::timeout(Duration::from_millis(5), changed).await),
-                }
-            }
-        };
-        rt::timeout(timeout, waiting).await.ok()
-    }
-}
 
 /// A port of a store. Clones share it.
 #[derive(Clone)]

@@ -6,15 +6,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use base::ErrorKind;
-use base::rt::{self, CancellationToken, Task};
+use base::rt::sync::Notify;
+use base::rt::{CancellationToken, Task};
+use base::{ErrorKind, rt};
 use futures_util::FutureExt as _;
 use kv::{Error, KvConfig, KvStore, PersistentTables, StoreGeometry};
 use sift::backups::{GroupState, ServeGroup};
 use sift::{BackupPool, BackupPoolConfig, BackupPoolStatus, RecoveredCoordinator, SiftGroup, Standby, WatchedGroup};
 
 use super::STORES_MAX;
-use super::service::CurrentStore;
 
 /// The first number that the pool's coordinators put into heartbeats; the stores' own CPU nodes use smaller ones.
 const POOL_NUMBER_BASE: u64 = 1 << 20;
@@ -228,5 +228,44 @@ impl StoreSet {
         for processor in processors {
             let _ = processor.await;
         }
+    }
+}
+
+/// The store instance that serves now, if any.
+#[derive(Default)]
+pub(super) struct CurrentStore {
+    store: Mutex<Option<KvStore>>,
+    changed: Notify,
+}
+
+impl CurrentStore {
+    fn lock(&self) -> MutexGuard<'_, Option<KvStore>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set(&self, store: Option<KvStore>) {
+        *self.lock() = store;
+        self.changed.notify_waiters();
+    }
+
+    /// The instance that serves at this moment.
+    pub(super) fn now(&self) -> Option<KvStore> {
+        let store = self.lock().clone();
+        store.filter(|store| store.coordinator().is_serving())
+    }
+
+    /// Waits for an instance that serves.
+    pub(super) async fn serving(&self, timeout: Duration) -> Option<KvStore> {
+        let waiting = async {
+            loop {
+                let changed = self.changed.notified();
+                match self.now() {
+                    Some(store) => return store,
+                    // An instance that has ended is cleared soon, or its notification came before this wait.
+                    None => drop(rt::timeout(Duration::from_millis(5), changed).await),
+                }
+            }
+        };
+        rt::timeout(timeout, waiting).await.ok()
     }
 }

@@ -16,8 +16,9 @@ use sift::{Coordinator, EntryKind, LogEntry, WriteHandle};
 use super::acceptor::{digest_of, digests, read};
 use super::client::{AcceptorClient, PendingRequest};
 use super::message::{AcceptorRequest, AcceptorResponse, DIGESTS_MAX, ENTRIES_MAX, FenceToken};
-use super::{APPENDS_MAX, CpuNode, IN_FLIGHT_MAX, SiftLogCore};
+use super::{APPENDS_MAX, CpuNode, IN_FLIGHT_MAX};
 use crate::fault::{Mutant, crash_point, mutant};
+use crate::sift::log_core::SiftLogCore;
 use crate::{CpuNodeId, Error, Leadership, Term};
 
 /// Bytes of entries of one message; a longer entry is sent alone.

@@ -1,15 +1,25 @@
 //! Faults of other CPU nodes that must not harm a CPU node, and failures of its own tasks that it must report.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use base::rt::net::GatherList;
-use base::rt::production;
+use async_trait::async_trait;
+use base::rt::net::rpc::RpcHandler;
+use base::rt::net::{GatherList, rpc};
+use base::rt::{CancellationToken, net, production};
+use base::{Bytes, rt};
 use rma::{Credential, Endpoint, Host, HostConfig, Provider};
-use sift::{GroupId, GroupLayout, MemoryNodeAddress, SiftTimeouts};
+use sift::{GroupId, GroupLayout, MemoryNodeAddress, SiftGroup, SiftTimeouts};
 
 use super::client::AcceptorClient;
 use super::message::AcceptorResponse;
 use super::*;
+use crate::Term;
+use crate::error::Error;
+use crate::ordered_log::{CpuNodeId, LogStore, OrderedLog as _};
+use crate::sift::acceptor::AcceptorQueue;
+use crate::sift::message::AcceptorRequest;
+use crate::sift::message::FenceToken;
 
 /// A network without memory nodes.
 struct Nowhere;

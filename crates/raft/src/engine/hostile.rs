@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::net::{self, BoxFuture};
+use base::rt::net;
+use base::rt::net::BoxFuture;
 use base::rt::simulation::{Sim, Simulation, SimulationFailure, SimulationReport};
 use base::{Bytes, BytesMut, rt};
 use raft_rs::eraftpb::{ConfChange, ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 
-use super::snapshots::snapshot_data;
 use crate::codec::KINDS;
+use crate::engine::snapshot_format::snapshot_data;
 use crate::fault::{Mutant, plant};
-use crate::{AppliedEntry, Raft, RaftConfig, RaftMember, RaftTimeouts, StateMachine, links};
-use crate::{Error, Term};
+use crate::{AppliedEntry, Error, Raft, RaftConfig, RaftMember, RaftTimeouts, StateMachine, Term, links};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const GROUP: u64 = 5;

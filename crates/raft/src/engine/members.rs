@@ -7,12 +7,11 @@ use std::sync::atomic::Ordering;
 use base::rt;
 use raft_rs::eraftpb::{ConfChange, ConfChangeType, Entry};
 
-use super::snapshots::address_of;
 use super::{PendingAnswer, RaftEngine, RequestWaiter};
-use crate::Error;
-use crate::codec::{self, MEMBERS_MAX};
+use crate::codec::MEMBERS_MAX;
+use crate::engine::snapshot_format::address_of;
 use crate::fault::{Mutant, mutant};
-use crate::{MemberHealth, MembershipChange, MembershipReport, RaftMember, StateMachine, links};
+use crate::{Error, MemberHealth, MembershipChange, MembershipReport, RaftMember, StateMachine, codec, links};
 
 impl<M: StateMachine> RaftEngine<M> {
     pub(super) fn change(&mut self, change: MembershipChange, asker: RequestWaiter) {

@@ -9,9 +9,9 @@
 use base::rt;
 use raft_rs::eraftpb::{Message, MessageType};
 
-use super::snapshots::members_of;
 use super::{RaftEngine, StateMachine};
 use crate::Error;
+use crate::engine::snapshot_format::members_of;
 use crate::fault::{Mutant, mutant};
 
 /// How far ahead of this node's term another node's term may be. Terms grow by one an election.

@@ -8,13 +8,13 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::net::{self, Link};
-use base::rt::{self, Instant};
-use base::{Bytes, Epoch};
+use base::rt::net::Link;
+use base::rt::{Instant, net};
+use base::{Bytes, Epoch, rt};
 use futures_util::future::join_all;
 use storage::node::newest_epoch;
 
-use super::PeerAddresses;
+use crate::failover::addresses::PeerAddresses;
 
 /// How long another node may take to send its epoch.
 const GREETING_MAX: Duration = Duration::from_millis(200);

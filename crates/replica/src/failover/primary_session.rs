@@ -1,54 +1,23 @@
 //! The session of a compute node that is the primary, under one epoch.
 
 use std::pin::pin;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use base::Epoch;
+use base::rt::AbortOnDrop;
 use base::rt::channel::{WatchReceiver, watch};
 use base::rt::net::{Link, LinkAcceptor, Parties};
-use base::rt::{self, AbortOnDrop};
+use base::{Epoch, rt};
 use futures_util::future::{Either, select};
 
 use super::primary_locator::greeting;
-use super::{NODES_MAX, PeerAddresses, PeerError, PeerRoles, PrimaryLease, PrimaryPeer, ReplicatedState};
-use crate::Error;
-use crate::followers::WorkPermit;
-use crate::offload::WorkPlacement;
+use super::primary_role::PrimaryRole;
+use super::{PeerError, PeerRoles, PrimaryLease};
+use crate::failover::addresses::{NODES_MAX, PeerAddresses};
+use crate::failover::peer::PrimaryPeer as _;
+use crate::failover::primary_role::ReplicatedState;
 
 /// The largest number of links from other nodes at a time.
 const LINKS_MAX: usize = 2 * NODES_MAX;
-
-/// What a primary's channel needs to know of the node's role: whether it may answer, and who may work for it.
-#[derive(Default)]
-pub struct PrimaryRole {
-    lease: Arc<PrimaryLease>,
-    /// Set once followers may join.
-    state: OnceLock<Weak<dyn ReplicatedState>>,
-}
-
-impl PrimaryRole {
-    /// As [`PrimaryLease::wait_until_held`].
-    ///
-    /// # Errors
-    /// As [`PrimaryLease::wait_until_held`].
-    pub async fn wait_until_held(&self) -> Result<(), Error> {
-        self.lease.wait_until_held().await
-    }
-
-    fn state(&self) -> Option<Arc<dyn ReplicatedState>> {
-        self.state.get()?.upgrade()
-    }
-}
-
-impl WorkPlacement for PrimaryRole {
-    fn followers(&self) -> usize {
-        self.state().map_or(0, |state| state.followers())
-    }
-
-    fn work_permit(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<WorkPermit> {
-        self.state()?.work_permit(load_max, trusts)
-    }
-}
 
 /// A primary.
 pub struct PrimarySession<P: PeerRoles> {

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use base::rt::channel::{OneshotReceiver, OneshotSender, Sender, oneshot};
 use base::rt::sync::Notify;
-use base::rt::{self, CancellationToken, Instant};
-use base::{Bytes, BytesMut};
+use base::rt::{CancellationToken, Instant};
+use base::{Bytes, BytesMut, rt};
 
+use super::work::WORK_ITEM_BYTES_MAX;
 use crate::events;
 use crate::fault::{Mutant, hold_up, mutant};
 use crate::followers::FOLLOWERS_MAX;
 use crate::followers::message::{Candidate, ToFollower};
-use crate::followers::work::{NO_WORK, WorkItems, WorkPermit};
+use crate::followers::work::{NO_WORK, WorkItems};
 use crate::lease::{FollowerId, LeaseGrantor};
 
 /// Updates that may wait for one follower; one more and it is fenced.
@@ -464,6 +465,44 @@ impl FollowerTable {
 impl Drop for FollowerTable {
     fn drop(&mut self) {
         self.remove_all();
+    }
+}
+
+/// A work permit at one follower, until it is dropped.
+pub struct WorkPermit {
+    followers: Arc<FollowerTable>,
+    follower: FollowerId,
+    name: Arc<str>,
+    number: u64,
+    has_failed: bool,
+}
+
+impl WorkPermit {
+    pub(super) fn new(followers: Arc<FollowerTable>, follower: FollowerId, name: Arc<str>, number: u64) -> WorkPermit {
+        WorkPermit { followers, follower, name, number, has_failed: false }
+    }
+
+    /// The follower's name: the one that its link proved, or else one that it has until it joins again.
+    pub fn follower(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Has the follower do a work item of at most [`WORK_ITEM_BYTES_MAX`] bytes, and waits that long for its answer.
+    pub async fn work(mut self, item: Bytes, timeout: Duration) -> Option<Bytes> {
+        assert!(item.len() <= WORK_ITEM_BYTES_MAX, "work items are bounded");
+        let answer = match self.followers.send_work(self.follower, self.number, item) {
+            Some(answer) => rt::timeout(timeout, answer).await.ok().and_then(Result::ok).flatten(),
+            None => None,
+        };
+        self.has_failed = answer.is_none();
+        if self.has_failed { &events::WorkItemsFailed } else { &events::WorkItemsDone }.add(1);
+        answer
+    }
+}
+
+impl Drop for WorkPermit {
+    fn drop(&mut self) {
+        self.followers.close_work(self.follower, self.number, self.has_failed);
     }
 }
 

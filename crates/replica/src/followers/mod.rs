@@ -61,25 +61,14 @@
 mod follower;
 mod follower_table;
 mod joined;
+mod limits;
 pub mod message;
 mod serve;
 pub mod work;
 
-use std::time::Duration;
-
 pub use follower::{FailoverTimeouts, FindPrimary, Follower, Replica, ReplicaError, ReplicaFactory};
-pub use follower_table::{CHANGES_BYTES_MAX, FollowerTable, LeaseRequest, UPDATES_MAX};
+pub use follower_table::{CHANGES_BYTES_MAX, FollowerTable, LeaseRequest, UPDATES_MAX, WorkPermit};
 pub use joined::JoinedState;
+pub use limits::{FOLLOWERS_MAX, HEARTBEAT, JOIN_TIMEOUT, LEASELESS_TIMEOUT, SILENCE_TIMEOUT};
 pub use serve::{Admission, ChangeBatches, EarlierLeases, MissedState, PrimaryState, send_heartbeats, serve_follower};
-pub use work::{WorkHandler, WorkPermit};
-
-/// The most followers of one primary: memory nodes serve twice as many connections of one owner.
-pub const FOLLOWERS_MAX: usize = 8;
-/// How often the primary sends an update without a block.
-pub const HEARTBEAT: Duration = Duration::from_millis(10);
-/// How long a follower waits for a message of its primary before it joins again.
-pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a follower follows without a lease. It misses no update meanwhile: storage may be slow to confirm.
-pub const LEASELESS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long joining may take.
-pub const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+pub use work::WorkHandler;

@@ -24,19 +24,16 @@
 //!   height.
 //! * One follower has at most [`WORK_ITEMS_MAX`] items of [`WORK_ITEM_BYTES_MAX`] bytes in flight or in work, so that
 //!   its updates and leases are not delayed.
+//!
+//! [`WorkPermit`]: crate::WorkPermit
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::Bytes;
+use base::rt::Instant;
 use base::rt::channel::OneshotSender;
-use base::rt::{self, Instant};
-
-use crate::events;
-use crate::followers::follower_table::FollowerTable;
-use crate::lease::FollowerId;
+use base::{Bytes, rt};
 
 /// Work items that one follower has at a time.
 pub const WORK_ITEMS_MAX: usize = 4;
@@ -108,44 +105,6 @@ impl WorkItems {
         if has_failed {
             self.avoided_until = Some(rt::now() + AVOIDED_FOR);
         }
-    }
-}
-
-/// A work permit at one follower, until it is dropped.
-pub struct WorkPermit {
-    followers: Arc<FollowerTable>,
-    follower: FollowerId,
-    name: Arc<str>,
-    number: u64,
-    has_failed: bool,
-}
-
-impl WorkPermit {
-    pub(super) fn new(followers: Arc<FollowerTable>, follower: FollowerId, name: Arc<str>, number: u64) -> WorkPermit {
-        WorkPermit { followers, follower, name, number, has_failed: false }
-    }
-
-    /// The follower's name: the one that its link proved, or else one that it has until it joins again.
-    pub fn follower(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    /// Has the follower do a work item of at most [`WORK_ITEM_BYTES_MAX`] bytes, and waits that long for its answer.
-    pub async fn work(mut self, item: Bytes, timeout: Duration) -> Option<Bytes> {
-        assert!(item.len() <= WORK_ITEM_BYTES_MAX, "work items are bounded");
-        let answer = match self.followers.send_work(self.follower, self.number, item) {
-            Some(answer) => rt::timeout(timeout, answer).await.ok().and_then(Result::ok).flatten(),
-            None => None,
-        };
-        self.has_failed = answer.is_none();
-        if self.has_failed { &events::WorkItemsFailed } else { &events::WorkItemsDone }.add(1);
-        answer
-    }
-}
-
-impl Drop for WorkPermit {
-    fn drop(&mut self) {
-        self.followers.close_work(self.follower, self.number, self.has_failed);
     }
 }
 

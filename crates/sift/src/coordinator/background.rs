@@ -8,17 +8,17 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use base::Bytes;
-use base::rt::{self, Instant, Task};
+use base::rt::{Instant, Task};
+use base::{Bytes, rt};
 
 use super::state::{CopiedRegion, NodePhase, RegionCopy, UnpersistedWrites, region_bytes};
-use super::{CoordinatorCore, lock};
+use crate::coordinator::coordinator_core::{CoordinatorCore, lock};
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, CopyHeader, HEADS_BYTES, LOG_UNIT_BYTES, LogCursor};
 use crate::link::{FenceError, FenceToken, FencedNode, MemoryNodeLink};
 use crate::quorum::gather;
-use crate::scan::{self, LogCopy};
-use crate::{Error, SiftTimeouts, Term};
+use crate::scan::LogCopy;
+use crate::{Error, SiftTimeouts, Term, scan};
 
 /// Regions that are copied in a row before the task yields.
 const REGIONS_IN_A_ROW_MAX: usize = 16;

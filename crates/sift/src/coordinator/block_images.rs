@@ -15,9 +15,9 @@ use std::ops::Range;
 use base::BytesMut;
 
 use super::state::{Holding, covers_whole_blocks};
-use super::{CoordinatorCore, lock};
-use crate::entry::{self, MemoryWrite};
-use crate::{Error, GroupLayout};
+use crate::coordinator::coordinator_core::{CoordinatorCore, lock};
+use crate::entry::MemoryWrite;
+use crate::{Error, GroupLayout, entry};
 
 /// Writes of whole blocks, which stay locked for the owner of this value.
 pub(super) struct LockedBlocks<'a> {

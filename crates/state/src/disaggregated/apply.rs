@@ -49,7 +49,6 @@
 //! * When the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
 //!   lies in an abandoned section.
 
-use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,9 +64,11 @@ use super::grow::IN_FLIGHT_MAX;
 use super::index::{BucketGroup, GROUP_BYTES, KeyHash, RESERVED, SlotIndex, Subtable};
 use super::memory::{completed, had_no_effect};
 use super::pointer::{Pointer, UNIT_BYTES};
-use super::record::{self, KeyName, LinkWord, RECORD_BYTES_MAX, RecordContent};
-use super::{StateCore, StateWriter, SupersededVersion, Tombstone};
+use super::record::{KeyName, LinkWord, RECORD_BYTES_MAX, RecordContent};
+use super::{StateCore, StateWriter, SupersededVersion, Tombstone, record};
 use crate::{Durable, Error, Update, UpdateBatch, events};
+
+pub(super) use std::future::Future;
 
 /// Rounds of locating: one for every bit by which a subtable may have to grow, plus some for failures.
 const ROUNDS_MAX: usize = 40;

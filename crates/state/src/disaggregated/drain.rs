@@ -15,7 +15,7 @@
 //! these entries led to. If storage fails, the section stays closed and is the next one to be chosen. If the budget
 //! allows the section by then, it is opened again.
 
-use std::sync::atomic::Ordering;
+pub(super) use std::sync::atomic::Ordering;
 
 use base::{BytesMut, Map, rt};
 

@@ -47,24 +47,25 @@
 //! * A version that the delta locates in memory is there: only versions that the delta has dropped are evicted.
 //! * The link word of an evicted record says that the record is invalid for as long as the record is in quarantine.
 
-use std::sync::atomic::Ordering;
-
-use base::rt::{self, Instant};
-use base::{Map, Set};
+use base::rt::Instant;
+use base::{Map, Set, rt};
+use replica::followers::message::Candidate;
+use replica::lease::REUSE_AFTER;
 
 use super::apply::{Groups, SlotSwap};
+use super::eviction_candidate::EvictionCandidate;
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::OwnedHead;
 use super::index::{KeyHash, SlotIndex, Subtable};
-use super::maintenance::RETRY_PAUSE;
 use super::memory::{completed, had_no_effect};
 use super::pointer::Pointer;
 use super::record::LinkWord;
 use super::space::{Extent, SpaceAccounts};
 use super::{StateCore, StateWriter};
+use crate::disaggregated::limits::RETRY_PAUSE;
 use crate::{Error, events};
-use replica::followers::message::Candidate;
-use replica::lease::REUSE_AFTER;
+
+pub(super) use std::sync::atomic::Ordering;
 
 /// Uses are noted from this many percent below `evict_to_percent` on.
 const NOTE_BEFORE_PERCENT: u8 = 5;
@@ -80,15 +81,6 @@ const ROUNDS_MAX: u32 = 4;
 /// If an allocation failed although enough bytes are free, records are evicted for it only if it is no longer than this
 /// fraction of a section; then this fraction of the memory in use is evicted, so that free extents merge.
 const SCATTERED_PART: u64 = 16;
-
-/// A record that may be evicted, as sent to the compute nodes in step 3.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct EvictionCandidate {
-    /// The pointer under which a compute node that uses the record has it cached.
-    pub pointer: Pointer,
-    /// Selects the shard of the caches to look into.
-    pub hash: KeyHash,
-}
 
 /// A record that is being evicted.
 struct EvictionVictim {

@@ -14,21 +14,18 @@
 //! the buffer's section is abandoned. If step 6 fails, the section of the buckets is abandoned. A fill is optional:
 //! nothing depends on its success.
 
-use std::sync::Arc;
-
 use base::rt;
 
-use super::StateCore;
 use super::cache::{CachedValue, CachedVersion, FillToken, VersionKind};
 use super::fault::hold_up;
 use super::index::KeyHash;
 use super::memory::completed;
 use super::pointer::{Pointer, UNIT_BYTES};
-use super::record::{self, KeyName, RECORD_BYTES_MAX, RecordContent};
+use super::record::{KeyName, RECORD_BYTES_MAX, RecordContent};
+use super::{StateCore, record};
 use crate::events;
 
-/// Fills in progress at once.
-pub const FILLS_MAX: usize = 64;
+pub(super) use std::sync::Arc;
 
 impl StateCore {
     /// Step 3.

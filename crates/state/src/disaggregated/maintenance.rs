@@ -13,31 +13,28 @@
 //! record, it retires the record. It skips superseded versions, and records that wait for followers to acknowledge
 //! their retirement.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::rt::{self, AbortOnDrop};
-use base::{BlockNumber, Set};
+use base::rt::AbortOnDrop;
+use base::{BlockNumber, Set, rt};
 
 use super::fault::hold_up;
 use super::index::KeyHash;
+use super::limits::RETRY_PAUSE;
 use super::memory::completed;
 use super::pointer::{Incarnation, Pointer};
 use super::{StateCore, StateWriter};
 use crate::events;
 
-/// How long to wait before asking the pool again after it had no section to grant.
-pub const EXHAUSTED_PAUSE: Duration = Duration::from_secs(1);
+pub(super) use std::sync::Arc;
+
 /// Buffers that a sweep examines before it lets blocks pass.
 const SWEEP_BUFFERS: usize = 512;
 /// How often reclamation runs when no block does it.
 const RECLAIM_PERIOD: Duration = Duration::from_millis(100);
 /// Blocks that may pass before the oldest block still read is reported to storage.
 const REPORT_BLOCKS: u64 = 4;
-/// The pause after storage failed to carry out a request.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
-
 pub(super) fn start(shared: &Arc<StateCore>) -> Vec<AbortOnDrop<()>> {
     let losses = Arc::clone(shared);
     let savepoints = Arc::clone(shared);

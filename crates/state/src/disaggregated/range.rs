@@ -6,7 +6,7 @@
 //! 3. Merge both in key order; a write of the delta hides the row of its key.
 //! 4. Read the values of the delta's writes from their locations.
 
-use std::cmp::Ordering;
+pub(super) use std::cmp::Ordering;
 use std::iter::Peekable;
 use std::sync::Arc;
 

@@ -19,12 +19,12 @@
 //! Steps 1 and 2 give the newest version below `h` for this reason: every block below `h` had replaced its keys in
 //! index and caches before the height became `h`, and this read started after that.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::event::Counter;
 use base::{BlockNumber, Bytes, BytesMut, Version, rt};
+use replica::lease::Lease;
 
 use super::cache::{CacheLookup, CachedValue, CachedVersion, FillToken, VersionKind, buffer_pool};
 use super::delta::{DeltaVersion, ValueLocation};
@@ -32,10 +32,11 @@ use super::fault::{hold_up, pause};
 use super::index::{BucketProbe, KeyHash, PROBE_BYTES};
 use super::memory::{completed, completed_meanwhile};
 use super::pointer::Pointer;
-use super::record::{self, KeyName, Record};
-use super::{StateCore, StateView};
+use super::record::{KeyName, Record};
+use super::{StateCore, StateView, record};
 use crate::{Error, Versioned, events};
-use replica::lease::Lease;
+
+pub(super) use std::cell::Cell;
 
 /// Times that a read starts over because its lease ended during the read.
 const ATTEMPTS_MAX: u32 = 16;

@@ -2,14 +2,11 @@
 //! executor, so they behave the same in simulation.
 
 mod bounded;
+mod closed;
 mod oneshot;
 mod watch;
 
 pub use bounded::{Receiver, Sender, TryReceiveError, TrySendError, bounded};
+pub use closed::Closed;
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use watch::{WatchReceiver, WatchRef, WatchSender, watch};
-
-/// The other end of a channel or link was dropped, or this end has been closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("closed")]
-pub struct Closed;

@@ -35,7 +35,7 @@ impl CoordinatorState {
 
     /// Publishes the end of the lease: its length after the time at which the probes of a majority were posted.
     pub(super) fn publish_lease(&self) {
-        let mut all = [None; crate::group::NODES_MAX];
+        let mut all = [None; crate::quorum::NODES_MAX];
         for (at, member) in all.iter_mut().zip(self.live()) {
             *at = member.lease_at;
         }

@@ -93,7 +93,7 @@ impl CoordinatorState {
     /// The value that a majority of all nodes has reached, counting live nodes only; 0 when fewer than a majority are
     /// live.
     fn majority_reached(&self, reached: impl Fn(&MemberState) -> u64) -> u64 {
-        let mut all = [0; crate::group::NODES_MAX];
+        let mut all = [0; crate::quorum::NODES_MAX];
         let mut live = 0;
         for member in self.live() {
             all[live] = reached(member);

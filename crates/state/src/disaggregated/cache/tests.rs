@@ -1,3 +1,5 @@
+use base::Bytes;
+
 use super::*;
 use crate::disaggregated::pointer::Incarnation;
 

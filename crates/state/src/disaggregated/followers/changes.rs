@@ -14,11 +14,11 @@ use replica::followers::message::{Candidate, request};
 use wire::{Malformed, Reader, Writer};
 
 use super::super::delta::{DeltaVersion, ValueLocation};
-use super::super::evict::EvictionCandidate;
 use super::super::index::{KeyHash, Subtable};
 use super::super::memory::Section;
 use super::super::pointer::Pointer;
 use super::super::record::KeyName;
+use crate::disaggregated::eviction_candidate::EvictionCandidate;
 
 /// What a follower's state starts from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

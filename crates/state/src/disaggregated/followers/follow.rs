@@ -6,9 +6,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::Bytes;
-use base::rt;
 use base::rt::channel::{WatchReceiver, WatchSender};
+use base::{Bytes, rt};
 use replica::followers::message::Candidate;
 use replica::followers::{JOIN_TIMEOUT, Replica, ReplicaError, ReplicaFactory};
 use replica::{FailoverTimeouts, FindPrimary, JoinedState};
@@ -16,7 +15,6 @@ use storage::StateStore;
 
 use super::super::cache::{CachedValue, CachedVersion, VersionKind};
 use super::super::delta::{DeltaVersion, ValueLocation};
-use super::super::evict::EvictionCandidate;
 use super::super::index::KeyHash;
 use super::super::memory::{MemoryError, ReadOnlyMemory};
 use super::super::pointer::Pointer;
@@ -24,6 +22,7 @@ use super::super::record::KeyName;
 use super::super::{DisaggregatedConfig, StateCore, StateView};
 use super::ComputeRole;
 use super::changes::{BlockWrite, BlockWrites, FollowerRequest, JoinBasis, StateChange, WriteLocation};
+use crate::disaggregated::eviction_candidate::EvictionCandidate;
 use crate::{Error, Snapshot, events};
 
 /// How often a follower checks whether storage has the rows that it asked for, and repeats the request.

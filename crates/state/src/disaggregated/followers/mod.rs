@@ -15,28 +15,9 @@
 mod admit;
 pub mod changes;
 mod follow;
+mod role;
 #[cfg(test)]
 mod tests;
 
-use replica::JoinedState;
-
 pub use follow::{Follower, FollowerEnvironment};
-
-/// The role of a compute node in its peer.
-pub enum ComputeRole {
-    /// It changes remote memory.
-    Primary,
-    /// It follows a primary.
-    Follower(JoinedState),
-}
-
-impl ComputeRole {
-    /// The follower's session state, if this is a follower.
-    #[inline]
-    pub fn joined(&self) -> Option<&JoinedState> {
-        match self {
-            ComputeRole::Primary => None,
-            ComputeRole::Follower(life) => Some(life),
-        }
-    }
-}
+pub use role::ComputeRole;

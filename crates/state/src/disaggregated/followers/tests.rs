@@ -6,12 +6,12 @@ use wire::VersionRange;
 use wire::hello::HelloAnswer;
 
 use super::super::delta::{DeltaVersion, ValueLocation};
-use super::super::evict::EvictionCandidate;
 use super::super::index::{KeyHash, Subtable};
 use super::super::memory::Section;
 use super::super::pointer::{Incarnation, Pointer};
 use super::super::record::KeyName;
 use super::changes::{BlockWrite, ChangeLog, FollowerRequest, JoinBasis, StateChange, WriteLocation};
+use crate::disaggregated::eviction_candidate::EvictionCandidate;
 
 fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
     let text = Arc::<str>::from;

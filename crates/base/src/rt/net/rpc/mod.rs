@@ -37,9 +37,11 @@
 //! Left to the protocols that use this module: who may call, deadlines, and retries.
 
 mod client;
+mod error;
 mod frame;
 #[doc(hidden)]
 pub mod fuzz;
+mod limits;
 mod outbox;
 mod server;
 
@@ -49,73 +51,8 @@ mod tests;
 pub use client::{PendingResponse, RpcClient};
 pub use server::{Notifier, ResponseFuture, RpcHandler, ServeEnd, serve, serve_admitted};
 
-use std::time::Duration;
-
-use crate::ErrorKind;
-
-/// Bytes of one request, reply or notice.
-pub const BODY_BYTES_MAX: usize = 256 << 20;
-/// Bytes of the text of a rejection; a longer text is truncated.
-pub const REJECTION_BYTES_MAX: usize = 4096;
-
-/// Bytes of the requests of one link that a server holds; a longer request is accepted when it is alone.
-pub const LINK_REQUEST_BYTES_MAX: usize = 64 << 20;
-/// How often a caller without requests sends a ping.
-pub const PING_PERIOD: Duration = Duration::from_secs(3);
-/// How long a caller may take to send its first message after it has connected.
-pub const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server keeps a silent link without open requests.
-pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a server waits for a caller that receives no answers; longer by a second for each 64 KiB of a message.
-pub const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An error that a server sends in place of a reply.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
-pub struct Rejection {
-    /// The kind of the error, which tells the caller what to do.
-    pub kind: ErrorKind,
-    /// What failed.
-    pub text: String,
-}
-
-impl Rejection {
-    /// A rejection; a long text is truncated.
-    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Rejection {
-        let mut text = text.into();
-        if text.len() > REJECTION_BYTES_MAX {
-            let end = (0..=REJECTION_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-            text.truncate(end);
-        }
-        Rejection { kind, text }
-    }
-}
-
-/// Why a call has no reply.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RpcError {
-    /// The link ended before the request was sent.
-    #[error("the link ended before the request was sent")]
-    Closed,
-    /// The link ended after sending had started and before an answer came.
-    #[error("the link ended before an answer came, so it is unknown whether the request took effect")]
-    Ambiguous,
-    /// The body is longer than [`BODY_BYTES_MAX`]; nothing was sent.
-    #[error("a message of {0} bytes is above the limit of {BODY_BYTES_MAX}")]
-    TooLarge(usize),
-    /// The server's answer.
-    #[error(transparent)]
-    Rejected(#[from] Rejection),
-}
-
-impl RpcError {
-    /// The kind of the error, which tells the caller what to do.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            RpcError::Closed => ErrorKind::Closed,
-            RpcError::Ambiguous => ErrorKind::Ambiguous,
-            RpcError::TooLarge(_) => ErrorKind::Rejected,
-            RpcError::Rejected(refusal) => refusal.kind,
-        }
-    }
-}
+pub use error::{Rejection, RpcError};
+pub use limits::{
+    BODY_BYTES_MAX, FIRST_MESSAGE_TIMEOUT, IDLE_TIMEOUT, LINK_REQUEST_BYTES_MAX, PING_PERIOD, REJECTION_BYTES_MAX,
+    SEND_TIMEOUT,
+};

@@ -21,6 +21,16 @@ pub struct ParsePlanError {
 const UNITS: [(&str, u64); 5] =
     [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
 
+impl FaultPlan {
+    /// Parses a plan.
+    ///
+    /// # Errors
+    /// Names the step that is wrong, and why.
+    pub fn parse(text: &str) -> Result<FaultPlan, ParsePlanError> {
+        text.parse()
+    }
+}
+
 impl FromStr for FaultPlan {
     type Err = ParsePlanError;
 

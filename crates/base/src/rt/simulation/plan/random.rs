@@ -63,7 +63,14 @@ impl Default for FaultPlanLimits {
 /// How often a fault that conflicts with others is drawn again, before the plan omits it.
 const DRAWS_MAX: usize = 32;
 
-pub(super) fn random(seed: u64, bounds: &FaultPlanLimits) -> FaultPlan {
+impl FaultPlan {
+    /// A random plan, within bounds. Every fault that can be undone is undone in time.
+    pub fn random(seed: u64, bounds: &FaultPlanLimits) -> FaultPlan {
+        random(seed, bounds)
+    }
+}
+
+fn random(seed: u64, bounds: &FaultPlanLimits) -> FaultPlan {
     let mut rng = Prng::new(seed);
     let mut plan = FaultPlan::default();
     let possible = |kind: &&FaultKind| match kind {

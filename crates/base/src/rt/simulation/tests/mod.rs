@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
+use crate::event::EventValue;
 use crate::rt::channel::bounded;
 use crate::rt::disk::Directory;
 use crate::rt::net::{connect, listen};

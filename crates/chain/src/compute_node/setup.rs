@@ -1,0 +1,77 @@
+//! What a compute node is started with.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::net::Parties;
+use base::{Bytes, Epoch};
+use block_transport::SourceAddresses;
+use contract::ContractRegistry;
+use identity::Signer;
+use ledger::Block;
+use replica::FailoverTimeouts;
+use state::DisaggregatedConfig;
+use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
+use storage::WatermarkFile;
+
+use crate::Error;
+use crate::access::ContractDefinitions;
+use crate::peer::PeerConfig;
+
+/// The remote memory of a peer, as one of its compute nodes reaches it.
+#[async_trait]
+pub trait PeerMemory: Send + Sync + 'static {
+    /// Opens the memory for writing, and revokes all access that was given under earlier epochs.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    async fn open(&self, epoch: Epoch) -> Result<Arc<dyn Memory>, Error>;
+
+    /// Opens the memory for reading, with no section yet.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError>;
+
+    /// Closes the memory that was opened last.
+    async fn close(&self);
+}
+
+/// What a compute node needs to run beside the other compute nodes of its peer.
+#[derive(Clone)]
+pub struct ComputeNodeSetup {
+    /// For logs.
+    pub name: String,
+    /// Signs endorsements: the same identity at all compute nodes of the peer.
+    pub signer: Signer,
+    /// The contracts that this node can run.
+    pub registry: ContractRegistry,
+    /// The contracts of the channel, as [`crate::PeerSetup::definitions`].
+    pub definitions: ContractDefinitions,
+    /// The genesis block of the one channel that the node takes part in.
+    pub genesis: Block,
+    /// Where orderers serve blocks.
+    pub orderers: SourceAddresses,
+    /// How the peer checks proposals and commits blocks.
+    pub settings: PeerConfig,
+    /// The peer's storage node.
+    pub storage: String,
+    /// The token that the storage node requires.
+    pub token: Bytes,
+    /// Where this node answers the others while it is the primary.
+    pub address: String,
+    /// Where the other compute nodes answer while they are the primary.
+    pub others: Vec<String>,
+    /// The node's durable note of how far the channel has come. The node does not take over if the storage node has
+    /// less than the note.
+    pub watermark: Option<Arc<WatermarkFile>>,
+    /// The other compute nodes, by the names that their links prove. Only these may follow the state, and only these
+    /// may verify transactions for this node.
+    pub parties: Parties,
+    /// The peer's remote memory, as this node reaches it.
+    pub memory: Arc<dyn PeerMemory>,
+    /// The settings of the world state in that memory.
+    pub state: DisaggregatedConfig,
+    /// How long the node may be without a lease before it takes over; see [`replica::FAILOVER_TIMEOUTS`].
+    pub failover_timeouts: FailoverTimeouts,
+}

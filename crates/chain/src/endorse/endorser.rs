@@ -1,0 +1,380 @@
+//! Endorses proposals: admits, checks, executes and signs each.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::WallTime;
+use base::{Bytes, rt};
+use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
+use identity::{Identity, Signer};
+use prost::Message as _;
+use proto::protos::{
+    ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
+    Response as WireResponse,
+};
+use state::Snapshot;
+
+use super::channels::{EndorsingChannel, EndorsingChannels};
+use super::error::EndorseError;
+use super::proposal::{Invocation, Proposal, shown};
+use super::quota::{OrganizationQuotas, QuotaPermit};
+use super::simulate::{CrossChannelReads, Simulation, SimulationContext};
+use super::turns::ExecutionTurns;
+use crate::history::KeyHistory;
+use crate::{Error, events};
+
+/// Runs proposals.
+#[async_trait]
+pub trait Endorse: Send + Sync {
+    /// Runs an encoded `SignedProposal` and signs the result. If the contract rejects the proposal, the result is a
+    /// response of status 400 or more, without an endorsement.
+    ///
+    /// Dropping the future abandons the proposal.
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError>;
+
+    /// Runs an encoded `SignedProposal` for its answer only: the reads are not recorded, and nothing is signed.
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError>;
+}
+
+/// The settings of an endorser.
+#[derive(Clone, Debug)]
+pub struct EndorserConfig {
+    /// The largest number of proposals that run and wait at the same time.
+    pub concurrency_max: usize,
+    /// The largest number of bytes of proposals that run and wait at the same time, of all organisations.
+    pub bytes_max: usize,
+    /// The largest number of contracts that run at the same time; other proposals wait, so that commits get their turn.
+    pub running_max: usize,
+    /// How long a proposal may wait for its turn.
+    pub wait_max: Duration,
+    /// How long a contract may run.
+    pub execution_max: Duration,
+    /// How far a proposal's time may be from this peer's, either way.
+    pub clock_window: Duration,
+}
+
+impl Default for EndorserConfig {
+    fn default() -> Self {
+        EndorserConfig {
+            concurrency_max: 4096,
+            bytes_max: 256 << 20,
+            running_max: 64,
+            wait_max: Duration::from_secs(10),
+            execution_max: Duration::from_secs(30),
+            clock_window: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// The endorser of one peer.
+pub struct Endorser {
+    signer: Signer,
+    registry: ContractRegistry,
+    settings: EndorserConfig,
+    quotas: Arc<OrganizationQuotas>,
+    turns: Arc<ExecutionTurns>,
+    channels: Arc<dyn EndorsingChannels>,
+}
+
+/// A proposal that may run.
+pub(super) struct AdmittedProposal {
+    timestamp: Timestamp,
+    invocation: Invocation,
+    /// `None` for a proposal without a channel.
+    channel: Option<Arc<dyn EndorsingChannel>>,
+    creator: Arc<Identity>,
+    _quota_permit: QuotaPermit,
+}
+
+/// The result of a proposal.
+pub(super) struct ExecutedProposal {
+    response: ContractResponse,
+    event: Option<super::simulate::ContractEvent>,
+    /// The encoded read-write set.
+    results: Bytes,
+    version: String,
+}
+
+impl Endorser {
+    /// An endorser over the channels of a peer.
+    pub fn new(
+        signer: Signer,
+        registry: ContractRegistry,
+        settings: EndorserConfig,
+        channels: Arc<dyn EndorsingChannels>,
+    ) -> Endorser {
+        let turns = ExecutionTurns::new(settings.running_max);
+        let shares = OrganizationQuotas::new(settings.concurrency_max, settings.bytes_max);
+        Endorser { signer, registry, settings, quotas: shares, turns, channels }
+    }
+
+    /// See [`Endorse::process`].
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_rejection)?;
+        let executed = self.execute(&admitted, true).await.inspect_err(count_failure)?;
+        Ok(self.respond(&admitted, executed))
+    }
+
+    /// See [`Endorse::evaluate`].
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_rejection)?;
+        let executed = self.execute(&admitted, false).await.inspect_err(count_failure)?;
+        Ok(wire(executed.response))
+    }
+
+    /// Steps 1 to 3.
+    async fn admit(&self, signed_proposal: &Bytes) -> Result<AdmittedProposal, EndorseError> {
+        let proposal = Proposal::parse(signed_proposal)?;
+        let name = proposal.header.channel();
+        let channel = match name {
+            "" => None,
+            name => {
+                let channel = self.channels.channel(name);
+                Some(channel.ok_or_else(|| EndorseError::UnknownChannel(shown(name)))?)
+            }
+        };
+        self.check_clock(&proposal, rt::wall_now())?;
+        proposal.check_form()?;
+        let creator = self.check_creator(&proposal, channel.as_deref())?;
+        let organizations = channel.as_ref().map_or(1, |channel| channel.policies().members().msps().count());
+        let permit = self.quotas.take(creator.msp_id(), signed_proposal.len(), organizations).ok_or_else(overloaded)?;
+        if let Some(channel) = &channel {
+            let tx_id = proposal.header.to_tx_id();
+            let found = channel.find_transaction(&tx_id).await.map_err(|error| unavailable(&error))?;
+            if found.is_some() {
+                return Err(EndorseError::Duplicate(tx_id));
+            }
+            if !super::system::is_system(proposal.chaincode()) && !channel.policies().may_propose(&creator) {
+                return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
+            }
+        }
+        let timestamp = proposal.timestamp().unwrap_or_default();
+        Ok(AdmittedProposal { timestamp, invocation: proposal.invocation()?, channel, creator, _quota_permit: permit })
+    }
+
+    fn check_clock(&self, proposal: &Proposal, now: WallTime) -> Result<(), EndorseError> {
+        let (seconds, nanos) = proposal.header.timestamp().unwrap_or_default();
+        let claimed = i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        let off = (claimed - i128::from(now.nanos())).unsigned_abs();
+        if off > self.settings.clock_window.as_nanos() {
+            return Err(EndorseError::Expired(format!(
+                "client timestamp is {} s from this peer's, {} s are allowed",
+                off / 1_000_000_000,
+                self.settings.clock_window.as_secs()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_creator(
+        &self,
+        proposal: &Proposal,
+        channel: Option<&dyn EndorsingChannel>,
+    ) -> Result<Arc<Identity>, EndorseError> {
+        let name = proposal.header.channel();
+        let serialized = proposal.header.creator();
+        let unknown = || {
+            EndorseError::Invalid(format!("access denied: channel [{name}] creator org unknown, creator is malformed"))
+        };
+        let (creator, served) = match channel {
+            Some(channel) => {
+                let creator = channel.policies().identify(&serialized).map_err(|_| unknown())?;
+                let served = channel.policies().check_served(&creator, rt::wall_now());
+                (creator, served)
+            }
+            // Without a channel, members of this peer's own organisation may ask, as any of its channels knows them.
+            None => {
+                let known = self.channels.all().into_iter().find_map(|channel| {
+                    let creator = channel.policies().identify(&serialized).ok()?;
+                    let served = channel.policies().check_served(&creator, rt::wall_now());
+                    Some((creator, served))
+                });
+                known.filter(|(creator, _)| creator.msp_id() == self.signer.msp_id()).ok_or_else(unknown)?
+            }
+        };
+        served.map_err(|error| match error {
+            identity::Error::Expired { .. } => EndorseError::Expired("proposal client identity expired".to_owned()),
+            error => EndorseError::Invalid(format!("access denied: channel [{name}] {error}")),
+        })?;
+        creator.verify(&proposal.bytes, &proposal.signature).map_err(|_| {
+            EndorseError::Invalid(format!("access denied: channel [{name}] creator org [{}]", creator.msp_id()))
+        })?;
+        Ok(creator)
+    }
+
+    /// Steps 4 and 5.
+    async fn execute(&self, admitted: &AdmittedProposal, record: bool) -> Result<ExecutedProposal, EndorseError> {
+        let invocation = &admitted.invocation;
+        if super::system::is_system(&invocation.chaincode) {
+            if let Some(channel) = &admitted.channel {
+                // The answer from the ledger is as new as this state.
+                channel.snapshot().await.map_err(|error| unavailable(&error))?;
+            }
+            let query = super::system::SystemQuery {
+                contract: &invocation.chaincode,
+                args: &invocation.args,
+                channel: admitted.channel.as_ref(),
+                channels: &*self.channels,
+                creator: &admitted.creator,
+                own: self.signer.msp_id(),
+            };
+            let response = super::system::answer(&query).await;
+            return Ok(ExecutedProposal { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
+        }
+        let unknown = || EndorseError::UnknownChaincode {
+            name: shown(&invocation.chaincode),
+            channel: admitted
+                .channel
+                .as_ref()
+                .map(|channel| channel.policies().channel().to_string())
+                .unwrap_or_default(),
+        };
+        let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
+        if let Some(error) = channel.failure() {
+            return Err(EndorseError::ChannelStopped {
+                channel: channel.policies().channel().to_string(),
+                cause: error.to_string(),
+            });
+        }
+        let definition = channel.policies().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
+        let turn = rt::timeout(self.settings.wait_max, self.turns.take(admitted.creator.msp_id())).await;
+        let _turn = turn.map_err(|_| overloaded())?;
+        let started = rt::now();
+        let run = async {
+            // Taken after the wait for the turn, so that the contract does not read an old state.
+            let snapshot = channel.snapshot().await?;
+            let context = SimulationContext {
+                channel: channel.policies().channel().clone(),
+                tx_id: invocation.tx_id.clone(),
+                timestamp: admitted.timestamp,
+                creator: admitted.creator.serialized().clone(),
+                transient: invocation.transient.clone(),
+                registry: self.registry.clone(),
+                snapshot,
+                history: channel.history().clone(),
+                cross_channel: Arc::new(OtherChannels(self.channels.clone())),
+            };
+            let mut simulation = Simulation::new(context);
+            let outcome = simulation.run(&invocation.chaincode, &invocation.args).await;
+            Ok((simulation, outcome))
+        };
+        let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
+            return Err(EndorseError::TimedOut(self.settings.execution_max));
+        };
+        let (simulation, outcome) = ran.map_err(|error: Error| unavailable(&error))?;
+        let outcome = match outcome {
+            Err(StubError::UnknownContract(_)) => return Err(unknown()),
+            Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
+            Err(refused) => super::simulate::CallOutcome::failure(refused.to_string()),
+            Ok(outcome) => outcome,
+        };
+        let results = if record { simulation.finish() } else { Bytes::new() };
+        events::SimulationTime.record_since(started);
+        Ok(ExecutedProposal {
+            response: outcome.response,
+            event: outcome.event,
+            results,
+            version: definition.version.clone(),
+        })
+    }
+
+    /// Step 6.
+    fn respond(&self, admitted: &AdmittedProposal, executed: ExecutedProposal) -> ProposalResponse {
+        let invocation = &admitted.invocation;
+        let response = wire(executed.response);
+        let event = executed.event.map(|event| ChaincodeEvent {
+            chaincode_id: invocation.chaincode.clone(),
+            tx_id: invocation.tx_id.to_string(),
+            event_name: event.name,
+            payload: event.payload,
+        });
+        let action = ChaincodeAction {
+            results: executed.results,
+            events: event.map(|event| event.encode_to_vec().into()).unwrap_or_default(),
+            response: Some(response.clone()),
+            chaincode_id: Some(ChaincodeId {
+                name: invocation.chaincode.clone(),
+                version: executed.version,
+                ..ChaincodeId::default()
+            }),
+        };
+        let payload = ProposalResponsePayload {
+            proposal_hash: Bytes::copy_from_slice(&invocation.hash),
+            extension: action.encode_to_vec().into(),
+        };
+        let payload: Bytes = payload.encode_to_vec().into();
+        let refused = response.status >= ContractResponse::ERROR_THRESHOLD;
+        if refused || admitted.channel.is_none() {
+            events::ProposalsFailed.add(u64::from(refused));
+            return ProposalResponse { response: Some(response), payload, ..ProposalResponse::default() };
+        }
+        let endorser = self.signer.serialized().clone();
+        let signature = self.signer.sign_parts(&[&payload, &endorser]);
+        events::ProposalsEndorsed.add(1);
+        ProposalResponse {
+            version: 1,
+            response: Some(response),
+            payload,
+            endorsement: Some(Endorsement { endorser, signature }),
+            ..ProposalResponse::default()
+        }
+    }
+}
+
+pub(super) fn overloaded() -> EndorseError {
+    events::ProposalsOverloaded.add(1);
+    EndorseError::Overloaded
+}
+
+/// Counts a rejection, except for lack of capacity, which was counted already.
+pub(super) fn count_rejection(error: &EndorseError) {
+    if !matches!(error, EndorseError::Overloaded) {
+        events::ProposalsRejected.add(1);
+    }
+}
+
+/// As [`count_rejection`].
+pub(super) fn count_failure(error: &EndorseError) {
+    if !matches!(error, EndorseError::Overloaded) {
+        events::ProposalsFailed.add(1);
+    }
+}
+
+pub(super) fn unavailable(error: &Error) -> EndorseError {
+    EndorseError::State { kind: error.kind(), message: error.to_string() }
+}
+
+pub(super) fn wire(response: ContractResponse) -> WireResponse {
+    WireResponse { status: response.status, message: response.message, payload: response.payload }
+}
+
+/// Access of contracts to other channels, for reads.
+pub(super) struct OtherChannels(Arc<dyn EndorsingChannels>);
+
+#[async_trait]
+impl CrossChannelReads for OtherChannels {
+    async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
+        let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
+        let creator = channel.policies().identify(creator).ok()?;
+        if !channel.policies().may_propose(&creator) {
+            return None;
+        }
+        Some((channel.snapshot().await.ok()?, channel.history().clone()))
+    }
+}

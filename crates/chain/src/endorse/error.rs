@@ -1,0 +1,71 @@
+//! Why a proposal is not endorsed.
+
+use std::time::Duration;
+
+use base::{ErrorKind, TxId};
+
+/// Why a proposal did not run to an answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndorseError {
+    /// The bytes are not a proposal.
+    #[error("{0}")]
+    Malformed(String),
+    /// The proposal is not permitted: its format, creator, signature or rights.
+    #[error("error validating proposal: {0}")]
+    Invalid(String),
+    /// The creator's certificate has expired, or the proposal's time is too far from this peer's.
+    #[error("{0}")]
+    Expired(String),
+    /// The channel does not exist at this peer.
+    #[error("channel '{0}' not found")]
+    UnknownChannel(String),
+    /// The channel has no such contract, or this peer cannot run it.
+    #[error("make sure the chaincode {name} has been successfully defined on channel {channel} and try again")]
+    UnknownChaincode {
+        /// The contract.
+        name: String,
+        /// The channel.
+        channel: String,
+    },
+    /// The transaction is on the ledger already.
+    #[error("duplicate transaction found [{0}]")]
+    Duplicate(TxId),
+    /// Too many proposals are running and waiting, or this one has waited too long.
+    #[error("too many proposals are running and waiting; back off and retry")]
+    Overloaded,
+    /// The contract took too long.
+    #[error("the contract did not finish within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// The state could not serve.
+    #[error("error in simulation: {message}")]
+    State {
+        /// What the caller should do; never `Rejected`.
+        kind: ErrorKind,
+        /// The cause.
+        message: String,
+    },
+    /// The channel's pipeline has failed: the peer's state of the channel becomes stale, so no proposal runs on it.
+    #[error("channel {channel} has stopped at this peer and waits for its operator: {cause}")]
+    ChannelStopped {
+        /// The channel.
+        channel: String,
+        /// The error that ended it.
+        cause: String,
+    },
+    /// The peer is stopping.
+    #[error("the peer is stopping")]
+    Stopped,
+}
+
+impl EndorseError {
+    /// What the caller should do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            EndorseError::Overloaded | EndorseError::TimedOut(_) => ErrorKind::Retry,
+            EndorseError::State { kind, .. } => *kind,
+            EndorseError::ChannelStopped { .. } | EndorseError::Stopped => ErrorKind::Closed,
+            _ => ErrorKind::Rejected,
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Ends a process with the one that started it.
+
+use crate::failure::CommandError;
+
+/// From now on this process receives SIGTERM when its parent ends.
+pub(super) fn end_with_parent() -> Result<(), CommandError> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .map_err(|error| CommandError::new(format!("the parent's end cannot be watched: {error}")))
+}

@@ -1,0 +1,12 @@
+//! What an orderer's log on memory nodes keeps in flight at most.
+
+/// Entries that were appended and are not deliverable, or not durable in the leader's own log store.
+pub const IN_FLIGHT_MAX: usize = 32;
+/// Messages with entries in flight to one acceptor.
+pub const APPENDS_MAX: usize = 4;
+/// Requests in flight on one connection to an acceptor.
+pub(super) const REQUESTS_MAX: usize = 16;
+/// Connections to an acceptor.
+pub(super) const CONNECTIONS_MAX: usize = 32;
+/// Bytes that a record takes beside the entry.
+pub(super) const RECORD_BYTES: u64 = 64;

@@ -1,0 +1,34 @@
+//! Where the compute nodes of a peer are.
+
+use base::rt::net::Parties;
+use base::{Bytes, Epoch};
+use storage::node::RemoteStoreConfig;
+
+use crate::followers::FOLLOWERS_MAX;
+
+/// The largest number of compute nodes of one peer.
+pub const NODES_MAX: usize = FOLLOWERS_MAX + 1;
+/// Where the nodes of a peer answer.
+#[derive(Clone)]
+pub struct PeerAddresses {
+    /// The peer's storage node.
+    pub storage: String,
+    /// The token that the storage node requires.
+    pub token: Bytes,
+    /// The one channel that the compute nodes commit.
+    pub channel: String,
+    /// Where this node answers the others while it is the primary.
+    pub address: String,
+    /// Where the other compute nodes answer while they are the primary.
+    pub others: Vec<String>,
+    /// The other compute nodes, by the names that their links prove. Only these may follow the state.
+    pub parties: Parties,
+}
+
+impl PeerAddresses {
+    /// How to ask the storage node under no epoch.
+    pub fn storage_node(&self) -> RemoteStoreConfig {
+        let PeerAddresses { storage, token, channel, .. } = self.clone();
+        RemoteStoreConfig { address: storage, token, channel, epoch: Epoch(0) }
+    }
+}

@@ -1,0 +1,14 @@
+//! How many followers a primary has, and how long primary and followers wait for one another.
+
+use std::time::Duration;
+
+/// The most followers of one primary: memory nodes serve twice as many connections of one owner.
+pub const FOLLOWERS_MAX: usize = 8;
+/// How often the primary sends an update without a block.
+pub const HEARTBEAT: Duration = Duration::from_millis(10);
+/// How long a follower waits for a message of its primary before it joins again.
+pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a follower follows without a lease. It misses no update meanwhile: storage may be slow to confirm.
+pub const LEASELESS_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long joining may take.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,11 @@
+//! What a disaggregated world state keeps in flight at most, and how long its tasks pause.
+
+use std::time::Duration;
+/// Fills in progress at once.
+pub const FILLS_MAX: usize = 64;
+
+/// How long to wait before asking the pool again after it had no section to grant.
+pub const EXHAUSTED_PAUSE: Duration = Duration::from_secs(1);
+
+/// The pause after storage failed to carry out a request.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
