@@ -86,8 +86,9 @@ impl KvStore {
         let (seed, kept) = (recovered.seed, recovered.savepoint);
         let (state, feed, bitmap) = recovered.into_state(&sizes, options);
         let coordinator = match mutant(Mutant::OpenAtOnce) {
+            #[cfg(debug_assertions)]
             true => standby.into_coordinator_unchecked(),
-            false => standby.open().await?,
+            _ => standby.open().await?,
         };
         let shared = Arc::new(KvCore {
             coordinator,

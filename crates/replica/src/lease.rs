@@ -23,7 +23,7 @@ pub const LEASE: Duration = Duration::from_millis(50);
 /// How long the primary waits, by its clock, until every lease granted before has ended.
 pub const REUSE_AFTER: Duration = base::lease::waited(LEASE);
 /// The most lease holders of one primary.
-pub const FOLLOWERS_MAX: usize = 256;
+pub const HOLDERS_MAX: usize = 256;
 
 const _: () = assert!(REUSE_AFTER.as_nanos() > LEASE.as_nanos());
 
@@ -64,7 +64,7 @@ pub struct LeaseGrantor {
 impl LeaseGrantor {
     /// Grants or renews a lease; false when there are too many holders.
     pub fn grant(&mut self, follower: FollowerId, now: Instant) -> bool {
-        if self.granted.len() >= FOLLOWERS_MAX && !self.granted.contains_key(&follower) {
+        if self.granted.len() >= HOLDERS_MAX && !self.granted.contains_key(&follower) {
             return false;
         }
         self.granted.insert(follower, now);

@@ -277,7 +277,7 @@ impl RecoveredCoordinator {
     }
 
     /// The coordinator at once, while the lease of an earlier one may still stand: a planted mistake.
-    #[doc(hidden)]
+    #[cfg(debug_assertions)]
     pub fn into_coordinator_unchecked(self) -> Coordinator {
         self.coordinator
     }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
+use ledger::config::check_channel_name;
 use ledger::wire::{FieldValue, Fields, Span};
 use ordered_log::CpuNodeId;
 use prost::Message as _;
@@ -15,7 +16,7 @@ use wire::{Reader, VersionRange};
 
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
-use crate::remote::PROTOCOL_VERSIONS;
+use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
 
 /// The number of fields that a message may have whatever its size.
 const FIELDS_FREE: usize = 256;
@@ -179,6 +180,18 @@ impl Welcome {
     pub fn version(&self) -> Result<u32, String> {
         let answer = HelloAnswer::read(&mut Reader::new(&self.answer[..])).map_err(|error| error.to_string())?;
         answer.chosen_by(PROTOCOL_VERSIONS).map_err(|mismatch| mismatch.to_string())
+    }
+
+    /// Checks how many channels the server lists, and their names.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    pub fn check_channels(&self) -> Result<(), String> {
+        let count = self.channels.len();
+        if count > CHANNELS_MAX {
+            return Err(format!("it lists {count} channels, more than {CHANNELS_MAX}"));
+        }
+        self.channels.iter().try_for_each(|at| check_channel_name(&at.channel)).map_err(|error| error.to_string())
     }
 }
 
@@ -409,6 +422,19 @@ mod tests {
         let welcome = Welcome { answer: Bytes::copy_from_slice(&theirs), channels: Vec::new() };
         assert!(welcome.version().expect_err("they share none").ends_with("upgrade this side, which is older"));
         assert!(Hello::default().answer(Vec::new).is_err() && Welcome::default().version().is_err());
+    }
+
+    /// Regression: a gateway learned as many channels as a peer listed, under any names.
+    #[test]
+    fn a_server_lists_a_bounded_number_of_channels() {
+        let welcome = |names: &[String]| Welcome {
+            channels: names.iter().map(|name| BlockAt { channel: name.clone(), number: 0 }).collect(),
+            ..Welcome::default()
+        };
+        let names: Vec<String> = (0..=CHANNELS_MAX).map(|number| format!("channel{number}")).collect();
+        assert_eq!(welcome(&names[1..]).check_channels(), Ok(()));
+        assert!(welcome(&names).check_channels().expect_err("one too many").contains("more than 1024"));
+        assert!(welcome(&["a".repeat(250)]).check_channels().is_err());
     }
 
     #[test]

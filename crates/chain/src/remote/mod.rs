@@ -48,8 +48,8 @@ mod serve;
 pub use channel::RemoteChannel;
 pub use compare::CommitHashComparison;
 pub use limits::{
-    BACKOFF_MAX, BACKOFF_MIN, FOLLOW_BLOCKS_MAX, HELLO_MAX, LINKS_MAX, MOVE_BACKOFF_MAX, MOVING_MAX, PROBE_MAX,
-    PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
+    BACKOFF_MAX, BACKOFF_MIN, CHANNELS_MAX, FOLLOW_BLOCKS_MAX, HELLO_MAX, LINKS_MAX, MOVE_BACKOFF_MAX, MOVING_MAX,
+    PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
 pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerConfig};

@@ -17,7 +17,8 @@ use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, Hello, ResultResponse, Welcome, decode,
 };
 use super::{
-    BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
+    BACKOFF_MAX, BACKOFF_MIN, CHANNELS_MAX, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS,
+    REQUESTS_MAX,
 };
 use crate::Error;
 use crate::access::{ChannelPolicies, ContractDefinitions};
@@ -211,6 +212,7 @@ impl RemotePeerCore {
         });
         let welcome: Welcome = self.request(&caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS)), hello_max).await?;
         welcome.version()?;
+        welcome.check_channels()?;
         if welcome.channels.is_empty() && self.moves() {
             return Err("it is not the primary".to_owned());
         }
@@ -237,7 +239,11 @@ impl RemotePeerCore {
         })();
         let policies = policies.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
         let channel = Arc::new(RemoteChannel::new(self.connection.clone(), policies));
-        self.channels.write().expect("no holder of this lock panics").insert(name.to_owned(), channel.clone());
+        let mut channels = self.channels.write().expect("no holder of this lock panics");
+        if channels.len() >= CHANNELS_MAX {
+            return Err(format!("it has listed more than {CHANNELS_MAX} channels"));
+        }
+        channels.insert(name.to_owned(), channel.clone());
         Ok(channel)
     }
 

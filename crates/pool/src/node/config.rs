@@ -18,7 +18,7 @@ pub const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Connections of one owner at once.
 pub const CONNECTIONS_PER_OWNER_MAX: usize = 16;
 /// Read grants of one section.
-pub const FOLLOWERS_MAX: usize = 64;
+pub const READ_GRANTS_MAX: usize = 64;
 /// How long a connection may take until its hello is answered.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A pause after `accept` failed.

@@ -34,7 +34,7 @@ mod serve;
 
 use config::HANDSHAKE_TIMEOUT;
 pub use config::{
-    ABANDONED_AFTER, CONNECTIONS_MAX, CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeConfig, OWNERS_MAX,
+    ABANDONED_AFTER, CONNECTIONS_MAX, CONNECTIONS_PER_OWNER_MAX, MemoryNodeConfig, OWNERS_MAX, READ_GRANTS_MAX,
 };
 pub use memory_node::{MemoryNode, MemoryNodeUsage};
 use node_core::MemoryNodeCore;

@@ -9,7 +9,7 @@ use base::rt::{self, Instant};
 use rma::{Endpoint, Rights};
 
 use super::owner::{ConnectionGuard, GrantedSection, Owner, OwnerPresence, OwnerSession, OwnerState};
-use super::{CONNECTIONS_PER_OWNER_MAX, FOLLOWERS_MAX, MemoryNodeCore, OWNERS_MAX};
+use super::{CONNECTIONS_PER_OWNER_MAX, MemoryNodeCore, OWNERS_MAX, READ_GRANTS_MAX};
 use crate::events::{
     GrantsRejected, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
     SectionsReclaimed, SectionsReleased,
@@ -207,8 +207,8 @@ impl MemoryNodeCore {
         if let Some(capability) = held.read_grants.get(&follower) {
             return shared(*capability);
         }
-        if held.read_grants.len() >= FOLLOWERS_MAX {
-            return rejected(Rejection::TooMany, 0, format!("a section has at most {FOLLOWERS_MAX} readers"));
+        if held.read_grants.len() >= READ_GRANTS_MAX {
+            return rejected(Rejection::TooMany, 0, format!("a section has at most {READ_GRANTS_MAX} readers"));
         }
         match self.host.grant(region, Rights::READ, &owner.name) {
             Ok(capability) => {

@@ -17,8 +17,8 @@ use crate::sim::verb::VerbOutcome;
 use crate::sim::wire::{self, Effects, WireEvent, WireState};
 use crate::{Error, ProviderProfile};
 
-/// Bytes of memory of a host, unless [`SimProvider::with_host_bytes`] sets another number.
-const HOST_BYTES: u64 = 1 << 30;
+/// Bytes of memory of a host.
+pub(super) const HOST_BYTES: u64 = 1 << 30;
 /// Bytes of the name in a credential.
 const NAME_BYTES_MAX: usize = 64;
 /// Prefix of a host's address in the names of the simulated network.
@@ -33,7 +33,6 @@ pub(super) struct SimProviderCore {
     sim: Sim,
     state: Mutex<WireState>,
     watched: Mutex<BTreeSet<(String, u64)>>,
-    pub(super) host_bytes: u64,
 }
 
 impl SimProvider {
@@ -50,12 +49,7 @@ impl SimProvider {
             made: 0,
             counts: VerbCounts::default(),
         };
-        SimProvider(Arc::new(SimProviderCore {
-            sim: sim.clone(),
-            state: Mutex::new(state),
-            watched: Mutex::default(),
-            host_bytes: HOST_BYTES,
-        }))
+        SimProvider(Arc::new(SimProviderCore { sim: sim.clone(), state: Mutex::new(state), watched: Mutex::default() }))
     }
 
     /// Sets other guarantees; the provider then guarantees these and no more. With `synchronous`, one-sided verbs take effect
@@ -63,21 +57,6 @@ impl SimProvider {
     #[must_use]
     pub fn with_profile(self, profile: ProviderProfile) -> SimProvider {
         self.locked(|state| state.profile = ProviderProfile { provider: "sim", ..profile });
-        self
-    }
-
-    /// Sets other times.
-    #[must_use]
-    pub fn with_delays(self, timing: SimDelays) -> SimProvider {
-        self.locked(|state| state.delays = timing);
-        self
-    }
-
-    /// Sets the bytes of memory of each host. Call this before the provider is shared.
-    #[must_use]
-    pub fn with_host_bytes(mut self, bytes: u64) -> SimProvider {
-        let inner = Arc::get_mut(&mut self.0).expect("the fabric is not shared yet");
-        inner.host_bytes = bytes;
         self
     }
 

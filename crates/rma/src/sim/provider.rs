@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use base::{Bytes, rt};
 
 use crate::sim::endpoint::{SimConnection, SimHost};
-use crate::sim::fabric::{SCHEME, SimProvider, WELCOME, unreachable_at};
+use crate::sim::fabric::{HOST_BYTES, SCHEME, SimProvider, WELCOME, unreachable_at};
 use crate::sim::memory::HostMemory;
 use crate::sim::wire::{ConnectRequest, HostState};
 use crate::{Credential, Endpoint, Error, Host, HostConfig, Provider};
@@ -49,7 +49,7 @@ impl Provider for SimProvider {
                 address: address.to_owned(),
                 place,
                 tokens: options.tokens,
-                memory: HostMemory::new(options.node, self.0.host_bytes),
+                memory: HostMemory::new(options.node, HOST_BYTES),
                 backlog: VecDeque::new(),
                 accept_wakers: Vec::new(),
                 acceptor: None,
