@@ -1,4 +1,4 @@
-//! What the tasks of a serving store share: pending entries, the cache, and where the log is.
+//! The state that the tasks of a serving store share: pending entries, the cache, and the position of the log.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What a client asks of a store, and what it answers.
+//! The requests of a store's clients, and the answers.
 
 use base::Bytes;
 

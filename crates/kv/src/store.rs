@@ -1,4 +1,4 @@
-//! A store that serves: puts, gets and swaps of a coordinator's group.
+//! A store that serves clients: its coordinator writes each put, delete and swap to the group's log.
 
 use std::fmt;
 use std::sync::atomic::AtomicUsize;

@@ -3,6 +3,8 @@
 //! Every key has a default. `default.toml`, the content of a new file, lists every key with its meaning. Unknown keys
 //! are rejected. Errors name the key or the line and say what to do.
 
+mod crypto;
+mod error;
 pub(crate) mod ordering;
 pub(crate) mod pool;
 
@@ -12,11 +14,12 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use base::ErrorKind;
 use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
+pub use crypto::{CryptoConfig, VerificationMethod};
+pub use error::ConfigError;
 pub use ordering::{CutSetting, OrderingConfig, OrderingEngine};
 pub use pool::{OffloadSetting, PeerMode, PoolConfig, ProviderKind};
 
@@ -249,113 +252,9 @@ impl Default for ClientLimits {
     }
 }
 
-/// How signatures are verified. Each process has its own setting; no verdict depends on it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CryptoConfig {
-    /// How P-256 signatures are verified.
-    pub verify: VerificationMethod,
-    /// Bytes of memory for tables of keys, in each process.
-    pub tables_bytes: usize,
-}
-
-/// How P-256 signatures are verified.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VerificationMethod {
-    /// With tables of each key's multiples.
-    #[default]
-    Tables,
-    /// By the crypto library alone.
-    Library,
-}
-
-impl Default for CryptoConfig {
-    fn default() -> CryptoConfig {
-        CryptoConfig { verify: VerificationMethod::Tables, tables_bytes: identity::verifier::BUDGET_BYTES_DEFAULT }
-    }
-}
-
-impl CryptoConfig {
-    pub(crate) fn is_default(&self) -> bool {
-        *self == CryptoConfig::default()
-    }
-
-    /// Makes this process verify in this way, after a self-test with known answers.
-    ///
-    /// # Errors
-    /// The self-test failed.
-    pub fn use_in_process(&self) -> Result<(), identity::Error> {
-        let verifier = match self.verify {
-            VerificationMethod::Tables => identity::SignatureVerifier::Tables,
-            VerificationMethod::Library => identity::SignatureVerifier::Library,
-        };
-        verifier.set_of_process()?;
-        if verifier == identity::SignatureVerifier::Tables {
-            identity::verifier::set_budget(self.tables_bytes);
-        }
-        Ok(())
-    }
-}
-
 /// `Org1`, `Org2` and so on.
 pub fn organization_names(count: usize) -> Vec<String> {
     (1..=count).map(|number| format!("Org{number}")).collect()
-}
-
-/// A configuration that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {source}")]
-    File {
-        /// The file.
-        path: String,
-        /// Why it cannot be read.
-        source: std::io::Error,
-    },
-    /// The text is not TOML, or has an unknown key or a value of the wrong type.
-    #[error("{origin} cannot be parsed:\n{message}")]
-    Syntax {
-        /// The origin of the text.
-        origin: String,
-        /// What is wrong, with line and column.
-        message: String,
-    },
-    /// A value is out of its range.
-    #[error("{origin}: {key} {problem}")]
-    Value {
-        /// The origin of the text.
-        origin: String,
-        /// The key, such as `batch.messages`.
-        key: &'static str,
-        /// What is wrong and what to do.
-        problem: String,
-    },
-    /// A value differs from the one that the network was created with.
-    #[error(
-        "{key} was {was} when the network was created and cannot be changed to {now}; put the old value back, {remedy}"
-    )]
-    Fixed {
-        /// The key.
-        key: &'static str,
-        /// The network's value.
-        was: String,
-        /// The file's value.
-        now: String,
-        /// The alternative to restoring the old value.
-        remedy: &'static str,
-    },
-}
-
-impl ConfigError {
-    /// What the caller should do.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            ConfigError::File { source, .. } => ErrorKind::of_io(source),
-            _ => ErrorKind::Rejected,
-        }
-    }
 }
 
 /// Keys of `heddle.toml` that were renamed in this release: the old one, an alias of the new one, and the new one.

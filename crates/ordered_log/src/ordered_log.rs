@@ -1,4 +1,4 @@
-//! The log that orders blocks, as the rest of an orderer sees it, and the store that it is read from.
+//! The interface of an ordering engine: the log that it appends to, and the store that it recovers from.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a member of Raft is started with, its limits, and its times.
+//! The configuration of a Raft node: its limits and time-outs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
-//! The members of a group of Raft, and changes of them.
-
-use base::rt::Instant;
+//! The members of a Raft group, changes of them, and their status.
 
 use base::Term;
+use base::rt::Instant;
 
 /// A node of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]

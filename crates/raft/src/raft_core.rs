@@ -1,4 +1,4 @@
-//! What the handles and tasks of a member of Raft share.
+//! The state that the handles and tasks of a Raft node share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The handle of a running member of Raft.
+//! The handle of a running Raft node.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What a member of Raft applies, and what comes of a proposal.
+//! The interface of the state machine that a Raft node applies entries to.
 
 use base::rt::net::BoxFuture;
 use base::{Bytes, Term};

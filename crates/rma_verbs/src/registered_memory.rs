@@ -1,4 +1,4 @@
-//! Memory of this process that a device may read and write.
+//! Pages of this process that are registered with a device, which reads and writes them.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

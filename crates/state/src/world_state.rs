@@ -1,4 +1,4 @@
-//! The world state as the rest of a peer sees it: values with versions, ranges, and snapshots.
+//! The interface of a world state: versioned values, ranges, snapshots, and the application of blocks.
 
 use std::future::Future;
 use std::pin::Pin;

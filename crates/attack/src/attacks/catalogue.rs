@@ -1,4 +1,4 @@
-//! All attacks.
+//! The list of all attacks, in the order in which a campaign runs them.
 
 use super::Attack;
 

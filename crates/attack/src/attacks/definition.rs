@@ -1,4 +1,4 @@
-//! An attack: what it does to a network, what counts as a breach, and what attacks share.
+//! The form of an attack: its name, what counts as a breach, and helpers that attacks share.
 
 use std::collections::VecDeque;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! What a verb is compared with.
+//! The floor of a verb: the cheapest operation that moves the same bytes, measured beside it.
 
 use crate::error::Error;
 

@@ -1,4 +1,4 @@
-//! The providers that are measured, and connections over them.
+//! Opens the providers that the measurement compares, and connections over them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What a compute node is started with.
+//! The configuration of a compute node, and the memory interface that its peer gives it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The channels that proposals are executed on, as the endorser sees them.
+//! The interface through which the endorser reads the channels of its node.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a client of an orderer sees: the service that takes envelopes, its answers, and its settings.
+//! An orderer's interface to its clients: the `Broadcast` service, its errors, and its settings.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! An orderer: one channel's pipeline after the other, under one node.
+//! An orderer: it starts a pipeline for each channel, and hands every envelope to the pipeline of its channel.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Calls the method that a request names.
+//! Dispatches each call to the method that its path names.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The methods of each service, by their paths.
+//! The gRPC methods of peers and orderers, by their paths.
 
 use bytes::Bytes;
 use ledger::Transaction;

@@ -1,4 +1,4 @@
-//! What the methods of a service share.
+//! The state that all methods of a peer or an orderer share: channels, endorsers, permits.
 
 use std::future::Future;
 use std::sync::Arc;

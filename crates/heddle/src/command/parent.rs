@@ -1,4 +1,4 @@
-//! Ends a process with the one that started it.
+//! Ends this process when its parent process ends.
 
 use crate::failure::CommandError;
 

@@ -1,4 +1,4 @@
-//! Opens what a stopped network has stored.
+//! Opens the stored data of a network that is not running.
 
 use std::path::Path;
 use std::sync::Arc;

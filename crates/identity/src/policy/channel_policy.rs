@@ -1,4 +1,4 @@
-//! A policy, of whichever form.
+//! A compiled policy of a channel: a signature policy, or a rule over the policies of subgroups.
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! Decodes the protobuf messages of policies.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use bytes::Bytes;
 
 use crate::error::Error;

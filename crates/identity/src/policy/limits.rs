@@ -1,4 +1,4 @@
-//! The bounds of a policy and of the signatures that it is evaluated on.
+//! The limits of a policy, and of the set of signatures that it is evaluated on.
 
 /// How many signatures one set may hold. A larger set is refused whole.
 pub const SIGNATURES_MAX: usize = 256;

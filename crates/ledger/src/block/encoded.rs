@@ -1,4 +1,6 @@
-//! A block that keeps its encoding.
+//! A block together with its encoded bytes, which are stored and sent as they are.
+
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! The fields of an encoded block, and the entries of its repeated ones.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use crate::error::Error;
 use crate::wire::{Fields, Span};
 

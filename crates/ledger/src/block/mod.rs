@@ -17,8 +17,6 @@
 //! 2. The content of an envelope is read in [`crate::transaction`], not here. This module checks only the outline of
 //!    each envelope, when it checks the data hash: the hash covers the concatenated envelopes, not the boundaries
 //!    between them.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 mod commit_hash;
 mod encoded;
 mod fields;

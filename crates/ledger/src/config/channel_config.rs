@@ -1,5 +1,7 @@
 //! A channel's configuration, read from its configuration block.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 #[cfg(test)]
 mod tests;
 

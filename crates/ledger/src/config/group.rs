@@ -1,4 +1,6 @@
-//! Names and lookups within the tree of groups and values that a configuration is.
+//! Names of a configuration's groups and values, and lookups among them.
+
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 use prost::Message;

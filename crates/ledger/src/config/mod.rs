@@ -18,8 +18,6 @@
 //!
 //! Left to other crates: whether a change of configuration was permitted, and which ordering engine runs for which
 //! consensus type.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 mod acl;
 mod batch;
 mod capability;

@@ -15,11 +15,12 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
-use base::{Bytes, Version};
+use base::Bytes;
 
+use super::entries::{KeyRead, KeyWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange};
 use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, MerkleSummary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};
+use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
 
 /// Why bytes are not a read-write set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -44,74 +45,6 @@ pub enum DecodeError {
     /// A range holds both results and a summary.
     #[error("read-write set: a range holds both results and a summary")]
     RangeReads,
-}
-
-/// The version of a key that a transaction saw. The numbers are as wide as on the wire, wider than those of any ledger.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadVersion {
-    /// The block that wrote the version.
-    pub block: u64,
-    /// The position of the writing transaction in that block.
-    pub transaction: u64,
-}
-
-impl PartialEq<Version> for ReadVersion {
-    fn eq(&self, version: &Version) -> bool {
-        self.block == version.block && self.transaction == u64::from(version.tx)
-    }
-}
-
-/// One key that was read.
-#[derive(Clone, Copy, Debug)]
-pub struct KeyRead {
-    key: Span,
-    /// `None` if the key did not exist.
-    pub version: Option<ReadVersion>,
-}
-
-/// One key that is to be written.
-#[derive(Clone, Copy, Debug)]
-pub struct KeyWrite {
-    key: Span,
-    value: Span,
-    /// A write of an empty value is a delete too.
-    pub is_delete: bool,
-}
-
-/// One range that was scanned.
-#[derive(Clone, Copy, Debug)]
-pub struct ScannedRange {
-    start: Span,
-    end: Span,
-    /// Whether the scan reached the end of the range; otherwise `end` is the last key that it returned, and part of the
-    /// range.
-    pub exhausted: bool,
-    /// The results that it returned.
-    pub reads: RangeReads,
-}
-
-/// The results of a scan.
-#[derive(Clone, Copy, Debug)]
-pub enum RangeReads {
-    /// Each key and version; see [`ReadWriteSet::results`].
-    Results(RangeResults),
-    /// Too many results for a list; see [`ReadWriteSet::summary`].
-    Summary(RangeSummary),
-}
-
-/// The position of the results of a scan.
-#[derive(Clone, Copy, Debug)]
-pub struct RangeResults(Span);
-
-/// The position of the summary of a scan.
-#[derive(Clone, Copy, Debug)]
-pub struct RangeSummary {
-    place: Span,
-    /// One of [`DEGREES_ACCEPTED`].
-    degree: u32,
-    level: u32,
-    /// How many hashes it has.
-    count: u32,
 }
 
 /// The entries of a transaction in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and

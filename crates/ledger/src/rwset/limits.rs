@@ -1,4 +1,4 @@
-//! The bounds of a read-write set, which are part of what makes one valid.
+//! The limits of a read-write set. A transaction whose read-write set exceeds one is invalid.
 
 /// The longest key that a transaction may read or write, in bytes: the state's tables take no longer ones.
 pub const KEY_BYTES_MAX: usize = 16_384;

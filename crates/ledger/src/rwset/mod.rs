@@ -22,15 +22,20 @@
 
 mod decode;
 mod encode;
+mod entries;
 mod limits;
 pub mod merkle;
 mod record;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{
-    DecodeError, KeyRead, KeyWrite, NamespaceReadWriteSet, RangeReads, RangeResults, RangeSummary, ReadVersion,
-    ReadWriteSet, ScannedRange, visit_writes,
-};
+pub use decode::{DecodeError, NamespaceReadWriteSet, ReadWriteSet, visit_writes};
+pub use entries::KeyRead;
+pub use entries::KeyWrite;
+pub use entries::RangeReads;
+pub use entries::RangeResults;
+pub use entries::RangeSummary;
+pub use entries::ReadVersion;
+pub use entries::ScannedRange;
 pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
 pub use record::{RangeRecorder, ReadWriteSetRecorder};

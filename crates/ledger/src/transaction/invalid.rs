@@ -1,5 +1,7 @@
 //! Why a transaction is invalid: its validation code and an explanation.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use base::ErrorKind;
 use proto::protos::TxValidationCode;
 

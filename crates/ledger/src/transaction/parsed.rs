@@ -1,4 +1,6 @@
-//! A parsed transaction, and the checks of its form.
+//! A transaction whose envelope and headers are decoded, and checks of its form.
+
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 #[cfg(test)]
 mod tests;

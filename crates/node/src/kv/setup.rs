@@ -1,4 +1,4 @@
-//! What processes of a store have in common: names, certificates, groups, memory nodes.
+//! Sets up a store: its certificates, groups and memory nodes. `heddle kv up` uses it in one process and in several.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

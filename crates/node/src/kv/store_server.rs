@@ -1,4 +1,4 @@
-//! The stores of one process.
+//! Runs stores with all their memory nodes and CPU nodes in this process.
 
 use std::path::PathBuf;
 use std::sync::Arc;

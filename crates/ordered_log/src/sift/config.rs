@@ -1,4 +1,4 @@
-//! What a log on memory nodes is started with.
+//! The configuration of an orderer's log on memory nodes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,3 +10,6 @@ pub(super) const REQUESTS_MAX: usize = 16;
 pub(super) const CONNECTIONS_MAX: usize = 32;
 /// Bytes that a record takes beside the entry.
 pub(super) const RECORD_BYTES: u64 = 64;
+
+/// Bytes of entries of one message; a longer entry is sent alone.
+pub(super) const BATCH_BYTES: u64 = 4 << 20;

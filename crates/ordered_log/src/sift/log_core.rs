@@ -1,4 +1,4 @@
-//! What the handle of a log and its tasks share: who leads, what is deliverable, and the acceptor's queue.
+//! The state that a log's handle and tasks share: the leader, the deliverable entries, and the acceptor's queue.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -82,6 +82,7 @@ mod leader;
 mod limits;
 mod log_core;
 mod message;
+mod recovery;
 mod sift_log;
 
 pub use config::{CpuNode, SiftConfig};

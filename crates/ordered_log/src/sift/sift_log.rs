@@ -1,4 +1,4 @@
-//! The log of one orderer: it follows its leader, or is the leader.
+//! One orderer's log on memory nodes: it leads, or stands by and follows the leader.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +17,7 @@ use super::limits::{APPENDS_MAX, CONNECTIONS_MAX, RECORD_BYTES, REQUESTS_MAX};
 use super::log_core::SiftLogCore;
 use super::message::{AcceptorRequest, FenceToken};
 use crate::fault::crash_point;
-use crate::{Error, Term};
-use crate::{Leadership, OrderedLog};
+use crate::{Error, Leadership, OrderedLog, Term};
 
 /// One CPU node's engine. See [the module](self).
 pub struct SiftLog {
@@ -42,7 +41,7 @@ impl SiftLog {
         };
         let (role, safe) = (Arc::new(watch(Leadership::Following { leader: None }).0), Arc::new(watch(1).0));
         let entry_bytes_max = group.layout.entry_bytes_max() as usize;
-        let queue_bytes_max = APPENDS_MAX * entry_bytes_max.max(super::leader::BATCH_BYTES as usize);
+        let queue_bytes_max = APPENDS_MAX * entry_bytes_max.max(super::limits::BATCH_BYTES as usize);
         let (queue, commands) = AcceptorQueue::new(REQUESTS_MAX * CONNECTIONS_MAX, queue_bytes_max);
         let keeper = Acceptor::new(Arc::clone(&journal), me, volatile, Arc::clone(&role), Arc::clone(&safe))?;
         let taken =
@@ -167,14 +166,14 @@ pub(super) async fn campaign(shared: &Arc<SiftLogCore>, standby: &mut Standby) -
 /// Step 7 at the head of this module.
 pub(super) async fn reformat(shared: &Arc<SiftLogCore>) -> Result<(), Error> {
     let nobody = FenceToken::default();
-    let looked = super::leader::query_acceptors(shared, nobody, AcceptorRequest::GetStatus).await?;
+    let looked = super::recovery::query_acceptors(shared, nobody, AcceptorRequest::GetStatus).await?;
     let promised = looked.iter().map(|heard| heard.promised);
     let links = sift::format::connect_majority(&shared.group).await?;
     // Memory nodes hold no greater term, unless the orderers were created again on memory nodes that were in use before.
     let greatest = promised.chain([links.term_max()]).max().unwrap_or_default();
     let term = greatest.next_generation().ok_or(crate::LAST_TERM)?;
     let token = FenceToken { term, nonce: rt::random_u64() };
-    super::leader::query_acceptors(shared, token, AcceptorRequest::Fence { leader: shared.me.0 }).await?;
+    super::recovery::query_acceptors(shared, token, AcceptorRequest::Fence { leader: shared.me.0 }).await?;
     crash_point("consensus.reformat.promised").await;
     sift::format::reformat(&shared.group, links, token.term, token.nonce).await?;
     tracing::info!(cpu_node = %shared.me, %term, "the group was reformatted");
@@ -185,7 +184,7 @@ pub(super) async fn reformat(shared: &Arc<SiftLogCore>) -> Result<(), Error> {
 /// node that reformatted the group ended before it was done, and no election would ever reach that term: elections then
 /// continue in a new generation.
 pub(super) async fn raise_terms(shared: &Arc<SiftLogCore>) -> Result<(), Error> {
-    let looked = super::leader::query_acceptors(shared, FenceToken::default(), AcceptorRequest::GetStatus).await?;
+    let looked = super::recovery::query_acceptors(shared, FenceToken::default(), AcceptorRequest::GetStatus).await?;
     let promised = looked.iter().map(|heard| heard.promised).max().unwrap_or_default();
     let links = sift::format::connect_majority(&shared.group).await?;
     if links.term_max() >= promised {
@@ -193,7 +192,7 @@ pub(super) async fn raise_terms(shared: &Arc<SiftLogCore>) -> Result<(), Error> 
     }
     // As when the group is reformatted: a generation starts with a promise of a majority.
     let token = FenceToken { term: promised.next_generation().ok_or(crate::LAST_TERM)?, nonce: rt::random_u64() };
-    super::leader::query_acceptors(shared, token, AcceptorRequest::Fence { leader: shared.me.0 }).await?;
+    super::recovery::query_acceptors(shared, token, AcceptorRequest::Fence { leader: shared.me.0 }).await?;
     sift::format::raise_terms(&shared.group, links, token.term).await?;
     tracing::info!(cpu_node = %shared.me, term = %token.term, "elections continue above the terms that acceptors have promised");
     Ok(())

@@ -18,8 +18,7 @@ use crate::Term;
 use crate::error::Error;
 use crate::ordered_log::{CpuNodeId, LogStore, OrderedLog as _};
 use crate::sift::acceptor::AcceptorQueue;
-use crate::sift::message::AcceptorRequest;
-use crate::sift::message::FenceToken;
+use crate::sift::message::{AcceptorRequest, FenceToken};
 
 /// A network without memory nodes.
 struct Nowhere;
@@ -136,7 +135,7 @@ fn what_another_keeper_says_wrongly_is_no_answer() {
         sift.cpu_nodes[0].address = "here".to_owned();
         let sift = SiftLog::open(sift).await.expect("it opens");
         for _ in 0..2 {
-            let common = leader::common_height(&sift.shared, FenceToken::default(), &path, 1)
+            let common = recovery::common_height(&sift.shared, FenceToken::default(), &path, 1)
                 .await
                 .expect("the own journal is well");
             assert!(matches!(common, Err(Error::NoAnswer { .. })), "{common:?}");
@@ -185,7 +184,7 @@ fn a_term_that_none_can_follow_is_no_answer_and_is_not_promised() {
         let mut sift = options(Arc::new(Panics));
         sift.cpu_nodes = vec![place(1, "here"), place(2, "other"), place(3, "nowhere")];
         let sift = SiftLog::open(sift).await.expect("it opens");
-        let looked = leader::query_acceptors(&sift.shared, FenceToken::default(), AcceptorRequest::GetStatus)
+        let looked = recovery::query_acceptors(&sift.shared, FenceToken::default(), AcceptorRequest::GetStatus)
             .await
             .map(|heard| heard.len());
         assert_eq!(looked, Err(Error::NoMajority { answering: 1, needed: 2, nodes: 3 }));

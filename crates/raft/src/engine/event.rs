@@ -1,4 +1,4 @@
-//! What the engine's task is told.
+//! The events that the engine's task processes.
 
 use base::Bytes;
 use base::rt::channel::OneshotSender;

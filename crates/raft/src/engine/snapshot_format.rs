@@ -1,4 +1,4 @@
-//! The bytes of a snapshot: the members of the group beside the state machine's own.
+//! The format of a snapshot: the group's members, then the state machine's own bytes.
 
 use std::collections::BTreeMap;
 

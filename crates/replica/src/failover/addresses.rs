@@ -1,4 +1,4 @@
-//! Where the compute nodes of a peer are.
+//! The addresses of a peer's compute nodes.
 
 use base::rt::net::Parties;
 use base::{Bytes, Epoch};

@@ -1,4 +1,4 @@
-//! What the parts of a peer implement for failover, and what a compute node is configured with.
+//! The interfaces that a peer implements so that this crate can run it as a follower or as the primary.
 
 use std::io;
 use std::sync::{Arc, Weak};

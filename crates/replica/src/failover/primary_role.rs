@@ -1,4 +1,4 @@
-//! What the primary of a peer tells the parts of it.
+//! The primary's own view of its role: its lease, and the followers that it can offload work to.
 
 use std::sync::{Arc, OnceLock, Weak};
 

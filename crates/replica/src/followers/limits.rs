@@ -1,4 +1,4 @@
-//! How many followers a primary has, and how long primary and followers wait for one another.
+//! The limits and time-outs of the protocol between a primary and its followers.
 
 use std::time::Duration;
 

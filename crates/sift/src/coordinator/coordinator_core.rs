@@ -1,4 +1,4 @@
-//! What a coordinator's tasks share.
+//! The state that a coordinator's handle and tasks share.
 
 use std::future::poll_fn;
 use std::sync::atomic::AtomicBool;

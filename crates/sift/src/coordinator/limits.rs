@@ -1,4 +1,4 @@
-//! What a coordinator keeps in flight at most.
+//! The limits of what a coordinator has in flight.
 
 /// Outstanding verbs to one node.
 pub const PENDING_VERBS_MAX: usize = 2048;

@@ -1,4 +1,4 @@
-//! A serving coordinator: writes, reads, and the tasks that carry them out.
+//! A coordinator that serves: it accepts reads and writes, and runs the tasks that carry them out.
 
 use std::fmt;
 use std::future::poll_fn;

@@ -1,4 +1,4 @@
-//! What a coordinator starts from and what it reports.
+//! The state that a takeover hands to a coordinator, and the status that a coordinator reports.
 
 use crate::Term;
 use crate::layout::LogCursor;

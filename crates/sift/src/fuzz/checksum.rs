@@ -1,4 +1,4 @@
-//! Corrects the checksum of an input, so that a search gets past it.
+//! Corrects the checksum of a fuzz input, so that the decoder reads past it.
 
 use twox_hash::XxHash3_64;
 

@@ -1,4 +1,4 @@
-//! The oracle: it validates blocks one transaction after the other.
+//! The oracle: it validates and applies the transactions of blocks one after the other.
 
 #[cfg(test)]
 mod tests;

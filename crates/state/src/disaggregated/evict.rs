@@ -52,7 +52,6 @@ use base::{Map, Set, rt};
 use replica::followers::message::Candidate;
 use replica::lease::REUSE_AFTER;
 
-use super::apply::{Groups, SlotSwap};
 use super::eviction_candidate::EvictionCandidate;
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::OwnedHead;
@@ -63,6 +62,7 @@ use super::record::LinkWord;
 use super::space::{Extent, SpaceAccounts};
 use super::{StateCore, StateWriter};
 use crate::disaggregated::limits::RETRY_PAUSE;
+use crate::disaggregated::pending_write::{Groups, SlotSwap};
 use crate::{Error, events};
 
 pub(super) use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! A record that may leave remote memory.
+//! A record that may be evicted from remote memory.
 
 use super::index::KeyHash;
 use super::pointer::Pointer;

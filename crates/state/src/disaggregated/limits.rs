@@ -1,4 +1,4 @@
-//! What a disaggregated world state keeps in flight at most, and how long its tasks pause.
+//! The limits and pauses of the tasks of a disaggregated world state.
 
 use std::time::Duration;
 /// Fills in progress at once.

@@ -71,6 +71,7 @@ mod index;
 mod limits;
 mod maintenance;
 pub mod memory;
+mod pending_write;
 mod pointer;
 mod range;
 mod read;
@@ -83,7 +84,6 @@ mod world_state;
 pub use audit::MemoryAudit;
 pub use followers::Follower;
 use record::KeyName;
-
 use state_core::{DONOR_TIMEOUT, READS_AT_ONCE, StateCore, StateWriter, SupersededVersion, Tombstone};
 pub use state_core::{DisaggregatedConfig, StateUsage, StateView};
 pub use world_state::Disaggregated;

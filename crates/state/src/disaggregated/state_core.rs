@@ -1,4 +1,4 @@
-//! What reading, writing and following share of a disaggregated world state.
+//! The state that reading, writing, following and maintenance share.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, ready};

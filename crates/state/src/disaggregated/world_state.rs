@@ -1,4 +1,4 @@
-//! The disaggregated world state behind the trait that the rest of a peer uses.
+//! The disaggregated world state as an implementation of [`WorldState`](crate::WorldState).
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! What a simulation reports of its run.
+//! The report of a simulation: how it ended, and what happened at its fault points.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

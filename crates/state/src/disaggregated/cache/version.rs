@@ -1,4 +1,4 @@
-//! A version of a record as a cache keeps it.
+//! A cached version of a record.
 
 use base::{Bytes, Version};
 

@@ -1,4 +1,4 @@
-//! The part that a compute node plays.
+//! The role of a compute node: the primary, which writes, or a follower, which reads.
 
 use replica::JoinedState;
 

@@ -1,4 +1,4 @@
-//! The bounds of a call: sizes and times.
+//! The limits of a call over a link: sizes and time-outs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The faults of a run, each at its time.
+//! A fault plan: which faults strike which nodes of a simulation, and when.
 
 use std::time::Duration;
 
