@@ -53,9 +53,9 @@ pub struct ScannedRange {
 /// The results of a scan.
 #[derive(Clone, Copy, Debug)]
 pub enum RangeReads {
-    /// Each key and version; see [`ReadWriteSet::results`].
+    /// Each key and version; see [`results`](super::ReadWriteSet::results).
     Results(RangeResults),
-    /// Too many results for a list; see [`ReadWriteSet::summary`].
+    /// Too many results for a list; see [`summary`](super::ReadWriteSet::summary).
     Summary(RangeSummary),
 }
 
