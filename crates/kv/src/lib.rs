@@ -143,9 +143,10 @@ mod watch;
 
 pub use error::Error;
 pub use kv_core::WAITING_MAX;
-use kv_core::{KvCore, KvState, PendingEntry, STRIPES, UNKNOWN, lock};
 pub use layout::{KEY_BYTES_MAX, RECORD_BLOCKS_MAX, StoreGeometry};
 pub use persist::PersistentTables;
 pub use request::{IN_FLIGHT_MAX, KvConfig, KvStatus, Precondition, SwapOutcome, VersionedValue};
 pub use store::KvStore;
 pub use watch::{ChangeEvent, KeyWatch};
+
+use kv_core::{KvCore, KvState, PendingEntry, STRIPES, UNKNOWN, lock};

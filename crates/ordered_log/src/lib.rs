@@ -135,4 +135,5 @@ pub mod solo;
 pub use base::Term;
 pub use error::Error;
 pub use ordered_log::{CpuNodeId, Leadership, LogStore, OrderedLog};
+
 use ordered_log::{LAST_TERM, check};

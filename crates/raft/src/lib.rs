@@ -149,9 +149,9 @@ mod tests;
 pub use base::Term;
 pub use config::{PROPOSAL_BYTES_MAX, REQUESTS_MAX, RaftConfig, RaftTimeouts, WAITING_MAX};
 pub use error::Error;
-use membership::MembershipChange;
-pub use membership::RaftStatus;
-pub use membership::{MemberHealth, MembershipReport, RaftMember};
-use raft_core::RaftCore;
+pub use membership::{MemberHealth, MembershipReport, RaftMember, RaftStatus};
 pub use raft_handle::Raft;
 pub use state_machine::{AppliedEntry, ProposalOutcome, StateMachine};
+
+use membership::MembershipChange;
+use raft_core::RaftCore;

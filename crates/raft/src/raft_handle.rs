@@ -15,14 +15,12 @@ use storage::DataDirectory;
 use crate::config::{
     EVENTS_MAX, PROPOSAL_BYTES_MAX, REQUESTS_MAX, RaftConfig, RaftTimeouts, TRANSFER_ELECTIONS, WAITING_MAX,
 };
-#[doc(hidden)]
 use crate::disk::DiskLog;
 use crate::engine::{EngineEvent, RaftEngine, RequestWaiter};
 use crate::entries::RaftEntries;
 use crate::error::Error;
 use crate::incarnations::Incarnations;
-use crate::membership::RaftStatus;
-use crate::membership::{MembershipChange, MembershipReport, RaftMember};
+use crate::membership::{MembershipChange, MembershipReport, RaftMember, RaftStatus};
 use crate::raft_core::RaftCore;
 use crate::state_machine::{ProposalOutcome, StateMachine};
 

@@ -20,6 +20,7 @@ mod streams;
 
 pub use catalogue::all;
 pub use definition::{Attack, AttackContext, Breach, run};
+
 use definition::{CONNECT_TIME_MAX, attack, hold, unless_stalled};
 
 #[cfg(test)]

@@ -16,9 +16,9 @@ use crate::error::Error;
 /// Bytes a second of a shaped link: 56 Gbit/s, as for `heddle bench state`.
 pub(super) const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
 
-/// Rounds over each connection. A connection over loopback has a constant speed of its own, for the provider as for a bare
-/// socket: a round trip over some takes 6.2 µs, over others 8.8, depending on where the kernel has allocated the state of both
-/// ends. So many connections of both are measured.
+/// Rounds over each connection. Some connections over loopback are slower than others for as long as they last: a round trip
+/// takes 6.2 µs over one and 8.8 µs over another, depending on where the kernel allocated the state of both ends. This holds
+/// for the provider and for a bare socket alike. Therefore the measurement opens a new connection after a few rounds.
 pub(super) const TCP_ROUNDS_EACH: usize = 2;
 
 /// Numbers the hosts of this process.
@@ -66,7 +66,7 @@ impl ProviderKind {
         })
     }
 
-    /// The address at which a host listens: any port, or a name of its own.
+    /// The address at which a host listens: any free TCP port, or a new name for shared memory.
     pub(super) fn address(self) -> String {
         match self {
             ProviderKind::Shm => {

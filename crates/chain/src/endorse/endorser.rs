@@ -1,8 +1,5 @@
 //! Endorses proposals: admits, checks, executes and signs each.
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -378,3 +375,6 @@ impl CrossChannelReads for OtherChannels {
         Some((channel.snapshot().await.ok()?, channel.history().clone()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,5 @@
 //! An orderer: it starts a pipeline for each channel, and hands every envelope to the pipeline of its channel.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -201,3 +198,6 @@ impl Broadcast for Orderer {
         chain.broadcast(envelope).await
     }
 }
+
+#[cfg(test)]
+mod tests;

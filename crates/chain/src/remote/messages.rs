@@ -3,6 +3,7 @@
 //! The page `docs/formats/peer-links.md` describes the messages for other implementations.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
@@ -18,8 +19,9 @@ use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
 use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
 
-/// The number of fields that a message may have whatever its size.
-const FIELDS_FREE: usize = 256;
+/// The number of fields that a message may have whatever its size: a welcome lists all channels, with names of any
+/// length.
+const FIELDS_FREE: usize = CHANNELS_MAX + 16;
 /// The smallest average size of further fields in bytes. A committed transaction takes twice as many.
 const FIELD_BYTES_MIN: usize = 32;
 
@@ -182,14 +184,17 @@ impl Welcome {
         answer.chosen_by(PROTOCOL_VERSIONS).map_err(|mismatch| mismatch.to_string())
     }
 
-    /// Checks how many channels the server lists, and their names.
+    /// Checks the names of the channels that the server lists, and that no more than [`CHANNELS_MAX`] are listed, or
+    /// known once these are learned.
     ///
     /// # Errors
     /// What is wrong, for people.
-    pub fn check_channels(&self) -> Result<(), String> {
-        let count = self.channels.len();
-        if count > CHANNELS_MAX {
-            return Err(format!("it lists {count} channels, more than {CHANNELS_MAX}"));
+    pub fn check_channels<T>(&self, known: &BTreeMap<String, T>) -> Result<(), String> {
+        let listed = self.channels.len();
+        let unknown = self.channels.iter().filter(|at| !known.contains_key(&at.channel)).count();
+        if listed.max(known.len().saturating_add(unknown)) > CHANNELS_MAX {
+            let known = known.len();
+            return Err(format!("it lists {listed} channels beside {known} known ones, more than {CHANNELS_MAX}"));
         }
         self.channels.iter().try_for_each(|at| check_channel_name(&at.channel)).map_err(|error| error.to_string())
     }
@@ -432,9 +437,14 @@ mod tests {
             ..Welcome::default()
         };
         let names: Vec<String> = (0..=CHANNELS_MAX).map(|number| format!("channel{number}")).collect();
-        assert_eq!(welcome(&names[1..]).check_channels(), Ok(()));
-        assert!(welcome(&names).check_channels().expect_err("one too many").contains("more than 1024"));
-        assert!(welcome(&["a".repeat(250)]).check_channels().is_err());
+        let known = |names: &[String]| names.iter().map(|name| (name.clone(), ())).collect::<BTreeMap<_, _>>();
+        let none = known(&[]);
+        assert_eq!(welcome(&names[1..]).check_channels(&none), Ok(()));
+        assert!(welcome(&names).check_channels(&none).expect_err("one too many").contains("more than 1024"));
+        assert!(welcome(&["a".repeat(250)]).check_channels(&none).is_err());
+        // Other channels at each connection.
+        assert_eq!(welcome(&names[2..3]).check_channels(&known(&names[1..])), Ok(()));
+        assert!(welcome(&names[..1]).check_channels(&known(&names[1..])).is_err());
     }
 
     #[test]

@@ -17,8 +17,7 @@ use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, Hello, ResultResponse, Welcome, decode,
 };
 use super::{
-    BACKOFF_MAX, BACKOFF_MIN, CHANNELS_MAX, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS,
-    REQUESTS_MAX,
+    BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
 use crate::Error;
 use crate::access::{ChannelPolicies, ContractDefinitions};
@@ -212,7 +211,7 @@ impl RemotePeerCore {
         });
         let welcome: Welcome = self.request(&caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS)), hello_max).await?;
         welcome.version()?;
-        welcome.check_channels()?;
+        welcome.check_channels(&self.channels.read().expect("no holder of this lock panics"))?;
         if welcome.channels.is_empty() && self.moves() {
             return Err("it is not the primary".to_owned());
         }
@@ -239,11 +238,7 @@ impl RemotePeerCore {
         })();
         let policies = policies.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
         let channel = Arc::new(RemoteChannel::new(self.connection.clone(), policies));
-        let mut channels = self.channels.write().expect("no holder of this lock panics");
-        if channels.len() >= CHANNELS_MAX {
-            return Err(format!("it has listed more than {CHANNELS_MAX} channels"));
-        }
-        channels.insert(name.to_owned(), channel.clone());
+        self.channels.write().expect("no holder of this lock panics").insert(name.to_owned(), channel.clone());
         Ok(channel)
     }
 
@@ -255,5 +250,61 @@ impl RemotePeerCore {
     ) -> Result<M, String> {
         let answer = rt::timeout(time, send_request(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
         decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::net::GatherList;
+    use base::rt::net::rpc::{self, RpcHandler};
+    use base::rt::simulation::Simulation;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::remote::messages::PeerRequest;
+    use crate::remote::{CHANNELS_MAX, serve};
+
+    /// Answers each hello with one channel too many, and nothing else.
+    struct ListsTooMany;
+
+    impl RpcHandler for ListsTooMany {
+        fn request(&self, request: GatherList) -> rpc::ResponseFuture {
+            Box::pin(async move {
+                let request =
+                    decode::<PeerRequest>(request.concat()).map_err(|error| serve::rejected(error.to_string()))?;
+                let Some(Ask::Hello(hello)) = request.ask else { return Err(serve::rejected("no hello".to_owned())) };
+                let named = |number| BlockAt { channel: format!("channel{number}"), number: 0 };
+                let welcome = hello.answer(|| (0..=CHANNELS_MAX).map(named).collect());
+                Ok(welcome.map_err(|error| serve::rejected(error.to_string()))?.encode_to_vec().into())
+            })
+        }
+    }
+
+    #[test]
+    fn a_peer_that_lists_too_many_channels_is_not_connected() {
+        let run = Simulation::new(1).run(|sim| async move {
+            drop(sim.node("peer").spawn(async {
+                let (parties, stop) = (Parties::anyone(), CancellationToken::new());
+                let serving = serve::serve("peer", &parties, stop, || Arc::new(ListsTooMany)).await;
+                serving.expect("the address is free").await
+            }));
+            let gateway = sim.node("gateway").spawn(async {
+                let remote = RemotePeer::new(RemotePeerConfig {
+                    name: "a peer".to_owned(),
+                    addresses: vec!["peer".to_owned()],
+                    parties: Parties::anyone(),
+                    definitions: ContractDefinitions::new(),
+                });
+                let told = async {
+                    while !remote.problem().is_some_and(|error| error.to_string().contains("more than 1024")) {
+                        rt::sleep(Duration::from_millis(10)).await;
+                    }
+                };
+                rt::timeout(Duration::from_secs(60), told).await.expect("it says why");
+                assert!(!remote.knows_channels() && remote.channels().is_empty());
+            });
+            gateway.await.expect("it ends");
+        });
+        run.expect("the run succeeds");
     }
 }

@@ -26,9 +26,6 @@ use crate::{
     key,
 };
 
-#[cfg(test)]
-mod tests;
-
 /// The longest result of `GetAllAssets`: what still fits into one message with everything around it.
 pub const RESULT_BYTES_MAX: usize = 64 << 20;
 
@@ -267,3 +264,6 @@ fn decode(id: &str, value: &[u8]) -> Result<Asset, ContractError> {
     serde_json::from_slice(value)
         .map_err(|error| ContractError::application(format!("the state of asset {} is no asset: {error}", shown(id))))
 }
+
+#[cfg(test)]
+mod tests;

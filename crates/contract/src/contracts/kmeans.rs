@@ -29,9 +29,6 @@ use super::sequence::RandomSequence;
 use crate::{Contract, ContractError, ContractResponse, ContractStub, async_trait};
 
 mod clustering;
-#[cfg(test)]
-mod tests;
-
 use clustering::Clustering;
 
 /// The longest id of a profile.
@@ -333,3 +330,6 @@ fn decode_profile(id: &str, record: Option<Bytes>) -> Result<Vec<f64>, ContractE
     }
     Ok(profile)
 }
+
+#[cfg(test)]
+mod tests;

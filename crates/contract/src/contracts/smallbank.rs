@@ -31,9 +31,6 @@ use super::interface::{ContractFunction, ContractInterface, FunctionCall, Functi
 use crate::{Contract, ContractError, ContractResponse, ContractStub, async_trait};
 
 mod account;
-#[cfg(test)]
-mod tests;
-
 use account::Account;
 pub use account::{CUSTOMER_BYTES_MAX, NotABalance, balance_of, checking_key, name_key, savings_key};
 
@@ -285,3 +282,6 @@ fn load(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractRe
     }
     Ok(ContractResponse::success(count.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,9 +20,6 @@ use super::sequence::RandomSequence;
 use crate::key::KeyRange;
 use crate::{Contract, ContractError, ContractResponse, ContractStub, RangeCursor, async_trait, key};
 
-#[cfg(test)]
-mod tests;
-
 /// The largest value.
 pub const VALUE_BYTES_MAX: u64 = 1 << 20;
 /// The most records that one `scan` returns.
@@ -218,3 +215,6 @@ fn load(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractRe
     }
     Ok(ContractResponse::success(count.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

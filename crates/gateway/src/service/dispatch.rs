@@ -1,8 +1,5 @@
 //! Dispatches each call to the method that its path names.
 
-#[cfg(test)]
-mod tests;
-
 use std::future::Future;
 use std::sync::Arc;
 
@@ -171,3 +168,6 @@ pub(super) async fn counted<T>(work: impl Future<Output = Result<T, GrpcStatus>>
     }
     result
 }
+
+#[cfg(test)]
+mod tests;

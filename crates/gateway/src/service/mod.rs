@@ -39,5 +39,7 @@ pub use dispatch::{OrdererService, PeerService};
 pub use intake::TransactionIntake;
 pub use method::{OrdererMethod, PeerMethod};
 pub use service_core::{Endorser, OrdererEndpoint, PeerServiceConfig};
+
 pub(crate) use service_core::{OrdererServiceCore, PeerServiceCore};
+
 use service_core::{channel_status, run_in_task, stopping_status};

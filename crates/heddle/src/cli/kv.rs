@@ -33,7 +33,7 @@ pub enum KvCommand {
 /// With `--stores` several stores share memory nodes and backups. Each store has its own port: the first one the given
 /// port, the others the ports after it. kv.json lists them, and other commands take `--store`.
 ///
-/// With `--isolate` every memory node and every CPU node is a process of its own: the CPU node that serves each store
+/// With `--isolate` every memory node and every CPU node is a separate process: the CPU node that serves each store
 /// at first, and the backups. A process that ends is restarted; a memory node then recovers from its disk, or receives
 /// a copy. Each CPU node has its own ports, listed in kv.json; commands find the one that serves.
 ///
@@ -74,7 +74,7 @@ pub struct KvUpArguments {
     /// Number of backup CPU nodes, which all stores share
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub backups: u32,
-    /// Run every memory node and every CPU node as a process of its own
+    /// Run every memory node and every CPU node as a separate process
     #[arg(long)]
     pub isolate: bool,
     /// Address for clients; with --isolate that of the first CPU node, the others use the ports after it

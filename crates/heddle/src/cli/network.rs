@@ -39,7 +39,7 @@ everything else may change at each start."
 pub struct UpArguments {
     #[command(flatten)]
     pub directory: DirectoryOrDefault,
-    /// Run every role as a process of its own, with log and configuration in DIR/nodes/NAME
+    /// Run every role as a separate process, with log and configuration in DIR/nodes/NAME
     #[arg(long)]
     pub isolate: bool,
     /// Keep each peer's state and blocks in its own process, without memory and storage nodes

@@ -1,8 +1,5 @@
 //! The program's command line: its commands and examples.
 
-#[cfg(test)]
-mod tests;
-
 use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
@@ -11,11 +8,11 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   heddle up                          a network of three organisations, until Ctrl-C
   heddle up --detach                 the same in the background; `heddle down` stops it
-  heddle up --isolate                the same with every role as a process of its own
+  heddle up --isolate                the same with every role as a separate process
   heddle status                      what runs, the ledgers' heights, the load
   heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
   heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
-  heddle bench smallbank             measure this machine with a network of its own
+  heddle bench smallbank             measure this machine with a temporary network
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
 
@@ -42,7 +39,7 @@ pub enum Command {
     Up(super::network::UpArguments),
     Down(super::network::DownArguments),
     Status(super::network::StatusArguments),
-    /// Run one role of a network as a process of its own
+    /// Run one role of a network as a separate process
     #[command(subcommand)]
     Node(super::node::NodeCommand),
     Plan(super::node::PlanArguments),
@@ -79,3 +76,6 @@ pub struct BenchArguments {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,5 @@
 //! An organisation that issues certificates: its authorities, and the folders that Fabric's tools expect.
 
-#[cfg(test)]
-mod tests;
-
 use base::MspId;
 use bytes::Bytes;
 use proto::msp::{FabricCryptoConfig, FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
@@ -153,3 +150,6 @@ pub(crate) fn crypto_config() -> FabricCryptoConfig {
         identity_identifier_hash_function: "SHA256".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,5 @@
 //! A compiled policy of a channel: a signature policy, or a rule over the policies of subgroups.
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
 use super::evaluate::{SignatureSet, SignedData};
@@ -115,3 +112,6 @@ impl ImplicitMeta {
         remaining == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,13 +28,12 @@ mod text;
 mod tree;
 
 pub use application::{ApplicationPolicy, channel_reference, of_signature};
-pub use channel_policy::{ImplicitMeta, MetaRule};
+pub use channel_policy::{ImplicitMeta, MetaRule, Policy};
 pub use evaluate::{SignatureSet, SignedData, SignedMessage};
 pub use layout::{EndorsementLayout, LAYOUTS_MAX};
+pub use limits::{DEPTH_MAX, PRINCIPALS_MAX, RULES_MAX, SIGNATURES_MAX};
 pub use signature::SignaturePolicy;
 pub use text::{parse, print};
 pub use tree::{PolicyTree, implicit_meta_to_wire, signature_to_wire};
 
-pub use channel_policy::Policy;
 use decode::{decode, malformed};
-pub use limits::{DEPTH_MAX, PRINCIPALS_MAX, RULES_MAX, SIGNATURES_MAX};

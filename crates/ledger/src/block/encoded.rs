@@ -2,9 +2,6 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, TxIndex};
@@ -275,3 +272,6 @@ impl Block {
         Err(Error::FilterLength { block: self.number(), codes, transactions: self.len() })
     }
 }
+
+#[cfg(test)]
+mod tests;

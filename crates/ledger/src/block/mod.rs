@@ -25,10 +25,10 @@ mod metadata;
 mod signature;
 
 pub use commit_hash::CommitHasher;
+pub use encoded::{Block, EncodedBlock};
+pub use fields::ENVELOPES_MAX;
 pub use header::{BlockHeader, HeaderDer};
 pub use metadata::{BlockMetadata, SLOTS};
 pub use signature::OrdererMetadata;
 
-pub use encoded::{Block, EncodedBlock};
-pub use fields::ENVELOPES_MAX;
 use fields::{FIELD_ENTRY, FIELD_HEADER, FIELD_METADATA, entries};

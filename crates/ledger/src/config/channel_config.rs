@@ -2,9 +2,6 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -298,3 +295,6 @@ pub(super) fn read_consenters(orderer: &ConfigGroup) -> Result<BTreeMap<u32, Byt
     }
     Ok(consenters)
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ use crate::error::Error;
 pub(super) const ROOT: &str = "/Channel";
 pub(super) const APPLICATION: &str = "/Channel/Application";
 pub(super) const ORDERER: &str = "/Channel/Orderer";
+/// The path of the policy that blocks must satisfy.
+pub const BLOCK_VALIDATION: &str = "/Channel/Orderer/BlockValidation";
 
 pub(super) fn group<'a>(root: &'a ConfigGroup, name: &str, path: &str) -> Result<&'a ConfigGroup, Error> {
     root.groups.get(name).ok_or_else(|| Error::config(path, "the group is missing"))
@@ -25,6 +27,3 @@ pub(super) fn value<M: Message + Default>(path: &str, group: &ConfigGroup, name:
 pub(super) fn decode<M: Message + Default>(path: &str, bytes: &Bytes) -> Result<M, Error> {
     M::decode(bytes.clone()).map_err(|cause| Error::config(path, cause.to_string()))
 }
-
-/// The path of the policy that blocks must satisfy.
-pub const BLOCK_VALIDATION: &str = "/Channel/Orderer/BlockValidation";

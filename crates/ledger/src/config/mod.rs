@@ -29,12 +29,11 @@ mod weight;
 
 pub use batch::{BatchLimits, format_duration, parse_duration};
 pub use capability::Capabilities;
-pub use genesis::{EndorsementRule, GenesisSpec, OrganizationSpec};
-pub use organization::ChannelOrganization;
-
 pub use channel_config::{
     CHANNEL_NAME_BYTES_MAX, CONSENTERS_MAX, ChannelConfig, ConsensusConfig, ENDORSEMENT, check_channel_name,
 };
+pub use genesis::{EndorsementRule, GenesisSpec, OrganizationSpec};
 pub use group::BLOCK_VALIDATION;
+pub use organization::{ChannelOrganization, ORGANIZATIONS_MAX};
+
 use group::{APPLICATION, ORDERER, ROOT, value};
-pub use organization::ORGANIZATIONS_MAX;

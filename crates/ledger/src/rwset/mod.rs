@@ -30,12 +30,6 @@ mod record;
 mod tests;
 
 pub use decode::{DecodeError, NamespaceReadWriteSet, ReadWriteSet, visit_writes};
-pub use entries::KeyRead;
-pub use entries::KeyWrite;
-pub use entries::RangeReads;
-pub use entries::RangeResults;
-pub use entries::RangeSummary;
-pub use entries::ReadVersion;
-pub use entries::ScannedRange;
+pub use entries::{KeyRead, KeyWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange};
 pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
 pub use record::{RangeRecorder, ReadWriteSetRecorder};

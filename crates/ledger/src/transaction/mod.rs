@@ -29,8 +29,8 @@ mod results;
 
 pub use action::{ActionEvent, ActionOutcome, EndorsedAction, Endorsement, proposal_hash};
 pub use header::{ChaincodeName, TransactionHeader};
+pub use invalid::{InvalidTransaction, code_byte};
+pub use parsed::{Transaction, is_exact};
 pub use results::results_of_valid;
 
 use invalid::fields_1_2;
-pub use invalid::{InvalidTransaction, code_byte};
-pub use parsed::{Transaction, is_exact};

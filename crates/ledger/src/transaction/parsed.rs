@@ -2,9 +2,6 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-#[cfg(test)]
-mod tests;
-
 use base::Bytes;
 use proto::common::HeaderType;
 use proto::protos::TxValidationCode;
@@ -127,3 +124,6 @@ pub fn is_exact(envelope: &[u8]) -> bool {
     let length = wire::bytes_field_len(1, payload.len()) + wire::bytes_field_len(2, signature.len());
     !payload.is_empty() && !signature.is_empty() && payload.start() < signature.start() && envelope.len() == length
 }
+
+#[cfg(test)]
+mod tests;

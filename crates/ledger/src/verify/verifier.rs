@@ -1,8 +1,5 @@
 //! Verifies a channel's blocks one after the other.
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes, ErrorKind, TxIndex};
@@ -223,3 +220,6 @@ pub(super) fn check_valid(
     transaction.header().check_channel(config.channel())?;
     Ok(transaction)
 }
+
+#[cfg(test)]
+mod tests;

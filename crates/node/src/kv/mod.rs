@@ -26,16 +26,16 @@ mod stores;
 mod token;
 
 pub use client::{KvClient, KvExchange, KvWatch};
-use config::LISTEN;
 pub use config::{KvStoresConfig, Persistence, STORES_MAX};
-use endpoint::KV_FILE;
-pub use endpoint::KvEndpoint;
-pub use endpoint::KvProcessEndpoint;
+pub use endpoint::{KvEndpoint, KvProcessEndpoint};
 pub use kv::StoreGeometry;
 pub use part::{KvPart, KvPlan, KvProcess, KvRole};
+pub use store_server::KeyValueServer;
+pub use token::KvToken;
+
+use config::LISTEN;
+use endpoint::KV_FILE;
 use setup::{
     AUTHORITY, HOST, NAME, POLL_INTERVAL, START_TIMEOUT, SupervisedMemoryNode, TABLES, absolute, bind, certificate,
     format, groups, layout, lock, memory_node, serve, token,
 };
-pub use store_server::KeyValueServer;
-pub use token::KvToken;

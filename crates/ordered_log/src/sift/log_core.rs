@@ -10,8 +10,7 @@ use sift::SiftGroup;
 use super::acceptor::AcceptorQueue;
 use super::config::CpuNode;
 use super::leader::SiftLeader;
-use crate::Error;
-use crate::{CpuNodeId, Leadership, LogStore};
+use crate::{CpuNodeId, Error, Leadership, LogStore};
 
 pub(super) struct SiftLogCore {
     pub(super) group: SiftGroup,

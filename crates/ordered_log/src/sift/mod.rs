@@ -86,9 +86,10 @@ mod recovery;
 mod sift_log;
 
 pub use config::{CpuNode, SiftConfig};
-use limits::REQUESTS_MAX;
 pub use limits::{APPENDS_MAX, IN_FLIGHT_MAX};
 pub use sift_log::SiftLog;
+
+use limits::REQUESTS_MAX;
 
 #[cfg(test)]
 mod tests;

@@ -32,9 +32,10 @@ mod owner;
 mod requests;
 mod serve;
 
-use config::HANDSHAKE_TIMEOUT;
 pub use config::{
     ABANDONED_AFTER, CONNECTIONS_MAX, CONNECTIONS_PER_OWNER_MAX, MemoryNodeConfig, OWNERS_MAX, READ_GRANTS_MAX,
 };
 pub use memory_node::{MemoryNode, MemoryNodeUsage};
+
+use config::HANDSHAKE_TIMEOUT;
 use node_core::MemoryNodeCore;

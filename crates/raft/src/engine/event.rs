@@ -6,8 +6,7 @@ use base::rt::net::LinkSender;
 use base::rt::sync::SemaphorePermit;
 use raft_rs::eraftpb::{Message, Snapshot};
 
-use crate::{Error, Term};
-use crate::{MembershipChange, MembershipReport, ProposalOutcome};
+use crate::{Error, MembershipChange, MembershipReport, ProposalOutcome, Term};
 
 /// Events for the task.
 pub(crate) enum EngineEvent<O> {

@@ -58,6 +58,5 @@ pub use epoch::begin_epoch;
 pub use peer::{ComputeNodeConfig, FAILOVER_TIMEOUTS, FollowedPeer, PeerError, PeerRoles, PrimaryPeer};
 pub use primary_lease::PrimaryLease;
 pub use primary_locator::PrimaryLocator;
-pub use primary_role::PrimaryRole;
-pub use primary_role::ReplicatedState;
+pub use primary_role::{PrimaryRole, ReplicatedState};
 pub use primary_session::PrimarySession;

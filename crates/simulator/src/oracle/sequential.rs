@@ -1,8 +1,5 @@
 //! The oracle: it validates and applies the transactions of blocks one after the other.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -369,3 +366,6 @@ pub(super) fn commit_hash(filter: &[u8], written: &BTreeMap<StateKey, StateRow>,
     prost::encoding::encode_varint(filter.len() as u64, &mut length);
     sha256([&length[..], filter, &updates.encode_to_vec()[..], previous.map(|hash| &hash[..]).unwrap_or_default()])
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! The limits and pauses of the tasks of a disaggregated world state.
 
 use std::time::Duration;
+
 /// Fills in progress at once.
 pub const FILLS_MAX: usize = 64;
 

@@ -1,8 +1,5 @@
 //! The disaggregated world state as an implementation of [`WorldState`](crate::WorldState).
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -155,3 +152,6 @@ impl WorldState for Disaggregated {
         digest::of(&*view, namespaces).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,7 +59,9 @@ pub use disk::{DiskCopy, DiskOperation, SECTOR_BYTES, SimDisk};
 pub use failure::{FailureReason, SimulationFailure};
 pub use node::SimNode;
 pub use plan::{Fault, FaultKind, FaultPlan, FaultPlanLimits, FaultStep, ParsePlanError};
+pub use report::{FaultPoint, SimulationReport, WALL_START_NANOS};
 pub use rng::Prng;
+pub use run::Simulation;
 pub use sim::Sim;
 pub use trace::TraceDigest;
 
@@ -68,8 +70,6 @@ pub(in crate::rt) use executor::yield_once;
 pub(in crate::rt) use ids::Incarnation;
 pub(in crate::rt) use net::{LinkReceiver, LinkSender, Listener, connect, listen};
 pub(in crate::rt) use report::BLOCKING_DELAY_MAX;
-pub use report::{FaultPoint, SimulationReport, WALL_START_NANOS};
-pub use run::Simulation;
 pub(in crate::rt) use task::{Task, spawn};
 pub(in crate::rt) use timer::Sleep;
 pub(in crate::rt) use world::World;

@@ -1,4 +1,4 @@
-//! How a call fails: the server rejects it, or nobody knows its outcome.
+//! The errors of a call: the server's rejection, or a failure after which the outcome may be unknown.
 
 use super::limits::REJECTION_BYTES_MAX;
 use crate::ErrorKind;

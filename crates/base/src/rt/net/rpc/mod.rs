@@ -49,10 +49,9 @@ mod server;
 mod tests;
 
 pub use client::{PendingResponse, RpcClient};
-pub use server::{Notifier, ResponseFuture, RpcHandler, ServeEnd, serve, serve_admitted};
-
 pub use error::{Rejection, RpcError};
 pub use limits::{
     BODY_BYTES_MAX, FIRST_MESSAGE_TIMEOUT, IDLE_TIMEOUT, LINK_REQUEST_BYTES_MAX, PING_PERIOD, REJECTION_BYTES_MAX,
     SEND_TIMEOUT,
 };
+pub use server::{Notifier, ResponseFuture, RpcHandler, ServeEnd, serve, serve_admitted};

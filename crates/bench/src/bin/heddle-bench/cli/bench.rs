@@ -139,7 +139,7 @@ Examples:
   heddle bench sift-fig7 --quick
   heddle bench sift-fig7 --processor-percent 10,50,100 --json fig7.json      the plot is fig7.svg
 
-A read-heavy load (one put in ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a process of its own with
+A read-heavy load (one put in ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a separate process with
 a limited processor, and so is Sift's only CPU node; its memory nodes are passive. Clients run within the
 leader's limit. The ratios …_over_raft compare throughput at the largest share."
     )]
@@ -192,7 +192,7 @@ Examples:
   heddle bench sift-fig11 --quick
   heddle bench sift-fig11 --copy-mib 512 --json fig11.json      copies faster, at a price; the plot is fig11.svg
 
-Three memory nodes and a CPU node with its clients, each a process of its own. One memory node is killed
+Three memory nodes and a CPU node with its clients, each a separate process. One memory node is killed
 (SIGKILL), and an empty one is started in its place. lowest_over_before is the throughput in the worst 100 ms
 until the new node is re-admitted, over that before the kill; readmitted_s is the time from the kill to then."
     )]
@@ -206,7 +206,7 @@ Examples:
   heddle bench sift-fig12 --quick
   heddle bench sift-fig12 --kills 20 --json fig12.json      the plot is fig12.svg
 
-Three memory nodes and two CPU nodes, each a process of its own. Throughput is measured under a read-heavy load.
+Three memory nodes and two CPU nodes, each a separate process. Throughput is measured under a read-heavy load.
 Then the group's log and the store's are filled, by no longer trimming the group's log, and the coordinator is
 killed (SIGKILL). CPU nodes look for heartbeats every 7 ms and stand for election after three misses.
 half_recovered_ms is the end of the first 20 ms with half of the throughput, recovered_ms that of the first
@@ -311,7 +311,7 @@ Examples:
   heddle bench flexchain-fig8b --quick
   heddle bench flexchain-fig8b --limit pauses --json fig8b.json      without a cgroup; the plot is fig8b.svg
 
-YCSB-A and -B at 10 KB on the state alone, with its memory node in a process of its own whose processor is
+YCSB-A and -B at 10 KB on the state alone, with its memory node in a separate process whose processor is
 limited; beside it a memory node that hands out addresses and buffers on request, as in the paper.
 throttled_over_unlimited is the throughput at the smallest share over that without a limit. If no cgroup
 can be made, signals stop and continue the process instead; the output says which was used. Takes about
@@ -629,7 +629,7 @@ pub struct BenchRunArguments {
     /// Settings of the network, as for `heddle up`
     #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]
     pub config: Option<PathBuf>,
-    /// Run every role of the network as a process of its own; their processor times are summed
+    /// Run every role of the network as a separate process; their processor times are summed
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub isolate: bool,
     /// Keep each peer's state and blocks in its own process
