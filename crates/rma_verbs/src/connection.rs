@@ -13,31 +13,27 @@
 //!
 //! Invariant: a thread that releases the state checks the intake once more, so that no verb is left there.
 
+pub mod verbs_connection;
+
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use base::rt::channel::{OneshotReceiver, OneshotSender, oneshot};
-use base::{Bytes, BytesMut};
-use rma::{
-    CAPABILITY_BYTES, Capability, Completion, Connection, Error, GrantId, IN_FLIGHT_MAX, IncomingEvent,
-    MESSAGE_BYTES_MAX, NodeId, PARTS_MAX, ProviderProfile, RegionId, TRANSFER_BYTES_MAX, WORD_BYTES,
-};
+use rma::{CAPABILITY_BYTES, Capability, Error, GrantId, NodeId, RegionId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::device::{
-    CompletionQueue, Device, POLL_MAX, ProtectionDomain, QueuePair, Registration, WorkCompletion, WorkRequest,
-};
+use crate::device::queue_pair::{QueuePair, WorkRequest};
+use crate::device::{CompletionQueue, Device, POLL_MAX, ProtectionDomain, Registration, WorkCompletion};
 use crate::host::HostRegions;
 use crate::memory::{RECEIVE_COUNT, Staging};
-use crate::profile::PROFILE;
 use crate::receiver::Receiver;
-use crate::sender::{PostedVerb, SENDS_MAX, Sender, Transfer, VerbTarget, WriteData};
+use crate::sender::{SENDS_MAX, Sender};
+use crate::transfer::Transfer;
 use crate::wire::{self, Frame, PairAddress, Rejection, RemoteRegion};
 
 /// How long the thread polls after the last completion while the adapter has work. A wake-up costs more than this.
@@ -524,114 +520,5 @@ impl ConnectionState {
         ended.outcome.map_err(|error| error.text())?;
         let slot = usize::try_from(ended.id & !RECEIVE).expect("slots are few");
         self.receiver.arrived(slot, self.staging.received(slot, ended.bytes as usize))
-    }
-}
-
-/// An endpoint's handle: dropping it ends the connection.
-pub struct VerbsConnection(Arc<ConnectionCore>);
-
-impl VerbsConnection {
-    pub fn new(shared: Arc<ConnectionCore>) -> VerbsConnection {
-        VerbsConnection(shared)
-    }
-
-    /// Posts a verb that passed the caller's checks.
-    fn post<T>(
-        &self,
-        target: Option<VerbTarget>,
-        refused: Result<(), Error>,
-        verb: impl FnOnce(rma::Completer<T>) -> PostedVerb,
-    ) -> Completion<T> {
-        if let Err(error) = refused {
-            return Completion::ready(Err(error));
-        }
-        if self.0.posted.fetch_add(1, Ordering::Relaxed) >= IN_FLIGHT_MAX {
-            self.0.posted.fetch_sub(1, Ordering::Relaxed);
-            return Completion::ready(Err(Error::Busy));
-        }
-        let (completer, completion) = Completion::pending();
-        self.0.post(Transfer::new(verb(completer), target));
-        completion
-    }
-}
-
-fn fits(parts: &[Bytes], bytes_max: usize) -> Result<(), Error> {
-    let bytes: usize = parts.iter().map(Bytes::len).sum();
-    match (bytes > bytes_max, parts.len() > PARTS_MAX) {
-        (true, _) => Err(Error::TooLarge(bytes)),
-        (_, true) => Err(Error::TooLarge(parts.len())),
-        _ => Ok(()),
-    }
-}
-
-fn aligned(offset: u64) -> Result<(), Error> {
-    if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Error::Misaligned(offset)) }
-}
-
-fn at(capability: &Capability, offset: u64) -> Option<VerbTarget> {
-    Some(VerbTarget { capability: *capability, offset })
-}
-
-impl Connection for VerbsConnection {
-    fn node(&self) -> NodeId {
-        self.0.peer.node
-    }
-
-    fn name(&self) -> &str {
-        &self.0.peer.name
-    }
-
-    fn profile(&self) -> ProviderProfile {
-        PROFILE
-    }
-
-    fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
-        let refused = if length > TRANSFER_BYTES_MAX { Err(Error::TooLarge(length)) } else { Ok(()) };
-        self.post(at(capability, offset), refused, |completer| PostedVerb::Read { into, length, completer })
-    }
-
-    fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
-        self.post(at(capability, offset), fits(parts, TRANSFER_BYTES_MAX), |completer| PostedVerb::Write {
-            data: WriteData::new(parts),
-            immediate,
-            completer,
-        })
-    }
-
-    fn compare_swap(&self, capability: &Capability, offset: u64, expected: u64, new: u64) -> Completion<u64> {
-        self.post(at(capability, offset), aligned(offset), |completer| PostedVerb::CompareSwap {
-            expected,
-            new,
-            completer,
-        })
-    }
-
-    fn fetch_add(&self, capability: &Capability, offset: u64, add: u64) -> Completion<u64> {
-        self.post(at(capability, offset), aligned(offset), |completer| PostedVerb::FetchAdd { add, completer })
-    }
-
-    fn send(&self, parts: &[Bytes]) -> Completion<()> {
-        self.post(None, fits(parts, MESSAGE_BYTES_MAX), |completer| PostedVerb::Send {
-            data: WriteData::new(parts),
-            completer,
-        })
-    }
-
-    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingEvent, Error>> {
-        self.0.with(|state| state.receiver.poll(cx))
-    }
-
-    fn flush(&self) {
-        self.0.settle();
-    }
-
-    fn close(&self) {
-        self.0.stop();
-    }
-}
-
-impl Drop for VerbsConnection {
-    fn drop(&mut self) {
-        self.0.stop();
     }
 }

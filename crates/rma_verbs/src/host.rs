@@ -31,7 +31,8 @@ use rma::{
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use crate::connection::{ConnectionCore, ConnectionDraft, RemotePeer, VerbsConnection};
+use crate::connection::verbs_connection::VerbsConnection;
+use crate::connection::{ConnectionCore, ConnectionDraft, RemotePeer};
 use crate::device::{Device, RegistrationAccess};
 use crate::registered_memory::RegisteredMemory;
 use crate::wire::{self, Frame, HandshakeTranscript, PROTOCOL_VERSIONS, PairAddress, Rejection};

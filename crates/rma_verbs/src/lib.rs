@@ -65,6 +65,7 @@ mod receiver;
 #[allow(unsafe_code)]
 mod registered_memory;
 mod sender;
+mod transfer;
 // Public for tests, which check the decoding of bytes from the other end.
 #[doc(hidden)]
 pub mod wire;

@@ -4,8 +4,9 @@ use std::io;
 use std::ptr;
 use std::sync::Arc;
 
-use super::registered_memory::RegisteredMemory;
-use crate::device::{LocalBuffer, ProtectionDomain, Registration, RegistrationAccess};
+use crate::device::queue_pair::LocalBuffer;
+use crate::device::{ProtectionDomain, Registration, RegistrationAccess};
+use crate::registered_memory::RegisteredMemory;
 
 /// Bytes of a small slot: words, index buckets, short records.
 pub const SMALL_BYTES: usize = 512;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rma::{Credential, Endpoint, Error, Host, HostConfig, Provider};
 
-use crate::connection::VerbsConnection;
+use crate::connection::verbs_connection::VerbsConnection;
 use crate::device::{Device, DeviceConfig};
 use crate::host::{self, VerbsHost};
 use crate::profile::PROFILE;

@@ -16,11 +16,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use base::{Bytes, BytesMut, Map};
-use rma::{Capability, Completer, Error, GrantId, NodeId, RegionId, Rights, WORD_BYTES};
+use base::Map;
+use rma::{Capability, Error, GrantId, NodeId, RegionId};
 
-use crate::device::{LocalBuffer, RemoteBuffer, WorkCompletion, WorkOrder, WorkRequest};
+use crate::device::WorkCompletion;
+use crate::device::queue_pair::{LocalBuffer, RemoteBuffer, WorkOrder, WorkRequest};
 use crate::memory::{LARGE_BYTES, RECEIVE_BYTES, Staging, StagingSlot};
+use crate::transfer::{PostedVerb, Transfer, VerbTarget};
 use crate::wire::{Frame, HEADER_BYTES, MessageHeader, Rejection, RemoteRegion};
 
 /// Pieces in flight at the adapter.
@@ -31,121 +33,6 @@ const KEYS_MAX: usize = 1 << 16;
 const NOTHING: LocalBuffer = LocalBuffer { address: 0, bytes: 0, key: 0 };
 /// Bytes of a message that one piece carries.
 const CHUNK_BYTES: usize = RECEIVE_BYTES - HEADER_BYTES;
-
-/// The parts of a write or message, taken from the front.
-pub struct WriteData {
-    parts: VecDeque<Bytes>,
-    bytes: usize,
-}
-
-impl WriteData {
-    pub fn new(parts: &[Bytes]) -> WriteData {
-        WriteData { parts: parts.iter().cloned().collect(), bytes: parts.iter().map(Bytes::len).sum() }
-    }
-
-    /// Moves the next `bytes` bytes into a slot, from `at` on.
-    fn put(&mut self, staging: &mut Staging, slot: &StagingSlot, mut at: usize, mut bytes: usize) {
-        while bytes > 0 {
-            let part = self.parts.front_mut().expect("the parts have as many bytes as their sum");
-            let piece = part.split_to(part.len().min(bytes));
-            staging.put(slot, at, &piece);
-            at += piece.len();
-            bytes -= piece.len();
-            if part.is_empty() {
-                self.parts.pop_front();
-            }
-        }
-    }
-}
-
-pub enum PostedVerb {
-    Read { into: BytesMut, length: usize, completer: Completer<BytesMut> },
-    Write { data: WriteData, immediate: Option<u32>, completer: Completer<()> },
-    CompareSwap { expected: u64, new: u64, completer: Completer<u64> },
-    FetchAdd { add: u64, completer: Completer<u64> },
-    Send { data: WriteData, completer: Completer<()> },
-}
-
-impl PostedVerb {
-    /// Bytes of the region that the verb touches, or of the message.
-    fn bytes(&self) -> usize {
-        match self {
-            PostedVerb::Read { length, .. } => *length,
-            PostedVerb::Write { data, .. } | PostedVerb::Send { data, .. } => data.bytes,
-            PostedVerb::CompareSwap { .. } | PostedVerb::FetchAdd { .. } => WORD_BYTES,
-        }
-    }
-
-    fn rights(&self) -> Rights {
-        match self {
-            PostedVerb::Read { .. } => Rights::READ,
-            PostedVerb::Write { .. } => Rights::WRITE,
-            PostedVerb::CompareSwap { .. } | PostedVerb::FetchAdd { .. } => Rights::ATOMIC,
-            PostedVerb::Send { .. } => Rights::NONE,
-        }
-    }
-
-    fn complete(self, outcome: Result<u64, Error>) {
-        match self {
-            PostedVerb::Read { into, completer, .. } => completer.complete(outcome.map(|_| into)),
-            PostedVerb::Write { completer, .. } | PostedVerb::Send { completer, .. } => {
-                completer.complete(outcome.map(drop))
-            }
-            PostedVerb::CompareSwap { completer, .. } | PostedVerb::FetchAdd { completer, .. } => {
-                completer.complete(outcome)
-            }
-        }
-    }
-}
-
-/// A region, as a capability, and an offset in it.
-#[derive(Clone, Copy)]
-pub struct VerbTarget {
-    pub capability: Capability,
-    pub offset: u64,
-}
-
-/// A verb and its progress.
-pub struct Transfer {
-    verb: PostedVerb,
-    /// `None` for a message.
-    target: Option<VerbTarget>,
-    /// The verb's length; the data shrinks as it is issued.
-    bytes: usize,
-    /// The key, once the verb has been checked against it.
-    key: Option<usize>,
-    issued: usize,
-    pieces: u32,
-    outstanding: u32,
-    /// The last piece has been issued, or no further one will be.
-    whole: bool,
-    failed: Option<Error>,
-    /// The previous value of the word.
-    word: u64,
-}
-
-impl Transfer {
-    pub fn new(verb: PostedVerb, target: Option<VerbTarget>) -> Transfer {
-        let bytes = verb.bytes();
-        Transfer {
-            verb,
-            target,
-            bytes,
-            key: None,
-            issued: 0,
-            pieces: 0,
-            outstanding: 0,
-            whole: false,
-            failed: None,
-            word: 0,
-        }
-    }
-
-    pub fn complete(self, outcome: Result<(), Error>) {
-        let word = self.word;
-        self.verb.complete(outcome.map(|()| word));
-    }
-}
 
 /// A capability without its rights, which a holder may have narrowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

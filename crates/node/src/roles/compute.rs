@@ -11,37 +11,34 @@
 //!
 //! The monolithic form has its own block store and tables.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::net::Parties;
 use base::rt::{self, Backoff, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use block_transport::SourceAddresses;
 use chain::access::ContractDefinitions;
-use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory};
+use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory as _};
 use chain::endorse::{Endorse, EndorseError};
 use chain::peer::PeerConfig;
-use chain::stores::{NodeStores, PeerStores, WorldStateFactory};
+use chain::stores::{NodeStores, PeerStores};
 use chain::view::{ChannelView, PeerView};
 use chain::{Channel, LocalStores, Peer, PeerSetup};
 use contract::ContractRegistry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
-use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig, VerbCounts};
+use pool::{AddressSpace, VerbCounts};
 use proto::protos::{ProposalResponse, Response};
 use replica::failover::begin_epoch;
 use replica::offload::OffloadConfig;
 use replica::{ComputeRole, FAILOVER_TIMEOUTS};
-use rma::Provider;
-use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
-use state::{Disaggregated, DisaggregatedConfig, StateUsage, WorldState};
+use state::{Disaggregated, StateUsage};
 use storage::node::RemoteStoreConfig;
 use storage::tables::TablesEngine;
-use storage::{DataDirectory, GroupSync, StateStore, WatermarkFile};
+use storage::{DataDirectory, GroupSync, WatermarkFile};
 
+use super::pooled_memory::{PeerNodes, PooledMemory, PooledStates, RemoteBackends};
 use crate::config::HeddleConfig;
 use crate::control::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, budget};
 use crate::load;
@@ -55,8 +52,6 @@ const STORAGE_BACKOFF_MIN: Duration = Duration::from_millis(50);
 const STORAGE_BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How often a compute node that still waits for its role is polled.
 const READY_PERIOD: Duration = Duration::from_millis(5);
-/// How often memory nodes are probed for whether they still answer.
-const PROBE_PERIOD: Duration = Duration::from_secs(2);
 /// Why a follower has no memory report.
 const FOLLOWER_HINT: &str = "a follower: the peer's primary, another compute node, owns its memory";
 
@@ -85,40 +80,6 @@ pub(crate) struct LocalBackends {
     pub state: state::MonolithicConfig,
 }
 
-/// Pooled memory and the storage node of a disaggregated peer.
-#[derive(Clone)]
-pub(crate) struct RemoteBackends {
-    /// Address of the storage node.
-    pub storage: String,
-    /// The name by which memory nodes know this peer.
-    pub owner: String,
-    pub provider: Arc<dyn Provider>,
-    pub donors: Vec<Donor>,
-    pub section_bytes: u64,
-    /// Bytes of memory that the configuration allows the peer.
-    pub budget_bytes: u64,
-    /// The folder of a budget that the operator set later. The compute nodes of a peer share it where they can.
-    pub folder: PathBuf,
-    /// The node's own folder, for the channel's watermark: how many blocks the storage node has confirmed.
-    pub watermark_folder: PathBuf,
-    /// How the node reaches the peer's other compute nodes, if there are any.
-    pub peer_nodes: Option<PeerNodes>,
-    /// Whether other peers run in the same process.
-    pub shares_process: bool,
-    pub settings: DisaggregatedConfig,
-}
-
-/// The compute nodes of a peer that has several.
-#[derive(Clone)]
-pub(crate) struct PeerNodes {
-    /// Address at which this node answers the others while it is the primary.
-    pub address: String,
-    /// Addresses at which the others answer.
-    pub others: Vec<String>,
-    /// The identities of the others, as their links prove them.
-    pub parties: Parties,
-}
-
 /// A running peer, or one of its compute nodes.
 pub(crate) struct ComputeInstance {
     name: String,
@@ -134,88 +95,6 @@ enum NodeMode {
     SingleNode { peer: Arc<Peer>, channel: Arc<Channel> },
     /// One of several compute nodes.
     PeerNodes(ComputeNode),
-}
-
-/// Pooled memory.
-struct PooledMemory {
-    remote: RemoteBackends,
-    space: Mutex<Option<AddressSpace>>,
-    /// Set where the node is the only one of its peer.
-    state: Mutex<Weak<Disaggregated>>,
-}
-
-/// Opens world states in pooled memory, under one epoch.
-struct PooledStates {
-    memory: Arc<PooledMemory>,
-    epoch: Epoch,
-}
-
-#[async_trait]
-impl WorldStateFactory for PooledStates {
-    async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, chain::Error> {
-        if self.memory.space().is_some() {
-            return Err(failed(
-                "the memory of an owner serves one channel, and it is open".to_owned(),
-                ErrorKind::Rejected,
-            ));
-        }
-        let memory = PeerMemory::open(&*self.memory, self.epoch).await?;
-        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.remote.settings.clone()).await?);
-        *self.memory.state.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&state);
-        Ok(state)
-    }
-}
-
-fn failed(cause: String, kind: ErrorKind) -> chain::Error {
-    chain::Error::Io { what: "pooled memory".to_owned(), cause, kind }
-}
-
-#[async_trait]
-impl PeerMemory for PooledMemory {
-    async fn open(&self, epoch: Epoch) -> Result<Arc<dyn state::disaggregated::memory::Memory>, chain::Error> {
-        let RemoteBackends { owner, provider, donors, section_bytes, budget_bytes, folder, .. } = self.remote.clone();
-        let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
-            .map_err(|error| failed(error.to_string(), error.kind()))?;
-        let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
-        let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
-        *self.lock() = Some(space.clone());
-        Ok(Arc::new(space))
-    }
-
-    async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
-        let RemoteBackends { owner, provider, donors, section_bytes, .. } = self.remote.clone();
-        let lent = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
-        Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
-    }
-
-    async fn close(&self) {
-        let space = self.lock().take();
-        if let Some(space) = space {
-            // From now on other owners may get this memory.
-            space.close().await;
-        }
-    }
-}
-
-impl PooledMemory {
-    /// Probes the memory nodes, so that health shows one that hangs even while nothing requests memory from it.
-    async fn probe(memory: Weak<PooledMemory>) {
-        loop {
-            rt::sleep(PROBE_PERIOD).await;
-            let Some(memory) = memory.upgrade() else { return };
-            if let Some(space) = memory.space() {
-                space.probe().await;
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<AddressSpace>> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn space(&self) -> Option<AddressSpace> {
-        self.lock().clone()
-    }
 }
 
 /// The peer's settings, from the configuration.
@@ -295,8 +174,7 @@ impl ComputeInstance {
         watermark: &Arc<WatermarkFile>,
     ) -> Result<ComputeInstance, NodeError> {
         let (address, token) = (remote.storage.clone(), Bytes::new());
-        let (space, state) = Default::default();
-        let memory = Arc::new(PooledMemory { remote: remote.clone(), space, state });
+        let memory = Arc::new(PooledMemory::new(remote.clone()));
         drop(rt::spawn(PooledMemory::probe(Arc::downgrade(&memory))));
         if let Some(among) = &remote.peer_nodes {
             return ComputeInstance::start_peer_node(options, among.clone(), watermark.clone(), memory);
@@ -499,7 +377,7 @@ impl ComputeInstance {
     fn opened(&self) -> Result<(AddressSpace, Arc<Disaggregated>), String> {
         let memory = self.pooled()?;
         let state = match &self.node {
-            NodeMode::SingleNode { .. } => memory.state.lock().unwrap_or_else(PoisonError::into_inner).upgrade(),
+            NodeMode::SingleNode { .. } => memory.state(),
             NodeMode::PeerNodes(node) => match (node.role(), node.primary()) {
                 (_, Some(primary)) => Some(primary.state),
                 (ComputeRole::Follower, None) => return Err(format!("{} is {FOLLOWER_HINT}; ask that one", self.name)),
