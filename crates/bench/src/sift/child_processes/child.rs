@@ -24,7 +24,7 @@ use crate::sift::{load, systems};
 use crate::zipf::Zipf;
 
 /// How often a process reports the operations of its clients.
-const COUNT_EVERY: Duration = Duration::from_millis(5);
+pub(super) const COUNT_EVERY: Duration = Duration::from_millis(5);
 /// Operations after which a client yields: few, so that heartbeats are not late.
 const TURN: u64 = 16;
 

@@ -7,7 +7,7 @@
 //!    [`ProcessTask`] per line. A standby begins this work once it serves.
 //! 3. A process reports events on standard output, one [`ProcessMessage`] per line, with timestamps from the monotonic
 //!    clock that all processes of the machine share. While clients work, a thread reports the number of their
-//!    operations every [`child::COUNT_EVERY`]. So a killed process loses only the counts of about its last [`child::COUNT_EVERY`].
+//!    operations every [`child::COUNT_EVERY`]. So a killed process loses only its last few counts.
 
 mod child;
 mod messages;
