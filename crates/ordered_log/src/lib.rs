@@ -97,7 +97,8 @@
 //!
 //! # Guarantees
 //!
-//! Every engine guarantees what follows; the suite in `tests/ordered_log` checks it under faults.
+//! Every engine guarantees what follows. The suite `conformance` (a feature of this crate) checks it under faults;
+//! `tests/ordered_log` runs it on the engines of this crate.
 //! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of them reads
 //!    the same bytes before and after a crash.
 //! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure that the
@@ -125,6 +126,8 @@
 //!   engine. What an entry means is the caller's matter.
 #![deny(missing_docs)]
 
+#[cfg(all(feature = "conformance", debug_assertions))]
+pub mod conformance;
 mod error;
 pub mod fault;
 mod ordered_log;

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
-use base::Bytes;
 use base::rt::simulation::Sim;
-use ordered_log::{LogStore, Term};
+use base::{Bytes, Term};
+
+use crate::LogStore;
 
 /// Collects reports from the tasks that append entries and from those that watch for entries to show.
-pub struct Truth {
+pub struct LogChecker {
     sim: Sim,
-    state: Mutex<TruthState>,
+    state: Mutex<CheckerState>,
 }
 
 #[derive(Default)]
-struct TruthState {
+struct CheckerState {
     /// Entries that were passed to engines, and their positions.
     given: BTreeMap<Bytes, u64>,
     next: u64,
@@ -28,12 +29,13 @@ struct TruthState {
     failed: Option<String>,
 }
 
-impl Truth {
-    pub fn new(sim: &Sim) -> Truth {
-        Truth { sim: sim.clone(), state: Mutex::default() }
+impl LogChecker {
+    /// Nothing has been appended yet. Reports of leaders become notes in the trace of the run.
+    pub fn new(sim: &Sim) -> LogChecker {
+        LogChecker { sim: sim.clone(), state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, TruthState> {
+    fn lock(&self) -> MutexGuard<'_, CheckerState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -49,7 +51,7 @@ impl Truth {
     }
 
     /// A CPU node learned that it is the leader.
-    pub fn leads(&self, who: &str, term: Term, next: u64, journal: &dyn LogStore) {
+    pub fn leads(&self, who: &str, term: Term, next: u64, log_store: &dyn LogStore) {
         self.sim.note(format!("{who} leads in {term} from {next}"));
         let mut state = self.lock();
         let other = state.leaders.insert(term, who.to_owned());
@@ -60,7 +62,7 @@ impl Truth {
             next >= shown || state.leaders.keys().next_back().is_some_and(|last| *last > term),
             "lost: {who} goes on at {next} in {term}, and {shown} entries were shown"
         );
-        assert!(journal.height() >= next, "readable: {who} leads from {next} and has {}", journal.height());
+        assert!(log_store.height() >= next, "readable: {who} leads from {next} and has {}", log_store.height());
     }
 
     /// A CPU node may show an entry.
@@ -92,10 +94,12 @@ impl Truth {
         state.acknowledged.insert(position);
     }
 
+    /// Records the first failure of a task that must not panic.
     pub fn fail(&self, why: String) {
         self.lock().failed.get_or_insert(why);
     }
 
+    /// Panics if a failure was recorded ([`LogChecker::fail`]).
     pub fn check_failed(&self) {
         if let Some(why) = self.lock().failed.clone() {
             panic!("{why}");
@@ -122,12 +126,13 @@ impl Truth {
         self.lock().leaders.values().next_back().cloned()
     }
 
+    /// The number of terms in which a node was the leader.
     pub fn terms(&self) -> usize {
         self.lock().leaders.len()
     }
 
     /// Checks that there is no gap, and that every acknowledged entry is there.
-    pub fn check_whole(&self) {
+    pub fn check_complete(&self) {
         let state = self.lock();
         for (expected, position) in state.shown.keys().enumerate() {
             assert_eq!(*position, expected as u64, "lost: nothing was ever shown at {expected}");

@@ -5,18 +5,20 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use base::Bytes;
 use base::rt::disk::{Directory, File};
-use ordered_log::{Error, LogStore};
+
+use crate::{Error, LogStore};
 
 const HEAD_BYTES: u64 = 16;
 
+/// A log store that keeps entries and hard state in files of the node. Not for production: entries stay for ever.
 pub struct FileLogStore {
     directory: Directory,
     file: File,
-    state: Mutex<JournalState>,
+    state: Mutex<LogStoreState>,
 }
 
 #[derive(Default)]
-struct JournalState {
+struct LogStoreState {
     /// The offset of each entry, and of the next one.
     offsets: Vec<u64>,
     durable: u64,
@@ -33,6 +35,9 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 impl FileLogStore {
     /// Opens the log store on the disk; a new one has the entry with which all logs start.
+    ///
+    /// # Errors
+    /// [`Error::LogStore`].
     pub async fn open(first: &Bytes) -> Result<FileLogStore, Error> {
         let directory = Directory::open("journal").await.map_err(failed)?;
         let file = directory.open_file("entries", true).map_err(failed)?;
@@ -57,12 +62,12 @@ impl FileLogStore {
         file.truncate(at).map_err(failed)?;
         file.sync().await.map_err(failed)?;
         let durable = offsets.len() as u64 - 1;
-        let journal = FileLogStore { directory, file, state: Mutex::new(JournalState { offsets, durable }) };
+        let store = FileLogStore { directory, file, state: Mutex::new(LogStoreState { offsets, durable }) };
         if durable == 0 {
-            journal.append(0, first.clone()).await?;
-            journal.sync().await?;
+            store.append(0, first.clone()).await?;
+            store.sync().await?;
         }
-        Ok(journal)
+        Ok(store)
     }
 }
 

@@ -5,7 +5,7 @@
 //!    vote, and then the removal of the founder that the seed chose. If the leader is that founder itself, it hands
 //!    over its leadership first. In every second seed the founder crashes for good once its removal is requested,
 //!    whether it is removed by then or not. In every third seed the leader is cut off when the removal is requested.
-//! 2. CPU nodes crash, also at the named points, are paused and cut off; messages are lost. [`Truth`] checks the shown
+//! 2. CPU nodes crash, also at the named points, are paused and cut off; messages are lost. [`LogChecker`] checks the shown
 //!    entries against the guarantees, as for all engines. A node that gets a vote must have the entries that were
 //!    committed before that; and if it was reported that a node has a vote, every later leader must know it.
 //! 3. All faults are healed. The three remaining nodes must show all entries that were ever shown, and more.
@@ -77,17 +77,17 @@ fn options(id: u64) -> raft::RaftConfig {
 impl Changing {
     async fn process(self, id: u64) {
         loop {
-            self.world.truth.starts(name_of(id));
+            self.world.checker.starts(name_of(id));
             match self.serve(id).await {
                 // It has learned that it is not a member any more.
                 Ok(Error::Raft(raft::Error::Removed)) | Err(Error::Raft(raft::Error::Removed)) => {
                     assert!(id == self.victim, "report: {} was removed", name_of(id));
-                    self.world.truth.starts(name_of(id));
+                    self.world.checker.starts(name_of(id));
                     return std::future::pending().await;
                 }
                 Ok(error) | Err(error) => match error.kind() {
                     ErrorKind::Corrupt | ErrorKind::Rejected => {
-                        return self.world.truth.fail(format!("report: {}: {error}", name_of(id)));
+                        return self.world.checker.fail(format!("report: {}: {error}", name_of(id)));
                     }
                     _ => rt::sleep(Duration::from_millis(20)).await,
                 },
@@ -105,13 +105,9 @@ impl Changing {
         }
         let log = Arc::new(RaftLog::open(options(id), Arc::clone(&journal)).await?);
         let engine: Arc<dyn OrderedLog> = log.clone();
-        let tasks: [Pin<Box<dyn Future<Output = ()> + Send>>; 3] = [
-            Box::pin(world.clone().watch(name.clone(), Arc::clone(&engine), Arc::clone(&journal))),
-            Box::pin(world.clone().append(name, Arc::clone(&engine), journal)),
-            Box::pin(self.clone().operate(id, Arc::clone(&log))),
-        ];
-        let all = futures_util::future::join_all(tasks);
-        match select(pin!(engine.ended()), all).await {
+        let driven = conformance::drive(&world.checker, &name, &*engine, &*journal);
+        let all = join(driven, self.clone().operate(id, Arc::clone(&log)));
+        match select(pin!(engine.ended()), pin!(all)).await {
             Either::Left((error, _)) => Ok(error),
             Either::Right(_) => unreachable!("they have no end"),
         }
@@ -183,7 +179,7 @@ impl Changing {
     async fn told(&self, what: impl Fn(&Told) -> bool) {
         let start = rt::now();
         while !what(&lock(&self.told)) {
-            self.world.truth.check_failed();
+            self.world.checker.check_failed();
             assert!(start.elapsed() < CALM_MAX, "progress: the members do not change: {:?}", *lock(&self.asked));
             rt::sleep(Duration::from_millis(10)).await;
         }
@@ -192,11 +188,11 @@ impl Changing {
     /// The remaining nodes show all entries that were ever shown, and this many more.
     async fn come_to_rest(&self, more: u64) {
         let start = rt::now();
-        let goal = self.world.truth.height() + more;
+        let goal = self.world.checker.height() + more;
         let left: Vec<&str> = (1..=NEWCOMER_ID).filter(|id| *id != self.victim).map(name_of).collect();
         loop {
-            self.world.truth.check_failed();
-            let heights: BTreeMap<String, u64> = self.world.truth.heights();
+            self.world.checker.check_failed();
+            let heights: BTreeMap<String, u64> = self.world.checker.heights();
             if left.iter().all(|name| heights.get(*name).is_some_and(|height| *height >= goal)) {
                 return;
             }
@@ -217,7 +213,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
         sim: sim.clone(),
         engine: Engine::Raft,
         provider: SimProvider::new(&sim),
-        truth: Arc::new(Truth::new(&sim)),
+        checker: Arc::new(LogChecker::new(&sim)),
         layout,
         status: Arc::default(),
         may_end: Arc::default(),
@@ -230,7 +226,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
         sim.node(name_of(id)).start(move || changing.clone().process(id));
     }
     // Enough for the newcomer to get a snapshot, and entries from log stores.
-    while changing.world.truth.height() < 60 {
+    while changing.world.checker.height() < 60 {
         rt::sleep(Duration::from_millis(20)).await;
     }
     *lock(&asked) = Asked::Admit;
@@ -256,7 +252,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
     // The founder leaves as soon as the newcomer has a vote, during the faults or after them.
     let next = async {
         changing.told(|told| told.voted.is_some()).await;
-        let leader = changing.world.truth.leader();
+        let leader = changing.world.checker.leader();
         let cut_off = names.into_iter().find(|name| seed.is_multiple_of(3) && leader.as_deref() == Some(name));
         let others = || names.into_iter().filter(move |name| Some(*name) != cut_off);
         cut_off.iter().for_each(|leader| others().for_each(|other| sim.cut(leader, other)));
@@ -275,8 +271,8 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
     *lock(&asked) = Asked::Nothing;
     sim.node(name_of(victim)).crash();
     changing.come_to_rest(20).await;
-    changing.world.truth.check_failed();
-    changing.world.truth.check_whole();
+    changing.world.checker.check_failed();
+    changing.world.checker.check_complete();
     lock(&changing.told).handed_over
 }
 

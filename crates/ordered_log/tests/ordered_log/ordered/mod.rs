@@ -1,23 +1,18 @@
-//! The conformance suite of [`ordered_log`]: the guarantees that every engine of an ordered log must keep under
-//! faults.
+//! The engines of [`ordered_log`] under its [conformance suite](ordered_log::conformance) and faults.
 //!
 //! 1. A seed decides the faults: CPU nodes crash, also at the named points of the protocols, and lose the bytes that
 //!    their disks had not synced; all nodes are paused, are cut off and have drifting clocks; connections break; memory
 //!    nodes come back blank. Now and then all nodes lose power at once.
-//! 2. Every CPU node appends while it is the leader, and notes every entry that it may show. [`truth`] checks these
-//!    entries against the guarantees.
+//! 2. Every CPU node appends while it is the leader, and notes every entry that it may show. A
+//!    [`LogChecker`] checks these entries against the guarantees.
 //! 3. All faults are healed, and all nodes lose power once more. Every entry that was shown or acknowledged must be
 //!    there at every CPU node, and entries appended then must become committed everywhere.
 //!
 //! A new engine is added as a variant of [`Engine`]. Each planted mistake must be caught.
 
-mod log_store;
 mod members;
-mod truth;
 
-use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,26 +21,22 @@ use base::rt;
 use base::rt::simulation::{FaultKind, FaultPlan, Sim, Simulation};
 use base::{Bytes, ErrorKind};
 use futures_util::FutureExt as _;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
+use ordered_log::conformance::{self, ENTRY_BYTES_MAX, FileLogStore, LogChecker};
 use ordered_log::fault::{Mutant, plant};
 use ordered_log::raft::RaftLog;
 use ordered_log::sift::{CpuNode, SiftConfig, SiftLog};
 use ordered_log::solo::SoloLog;
-use ordered_log::{CpuNodeId, Error, Leadership, LogStore, OrderedLog, Term};
+use ordered_log::{CpuNodeId, Error, LogStore, OrderedLog, Term};
 use raft::RaftMember;
 use rma::sim::SimProvider;
 use sift::{CoordinatorStatus, GroupLayout, SiftGroup};
 
-use log_store::FileLogStore;
 use sift::testing::campaign::{Campaign, must_be_caught, tests_of};
 use sift::testing::{self, CALM_MAX, CPU_NODES, FAULT_POINTS, GROUP, MEMORY_NODES, nodes, timing};
-use truth::Truth;
 
 /// Entries that a seed must have shown by the end.
 const ENTRIES_MIN: u64 = 200;
-const ENTRY_BYTES_MAX: u64 = 700;
-/// Uncommitted entries of one leader at which it waits.
-const AHEAD_MAX: usize = 12;
 
 const CRASH_POINTS: &[&str] = &[
     "consensus.acceptor.adopted",
@@ -121,7 +112,7 @@ struct World {
     sim: Sim,
     engine: Engine,
     provider: SimProvider,
-    truth: Arc<Truth>,
+    checker: Arc<LogChecker>,
     layout: GroupLayout,
     /// The state of the memory nodes, as their coordinator sees it.
     status: Arc<Mutex<Option<CoordinatorStatus>>>,
@@ -152,11 +143,11 @@ impl World {
 
     /// Starts every node.
     fn begin(sim: &Sim, engine: Engine, log_bytes: u64) -> World {
-        let truth = Arc::new(Truth::new(sim));
+        let checker = Arc::new(LogChecker::new(sim));
         let layout = GroupLayout { log_bytes, unlogged_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shards: 1 };
         let (provider, status) = (SimProvider::new(sim), Arc::default());
         let may_end = Arc::default();
-        let world = World { sim: sim.clone(), engine, provider, truth, layout, status, may_end };
+        let world = World { sim: sim.clone(), engine, provider, checker, layout, status, may_end };
         for which in 0..engine.memory_nodes(sim.seed()) {
             world.start_memory_node(which);
         }
@@ -201,13 +192,13 @@ impl World {
     async fn process(self, which: usize) {
         let name = self.engine.cpu_nodes()[which];
         loop {
-            self.truth.starts(name);
+            self.checker.starts(name);
             let error = match self.serve(which, name).await {
                 Ok(error) | Err(error) => error,
             };
             match error.kind() {
                 ErrorKind::Corrupt | ErrorKind::Rejected if !self.may_end.load(Ordering::Relaxed) => {
-                    return self.truth.fail(format!("report: {name}: {error}"));
+                    return self.checker.fail(format!("report: {name}: {error}"));
                 }
                 _ => rt::sleep(Duration::from_millis(20)).await,
             }
@@ -217,13 +208,9 @@ impl World {
     async fn serve(&self, which: usize, name: &str) -> Result<Error, Error> {
         let journal: Arc<dyn LogStore> = Arc::new(FileLogStore::open(&World::first()).await?);
         let (engine, status) = self.open(which, Arc::clone(&journal)).await?;
-        let tasks: [Pin<Box<dyn Future<Output = ()> + Send>>; 3] = [
-            Box::pin(self.clone().watch(name.to_owned(), Arc::clone(&engine), Arc::clone(&journal))),
-            Box::pin(self.clone().append(name.to_owned(), Arc::clone(&engine), journal)),
-            Box::pin(self.clone().tell(status)),
-        ];
-        let all = futures_util::future::join_all(tasks);
-        match select(pin!(engine.ended()), all).await {
+        let driven = conformance::drive(&self.checker, name, &*engine, &*journal);
+        let all = join(driven, self.clone().tell(status));
+        match select(pin!(engine.ended()), pin!(all)).await {
             Either::Left((error, _)) => Ok(error),
             Either::Right(_) => unreachable!("they have no end"),
         }
@@ -238,65 +225,6 @@ impl World {
                 told = now;
             }
             rt::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// Notes every entry that may be shown.
-    async fn watch(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn LogStore>) {
-        let mut safe = engine.deliverable();
-        let mut shown = 0;
-        loop {
-            let now = *safe.borrow_and_update();
-            assert!(now >= shown, "never falls: {name} has shown {shown} and may show {now}");
-            while shown < now {
-                let entry = journal.read(shown).expect("disks do not fail here");
-                self.truth.shows(&name, shown, entry);
-                shown += 1;
-            }
-            if safe.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-        }
-    }
-
-    /// Appends while this CPU node is the leader.
-    async fn append(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn LogStore>) {
-        let (mut role, mut safe) = (engine.leadership(), engine.deliverable());
-        let mut over = Term(0);
-        loop {
-            let leading = role.wait_for(|role| role.term().is_some_and(|term| term > over)).await;
-            let Ok(Leadership::Leading { term, next }) = leading else { return std::future::pending().await };
-            self.truth.leads(&name, term, next, &*journal);
-            over = term;
-            let mut position = next;
-            let mut ahead: VecDeque<(u64, Bytes)> = VecDeque::new();
-            while role.borrow().term() == Some(term) {
-                let now = *safe.borrow_and_update();
-                while ahead.front().is_some_and(|(position, _)| *position < now) {
-                    let (position, entry) = ahead.pop_front().expect("there is one");
-                    let held = journal.read(position).expect("disks do not fail here");
-                    if held.as_ref() == Some(&entry) {
-                        self.truth.shows(&name, position, held);
-                        self.truth.acknowledges(position, &entry);
-                    }
-                }
-                if ahead.len() >= AHEAD_MAX {
-                    let more = safe.changed();
-                    let patience = rt::sleep(Duration::from_millis(20));
-                    select(pin!(more), pin!(patience)).await;
-                    continue;
-                }
-                rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
-                let entry = self.truth.entry(position, rt::random_below(ENTRY_BYTES_MAX - 60) as usize);
-                match engine.append(term, position, entry.clone()).await {
-                    Ok(()) => {
-                        ahead.push_back((position, entry));
-                        position += 1;
-                    }
-                    Err(Error::Fenced(_) | Error::Closed) => break,
-                    Err(error) => panic!("report: {name} appends at {position} in {term}: {error}"),
-                }
-            }
         }
     }
 
@@ -360,10 +288,10 @@ impl World {
     /// There is a leader, and every node shows all entries that were ever shown, and this many more.
     async fn come_to_rest(&self, more: u64) {
         let start = rt::now();
-        let goal = self.truth.height() + more;
+        let goal = self.checker.height() + more;
         loop {
-            self.truth.check_failed();
-            let heights = self.truth.heights();
+            self.checker.check_failed();
+            let heights = self.checker.heights();
             let everybody = heights.len() == self.engine.cpu_nodes().len();
             if everybody && heights.values().all(|height| *height >= goal) {
                 return;
@@ -401,7 +329,7 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
     plant(mutant);
     let seed = sim.seed();
     let world = World::begin(&sim, engine, [8192, 32768][(seed / 2 % 2) as usize]);
-    let truth = Arc::clone(&world.truth);
+    let checker = Arc::clone(&world.checker);
     let inject = || {
         if seed.is_multiple_of(4) {
             // Faults of nodes and links alone.
@@ -429,18 +357,23 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
     if let Some(blackouts) = blackouts {
         blackouts.await.expect("the driver does not crash");
     }
-    truth.check_failed();
-    let shown = truth.height();
+    checker.check_failed();
+    let shown = checker.height();
     world.come_to_rest(ENTRIES_MIN.saturating_sub(shown).max(20)).await;
     if engine.survives_all() {
         world.lose_power(&[]).await;
         world.come_to_rest(20).await;
     }
-    truth.check_failed();
-    truth.check_whole();
-    assert!(truth.acknowledged() > 0, "progress: nothing was acknowledged");
-    sim.note(format!("{} entries, {} acknowledged, {} terms", truth.height(), truth.acknowledged(), truth.terms()));
-    truth.height()
+    checker.check_failed();
+    checker.check_complete();
+    assert!(checker.acknowledged() > 0, "progress: nothing was acknowledged");
+    sim.note(format!(
+        "{} entries, {} acknowledged, {} terms",
+        checker.height(),
+        checker.acknowledged(),
+        checker.terms()
+    ));
+    checker.height()
 }
 
 /// A course of events that seeds seldom take. A leader that reaches memory and no acceptor except its own fills its log
@@ -450,9 +383,9 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
 async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
     let world = World::begin(&sim, Engine::Sift { volatile: false }, 32768);
-    let truth = Arc::clone(&world.truth);
+    let checker = Arc::clone(&world.checker);
     world.come_to_rest(20).await;
-    let leader = truth.leader().expect("somebody leads");
+    let leader = checker.leader().expect("somebody leads");
     let leader = CPU_NODES.into_iter().find(|name| *name == leader).expect("it is a processor");
     for other in CPU_NODES.into_iter().filter(|name| *name != leader) {
         sim.cut(leader, other);
@@ -461,18 +394,18 @@ async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
     world.lose_power(&[]).await;
     sim.node(leader).pause();
     sim.heal_all();
-    let before = truth.height();
+    let before = checker.height();
     let start = rt::now();
-    while truth.height() < before + 3 {
+    while checker.height() < before + 3 {
         assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
         rt::sleep(Duration::from_millis(1)).await;
     }
     world.lose_power(&[leader]).await;
     sim.node(leader).resume();
     world.come_to_rest(20).await;
-    truth.check_failed();
-    truth.check_whole();
-    truth.height()
+    checker.check_failed();
+    checker.check_complete();
+    checker.height()
 }
 
 #[test]
@@ -491,15 +424,15 @@ fn the_longest_log_does_not_count_when_a_later_term_has_adopted_others() {
 async fn blank(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
     let world = World::begin(&sim, Engine::Sift { volatile: false }, 8192);
-    let truth = Arc::clone(&world.truth);
+    let checker = Arc::clone(&world.checker);
     world.come_to_rest(20).await;
     let [behind, wiped, whole] = {
         let first = sim.rng().index(CPU_NODES.len());
         [0, 1, 2].map(|at| CPU_NODES[(first + at) % CPU_NODES.len()])
     };
     sim.node(behind).crash();
-    let (before, start) = (truth.height(), rt::now());
-    while truth.height() < before + 5 {
+    let (before, start) = (checker.height(), rt::now());
+    while checker.height() < before + 5 {
         assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
         rt::sleep(Duration::from_millis(1)).await;
     }
@@ -509,14 +442,14 @@ async fn blank(sim: Sim, mutant: Mutant) -> u64 {
     sim.node(wiped).disk().wipe();
     sim.node(wiped).restart();
     sim.node(behind).restart();
-    let shown = truth.height();
+    let shown = checker.height();
     rt::sleep(Duration::from_secs(3)).await;
-    assert_eq!(truth.height(), shown, "lost: entries were shown by processors that lack earlier ones");
+    assert_eq!(checker.height(), shown, "lost: entries were shown by processors that lack earlier ones");
     sim.node(whole).restart();
     world.come_to_rest(20).await;
-    truth.check_failed();
-    truth.check_whole();
-    truth.height()
+    checker.check_failed();
+    checker.check_complete();
+    checker.height()
 }
 
 /// An orderer's disk was replaced while another orderer was a block behind and the third had ended. The orderer with
@@ -535,15 +468,15 @@ fn a_blank_journal_does_not_lead_below_what_memory_nodes_know_was_shown() {
 async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
     raft::fault::plant(mutant);
     let world = World::begin(&sim, Engine::Raft, 8192);
-    let truth = Arc::clone(&world.truth);
+    let checker = Arc::clone(&world.checker);
     world.come_to_rest(20).await;
     let [behind, wiped, whole] = {
         let first = sim.rng().index(CPU_NODES.len());
         [0, 1, 2].map(|at| CPU_NODES[(first + at) % CPU_NODES.len()])
     };
     sim.node(behind).crash();
-    let (before, start) = (truth.height(), rt::now());
-    while truth.height() < before + 5 {
+    let (before, start) = (checker.height(), rt::now());
+    while checker.height() < before + 5 {
         assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
         rt::sleep(Duration::from_millis(1)).await;
     }
@@ -553,18 +486,18 @@ async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
     sim.node(wiped).disk().wipe();
     sim.node(wiped).restart();
     sim.node(behind).restart();
-    let shown = truth.height();
+    let shown = checker.height();
     rt::sleep(Duration::from_secs(3)).await;
-    assert_eq!(truth.height(), shown, "lost: entries were shown by processors that lack earlier ones");
+    assert_eq!(checker.height(), shown, "lost: entries were shown by processors that lack earlier ones");
     // The node `behind` and this one are a majority without the wiped node, which stays away.
     sim.node(whole).restart();
     let start = rt::now();
-    while truth.height() < shown + 20 {
+    while checker.height() < shown + 20 {
         assert!(start.elapsed() < CALM_MAX, "progress: a majority that has forgotten nothing does not go on");
         rt::sleep(Duration::from_millis(1)).await;
     }
-    truth.check_failed();
-    truth.height()
+    checker.check_failed();
+    checker.height()
 }
 
 /// An orderer's folder was emptied, log and blocks, while another orderer was behind and the third had ended: the two
@@ -617,9 +550,9 @@ async fn half_made(sim: Sim, mutant: sift::fault::Mutant) -> u64 {
         sim.node(held).resume();
         world.come_to_rest(10).await;
     }
-    world.truth.check_failed();
-    world.truth.check_whole();
-    world.truth.height()
+    world.checker.check_failed();
+    world.checker.check_complete();
+    world.checker.height()
 }
 
 /// A group was reformatted one memory node after another. A crash in the middle left one node that was formatted, one
