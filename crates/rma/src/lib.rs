@@ -72,6 +72,7 @@
 
 #![deny(missing_docs)]
 
+mod accept;
 mod capability;
 mod completion;
 #[cfg(any(test, feature = "conformance"))]
@@ -81,6 +82,7 @@ mod endpoint;
 mod error;
 #[doc(hidden)]
 pub mod failure;
+mod fence;
 #[doc(hidden)]
 pub mod fuzz;
 mod host;
@@ -93,10 +95,12 @@ pub mod shm;
 pub mod sim;
 pub mod tcp;
 
+pub use accept::accept_connections;
 pub use capability::{CAPABILITY_BYTES, Capability, CapabilitySecret, GrantId, NodeId, RegionId, Rights};
 pub use completion::{Completer, Completion, CompletionDriver};
 pub use endpoint::{Connection, Endpoint, IncomingEvent};
 pub use error::Error;
+pub use fence::{FenceConflict, FenceToken};
 pub use host::{Credential, Host, HostConfig, Provider, TOKEN_BYTES, Token, TokenLookup};
 pub use limits::{IN_FLIGHT_MAX, MESSAGE_BYTES_MAX, PARTS_MAX, TRANSFER_BYTES_MAX, WORD_BYTES};
 pub use profile::{Atomicity, ProviderProfile, VerbOrdering};

@@ -29,14 +29,12 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use base::Bytes;
-use base::ErrorKind;
 use base::rt::disk::Directory;
 use base::rt::sync::{Mutex, Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Task};
-use rma::{Capability, Endpoint, Host, IncomingEvent, RegionId, Rights};
+use rma::{Capability, Endpoint, FenceConflict, FenceToken, Host, IncomingEvent, RegionId, Rights, accept_connections};
 use storage::DataDirectory;
 use wire::hello::HelloAnswer;
 
@@ -53,8 +51,6 @@ pub const GROUPS_MAX: usize = 1024;
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Names that may use one group's memory during one incarnation of a node; further ones are rejected.
 pub const NAMES_MAX: usize = 128;
-/// A pause after `accept` failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A group that a node holds memory for.
 #[derive(Clone, Copy, Debug)]
@@ -238,28 +234,14 @@ impl fmt::Debug for LogMemoryNode {
 
 /// Serves until the node ends; after that none of its tasks touches its directory, and another node may lock it.
 async fn accept(shared: Arc<MemoryNodeCore>, outer: CancellationToken, owned: Option<DataDirectory>) {
-    while let Some(Some(accepted)) =
-        outer.run_until_cancelled(shared.stop.run_until_cancelled(shared.host.accept())).await
-    {
-        match accepted {
-            Ok(endpoint) => match shared.connections.try_acquire() {
-                Some(permit) => drop(rt::spawn(serve(Arc::clone(&shared), endpoint, permit))),
-                None => endpoint.close(),
-            },
-            Err(error) if error.kind() == ErrorKind::Closed => {
-                // A host that has failed reports it before it closes.
-                if let Poll::Ready(reason) = pin!(shared.host.failed()).poll(&mut Context::from_waker(Waker::noop())) {
-                    tracing::error!(reason, "a memory node has lost its host");
-                    let _ = shared.failure.set(Error::HostFailed(reason));
-                    shared.failed.cancel();
-                }
-                break;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection to the memory node could not be accepted");
-                rt::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+    let serve = |endpoint, permit| drop(rt::spawn(serve(Arc::clone(&shared), endpoint, permit)));
+    let accepting = accept_connections(&*shared.host, &shared.connections, serve, || {});
+    let has_ended = outer.run_until_cancelled(shared.stop.run_until_cancelled(accepting)).await == Some(Some(()));
+    // A host that has failed reports it before it closes.
+    if has_ended && let Poll::Ready(reason) = pin!(shared.host.failed()).poll(&mut Context::from_waker(Waker::noop())) {
+        tracing::error!(reason, "a memory node has lost its host");
+        let _ = shared.failure.set(Error::HostFailed(reason));
+        shared.failed.cancel();
     }
     shared.stop.cancel();
     shared.host.close().await;
@@ -395,11 +377,15 @@ async fn fence(
     holder: u64,
 ) -> Response {
     let mut owner = kept.owner.lock().await;
-    if term < owner.term {
-        return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
-    }
-    if term == owner.term && holder != owner.nonce {
-        return rejected(Rejection::Disputed, term.0, "another coordinator has fenced under this term");
+    let current = FenceToken { number: owner.term.0, nonce: owner.nonce };
+    match current.admit(FenceToken { number: term.0, nonce: holder }) {
+        Ok(()) => {}
+        Err(FenceConflict::Newer) => {
+            return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
+        }
+        Err(FenceConflict::Disputed) => {
+            return rejected(Rejection::Disputed, term.0, "another coordinator has fenced under this term");
+        }
     }
     if let Some(disk) = &mut owner.disk
         && (disk.owner.term, disk.owner.nonce) != (term, holder)

@@ -21,8 +21,6 @@ pub const CONNECTIONS_PER_OWNER_MAX: usize = 16;
 pub const READ_GRANTS_MAX: usize = 64;
 /// How long a connection may take until its hello is answered.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A pause after `accept` failed.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The configuration of a memory node.
 #[derive(Clone)]

@@ -3,13 +3,13 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use base::ErrorKind;
 use base::rt::sync::Semaphore;
 use base::rt::{self, CancellationToken, Task};
+use rma::accept_connections;
 
 use crate::events::{BudgetBytes, ConnectionsRejected, GrantedBytes};
 use crate::lock::lock;
-use crate::node::config::{ACCEPT_PAUSE, CONNECTIONS_MAX, HANDSHAKES_MAX, MemoryNodeConfig};
+use crate::node::config::{CONNECTIONS_MAX, HANDSHAKES_MAX, MemoryNodeConfig};
 use crate::node::node_core::{GrantedTotals, MemoryNodeCore, signed};
 use crate::node::serve;
 use crate::{Error, check_section_bytes};
@@ -115,26 +115,9 @@ impl Drop for MemoryNode {
 
 /// Accepts connections until the node is told to end, then ends it.
 async fn accept(shared: Arc<MemoryNodeCore>, outer: CancellationToken) {
-    while let Some(Some(accepted)) =
-        outer.run_until_cancelled(shared.stop.run_until_cancelled(shared.host.accept())).await
-    {
-        match accepted {
-            Ok(endpoint) => match shared.handshakes.try_acquire() {
-                Some(permit) => {
-                    rt::spawn(serve::serve(Arc::clone(&shared), endpoint, permit));
-                }
-                None => {
-                    ConnectionsRejected.add(1);
-                    endpoint.close();
-                }
-            },
-            Err(error) if error.kind() == ErrorKind::Closed => break,
-            Err(error) => {
-                tracing::warn!(%error, "a connection to the memory node could not be accepted");
-                rt::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    let serve = |endpoint, permit| drop(rt::spawn(serve::serve(Arc::clone(&shared), endpoint, permit)));
+    let accepting = accept_connections(&*shared.host, &shared.handshakes, serve, || ConnectionsRejected.add(1));
+    outer.run_until_cancelled(shared.stop.run_until_cancelled(accepting)).await;
     shared.stop.cancel();
     shared.host.close().await;
     // Each connection's task ends by itself now.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use base::Epoch;
 use base::rt::{self, Instant};
-use rma::{Capability, Endpoint, RegionId};
+use rma::{Capability, Endpoint, FenceToken, RegionId};
 
 use super::ABANDONED_AFTER;
 use crate::events::OwnersConnected;
@@ -38,6 +38,12 @@ pub(super) struct OwnerSession {
     pub(super) nonce: u64,
     pub(super) connection: u64,
     pub(super) endpoint: Endpoint,
+}
+
+impl OwnerSession {
+    pub(super) fn token(&self) -> FenceToken {
+        FenceToken { number: self.epoch.0, nonce: self.nonce }
+    }
 }
 
 /// A section that was granted, or whose return is not confirmed.

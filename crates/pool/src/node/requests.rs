@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use base::Epoch;
 use base::rt::sync::MutexGuard;
 use base::rt::{self, Instant};
-use rma::{Endpoint, Rights};
+use rma::{Endpoint, FenceToken, Rights};
 
 use super::owner::{ConnectionGuard, GrantedSection, Owner, OwnerPresence, OwnerSession, OwnerState};
 use super::{CONNECTIONS_PER_OWNER_MAX, MemoryNodeCore, OWNERS_MAX, READ_GRANTS_MAX};
@@ -66,8 +66,9 @@ impl MemoryNodeCore {
         holder: u64,
     ) -> Response {
         let mut state = owner.state.lock().await;
+        let asked = FenceToken { number: epoch.0, nonce: holder };
         if let Some(session) = &state.session
-            && (epoch < session.epoch || (epoch == session.epoch && holder != session.nonce))
+            && session.token().admit(asked).is_err()
         {
             return fenced(session.epoch);
         }
