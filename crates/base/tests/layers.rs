@@ -45,6 +45,7 @@ const LAYERS: &[(&str, u32)] = &[
 /// Dependencies that break the layers, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("bench", "heddle", "`heddle bench` is one command line in two programs"),
+    ("ordered_log", "ordered_log", "its tests need its own conformance suite, a feature"),
     ("rma", "rma", "its tests need its own conformance suite, a feature"),
     ("sift", "sift", "its tests need its own simulated memory nodes, a feature"),
 ];
