@@ -76,6 +76,7 @@ pub mod collections;
 pub mod durable;
 pub mod error;
 pub mod event;
+mod fence;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod id;
@@ -86,4 +87,5 @@ pub mod untrusted;
 pub use bytes::{self, Bytes, BytesMut};
 pub use collections::{Map, Set};
 pub use error::ErrorKind;
+pub use fence::{FenceConflict, FenceToken};
 pub use id::{BlockNumber, ChannelId, Epoch, MspId, Term, TxId, TxIndex, Version};

@@ -57,7 +57,7 @@ const CRATE_LINES_MAX: usize = 12_000;
 const LARGE_CRATES: &[(&str, &str)] = &[];
 
 /// Folders of test suites that a feature adds.
-const TEST_SUITES: &[&str] = &["rma/src/conformance/"];
+const TEST_SUITES: &[&str] = &["ordered_log/src/conformance/", "rma/src/conformance/"];
 
 /// Words that begin an item that is no module and no re-export.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "union", "trait", "impl", "const", "static", "type", "macro_rules"];

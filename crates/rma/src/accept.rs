@@ -11,7 +11,7 @@ use crate::{Endpoint, Host};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections until the host has ended: `serve` gets each with its permit, `reject` each for which there is no
-/// permit, already closed. Dropping the future stops to accept and loses nothing.
+/// permit, already closed. Dropping the future loses no connection.
 pub async fn accept_connections(
     host: &dyn Host,
     permits: &Semaphore,

@@ -82,7 +82,6 @@ mod endpoint;
 mod error;
 #[doc(hidden)]
 pub mod failure;
-mod fence;
 #[doc(hidden)]
 pub mod fuzz;
 mod host;
@@ -100,7 +99,6 @@ pub use capability::{CAPABILITY_BYTES, Capability, CapabilitySecret, GrantId, No
 pub use completion::{Completer, Completion, CompletionDriver};
 pub use endpoint::{Connection, Endpoint, IncomingEvent};
 pub use error::Error;
-pub use fence::{FenceConflict, FenceToken};
 pub use host::{Credential, Host, HostConfig, Provider, TOKEN_BYTES, Token, TokenLookup};
 pub use limits::{IN_FLIGHT_MAX, MESSAGE_BYTES_MAX, PARTS_MAX, TRANSFER_BYTES_MAX, WORD_BYTES};
 pub use profile::{Atomicity, ProviderProfile, VerbOrdering};

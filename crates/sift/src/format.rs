@@ -38,11 +38,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::Bytes;
+use base::{Bytes, FenceToken};
 
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, AdminWords, CopyHeader, FORMAT_TERM_AT, HEADER_BYTES, HEADS_BYTES, LogCursor};
-use crate::link::{FenceError, FenceToken, FencedNode, MemoryNodeLink};
+use crate::link::{FenceError, FencedNode, MemoryNodeLink};
 use crate::quorum::gather;
 use crate::{Error, SiftGroup, Term};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::rt;
 use base::rt::sync::Mutex;
-use base::{Bytes, BytesMut};
+use base::{Bytes, BytesMut, FenceToken};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent};
 use wire::hello::VersionMismatch;
 
@@ -175,13 +175,6 @@ impl MemoryNodeLink {
         self.endpoint.flush();
         written
     }
-}
-
-/// The fence token under which a region was fenced: term and nonce.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct FenceToken {
-    pub term: Term,
-    pub nonce: u64,
 }
 
 /// A node that this CPU node has fenced, with the capability for its replicated region.

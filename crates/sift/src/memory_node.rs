@@ -30,11 +30,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use base::Bytes;
 use base::rt::disk::Directory;
 use base::rt::sync::{Mutex, Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Task};
-use rma::{Capability, Endpoint, FenceConflict, FenceToken, Host, IncomingEvent, RegionId, Rights, accept_connections};
+use base::{Bytes, FenceConflict, FenceToken};
+use rma::{Capability, Endpoint, Host, IncomingEvent, RegionId, Rights, accept_connections};
 use storage::DataDirectory;
 use wire::hello::HelloAnswer;
 
@@ -43,7 +43,7 @@ use crate::disk::{DurableOwner, NodeDisk};
 use crate::fault::{Mutant, mutant};
 use crate::layout::{ADMIN_BYTES, ADMITTED_AT, TERM_AT};
 use crate::message::{PROTOCOL_VERSIONS, Rejection, Request, Response};
-use crate::{Error, GroupId, GroupLayout, Term};
+use crate::{Error, GroupId, GroupLayout};
 
 /// Groups of one node.
 pub const GROUPS_MAX: usize = 1024;
@@ -104,8 +104,7 @@ struct GroupRegion {
 /// The owner of the replicated region.
 #[derive(Default)]
 struct RegionOwner {
-    term: Term,
-    nonce: u64,
+    token: FenceToken,
     capability: Option<Capability>,
     /// The connection over which it was fenced: writes that a lost connection still delivers must not be persisted.
     connection: u64,
@@ -158,7 +157,7 @@ impl LogMemoryNode {
                 let directory = owned.directory().subdirectory(&folder).await.map_err(doing)?;
                 let mut disk = NodeDisk::open(directory, layout.region_bytes()).await?;
                 disk.load(&*host, region).await?;
-                let DurableOwner { term, nonce: holder, admitted } = disk.owner;
+                let DurableOwner { term, nonce, admitted } = disk.owner;
                 if !disk.is_blank() {
                     tracing::info!(group = id.0, %term, admitted, "a memory node has what its disk has kept");
                 }
@@ -166,7 +165,8 @@ impl LogMemoryNode {
                 if admitted {
                     host.store(words, ADMITTED_AT, &id.0.to_le_bytes()).map_err(&failed)?;
                 }
-                owner = RegionOwner { term, nonce: holder, disk: Some(disk), ..RegionOwner::default() };
+                let token = FenceToken { term, nonce };
+                owner = RegionOwner { token, disk: Some(disk), ..RegionOwner::default() };
             }
             let kept = GroupRegion { layout, words, admins: Mutex::default(), region, owner: Mutex::new(owner) };
             if groups.insert(id, kept).is_some() {
@@ -332,8 +332,8 @@ async fn handle(
             }
             None => rejected(Rejection::Malformed, 0, "hello first"),
         },
-        Request::Fence { term, nonce: holder } => match group.and_then(|id| shared.groups.get(&id)) {
-            Some(kept) => fence(shared, kept, name, connection, term, holder).await,
+        Request::Fence { term, nonce } => match group.and_then(|id| shared.groups.get(&id)) {
+            Some(kept) => fence(shared, kept, name, connection, FenceToken { term, nonce }).await,
             None => rejected(Rejection::Malformed, 0, "hello first"),
         },
     }
@@ -373,30 +373,27 @@ async fn fence(
     kept: &GroupRegion,
     name: &str,
     connection: u64,
-    term: Term,
-    holder: u64,
+    token: FenceToken,
 ) -> Response {
     let mut owner = kept.owner.lock().await;
-    let current = FenceToken { number: owner.term.0, nonce: owner.nonce };
-    match current.admit(FenceToken { number: term.0, nonce: holder }) {
+    match owner.token.admit(&token) {
         Ok(()) => {}
         Err(FenceConflict::Newer) => {
-            return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
+            return rejected(Rejection::Fenced, owner.token.term.0, "a newer coordinator has the group's memory");
         }
         Err(FenceConflict::Disputed) => {
-            return rejected(Rejection::Disputed, term.0, "another coordinator has fenced under this term");
+            return rejected(Rejection::Disputed, token.term.0, "another coordinator has fenced under this term");
         }
     }
     if let Some(disk) = &mut owner.disk
-        && (disk.owner.term, disk.owner.nonce) != (term, holder)
+        && (disk.owner.term, disk.owner.nonce) != (token.term, token.nonce)
     {
-        let admitted = disk.owner.admitted;
-        if let Err(error) = disk.append(DurableOwner { term, nonce: holder, admitted }, Vec::new()).await {
+        let durable = DurableOwner { term: token.term, nonce: token.nonce, admitted: disk.owner.admitted };
+        if let Err(error) = disk.append(durable, Vec::new()).await {
             return shared.disk_failed(error);
         }
     }
-    owner.term = term;
-    owner.nonce = holder;
+    owner.token = token;
     owner.connection = connection;
     if let Some(before) = &owner.capability {
         let revoked = match rt::fault_point("consensus.node.unconfirmed") {
@@ -436,8 +433,8 @@ async fn persist(
     writes: Vec<(u64, Bytes)>,
 ) -> Response {
     let mut owner = kept.owner.lock().await;
-    if (asked.term, asked.nonce, connection) != (owner.term, owner.nonce, owner.connection) {
-        return rejected(Rejection::Fenced, owner.term.0, "a newer coordinator has the group's memory");
+    if (asked.term, asked.nonce, connection) != (owner.token.term, owner.token.nonce, owner.connection) {
+        return rejected(Rejection::Fenced, owner.token.term.0, "a newer coordinator has the group's memory");
     }
     let Some(disk) = &mut owner.disk else {
         return rejected(Rejection::NotPersisted, 0, "this node is not persistent: it stores nothing on disk");

@@ -66,8 +66,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::Bytes;
 use base::rt::{self, Instant};
+use base::{Bytes, FenceToken};
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
 
@@ -75,7 +75,7 @@ use crate::coordinator::{Coordinator, RecoveredNode, RecoveredState, covers_whol
 use crate::entry::EntryKind;
 use crate::fault::{Mutant, crash_point, mutant};
 use crate::layout::{CopyHeader, GroupLayout, HEADS_BYTES, LogCursor};
-use crate::link::{CHUNK_BYTES, FenceError, FenceToken, FencedNode, MemoryNodeLink, with_timeout};
+use crate::link::{CHUNK_BYTES, FenceError, FencedNode, MemoryNodeLink, with_timeout};
 use crate::quorum::{gather, gather_until};
 use crate::scan::{self, LocatedEntry, LogCopy};
 use crate::shards::Shards;

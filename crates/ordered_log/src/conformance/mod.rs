@@ -7,7 +7,8 @@
 //!    waits until every node has shown more entries than before ([`LogChecker::heights`]), and calls
 //!    [`LogChecker::check_complete`].
 //!
-//! The reasons of a failure start with the guarantee: `one entry`, `lost`, `readable`, `one leader`, `made up`, `report`.
+//! The reasons of a failure start with the guarantee: `one entry`, `lost`, `readable`, `never falls`,
+//! `one leader`, `made up`, `report`.
 //!
 //! `tests/ordered_log` runs the suite on the engines of this crate, with their fault points, and on each with planted mistakes,
 //! to test that the suite finds them.
@@ -29,7 +30,8 @@
 //!         let checker = Arc::clone(&shared);
 //!         async move {
 //!             checker.starts("orderer");
-//!             let store: Arc<dyn LogStore> = Arc::new(FileLogStore::open(&Bytes::from_static(b"first")).await.expect("a disk"));
+//!             let first = Bytes::from_static(b"first");
+//!             let store: Arc<dyn LogStore> = Arc::new(FileLogStore::open(&first).await.expect("a disk"));
 //!             let engine = SoloLog::open(Arc::clone(&store), ENTRY_BYTES_MAX as usize).await.expect("a sound log store");
 //!             drive(&checker, "orderer", &engine, &*store).await
 //!         }

@@ -21,16 +21,16 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 
-use base::Bytes;
 use base::rt::CancellationToken;
 use base::rt::channel::{
     OneshotReceiver, OneshotSender, Receiver, Sender, TrySendError, WatchSender, bounded, oneshot,
 };
 use base::rt::sync::{Semaphore, SemaphorePermit};
+use base::{Bytes, FenceToken};
 use futures_util::future::Either;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::message::{AcceptorRequest, AcceptorResponse, DIGESTS_MAX, ENTRIES_MAX, EntryDigest, FenceToken};
+use super::message::{AcceptorRequest, AcceptorResponse, DIGESTS_MAX, ENTRIES_MAX, EntryDigest};
 use crate::fault::{Mutant, crash_point, mutant};
 use crate::{CpuNodeId, Error, Leadership, LogStore, Term};
 
@@ -323,10 +323,9 @@ impl Acceptor {
     }
 
     async fn promise(&mut self, token: FenceToken, leader: CpuNodeId) -> Result<AcceptorResponse, Error> {
-        let FenceToken { term, nonce: holder } = self.promised;
         // No node could ever lead again.
         token.term.next_generation().ok_or_else(|| Error::Invalid(crate::LAST_TERM.to_string()))?;
-        if token.term < term || token.term == term && token.nonce != holder {
+        if self.promised.admit(&token).is_err() {
             return Err(Error::Fenced(token.term));
         }
         self.log_store.sync().await?;

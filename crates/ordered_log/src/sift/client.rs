@@ -11,10 +11,10 @@ use std::time::Duration;
 use base::rt::channel::OneshotReceiver;
 use base::rt::net;
 use base::rt::net::rpc::{PendingResponse, RpcClient, RpcError};
-use base::{ErrorKind, rt};
+use base::{ErrorKind, FenceToken, rt};
 
 use super::acceptor::AcceptorQueue;
-use super::message::{AcceptorRequest, AcceptorResponse, FenceToken};
+use super::message::{AcceptorRequest, AcceptorResponse};
 use super::{CpuNode, REQUESTS_MAX};
 use crate::Error;
 

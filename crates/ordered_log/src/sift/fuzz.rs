@@ -1,9 +1,9 @@
 //! Fuzz harness for the messages between orderers on Sift; see [`base::fuzz`].
 
-use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
+use base::{Bytes, FenceToken};
 
-use super::message::{AcceptorRequest, AcceptorResponse, EntryDigest, FenceToken};
+use super::message::{AcceptorRequest, AcceptorResponse, EntryDigest};
 use crate::Term;
 
 /// The targets of this module.

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::rt::channel::{Receiver, Sender, WatchSender, bounded, watch};
 use base::rt::sync::{Mutex as AsyncMutex, Semaphore, SemaphorePermit};
 use base::rt::{AbortOnDrop, CancellationToken};
-use base::{Bytes, rt};
+use base::{Bytes, FenceToken, rt};
 use futures_util::future::{Either, select};
 use sift::{Coordinator, WriteHandle};
 
 use super::acceptor::read;
 use super::client::PendingRequest;
 use super::limits::BATCH_BYTES;
-use super::message::{AcceptorRequest, AcceptorResponse, ENTRIES_MAX, FenceToken};
+use super::message::{AcceptorRequest, AcceptorResponse, ENTRIES_MAX};
 use super::recovery::{
     AcceptorReport, adopt_newest_log, append_recovered, common_height, query_acceptor, query_acceptors,
 };

@@ -20,6 +20,7 @@
 //! Invariant: any bytes that arrive decode into a message or an error; every message has exactly one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use base::FenceToken;
 use base::bytes::Bytes;
 use base::rt::net::GatherList;
 use wire::{Reader, Writer};
@@ -33,14 +34,6 @@ pub(super) const ENTRIES_MAX: usize = 64;
 
 /// A digest of an entry, by which two log stores are compared.
 pub(super) type EntryDigest = u128;
-
-/// The identity of a leader in one term.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct FenceToken {
-    pub term: Term,
-    /// A random number: two leaders of one term would have different ones.
-    pub nonce: u64,
-}
 
 /// A request to an acceptor.
 #[derive(Clone, PartialEq, Eq, Debug)]

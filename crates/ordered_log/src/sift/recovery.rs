@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base::FenceToken;
 use sift::quorum::gather;
 use sift::{EntryKind, LogEntry};
 
@@ -10,7 +11,7 @@ use super::CpuNode;
 use super::acceptor::{digest_of, digests};
 use super::client::AcceptorClient;
 use super::limits::BATCH_BYTES;
-use super::message::{AcceptorRequest, AcceptorResponse, DIGESTS_MAX, FenceToken};
+use super::message::{AcceptorRequest, AcceptorResponse, DIGESTS_MAX};
 use crate::fault::{Mutant, mutant};
 use crate::sift::log_core::SiftLogCore;
 use crate::{Error, Term};

@@ -8,14 +8,14 @@ use base::rt::channel::{Receiver, WatchReceiver, watch};
 use base::rt::net::rpc::{Rejection, RpcHandler};
 use base::rt::net::{GatherList, LinkAcceptor, Listener, Parties, rpc};
 use base::rt::{CancellationToken, Task, guarded, net};
-use base::{Bytes, ErrorKind, rt};
+use base::{Bytes, ErrorKind, FenceToken, rt};
 use sift::Standby;
 
 use super::acceptor::{Acceptor, AcceptorQueue, QueuedRequest};
 use super::config::{CpuNode, SiftConfig};
 use super::limits::{APPENDS_MAX, CONNECTIONS_MAX, RECORD_BYTES, REQUESTS_MAX};
 use super::log_core::SiftLogCore;
-use super::message::{AcceptorRequest, FenceToken};
+use super::message::AcceptorRequest;
 use crate::fault::crash_point;
 use crate::{Error, Leadership, OrderedLog, Term};
 

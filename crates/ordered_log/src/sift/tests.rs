@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use base::rt::net::rpc::RpcHandler;
 use base::rt::net::{GatherList, rpc};
 use base::rt::{CancellationToken, net, production};
-use base::{Bytes, rt};
+use base::{Bytes, FenceToken, rt};
 use rma::{Credential, Endpoint, Host, HostConfig, Provider};
 use sift::{GroupId, GroupLayout, MemoryNodeAddress, SiftGroup, SiftTimeouts};
 
@@ -18,7 +18,7 @@ use crate::Term;
 use crate::error::Error;
 use crate::ordered_log::{CpuNodeId, LogStore, OrderedLog as _};
 use crate::sift::acceptor::AcceptorQueue;
-use crate::sift::message::{AcceptorRequest, FenceToken};
+use crate::sift::message::AcceptorRequest;
 
 /// A network without memory nodes.
 struct Nowhere;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use base::Epoch;
 use base::rt::{self, Instant};
-use rma::{Capability, Endpoint, FenceToken, RegionId};
+use base::{Epoch, FenceToken};
+use rma::{Capability, Endpoint, RegionId};
 
 use super::ABANDONED_AFTER;
 use crate::events::OwnersConnected;
@@ -34,16 +34,9 @@ pub(super) struct OwnerState {
 
 /// The epoch and the connection whose requests are executed.
 pub(super) struct OwnerSession {
-    pub(super) epoch: Epoch,
-    pub(super) nonce: u64,
+    pub(super) token: FenceToken<Epoch>,
     pub(super) connection: u64,
     pub(super) endpoint: Endpoint,
-}
-
-impl OwnerSession {
-    pub(super) fn token(&self) -> FenceToken {
-        FenceToken { number: self.epoch.0, nonce: self.nonce }
-    }
 }
 
 /// A section that was granted, or whose return is not confirmed.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use base::Epoch;
 use base::rt::sync::MutexGuard;
 use base::rt::{self, Instant};
-use rma::{Endpoint, FenceToken, Rights};
+use base::{Epoch, FenceToken};
+use rma::{Endpoint, Rights};
 
 use super::owner::{ConnectionGuard, GrantedSection, Owner, OwnerPresence, OwnerSession, OwnerState};
 use super::{CONNECTIONS_PER_OWNER_MAX, MemoryNodeCore, OWNERS_MAX, READ_GRANTS_MAX};
@@ -63,21 +63,21 @@ impl MemoryNodeCore {
         connection: u64,
         endpoint: &Endpoint,
         epoch: Epoch,
-        holder: u64,
+        nonce: u64,
     ) -> Response {
         let mut state = owner.state.lock().await;
-        let asked = FenceToken { number: epoch.0, nonce: holder };
+        let token = FenceToken { term: epoch, nonce };
         if let Some(session) = &state.session
-            && session.token().admit(asked).is_err()
+            && session.token.admit(&token).is_err()
         {
-            return fenced(session.epoch);
+            return fenced(session.token.term);
         }
         // Before anything else, so that the earlier process gets no more sections.
-        let session = OwnerSession { epoch, nonce: holder, connection, endpoint: endpoint.clone() };
+        let session = OwnerSession { token, connection, endpoint: endpoint.clone() };
         if let Some(before) = state.session.replace(session)
             && before.connection != connection
         {
-            if before.epoch < epoch {
+            if before.token.term < epoch {
                 // A courtesy: a process that misses this notice learns of the fence when it connects again.
                 drop(before.endpoint.send(&[fenced(epoch).encode(NOTIFICATION)]));
                 before.endpoint.flush();
@@ -125,7 +125,8 @@ impl MemoryNodeCore {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
-        let epoch = state.session.as_ref().map(|session| session.epoch).expect("this connection is the current one");
+        let epoch =
+            state.session.as_ref().map(|session| session.token.term).expect("this connection is the current one");
         if bytes != self.section_bytes {
             let text = format!("sections of this memory node have {} bytes, not {bytes}", self.section_bytes);
             return rejected(Rejection::SectionSize, self.section_bytes, text);

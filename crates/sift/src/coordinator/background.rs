@@ -9,13 +9,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use base::rt::{Instant, Task};
-use base::{Bytes, rt};
+use base::{Bytes, FenceToken, rt};
 
 use super::state::{CopiedRegion, NodePhase, RegionCopy, UnpersistedWrites, region_bytes};
 use crate::coordinator::coordinator_core::{CoordinatorCore, lock};
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, CopyHeader, HEADS_BYTES, LOG_UNIT_BYTES, LogCursor};
-use crate::link::{FenceError, FenceToken, FencedNode, MemoryNodeLink};
+use crate::link::{FenceError, FencedNode, MemoryNodeLink};
 use crate::quorum::gather;
 use crate::scan::LogCopy;
 use crate::{Error, SiftTimeouts, Term, scan};
