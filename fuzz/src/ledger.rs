@@ -17,6 +17,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "ledger-transaction", shape: InputShape::Protobuf, run: transaction, seeds: envelopes },
     FuzzTarget { name: "ledger-block", shape: InputShape::Protobuf, run: block, seeds: blocks },
     FuzzTarget { name: "ledger-config", shape: InputShape::Protobuf, run: config, seeds: configs },
+    FuzzTarget { name: "ledger-config-update", shape: InputShape::Protobuf, run: config_update, seeds: config_updates },
     FuzzTarget { name: "ledger-duration", shape: InputShape::Bytes, run: duration, seeds: durations },
 ];
 
@@ -138,6 +139,63 @@ fn config(input: &[u8]) {
         let _ = policy.evaluate_identities(&[]);
     }
     let _ = (config.acl("event/Block"), config.endorsement_policy().layouts());
+}
+
+/// The first configuration of a channel that was recorded from Fabric, and the first two blocks that change it.
+const CHANGES: [&[u8]; 3] = [
+    include_bytes!("../../crates/ledger/tests/fabric-channel/blocks/0000.block"),
+    include_bytes!("../../crates/ledger/tests/fabric-channel/blocks/0001.block"),
+    include_bytes!("../../crates/ledger/tests/fabric-channel/blocks/0002.block"),
+];
+
+/// More uses of a key than it takes until the process makes a table of it.
+const USES_UNTIL_TABLES: usize = 64;
+
+fn recorded_change(number: usize) -> Bytes {
+    Block::parse(&Bytes::from_static(CHANGES[number])).expect("Fabric wrote it").envelope(0)
+}
+
+/// The configuration before the changes, and the most memory that a permitted change of it takes.
+fn before_changes() -> &'static (ChannelConfig, usize) {
+    static BEFORE: LazyLock<(ChannelConfig, usize)> = LazyLock::new(|| {
+        let config = ChannelConfig::from_envelope(&recorded_change(0)).expect("Fabric wrote it");
+        let updates = config_updates().into_iter().map(Bytes::from);
+        let peaks = updates.map(|update| {
+            // A process makes tables of keys that it has met several times, and keeps them.
+            for _ in 0..USES_UNTIL_TABLES {
+                config.propose_update(&update).expect("Fabric permitted it");
+            }
+            peak_of(|| config.propose_update(&update).map(drop)).1
+        });
+        let most = peaks.max().expect("there are updates");
+        (config, most)
+    });
+    &BEFORE
+}
+
+fn config_updates() -> Vec<Vec<u8>> {
+    let updates = [1, 2].map(|number| {
+        let payload = common::Envelope::decode(recorded_change(number)).expect("Fabric wrote it").payload;
+        let data = common::Payload::decode(payload).expect("Fabric wrote it").data;
+        let content = common::ConfigEnvelope::decode(data).expect("Fabric wrote it");
+        content.last_update.expect("Fabric wrote it").encode_to_vec()
+    });
+    updates.to_vec()
+}
+
+/// An update comes from a member of the channel, whose signature was checked. The seeds are permitted.
+fn config_update(input: &[u8]) {
+    let envelope = Bytes::copy_from_slice(input);
+    let (config, usual) = before_changes();
+    let most = untrusted(input, || ChannelConfig::most_memory_of_update(&envelope)).unwrap_or_default();
+    let (proposed, peak) = peak_of(|| config.propose_update(&envelope));
+    let bound = most + usual + 2 * input.len() + OVERHEAD_BYTES;
+    assert!(peak <= bound, "an update of {} bytes took {peak} bytes of memory, above {bound}", input.len());
+    if let Ok(next) = proposed {
+        let next = next.config.expect("there is one");
+        let next = ChannelConfig::from_config(config.channel().as_str(), &next).expect("usable");
+        assert_eq!(next.sequence(), config.sequence() + 1);
+    }
 }
 
 fn durations() -> Vec<Vec<u8>> {

@@ -4,7 +4,10 @@ use base::{BlockNumber, Bytes, Version};
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::{MemberRole, Signer};
 use prost::Message;
-use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
+use proto::common::{
+    ChannelHeader, ConfigEnvelope, ConfigGroup, ConfigSignature, ConfigUpdate, ConfigUpdateEnvelope, Envelope, Header,
+    HeaderType, Payload, SignatureHeader,
+};
 use proto::kvrwset::{KvWrite, KvrwSet};
 use proto::protos::{
     ChaincodeAction, ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeHeaderExtension, ChaincodeId,
@@ -46,6 +49,11 @@ impl TestNetwork {
             orderer: issue(2, MemberRole::Orderer, "orderer"),
             organizations,
         }
+    }
+
+    /// A member of one of the organisations: 0 and 1 endorse, 2 orders.
+    pub(crate) fn issue(&self, organization: usize, role: MemberRole, name: &str) -> Signer {
+        self.organizations[organization].issue(role, name).expect("issues")
     }
 
     pub(crate) fn spec(&self) -> GenesisSpec {
@@ -125,13 +133,45 @@ impl TestNetwork {
         envelope(&self.client, channel_header, signature_header, encode(&transaction))
     }
 
-    /// A configuration as the orderer submits it.
-    pub(crate) fn config_transaction(&self, spec: &GenesisSpec) -> Bytes {
-        let genesis = spec.build().expect("usable").envelope(0);
-        let payload = Payload::decode(Envelope::decode(genesis).expect("built").payload).expect("built");
+    /// An update of a configuration, signed by an administrator of each organisation. The change raises versions itself.
+    pub(crate) fn config_update(&self, config: &ChannelConfig, change: impl FnOnce(&mut ConfigGroup)) -> Bytes {
+        let read_set = config.decode_root().expect("usable");
+        let mut write_set = read_set.clone();
+        change(&mut write_set);
+        let update = ConfigUpdate {
+            channel_id: CHANNEL.to_owned(),
+            read_set: Some(read_set),
+            write_set: Some(write_set),
+            ..ConfigUpdate::default()
+        };
+        self.sign_update(&update, &[0, 1, 2])
+    }
+
+    /// An update in its envelope, signed by administrators of these organisations.
+    pub(crate) fn sign_update(&self, update: &ConfigUpdate, organizations: &[usize]) -> Bytes {
+        let config_update = encode(update);
+        let signatures = organizations.iter().map(|organization| {
+            let admin = self.issue(*organization, MemberRole::Admin, "Admin");
+            let signature_header =
+                encode(&SignatureHeader { creator: admin.serialized().clone(), nonce: Bytes::from_static(b"n") });
+            let signature = admin.sign_parts(&[&signature_header, &config_update]);
+            ConfigSignature { signature_header, signature }
+        });
+        let data = encode(&ConfigUpdateEnvelope { signatures: signatures.collect(), config_update });
+        self.orderer_envelope(HeaderType::ConfigUpdate, data)
+    }
+
+    /// The configuration that an update leads to, as the orderer submits it.
+    pub(crate) fn config_transaction(&self, content: &ConfigEnvelope) -> Bytes {
+        self.orderer_envelope(HeaderType::Config, encode(content))
+    }
+
+    /// An envelope of this type from the orderer.
+    pub(crate) fn orderer_envelope(&self, kind: HeaderType, data: Bytes) -> Bytes {
+        let header = ChannelHeader { r#type: kind as i32, channel_id: CHANNEL.to_owned(), ..ChannelHeader::default() };
         let signature_header =
             encode(&SignatureHeader { creator: self.orderer.serialized().clone(), nonce: Bytes::from_static(b"n") });
-        envelope(&self.orderer, payload.header.expect("built").channel_header, signature_header, payload.data)
+        envelope(&self.orderer, encode(&header), signature_header, data)
     }
 }
 

@@ -59,7 +59,7 @@
 //! * `chain` orders, validates and commits blocks with these types; `gateway` and `node` read configurations and
 //!   transactions; the command line checks whole ledgers.
 //! * This crate does not know the world state. It leaves to `chain` the endorsement policies of contracts, duplicate
-//!   transaction ids, conflicts between transactions, and whether a change of configuration was permitted.
+//!   transaction ids, and conflicts between transactions.
 //!
 //! # What is here
 //!
@@ -67,7 +67,7 @@
 //! * [`transaction`]: reading an endorser transaction in place, and the checks that need no state.
 //! * [`rwset`]: read-write sets, recorded and decoded in Fabric's encoding.
 //! * [`materialize`]: the rows that a stored block writes.
-//! * [`config`]: reading a channel's configuration, and making genesis blocks.
+//! * [`config`]: reading a channel's configuration, deciding which one may follow it, and making genesis blocks.
 //! * [`mod@verify`]: checking a whole stored ledger.
 #![deny(missing_docs)]
 

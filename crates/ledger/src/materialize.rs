@@ -2,7 +2,8 @@
 //!
 //! A stored block carries its filter, so nothing is verified again: the writes of the transactions that the filter marks as
 //! valid become rows, each at the version of its transaction. A storage node materialises rows so ([`BlockMaterializer`]), and
-//! a peer that starts replays the blocks after its savepoint so.
+//! a peer that starts replays the blocks after its savepoint so. A configuration writes one row, as in Fabric: its envelope's
+//! content under [`CONFIG_KEY`].
 
 use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, TxIndex, Version};
@@ -10,8 +11,9 @@ use proto::protos::TxValidationCode;
 use storage::Materializer;
 use storage::tables::RowBatch;
 
+use crate::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use crate::rwset::visit_writes;
-use crate::transaction::results_of_valid;
+use crate::transaction::{data_of_valid, results_of_valid};
 use crate::{Block, Error};
 
 /// A write of a stored block: the last one to its key in that block.
@@ -26,13 +28,17 @@ pub struct StoredWrite<'a> {
     pub version: Version,
 }
 
-/// The writes of the valid transactions of a stored block, ordered by namespace and key.
+/// The writes of the valid transactions of a stored block, ordered by namespace and key. The genesis block has none.
 ///
 /// # Errors
 /// [`Error::FilterLength`]; [`Error::Transaction`] if a transaction that is marked valid cannot be read.
 pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     block.check_filter()?;
     let number = block.number().get();
+    if number == 0 {
+        // Its configuration is read from the block itself.
+        return Ok(Vec::new());
+    }
     let mut writes = Vec::with_capacity(2 * block.len());
     for (position, (envelope, code)) in block.envelope_slices().zip(block.metadata().filter()).enumerate() {
         if *code != TxValidationCode::Valid as u8 {
@@ -41,8 +47,13 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         let (block, index) = (block.number(), TxIndex(position as u32));
         let broken = |reason: String| Error::Transaction { block, index, reason };
         let results = results_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
-        let Some(results) = results else { continue };
         let version = Version::new(number, position as u32);
+        let Some(results) = results else {
+            let content = data_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
+            let value = Some(content.of(envelope));
+            writes.push(StoredWrite { namespace: CONFIG_NAMESPACE, key: CONFIG_KEY, value, version });
+            continue;
+        };
         visit_writes(envelope, results, |namespace, key, value| {
             writes.push(StoredWrite { namespace, key, value: value.map(|value| value.of(envelope)), version });
         })
@@ -70,10 +81,6 @@ impl Materializer for BlockMaterializer {
         let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(error.to_string()))?;
         if parsed.number() != number {
             return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
-        }
-        if number == BlockNumber(0) {
-            // The genesis block writes nothing; its configuration is read from the block itself.
-            return Ok(());
         }
         let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
         let value_bytes = writes.iter().filter_map(|write| write.value).map(<[u8]>::len).sum();

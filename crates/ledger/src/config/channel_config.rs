@@ -26,6 +26,12 @@ use crate::{Hash, sha256};
 /// The path of the policy that endorsements must satisfy where a contract names no other.
 pub const ENDORSEMENT: &str = "/Channel/Application/Endorsement";
 
+/// The namespace of the world state in which a channel's configuration stands. No contract can write to it.
+pub const CONFIG_NAMESPACE: &str = "";
+/// The key of the newest configuration in its namespace; the value is an encoded `ConfigEnvelope`. As in Fabric, the row is not
+/// part of the commit hash. A configuration of block 0 has no row.
+pub const CONFIG_KEY: &str = "CHANNEL_CONFIG_ENV_BYTES";
+
 /// The longest name of a channel, in bytes.
 pub const CHANNEL_NAME_BYTES_MAX: usize = 249;
 /// The most consenters a channel may have.
@@ -46,6 +52,8 @@ pub struct ConsensusConfig {
 #[derive(Debug)]
 pub struct ChannelConfig {
     channel: ChannelId,
+    /// The `ConfigEnvelope` that holds the configuration, as it was received.
+    encoded: Bytes,
     digest: Hash,
     sequence: u64,
     application: Vec<ChannelOrganization>,
@@ -81,17 +89,20 @@ impl ChannelConfig {
     /// # Errors
     /// As [`ChannelConfig::from_block`].
     pub fn from_envelope(envelope: &Bytes) -> Result<ChannelConfig, Error> {
-        let transaction = Transaction::decode(envelope).map_err(|invalid| Error::config(ROOT, invalid.to_string()))?;
-        if !transaction.is_config() {
-            let reason = format!("the transaction is of type {}, not a configuration", transaction.header().kind());
-            return Err(Error::config(ROOT, reason));
-        }
-        let channel = transaction.header().channel();
-        let data = transaction.data();
-        super::weight::check(&data)?;
-        let config = decode::<ConfigEnvelope>(ROOT, &data)?;
-        let config = config.config.ok_or(Error::Missing { what: "the configuration in its envelope" })?;
-        ChannelConfig::from_config(channel, &config)
+        let (transaction, content) = read_config_envelope(envelope)?;
+        let config = content.config.ok_or(Error::Missing { what: "the configuration in its envelope" })?;
+        ChannelConfig::compile(transaction.header().channel(), &config, transaction.data())
+    }
+
+    /// Reads the configuration that the world state holds under [`CONFIG_KEY`]: an encoded `ConfigEnvelope`.
+    ///
+    /// # Errors
+    /// As [`ChannelConfig::from_block`].
+    pub fn from_state(channel: &ChannelId, content: Bytes) -> Result<ChannelConfig, Error> {
+        super::weight::check(&content)?;
+        let config = decode::<ConfigEnvelope>(ROOT, &content)?.config;
+        let config = config.ok_or(Error::Missing { what: "the configuration in its envelope" })?;
+        ChannelConfig::compile(channel.as_str(), &config, content)
     }
 
     /// The most memory that [`ChannelConfig::from_envelope`] may take at once for this envelope, in bytes, unless it
@@ -109,6 +120,12 @@ impl ChannelConfig {
     /// # Errors
     /// As [`ChannelConfig::from_block`].
     pub fn from_config(channel: &str, config: &Config) -> Result<ChannelConfig, Error> {
+        let encoded = ConfigEnvelope { config: Some(config.clone()), last_update: None }.encode_to_vec();
+        ChannelConfig::compile(channel, config, encoded.into())
+    }
+
+    /// Checks and compiles a configuration, whose encoded envelope is `encoded`.
+    fn compile(channel: &str, config: &Config, encoded: Bytes) -> Result<ChannelConfig, Error> {
         check_channel_name(channel)?;
         // Before anything is compiled, so that the encoded form is not held beside that.
         let digest = sha256(&config.encode_to_vec());
@@ -133,6 +150,7 @@ impl ChannelConfig {
             |path: &str| policies.require(path).cloned().map_err(|cause| Error::config(path, cause.to_string()));
         Ok(ChannelConfig {
             channel: ChannelId::from(channel),
+            encoded,
             digest,
             sequence: config.sequence,
             msps: Arc::new(MspManager::new(msps)),
@@ -158,6 +176,17 @@ impl ChannelConfig {
     /// SHA-256 of the encoded configuration: equal ones are read, checked and compiled to the same.
     pub fn digest(&self) -> &Hash {
         &self.digest
+    }
+
+    /// The configuration as the world state holds it ([`CONFIG_KEY`]): an encoded `ConfigEnvelope`.
+    pub fn content(&self) -> &Bytes {
+        &self.encoded
+    }
+
+    /// The root group of the configuration's tree, decoded again: it is needed only when the configuration changes.
+    pub(crate) fn decode_root(&self) -> Result<ConfigGroup, Error> {
+        let config = decode::<ConfigEnvelope>(ROOT, &self.encoded)?.config;
+        config.and_then(|config| config.channel_group).ok_or(Error::Missing { what: "the group /Channel" })
     }
 
     /// How often the configuration was changed since the channel was made.
@@ -230,6 +259,19 @@ impl ChannelConfig {
     pub fn acl(&self, resource: &str) -> &str {
         self.acls.get(resource).map_or_else(|| super::acl::default_path(resource), String::as_str)
     }
+}
+
+/// An envelope of type CONFIG, and its content. The memory that the content takes is bounded before it is decoded.
+pub(super) fn read_config_envelope(envelope: &Bytes) -> Result<(Transaction, ConfigEnvelope), Error> {
+    let transaction = Transaction::decode(envelope).map_err(|invalid| Error::config(ROOT, invalid.to_string()))?;
+    if !transaction.is_config() {
+        let reason = format!("the transaction is of type {}, not a configuration", transaction.header().kind());
+        return Err(Error::config(ROOT, reason));
+    }
+    let data = transaction.data();
+    super::weight::check(&data)?;
+    let content = decode(ROOT, &data)?;
+    Ok((transaction, content))
 }
 
 /// Checks that a channel may have this name: as in Fabric, a lower-case letter, then lower-case letters, digits, dots

@@ -16,8 +16,8 @@
 //!    rejected while it is read, so a `ChannelConfig` is always usable.
 //! 2. Unknown values of a group are ignored, as in Fabric; a known value that is malformed is rejected.
 //!
-//! Left to other crates: whether a change of configuration was permitted, and which ordering engine runs for which
-//! consensus type.
+//! Module `update` decides which configuration may follow another one ([`ChannelConfig::propose_update`],
+//! [`ChannelConfig::successor`]). Left to other crates: which ordering engine runs for which consensus type.
 mod acl;
 mod batch;
 mod capability;
@@ -25,12 +25,14 @@ mod channel_config;
 pub mod genesis;
 mod group;
 mod organization;
+mod update;
 mod weight;
 
 pub use batch::{BatchLimits, format_duration, parse_duration};
 pub use capability::Capabilities;
 pub use channel_config::{
-    CHANNEL_NAME_BYTES_MAX, CONSENTERS_MAX, ChannelConfig, ConsensusConfig, ENDORSEMENT, check_channel_name,
+    CHANNEL_NAME_BYTES_MAX, CONFIG_KEY, CONFIG_NAMESPACE, CONSENTERS_MAX, ChannelConfig, ConsensusConfig, ENDORSEMENT,
+    check_channel_name,
 };
 pub use genesis::{EndorsementRule, GenesisSpec, OrganizationSpec};
 pub use group::BLOCK_VALIDATION;

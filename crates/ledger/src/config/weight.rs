@@ -24,6 +24,8 @@ use identity::policy::DEPTH_MAX;
 use proto::common::msp_principal::Classification;
 use proto::common::policy::PolicyType;
 
+pub(super) mod update;
+
 use super::ROOT;
 use crate::error::Error;
 use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
@@ -72,6 +74,8 @@ mod of {
     pub(super) const CERTIFICATE_ID: usize = 32;
     /// A position in a list of an authority's issuers.
     pub(super) const POSITION: usize = 8;
+    /// An element of the tree and its path.
+    pub(super) const ELEMENT: usize = 2 * TEXT + 8 + 16;
 }
 
 /// Rejects the data of a configuration envelope, a `ConfigEnvelope`, that would take too much memory.
@@ -80,11 +84,14 @@ mod of {
 /// [`Error::Malformed`] if it is no message or repeats a field that may occur once; [`Error::Config`] if something in
 /// it is too long or too deep, or if it takes too much memory.
 pub(super) fn check(data: &[u8]) -> Result<(), Error> {
-    let (most, found) = (limit(data.len()), most_memory(data)?);
+    within_limit(data.len(), most_memory(data)?)
+}
+
+fn within_limit(bytes: usize, found: usize) -> Result<(), Error> {
+    let most = limit(bytes);
     if found > most {
         let reason = format!(
-            "its {} bytes would take {found} bytes of memory, above {most}: it has far more small parts than configurations have",
-            data.len()
+            "its {bytes} bytes would take {found} bytes of memory, above {most}: it has far more small parts than configurations have"
         );
         return Err(Error::config(ROOT, reason));
     }
@@ -108,6 +115,8 @@ pub(super) struct MemorySums {
     tree: usize,
     /// For the result that is compiled from them.
     compiled: usize,
+    /// For a map of all elements of the tree by path, which a change needs.
+    elements: usize,
     /// For the current value, until that is compiled.
     passing: usize,
     passing_max: usize,
@@ -277,6 +286,7 @@ impl<'a> ConfigWalk<'a> {
                     let [name, group] = self.entry(entry)?;
                     let text = self.text(name)?;
                     add(&mut self.sums.tree, text);
+                    add(&mut self.sums.elements, text);
                     let path_bytes = path_bytes.saturating_add(name.map_or(0, |name| name.len())).saturating_add(1);
                     if let Some(group) = group {
                         self.group(group, path_bytes, depth)?;
@@ -297,6 +307,9 @@ impl<'a> ConfigWalk<'a> {
                 _ => {}
             }
         }
+        let members = groups.saturating_add(values).saturating_add(policies);
+        let each = another_entry(of::ELEMENT).saturating_add(text(path_bytes)).saturating_add(8);
+        add(&mut self.sums.elements, members.saturating_mul(each));
         let tree = [map(of::GROUP, groups), map(of::VALUE, values), map(of::POLICY, policies)];
         tree.into_iter().for_each(|bytes| add(&mut self.sums.tree, bytes));
         // Each policy that refers to those below keeps one of each group.
@@ -311,6 +324,7 @@ impl<'a> ConfigWalk<'a> {
         let [name, policy] = self.entry(entry)?;
         let name_text = self.text(name)?;
         add(&mut self.sums.tree, name_text);
+        add(&mut self.sums.elements, name_text);
         // Its path grows as it is assembled, and is a key of the map of all policies.
         let path = text(path_bytes.saturating_add(name.map_or(0, |name| name.len()))).saturating_mul(2);
         add(&mut self.sums.compiled, path.saturating_add(another_entry(of::POLICY_BY_PATH)));
@@ -406,6 +420,7 @@ impl<'a> ConfigWalk<'a> {
         let [name, value] = self.entry(entry)?;
         let name_text = self.text(name)?;
         add(&mut self.sums.tree, name_text);
+        add(&mut self.sums.elements, name_text);
         let Some(value) = value else { return Ok(()) };
         let [content, modified_by] = self.fields(value, [2, 3])?;
         let modified_by = self.text(modified_by)?;
@@ -590,6 +605,7 @@ mod tests {
             (of::WIRE_PRINCIPAL, size_of::<proto::common::MspPrincipal>()),
             (of::PRINCIPAL, size_of::<identity::Principal>()),
             (of::CONSENTER, size_of::<proto::common::Consenter>()),
+            (of::ELEMENT, super::super::update::ELEMENT_BYTES),
             (of::ENDPOINT, size_of::<proto::protos::AnchorPeer>()),
             (of::ENDPOINT, size_of::<(String, u16)>()),
             (of::UNIT, size_of::<proto::msp::FabricOuIdentifier>()),

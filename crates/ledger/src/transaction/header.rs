@@ -145,6 +145,17 @@ impl TransactionHeader {
         TxId::from(self.tx_id())
     }
 
+    /// The id under which a ledger finds the transaction: the claimed id, or for a configuration that claims none, as Fabric's
+    /// orderers make them, the hash of nonce and creator.
+    pub fn indexed_tx_id(&self) -> TxId {
+        match self.tx_id() {
+            "" if self.kind == HeaderType::Config as i32 && !self.nonce().is_empty() => {
+                TxId::from(hex::encode(sha256_of(&[self.nonce(), self.creator_slice()])))
+            }
+            claimed => TxId::from(claimed),
+        }
+    }
+
     /// The epoch; anything but 0 is refused by [`TransactionHeader::check_form`].
     pub fn epoch(&self) -> u64 {
         self.epoch

@@ -31,6 +31,6 @@ pub use action::{ActionEvent, ActionOutcome, EndorsedAction, Endorsement, propos
 pub use header::{ChaincodeName, TransactionHeader};
 pub use invalid::{InvalidTransaction, code_byte};
 pub use parsed::{Transaction, is_exact};
-pub use results::results_of_valid;
+pub use results::{data_of_valid, results_of_valid};
 
 use invalid::fields_1_2;

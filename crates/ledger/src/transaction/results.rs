@@ -35,6 +35,14 @@ pub fn results_of_valid(envelope: &[u8]) -> Result<Option<Span>, WireError> {
     follow(envelope, &WAY).map(Some)
 }
 
+/// Where the data of a valid transaction's payload stand in its envelope: the content of a configuration.
+///
+/// # Errors
+/// As [`results_of_valid`].
+pub fn data_of_valid(envelope: &[u8]) -> Result<Span, WireError> {
+    follow(envelope, &WAY[..2])
+}
+
 /// The field at the end of a way of field numbers, each the first of its message; empty where there is none.
 fn follow(source: &[u8], way: &[u32]) -> Result<Span, WireError> {
     let mut at = Span::whole(source)?;

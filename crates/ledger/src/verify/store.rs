@@ -96,7 +96,7 @@ fn check_transaction(store: &BlockStore, block: &Block, index: usize, id: &TxId,
         return Ok(());
     }
     if Transaction::decode(&block.envelope(index))
-        .map_or(true, |transaction| transaction.header().tx_id() != id.as_str())
+        .map_or(true, |transaction| transaction.header().indexed_tx_id() != *id)
     {
         return Err(at("the store's record has another transaction id than the block"));
     }

@@ -155,14 +155,17 @@ impl LedgerVerifier {
                 // An orderer stores what was submitted, valid or not; only a configuration concerns it.
                 let is_config = block.len() == 1 && checked.as_ref().is_ok_and(Transaction::is_config);
                 if is_config {
-                    new_config = Some(Arc::new(ChannelConfig::from_block(block)?));
+                    new_config = Some(Arc::new(config.successor(&envelope)?));
                 }
                 continue;
             }
             self.report.valid += 1;
             let transaction = checked.map_err(|invalid| at(format!("it is marked valid, but {invalid}")))?;
             if transaction.is_config() {
-                new_config = Some(Arc::new(ChannelConfig::from_block(block)?));
+                if block.len() != 1 {
+                    return Err(at("it is a configuration, and not alone in its block".to_owned()));
+                }
+                new_config = Some(Arc::new(config.successor(&envelope)?));
                 continue;
             }
             let results = transaction

@@ -181,8 +181,18 @@ fn a_new_configuration_counts_from_the_block_after_it() {
     // The first organisation takes over the ordering.
     let mut spec = network.spec();
     spec.orderers = vec![spec.application[0].clone()];
+    let other = ChannelConfig::from_block(&spec.build().expect("usable")).expect("usable");
+    let orderers = other.decode_root().expect("usable").groups["Orderer"].groups.clone();
+    let current = chain.config();
+    let update = network.config_update(&current, |root| {
+        let group = root.groups.get_mut("Orderer").expect("there");
+        group.version += 1;
+        group.groups = orderers;
+    });
+    let next = current.propose_update(&update).expect("permitted");
+    let mut unasked = chain.clone();
     chain.last_config = 1;
-    chain.append(&network.orderer, &[(network.config_transaction(&spec), 0)], &[]);
+    chain.append(&network.orderer, &[(network.config_transaction(&next), 0)], &[]);
     let mut late = chain.clone();
 
     chain.append(&network.peers[0], &[(network.transaction(b"1", &[]), 0)], &[]);
@@ -191,6 +201,15 @@ fn a_new_configuration_counts_from_the_block_after_it() {
 
     late.append(&network.orderer, &[(network.transaction(b"1", &[]), 0)], &[]);
     assert!(matches!(check(&late.blocks, VerifyConfig::default()), Err((2, Error::OrdererSignatures { .. }))));
+
+    // The orderer alone cannot change it.
+    let asked_by_nobody = proto::common::ConfigEnvelope { last_update: None, ..next };
+    unasked.last_config = 1;
+    unasked.append(&network.orderer, &[(network.config_transaction(&asked_by_nobody), 0)], &[]);
+    for validated in [true, false] {
+        let unasked = check(&unasked.blocks, VerifyConfig { validated, ..VerifyConfig::default() });
+        assert!(matches!(unasked, Err((1, Error::Missing { .. }))), "{unasked:?}");
+    }
 }
 
 #[test]
