@@ -247,22 +247,28 @@ fn root() -> PathBuf {
 /// Number of fixed simulation seeds that every change must pass.
 const SEEDS_FIXED: u64 = 1000;
 
-/// One in so many fixed seeds runs twice, and both runs must be the same. Code that draws on anything but the seed differs
-/// under most seeds, so a share of them is enough; `cargo xtask sim` and the nightly run repeat every seed.
+/// Every eighth fixed seed runs twice, to check that a seed decides everything. Code that breaks this rule does so under most
+/// seeds, so a share of them is enough. `cargo xtask sim` and the nightly run repeat every seed.
 const SEEDS_TWICE_EVERY: u64 = 8;
 
 /// Number of fixed seeds of the disaggregated state alone, whose runs are much shorter.
-const STATE_SEEDS_FIXED: u64 = 5000;
+const STATE_SEEDS_FIXED: u64 = 2500;
 
 /// Tests of one program that run at a time: more than a small machine has processors, because tests of processes mostly
 /// wait, for leases to end and for runs of a fixed length.
 const TEST_THREADS: &str = "4";
 
 /// Fixed seeds of consensus alone, in addition to those that its tests run.
-const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
+const CONSENSUS_SEEDS_FIXED: &str = "300..2500";
 
 /// Simulation seeds of a nightly run.
 const SEEDS_NIGHTLY: u64 = 10_000;
+
+/// Seeds of the disaggregated state alone in a nightly run.
+const STATE_SEEDS_NIGHTLY: u64 = 20_000;
+
+/// Seeds of consensus alone in a nightly run.
+const CONSENSUS_SEEDS_NIGHTLY: &str = "0..20000";
 
 /// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
@@ -297,14 +303,8 @@ fn steps() -> Vec<Step> {
             let (seeds, twice) = (SEEDS_FIXED.to_string(), SEEDS_TWICE_EVERY.to_string());
             simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice, "--mutants"])
         }),
-        Step::new("state", || {
-            let seeds = format!("0..{STATE_SEEDS_FIXED}");
-            step::run(tests(&["--test", "state", "--", "every_height"]).env("STATE_SEEDS", seeds))
-        }),
-        Step::new("consensus", || {
-            let mut chosen = tests(&["--test", "sift", "--", "simulation::chosen_seeds"]);
-            step::run(chosen.env("CONSENSUS_SEEDS", CONSENSUS_SEEDS_FIXED))
-        }),
+        Step::new("state", || state_seeds(STATE_SEEDS_FIXED)),
+        Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_FIXED)),
         Step::new("rdma-guest", || guest::check(None, &[])),
         Step::new("clients", clients::check),
     ]
@@ -315,14 +315,14 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
     vec![
         Step::new("cold-build", nightly::cold_build),
         Step::new("product", product::nightly),
-        Step::new("attack", || attack::campaign(None, &[])),
-        Step::new("under-attack", || {
-            step::run(programs::program("heddle", "program")?.args(["bench", "under-attack"]))
-        }),
+        Step::new("attack", || attack::campaign(Some(product::build()?), &[])),
+        Step::new("under-attack", || step::run(Command::new(product::build()?).args(["bench", "under-attack"]))),
         Step::new("calls", || clients::calls(CALLS_NIGHTLY)),
         Step::new("soak", || soak(10.0, None, None)),
         Step::new("soak-store", || soak_store(5.0)),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
+        Step::new("state", || state_seeds(STATE_SEEDS_NIGHTLY)),
+        Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
             let enough = fuzz::FuzzBudget { inputs: 1_000_000, quiet_seconds: 600 };
             let targets = Vec::new();
@@ -377,6 +377,16 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
 fn soak_store(minutes: f64) -> Result<(), String> {
     let mut command = tests(&["--test", "kv", "--", "processes::", "--nocapture", "--test-threads=1"]);
     step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
+}
+
+fn state_seeds(seeds: u64) -> Result<(), String> {
+    let mut chosen = tests(&["--test", "state", "--", "every_height"]);
+    step::run(chosen.env("STATE_SEEDS", format!("0..{seeds}")))
+}
+
+fn consensus_seeds(seeds: &str) -> Result<(), String> {
+    let mut chosen = tests(&["--test", "sift", "--", "simulation::chosen_seeds"]);
+    step::run(chosen.env("CONSENSUS_SEEDS", seeds))
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {

@@ -69,14 +69,23 @@ pub fn check(program: &Path) -> Result<(), String> {
 /// # Errors
 /// The release contains code of tests, or the look finds none where it is.
 pub fn nightly() -> Result<(), String> {
-    run(Command::new("cargo").args(["build", "--release", "--locked", "--package", "heddle"]))?;
-    check(&released())?;
+    check(&build()?)?;
     let tested = programs::program("heddle", "program")?;
     let found = look(Path::new(tested.get_program()))?;
     match found.len() {
         NAMES_OF_TESTS_MIN.. => Ok(()),
         count => Err(format!("the look is blind: it finds {count} names in the program of the tests")),
     }
+}
+
+/// Builds the release, and the benchmarks beside it. Returns the program.
+///
+/// # Errors
+/// It does not build.
+pub fn build() -> Result<PathBuf, String> {
+    let packages = ["--package", "heddle", "--package", "heddle-bench"];
+    run(Command::new("cargo").args(["build", "--release", "--locked"]).args(packages))?;
+    Ok(released())
 }
 
 /// The program of a release build.
