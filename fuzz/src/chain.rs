@@ -148,6 +148,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         Ask::Block(at()),
         Ask::Status(StatusRequest { channel: "ch".to_owned(), tx_id: "ab".to_owned() }),
         Ask::Follow(at()),
+        Ask::Config("ch".to_owned()),
         Ask::Broadcast(BroadcastEnvelope { channel: "ch".to_owned(), envelope: Bytes::from_static(b"envelope") }),
     ];
     let failure = RemoteFailure { error: 5, texts: vec!["a".to_owned(), "b".to_owned()], number: 3 };
@@ -156,6 +157,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         number: 7,
         transactions: vec![CommittedTx { tx_id: "ab".to_owned(), code: 11 }],
         failure: None,
+        changes_config: true,
     };
     let others = [
         Hello::new(PROTOCOL_VERSIONS).answer(|| vec![at()]).expect("it is a hello").encode_to_vec(),

@@ -90,8 +90,9 @@ pub struct SinkStopped;
 
 /// What takes the blocks of a channel at a peer.
 pub trait BlockSink: Send + Sync {
-    /// The channel's configuration: its name, who its orderers are, and how blocks must be signed.
-    fn config(&self) -> &ChannelConfig;
+    /// The configuration under which the next block is received: who the channel's orderers are, and how blocks must be
+    /// signed.
+    fn config(&self) -> Arc<ChannelConfig>;
 
     /// Cancelled when the channel stops.
     fn stop(&self) -> &CancellationToken;
@@ -125,7 +126,7 @@ pub async fn receive_blocks(sink: &impl BlockSink, mut tip: ReceivedTip, sources
     let mut against: BTreeSet<String> = BTreeSet::new();
     let mut rejections = 0;
     let mut stalled = None;
-    let channel = sink.config().channel();
+    let channel = sink.config().channel().clone();
     while !sink.stop().is_cancelled() {
         let orderers = sources.now();
         if orderers.is_empty() {
@@ -198,11 +199,11 @@ async fn receive_from(
     has_others: bool,
     stalled: &mut Option<Box<dyn Send + '_>>,
 ) -> Result<std::convert::Infallible, DeliveryEnd> {
-    let orderers = sink.config().orderers().iter().map(|organization| organization.msp_id.to_string());
-    let orderers = Parties::of(orderers);
+    let config = sink.config();
+    let orderers = Parties::of(config.orderers().iter().map(|organization| organization.msp_id.to_string()));
     let mut link = net::connect_to(orderer, &orderers).await.map_err(DeliveryEnd::Unreachable)?;
     events::DeliverConnections.add(1);
-    let request = DeliverRequest { channel: sink.config().channel().to_string(), from: tip.height };
+    let request = DeliverRequest { channel: config.channel().to_string(), from: tip.height };
     link.send(request.encode()).await.map_err(|_| DeliveryEnd::Link)?;
     let mut last = rt::now();
     loop {
@@ -217,7 +218,7 @@ async fn receive_from(
             }
             DeliverResponse::Rejection(reason) => return Err(DeliveryEnd::Rejected(reason)),
             DeliverResponse::Block(bytes) => {
-                let block = verify_block(sink.config(), tip, &bytes)?;
+                let block = verify_block(&sink.config(), tip, &bytes)?;
                 *stalled = None;
                 last = rt::now();
                 let hash = block.hash();

@@ -1,10 +1,11 @@
 //! The rules of a channel's configuration and of its contract definitions, ready to be evaluated.
 //!
 //! [`ChannelPolicies`] are fixed for one configuration of one channel. Endorser, orderer and validator share them. The
-//! channel's [`MspManager`] caches identities; verdicts on signatures are not cached.
+//! channel's [`MspManager`] caches identities; verdicts on signatures are not cached. [`CurrentPolicies`] are those of the
+//! configuration in force.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use base::rt::{self, WallTime};
 use base::{Bytes, ChannelId};
@@ -97,6 +98,15 @@ impl ChannelPolicies {
             denied: DenyList::of_process(),
             verifier: SignatureVerifier::of_process(),
         })
+    }
+
+    /// The policies of the same contract definitions under another configuration of the channel.
+    ///
+    /// # Errors
+    /// As [`ChannelPolicies::new`].
+    pub fn under(&self, config: Arc<ChannelConfig>) -> Result<ChannelPolicies, identity::Error> {
+        let policies = ChannelPolicies::new(config, self.contracts.clone())?;
+        Ok(ChannelPolicies { denied: self.denied.clone(), verifier: self.verifier, ..policies })
     }
 
     /// The same policies with another deny list than this process's.
@@ -202,6 +212,35 @@ impl ChannelPolicies {
     pub fn may_use(&self, resource: &str, member: &Arc<Identity>) -> bool {
         let policy = self.config.policy(self.config.acl(resource));
         policy.evaluate_identities(std::slice::from_ref(member)).is_ok()
+    }
+}
+
+/// The policies of a channel that are in force. A configuration block replaces them.
+#[derive(Debug)]
+pub struct CurrentPolicies {
+    channel: ChannelId,
+    current: RwLock<Arc<ChannelPolicies>>,
+}
+
+impl CurrentPolicies {
+    /// Starts with these.
+    pub fn new(policies: Arc<ChannelPolicies>) -> CurrentPolicies {
+        CurrentPolicies { channel: policies.channel().clone(), current: RwLock::new(policies) }
+    }
+
+    /// The channel, which is the same under all its configurations.
+    pub fn channel(&self) -> &ChannelId {
+        &self.channel
+    }
+
+    /// The policies in force now.
+    pub fn get(&self) -> Arc<ChannelPolicies> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts others into force.
+    pub fn replace(&self, policies: Arc<ChannelPolicies>) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = policies;
     }
 }
 

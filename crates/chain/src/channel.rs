@@ -6,6 +6,7 @@ use base::rt::channel::WatchReceiver;
 use base::rt::{self, CancellationToken, Task};
 use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
 use block_transport::SourceAddresses;
+use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use ledger::{Block, ChannelConfig, Hash};
 use replica::PrimaryRole;
 use state::{Snapshot, WorldState};
@@ -31,7 +32,7 @@ pub struct Channel {
 
 impl Channel {
     /// Opens a channel whose genesis block is stored, replays the blocks that the state lacks, and follows the
-    /// orderers.
+    /// orderers. `policies` are those of the genesis block.
     pub(crate) async fn open(
         policies: Arc<ChannelPolicies>,
         store: Arc<dyn Blocks>,
@@ -42,6 +43,7 @@ impl Channel {
         primary: Option<Arc<PrimaryRole>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
+        let policies = newest_policies(policies, state.snapshot().as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
         let context = Arc::new(CommitContext::new(policies, store, state, settings, primary, CancellationToken::new()));
         let pipeline = CommitPipeline::start(context.clone(), tip);
@@ -59,13 +61,13 @@ impl Channel {
     }
 
     /// The channel's configuration.
-    pub fn config(&self) -> &Arc<ChannelConfig> {
-        self.context.policies.config()
+    pub fn config(&self) -> Arc<ChannelConfig> {
+        self.policies().config().clone()
     }
 
-    /// The channel's policies.
-    pub fn policies(&self) -> &Arc<ChannelPolicies> {
-        &self.context.policies
+    /// The channel's policies after its newest committed block.
+    pub fn policies(&self) -> Arc<ChannelPolicies> {
+        self.context.policies.get()
     }
 
     /// Number of committed blocks.
@@ -220,6 +222,19 @@ impl Channel {
         self.context.store.close().await?;
         Ok(Watermark { height: tip.height, block_hash: tip.header_hash, ..Watermark::default() })
     }
+}
+
+/// The policies under the newest configuration that the state holds; `genesis` if it holds none.
+///
+/// # Errors
+/// The state's; [`Error::Ledger`] if its configuration cannot be read.
+pub(crate) async fn newest_policies(
+    genesis: Arc<ChannelPolicies>,
+    snapshot: &dyn Snapshot,
+) -> Result<Arc<ChannelPolicies>, Error> {
+    let Some(stored) = snapshot.get(CONFIG_NAMESPACE, CONFIG_KEY).await? else { return Ok(genesis) };
+    let config = ChannelConfig::from_state(genesis.channel(), stored.value)?;
+    Ok(Arc::new(genesis.under(Arc::new(config))?))
 }
 
 /// The head of a stored chain.

@@ -40,6 +40,17 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The orderers have signed a configuration to which the one in force does not lead.
+    #[error(
+        "block {block} changes the channel's configuration in a way that its members have not signed ({cause}): somebody with \
+         the keys of an orderer may have made it. This peer commits nothing more of the channel; what it has committed can be read"
+    )]
+    Configuration {
+        /// The block.
+        block: u64,
+        /// What is wrong with the configuration.
+        cause: ledger::Error,
+    },
     /// The orderers have lost blocks that this peer has received, and continue with others.
     #[error(
         "the orderers go on with another block {block} of channel {channel}, which does not continue the blocks of this peer: they \
@@ -104,7 +115,7 @@ impl Error {
             Error::State(error) => error.kind(),
             Error::Consensus(error) => error.kind(),
             Error::Identity(error) => error.kind(),
-            Error::Stored { .. } | Error::OtherChain { .. } => ErrorKind::Corrupt,
+            Error::Stored { .. } | Error::OtherChain { .. } | Error::Configuration { .. } => ErrorKind::Corrupt,
             Error::Io { kind, .. } | Error::Rejected { kind, .. } => *kind,
             Error::TooManyWaiters(_) | Error::Unreachable { .. } => ErrorKind::Retry,
             Error::Panicked(_) | Error::Stopped => ErrorKind::Closed,

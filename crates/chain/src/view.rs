@@ -33,8 +33,8 @@ pub trait PeerView: Send + Sync + 'static {
 /// A channel that a peer has joined.
 #[async_trait]
 pub trait ChannelView: Send + Sync + 'static {
-    /// The channel's policies.
-    fn policies(&self) -> &Arc<ChannelPolicies>;
+    /// The channel's policies after the newest committed block that this view knows of.
+    fn policies(&self) -> Arc<ChannelPolicies>;
 
     /// Number of committed blocks that this view knows of.
     fn height(&self) -> u64;
@@ -76,7 +76,7 @@ pub trait ChannelView: Send + Sync + 'static {
 
 #[async_trait]
 impl ChannelView for Channel {
-    fn policies(&self) -> &Arc<ChannelPolicies> {
+    fn policies(&self) -> Arc<ChannelPolicies> {
         Channel::policies(self)
     }
 

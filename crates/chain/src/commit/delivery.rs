@@ -16,8 +16,8 @@ struct PipelineSink {
 }
 
 impl BlockSink for PipelineSink {
-    fn config(&self) -> &ChannelConfig {
-        self.context.policies.config()
+    fn config(&self) -> Arc<ChannelConfig> {
+        self.context.validating.get().config().clone()
     }
 
     fn stop(&self) -> &CancellationToken {
@@ -33,7 +33,7 @@ impl BlockSink for PipelineSink {
     }
 
     fn fail_forked(&self, block: u64) {
-        self.context.fail(Error::OtherChain { channel: self.config().channel().clone(), block });
+        self.context.fail(Error::OtherChain { channel: self.context.policies.channel().clone(), block });
     }
 }
 

@@ -16,6 +16,11 @@
 //!    of these blocks, as far as readers cannot see the effect ([`state::WorldState::apply_when`]). Then each block in turn
 //!    is applied to the state and published.
 //!
+//! A block with a configuration changes the rules by which later blocks are received and verified. Stage 1 therefore passes no
+//! block on until stage 3 has validated and appended the configuration's block, and with it put the new policies into force for the
+//! stages before. Callers see the new policies once the block is committed. The content of the newest configuration is a row of the
+//! world state, from which a peer reads it when it starts, and other compute nodes of the peer while they follow.
+//!
 //! A block is published in this order: the block joins the ring of recent blocks ([`recent`]), the height moves, and the
 //! callers that wait for its transactions are notified ([`waiters`]).
 //!
@@ -25,7 +30,9 @@
 //!    savepoint on are applied by the same function as new blocks, with the filter that was stored with them ([`replay`]).
 //! 3. The first error of any stage ends the pipeline of that channel: no block is skipped. All stored blocks stay readable,
 //!    and a restart continues from the durable ones.
-//! 4. No stage holds more blocks than its bound; a slow disk or state slows the connection to the orderer.
+//! 4. A block is received, verified and judged by the configuration that is in force at it. A configuration comes into force only if
+//!    the one before leads to it ([`ledger::ChannelConfig::successor`]); otherwise the channel ends before the block is stored.
+//! 5. No stage holds more blocks than its bound; a slow disk or state slows the connection to the orderer.
 //!
 //! A background task moves the state's own savepoint ([`pipeline`]).
 

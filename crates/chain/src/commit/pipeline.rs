@@ -13,15 +13,16 @@ use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, w
 use base::rt::{AbortOnDrop, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
-use ledger::{Block, Hash};
+use ledger::{Block, Hash, Transaction};
 use replica::PrimaryRole;
 use replica::offload::OffloadConfig;
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
+use super::replay::stored_updates;
 use super::waiters::TxWaiters;
-use crate::access::ChannelPolicies;
+use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockVerdict, validate_block};
@@ -55,8 +56,10 @@ impl Default for PipelineConfig {
 
 /// The state that the stages of one channel share with its callers.
 pub struct CommitContext {
-    /// Decides whether a transaction of the channel is valid.
-    pub policies: Arc<ChannelPolicies>,
+    /// The policies after the newest committed block.
+    pub policies: CurrentPolicies,
+    /// The policies after the newest validated block, by which the next blocks are received and validated.
+    pub validating: CurrentPolicies,
     /// The blocks, which may include blocks that are not committed yet.
     pub store: Arc<dyn Blocks>,
     /// The world state; a block is applied to it only once the block is durable.
@@ -71,6 +74,8 @@ pub struct CommitContext {
     pub primary: Option<Arc<PrimaryRole>>,
     /// Number of committed blocks.
     height: WatchSender<u64>,
+    /// Number of blocks that were validated and appended.
+    validated: WatchSender<u64>,
     failure: ChannelFailure,
     stalls: StallReasons,
     stop: CancellationToken,
@@ -99,8 +104,10 @@ impl CommitContext {
     ) -> CommitContext {
         assert_eq!(store.height(), state.height(), "a ledger is opened after its replay");
         let (height, _) = watch(store.height());
+        let (validated, _) = watch(store.height());
         CommitContext {
-            policies,
+            validating: CurrentPolicies::new(policies.clone()),
+            policies: CurrentPolicies::new(policies),
             store,
             state,
             recent: RecentCommittedBlocks::default(),
@@ -108,6 +115,7 @@ impl CommitContext {
             settings,
             primary,
             height,
+            validated,
             failure: ChannelFailure::default(),
             stalls: StallReasons::default(),
             stop,
@@ -151,8 +159,11 @@ impl CommitContext {
         self.stop.cancel();
     }
 
-    fn publish(&self, block: CommittedBlock, codes: &[Code]) {
+    fn publish(&self, block: CommittedBlock, codes: &[Code], policies: Option<Arc<ChannelPolicies>>) {
         let block = Arc::new(block);
+        if let Some(policies) = policies {
+            self.policies.replace(policies);
+        }
         self.recent.push(block.clone());
         self.height.send(block.number() + 1);
         self.waiters.publish(&block);
@@ -199,6 +210,8 @@ struct ValidatedBlock {
     block: CommittedBlock,
     codes: Vec<Code>,
     batch: Arc<UpdateBatch>,
+    /// The policies that the block brings into force, if it changes the configuration.
+    policies: Option<Arc<ChannelPolicies>>,
     received: Instant,
     appended: Instant,
 }
@@ -223,15 +236,24 @@ impl CommitPipeline {
         CommitPipeline { context, verifying: examined, stages }
     }
 
-    /// Accepts the next block, verified and in order. Waits while the stages are full.
+    /// Accepts the next block, verified and in order. Waits while the stages are full, and after a configuration until that
+    /// is validated.
     ///
     /// # Errors
     /// [`Error::Stopped`].
     pub async fn offer(&self, block: Block) -> Result<(), Error> {
+        let (number, may_change_policies) = (block.number().get(), holds_config(&block));
         let chunks = verify_chunks(&block, &self.context);
         let verifying = VerifyingBlock { block, received: rt::now(), chunks };
         let sent = self.context.stop.run_until_cancelled(self.verifying.send(verifying)).await;
-        sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)
+        sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)?;
+        if may_change_policies {
+            let mut validated = self.context.validated.subscribe();
+            let validated = validated.wait_for(|height| *height > number);
+            let waited = self.context.stop.run_until_cancelled(validated).await;
+            waited.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)?;
+        }
+        Ok(())
     }
 
     /// Ends the stages and waits for them. Validated blocks are finished; the others are received again later.
@@ -255,12 +277,37 @@ pub(crate) async fn run(context: Arc<CommitContext>, stage: impl Future<Output =
     run_stage(stage, failed).await;
 }
 
+/// Whether the block holds one configuration and nothing else.
+fn holds_config(block: &Block) -> bool {
+    block.len() == 1 && Transaction::decode(&block.envelope(0)).is_ok_and(|transaction| transaction.is_config())
+}
+
+/// The policies that a validated block brings into force; `None` if it does not change the configuration.
+///
+/// # Errors
+/// [`Error::Configuration`] if the configuration in force does not lead to the block's: the channel cannot go on.
+fn next_policies(
+    context: &CommitContext,
+    block: &Block,
+    examined: &[VerifiedTransaction],
+    codes: &[Code],
+) -> Result<Option<Arc<ChannelPolicies>>, Error> {
+    match (examined, codes) {
+        ([only], [code]) if code.is_valid() && only.is_config() => {}
+        _ => return Ok(None),
+    }
+    let current = context.validating.get();
+    let config = current.config().successor(&block.envelope(0));
+    let config = config.map_err(|cause| Error::Configuration { block: block.number().get(), cause })?;
+    Ok(Some(Arc::new(current.under(Arc::new(config))?)))
+}
+
 fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<VerifiedTransaction>>> {
     let mut chunks = Vec::with_capacity(block.len().div_ceil(VERIFY_CHUNK_TRANSACTIONS));
-    let mut start = 0;
+    let (mut start, policies) = (0, context.validating.get());
     while start < block.len() {
         let end = (start + VERIFY_CHUNK_TRANSACTIONS).min(block.len());
-        let (block, policies, offload) = (block.clone(), context.policies.clone(), context.settings.offload.clone());
+        let (block, policies, offload) = (block.clone(), policies.clone(), context.settings.offload.clone());
         let bytes = || chunk_bytes((start..end).map(|index| block.envelope(index).len()));
         let permit = context.primary.as_deref().and_then(|primary| offload.reserve(primary, bytes));
         let chunk = async move {
@@ -302,7 +349,11 @@ async fn validate_blocks(
         events::ConflictCheckTime.record_since(started);
 
         let BlockVerdict { codes, mut batch, commit_hash } = verdict;
+        let policies = next_policies(&context, &block, &examined, &codes)?;
         let block = with_verdict(&block, &codes, &commit_hash);
+        if policies.is_some() {
+            batch = stored_updates(&block)?;
+        }
         batch.set_block_hash(block.hash());
         hold_up("chain.commit.validated").await;
         let transactions = transactions(&examined, &codes);
@@ -312,10 +363,14 @@ async fn validate_blocks(
             other => other?,
         }
         tip = ChainTip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
+        if let Some(policies) = &policies {
+            context.validating.replace(policies.clone());
+        }
+        context.validated.send(tip.height);
         let batch = Arc::new(batch);
         pending.push_back((number, batch.clone()));
         let block = CommittedBlock::of_verified(block, examined, &codes);
-        let judged_block = ValidatedBlock { block, codes, batch, received, appended: rt::now() };
+        let judged_block = ValidatedBlock { block, codes, batch, policies, received, appended: rt::now() };
         if judged.send(judged_block).await.is_err() {
             return Err(Error::Stopped);
         }
@@ -360,8 +415,7 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
 }
 
 fn transactions(examined: &[VerifiedTransaction], codes: &[Code]) -> Vec<(TxId, u8)> {
-    let id = |examined: &VerifiedTransaction| examined.tx_id.clone().unwrap_or_else(|| TxId::from(""));
-    examined.iter().zip(codes).map(|(examined, code)| (id(examined), code.0)).collect()
+    examined.iter().zip(codes).map(|(examined, code)| (examined.indexed_tx_id.clone(), code.0)).collect()
 }
 
 /// Appends a block without making it durable. While the disk is full, or a remote store has no space, it waits for
@@ -446,7 +500,7 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
         // Given to the first block only, since all these blocks become durable together.
         let mut durable: Option<Durable<'_>> = Some(Box::pin(durable));
         for judged in waiting.drain(..) {
-            let ValidatedBlock { block, codes, batch, received, .. } = judged;
+            let ValidatedBlock { block, codes, batch, policies, received, .. } = judged;
             // The stage before may still use the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
             if context.state.wants_persist() {
@@ -459,7 +513,7 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
             }
             hold_up("chain.commit.applied").await;
             events::ApplyTime.record_since(durable_at.get().map_or(started, |durable| started.max(*durable)));
-            context.publish(block, &codes);
+            context.publish(block, &codes, policies);
             events::CommitTime.record_since(received);
         }
         // A storage node materialises durable blocks, which may be more than were applied here.

@@ -9,6 +9,8 @@ use block_transport::RecentBlocks;
 use ledger::Block;
 use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
+use proto::common::HeaderType;
+
 use crate::Error;
 use crate::validate::Code;
 use crate::validate::verify::{VerifiedTransaction, claimed};
@@ -103,6 +105,11 @@ impl CommittedBlock {
     /// Its transactions, in order.
     pub fn transactions(&self) -> &[CommittedTransaction] {
         &self.transactions
+    }
+
+    /// Whether the block has changed the channel's configuration.
+    pub fn changes_config(&self) -> bool {
+        self.transactions.iter().any(|one| one.kind == HeaderType::Config as i32 && one.code.is_valid())
     }
 
     /// The encoded block: assembled at the first call and shared from then on.

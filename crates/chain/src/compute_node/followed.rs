@@ -1,17 +1,22 @@
 //! A channel at a follower: it answers from the state of the primary and from the blocks at the storage node.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
+use base::rt::{self, AbortOnDrop};
 use base::{BlockNumber, Bytes, TxId};
 use ledger::Hash;
+use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use state::{Follower, Snapshot};
 use storage::blocks::{StoredBlocks, TransactionLocation};
 use storage::node::{RemoteReads, RemoteStoreConfig};
 
 use crate::Error;
-use crate::access::ChannelPolicies;
+use crate::access::{ChannelPolicies, CurrentPolicies};
+use crate::channel::newest_policies;
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::TxStatus;
 use crate::endorse::EndorsingChannel;
@@ -19,11 +24,17 @@ use crate::history::KeyHistory;
 use crate::validate::Code;
 use crate::view::ChannelView;
 
+/// How often a follower looks for a new configuration, at most.
+const REFRESH_PERIOD: Duration = Duration::from_millis(100);
+
 /// A channel that another compute node of the peer commits. Every block that it shows is durable; the primary has
 /// applied it, or is about to.
 pub struct FollowedChannel {
-    policies: Arc<ChannelPolicies>,
-    follower: Follower,
+    policies: Arc<CurrentPolicies>,
+    /// Whether the policies are those of a state that the node has followed.
+    knows_policies: Arc<AtomicBool>,
+    follower: Arc<Follower>,
+    _refreshing: AbortOnDrop<()>,
     blocks: Arc<RemoteReads>,
     history: Arc<KeyHistory>,
     recent: RecentCommittedBlocks,
@@ -31,13 +42,28 @@ pub struct FollowedChannel {
 
 impl FollowedChannel {
     pub(super) fn new(
-        policies: Arc<ChannelPolicies>,
+        policies: Arc<CurrentPolicies>,
         follower: Follower,
         remote: RemoteStoreConfig,
     ) -> FollowedChannel {
         let blocks = Arc::new(RemoteReads::new(remote));
         let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
-        FollowedChannel { policies, follower, blocks, history, recent: RecentCommittedBlocks::default() }
+        let (follower, knows_policies) = (Arc::new(follower), Arc::new(AtomicBool::new(false)));
+        let refreshing = refresh_policies(policies.clone(), follower.clone(), knows_policies.clone());
+        FollowedChannel {
+            policies,
+            knows_policies,
+            follower,
+            _refreshing: rt::spawn(refreshing).abort_on_drop(),
+            blocks,
+            history,
+            recent: RecentCommittedBlocks::default(),
+        }
+    }
+
+    /// Whether the channel's policies are known, so that callers can be identified.
+    pub(super) fn knows_policies(&self) -> bool {
+        self.knows_policies.load(Ordering::Acquire)
     }
 
     pub(super) fn follower(&self) -> &Follower {
@@ -50,10 +76,39 @@ impl FollowedChannel {
     }
 }
 
+/// Takes over each new configuration that the followed state shows, within [`REFRESH_PERIOD`]. Never ends.
+async fn refresh_policies(policies: Arc<CurrentPolicies>, follower: Arc<Follower>, known: Arc<AtomicBool>) {
+    let (mut heights, mut version, genesis) = (follower.heights(), None, policies.get());
+    loop {
+        let refreshed = async {
+            let snapshot = follower.snapshot().await?;
+            let newest = snapshot.version(CONFIG_NAMESPACE, CONFIG_KEY).await?;
+            if newest != version || !known.load(Ordering::Acquire) {
+                policies.replace(newest_policies(genesis.clone(), snapshot.as_ref()).await?);
+                version = newest;
+            }
+            Ok::<_, Error>(())
+        };
+        match refreshed.await {
+            Ok(()) => {
+                known.store(true, Ordering::Release);
+                rt::sleep(REFRESH_PERIOD).await;
+                if heights.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(channel = %policies.channel(), %error, "the followed state does not show its configuration yet");
+                rt::sleep(REFRESH_PERIOD).await;
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl ChannelView for FollowedChannel {
-    fn policies(&self) -> &Arc<ChannelPolicies> {
-        &self.policies
+    fn policies(&self) -> Arc<ChannelPolicies> {
+        self.policies.get()
     }
 
     fn height(&self) -> u64 {

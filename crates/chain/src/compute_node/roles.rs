@@ -18,7 +18,7 @@ use storage::node::{RemoteStateStore, RemoteStoreConfig};
 use storage::{StateStore, Watermark};
 
 use super::{ComputeNodeSetup, FollowedChannel, PeerMemory};
-use crate::access::ChannelPolicies;
+use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::stores::{ChannelStores, NodeStores, PeerStores, WorldStateFactory};
 use crate::validate::offload::VerificationWorker;
 use crate::view::ChannelView;
@@ -27,12 +27,13 @@ use crate::{Channel, Error, Peer, PeerSetup};
 /// The roles of a node in its one channel.
 pub(super) struct ChannelRoles {
     options: ComputeNodeSetup,
-    policies: Arc<ChannelPolicies>,
+    /// Those that followers know: of the genesis block until the state shows others.
+    policies: Arc<CurrentPolicies>,
 }
 
 impl ChannelRoles {
     pub(super) fn new(options: ComputeNodeSetup, policies: Arc<ChannelPolicies>) -> ChannelRoles {
-        ChannelRoles { options, policies }
+        ChannelRoles { options, policies: Arc::new(CurrentPolicies::new(policies)) }
     }
 
     pub(super) fn setup(&self) -> &ComputeNodeSetup {

@@ -52,7 +52,8 @@ impl EndorsingChannels for ServingChannels {
     fn all(&self) -> Vec<Arc<dyn EndorsingChannel>> {
         match self.0.get() {
             ServingRole::None => Vec::new(),
-            ServingRole::Following(channel) => vec![channel],
+            ServingRole::Following(channel) if channel.knows_policies() => vec![channel],
+            ServingRole::Following(_) => Vec::new(),
             ServingRole::Primary(session) => vec![session.peer().channel().clone()],
         }
     }

@@ -249,7 +249,8 @@ impl Endorser {
                 cause: error.to_string(),
             });
         }
-        let definition = channel.policies().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
+        let policies = channel.policies();
+        let definition = policies.definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
         let turn = rt::timeout(self.settings.wait_max, self.turns.take(admitted.creator.msp_id())).await;
         let _turn = turn.map_err(|_| overloaded())?;
         let started = rt::now();

@@ -203,10 +203,11 @@ async fn channel_config(channel: &dyn EndorsingChannel) -> SystemResult {
 fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> SystemResult {
     let args = QueryChaincodeDefinitionArgs::decode(args.cloned().unwrap_or_default())
         .map_err(|error| format!("failed to decode input arg: {error}"))?;
-    let known = channel.policies().definitions().get(&args.name);
+    let policies = channel.policies();
+    let known = policies.definitions().get(&args.name);
     let ContractDefinition { version, sequence, endorsement } =
         known.ok_or_else(|| format!("namespace {} is not defined", args.name))?;
-    let organizations = channel.policies().config().application().iter();
+    let organizations = policies.config().application().iter();
     let result = QueryChaincodeDefinitionResult {
         sequence: *sequence,
         version: version.clone(),
@@ -220,7 +221,8 @@ fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> SystemRes
 }
 
 fn definitions(channel: &dyn EndorsingChannel) -> Bytes {
-    let definitions = channel.policies().definitions().iter().map(|(name, definition)| ChaincodeDefinition {
+    let policies = channel.policies();
+    let definitions = policies.definitions().iter().map(|(name, definition)| ChaincodeDefinition {
         name: name.clone(),
         sequence: definition.sequence,
         version: definition.version.clone(),

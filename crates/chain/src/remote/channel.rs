@@ -1,5 +1,6 @@
 //! A channel of a remote peer.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,9 +12,11 @@ use base::{Bytes, ErrorKind, TxId};
 use prost::Message;
 
 use super::MOVING_MAX;
+use ledger::ChannelConfig;
+
 use super::messages::{Ask, BlockAt, BlockResponse, CommitNotification, PeerRequest, StatusRequest, StatusResponse};
 use crate::Error;
-use crate::access::ChannelPolicies;
+use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::validate::Code;
@@ -135,7 +138,9 @@ pub(super) async fn send_request(caller: &RpcClient, ask: Ask) -> Result<Bytes, 
 /// A channel that a remote peer has joined. [`super::RemotePeer`] creates it.
 pub struct RemoteChannel {
     connection: Arc<PeerConnection>,
-    policies: Arc<ChannelPolicies>,
+    policies: CurrentPolicies,
+    /// Notices of a change of configuration since the newest configuration was last asked for.
+    config_notices: AtomicU64,
     height: WatchSender<u64>,
     recent: RecentCommittedBlocks,
     waiters: TxWaiters,
@@ -147,13 +152,42 @@ impl RemoteChannel {
     pub(super) fn new(connection: Arc<PeerConnection>, policies: Arc<ChannelPolicies>) -> RemoteChannel {
         RemoteChannel {
             connection,
-            policies,
+            policies: CurrentPolicies::new(policies),
+            config_notices: AtomicU64::new(0),
             height: watch(0).0,
             recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
             failure: Mutex::new(None),
             failed: CancellationToken::new(),
         }
+    }
+
+    /// Counts a notice of a change of configuration. Returns whether nobody is asking for the newest configuration yet.
+    pub(super) fn count_config_notice(&self) -> bool {
+        self.config_notices.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// How many notices a request that is sent now will answer.
+    pub(super) fn config_notices(&self) -> u64 {
+        self.config_notices.load(Ordering::Acquire)
+    }
+
+    /// Records that so many notices are answered. Returns whether these were all.
+    pub(super) fn answer_config_notices(&self, answered: u64) -> bool {
+        self.config_notices.compare_exchange(answered, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Takes over the configuration that the peer says is the newest.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn set_config(&self, content: Bytes) -> Result<(), Error> {
+        let current = self.policies.get();
+        if *current.config().content() != content {
+            let config = ChannelConfig::from_state(self.policies.channel(), content)?;
+            self.policies.replace(Arc::new(current.under(Arc::new(config))?));
+        }
+        Ok(())
     }
 
     /// Following starts at this height: everything below it is committed.
@@ -195,8 +229,8 @@ impl RemoteChannel {
 
 #[async_trait]
 impl ChannelView for RemoteChannel {
-    fn policies(&self) -> &Arc<ChannelPolicies> {
-        &self.policies
+    fn policies(&self) -> Arc<ChannelPolicies> {
+        self.policies.get()
     }
 
     fn height(&self) -> u64 {
@@ -261,7 +295,6 @@ impl ChannelView for RemoteChannel {
 #[cfg(test)]
 mod tests {
     use base::rt::production;
-    use ledger::ChannelConfig;
     use ledger::config::EndorsementRule;
 
     use super::*;

@@ -101,7 +101,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PeerRequest {
     /// The request; `None` if the caller sent none that is known here.
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub ask: Option<Ask>,
 }
 
@@ -132,6 +132,9 @@ pub enum Ask {
     /// The commit hash of this block, or of the newest one if that is older.
     #[prost(message, tag = "8")]
     Commit(BlockAt),
+    /// The newest configuration of the channel of this name, answered with a [`ConfigResponse`].
+    #[prost(string, tag = "9")]
+    Config(String),
 }
 
 /// The first message of a link.
@@ -283,6 +286,14 @@ pub struct TransactionStatus {
     pub block: u64,
 }
 
+/// The answer to [`Ask::Config`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ConfigResponse {
+    /// An encoded `ConfigEnvelope`.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub content: Bytes,
+}
+
 /// A message that a server sends without a request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CommitNotification {
@@ -298,6 +309,9 @@ pub struct CommitNotification {
     /// Why the channel has stopped; the notice then announces no block.
     #[prost(string, optional, tag = "4")]
     pub failure: Option<String>,
+    /// Whether the block has changed the channel's configuration.
+    #[prost(bool, tag = "5")]
+    pub changes_config: bool,
 }
 
 /// A transaction of a committed block.
@@ -458,7 +472,8 @@ mod tests {
         let request = PeerRequest { ask: Some(Ask::Status(status)) };
         assert_eq!(request.encode_to_vec(), [0x2a, 8, 0x0a, 2, b'c', b'h', 0x12, 2, b'a', b'b']);
         let transactions = vec![CommittedTx { tx_id: "ab".into(), code: 11 }];
-        let notice = CommitNotification { channel: "ch".into(), number: 7, transactions, failure: None };
+        let notice =
+            CommitNotification { channel: "ch".into(), number: 7, transactions, ..CommitNotification::default() };
         let golden = [0x0a, 2, b'c', b'h', 0x10, 7, 0x1a, 6, 0x0a, 2, b'a', b'b', 0x10, 11];
         assert_eq!(notice.encode_to_vec(), golden);
     }

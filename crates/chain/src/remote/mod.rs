@@ -9,11 +9,13 @@
 //! 1. The caller sends a hello with the versions that it speaks ([`wire::hello`]). The answer has the version of the link and
 //!    the channels that the peer has joined, each with its height. If the two share no version, the link ends with an error
 //!    that names both ranges.
-//! 2. For a channel that it does not know yet, the caller asks for block 0, and builds the channel's policies from it.
+//! 2. For a channel that it does not know yet, the caller asks for the newest configuration, and builds the channel's policies from
+//!    it.
 //! 3. The caller follows each channel from the height it knows. The answer names the first block for which the server will
 //!    send a notice: the block at the caller's height, or a later one if that height is more than [`FOLLOW_BLOCKS_MAX`]
 //!    behind. From then on the server sends one notice per committed block, in order: the block's number, and the id and
-//!    code of each transaction. It also sends a notice if the channel fails.
+//!    code of each transaction. It also sends a notice if the channel fails. After the answer, and after each notice of a block that
+//!    changed the configuration, the caller asks for the newest configuration again.
 //! 4. Only now does the caller show the peer as reachable, and send it proposals and requests for blocks and statuses.
 //! 5. When the link ends, waiting callers get [`crate::Error::Unreachable`], and the caller connects again. It waits longer
 //!    after each failure, up to [`BACKOFF_MAX`].

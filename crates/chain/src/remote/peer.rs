@@ -8,13 +8,13 @@ use async_trait::async_trait;
 use base::rt::net::Parties;
 use base::rt::net::rpc::RpcClient;
 use base::rt::{self, Backoff, CancellationToken, net};
-use base::{Bytes, ErrorKind};
-use ledger::{Block, ChannelConfig, Hash};
+use base::{Bytes, ChannelId, ErrorKind};
+use ledger::{ChannelConfig, Hash};
 use proto::protos::{ProposalResponse, Response};
 
 use super::channel::{PeerConnection, RemoteChannel, send_request};
 use super::messages::{
-    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, Hello, ResultResponse, Welcome, decode,
+    Ask, BlockAt, CommitHashResponse, CommitNotification, ConfigResponse, Hello, ResultResponse, Welcome, decode,
 };
 use super::{
     BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
@@ -206,7 +206,11 @@ impl RemotePeerCore {
                     // Another node is the primary, or is about to be.
                     return shared.connection.drop_link();
                 }
+                let changes_config = notice.changes_config;
                 channel.handle_notification(notice);
+                if changes_config && channel.count_config_notice() {
+                    drop(rt::spawn(async move { shared.refresh(&channel).await }));
+                }
             }
         });
         let welcome: Welcome = self.request(&caller, Ask::Hello(Hello::new(PROTOCOL_VERSIONS)), hello_max).await?;
@@ -223,20 +227,49 @@ impl RemotePeerCore {
             let from = BlockAt { channel: name, number: channel.height() };
             let begun: BlockAt = self.request(&caller, Ask::Follow(from), HELLO_MAX).await?;
             channel.raise_height(begun.number);
+            // Notices report every change from here on.
+            let content = self.newest_config(&caller, channel.policies().channel().as_str()).await?;
+            channel.set_config(content).map_err(|error| format!("the newest configuration: {error}"))?;
         }
         self.connection.up(caller.clone());
         Ok(caller)
     }
 
+    /// The newest configuration of a channel, as the peer's state holds it.
+    async fn newest_config(&self, caller: &RpcClient, channel: &str) -> Result<Bytes, String> {
+        let answer: ConfigResponse = self.request(caller, Ask::Config(channel.to_owned()), HELLO_MAX).await?;
+        Ok(answer.content)
+    }
+
+    /// Takes over the configurations that notices have reported. If that fails, the link ends: the next one asks again. One task a
+    /// channel does this, however many notices arrive.
+    async fn refresh(&self, channel: &RemoteChannel) {
+        let name = channel.policies().channel().to_string();
+        loop {
+            let notices = channel.config_notices();
+            let refreshed = async {
+                let answer = self.connection.request(Ask::Config(name.clone())).await?;
+                let answer = decode::<ConfigResponse>(answer);
+                channel
+                    .set_config(answer.map_err(|error| self.connection.malformed("a configuration", &error))?.content)
+            };
+            if let Err(error) = refreshed.await {
+                tracing::warn!(peer = self.options.name, channel = name, %error, "a new configuration could not be taken over");
+                self.connection.drop_link();
+            }
+            if channel.answer_config_notices(notices) {
+                return;
+            }
+        }
+    }
+
     async fn learn(&self, caller: &RpcClient, name: &str) -> Result<Arc<RemoteChannel>, String> {
-        let ask = Ask::Block(BlockAt { channel: name.to_owned(), number: 0 });
-        let answer: BlockResponse = self.request(caller, ask, HELLO_MAX).await?;
+        let content = self.newest_config(caller, name).await?;
         let policies = (|| {
-            let block = Block::parse(&answer.block.unwrap_or_default())?;
-            let config = Arc::new(ChannelConfig::from_block(&block)?);
+            let config = Arc::new(ChannelConfig::from_state(&ChannelId::from(name), content)?);
             Ok::<_, Error>(Arc::new(ChannelPolicies::new(config, self.options.definitions.clone())?))
         })();
-        let policies = policies.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
+        let policies = policies.map_err(|error| format!("the configuration of channel {name}: {error}"))?;
         let channel = Arc::new(RemoteChannel::new(self.connection.clone(), policies));
         self.channels.write().expect("no holder of this lock panics").insert(name.to_owned(), channel.clone());
         Ok(channel)

@@ -11,8 +11,8 @@ use futures_util::future::{Either, select};
 use prost::Message as _;
 
 use super::messages::{
-    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, PeerRequest, RemoteFailure,
-    ResultResponse, StatusResponse, TransactionStatus, decode,
+    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, PeerRequest,
+    RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
 };
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX};
 use crate::Error;
@@ -149,6 +149,10 @@ impl<P: PeerView + Endorse> PeerServer<P> {
                 prost::encoding::encode_varint(block.len() as u64, &mut head);
                 Ok(vec![Bytes::from(head), block].into())
             }
+            Ask::Config(channel) => {
+                let content = self.channel(&channel)?.policies().config().content().clone();
+                Ok(body(&ConfigResponse { content }))
+            }
             Ask::Status(of) => {
                 let channel = self.channel(&of.channel)?;
                 let status = channel.tx_status(&TxId::new(of.tx_id)).await.map_err(|error| rejection(&error))?;
@@ -215,13 +219,15 @@ async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
             number: next,
             transactions: transactions.collect(),
             failure: None,
+            changes_config: block.changes_config(),
         };
         if notifier.notify(notice.encode_to_vec()).await.is_err() {
             return;
         }
         next += 1;
     };
-    let notice = CommitNotification { channel: name, number: next, transactions: Vec::new(), failure: Some(failure) };
+    let notice =
+        CommitNotification { channel: name, number: next, failure: Some(failure), ..CommitNotification::default() };
     // If the link has ended, nobody receives the notice.
     let _ = notifier.notify(notice.encode_to_vec()).await;
 }

@@ -3,6 +3,7 @@
 use base::{Map, Set, TxId};
 use ledger::CommitHasher;
 use ledger::Hash;
+use ledger::config::CONFIG_NAMESPACE;
 use state::UpdateBatch;
 use storage::blocks::Blocks;
 
@@ -41,6 +42,9 @@ pub async fn validate_block(
     for (transaction, repeated) in transactions.iter().zip(repeated) {
         codes.push(if transaction.form != Code::VALID {
             transaction.form
+        } else if transaction.is_config() && transactions.len() > 1 {
+            // Its orderer has to cut it alone: what follows it in the block would be judged by old rules.
+            Code::INVALID_CONFIG_TRANSACTION
         } else if repeated {
             Code::DUPLICATE_TXID
         } else {
@@ -63,14 +67,16 @@ pub async fn validate_block(
     Ok(BlockVerdict { codes, batch: conflicts.batch, commit_hash })
 }
 
-/// For each transaction that passed steps 1 to 6, whether its id is in an earlier block. One request asks for all of
+/// For each transaction but configurations that passed steps 1 to 6, whether its id is in an earlier block. One request asks for all of
 /// them, because the store may be remote.
 async fn committed_before(
     transactions: &[VerifiedTransaction],
     store: &dyn Blocks,
 ) -> Result<Vec<bool>, storage::Error> {
-    let asked =
-        |transaction: &VerifiedTransaction| transaction.tx_id.clone().filter(|_| transaction.form == Code::VALID);
+    let asked = |transaction: &VerifiedTransaction| {
+        let may_repeat = transaction.form == Code::VALID && !transaction.is_config();
+        transaction.tx_id.clone().filter(|_| may_repeat)
+    };
     let ids: Vec<TxId> = transactions.iter().filter_map(asked).collect();
     if ids.is_empty() {
         return Ok(vec![false; transactions.len()]);
@@ -92,11 +98,12 @@ fn mark_duplicates(transactions: &[VerifiedTransaction], codes: &mut [Code]) {
     }
 }
 
-/// The commit hash of a block, from its filter, its writes and the previous commit hash.
+/// The commit hash of a block, from its filter, its writes and the previous commit hash. The row of a configuration is left out,
+/// as in Fabric.
 pub fn commit_hash(codes: &[Code], batch: &UpdateBatch, previous: Option<&Hash>) -> Hash {
     let filter: Vec<u8> = codes.iter().map(|code| code.0).collect();
     let mut hasher = CommitHasher::new(&filter);
-    for (namespace, key, update) in batch.iter() {
+    for (namespace, key, update) in batch.iter().filter(|(namespace, ..)| ***namespace != *CONFIG_NAMESPACE) {
         hasher.update(namespace, key, update.value.as_deref(), update.version);
     }
     hasher.finish(previous)

@@ -35,7 +35,7 @@ codes! {
     BAD_CREATOR_SIGNATURE = 4;
     /// The body is not that of an endorsed transaction, or does not belong to the proposal in the header.
     INVALID_ENDORSER_TRANSACTION = 5;
-    /// The transaction would change the channel's configuration, which Heddle does not offer.
+    /// A configuration that is not alone in its block.
     INVALID_CONFIG_TRANSACTION = 6;
     /// A block holds no transaction of this type.
     UNSUPPORTED_TX_PAYLOAD = 7;

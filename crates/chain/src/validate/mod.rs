@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | 1 | envelope, payload, headers, type, epoch, nonce, creator | 255, 2, 3 |
 //! | 2 | the creator is a member, and the creator's signature is valid | 4 |
-//! | 3 | the type may occur in a block; a configuration is rejected | 7, 6 |
+//! | 3 | the type may occur in a block | 7 |
 //! | 4 | the transaction id | 8 |
 //! | 5 | one action, endorsed for this proposal | 5 |
 //! | 6 | the channel | 14 |
@@ -22,6 +22,9 @@
 //! | 10 | the endorsement policy of the chaincode and of each namespace it writes to | 10 |
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |
+//!
+//! A configuration skips steps 4, 5 and 7 to 12: nobody endorses it. It is valid only if it is alone in its block (6 otherwise), and
+//! its block ends the channel unless the configuration in force leads to it ([`crate::commit::pipeline`]).
 //!
 //! Other compute nodes of the same peer may verify signatures for the primary: [`offload`].
 //!

@@ -30,9 +30,9 @@
 //!
 //! The height of a request: blocks are verified while their predecessors wait for the disk. So when a block's signatures
 //! are verified, no compute node has reached the block's predecessor, not even the primary. Signatures need the channel
-//! policies that hold at the block: the policies of the configuration in force, which the digest names. If the
-//! configuration could change, verifying ahead would have to stop at the change: the height of the request would then be
-//! the first at which the new policies hold.
+//! policies that hold at the block: the policies of the configuration in force, which the digest names. Verifying ahead stops
+//! at a block that changes the configuration ([`crate::commit::pipeline`]). A follower whose policies have another digest
+//! verifies nothing.
 //!
 //! Invariants:
 //! * As long as the peer's own compute nodes do not lie, a block's verdict is the one that the primary would have reached
@@ -54,7 +54,7 @@ use replica::{WorkHandler, WorkPermit};
 use wire::{Malformed, Reader, Writer};
 
 use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
-use crate::access::ChannelPolicies;
+use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::events;
 
 /// Steps 2 to 7 for a chunk that has a permit.
@@ -231,13 +231,13 @@ fn verdicts_for(chunk: &VerificationChunk, answer: Bytes) -> Option<Vec<Signatur
 
 /// A follower that verifies for the primary: step 3.
 pub struct VerificationWorker {
-    policies: Arc<ChannelPolicies>,
+    policies: Arc<CurrentPolicies>,
     config: OffloadConfig,
 }
 
 impl VerificationWorker {
-    /// A worker that verifies by `policies`, and shows its load and its counts through `config`.
-    pub fn new(policies: Arc<ChannelPolicies>, config: OffloadConfig) -> VerificationWorker {
+    /// A worker that verifies by the `policies` in force, and shows its load and its counts through `config`.
+    pub fn new(policies: Arc<CurrentPolicies>, config: OffloadConfig) -> VerificationWorker {
         VerificationWorker { policies, config }
     }
 }
@@ -256,15 +256,16 @@ impl WorkHandler for VerificationWorker {
         if rt::fault_point("chain.offload.late") {
             rt::sleep(OFFLOAD_TIMEOUT.mul_f64(3.0 * rt::random_below(1000) as f64 / 1000.0)).await;
         }
-        let examined = verify_transactions(chunk.envelopes.iter().cloned(), &self.policies);
+        let policies = self.policies.get();
+        if *policies.digest() != chunk.policies_digest {
+            // The primary is about to change the configuration, or has changed it since this node looked.
+            return None;
+        }
+        let examined = verify_transactions(chunk.envelopes.iter().cloned(), &policies);
         let words: Vec<SignatureVerdict> = examined.iter().map(VerifiedTransaction::signature_verdict).collect();
         let count = words.len() as u64;
-        let mut answer = SignatureVerdicts {
-            rules: *self.policies.digest(),
-            block: chunk.block,
-            first: chunk.first,
-            verdicts: words,
-        };
+        let mut answer =
+            SignatureVerdicts { rules: *policies.digest(), block: chunk.block, first: chunk.first, verdicts: words };
         // A simulation may make the follower wrong: with another configuration, with an answer for another block, or
         // lying.
         if rt::fault_point("chain.offload.other_policies") {

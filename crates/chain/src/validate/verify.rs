@@ -12,6 +12,7 @@ use identity::policy::SignedData;
 use identity::{Identity, SignatureClaim, SignatureSet};
 use ledger::transaction::{ActionOutcome, EndorsedAction, InvalidTransaction, Transaction};
 use ledger::wire::{Fields, Span};
+use proto::common::HeaderType;
 
 use super::code::Code;
 use crate::access::{ChannelPolicies, endorsements, is_system_namespace, satisfies};
@@ -22,6 +23,8 @@ use ledger::rwset::ReadWriteSet;
 pub struct VerifiedTransaction {
     /// The id that it claims, if it claims one.
     pub tx_id: Option<TxId>,
+    /// The id under which the block store finds it; empty if it has none.
+    pub indexed_tx_id: TxId,
     /// Fabric's header type; 0 if there is no header.
     pub kind: i32,
     /// The verdict of steps 1 to 6.
@@ -51,6 +54,11 @@ pub enum SignatureVerdict {
 }
 
 impl VerifiedTransaction {
+    /// Whether it is a channel configuration.
+    pub fn is_config(&self) -> bool {
+        self.kind == HeaderType::Config as i32
+    }
+
     /// The result of the transaction's signature and policy checks.
     pub fn signature_verdict(&self) -> SignatureVerdict {
         match (self.form, self.endorsement) {
@@ -133,6 +141,7 @@ enum SignatureSource<'a> {
 /// The content of an envelope, before any of its signatures is verified.
 struct UnverifiedTransaction {
     tx_id: Option<TxId>,
+    indexed_tx_id: TxId,
     kind: i32,
     /// The verdict of step 1.
     transaction: Result<Transaction, Code>,
@@ -153,6 +162,7 @@ impl UnverifiedTransaction {
                 let (tx_id, kind) = claimed(envelope);
                 let transaction = Err(code);
                 return UnverifiedTransaction {
+                    indexed_tx_id: tx_id.clone().unwrap_or_else(|| TxId::from("")),
                     tx_id,
                     kind,
                     transaction,
@@ -178,6 +188,7 @@ impl UnverifiedTransaction {
         };
         UnverifiedTransaction {
             tx_id: Some(header.to_tx_id()).filter(|tx_id| !tx_id.is_empty()),
+            indexed_tx_id: header.indexed_tx_id(),
             kind: header.kind(),
             form,
             outcome: outcome.ok(),
@@ -213,6 +224,8 @@ impl UnverifiedTransaction {
             return StepCodes::of_form(Code::BAD_CREATOR_SIGNATURE);
         }
         match self.form {
+            // Nobody endorses a configuration.
+            Ok(()) if self.kind == HeaderType::Config as i32 => StepCodes::of_form(Code::VALID),
             Ok(()) => {
                 let endorsement = self.check_endorsements(source, policies).err().unwrap_or(Code::VALID);
                 StepCodes { form: Code::VALID, endorsement }
@@ -256,9 +269,9 @@ impl UnverifiedTransaction {
     }
 
     fn into_verified(self, StepCodes { form, endorsement }: StepCodes) -> VerifiedTransaction {
-        let UnverifiedTransaction { tx_id, kind, outcome, content, .. } = self;
+        let UnverifiedTransaction { tx_id, indexed_tx_id, kind, outcome, content, .. } = self;
         let set = content.ok().filter(|_| endorsement == Code::VALID).unwrap_or_default();
-        VerifiedTransaction { tx_id, kind, form, endorsement, set, outcome }
+        VerifiedTransaction { tx_id, indexed_tx_id, kind, form, endorsement, set, outcome }
     }
 }
 
@@ -314,9 +327,8 @@ fn check_form(
     let header = transaction.header();
     transaction.check_type().map_err(|invalid| code(&invalid))?;
     if transaction.is_config() {
-        // Reconfiguration is not offered. Orderers reject it, and a block that contains one nevertheless changes
-        // nothing.
-        return Err(Code::INVALID_CONFIG_TRANSACTION);
+        // Its orderer has signed it. Whether it may follow the configuration in force is decided in the order of blocks.
+        return header.check_channel(policies.channel()).map_err(|invalid| code(&invalid));
     }
     header.check_tx_id().map_err(|invalid| code(&invalid))?;
     action.as_ref().map_err(code)?;

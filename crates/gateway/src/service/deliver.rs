@@ -113,10 +113,10 @@ enum DeliverSource {
 }
 
 impl DeliverSource {
-    fn policies(&self) -> &Arc<ChannelPolicies> {
+    fn policies(&self) -> Arc<ChannelPolicies> {
         match self {
             DeliverSource::Peer(channel) => channel.policies(),
-            DeliverSource::Orderer(chain) => chain.policies(),
+            DeliverSource::Orderer(chain) => chain.policies().clone(),
         }
     }
 
@@ -240,8 +240,9 @@ fn admit(
         let now = rt::wall_now();
         let seek = SeekRequest::parse(envelope, now)?;
         let source = (port.find)(&seek.channel)?;
-        let identity = seek.signer(source.policies())?;
-        source.policies().check_served(&identity, now).map_err(|_| Answer::Forbidden)?;
+        let policies = source.policies();
+        let identity = seek.signer(&policies)?;
+        policies.check_served(&identity, now).map_err(|_| Answer::Forbidden)?;
         if !source.may_read(&identity, port.method) {
             return Err(Answer::Forbidden);
         }
@@ -266,6 +267,7 @@ async fn answer(
     let (form, stop) = (port.method, port.stop);
     let AdmittedSeek { source, identity, range: BlockRange { mut next, last, waits, headers_only } } = admitted;
     let mut heights = source.heights();
+    let mut checked_under = source.policies();
     loop {
         if next >= source.height() && !waits {
             return Ok(Answer::NotFound);
@@ -273,7 +275,7 @@ async fn answer(
         tokio::select! {
             biased;
             () = stop.cancelled() => return Err(StreamEnd::Stopping),
-            () = source.policies().denied(&identity) => return Ok(Answer::Forbidden),
+            () = checked_under.denied(&identity) => return Ok(Answer::Forbidden),
             above = heights.wait_for(|height| *height > next) => {
                 if above.is_err() {
                     return Ok(Answer::ServiceUnavailable);
@@ -282,7 +284,15 @@ async fn answer(
             () = source.stopped() => return Ok(Answer::ServiceUnavailable),
             () = responder.gone() => return Err(StreamEnd::Gone),
         }
-        if source.policies().check_served(&identity, rt::wall_now()).is_err() {
+        let policies = source.policies();
+        if !Arc::ptr_eq(&policies, &checked_under) {
+            // A new configuration may have revoked the reader, or closed the channel to it.
+            if policies.identify(identity.serialized()).is_err() || !source.may_read(&identity, form) {
+                return Ok(Answer::Forbidden);
+            }
+            checked_under = policies;
+        }
+        if checked_under.check_served(&identity, rt::wall_now()).is_err() {
             return Ok(Answer::Forbidden);
         }
         if send_block(&source, next, responder, form, headers_only).await? == SendOutcome::Missing {

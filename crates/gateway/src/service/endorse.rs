@@ -50,7 +50,7 @@ pub(super) async fn endorse(
     let answer = run_in_task(async move {
         let turn = working.turn.fetch_add(1, Ordering::Relaxed);
         let endorsers = EndorserSet { local: &working.local, others: &working.others, plans: &working.plans };
-        let answer = EndorsementRound::new(endorsers, turn, channel.policies(), &request).run().await?;
+        let answer = EndorsementRound::new(endorsers, turn, &channel.policies(), &request).run().await?;
         Endorsed.add(1);
         EndorseTime.record_since(begin);
         Ok(answer)

@@ -93,11 +93,11 @@ impl EventStream {
         }
         let mut committed = self.channel.committed();
         loop {
-            let next = self.next;
+            let (next, policies) = (self.next, channel.policies());
             tokio::select! {
                 biased;
                 () = state.stop.cancelled() => return stopping_status(),
-                () = channel.policies().denied(listener) => {
+                () = policies.denied(listener) => {
                     return GrpcStatus::new(GrpcCode::PermissionDenied, identity::Error::Denied.to_string());
                 }
                 above = committed.wait_for(|height| *height > next) => {

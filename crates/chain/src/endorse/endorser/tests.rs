@@ -335,7 +335,7 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
         let envelope = client.envelope(&proposal, &responses);
         let channel = peer.channel(CHANNEL).expect("it was joined");
         let rules = channel.policies();
-        let order = || crate::order::filter::check_envelope(envelope.clone(), rules, u32::MAX, rt::wall_now());
+        let order = || crate::order::filter::check_envelope(envelope.clone(), &rules, u32::MAX, rt::wall_now());
         order().expect("a member may order");
 
         let serial = DeniedCertificate::Serial("Org1MSP".into(), client.signer.certificate().serial().to_vec());
@@ -345,7 +345,7 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
         peer.evaluate(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
         let refused = order().expect_err("denied");
         assert_eq!(refused.status(), proto::common::Status::Forbidden);
-        let examined = crate::validate::verify::verify_transaction(&envelope, rules);
+        let examined = crate::validate::verify::verify_transaction(&envelope, &rules);
         assert!(examined.form.is_valid() && examined.endorsement.is_valid(), "validation never looks at the list");
 
         DenyList::of_process().replace(Vec::new());

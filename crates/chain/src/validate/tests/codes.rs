@@ -309,7 +309,9 @@ const TABLE: &str = "
     signature -> BAD_CREATOR_SIGNATURE
     unsigned -> BAD_CREATOR_SIGNATURE
     kind=2 -> UNSUPPORTED_TX_PAYLOAD
-    kind=1 -> INVALID_CONFIG_TRANSACTION
+    kind=1 -> VALID
+    kind=1 channel=other -> TARGET_CHAIN_NOT_FOUND
+    kind=1 txid= -> VALID
     txid=abc -> BAD_PROPOSAL_TXID
     txid= -> BAD_PROPOSAL_TXID
     actions=0 -> INVALID_ENDORSER_TRANSACTION
