@@ -1,19 +1,21 @@
 //! Tests how the program finds the other program of a release.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use crate::support::text;
 
 /// `heddle bench ARGUMENTS` in a directory where `other`, a script, is the program `heddle-bench`.
 fn bench(other: Option<&str>, arguments: &[&str]) -> Output {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    // On the file system of the program, so that it can be linked. This process writes neither file: another test may start a
+    // process meanwhile, which inherits what is open, and a file that somebody writes to cannot be executed.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
     let heddle = folder.path().join("heddle");
-    std::fs::copy(env!("CARGO_BIN_EXE_heddle"), &heddle).expect("it can be copied");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_heddle"), &heddle).expect("it can be linked");
     if let Some(script) = other {
         let path = folder.path().join("heddle-bench");
-        std::fs::write(&path, script).expect("it can be written");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let written = Command::new("sh").args(["-c", write]).arg(&path).arg(script).status();
+        assert!(written.expect("it can be started").success());
     }
     Command::new(heddle).arg("bench").args(arguments).output().expect("it can be started")
 }
