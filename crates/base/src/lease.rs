@@ -9,9 +9,9 @@
 //! 2. The grantor grants the lease at its time `g`. The question came first, so `g` is no earlier than `a` in true time.
 //! 3. The grantor waits until `g + W`.
 //!
-//! **Proof** that the lease has ended by then if W ≥ L × (1 + d) / (1 − d). The holder's clock is slow by d at worst, so in
-//! true time the lease ends at the latest L / (1 − d) after `a`. The grantor's clock is fast by d at worst, so in true time it
-//! waits at least W / (1 + d) after `g`, which is at least L / (1 − d) after `a`.
+//! **Proof** that the lease has ended when the wait ends, if W ≥ L × (1 + d) / (1 − d). The holder's clock is slow by d
+//! at worst, so in true time the lease ends at the latest L / (1 − d) after `a`. The grantor's clock is fast by d at
+//! worst, so in true time it waits at least W / (1 + d) after `g`, which is at least L / (1 − d) after `a`.
 //!
 //! [`waited`] calculates W from L. [`held`] calculates L from W, where the wait is given instead: a Raft voter promises to
 //! abstain for W. Neither rounds to the unsafe side. The users are the leases of a consensus group's coordinator (`SiftTimeouts`), of

@@ -39,7 +39,8 @@
 //! ```
 //!
 //! # Modules
-//! * [`admission`]: bounds on what a listener spends on unauthenticated connections, and on each organisation.
+//! * [`admission`]: limits on the resources that a listener gives to unauthenticated connections and to each
+//!   organisation.
 //! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs, terms).
 //! * [`error`]: the kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
@@ -51,8 +52,8 @@
 //!   a seeded single-threaded executor in simulation.
 //!
 //! # Guarantees
-//! * No type of tokio appears in this crate's public interface, and no module depends on blocks' contents, wire formats or
-//!   remote memory.
+//! * No type of tokio appears in this crate's public interface, and no module depends on wire formats, remote memory or
+//!   the contents of blocks.
 //! * In a simulation the seed and the code decide everything: time, randomness, the order of tasks, the faults of disks and
 //!   links. A failed run names the seed that repeats it.
 //! * Every channel, queue and link is bounded.
@@ -63,8 +64,8 @@
 //! # What it needs around it
 //! * Every crate that runs in a node calls this crate, except `proto` and `p256_verify`. This crate calls no other crate of
 //!   Heddle.
-//! * In production the caller starts tokio ([`rt::production`]), and registers a transport ([`rt::net::register`]) for each
-//!   scheme of addresses that leads to other processes; without one, a link stays within its process.
+//! * In production the caller starts tokio ([`rt::production`]), and registers a transport ([`rt::net::register`]) for
+//!   each address scheme that leads to other processes. Links of a scheme without a transport stay within the process.
 //! * [`admission`] only keeps accounts. The listener that uses it accepts connections, runs handshakes and closes
 //!   connections.
 //! * The layers above decide what bytes mean, whom to trust, and when to retry.

@@ -1,6 +1,6 @@
 //! The confidence interval of a mean ratio.
 //!
-//! The mean is the mean of the ratios' logarithms, so that a half and a double weigh the same. The interval follows
+//! The mean is the geometric mean of the ratios, so that a halving and a doubling weigh the same. The interval follows
 //! Student's t-distribution, because few pairs are measured.
 
 use crate::figure::RatioBound;

@@ -4,7 +4,7 @@
 //! 1. The benchmark makes keys, and signatures by randomly chosen keys. The library gets the keys in parsed form;
 //!    [`p256_verify`] gets their tables.
 //! 2. In every round the methods take turns, so that a drift of the machine affects all of them. A method verifies all
-//!    signatures twice; only the second pass is timed, because by then its data is in the caches, as in production.
+//!    signatures twice; only the second pass is timed, when its data is in the caches, as in production.
 //! 3. A `flushed` method verifies only some of the signatures, and only once. Before each call the benchmark touches so
 //!    much other data that neither tables nor code remain in the second-level cache.
 //!

@@ -1,7 +1,8 @@
 //! The stores in which a peer keeps the blocks and the states of its channels.
 //!
-//! A peer opens both by the channel's name and uses them through interfaces only. So the same peer runs over the disk of
-//! its own process ([`LocalStores`]), or over a storage node ([`NodeStores`]) with its state in pooled memory.
+//! A peer opens a channel's block store and its state by the channel's name, and uses both through interfaces only. So
+//! the same code runs on the process's own disk ([`LocalStores`]), or on a storage node with the state in pooled memory
+//! ([`NodeStores`]).
 
 #[cfg(test)]
 mod tests;

@@ -12,9 +12,9 @@
 //!    blocks are allocated or freed. Post the transaction and start the next one. It allocates from other lines of the bitmap:
 //!    if two transactions wrote the same line, the later one would wait until the earlier one is committed. A record that keeps
 //!    its blocks is one write. A new record goes to the front of its chain.
-//! 4. The last transaction of the window moves the cursor behind the window. Transactions are committed in the order in which
-//!    they were posted, so a new coordinator finds a prefix of them, each complete. When the last one is committed, increment
-//!    the counters of the stripes again; the log space of the window is then free.
+//! 4. The last transaction of the window moves the cursor to the end of the window. Transactions are committed in the
+//!    order in which they were posted, so a new coordinator finds a prefix of them, each complete. When the last one is
+//!    committed, increment the counters of the stripes again; the log space of the window is then free.
 //!
 //! Only this task changes chains and bitmap. Invariant: after each transaction, the bitmap marks exactly the blocks of the
 //! records in chains.

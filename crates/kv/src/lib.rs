@@ -74,18 +74,19 @@
 //!    log before the cursor is free. A put waits for free space in the log; this wait is the back-pressure.
 //! 5. A watcher gets every entry that a majority has, in order, including those that later entries have overwritten
 //!    ([`watch`]).
-//! 6. A new coordinator ([`recover`]) reads cursor and seal, and the log behind the cursor from a majority. It writes back the
-//!    entries that some node may lack and writes its own seal; for this it need not wait until an earlier lease has ended. Then
-//!    it serves: keys of the log from the cache, all others from index and chains in remote memory. While it serves, it loads
-//!    the index and applies the log.
+//! 6. A new coordinator ([`recover`]) reads cursor and seal, and the log after the cursor from a majority. It writes
+//!    back the entries that some node may lack and writes its own seal; for this it need not wait until an earlier
+//!    lease has ended. Then it serves: keys of the log from the cache, all others from index and chains in remote
+//!    memory. While it serves, it loads the index and applies the log.
 //!
-//! Why nothing acknowledged is lost. The *seal* says where the log ended when the coordinator of the seal's term took it over.
-//! A coordinator posts entries only once its seal is committed. So the valid entries behind the seal are of the seal's term,
-//! and of one coordinator; a majority had the entries up to the seal before the seal was committed. A new coordinator reads a
-//! majority, in which at least one node has every acknowledged entry. Where two entries continue the chain, the entry of the
-//! greater term counts. The entry of the smaller term was posted before the seal of the greater term, and the takeover that
-//! wrote this seal did not find it. The space of entries is reused only when the cursor has passed them. The cursor is moved by
-//! the last of the transactions that apply the entries which it passes, so these entries are then in logged memory.
+//! Why nothing acknowledged is lost. The *seal* says where the log ended when the coordinator of the seal's term took
+//! it over. A coordinator posts entries only once its seal is committed. So the valid entries after the seal are of the
+//! seal's term, and of one coordinator; a majority had the entries up to the seal before the seal was committed. A new
+//! coordinator reads a majority, in which at least one node has every acknowledged entry. Where two entries continue
+//! the chain, the entry of the greater term counts. The entry of the smaller term was posted before the seal of the
+//! greater term, and the takeover that wrote this seal did not find it. The space of entries is reused only when the
+//! cursor has passed them. The cursor is moved by the last of the transactions that apply the entries which it passes,
+//! so these entries are then in logged memory.
 //!
 //! Why an entry may be applied twice. A takeover keeps only the newest entry of each key. Applying an entry changes the record
 //! of its key alone, and an applied entry is recognised by its version in the chain.
@@ -106,7 +107,7 @@
 //! * Gets, puts, deletes and compare-and-sets are linearizable, also across coordinators.
 //! * An answer shows only entries that a majority has.
 //! * Every unapplied entry is in the cache, whatever the cache's budget.
-//! * Live nodes hold the same log behind the cursor.
+//! * Live nodes hold the same log after the cursor.
 //! * A store that fails ends its coordinator with it, so that another coordinator can take the store over.
 //! * Bounded: the log, and with it the unapplied entries; the rest of the cache ([`KvConfig::cache_bytes`]); waiting callers
 //!   ([`WAITING_MAX`]); entries in flight ([`IN_FLIGHT_MAX`]); watchers, and the changes that wait for them.

@@ -1,19 +1,20 @@
 //! Takeover of a store: the steps by which a new coordinator becomes able to serve the store (step 6 at the head of [`super`]).
 //!
-//! 1. Read superblock, cursor and seal from logged memory. If there is no superblock, create a new store; if the store is kept
-//!    in tables, with the content of the tables ([`super::persist`]). Tables of the store are fenced first, so that no earlier
-//!    coordinator changes them any more.
-//! 2. Read the log behind the cursor from a majority, a chunk at a time, until no entry continues the chain. An entry continues
-//!    the chain if it has the next index, the checksum of the previous entry and, behind the seal, the seal's term. Of several
-//!    such entries, the entry of the greatest term counts. The scan must reach the seal.
-//! 3. Write back every entry that was not read from every live node, and wait until a majority has these entries.
-//! 4. Write a seal: this coordinator's term and the position of the log's end. Once the seal is committed, only entries of this
-//!    coordinator count behind it.
+//! 1. Read superblock, cursor and seal from logged memory. If there is no superblock, create a new store. If the store
+//!    is also kept in tables, restore the new store from them ([`super::persist`]). The store's tables are fenced
+//!    before that, so that no earlier coordinator can change them any more.
+//! 2. Read the log after the cursor from a majority, a chunk at a time, until no entry continues the chain. An entry
+//!    continues the chain if it has the next index and carries the checksum of the previous entry; after the seal it
+//!    must also have the seal's term. Of several such entries, the entry of the greatest term counts. The scan must
+//!    reach the seal.
+//! 3. Write back every entry that at least one live node did not return, and wait until a majority has these entries.
+//! 4. Write a seal: this coordinator's term and the position of the log's end. Once the seal is committed, only entries
+//!    of this coordinator count after the seal.
 //! 5. From here on memory nodes may be re-admitted: every live node from which they are copied has the whole log.
 //! 6. Read the bitmap, and serve.
 //!
-//! A takeover that ends before step 4 leaves the seal as it was, and every node has at least as much of the log of that seal as
-//! before.
+//! A takeover that ends before step 4 leaves the seal unchanged, and removes from no node an entry that belongs to that
+//! seal's log.
 
 use std::collections::VecDeque;
 use std::time::Duration;

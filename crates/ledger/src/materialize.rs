@@ -1,9 +1,9 @@
 //! The rows that a stored block writes to the world state's tables.
 //!
-//! A stored block carries its filter, so nothing is verified again: the writes of the transactions that the filter marks as
-//! valid become rows, each at the version of its transaction. A storage node materialises rows so ([`BlockMaterializer`]), and
-//! a peer that starts replays the blocks after its savepoint so. A configuration writes one row, as in Fabric: its envelope's
-//! content under [`CONFIG_KEY`].
+//! A stored block carries its validity filter, so nothing is verified again: the writes of the transactions that the
+//! filter marks as valid become rows, each at the version of its transaction. A storage node materialises rows in this
+//! way ([`BlockMaterializer`]); a peer does the same when it starts and replays the blocks after its savepoint. A
+//! configuration writes one row, as in Fabric: its envelope's content under [`CONFIG_KEY`].
 
 use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, TxIndex, Version};

@@ -1,15 +1,16 @@
-//! Watches certificates for a process: those that its operator denies, and its own, which expire.
+//! Watches two sets of certificates for a process: those that its operator denies, and its own, which may be about to
+//! expire.
 //!
 //! 1. `denied.toml` in the process's folder is the deny list. The certificates on it are refused at once, because a
 //!    lost key cannot wait until the channel's configuration has changed. A process below `nodes/` of a network also
-//!    applies the network's `denied.toml`. An entry is `[[denied]]` with `sha256`, or with `msp` and `serial`. Optional
-//!    are `reason` and `until`, the last day of the denial.
-//! 2. The process reads the file at its start and whenever the file changes. A mistake in the file makes the start
-//!    fail. In a running process the previous list stays in force, and log and health report the mistake.
+//!    applies the network's `denied.toml`. An entry is `[[denied]]` with `sha256`, or with `msp` and `serial`. `reason`
+//!    and `until` are optional; `until` is the last day of the denial.
+//! 2. The process reads the file at its start and whenever the file changes. If the file has a mistake, a process does
+//!    not start. A running process keeps the previous list in force, and reports the mistake in its log and its health.
 //! 3. A denial applies to every service that this process gives to others ([`identity::deny`]). It never applies to
 //!    validation.
-//! 4. Health names the process's certificates that expire within [`WARN_SECONDS`]. A gauge shows the seconds until the
-//!    earliest of the process's certificates expires.
+//! 4. The health report names each certificate of the process that expires within [`WARN_SECONDS`]. A gauge shows the
+//!    seconds until the earliest of the process's certificates expires.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,6 @@
-//! A replicated ordered log as one of its CPU nodes sees it, the guarantees that every engine behind it gives, and the engines:
-//! [`solo`] for a single node, [`sift`] on passive memory nodes, and [`raft`] for networks without a memory pool.
+//! The interface of a replicated ordered log at one of its CPU nodes, the guarantees of every engine behind it, and
+//! three engines: [`solo`] for a single node, [`sift`] on passive memory nodes, and [`raft`] for networks without a
+//! memory pool.
 //!
 //! ```
 //! use async_trait::async_trait;
@@ -76,7 +77,7 @@
 //! ```text
 //!  caller           ── append(term, position, entry) ─▶  OrderedLog  ── entries, in order ─▶  log store (own disk)
 //!                   ◀─ leadership, deliverable ─────────     │
-//!                                                         other CPU nodes, memory nodes, logs: the engine's matter
+//!                                                         other CPU nodes, memory nodes, logs (internal to the engine)
 //! ```
 //!
 //! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds before its
@@ -92,23 +93,23 @@
 //! 4. The engine appends committed entries to the log store of *every* CPU node, in order, and then advances
 //!    [`OrderedLog::deliverable`]: the number of *deliverable* entries, which may be shown to clients.
 //! 5. A leader learns from `leadership` that it has lost its leadership. An entry that it has appended and that is not
-//!    deliverable by then may or may not become deliverable. To find out, the caller reads the entry at that position once the
-//!    position is deliverable.
+//!    deliverable until that point may or may not become deliverable. To find out, the caller reads the entry at that
+//!    position once the position is deliverable.
 //!
 //! # Guarantees
 //!
-//! Every engine guarantees what follows. The suite `conformance` (a feature of this crate) checks it under faults;
-//! `tests/ordered_log` runs it on the engines of this crate.
+//! Every engine gives the following guarantees. The suite `conformance` (a feature of this crate) checks it under
+//! faults; `tests/ordered_log` runs it on the engines of this crate.
 //! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of them reads
 //!    the same bytes before and after a crash.
-//! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure that the
-//!    engine is built for: the loss of F CPU nodes or of their disks' unsynced bytes and, unless the engine was opened as
-//!    volatile, a simultaneous end of all CPU nodes.
+//! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure
+//!    that the engine is built for. It survives if F CPU nodes are lost, or if they lose the bytes that their disks had
+//!    not synced. Unless the engine was opened as volatile, it also survives a simultaneous crash of all CPU nodes.
 //! 3. **Readable.** Every entry below `deliverable` can be read from this CPU node's log store. After a crash, `deliverable`
 //!    may start below its former value; it grows again.
-//! 4. **One leader per term.** Terms only grow, and an append under a term is rejected once the leader of a greater term has
-//!    started to lead. For a while two CPU nodes may both believe that they lead; then only the entries of one of them become
-//!    deliverable.
+//! 4. **One leader per term.** Terms only grow, and an append under a term is rejected once the leader of a greater
+//!    term has started to lead. For a while two CPU nodes may both believe that they lead; during that time only one
+//!    node's entries become deliverable.
 //! 5. **No invented entries.** Every entry that becomes deliverable was appended by a leader, at that position.
 //! 6. **Progress.** While enough CPU nodes, and any memory nodes that the engine needs, are up and reach one another, some CPU
 //!    node leads, and the entries that it appends become deliverable at every CPU node that can be reached.

@@ -19,9 +19,9 @@
 //! 4. A new leader passes a barrier, waits until its log store has all counted entries, and only then reports that it leads.
 //!    Its log store then has every committed entry, and only this node proposes in its term. The first entry that it proposes
 //!    has the count as its position.
-//! 5. A leader may assign a position to an entry that is then not proposed, or is rejected by the engine, or does not count.
-//!    That position would be a hole, behind which no entry ever counts. So the leader then resigns ([`Raft::resign`]), and the
-//!    next leader, in another term, starts at the count again.
+//! 5. A leader may assign a position to an entry that is then not proposed, or is rejected by the engine, or does not
+//!    count. That position would be a hole, after which no entry ever counts. So the leader then resigns
+//!    ([`Raft::resign`]), and the next leader, in another term, starts at the count again.
 //!
 //! Why an entry below `deliverable` stays. It was committed, so each node of a majority has it in its Raft log. A snapshot that
 //! trims the Raft log is made only when the node's log store has the entry durably.

@@ -1,5 +1,5 @@
-//! The part of a verification that computes on the curve, on eight lanes: it computes R = u₁·G + u₂·Q by tables, and
-//! compares the x-coordinate of R with r.
+//! The curve arithmetic of a verification, on eight SIMD lanes: it computes R = u₁·G + u₂·Q from tables, and compares
+//! the x-coordinate of R with r.
 //!
 //! 1. The terms of a sum are entries of tables: one entry per window of the key's table, and one per window of the
 //!    generator's.
@@ -7,7 +7,7 @@
 //!    terms; then the sums of a signature's lanes are added up in a tree. One lane per signature takes the least work
 //!    for each signature; eight lanes for one signature give the shortest latency.
 //! 3. [`Cold`] is for keys without a table. It builds tables of one window only, which are cheap enough to be used
-//!    once. The price is that the key's part of the sum takes five doublings between two windows.
+//!    once. In return, the key's part of the sum needs five doublings between consecutive windows.
 //! 4. Let X/ZZ be the x-coordinate of R. A signature is valid if ZZ is not zero, which shows that no addition was
 //!    exceptional, and if r·ZZ = X or (r + n)·ZZ = X. The second equation counts only if r + n is below p.
 

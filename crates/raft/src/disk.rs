@@ -1,7 +1,7 @@
 //! The durable log and the snapshots of one node: `docs/formats/raft.md`.
 //!
 //! ```text
-//! log-<number>         a segment: records, one behind the other, at multiples of 8
+//! log-<number> a segment: records, one after the other, at multiples of 8
 //! snapshot-<index>     the newest snapshot; it has this name only once it is complete and durable
 //!
 //! record   0 checksum of the head | 8 checksum of the body | 16 sequence | 24 durable | 32 body u32 |
@@ -18,13 +18,13 @@
 //! 2. When a segment has reached its length, the next one is started. It begins with the state that is not in entries: term and
 //!    vote.
 //! 3. Segments whose entries a snapshot covers are removed, oldest first.
-//! 4. After a crash the records are read in order, up to the first incomplete one. Normally that is a torn tail, and everything
-//!    from there on is truncated. But every record head also states up to which record the log was durable when the head was
-//!    written. If an intact head behind the incomplete record states that this record was durable, the log is damaged, and the
-//!    node refuses to start.
-//! 5. The bytes behind an incomplete record may be payload that a client chose, so they could imitate a record. Therefore the
-//!    checksums of records depend on a *key*: a random number of the directory, which is stored in all its snapshots and is
-//!    never sent to anyone. Bytes that were chosen without knowledge of the key fail the checksum.
+//! 4. After a crash the records are read in order, up to the first incomplete one. Normally that is a torn tail, and
+//!    everything from there on is truncated. But every record head also states up to which record the log was durable
+//!    when the head was written. If an intact head after the incomplete record states that this record was durable, the
+//!    log is damaged, and the node refuses to start.
+//! 5. The bytes after an incomplete record may be payload that a client chose, so they could imitate a record.
+//!    Therefore the checksums of records depend on a *key*: a random number of the directory, which is stored in all
+//!    its snapshots and is never sent to anyone. Bytes that were chosen without knowledge of the key fail the checksum.
 //!
 //! Invariants: if a later record head states that a record was durable, that record is read back, or opening fails; a record
 //! takes effect as a whole or not at all.

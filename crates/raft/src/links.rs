@@ -1,10 +1,11 @@
 //! Messages between nodes, over links of [`base::rt::net`].
 //!
-//! 1. Each node listens, and opens one link to every other member, over which it only sends. The first message on a link is a
-//!    hello, which the receiver answers with the version of the link ([`wire::hello`]); each further message is a frame of Raft
-//!    messages. The sender does not wait for the answer. When a link ends, the node opens it again after a pause. The hello
-//!    carries the sender's address and incarnation. With the address, a newly added node can answer before it knows the
-//!    members. A sender whose log was lost gets a rejection behind the answer, and the link ends ([`super::incarnations`]).
+//! 1. Each node listens, and opens one link to every other member, over which it only sends. The first message on a
+//!    link is a hello, which the receiver answers with the version of the link ([`wire::hello`]); each further message
+//!    is a frame of Raft messages. The sender does not wait for the answer. When a link ends, the node opens it again
+//!    after a pause. The hello carries the sender's address and incarnation. With the address, a newly added node can
+//!    answer before it knows the members. If the sender's log was lost, the receiver sends a rejection after the
+//!    answer, and the link ends ([`super::incarnations`]).
 //! 2. The engine sends without waiting: if a link has no space for a message, the message is dropped, and the `raft` crate is
 //!    informed that the receiver is unreachable. Raft tolerates lost messages.
 //! 3. A snapshot is sent in parts over a separate link; its sender waits for space.
@@ -12,16 +13,16 @@
 //!    engine. The request names a position; the reply is every deliverable entry from there on, and then the link ends.
 //!
 //! ```text
-//! hello  hello 16 (of wire::hello) | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) |
+//! hello  16 bytes (wire::hello) | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) |
 //!        address u32 | incarnation u64 | address of the sender
-//! answer answer 12 (of wire::hello): the version of the link, or that there is none, and the link ends
+//! answer 12 bytes (wire::hello): the version of the link, or that both ends share no version; then the link ends
 //! rejection  magic u64
 //! frame  messages u32 | messages
 //! part   bytes of one message that has a snapshot; the sender drops the link after the last part
 //! ```
 //!
-//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), accepted links ([`LINKS_MAX`]), the time until the hello
-//! of a link ([`HELLO_TIMEOUT`]) and until the next part of a snapshot ([`CHUNK_TIMEOUT`]), messages of a frame
+//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), accepted links ([`LINKS_MAX`]), the wait for a
+//! link's hello ([`HELLO_TIMEOUT`]) and for the next part of a snapshot ([`CHUNK_TIMEOUT`]), messages of a frame
 //! ([`FRAME_MESSAGES_MAX`]), bytes of a snapshot ([`super::RaftConfig::snapshot_bytes_max`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

@@ -1,9 +1,9 @@
 //! Leases: for how long a reader may use an address that it has learnt.
 //!
-//! A reader uses an address only within [`LEASE`] of the moment at which its read started, by the reader's own clock.
-//! A read that has not finished by then discards what it has read and starts over. The reader thus fences itself, and
-//! nobody waits for it. The primary reuses a buffer only [`REUSE_AFTER`] after the last reference to it disappeared,
-//! by the primary's clock.
+//! A reader uses an address only within [`LEASE`] of the moment at which its read started, by the reader's own clock. A
+//! read that takes longer discards what it has read and starts over. The reader thus fences itself, and nobody waits
+//! for it. The primary reuses a buffer only [`REUSE_AFTER`] after the last reference to it disappeared, by the
+//! primary's clock.
 //!
 //! Proof that this suffices: let nothing lead to the buffer from time `t` on. A reader that holds the buffer's address
 //! started before `t`, so its lease ends before `t + LEASE` by its clock. By [`base::lease`], with the reader as the holder

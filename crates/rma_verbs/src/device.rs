@@ -1,8 +1,8 @@
 //! The adapter's objects, each freed when its last user is gone.
 //!
-//! This module owns all memory that the adapter reads or writes independently of the processor. A [`Registration`] owns the
-//! memory that it covers. If it cannot be deregistered, it leaks that memory, so that the adapter never reaches memory that has
-//! been reused.
+//! This module owns all memory that the adapter reads or writes by DMA. A [`Registration`] owns the memory that it
+//! covers. If deregistration fails, the `Registration` leaks its memory, so that the adapter never reaches memory that
+//! has been reused.
 
 pub mod queue_pair;
 

@@ -15,11 +15,12 @@
 //!    record of a redo log contains the owner of the region; the file gets its name only when that record is on disk. The
 //!    previous redo log then becomes the *spare*, which the next redo log overwrites. Overwriting is faster: a sync that only
 //!    replaces existing bytes does not have to lengthen the file, and does not wait for the writes of other files.
-//! 3. A node that starts replays the redo log over the data file, record by record, up to the first torn record. The data file
-//!    then has the state as of the last complete record, and the node's memory starts with that state. The bytes behind a torn
-//!    record may be payload that a client chose, so they could imitate a record; they may also be records of the redo log that
-//!    the file held before. Therefore the checksums depend on a *key* that is drawn for each redo log, is stored in its first
-//!    record, and is never sent to anyone. Bytes that were written without that key fail the checksum.
+//! 3. A node that starts replays the redo log over the data file, record by record, up to the first torn record. The
+//!    data file then has the state as of the last complete record, and the node's memory starts with that state. The
+//!    bytes after a torn record may be payload that a client chose, so they could imitate a record; they may also be
+//!    records of the redo log that the file held before. Therefore the checksums depend on a *key* that is drawn for
+//!    each redo log, is stored in its first record, and is never sent to anyone. Bytes that were written without that
+//!    key fail the checksum.
 //! 4. A fence is also a record, without writes. So the owner of the region survives a restart of the node, and two coordinators
 //!    of one term cannot fence the same node, one before and one after the restart.
 //! 5. After a fence, the node sets its memory back to the content of the data file ([`NodeDisk::restore_memory`]): bytes that

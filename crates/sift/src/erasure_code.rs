@@ -1,14 +1,14 @@
-//! The erasure code: F+1 data shards and F parity shards; any F+1 of these 2F+1 shards give all data back (Sift,
-//! section 5.1).
+//! The erasure code: F+1 data shards and F parity shards; the data can be rebuilt from any F+1 of these 2F+1 shards
+//! (Sift, section 5.1).
 //!
 //! 1. Bytes are elements of the field with 256 elements (polynomial x⁸+x⁴+x³+x²+1). A parity shard is a sum of the data
 //!    shards, each multiplied by a coefficient, byte by byte.
 //! 2. The coefficients are a Cauchy matrix whose rows and columns are scaled so that the first row and the first column
-//!    consist of ones. Every square submatrix of a Cauchy matrix is regular, and scaling keeps it so; therefore any F+1
-//!    shards suffice. Since the first row consists of ones, the first parity shard is the exclusive or of the data
-//!    shards. With F = 1 it is the only parity shard.
-//! 3. A reader that lacks some data shards takes equally many parity shards, subtracts the contribution of the known
-//!    data shards from each, and solves the linear equations for the missing ones.
+//!    consist of ones. Every square submatrix of a Cauchy matrix is invertible, and stays invertible under scaling;
+//!    therefore any F+1 shards suffice. Since the first row consists of ones, the first parity shard is the exclusive
+//!    or of the data shards. With F = 1 it is the only parity shard.
+//! 3. A reader that lacks some data shards takes the same number of parity shards, subtracts the known data shards'
+//!    contribution from each, and solves the linear equations for the missing data shards.
 //!
 //! Why no external crate is used: `docs/adr/0025-an-erasure-code-of-few-shares.md`. The coefficients are part of the
 //! format.

@@ -10,8 +10,8 @@
 //!  rejected  FF 000000 | number u32 | reason u32 | detail u64 | text
 //! ```
 //!
-//! The hello and its answer are those of [`wire::hello`]. Behind a hello whose versions the node does not speak, and behind
-//! an answer that refuses, the bytes are of no known format, and are ignored.
+//! The hello and its answer are those of [`wire::hello`]. The bytes after a hello whose versions the node does not
+//! speak, and after an answer that rejects, have no known format and are ignored.
 //!
 //! Invariant: any bytes that arrive decode into a message or an error; every message of our versions has exactly one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

@@ -1,23 +1,24 @@
 //! Takeover: from a won election to a coordinator that serves (Sift, section 3.4.1, plus the fence that Sift lacks).
 //!
-//! 1. Fence: every memory node that answers revokes the capability that it last granted for its replicated region, and grants
-//!    one to the new coordinator. Once a majority is fenced, no earlier coordinator can commit any more; call that moment *t*.
-//!    Nodes without a vote are fenced too, but the takeover waits until the fenced nodes with a vote are a majority, since
-//!    nodes without a vote may hold nothing. Heartbeats start with the election, so that no other CPU node stands for election
-//!    during the takeover; each step has a time bound.
-//! 2. Read: the coordinator reads the headers and logs of the fenced nodes, chunk by chunk, for as long as chunks arrive.
-//!    Reading starts after *t*, when the fences have ended. A read that succeeds proves that its node has been alive and fenced
-//!    since its fence; so all nodes that were read were alive and fenced at the same time. A node without a header holds no
-//!    copy. A node with a header of an earlier generation holds no copy of this generation ([`format`](mod@crate::format)). A node whose
-//!    header is invalid counts as one that does not answer. The takeover waits for nodes until it has copies from a majority.
-//!    If all nodes have answered or timed out and it has fewer copies, it ends and reports the reason.
-//! 3. Reconcile ([`reconcile`]): the logs of the nodes whose header carries the greatest term are read as one log. This log
-//!    ends where no entry continues the checksum chain. Only its entries after the last entry that any node has applied are
-//!    needed.
-//! 4. Repair and adopt: if a node's own log has space for all entries that its memory lacks, the coordinator writes the missing
-//!    entries to that log, then a header with its own term. Such a node is *adopted*. Once a majority is adopted, the whole log
-//!    is committed, under the new term. (A node whose log has too little space gets a full copy: now if there is no majority
-//!    without it, otherwise later, in the background.)
+//! 1. Fence: every memory node that answers revokes the capability that it last granted for its replicated region, and
+//!    grants one to the new coordinator. Once a majority is fenced, no earlier coordinator can commit any more; call
+//!    that moment *t*. Nodes without a vote are fenced too, but they may hold nothing, so the takeover waits until it
+//!    has fenced a majority of the nodes with a vote. Heartbeats start with the election, so that no other CPU node
+//!    stands for election during the takeover; each step has a time bound.
+//! 2. Read: the coordinator reads the headers and logs of the fenced nodes, chunk by chunk, for as long as chunks
+//!    arrive. Reading starts after *t*, once the coordinator waits for no further fences. A successful read proves that
+//!    its node has stayed alive and fenced from its fence until the read. So all nodes that were read were alive and
+//!    fenced at one moment, the start of the reading. A node without a header holds no copy. A node with a header of an
+//!    earlier generation holds no copy of this generation ([`format`](mod@crate::format)). A node whose header is
+//!    invalid counts as one that does not answer. The takeover waits for nodes until it has copies from a majority. If
+//!    all nodes have answered or timed out and it has fewer copies, it ends and reports the reason.
+//! 3. Reconcile ([`reconcile`]): the logs of the nodes whose header carries the greatest term are read as one log. This
+//!    log ends where no entry continues the checksum chain. The entries after the newest position that any header
+//!    reports as applied must all be in this log; step 4 uses older entries for nodes that are behind.
+//! 4. Repair and adopt: if all entries that a node's memory lacks fit into its log, the coordinator writes to that log
+//!    the ones that the log lacks, and then a header with the coordinator's term. Such a node is *adopted*. Once a
+//!    majority is adopted, the whole log is committed, under the new term. (A node whose log has too little space gets
+//!    a full copy: now if there is no majority without it, otherwise later, in the background.)
 //! 5. Replay: the coordinator writes every write of the log to each adopted node's memory, in order, and then a header that
 //!    records this.
 //! 6. Get a lease, and wait until the lease of every earlier coordinator has run out ([`SiftTimeouts::lease_over`], counted
@@ -32,24 +33,28 @@
 //! memory only after they are committed: step 5 follows step 4, and a serving coordinator applies a write only after a majority
 //! has its entry. So the memory of a copy that is behind lacks writes, but contains committed writes only.
 //!
-//! Why one adopted node is enough for the next takeover. If this coordinator ends during step 4, the next takeover may find its
-//! term at only one node, and then reads only that node's log. So that log must contain, by itself, every entry from the
-//! position that the node's header reports as applied to the end. It does if these entries fit into one log all at once. The
-//! logs of several nodes together can hold more entries than fit into one log: a node that has fallen behind still has an old
-//! round of the log, which leads on to the newer round at other nodes. If the newest entries were written into the log of the
-//! node that is behind, they would overwrite entries that this node's own header still needs. Such a node gets a full copy
-//! instead.
+//! Why one adopted node is enough for the next takeover. If this coordinator ends during step 4, the next takeover may
+//! find its term at only one node, and then reads only that node's log. So that log must contain, by itself, every
+//! entry from the position that the node's header reports as applied to the end. It does if these entries fit into one
+//! log all at once. The logs of several nodes together can hold more entries than fit into one log. The log is a ring:
+//! a node that has fallen behind still has entries of an older round, and the chain continues from them into the newer
+//! round at other nodes. If the newest entries were written into the log of the node that is behind, they would
+//! overwrite entries that this node's own header still needs. Such a node gets a full copy instead.
 //!
-//! Why a node that lost its memory does no harm. It gets a header again only after a coordinator that has a majority without it
-//! has copied everything to it (step 5 at the head of [`crate::coordinator`]; call this coordinator the copier). Suppose that
-//! one takeover counted the node both before the loss and after it. Then the copier had reached F+1 other nodes after the loss.
-//! But at *t* the lost node was alive and F other nodes were fenced, which excludes the copier from these for good. One of the
-//! two events came first, and each excludes the other.
+//! Why a node that lost its memory does no harm. It gets a header again only after a coordinator that has a majority
+//! without it has copied everything to it (step 5 at the head of [`crate::coordinator`]; call this coordinator the
+//! copier). Suppose that one takeover counted the node both before the loss and after it. Then the copier had reached
+//! F+1 other nodes after the loss, and the takeover had fenced F other nodes at *t*, before the loss. There are 2F
+//! other nodes, so the two sets share a node. If the copier got its capability on that node before the takeover fenced
+//! it, the fence revoked that capability, and the copier cannot have reached the node after the loss. If the copier got
+//! it later, the copier also has the newest capability on the lost node, to which it copies, so the takeover cannot
+//! have read the lost node after the copy. Both cases contradict the supposition.
 //!
-//! An erasure-coded group ([`crate::coordinator`]) differs in two points. In step 4, a node is left out if no chain of entries
-//! leads from its header's position to the end of the log: no node has the entries that it lacks, and F+1 other nodes are
-//! needed. For this decision, entries before the start of the logs of the greatest term are also searched in the logs of
-//! smaller terms; they count if they lead up to that start. In step 5, each node gets its own shard of each block.
+//! An erasure-coded group ([`crate::coordinator`]) differs in two points. In step 4, a node is left out if no chain of
+//! entries leads from its header's position to the end of the log. No log has the entries that this node lacks, so the
+//! takeover needs F+1 other nodes. For this decision, entries before the start of the logs of the greatest term are
+//! also searched in the logs of smaller terms; they count if they lead up to that start. In step 5, each node gets its
+//! own shard of each block.
 //!
 //! Why the memory may be used before the wait is over. After *t* an earlier coordinator commits nothing. It may still answer
 //! reads, with values that were committed before *t* or that it reads from a node that is not fenced. The wait separates the

@@ -27,7 +27,7 @@
 //!    fields that it returns share the message's memory.
 //! 2. A [`Writer`] appends fields to a buffer; [`array()`] fills an array of a fixed size.
 //! 3. [`u16_at`], [`u32_at`] and [`u64_at`] read a number at a fixed place of a frame whose length the caller has checked.
-//! 4. [`seal`] and [`unseal`] put a checksum behind the fields of a frame, and check it.
+//! 4. [`seal`] and [`unseal`] put a checksum after the fields of a frame, and check it.
 //! 5. [`hello`] is how two ends agree on a version of their protocol.
 //!
 //! Integers are little-endian and of fixed width in all of our formats, so there is no choice of either. A format states its

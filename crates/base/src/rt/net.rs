@@ -10,8 +10,8 @@
 //! and may lead to another host; any other address names a listener of this process. In simulation every address names a
 //! listener of any node.
 //!
-//! A transport buffers messages, so a sent message may be in transit for long. When one end drops its receiver, the
-//! transport sends a notice to the other end, behind earlier messages. Sends at the other end fail only from the
+//! A transport buffers messages, so a sent message may be in transit for a long time. When one end drops its receiver,
+//! the transport sends a notice to the other end, after earlier messages. Sends at the other end fail only from the
 //! arrival of this notice on, or when the connection is lost.
 
 mod acceptor;

@@ -1,18 +1,17 @@
 //! Figure 8: simulates how long groups wait for a backup from a shared pool.
 //!
-//! 1. Machines of a cluster fail at random times. Each group's coordinator runs on one machine, and each backup of the pool on
-//!    another.
+//! 1. Machines of a cluster fail at random times. Each coordinator and each backup has a machine of its own.
 //! 2. When a coordinator fails, its group takes a backup from the pool. If the pool is empty, the group waits for the next
 //!    backup. For each failed machine a replacement is provisioned, which then joins the pool.
 //! 3. A point of the figure is the mean wait over the failures of all groups and over many repetitions.
 //!
-//! The numbers of machines, days and failures are those of the paper's trace, and the time to provision is the paper's. The
-//! trace does not give the times of the failures. They are drawn at random: either each machine independently (`independent`),
-//! or half of the failures as whole racks, whose machines fail within seconds (`racks`).
+//! The numbers of machines, days and failures come from the paper's trace; the provisioning time comes from the paper.
+//! The trace does not give the times of the failures. They are drawn at random: either each machine independently
+//! (`independent`), or half of the failures as whole racks, whose machines fail within seconds (`racks`).
 //!
 //! The wait is computed with one token per backup. The pool starts with B tokens, and each failure adds a token after
-//! the time to provision. The j-th failure takes the j-th token, which the (j-B)-th failure adds; it waits if this
-//! token is not there yet.
+//! the time to provision. For j > B, the j-th failure takes the token that the (j-B)-th failure adds, and waits until
+//! that token is in the pool.
 
 use base::rt::CancellationToken;
 

@@ -9,8 +9,8 @@
 //! Bounds: [`ENTRIES_MAX`] reads, writes and range results, [`BYTES_MAX`] recorded bytes, [`SCANNED_BYTES_MAX`] scanned
 //! bytes, [`QUERIES_MAX`] open queries, and [`CALLS_MAX`] calls, nested at most [`contract::CALL_DEPTH_MAX`] deep.
 //!
-//! A contract yields to other tasks only when it reads, so only there can a time limit or the cancellation of its caller
-//! stop it. A contract that computes for long without reading must yield explicitly, as `kmeans` does.
+//! A contract yields to other tasks only when it reads, so only there can a time limit or the cancellation of its
+//! caller stop it. A contract that computes for a long time without reading must yield explicitly, as `kmeans` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,15 +4,16 @@
 //! [`ChannelLogStore`], and reports which orderer is the leader and which blocks are committed. Two tasks use it:
 //!
 //! 1. **Cut**: while this orderer is the leader, the task takes envelopes from the queue, up to `TAKE_MAX` at once, and
-//!    offers them to the block cutter. The cutter cuts at the channel's limits, and earlier when [`CutPacer`] allows it.
-//!    The task builds and signs each block after the last block of the log, and appends it to the engine. While this
-//!    orderer is not the leader, the task rejects envelopes with the name of the leader.
-//! 2. **Show**: the engine's commit index says which blocks are committed, and only these are sent to peers. The task
-//!    answers the callers that wait for an envelope by comparing the block that this orderer built with the committed block
-//!    of the same number. If they are equal, the envelope is durable. If they differ, the caller must send the envelope
-//!    again. If no block of that number is committed within [`ACKNOWLEDGE_TIMEOUT`], the outcome is ambiguous.
+//!    offers them to the block cutter. The cutter cuts at the channel's limits, and earlier when [`CutPacer`] allows
+//!    it. The task builds each block on the last block of the log, signs it, and appends it through the engine. While
+//!    this orderer is not the leader, the task rejects envelopes with the name of the leader.
+//! 2. **Deliver**: the engine's commit index says which blocks are committed, and only these are sent to peers. When a
+//!    block is committed, the task compares it with the block that this orderer built under the same number, and then
+//!    answers the callers whose envelopes are in that block. If the blocks are equal, the envelopes are durable. If
+//!    they differ, the callers must send the envelopes again. If no block of that number is committed within
+//!    [`ACKNOWLEDGE_TIMEOUT`], the outcome is ambiguous.
 //!
-//! A third task [notes](storage::watermark) how far the log has come, at most once a second.
+//! A third task advances the channel's [watermark](storage::watermark) to the height of the log, at most once a second.
 //!
 //! The first error of a task or of the engine ends the channel at this orderer: a block that cannot be stored is not
 //! skipped.

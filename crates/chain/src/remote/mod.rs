@@ -26,8 +26,8 @@
 //!    old primary has reported.
 //!
 //! Waiting for a commit: the waiter registers, then asks the peer for the transaction's status. If the transaction was
-//! committed by then, the answer says so. If it is committed later, a notice says so, because following started before the
-//! request.
+//! committed before the peer reads its status, the answer says so. If it is committed later, a notice says so, because
+//! following started before the request.
 //!
 //! Invariants:
 //! * Requests to a peer change nothing there. So it is always safe to repeat a request whose outcome is unknown, and a lost

@@ -1,14 +1,14 @@
 //! Assets and their owners: Fabric's `asset-transfer-basic` sample.
 //!
-//! Functions, arguments, JSON fields and the meaning of errors are the sample's, so that its applications work
-//! unmodified. The sample exists in several languages. Where they differ, this contract chooses:
+//! Functions, arguments, JSON fields and the meaning of errors follow the sample, so that applications written for it
+//! work unmodified. The sample exists in several languages. Where they differ, this contract chooses:
 //! - fields are in alphabetical order, and numbers are JSON numbers;
 //! - `GetAllAssets` of an empty ledger returns `[]` (the Go sample returns nothing, which is not JSON);
-//! - too many arguments are refused, as too few are, and an empty argument is not a number.
+//! - both too many and too few arguments are refused, and an empty argument does not count as a number.
 //!
 //! As in the `asset-transfer-events` sample, each change of one asset sets an event. It is named after the function,
-//! and its payload is the asset's JSON (for a delete, the last JSON). In the prefix of a function name the contract may
-//! be called `basic` or `SmartContract`; Fabric's samples use `SmartContract`.
+//! and its payload is the asset's JSON (for a delete, the last JSON). A function name may be prefixed with the
+//! contract's name, as `basic` or as `SmartContract`; Fabric's samples use `SmartContract`.
 //!
 //! `GetAssetHistory` comes from the `asset-transfer-ledger-queries` sample. It returns every change of an asset, newest
 //! first, as `record`, `txId`, `timestamp` and `isDelete`.

@@ -9,16 +9,16 @@
 //! | `transact_savings(amount, customer)` | savings | savings; may not fall below 0 |
 //! | `deposit_checking(amount, customer)` | checking | checking |
 //! | `send_payment(amount, destination, source)` | checking of both | checking of both; the source's may not fall below 0 |
-//! | `write_check(amount, customer)` | savings, checking | checking, which may fall below 0; beyond both balances a fee of 1 |
+//! | `write_check(amount, customer)` | savings, checking | checking, which may fall below 0; a fee of 1 if the amount exceeds both balances together |
 //! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same; the source's become 0 |
 //! | `balance(customer)` | savings, checking | |
 //! | `query(customer)` | savings, checking, name | |
 //! | `load(start, count, checking, savings, recordBytes)` | | customers named by their numbers |
 //!
 //! Amounts are whole numbers of the smallest unit of money. All arithmetic is checked, and an operation that would
-//! overflow is refused, so that money is neither made nor lost. A payment from an account to itself changes nothing. It
-//! needs a case of its own: reads do not see the transaction's own writes, so the second write would replace the first
-//! and create money.
+//! overflow is refused, so that money is neither made nor lost. A payment from an account to itself changes nothing.
+//! The contract treats this case separately: reads do not see the transaction's own writes, so the second write would
+//! replace the first and create money.
 //!
 //! State: `checking_<customer>` and `savings_<customer>` → the balance (i64, little-endian, 8 bytes), then padding that
 //! updates keep; `name_<customer>` → the name, when there is one.

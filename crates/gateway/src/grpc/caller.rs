@@ -3,16 +3,17 @@
 //!
 //! 1. At first the connection is unauthenticated: its client is a *stranger*. When a handler has verified the signature
 //!    on one of its calls, the client becomes a *member* of the signer's organisation ([`Caller::authenticate`]). The
-//!    first such call decides which one.
+//!    first verified call decides the organisation.
 //! 2. The connection claims memory for unfinished messages from the port's [`Admission`](base::admission::Admission). A
 //!    stranger's bytes count against the budget of its address, a member's bytes against the budget of its
 //!    organisation. One connection takes at most half of the organisation's budget, unless a single message needs more.
-//! 3. Clients may send END_STREAM in a separate frame, so the server may answer a call before its client has ended its
-//!    side. The server then waits for the rest of the call ([`Caller::drain_unended`]). It does not reset the stream,
-//!    because `h2` remembers the streams that were reset, and closes the connection after a thousand of them.
+//! 3. Clients may send END_STREAM in a separate frame, so the server may answer a call before the client has closed its
+//!    half of the stream. The server then reads the stream to its end ([`Caller::drain_unended`]). It does not reset
+//!    the stream, because `h2` remembers the streams that were reset, and closes the connection after a thousand of
+//!    them.
 //!
 //! Invariant: after the answer, a client has a limited time to end its side and may send a limited number of bytes.
-//! Until then the call is charged like an unfinished message.
+//! Until the client has ended its side, the call is charged like an unfinished message.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

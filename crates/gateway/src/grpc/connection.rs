@@ -6,9 +6,9 @@
 //!    The answer shows that the client speaks HTTP/2. Later pings detect clients that have vanished or no longer read.
 //! 3. Flow-control windows are small until the client is authenticated. Then they become large, if the budget of the
 //!    client's organisation has space.
-//! 4. When the port stops, or when the connection was idle for long, the server sends GOAWAY, lets calls finish for a
-//!    grace period, and closes the connection. An unauthenticated connection gets GOAWAY after some minutes even if it
-//!    is active.
+//! 4. When the port stops, or when the connection was idle for a long time, the server sends GOAWAY, lets calls finish
+//!    for a grace period, and closes the connection. An unauthenticated connection gets GOAWAY after some minutes even
+//!    if it is active.
 //!
 //! Invariants:
 //! * No task is spawned for a call.

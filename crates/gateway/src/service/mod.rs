@@ -4,12 +4,13 @@
 //! 2. [`OrdererService`]: the service of an orderer's port: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
-//! Permits bound the calls that a port works on ([`crate::grpc::permits`]). A call takes a permit when its message has
-//! arrived, a stream when its signer is verified. Without a free permit the answer is `RESOURCE_EXHAUSTED`. When the
-//! signature of a call is verified, its connection counts as authenticated ([`crate::grpc::Caller::authenticate`]).
+//! Permits limit how many calls a port handles at once ([`crate::grpc::permits`]). A call with one answer takes a
+//! permit when its message has arrived; a stream takes one when its signer is verified. Without a free permit the
+//! answer is `RESOURCE_EXHAUSTED`. When the signature of a call is verified, its connection counts as authenticated
+//! ([`crate::grpc::Caller::authenticate`]).
 //!
-//! A contract may occupy a processor for long, so it runs in a separate task, and the other calls of the connection do
-//! not wait for it. All other work is done in the connection's task.
+//! A contract may occupy a processor for a long time. It therefore runs in a separate task, so that the other calls of
+//! the connection do not wait for it. All other work is done in the connection's task.
 
 mod assemble;
 mod balance;

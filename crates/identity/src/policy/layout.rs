@@ -5,10 +5,10 @@
 //! * A gate adds up the counts of the rules that it combines, because two rules of a gate cannot use the same signer.
 //! * An implicit meta policy takes, for each organisation, the largest count in the policies that it combines, because
 //!   all of them may use the same signers.
-//! * A layout is dropped if another layout needs no more signers of any organisation. Beyond [`LAYOUTS_MAX`] layouts
-//!   the largest are dropped.
+//! * A layout is dropped if a different layout asks every organisation for at most as many signers. Of equal layouts
+//!   one is kept. Beyond [`LAYOUTS_MAX`] layouts the largest are dropped.
 //!
-//! Only principals that a peer can satisfy count. The gateway finds out whether enough peers exist.
+//! Only principals that a peer can satisfy are considered. The gateway checks whether enough peers exist.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,14 @@
 //! Summaries of long ranges, so that a scan of many keys does not put all of them into the block.
 //!
 //! The rule, which is Fabric's with a degree of 50:
-//! 1. Results are taken in order. Once more than `degree` of them wait (51), they are hashed together: SHA-256 over their
-//!    encoding as a `QueryReads` message. The hash is a node of level 1.
+//! 1. Results are taken in order. As soon as there are more than `degree` of them (51 with Fabric's degree), they are
+//!    hashed together: SHA-256 over their encoding as a `QueryReads` message. The hash is a node of level 1.
 //! 2. Once more than `degree` nodes of a level wait, they are hashed together (their hashes in sequence) into one node
 //!    of the next level, which replaces them.
-//! 3. At the end, results that still wait form a last node of level 1, however few they are. Then, from level 1 up to the
-//!    level below the highest one, the nodes that wait become one node of the next level (a single one moves up as it is).
-//!    If the highest level then has more than `degree` nodes, they become one node above it.
+//! 3. At the end of the scan, the results that are not hashed yet, however few, are hashed into a last node of level 1.
+//!    Then each level, from 1 up to the one below the highest, hashes the nodes that are left at it into one node of
+//!    the next level; a single node moves up unchanged. If the highest level now has more than `degree` nodes, they are
+//!    hashed into one node, which forms a new highest level.
 //! 4. The summary is the degree, the highest level and the hashes of that level. If rule 1 never applied, there is no
 //!    summary: the results themselves are recorded.
 //!

@@ -11,7 +11,7 @@
 //! 4. in a peer's ledger, the commit hash, computed from the writes of the valid transactions.
 //!
 //! Block 0 is the root of trust: the caller must compare its hash with a hash that is known to be good. A later
-//! configuration applies from the block after it.
+//! configuration block takes effect from the next block on.
 //!
 //! Not checked: endorsement policies of contracts and conflicts between transactions, which need state. If a
 //! transaction changes only the metadata of a key, the commit hash covers the key's value, which the block does not

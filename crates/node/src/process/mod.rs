@@ -5,9 +5,10 @@
 //!    health on a separate port.
 //! 3. [`Process::ready`] waits until other processes can use this one, and writes `ready.json` beside the
 //!    configuration.
-//! 4. [`Process::stop`] stops the role in order. The program calls it on SIGTERM.
+//! 4. [`Process::stop`] shuts the role down cleanly. The program calls it on SIGTERM.
 //!
-//! Processes of one organisation are connected by remote memory access with tokens, organisations by mutual TLS.
+//! Processes of one organisation talk over RMA, where tokens authenticate them; processes of different organisations
+//! talk over mutual TLS.
 
 mod context;
 mod end;

@@ -17,12 +17,12 @@
 //!    beyond it.
 //! 4. Adopt: the leader makes each fenced log store equal to its own, on disk, and has the acceptor record that its term
 //!    adopted it. Once a majority is adopted, all entries of the leader's log store are deliverable, and the node leads.
-//! 5. The leader posts an entry to the group's log. When the entry is committed there, the leader sends it to all adopted log
-//!    stores, in order and pipelined; each acceptor makes all entries that it has received durable with one sync. An entry is
-//!    deliverable when a majority of CPU nodes has it on disk and the leader's own log store has it. If entries are committed
-//!    and none becomes deliverable for long, the leader steps down: another node may reach more disks. Acceptors that appear
-//!    while the term runs are fenced, and their log stores are made equal and adopted. Every append tells the acceptor how many
-//!    entries are deliverable.
+//! 5. The leader posts an entry to the group's log. When the entry is committed there, the leader sends it to all
+//!    adopted log stores, in order and pipelined; each acceptor makes all entries that it has received durable with one
+//!    sync. An entry is deliverable when a majority of CPU nodes has it on disk and the leader's own log store has it.
+//!    If entries are committed and none becomes deliverable for a long time, the leader steps down: another node may
+//!    reach more disks. Acceptors that appear while the term runs are fenced, and their log stores are made equal and
+//!    adopted. Every append tells the acceptor how many entries are deliverable.
 //! 6. The leader trims records from the group's log once they are on a majority of disks, except for the last such record. So
 //!    the log shows up to which position a majority of disks once had all entries. If all log stores that a newly elected node
 //!    hears of are shorter, since disks were replaced or restored, the node's engine ends: continuing would assign positions of

@@ -1,9 +1,9 @@
 //! A follower's read-only view of its owner's memory. The primary has the [`AddressSpace`](super::AddressSpace), and
 //! obtains read grants for the follower; the view consists of the sections with such a grant.
 //!
-//! 1. [`ReadOnlySpace::open`] connects to every donor as the owner and sends a hello. It does not fence and sends no
-//!    requests. If a donor cannot be reached, or is lost, a background task retries it for as long as the space
-//!    exists.
+//! 1. [`ReadOnlySpace::open`] connects to every donor under the owner's name and sends a hello. It does not fence and
+//!    sends no requests. If a donor cannot be reached, or is lost, a background task retries it for as long as the
+//!    space exists.
 //! 2. The primary obtains a read grant of a section ([`AddressSpace::grant_read`](super::AddressSpace::grant_read)).
 //!    The layers above pass this [`ReadGrant`] to the follower, and [`ReadOnlySpace::enter`] makes the section's
 //!    addresses readable here.
@@ -11,7 +11,8 @@
 //!    It fails for good once the primary has returned the section, has had the follower's capabilities revoked, or was
 //!    fenced.
 //!
-//! Invariants: Nothing is ever written through a read-only space. A section has at most one entry, the newest.
+//! Invariants: Nothing is ever written through a read-only space. The view holds at most one grant per section, the
+//! newest.
 //!
 //! The layers above say which sections exist, and when they are gone ([`ReadOnlySpace::leave`]).
 

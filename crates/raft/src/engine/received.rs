@@ -1,7 +1,7 @@
-//! Checks the messages of other members before the `raft` crate gets them. The crate trusts that every sender runs the crate
-//! itself, and asserts what follows from that. The decoder ([`super::super::codec`]) rejects a message that no node could send
-//! in any state; this module rejects a message that cannot be meant for this node in its current state. A rejected message is
-//! ignored, as if it had been lost.
+//! Checks the messages of other members before the `raft` crate gets them. The `raft` crate assumes that every sender
+//! runs the same crate, unmodified, and asserts the consequences of that assumption. The decoder
+//! ([`super::super::codec`]) rejects a message that no node could send in any state; this module rejects a message that
+//! cannot be meant for this node in its current state. A rejected message is ignored, as if it had been lost.
 //!
 //! Invariant: no message of a peer, whatever its content and whenever it arrives, makes an assertion of the crate fail. A peer
 //! that lies can still do harm: Raft tolerates members that stop, not members that lie.

@@ -1,15 +1,17 @@
 //! Links carried by the messages of RMA endpoints, so that control traffic inside an organisation uses the same network as its
 //! data.
 //!
-//! 1. [`RmaTransport`] is registered as a transport of [`base::rt::net`] for one scheme of addresses. Listening starts a host
-//!    without regions; connecting opens a new endpoint for each link. The provider's handshake authenticates both ends.
+//! 1. [`RmaTransport`] is registered with [`base::rt::net`] as the transport for one address scheme. Listening starts a
+//!    host without regions; connecting opens a new endpoint for each link. The provider's handshake authenticates both
+//!    ends.
 //! 2. Each message of a link is one message of the endpoint, preceded by one byte for its kind:
 //!
 //!    ```text
 //!    kind:u8 (0 message, 1 sender dropped, 2 receiver dropped, 3 confirms kind 1) | the message
 //!    ```
-//! 3. An end that drops a half sends a notice of kind 1 or 2, behind the messages that it sent before. An end that has dropped
-//!    both halves closes the endpoint when the other end has confirmed kind 1, or after `LINGER`.
+//! 3. A link has a sending and a receiving half at each end. An end that drops one of them sends a notice of kind 1 or
+//!    2, after all messages that it has sent. An end that has dropped both halves closes the endpoint when the other
+//!    end has confirmed kind 1, or after `LINGER`.
 //!
 //! Invariants: each link has its own endpoint, which nothing else uses; messages that an end sent before it dropped the link
 //! arrive.

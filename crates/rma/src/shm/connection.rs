@@ -6,8 +6,8 @@
 //! 3. copies, or executes the atomic instruction;
 //! 4. clears the mark and completes.
 //!
-//! If this process has not used the capability yet, step 2 asks the host to confirm it, once. The verb and all verbs behind it
-//! wait; when the answer arrives, they are posted again, in order.
+//! If this process has not used the capability yet, step 2 asks the host to confirm it, once. The verb and all verbs
+//! after it wait; when the answer arrives, they are posted again, in order.
 
 #![allow(unsafe_code)]
 

@@ -17,12 +17,13 @@
 //! * The messages of a name hold at most its budget and its unfinished messages together, plus one message for each receiver
 //!   that waits: a piece of any other message is read only while the untaken messages are below the budget, and the unfinished
 //!   messages have a bound of their own ([`super::server`]).
-//! * No connection waits for ever: only messages that an application can take fill the budget. Unfinished messages do not
-//!   count, so connections in the middle of a message do not wait for one another. An application that receives from one
-//!   connection before it takes from the others gets the message that it waits for, and an empty inbox always accepts a message
-//!   of at most [`SMALL_BYTES_MAX`](super::inbox::SMALL_BYTES_MAX). There is one exception, since credit arrives behind the
-//!   messages that were sent before it. If the whole budget is used, and no receiver of the name takes a message until a
-//!   message that it sent has credit, the connections are lost after [`TcpConfig::dead_after`](super::TcpConfig).
+//! * No connection waits for ever: only messages that an application can take fill the budget. Unfinished messages do
+//!   not count, so connections in the middle of a message do not wait for one another. An application that receives
+//!   from one connection before it takes from the others gets the message that it waits for, and an empty inbox always
+//!   accepts a message of at most [`SMALL_BYTES_MAX`](super::inbox::SMALL_BYTES_MAX). There is one exception, since
+//!   credit arrives after the messages that were sent before it. If the whole budget is used, and no receiver of the
+//!   name takes a message until a message that it sent has credit, the connections are lost after
+//!   [`TcpConfig::dead_after`](super::TcpConfig).
 //! * A queue waits only for the other end of its own connection.
 //! * A connection waits only while it has a message to deliver, and no wake-up is lost: the connection enters the queue before
 //!   it checks the budget, and a receiver subtracts bytes before it checks the queue.

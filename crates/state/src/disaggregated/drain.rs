@@ -1,19 +1,20 @@
-//! Draining: returns sections to the pool one by one after the budget of remote memory was lowered, during operation.
+//! Draining: when the budget of remote memory is lowered during operation, sections go back to the pool one by one.
 //!
-//! Eviction measures against the budget, so it has freed enough memory by then. Steps for a section:
+//! Eviction works towards the same budget, so it has already freed enough memory when draining starts. Steps for a
+//! section:
 //! 1. **Choose** the section with the fewest live bytes, and close it: nothing more is allocated there.
 //! 2. **Move** its subtables to other sections, [`BATCH_SUBTABLES`] under one hold of the writer's lock: write a copy
-//!    under another incarnation, point the directory to the copy, and retire the old subtable. A reader that still
-//!    uses the old subtable, within its lease, finds the slots there as they were when its read started or later,
-//!    which is correct at its height.
+//!    under another incarnation, point the directory to the copy, and retire the old subtable. Until its lease ends, a
+//!    reader may still use the old subtable. The slots there are at least as new as the start of its read, so the read
+//!    is correct at the reader's height.
 //! 3. **Persist**: storage materialises everything applied so far, so that a later read of a version in the section
 //!    finds it in storage without waiting. The task holds no lock meanwhile.
-//! 4. **Abandon** the section, as if it were lost ([`StateCore::give_up`]): reads find nothing in it, its records are
-//!    filled from storage into other sections when they are read again, and the pool gets the section back.
+//! 4. **Abandon** the section, as if it were lost ([`StateCore::give_up`]): reads find nothing in it, a later read of
+//!    one of its records loads the record from storage into another section, and the pool gets the section back.
 //!
 //! If there is no space for a subtable, its entries are lost with the section; the sweep finds the records that only
-//! these entries led to. If storage fails, the section stays closed and is the next one to be chosen. If the budget
-//! allows the section by then, it is opened again.
+//! these entries led to. If storage fails, the section stays closed, and the next drain chooses it again. If the budget
+//! has been raised meanwhile and allows the section, it is opened again instead.
 
 pub(super) use std::sync::atomic::Ordering;
 

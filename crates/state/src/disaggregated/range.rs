@@ -1,8 +1,8 @@
 //! Ranges: the delta's writes merged with storage's pages.
 //!
 //! 1. Copy the locations, not the values, of the delta's writes in the range that the view sees.
-//! 2. Read storage's live rows page by page, as of the view's last block. A version that leaves the delta meanwhile is
-//!    in storage by then, so none is missed; if both have a key, it is the same version.
+//! 2. Read storage's live rows page by page, as of the view's last block. A version leaves the delta only when it is in
+//!    storage, so none is missed; if both have a key, it is the same version.
 //! 3. Merge both in key order; a write of the delta hides the row of its key.
 //! 4. Read the values of the delta's writes from their locations.
 

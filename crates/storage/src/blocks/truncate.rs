@@ -3,7 +3,7 @@
 //!
 //! 1. Remove the indexes of the segment in which the new end lies and of all later segments. This is made durable
 //!    before any other step, since otherwise a removed index could reappear after a crash. If other blocks of the same
-//!    lengths had been appended by then, the old index would pass for their index.
+//!    lengths had been appended before the crash, the old index would pass for their index.
 //! 2. Remove the segments that begin after the new end, the last one first.
 //! 3. Clear the durable watermarks of the segment in which the new end lies, which is now the last one. These
 //!    watermarks cover blocks that step 4 removes, and opening the store would report those blocks as missing.

@@ -1,13 +1,13 @@
 //! An index from a key to all blocks that wrote it, over a channel's whole ledger. It is built from the blocks when a
 //! client first asks.
 //!
-//! The world state keeps the newest versions only. Most channels never ask for older ones, so commits must not pay for
-//! the index. It does no work until a client asks:
+//! The world state keeps the newest versions only. Clients of most channels never ask for older ones, so the index must
+//! not slow down commits. So nothing is indexed until a client asks. The steps:
 //! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
 //! 2. The index **catches up**: it reads the blocks from its own savepoint to the requested height, a page at a time.
-//!    The [`Materializer`](crate::Materializer) names the keys that their valid transactions wrote. The index writes the entries of a page
-//!    as one batch, with the savepoint that they lead to. After [`CATCH_UP_TIMEOUT`] it refuses the question with
-//!    `Retry`. The finished pages stay, and the next question continues from there.
+//!    The [`Materializer`](crate::Materializer) names the keys that their valid transactions wrote. The index writes
+//!    the entries of a page and its new savepoint as one batch. After [`CATCH_UP_TIMEOUT`] it rejects the query with
+//!    `Retry`. The finished pages stay, and the next query continues from there.
 //! 3. The answer is one range of the index: the numbers of the blocks, newest first. The values are in the blocks,
 //!    where a layer that can decode transactions reads them.
 //!

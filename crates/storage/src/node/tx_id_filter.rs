@@ -4,13 +4,13 @@
 //! same 40 bits (shard and tag) as the node's fingerprint table, so the node can send the ids of old blocks from that
 //! table.
 //!
-//! 1. The primary enters the ids of the blocks that it appends, from its first block on.
+//! 1. The primary inserts the ids of every block that it appends itself.
 //! 2. It gets the ids of older blocks from the node, shard by shard, and [enters](TxIdFilter::enter) them. Until it has all
 //!    of them, every id counts as possibly present.
 //! 3. Beyond [`IDS_MAX`] ids the filter gives up: its memory is freed, and every id counts as possibly present from then on.
 //!
-//! An id costs 2 bytes. The filter consists of lines of 512 bits, and an id sets one bit in each word of its line. The
-//! filter grows by chunks, each for twice as many ids as the previous chunk, and a look-up reads one line of each
+//! An id costs 2 bytes. The filter consists of lines of eight 64-bit words, and an id sets one bit in each word of its
+//! line. The filter grows in chunks, each with twice the capacity of the one before; a look-up reads one line in each
 //! chunk. In each chunk about one absent id in a thousand looks present. For an id that looks present, the primary asks
 //! the node.
 //!

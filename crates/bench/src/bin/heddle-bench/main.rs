@@ -1,10 +1,11 @@
-//! The program `heddle-bench`, which runs as `heddle bench`: measurements of networks, stores and the layers below.
+//! The program `heddle-bench`, which the user starts as `heddle bench`. It measures networks, stores and the layers
+//! below them.
 //!
 //! 1. [`cli`] declares the benchmarks and their options.
 //! 2. [`command`] has a module for each family of benchmarks. It starts what is measured, as processes of the program `heddle`
 //!    beside this one, and calls the library `bench`, which measures.
 //!
-//! What networks need does not depend on this program: `heddle` is built without it.
+//! No network needs this program to run: `heddle` is built without it.
 
 mod cli;
 mod command;

@@ -1,7 +1,7 @@
 //! Incoming frames: replies, in the order of the verbs in flight, and messages.
 //!
-//! A long payload is read directly into the caller's buffer. The same system call also reads the bytes behind it, but no byte
-//! of another long payload.
+//! A long payload is read directly into the caller's buffer. The same system call also reads the bytes after it, but no
+//! byte of another long payload.
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -1,6 +1,6 @@
-//! A small pool of buffers per thread. It keeps the buffer of a version from its last use until the read or write of
-//! another version needs one. These buffers are too long for the allocator's own caches. A cold read and a write of a
-//! cached value each need one buffer and free another.
+//! A small pool of buffers per thread. When a version is used no longer, the pool keeps its buffer until the thread
+//! reads or writes another version. The pool exists because each cold read, and each write of a cached value, takes one
+//! buffer and frees another, and these buffers are too long for the allocator's own caches.
 //!
 //! The thread that drops the last reference to a buffer returns it to its own pool ([`recyclable`]).
 
