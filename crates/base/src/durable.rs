@@ -7,9 +7,9 @@
 //! 3. Rename it to its own name, and sync the folder.
 //!
 //! A loss of power at any point leaves either the previous file or the new file, never an empty one. After `write` has
-//! returned, it leaves the new file. A concurrent reader sees either the previous file or the new one. Several files
-//! are not replaced atomically. A caller that needs this writes one more file last, whose presence shows that the
-//! others are complete.
+//! returned, a loss of power leaves the new file. A concurrent reader sees either the previous file or the new one.
+//! Several files are not replaced atomically. A caller that needs this writes one more file last, whose presence shows
+//! that the others are complete.
 //!
 //! These functions call the operating system directly, so simulations never use them. They are for files that are
 //! written when a network is created, changed or started. Files that a node writes while it works go through

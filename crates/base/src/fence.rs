@@ -1,4 +1,4 @@
-//! Fence tokens: who may take memory or a log from whom.
+//! Fence tokens: the rule by which a newer owner takes memory or a log from an older one.
 
 use std::cmp::Ordering;
 

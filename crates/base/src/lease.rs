@@ -1,12 +1,14 @@
 //! Leases between two clocks: how long a holder may act, and how long others must wait.
 //!
-//! A **holder** acts under a lease for some time by its own clock; the **grantor**, or the node that acts after
-//! the holder, waits by another clock until the lease has certainly ended. No message needs to arrive in time for that, only the drift of
-//! clocks must be bounded: a working clock runs at most [`CLOCK_DRIFT_PPM_MAX`] millionths faster or slower than true time.
-//! Call this bound d.
+//! A **holder** acts under a lease for some time by its own clock; the **grantor**, or the node that acts after the
+//! holder, waits by another clock until the lease has certainly ended. The rule does not depend on when messages
+//! arrive. It needs only a bound on the drift of clocks: a working clock runs at most [`CLOCK_DRIFT_PPM_MAX`]
+//! millionths faster or slower than true time. Call this bound d.
 //!
-//! 1. The holder notes its time `a`, asks for the lease, and acts until `a + L`, whenever the answer arrives.
-//! 2. The grantor grants the lease at its time `g`. The question came first, so `g` is no earlier than `a` in true time.
+//! 1. The holder records its time `a` and requests the lease. Once granted, it acts until `a + L`, however late the
+//!    grant arrives.
+//! 2. The grantor grants the lease at its time `g`. The request was sent after `a`, so `g` is no earlier than `a` in
+//!    true time.
 //! 3. The grantor waits until `g + W`.
 //!
 //! **Proof** that the lease has ended when the wait ends, if W ≥ L × (1 + d) / (1 − d). The holder's clock is slow by d

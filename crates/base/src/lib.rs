@@ -1,4 +1,4 @@
-//! The foundation of every other crate: a runtime with a production and a simulated form, and the types that all crates
+//! The foundation of Heddle's crates: a runtime with a production and a simulated form, and the types that the crates
 //! share.
 //!
 //! A program written against [`rt`] runs unchanged on tokio and in a seeded simulation, where a test crashes its nodes:
@@ -62,8 +62,8 @@
 //! * An [`ErrorKind`] means the same in every crate: it tells the caller whether to retry, to stop, or to find out first.
 //!
 //! # What it needs around it
-//! * Every crate that runs in a node calls this crate, except `proto` and `p256_verify`. This crate calls no other crate of
-//!   Heddle.
+//! * Every crate that runs in a node calls this crate, except `proto`, `wire` and `p256_verify`. This crate calls no
+//!   other crate of Heddle.
 //! * In production the caller starts tokio ([`rt::production`]), and registers a transport ([`rt::net::register`]) for
 //!   each address scheme that leads to other processes. Links of a scheme without a transport stay within the process.
 //! * [`admission`] only keeps accounts. The listener that uses it accepts connections, runs handshakes and closes

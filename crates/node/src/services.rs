@@ -3,8 +3,8 @@
 //! 1. A role passes each service to [`Services::watch`], and makes hosts of remote memory through [`WatchedProvider`].
 //!    If a service ends before the process is asked to stop (because of a panic, or because the resource that it served
 //!    is gone), its name is recorded.
-//! 2. From then on health reports the service ([`Services::problem`]). [`Services::failed`] ends the process with a
-//!    separate exit code, so that the supervisor restarts the process: a process without its services is useless.
+//! 2. From then on health reports the service ([`Services::problem`]). [`Services::failed`] completes, and the process
+//!    ends with a separate exit code, so that the supervisor restarts it: a process without its services is useless.
 //! 3. [`log_panics`] logs and counts every panic, including those that cost only one connection.
 
 use std::panic::PanicHookInfo;

@@ -38,8 +38,8 @@
 //!    the link; each side then knows both ranges, and which side is older.
 //! 4. The first end checks that the chosen version is one that it speaks.
 //!
-//! Neither needs memory beyond these fixed sizes. The bytes are not authenticated here: a handshake that proves identities
-//! includes both hellos in what it proves, so that an attacker cannot talk two ends into an older version.
+//! Neither end needs memory beyond these fixed sizes. The bytes are not authenticated here: a handshake that proves
+//! identities includes both hellos in what it proves, so that an attacker cannot talk two ends into an older version.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;

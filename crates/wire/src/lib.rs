@@ -30,8 +30,8 @@
 //! 4. [`seal`] and [`unseal`] put a checksum after the fields of a frame, and check it.
 //! 5. [`hello`] is how two ends agree on a version of their protocol.
 //!
-//! Integers are little-endian and of fixed width in all of our formats, so there is no choice of either. A format states its
-//! layout next to its decoder, and in `docs/formats`.
+//! Integers are little-endian and of fixed width in all of our formats, so the reader and the writer offer no choice of
+//! byte order or width. A format states its layout next to its decoder, and in `docs/formats`.
 //!
 //! # Guarantees
 //!

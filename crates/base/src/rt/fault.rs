@@ -1,9 +1,9 @@
 //! Faults that tests inject into the code under test: the one registry of fail points and planted mistakes.
 //!
-//! * A **fault point** ([`fault_point`]) is a named place where a step may fail. [`hold_up`] delays a step, and [`crash_point`]
-//!   crashes the node, at such a place. Names have the form `crate.module.step`. A simulation draws which points are hit, and
-//!   counts how often each was reached and how often it was hit; a test of real processes asks for one by
-//!   [`inject_fault`].
+//! * A **fault point** ([`fault_point`]) is a named place where a step may fail. [`hold_up`] delays a step, and
+//!   [`crash_point`] crashes the node, at such a place. Names have the form `crate.module.step`. A simulation draws
+//!   which points are hit, and counts how often each was reached and how often it was hit; a test of real processes
+//!   activates one with [`inject_fault`].
 //! * A **mutant** is a mistake that a test [plants](plant), to show that its checkers find it. A module declares its mutants
 //!   with [`mutants!`](crate::mutants), and asks `mutant(Mutant::Name)` where the mistake would be made.
 //!

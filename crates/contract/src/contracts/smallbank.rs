@@ -10,7 +10,7 @@
 //! | `deposit_checking(amount, customer)` | checking | checking |
 //! | `send_payment(amount, destination, source)` | checking of both | checking of both; the source's may not fall below 0 |
 //! | `write_check(amount, customer)` | savings, checking | checking, which may fall below 0; a fee of 1 if the amount exceeds both balances together |
-//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same; the source's become 0 |
+//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same three: the destination's checking gains what both of the source lose; within one customer, it gains the savings |
 //! | `balance(customer)` | savings, checking | |
 //! | `query(customer)` | savings, checking, name | |
 //! | `load(start, count, checking, savings, recordBytes)` | | customers named by their numbers |

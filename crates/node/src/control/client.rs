@@ -1,4 +1,4 @@
-//! Asks a process through its socket.
+//! Sends a request to a process over its control socket.
 
 use std::path::{Path, PathBuf};
 

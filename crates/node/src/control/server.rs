@@ -1,4 +1,4 @@
-//! The socket of a process, and what it answers.
+//! Serves the control socket of a process.
 
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::Path;

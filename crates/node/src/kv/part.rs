@@ -8,8 +8,8 @@
 //!
 //! 1. The supervisor makes a [`KvPlan`]: sockets, a secret and a certificate. It starts the memory nodes, formats them
 //!    ([`KvPlan::format`]), starts the CPU nodes, and publishes their addresses to clients ([`KvPlan::announce`]).
-//! 2. Every CPU node has a port for each store. While it serves the store, it answers there; otherwise it replies with
-//!    a retryable status, and the client tries the next CPU node.
+//! 2. Every CPU node has a port for each store. While the node serves the store, it answers on that port; otherwise it
+//!    replies with a retryable status, and the client tries the next CPU node.
 //! 3. The supervisor restarts every process that ends. A memory node without a disk restarts empty, and the coordinator
 //!    copies the data to it. A CPU node keeps no data. While at most F memory nodes are down, acknowledged changes
 //!    survive.

@@ -1,4 +1,4 @@
-//! What all roles start from, and how each is started.
+//! The inputs that all roles share at their start, and the start of each role.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

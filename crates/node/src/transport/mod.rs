@@ -2,10 +2,11 @@
 //!
 //! 1. [`register`] registers the transports for the schemes "tcp" and "tls". An address is, for example,
 //!    `tls:orderer.example.com:7050`.
-//! 2. A listener accepts every connection at once, each in a separate task. A connection is unauthenticated until its
-//!    handshake is complete: it must begin the handshake within [`HELLO_TIME_MAX`] and finish it within
-//!    `HANDSHAKE_TIME_MAX`. If `UNAUTHENTICATED_MAX` such connections exist, a new one displaces the oldest,
-//!    preferably one from its own address. So a slow connection cannot keep a new one out.
+//! 2. A listener accepts each connection immediately and runs its handshake in a separate task. A connection is
+//!    unauthenticated until its handshake is complete: it must begin the handshake within [`HELLO_TIME_MAX`] and finish
+//!    it within `HANDSHAKE_TIME_MAX`. If an address has more than `UNAUTHENTICATED_PER_ADDRESS_MAX` such connections,
+//!    its oldest one is displaced. If the listener has more than `UNAUTHENTICATED_MAX`, the oldest of all is displaced.
+//!    So a slow connection cannot keep a new one out.
 //! 3. Established links go into a bounded backlog. If the backlog is full, the link is closed.
 //! 4. Over TLS each side proves with its certificate that it is a node of a configured organisation. The link's
 //!    [`principal`](base::rt::net::Link::principal) is the organisation's name and the certificate's digest. Users have

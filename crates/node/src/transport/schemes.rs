@@ -1,4 +1,4 @@
-//! The schemes of addresses.
+//! Address schemes.
 
 use std::sync::Arc;
 

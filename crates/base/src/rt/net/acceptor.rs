@@ -1,6 +1,6 @@
 //! A listener that accepts links only from given parties, and limits how many links each of them has.
 //!
-//! 1. [`LinkAcceptor::open`] listens at an address for the links of some [`Parties`].
+//! 1. [`LinkAcceptor::open`] listens at an address for links from the given [`Parties`].
 //! 2. [`LinkAcceptor::accept`] returns the next link together with its [`LinkPermit`]. A link of any other party is dropped and
 //!    counted.
 //! 3. Every organisation has the same limit of links, and every identity a limit within that of its organisation. A

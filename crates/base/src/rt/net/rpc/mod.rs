@@ -8,8 +8,9 @@
 //! 4. Small frames that wait at the same time travel in one message of the link. Long bodies are sent without being
 //!    copied.
 //! 5. A client that has no requests sends a ping, a message without frames, every [`PING_PERIOD`]. A server ends a link
-//!    in three cases: the first message does not arrive within [`FIRST_MESSAGE_TIMEOUT`]; the link is silent for
-//!    [`IDLE_TIMEOUT`] while no request is open; or the client receives nothing for [`SEND_TIMEOUT`].
+//!    because of a time-out in three cases: the first message does not arrive within [`FIRST_MESSAGE_TIMEOUT`]; the
+//!    link is silent for [`IDLE_TIMEOUT`] while no request is open; or the client receives nothing for
+//!    [`SEND_TIMEOUT`].
 //! 6. When the link ends, a request whose sending had started fails with [`RpcError::Ambiguous`]. Any other request
 //!    fails with [`RpcError::Closed`]: it was never sent and never will be.
 //!
@@ -21,8 +22,8 @@
 //! * If a link has a [`LinkPermit`](super::LinkPermit), each message with requests counts against the budget of the
 //!   link's organisation until the last of its requests has an outcome. Requests beyond the budget are rejected.
 //! * Every request that was started ends: with its answer, or when its link ends.
-//! * All bytes may be hostile. Bytes that form no valid frame, or an answer without a request, end the link and have no other
-//!   effect.
+//! * All bytes may be hostile. Bytes that form no valid frame, or an answer without a request, end the link and have no
+//!   other effect. A panic of the handler ends its link only.
 //!
 //! ```text
 //! message  := frame*, without frames a ping
