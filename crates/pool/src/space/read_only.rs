@@ -2,14 +2,14 @@
 //! obtains read grants for the follower; the view consists of the sections with such a grant.
 //!
 //! 1. [`ReadOnlySpace::open`] connects to every donor under the owner's name and sends a hello. It does not fence and
-//!    sends no requests. If a donor cannot be reached, or is lost, a background task retries it for as long as the
+//!    sends no other request. If a donor cannot be reached, or is lost, a background task retries it for as long as the
 //!    space exists.
 //! 2. The primary obtains a read grant of a section ([`AddressSpace::grant_read`](super::AddressSpace::grant_read)).
 //!    The layers above pass this [`ReadGrant`] to the follower, and [`ReadOnlySpace::enter`] makes the section's
 //!    addresses readable here.
-//! 3. A read goes to the section's donor with this follower's capability. It fails while the donor is not connected.
-//!    It fails for good once the primary has returned the section, has had the follower's capabilities revoked, or was
-//!    fenced.
+//! 3. A read goes to the section's donor with this follower's capability. It fails while the donor is not connected. It
+//!    fails for good once the primary has returned the section, the donor has revoked the follower's capabilities, or
+//!    the primary has been fenced.
 //!
 //! Invariants: Nothing is ever written through a read-only space. The view holds at most one grant per section, the
 //! newest.

@@ -3,7 +3,7 @@
 //! Eviction works towards the same budget, so it has already freed enough memory when draining starts. Steps for a
 //! section:
 //! 1. **Choose** the section with the fewest live bytes, and close it: nothing more is allocated there.
-//! 2. **Move** its subtables to other sections, [`BATCH_SUBTABLES`] under one hold of the writer's lock: write a copy
+//! 2. **Move** its subtables to other sections, [`BATCH_SUBTABLES`] each time the writer's lock is held: write a copy
 //!    under another incarnation, point the directory to the copy, and retire the old subtable. Until its lease ends, a
 //!    reader may still use the old subtable. The slots there are at least as new as the start of its read, so the read
 //!    is correct at the reader's height.
