@@ -13,10 +13,10 @@
 //!    without the issuer that gave it.
 //!
 //! The fingerprint of a certificate covers the issuer's signature. From an ECDSA signature anybody can compute a
-//! second valid one, and so give the same certificate another fingerprint.
+//! second valid one, and so give the same certificate another fingerprint. Therefore an entry denies its certificate
+//! under both fingerprints.
 //!
-//! Invariants: a check against an empty list returns at once. An entry denies its certificate with either form of the
-//! issuer's signature.
+//! Invariant: a check against an empty list returns at once.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};

@@ -8,8 +8,9 @@
 //!    for each signature; eight lanes for one signature give the shortest latency.
 //! 3. [`Cold`] is for keys without a table. It builds tables of one window only, which are cheap enough to be used
 //!    once. In return, the key's part of the sum needs five doublings between consecutive windows.
-//! 4. Let X/ZZ be the x-coordinate of R. A signature is valid if ZZ is not zero, which shows that no addition was
-//!    exceptional, and if r·ZZ = X or (r + n)·ZZ = X. The second equation counts only if r + n is below p.
+//! 4. Let X/ZZ be the x-coordinate of R. ZZ is zero if an addition met a case that its formula does not cover: two
+//!    equal points, or two opposite ones. The verdict is then `Unsure`. Otherwise the signature is valid if r·ZZ = X or
+//!    (r + n)·ZZ = X. The second equation counts only if r + n is below p.
 
 use crate::digits::{self, Digit, Digits, Window};
 use crate::field::{Field, Loose, Tight};

@@ -1,9 +1,9 @@
 //! The `shaped` wrapper, which makes any provider as slow as a given network.
 //!
 //! 1. The wrapper posts a verb to the inner provider at once, and the verb takes effect when the inner provider
-//!    executes it. The wrapper delays only the completion: first the link carries the verb's bytes, after those of
-//!    earlier verbs, and then the latency passes. The latencies of verbs in flight overlap, so many verbs cost one
-//!    latency.
+//!    executes it. The wrapper delays only the completion, by two times: until the link has carried the bytes of the
+//!    earlier verbs and of this one, and then by the latency. Latencies of verbs in flight overlap, so many verbs
+//!    together cost one latency.
 //! 2. Every endpoint has two links of its own: one for bytes to the other end, and one for bytes from it.
 //! 3. The wrapper holds back an incoming message, or immediate data, for half the latency and for the time that its bytes take
 //!    on the link. So a request and its reply cost as much as a read, when both ends are shaped.

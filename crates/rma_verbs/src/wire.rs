@@ -6,9 +6,9 @@
 //! kind:u8 | 0:3 | request:u32 | body:120
 //! ```
 //!
-//! 1. The client sends `Hello` with the versions that it speaks ([`wire::hello`]), its name and a nonce; the host
-//!    answers `Challenge` with the version that it has chosen and a nonce of its own. If the two ends have no version
-//!    in common, `Challenge` says so, and the host ends the connection.
+//! 1. The client sends `Hello` with the versions that it speaks ([`wire::hello`]), its name and a nonce. The host
+//!    answers `Challenge` with the chosen version and the host's nonce. If the two ends have no version in common,
+//!    `Challenge` says so, and the host ends the connection.
 //! 2. The client sends `Join` with its queue pair's address and a proof: HMAC-SHA-256 under the token of its name over both
 //!    nonces, the ranges of versions, the name and the address. So the token is never sent, and an attacker cannot
 //!    substitute another queue pair or an older version.

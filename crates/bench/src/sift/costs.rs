@@ -3,10 +3,11 @@
 //! 1. Figure 7 is measured. The *target* is the throughput that Raft reaches with nodes limited to
 //!    [`REFERENCE_PERCENT`] of a core. A Sift store needs some percentage of a core at its CPU node to reach the
 //!    target; this percentage divided by [`REFERENCE_PERCENT`] is the *factor* of the store.
-//! 2. The paper's Raft node has 8 cores and 64 GB. Sift's CPU node has 8 cores times the factor, rounded up, and 32 GB for the
-//!    cache. A memory node has one core and 64 GB; with erasure-coded blocks it has an (F+1)th part of the 64 GB.
-//! 3. A Raft group has 2F+1 nodes; a Sift group has 2F+1 memory nodes and F+1 CPU nodes. If groups share backups, each
-//!    group has one CPU node of its own and one hundredth of a pool of two CPU nodes that serves a hundred groups.
+//! 2. The paper's Raft node has 8 cores and 64 GB. Sift's CPU node has 8 cores times the factor, rounded up, and 32 GB
+//!    for the cache. A memory node has one core and 64 GB; with erasure-coded blocks it has 64 / (F+1) GB.
+//! 3. A Raft group has 2F+1 nodes; a Sift group has 2F+1 memory nodes and F+1 CPU nodes. If groups share backups, a
+//!    hundred groups share two backup CPU nodes. Each group then pays for its own CPU node and for a hundredth of those
+//!    two.
 //! 4. The prices per hour are those of the paper's section 6.4.3.
 
 use base::rt::CancellationToken;

@@ -1,6 +1,6 @@
 //! Figure 8: simulates how long groups wait for a backup from a shared pool.
 //!
-//! 1. Machines of a cluster fail at random times. Each coordinator and each backup has a machine of its own.
+//! 1. Each coordinator and each backup runs on its own machine. Machines fail at random times.
 //! 2. When a coordinator fails, its group takes a backup from the pool. If the pool is empty, the group waits for the next
 //!    backup. For each failed machine a replacement is provisioned, which then joins the pool.
 //! 3. A point of the figure is the mean wait over the failures of all groups and over many repetitions.

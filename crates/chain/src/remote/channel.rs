@@ -167,12 +167,13 @@ impl RemoteChannel {
         self.config_notices.fetch_add(1, Ordering::AcqRel) == 0
     }
 
-    /// How many notices a request that is sent now will answer.
+    /// The number of notices of a changed configuration that a request sent now covers.
     pub(super) fn config_notices(&self) -> u64 {
         self.config_notices.load(Ordering::Acquire)
     }
 
-    /// Records that so many notices are answered. Returns whether these were all.
+    /// Clears the count if it is still `answered`, which is what it was before the last request. Returns false if
+    /// further notices have arrived since: the newest configuration must then be requested again.
     pub(super) fn answer_config_notices(&self, answered: u64) -> bool {
         self.config_notices.compare_exchange(answered, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
