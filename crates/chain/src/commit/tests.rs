@@ -1,24 +1,20 @@
 //! Tests of the commit pipeline: restarts, replay, hostile orderers, waiting.
 
+mod configuration;
+mod stores;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use base::rt::channel::WatchReceiver;
 use base::rt::disk::Directory;
-use base::rt::net::{self, Link, Listener, Parties};
+use base::rt::net::{self, Link, Listener};
 use base::rt::simulation::Simulation;
-use base::rt::{self, CancellationToken, production};
+use base::rt::{self, production};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use block_transport::protocol::{DeliverRequest, DeliverResponse};
 use ledger::Block;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
-use prost::Message as _;
-use proto::common::{Envelope, Payload, SignatureHeader};
-use state::{Snapshot, UpdateBatch, WorldState};
-use storage::blocks::{Blocks, ChainTip, NewBlock, StoredBlock, TransactionLocation};
 use storage::tables::ModelEngine;
 
 use super::pipeline::append_block;
@@ -30,14 +26,11 @@ use crate::channel::Channel;
 use crate::endorse::{Endorse, EndorseError};
 use crate::order::{Broadcast, CuttingMode, Orderer};
 use crate::peer::{Peer, PeerSetup};
-use crate::remote::{RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
-use crate::stores::{ChannelStores, PeerStores};
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, directory, orderer, orderer_address, orderer_options, peer,
     peer_options, submit,
 };
 use crate::validate::Code;
-use crate::view::PeerView as _;
 
 async fn root(scratch: &tempfile::TempDir) -> Directory {
     Directory::open(scratch.path()).await.expect("it exists")
@@ -484,7 +477,7 @@ fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
         {
             let refused = refused.expect_err("the state is old");
             assert!(matches!(&refused, EndorseError::ChannelStopped { channel, .. } if channel == CHANNEL));
-            assert_eq!(refused.kind(), base::ErrorKind::Closed);
+            assert_eq!(refused.kind(), ErrorKind::Closed);
             assert!(refused.to_string().contains("operator"), "{refused}");
         }
         let height = client.proposal("qscc", "GetChainInfo", &[CHANNEL]);
@@ -521,351 +514,6 @@ fn a_channel_that_waits_for_its_disk_says_so() {
             orderer.stop().await;
         });
         both.await.expect("it runs to its end");
-    });
-    run.expect("the run succeeds");
-}
-
-/// A state whose store has materialised more blocks than are applied here, as a storage node does by itself.
-struct Ahead(Arc<dyn WorldState>);
-
-#[async_trait]
-impl WorldState for Ahead {
-    fn height(&self) -> u64 {
-        self.0.height()
-    }
-
-    fn snapshot(&self) -> Arc<dyn Snapshot> {
-        self.0.snapshot()
-    }
-
-    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), state::Error> {
-        self.0.apply(number, batch).await
-    }
-
-    async fn persist(&self) -> Result<u64, state::Error> {
-        self.0.persist().await
-    }
-
-    fn savepoint(&self) -> u64 {
-        self.0.height() + 3
-    }
-
-    async fn digest(&self) -> Result<[u8; 32], state::Error> {
-        self.0.digest().await
-    }
-}
-
-struct AheadStores(Arc<dyn PeerStores>);
-
-#[async_trait]
-impl PeerStores for AheadStores {
-    async fn channels(&self) -> Result<Vec<String>, Error> {
-        self.0.channels().await
-    }
-
-    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let ChannelStores { blocks, state, history } = self.0.open(channel).await?;
-        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)), history })
-    }
-}
-
-/// Regression: a storage node materialised blocks that were durable and that its peer had not applied yet. The peer's
-/// last stage subtracted the savepoint from the smaller height, and the channel ended with a panic.
-#[test]
-fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
-    let scratch = tempfile::tempdir().expect("a scratch directory");
-    production::run(async {
-        let consortium = one_organization();
-        let root = root(&scratch).await;
-        let client = consortium.client();
-        let orderer = orderer(&consortium, &root).await;
-        let engine = engine(&root, "tables").await;
-        let mut options = peer_options(&consortium, &root, 0, engine).await;
-        options.stores = Arc::new(AheadStores(options.stores));
-        let peer = joined(&consortium, options).await;
-        for account in ["a", "b", "c"] {
-            let args = [account, account, "1", "1"];
-            let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &args).await;
-            channel(&peer).wait_committed(&id).await.expect("the channel runs");
-        }
-        // The stage continues after the answer.
-        let height = channel(&peer).height() + 1;
-        let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["d", "d", "1", "1"]).await;
-        channel(&peer).wait_committed(&id).await.expect("the channel runs");
-        at_height(&channel(&peer), height).await;
-        assert!(channel(&peer).failure().is_none());
-        peer.stop().await.expect("the peer stops");
-        orderer.stop().await;
-    });
-}
-
-/// A block store that may be away: it then accepts as many blocks as it has space for, and none becomes durable.
-struct Remote {
-    inner: Arc<dyn Blocks>,
-    is_away: Arc<AtomicBool>,
-    has_room: bool,
-}
-
-impl Remote {
-    fn is_away(&self) -> bool {
-        self.is_away.load(Ordering::Relaxed)
-    }
-}
-
-#[async_trait]
-impl Blocks for Remote {
-    async fn append(&self, block: NewBlock<'_>) -> Result<(), storage::Error> {
-        if self.is_away() && !self.has_room {
-            std::future::pending::<()>().await;
-        }
-        self.inner.append(block).await
-    }
-
-    async fn sync(&self) -> Result<u64, storage::Error> {
-        if self.is_away() {
-            std::future::pending::<()>().await;
-        }
-        self.inner.sync().await
-    }
-
-    fn tip(&self) -> ChainTip {
-        self.inner.tip()
-    }
-
-    fn durable_height(&self) -> u64 {
-        self.inner.durable_height()
-    }
-
-    fn subscribe_durable(&self) -> WatchReceiver<u64> {
-        self.inner.subscribe_durable()
-    }
-
-    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, storage::Error> {
-        self.inner.read(number).await
-    }
-
-    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, storage::Error> {
-        self.inner.read_stored(number).await
-    }
-
-    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, storage::Error> {
-        self.inner.read_page(from, limit).await
-    }
-
-    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, storage::Error> {
-        self.inner.transactions(number).await
-    }
-
-    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, storage::Error> {
-        self.inner.number_by_hash(header_hash).await
-    }
-
-    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionLocation>>, storage::Error> {
-        self.inner.find_transactions(ids).await
-    }
-
-    async fn close(&self) -> Result<(), storage::Error> {
-        self.inner.close().await
-    }
-}
-
-struct RemoteStores {
-    inner: Arc<dyn PeerStores>,
-    is_away: Arc<AtomicBool>,
-    has_room: bool,
-}
-
-#[async_trait]
-impl PeerStores for RemoteStores {
-    async fn channels(&self) -> Result<Vec<String>, Error> {
-        self.inner.channels().await
-    }
-
-    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let ChannelStores { blocks, state, history } = self.inner.open(channel).await?;
-        let blocks = Remote { inner: blocks, is_away: self.is_away.clone(), has_room: self.has_room };
-        Ok(ChannelStores { blocks: Arc::new(blocks), state, history })
-    }
-}
-
-/// Runs an orderer and a peer with a committed transaction over a remote store. From then on the store is away. Sends
-/// another transaction, and then runs `what` on the peer.
-fn with_a_store_away<F>(has_room: bool, what: impl FnOnce(Arc<Peer>) -> F + Send + 'static)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let run = Simulation::new(1).run(move |sim| async move {
-        let both = sim.node("both").spawn(async move {
-            let consortium = one_organization();
-            let root = Directory::open("root").await.expect("it is made");
-            let client = consortium.client();
-            let orderer = orderer(&consortium, &root).await;
-            let engine = engine(&root, "tables").await;
-            let mut options = peer_options(&consortium, &root, 0, engine).await;
-            let is_away = Arc::new(AtomicBool::new(false));
-            options.stores = Arc::new(RemoteStores { inner: options.stores, is_away: is_away.clone(), has_room });
-            let peer = joined(&consortium, options).await;
-            let first = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
-            channel(&peer).wait_committed(&first).await.expect("the channel runs");
-            is_away.store(true, Ordering::Relaxed);
-            submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["2", "b", "1", "1"]).await;
-            rt::sleep(Duration::from_secs(1)).await;
-            what(peer).await;
-            orderer.stop().await;
-        });
-        both.await.expect("it runs to its end");
-    });
-    run.expect("the run succeeds");
-}
-
-/// Regression: the storage node of a peer was away, and the peer's stop waited for it for ever.
-#[test]
-fn a_peer_stops_while_its_storage_is_away() {
-    with_a_store_away(true, |peer| async move {
-        let stopped = rt::timeout(Duration::from_secs(15), peer.stop()).await.expect("it stops");
-        assert_eq!(stopped.map_err(|error| error.kind()), Err(ErrorKind::Ambiguous));
-    });
-    with_a_store_away(false, |peer| async move {
-        let stopped = rt::timeout(Duration::from_secs(1), peer.stop()).await.expect("it stops at once");
-        stopped.expect("what was taken is durable");
-    });
-}
-
-/// Regression: a compute node was stopped while it started as the primary. It forgot its peer, whose channel kept
-/// running.
-#[test]
-fn the_channels_of_a_peer_that_is_dropped_end() {
-    with_a_store_away(true, |peer| async move {
-        let (here, channel) = (channel(&peer), Arc::downgrade(&channel(&peer)));
-        drop(peer);
-        rt::timeout(Duration::from_secs(1), here.stopped()).await.expect("it ends");
-        drop(here);
-        rt::sleep(Duration::from_secs(15)).await;
-        assert_eq!(channel.strong_count(), 0, "nothing holds it");
-    });
-}
-
-/// A block of a channel recorded from Fabric, as an orderer sent it.
-fn recorded(number: u64) -> Block {
-    let path = format!("{}/../ledger/tests/fabric-channel/blocks/{number:04}.block", env!("CARGO_MANIFEST_DIR"));
-    Block::parse(&std::fs::read(path).expect("recorded blocks are in the tree").into()).expect("Fabric wrote it")
-}
-
-/// Follows the recorded channel, whose first blocks change its configuration; `root` keeps what the peer commits.
-async fn follow_recorded(root: &Directory, listener: &mut Listener, from: u64) -> (Arc<Peer>, Link) {
-    let consortium = one_organization();
-    let mut options = peer_options(&consortium, root, 0, engine(root, "tables").await).await;
-    options.orderers = vec!["fabric".to_owned()].into();
-    let peer = Peer::open(options).await.expect("the peer opens");
-    peer.join(&recorded(0)).await.expect("it joins");
-    let mut link = listener.accept().await.expect("it listens");
-    let request = DeliverRequest::decode(&link.receive().await.expect("the peer asks"));
-    assert_eq!(request, Ok(DeliverRequest { channel: RECORDED.to_owned(), from }));
-    (peer, link)
-}
-
-const RECORDED: &str = "goldchannel";
-
-#[test]
-fn configurations_take_effect_in_the_order_of_blocks_and_after_a_restart() {
-    let run = Simulation::new(1).run(|_| async {
-        let root = Directory::open("root").await.expect("it is made");
-        let mut listener = net::listen("fabric").await.expect("the address is free");
-        let (peer, link) = follow_recorded(&root, &mut listener, 1).await;
-        let channel = |peer: &Peer| peer.channel(RECORDED).expect("joined");
-        assert_eq!(channel(&peer).config().sequence(), 0);
-        for number in 1..=2 {
-            link.send(recorded(number).to_bytes()).await.expect("the link holds");
-        }
-        at_height(&channel(&peer), 3).await;
-        assert_eq!(channel(&peer).config().sequence(), 2);
-        peer.stop().await.expect("the peer stops");
-        drop((peer, link));
-
-        let (peer, link) = follow_recorded(&root, &mut listener, 3).await;
-        assert_eq!(channel(&peer).config().sequence(), 2);
-        assert_eq!(channel(&peer).config().batch().messages_max, 10);
-        let (anyone, stop) = (Parties::anyone(), CancellationToken::new());
-        let serving = serve_peer(peer.clone(), ServiceScope::Own, "links", &anyone, stop.clone()).await;
-        let serving = serving.expect("the address is free");
-        let gateway = RemotePeer::new(RemotePeerConfig {
-            name: "peer".to_owned(),
-            addresses: vec!["links".to_owned()],
-            parties: anyone,
-            definitions: Default::default(),
-        });
-        let shown = async |sequence| {
-            let config = || Some(gateway.channel(RECORDED)?.policies().config().sequence());
-            while config() != Some(sequence) {
-                rt::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        rt::timeout(Duration::from_secs(20), shown(2)).await.expect("the gateway learns it");
-        link.send(recorded(3).to_bytes()).await.expect("the link holds");
-        at_height(&channel(&peer), 4).await;
-        rt::timeout(Duration::from_secs(20), shown(3)).await.expect("a notice reports the change");
-        stop.cancel();
-        serving.await.expect("it ends");
-        assert_eq!(channel(&peer).config().batch().messages_max, 12);
-        for number in 1..=3 {
-            let stored = channel(&peer).read_block(number).await.expect("reads").expect("committed");
-            let (stored, fabrics) = (Block::parse(&stored).expect("stored here"), recorded(number));
-            assert_eq!(stored.metadata().filter(), fabrics.metadata().filter());
-            assert_eq!(stored.metadata().commit_hash(), fabrics.metadata().commit_hash(), "block {number}");
-            let header = ledger::Transaction::decode(&fabrics.envelope(0)).expect("Fabric wrote it");
-            assert_eq!(header.header().tx_id(), "", "an orderer gives a configuration no id");
-            let found = channel(&peer).tx_status(&header.header().indexed_tx_id()).await.expect("reads");
-            assert_eq!(found.map(|status| (status.block, status.code)), Some((number, Code::VALID)));
-        }
-        let row = channel(&peer).state().snapshot().get("", ledger::config::CONFIG_KEY).await.expect("reads");
-        assert_eq!(row.expect("it is there").version, base::Version::new(3, 0));
-        peer.stop().await.expect("the peer stops");
-    });
-    run.expect("the run succeeds");
-}
-
-#[test]
-fn a_configuration_that_nobody_asked_for_ends_the_channel() {
-    let run = Simulation::new(1).run(|_| async {
-        let root = Directory::open("root").await.expect("it is made");
-        let mut listener = net::listen(&orderer_address(&root)).await.expect("the address is free");
-        let consortium = one_organization();
-        let peer = peer(&consortium, &root, 0).await;
-        let mut link = listener.accept().await.expect("it listens");
-        link.receive().await.expect("the peer asks");
-        // The orderer signs the configuration of the genesis block once more.
-        let genesis = ledger::Transaction::decode(&consortium.genesis.envelope(0)).expect("made here");
-        let header = proto::common::Header {
-            channel_header: Bytes::copy_from_slice(genesis.header().channel_header()),
-            signature_header: SignatureHeader {
-                creator: consortium.orderer.serialized().clone(),
-                nonce: Bytes::from_static(b"nonce"),
-            }
-            .encode_to_vec()
-            .into(),
-        };
-        let payload = Bytes::from(Payload { header: Some(header), data: genesis.data() }.encode_to_vec());
-        let signature = consortium.orderer.sign(&payload);
-        let envelope = Bytes::from(Envelope { payload, signature }.encode_to_vec());
-        let signed = |number: u64, previous, envelopes: &[Bytes]| {
-            let metadata = OrdererMetadata { last_config: 0, consenter: Bytes::new() };
-            Block::build(BlockNumber(number), Some(previous), envelopes).sign(&consortium.orderer, &metadata)
-        };
-        // Beside another transaction it is invalid and changes nothing.
-        let other = consortium.client().seal(Bytes::from_static(b"no payload at all"));
-        let both = signed(1, consortium.genesis.hash(), &[envelope.clone(), other]);
-        link.send(both.to_bytes()).await.expect("the link holds");
-        at_height(&channel(&peer), 2).await;
-        let stored = channel(&peer).read_block(1).await.expect("reads").expect("committed");
-        let codes = Block::parse(&stored).expect("stored here").metadata().filter().clone();
-        assert_eq!(codes[0], Code::INVALID_CONFIG_TRANSACTION.0);
-        // Alone it would take effect.
-        link.send(signed(2, both.hash(), &[envelope]).to_bytes()).await.expect("the link holds");
-        rt::timeout(Duration::from_secs(10), channel(&peer).stopped()).await.expect("it stops");
-        let failure = channel(&peer).failure().expect("it has an error");
-        assert!(matches!(&*failure, Error::Configuration { block: 2, .. }), "{failure}");
-        assert_eq!((channel(&peer).height(), channel(&peer).store().height()), (2, 2));
-        let _ = peer.stop().await;
     });
     run.expect("the run succeeds");
 }
