@@ -1,5 +1,8 @@
-//! Faults and waits of the stages: fault points at which a simulation may delay a stage, so that crashes fall between its
-//! steps; back-off, and reports of what a stage waits for; and errors and panics, which must not go unnoticed.
+//! What all stages of a channel need for faults:
+//!
+//! * fault points at which a simulation delays a stage, so that crashes fall between its steps;
+//! * back-off, and reports of what a stage waits for;
+//! * a record of the error or panic that ended a stage.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

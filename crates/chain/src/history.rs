@@ -1,6 +1,5 @@
 //! The history of a key: every change by a valid transaction, from the newest back (Fabric's `GetHistoryForKey`).
 //!
-//! 1. Storage says which blocks wrote the key ([`storage::History`]), a few at a time, newest first.
 //! 1. Storage finds the blocks that wrote the key ([`storage::History`]), a few at a time, newest first.
 //! 2. Each of these blocks is read from the block store. The writes of its valid transactions to the key are extracted, the
 //!    last transaction first, with the transaction's id and its client's time.

@@ -1,4 +1,4 @@
-//! The pipeline as the sink of the blocks that arrive.
+//! Passes blocks from the connection to an orderer on to the pipeline.
 
 use std::sync::Arc;
 

@@ -7,19 +7,20 @@
 //!    parses each block and checks that it continues the chain (number and hash), that the hash of its data equals the data
 //!    hash in its header, and that it is signed as the channel's policy requires. If a check fails, the connection ends, and
 //!    the peer asks another orderer.
-//! 2. **Examine**: the block's transactions are split into chunks, and a separate task verifies the signatures and policies
+//! 2. **Verify**: the block's transactions are split into chunks, and a separate task verifies the signatures and policies
 //!    of each chunk ([`crate::validate::verify`]). Up to [`pipeline::VERIFIED_AHEAD_MAX`] blocks are verified ahead.
-//! 3. **Judge**: in the order of blocks, the stage finds duplicates, checks conflicts against the state and the batches of
+//! 3. **Validate**: in the order of blocks, the stage finds duplicates, checks conflicts against the state and the batches of
 //!    earlier blocks that are not applied yet, and computes the commit hash. It appends the block to the block store with
 //!    filter and commit hash; the block is not durable yet. Up to [`pipeline::VALIDATED_AHEAD_MAX`] blocks wait here.
-//! 4. **Finish**: one group fsync covers all blocks that wait. During the fsync the state already starts to apply the first
+//! 4. **Commit**: one group fsync covers all blocks that wait. During the fsync the state already starts to apply the first
 //!    of these blocks, as far as readers cannot see the effect ([`state::WorldState::apply_when`]). Then each block in turn
 //!    is applied to the state and published.
 //!
-//! A block with a configuration changes the rules by which later blocks are received and verified. Stage 1 therefore passes no
-//! block on until stage 3 has validated and appended the configuration's block, and with it put the new policies into force for the
-//! stages before. Callers see the new policies once the block is committed. The content of the newest configuration is a row of the
-//! world state, from which a peer reads it when it starts, and other compute nodes of the peer while they follow.
+//! A configuration block changes the rules by which later blocks are received and verified. So after a configuration block,
+//! stage 1 holds back the next block until stage 3 has validated and appended the configuration block and has replaced the
+//! policies of stages 1 to 3. Callers see the new policies once the block is committed. The newest configuration is also a
+//! row of the world state. A peer reads that row when it starts; the other compute nodes of the peer read it while they
+//! follow.
 //!
 //! A block is published in this order: the block joins the ring of recent blocks ([`recent`]), the height moves, and the
 //! callers that wait for its transactions are notified ([`waiters`]).
@@ -30,8 +31,9 @@
 //!    savepoint on are applied by the same function as new blocks, with the filter that was stored with them ([`replay`]).
 //! 3. The first error of any stage ends the pipeline of that channel: no block is skipped. All stored blocks stay readable,
 //!    and a restart continues from the durable ones.
-//! 4. A block is received, verified and judged by the configuration that is in force at it. A configuration comes into force only if
-//!    the one before leads to it ([`ledger::ChannelConfig::successor`]); otherwise the channel ends before the block is stored.
+//! 4. A block is received, verified and validated by the newest configuration below it. A configuration comes into force
+//!    only if an authorised update leads to it from the previous one ([`ledger::ChannelConfig::successor`]). Otherwise the
+//!    channel ends before the block is stored.
 //! 5. No stage holds more blocks than its bound; a slow disk or state slows the connection to the orderer.
 //!
 //! A background task moves the state's own savepoint ([`pipeline`]).

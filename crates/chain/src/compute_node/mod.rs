@@ -1,5 +1,5 @@
-//! A peer of several compute nodes: one of them commits, the others follow it. [`replica`] decides which one is the
-//! primary; this module says what the node does in each role ([`roles`]), and answers proposals from it.
+//! A compute node of a peer that has several: one commits, the others follow it. [`replica`] decides which one is the
+//! primary. This module implements what a node does in each role ([`roles`]), and answers proposals in both.
 
 mod followed;
 mod roles;
