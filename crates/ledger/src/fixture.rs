@@ -133,17 +133,11 @@ impl TestNetwork {
         envelope(&self.client, channel_header, signature_header, encode(&transaction))
     }
 
-    /// An update of a configuration, signed by an administrator of each organisation. The change raises versions itself.
+    /// An update of a configuration, signed by an administrator of each organisation.
     pub(crate) fn config_update(&self, config: &ChannelConfig, change: impl FnOnce(&mut ConfigGroup)) -> Bytes {
-        let read_set = config.decode_root().expect("usable");
-        let mut write_set = read_set.clone();
-        change(&mut write_set);
-        let update = ConfigUpdate {
-            channel_id: CHANNEL.to_owned(),
-            read_set: Some(read_set),
-            write_set: Some(write_set),
-            ..ConfigUpdate::default()
-        };
+        let mut root = config.decode_root().expect("usable");
+        change(&mut root);
+        let update = config.update_to(&root).expect("usable").expect("it changes something");
         self.sign_update(&update, &[0, 1, 2])
     }
 

@@ -37,6 +37,9 @@ pub const CHANNEL_NAME_BYTES_MAX: usize = 249;
 /// The most consenters a channel may have.
 pub const CONSENTERS_MAX: usize = 1024;
 
+/// The value that says how transactions are put in order.
+const CONSENSUS_TYPE: &str = "ConsensusType";
+
 /// How a channel's transactions are put in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConsensusConfig {
@@ -184,9 +187,29 @@ impl ChannelConfig {
     }
 
     /// The root group of the configuration's tree, decoded again: it is needed only when the configuration changes.
-    pub(crate) fn decode_root(&self) -> Result<ConfigGroup, Error> {
+    ///
+    /// # Errors
+    /// Only if the memory of this process is damaged: the configuration was decoded from the same bytes before.
+    pub fn decode_root(&self) -> Result<ConfigGroup, Error> {
         let config = decode::<ConfigEnvelope>(ROOT, &self.encoded)?.config;
         config.and_then(|config| config.channel_group).ok_or(Error::Missing { what: "the group /Channel" })
+    }
+
+    /// Whether another configuration of the channel has the same content but for the state of its consensus, such as
+    /// maintenance.
+    ///
+    /// # Errors
+    /// As [`ChannelConfig::decode_root`].
+    pub fn differs_only_in_consensus_state(&self, other: &ChannelConfig) -> Result<bool, Error> {
+        let without_state = |config: &ChannelConfig| {
+            let mut root = config.decode_root()?;
+            let orderer = root.groups.get_mut("Orderer");
+            drop(orderer.and_then(|orderer| orderer.values.remove(CONSENSUS_TYPE)));
+            Ok::<ConfigGroup, Error>(root)
+        };
+        let has_same_type = self.consensus.kind == other.consensus.kind;
+        let is_same = has_same_type && self.consensus.metadata == other.consensus.metadata;
+        Ok(is_same && without_state(self)? == without_state(other)?)
     }
 
     /// How often the configuration was changed since the channel was made.
@@ -303,7 +326,7 @@ pub(super) fn check_hashing(root: &ConfigGroup) -> Result<(), Error> {
 
 pub(super) fn read_consensus(orderer: &ConfigGroup) -> Result<ConsensusConfig, Error> {
     const PATH: &str = "/Channel/Orderer/ConsensusType";
-    let Some(consensus) = value::<ConsensusType>(ORDERER, orderer, "ConsensusType")? else {
+    let Some(consensus) = value::<ConsensusType>(ORDERER, orderer, CONSENSUS_TYPE)? else {
         return Err(Error::config(PATH, "the value is missing"));
     };
     let maintenance = match State::try_from(consensus.state) {

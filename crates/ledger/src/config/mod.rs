@@ -17,10 +17,11 @@
 //! 2. Unknown values of a group are ignored, as in Fabric; a known value that is malformed is rejected.
 //!
 //! Module `update` decides which configuration may follow another one ([`ChannelConfig::propose_update`],
-//! [`ChannelConfig::successor`]). Left to other crates: which ordering engine runs for which consensus type.
+//! [`ChannelConfig::successor`]), and module `change` makes updates. Left to other crates: which ordering engine runs for which consensus type.
 mod acl;
 mod batch;
 mod capability;
+mod change;
 mod channel_config;
 pub mod genesis;
 mod group;
@@ -30,6 +31,7 @@ mod weight;
 
 pub use batch::{BatchLimits, format_duration, parse_duration};
 pub use capability::Capabilities;
+pub use change::{sign_config, sign_update};
 pub use channel_config::{
     CHANNEL_NAME_BYTES_MAX, CONFIG_KEY, CONFIG_NAMESPACE, CONSENTERS_MAX, ChannelConfig, ConsensusConfig, ENDORSEMENT,
     check_channel_name,

@@ -81,6 +81,30 @@ fn updates_that_fabrics_orderer_rejected_are_rejected() {
     }
 }
 
+/// What an update changes: each element of the write set that the read set does not have at the same version.
+fn changes(update: &ConfigUpdate) -> Vec<(String, u64)> {
+    let read = update.read_set.as_ref().map(Elements::of).transpose().expect("usable").unwrap_or_default();
+    let written = update.write_set.as_ref().map(Elements::of).transpose().expect("usable").unwrap_or_default();
+    let is_change = |(path, element): &(&ElementPath, Element<'_>)| {
+        read.get(path).is_none_or(|read| read.version() != element.version())
+    };
+    written.iter().filter(is_change).map(|(path, element)| (path.to_string(), element.version())).collect()
+}
+
+#[test]
+fn computed_updates_change_what_the_recorded_ones_change() {
+    for pair in recorded_configs().windows(2) {
+        let [(_, _, current), (number, envelope, next)] = pair else { unreachable!("windows of two") };
+        let desired = next.decode_root().expect("usable");
+        let computed = current.update_to(&desired).expect("usable").expect("it changes something");
+        let (_, claimed) = read_config_envelope(envelope).expect("recorded from Fabric");
+        let (recorded, _) =
+            read_update(&claimed.last_update.expect("there is one").encode_to_vec().into()).expect("read");
+        assert_eq!(changes(&computed), changes(&recorded), "block {number}");
+        assert_eq!(next.update_to(&desired).expect("usable"), None);
+    }
+}
+
 /// A channel of two organisations and the orderers' one, and the means to change it.
 struct Changes {
     config: ChannelConfig,
@@ -262,6 +286,28 @@ fn a_changed_group_deletes_members_that_it_does_not_list() {
     let next = changes.propose_with(read_application(&changes), write_set, &[ORG1, ORG2]).expect("permitted");
     let next = ChannelConfig::from_config(CHANNEL, &next.config.expect("there is one")).expect("usable");
     assert_eq!(next.application().iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["Org1MSP"]);
+}
+
+#[test]
+fn a_computed_update_leads_to_the_desired_configuration() {
+    let changes = Changes::new();
+    let mut desired = changes.root.clone();
+    let application = desired.groups.get_mut("Application").expect("there");
+    let organization = application.groups.remove("Org2MSP").expect("there");
+    application.groups.insert("Renamed".to_owned(), organization);
+    application.policies.get_mut("Readers").expect("there").mod_policy = "Writers".to_owned();
+    desired.groups.get_mut("Orderer").expect("there").mod_policy = "/Channel/Orderer/Writers".to_owned();
+    let update = changes.config.update_to(&desired).expect("usable").expect("it changes something");
+    let signed = changes.network.sign_update(&update, &[ORG1, ORG2, ORDERERS]);
+    let next = changes.config.propose_update(&signed).expect("permitted").config.expect("there is one");
+    fn without_versions(group: &ConfigGroup) -> ConfigGroup {
+        let mut group = ConfigGroup { version: 0, ..group.clone() };
+        group.values.values_mut().for_each(|value| value.version = 0);
+        group.policies.values_mut().for_each(|policy| policy.version = 0);
+        group.groups.values_mut().for_each(|member| *member = without_versions(member));
+        group
+    }
+    assert_eq!(without_versions(&next.channel_group.expect("there is one")), without_versions(&desired));
 }
 
 #[test]
