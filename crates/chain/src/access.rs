@@ -20,6 +20,8 @@ use prost::Message as _;
 pub const PROPOSE: &str = "peer/Propose";
 /// Who may send envelopes to an orderer.
 pub const CHANNEL_WRITERS: &str = "/Channel/Writers";
+/// Who may send them while the channel is in maintenance mode.
+pub const ORDERER_WRITERS: &str = "/Channel/Orderer/Writers";
 
 /// Namespaces that belong to the system: no transaction may write to them.
 pub const SYSTEM_NAMESPACES: [&str; 4] = ["_lifecycle", "cscc", "lscc", "qscc"];
@@ -60,7 +62,7 @@ pub type ContractDefinitions = BTreeMap<String, ContractDefinition>;
 pub struct ChannelPolicies {
     config: Arc<ChannelConfig>,
     proposers: Policy,
-    channel_writers: Policy,
+    writers: Policy,
     contracts: ContractDefinitions,
     endorsement: BTreeMap<String, Policy>,
     digest: Hash,
@@ -88,9 +90,10 @@ impl ChannelPolicies {
             }
             stated.extend_from_slice(&definition.sequence.to_le_bytes());
         }
+        let writers = if config.consensus().maintenance { ORDERER_WRITERS } else { CHANNEL_WRITERS };
         Ok(ChannelPolicies {
             proposers: config.policy(config.acl(PROPOSE)),
-            channel_writers: config.policy(CHANNEL_WRITERS),
+            writers: config.policy(writers),
             config,
             contracts: definitions,
             endorsement,
@@ -205,7 +208,7 @@ impl ChannelPolicies {
 
     /// Whether a member, whose signature was checked, may send envelopes to an orderer.
     pub fn may_order(&self, member: &Arc<Identity>) -> bool {
-        self.channel_writers.evaluate_identities(std::slice::from_ref(member)).is_ok()
+        self.writers.evaluate_identities(std::slice::from_ref(member)).is_ok()
     }
 
     /// Whether a member, whose signature was checked, may use a resource such as `qscc/GetChainInfo`.

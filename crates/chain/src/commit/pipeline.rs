@@ -1,4 +1,4 @@
-//! The stages after the connection to the orderer: examine, judge, finish. See [`super`] for the steps.
+//! The stages after the connection to the orderer: verify, validate, commit. See [`super`] for the steps.
 //!
 //! A separate task moves the world state's savepoint every [`PipelineConfig::persist_interval_blocks`] blocks. A restarted
 //! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`] blocks or more, the last
@@ -363,7 +363,9 @@ async fn validate_blocks(
             other => other?,
         }
         tip = ChainTip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
-        if let Some(policies) = &policies {
+        if let Some(policies) = &policies
+            && !rt::fault_point("chain.commit.mutant.keeps_config")
+        {
             context.validating.replace(policies.clone());
         }
         context.validated.send(tip.height);

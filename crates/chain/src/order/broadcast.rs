@@ -23,10 +23,11 @@ pub trait Broadcast: Send + Sync {
 /// Why an envelope was not accepted.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BroadcastError {
-    /// The envelope is rejected, and would be rejected again.
+    /// The envelope is rejected. It would be rejected again, unless the status is `SERVICE_UNAVAILABLE`.
     #[error("{reason} ({})", status.as_str_name())]
     Rejected {
-        /// Fabric's status: `BAD_REQUEST`, `FORBIDDEN` or `NOT_FOUND`.
+        /// Fabric's status: `BAD_REQUEST`, `FORBIDDEN` or `NOT_FOUND`; `SERVICE_UNAVAILABLE` while this orderer or the channel
+        /// accepts no transactions.
         status: Status,
         /// The reason.
         reason: String,
@@ -56,6 +57,7 @@ impl BroadcastError {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            BroadcastError::Rejected { status: Status::ServiceUnavailable, .. } => ErrorKind::Retry,
             BroadcastError::Rejected { .. } => ErrorKind::Rejected,
             BroadcastError::Overloaded | BroadcastError::NotLeading { .. } => ErrorKind::Retry,
             BroadcastError::Stopped => ErrorKind::Closed,

@@ -73,7 +73,16 @@ impl Cutter {
         self.deadline
     }
 
-    /// Cuts the waiting messages: at the deadline, and when the orderer stops.
+    /// Replaces the limits, for messages that come from now on.
+    ///
+    /// # Panics
+    /// While a message waits.
+    pub fn set_limits(&mut self, limits: CutterLimits) {
+        assert!(self.waiting.is_empty(), "messages are cut by the limits under which they came");
+        *self = Cutter::new(limits);
+    }
+
+    /// Cuts the waiting messages: at the deadline, before a configuration, and when the orderer stops.
     pub fn cut(&mut self) -> Option<EnvelopeBatch> {
         self.waiting_bytes = 0;
         self.deadline = None;

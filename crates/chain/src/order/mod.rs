@@ -10,6 +10,8 @@
 //!    reports which blocks are committed. While the next block is being cut, earlier blocks are on their way to memory and
 //!    disks. Every orderer shows peers committed blocks only.
 //! 4. Peers ask for blocks over links and follow the tip ([`block_transport`]).
+//! 5. A configuration update becomes the next configuration, alone in its block ([`config`]). From the next block on, the
+//!    leader checks envelopes and cuts blocks by the new configuration.
 //!
 //! Invariants:
 //! 1. A block is committed before any peer sees it: it is on this orderer's disk if the orderer orders alone, and on
@@ -26,6 +28,7 @@
 //! resend an envelope that may have been ordered already ([`crate::remote::RemoteOrderers`]).
 
 mod broadcast;
+mod config;
 pub mod cutter;
 pub mod filter;
 pub mod log_store;

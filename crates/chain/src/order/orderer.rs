@@ -108,15 +108,15 @@ impl Orderer {
             .read(base::BlockNumber(0))?
             .ok_or_else(|| Error::Stored { block: 0, reason: "the log has no genesis block".to_owned() })?;
         let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
-        let policies = Arc::new(ChannelPolicies::new(config, ContractDefinitions::new())?);
-        let name = policies.channel().to_string();
+        let genesis = Arc::new(ChannelPolicies::new(config, ContractDefinitions::new())?);
+        let name = genesis.channel().to_string();
         let OrdererSetup { engines, signer, settings, watermarks, .. } = &self.options;
         let watermark = watermarks.clone().map(|directory| WatermarkFile::open(directory, &name)).transpose()?;
         if let Some(watermark) = &watermark {
             log_store.check_watermark(watermark).await?;
         }
         let chain =
-            OrdererChannel::start(policies, log_store, engines.as_ref(), signer.clone(), settings.clone(), watermark)
+            OrdererChannel::start(genesis, log_store, engines.as_ref(), signer.clone(), settings.clone(), watermark)
                 .await?;
         self.channels.write().expect("no holder of this lock panics").insert(name, chain);
         Ok(())

@@ -5,13 +5,16 @@
 //!
 //! 1. **Cut**: while this orderer is the leader, the task takes envelopes from the queue, up to `TAKE_MAX` at once, and
 //!    offers them to the block cutter. The cutter cuts at the channel's limits, and earlier when [`CutPacer`] allows
-//!    it. The task builds each block on the last block of the log, signs it, and appends it through the engine. While
-//!    this orderer is not the leader, the task rejects envelopes with the name of the leader.
+//!    it. The task builds each block on the last block of the log, signs it, and appends it through the engine. An
+//!    envelope that was checked under another configuration than the leader's is checked again. A configuration is alone
+//!    in its block, which ends the block before it and changes the cutter's limits. While this orderer is not the
+//!    leader, the task rejects envelopes with the name of the leader.
 //! 2. **Deliver**: the engine's commit index says which blocks are committed, and only these are sent to peers. When a
 //!    block is committed, the task compares it with the block that this orderer built under the same number, and then
 //!    answers the callers whose envelopes are in that block. If the blocks are equal, the envelopes are durable. If
 //!    they differ, the callers must send the envelopes again. If no block of that number is committed within
-//!    [`ACKNOWLEDGE_TIMEOUT`], the outcome is ambiguous.
+//!    [`ACKNOWLEDGE_TIMEOUT`], the outcome is ambiguous. A committed configuration decides from then on who may submit
+//!    envelopes and read blocks.
 //!
 //! A third task advances the channel's [watermark](storage::watermark) to the height of the log, at most once a second.
 //!
@@ -20,13 +23,13 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use base::rt::channel::{OneshotSender, Receiver, Sender, TrySendError, WatchReceiver, bounded, oneshot};
 use base::rt::sync::{Semaphore, SemaphorePermit};
 use base::rt::{self, CancellationToken, Instant, Task};
-use base::{BlockNumber, Bytes, Term};
+use base::{BlockNumber, Bytes, ChannelId, Term};
 use block_transport::ChannelBlocks;
 use futures_util::future::{Either, join_all, select};
 use identity::Signer;
@@ -36,8 +39,9 @@ use ordered_log::{Leadership, LogStore as _, OrderedLog};
 use storage::WatermarkFile;
 use storage::blocks::BlockStore;
 
+use super::config::ConfigInForce;
 use super::cutter::{Cutter, CutterLimits, EnvelopeBatch};
-use super::filter::{CheckedEnvelope, check_envelope};
+use super::filter::{CheckedEnvelope, ConfigChange, EnvelopeFilter};
 use super::log_store::{ChannelLogStore, OrderingEngines};
 use super::pacer::CutPacer;
 use super::{AcknowledgeMode, BLOCK_BYTES_MAX, BroadcastConfig, BroadcastError, CuttingMode};
@@ -60,7 +64,10 @@ const BLOCK_OVERHEAD_BYTES: usize = 64 << 10;
 
 /// The ordering of one channel.
 pub struct OrdererChannel {
-    policies: Arc<ChannelPolicies>,
+    channel: ChannelId,
+    /// The committed configuration.
+    config: RwLock<ConfigInForce>,
+    signer: Signer,
     log_store: Arc<ChannelLogStore>,
     log: Arc<dyn OrderedLog>,
     commit_index: WatchReceiver<u64>,
@@ -97,12 +104,13 @@ struct UncommittedBlock {
 }
 
 impl OrdererChannel {
-    /// Continues after the last block of the log, which has at least its genesis block.
+    /// Continues after the last block of the log, which has at least its genesis block. `genesis` are the policies of that
+    /// block.
     ///
     /// # Errors
-    /// If the last block cannot be read, or the engine cannot start.
+    /// If a block cannot be read, or the engine cannot start.
     pub(super) async fn start(
-        policies: Arc<ChannelPolicies>,
+        genesis: Arc<ChannelPolicies>,
         log_store: Arc<ChannelLogStore>,
         engines: &dyn OrderingEngines,
         signer: Signer,
@@ -110,14 +118,21 @@ impl OrdererChannel {
         watermark: Option<WatermarkFile>,
     ) -> Result<Arc<OrdererChannel>, Error> {
         assert!(log_store.height() > 0, "a chain starts behind its genesis block");
-        let log = engines.open(policies.channel().as_str(), log_store.clone()).await?;
+        let channel = genesis.channel().clone();
+        let log = engines.open(channel.as_str(), log_store.clone()).await?;
+        let commit_index = log.deliverable();
+        let committed = (*commit_index.borrow()).max(1);
+        let genesis = ConfigInForce { block: 0, policies: genesis };
+        let config = ConfigInForce::after(&log_store, committed, &genesis)?;
         let (queue, queued) = bounded(settings.queue_messages_max);
         // In a block, envelopes are longer than their limits count, because of their framing.
         let entry_bytes = log.entry_bytes_max().saturating_sub(BLOCK_OVERHEAD_BYTES) / 16 * 15;
         let chain = Arc::new(OrdererChannel {
-            policies,
+            channel,
+            config: RwLock::new(config),
+            signer,
             log_store,
-            commit_index: log.deliverable(),
+            commit_index,
             role: log.leadership(),
             log,
             queue_bytes: Semaphore::new(settings.queue_bytes_max as usize),
@@ -131,7 +146,7 @@ impl OrdererChannel {
             acknowledging: Mutex::default(),
             watermark,
         });
-        let cut = CuttingStage { channel: chain.clone(), signer, answers: VecDeque::new() };
+        let cut = CuttingStage { channel: chain.clone(), answers: VecDeque::new() };
         let tasks = vec![
             rt::spawn(run(chain.clone(), cut.run(queued))),
             rt::spawn(run(chain.clone(), watch_engine(chain.clone()))),
@@ -143,15 +158,35 @@ impl OrdererChannel {
         Ok(chain)
     }
 
-    /// The channel's policies.
-    pub fn policies(&self) -> &Arc<ChannelPolicies> {
-        &self.policies
+    /// The policies of the committed configuration.
+    pub fn policies(&self) -> Arc<ChannelPolicies> {
+        self.config().policies
     }
 
     /// The organisations that may receive its blocks: those of the channel, and those of its orderers.
-    pub fn members(&self) -> impl Iterator<Item = String> {
-        let config = self.policies.config();
-        config.application().iter().chain(config.orderers()).map(|organization| organization.msp_id.to_string())
+    pub fn members(&self) -> Vec<String> {
+        let policies = self.policies();
+        let (peers, orderers) = (policies.config().application(), policies.config().orderers());
+        peers.iter().chain(orderers).map(|organization| organization.msp_id.to_string()).collect()
+    }
+
+    fn config(&self) -> ConfigInForce {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts the configuration into force that is committed at this height, if it is a new one.
+    fn commit_config(&self, height: u64) -> Result<(), Error> {
+        let current = self.config();
+        let committed = ConfigInForce::after(&self.log_store, height.max(1), &current)?;
+        if committed.block != current.block {
+            tracing::info!(channel = %self.channel, block = committed.block, "a new configuration is in force");
+            *self.config.write().unwrap_or_else(PoisonError::into_inner) = committed;
+        }
+        Ok(())
+    }
+
+    fn filter<'a>(&'a self, policies: &'a ChannelPolicies) -> EnvelopeFilter<'a> {
+        EnvelopeFilter { policies, block_bytes_max: self.block_bytes_max, signer: &self.signer }
     }
 
     /// The log.
@@ -191,7 +226,7 @@ impl OrdererChannel {
         {
             return Err(BroadcastError::NotLeading { leader });
         }
-        let message = match check_envelope(envelope, &self.policies, self.block_bytes_max, rt::wall_now()) {
+        let message = match self.filter(&self.policies()).check(envelope, rt::wall_now()) {
             Ok(message) => message,
             Err(error) => {
                 events::MessagesRejected.add(1);
@@ -286,7 +321,7 @@ impl OrdererChannel {
             let mut commit_index = self.deliverable();
             let (mut drained, mut ended) = (pin!(commit_index.wait_for(|safe| *safe > last)), pin!(self.log.ended()));
             if rt::timeout(DRAIN_MAX, select(&mut drained, &mut ended)).await.is_err() {
-                tracing::warn!(channel = %self.policies.channel(), last, "the last blocks are not safe; others go on with them");
+                tracing::warn!(channel = %self.channel, last, "the last blocks are not safe; others go on with them");
             }
         }
         self.log.stop().await;
@@ -302,14 +337,14 @@ impl OrdererChannel {
             self.log_store.raise_watermark(watermark, self.height()).await;
         }
         if let Err(error) = self.store().close().await {
-            tracing::warn!(channel = %self.policies.channel(), %error, "closing the orderer's log");
+            tracing::warn!(channel = %self.channel, %error, "closing the orderer's log");
         }
     }
 }
 
 impl ChannelBlocks for OrdererChannel {
     fn is_member(&self, organization: &str) -> bool {
-        self.members().any(|member| member == organization)
+        self.members().iter().any(|member| member == organization)
     }
 
     fn deliverable(&self) -> WatchReceiver<u64> {
@@ -336,7 +371,7 @@ fn overloaded() -> BroadcastError {
 
 async fn run(chain: Arc<OrdererChannel>, stage: impl Future<Output = Result<(), Error>>) {
     let failed = |error| {
-        tracing::error!(channel = %chain.policies.channel(), %error, "ordering has ended");
+        tracing::error!(channel = %chain.channel, %error, "ordering has ended");
         chain.failure.record(error);
         chain.stop.cancel();
         chain.log_store.stop();
@@ -373,7 +408,6 @@ async fn watch_engine(chain: Arc<OrdererChannel>) -> Result<(), Error> {
 /// Stage 1.
 struct CuttingStage {
     channel: Arc<OrdererChannel>,
-    signer: Signer,
     /// The callers of the envelopes that wait in the cutter, in order; empty unless durability is acknowledged.
     answers: VecDeque<Option<ResponseSender>>,
 }
@@ -383,6 +417,8 @@ struct LeaderTerm {
     term: Term,
     number: u64,
     previous: Hash,
+    /// The configuration after the last block.
+    config: ConfigInForce,
     pace: CutPacer,
 }
 
@@ -415,14 +451,15 @@ impl CuttingStage {
             over = Some(term);
             let before = self.channel.log_store.block(next - 1)?;
             let before = before.ok_or_else(|| Error::Stored { block: next - 1, reason: "it is missing".to_owned() })?;
-            let leadership =
-                LeaderTerm { term, number: next, previous: Block::parse(&before)?.hash(), pace: CutPacer::default() };
+            let previous = Block::parse(&before)?.hash();
+            let config = ConfigInForce::after(&self.channel.log_store, next, &self.channel.config())?;
+            let leadership = LeaderTerm { term, number: next, previous, config, pace: CutPacer::default() };
             let guard = LeadershipGuard::start();
             if self.run_term(leadership, &mut queue).await? {
                 return Ok(());
             }
             drop(guard);
-            tracing::info!(channel = %self.channel.policies.channel(), %term, "this orderer does not lead any more");
+            tracing::info!(channel = %self.channel.channel, %term, "this orderer does not lead any more");
             // No block contains any of these envelopes.
             let error = self.channel.not_leading();
             self.answers.drain(..).flatten().for_each(|answer| drop(answer.send(Err(error.clone()))));
@@ -476,12 +513,7 @@ impl CuttingStage {
         mut leadership: LeaderTerm,
         queue: &mut Receiver<QueuedEnvelope>,
     ) -> Result<bool, Error> {
-        let batch = self.channel.policies.config().batch();
-        let mut cutter = Cutter::new(CutterLimits {
-            messages_max: batch.messages_max.max(1),
-            preferred_bytes_max: batch.preferred_bytes_max.min(self.channel.block_bytes_max),
-            timeout: batch.timeout,
-        });
+        let mut cutter = Cutter::new(self.limits(&leadership));
         let stop = self.channel.stop.clone();
         let mut role = self.channel.role();
         let mut safe = self.channel.deliverable();
@@ -516,14 +548,23 @@ impl CuttingStage {
                     while let Some(queued) = queue.recv().await {
                         self.offer(&mut leadership, &mut cutter, std::iter::once(queued)).await?;
                     }
-                    self.append(&mut leadership, cutter.cut()).await?;
+                    self.append(&mut leadership, cutter.cut(), None).await?;
                     return Ok(true);
                 }
             }
             let is_due = self.due(&leadership, &cutter).is_some_and(|due| due <= rt::now());
-            if is_due && !self.append(&mut leadership, cutter.cut()).await? {
+            if is_due && !self.append(&mut leadership, cutter.cut(), None).await? {
                 return Ok(false);
             }
+        }
+    }
+
+    fn limits(&self, leadership: &LeaderTerm) -> CutterLimits {
+        let batch = leadership.config.policies.config().batch();
+        CutterLimits {
+            messages_max: batch.messages_max.max(1),
+            preferred_bytes_max: batch.preferred_bytes_max.min(self.channel.block_bytes_max),
+            timeout: batch.timeout,
         }
     }
 
@@ -548,22 +589,53 @@ impl CuttingStage {
         let now = rt::now();
         let mut leads = true;
         for QueuedEnvelope { message, answer, .. } in taken {
-            self.answers.push_back(answer);
-            if leads {
-                for batch in cutter.offer(message.envelope, message.bytes, now) {
-                    leads = leads && self.append(leadership, batch).await?;
-                }
+            if !leads {
+                self.answers.push_back(answer);
+                continue;
             }
+            let checked = self.channel.filter(&leadership.config.policies).check_again(message, rt::wall_now());
+            let CheckedEnvelope { envelope, bytes, change, .. } = match checked {
+                Ok(checked) => checked,
+                Err(error) => {
+                    events::MessagesRejected.add(1);
+                    tracing::debug!(channel = %self.channel.channel, %error, "dropped an envelope that was queued");
+                    // A caller that has gone does not want the answer.
+                    answer.into_iter().for_each(|answer| drop(answer.send(Err(error.clone()))));
+                    continue;
+                }
+            };
+            let Some(change) = change else {
+                self.answers.push_back(answer);
+                for batch in cutter.offer(envelope, bytes, now) {
+                    leads = leads && self.append(leadership, batch, None).await?;
+                }
+                continue;
+            };
+            leads = self.append(leadership, cutter.cut(), None).await?;
+            self.answers.push_back(answer);
+            let alone = EnvelopeBatch { envelopes: vec![envelope] };
+            leads = leads && self.append(leadership, Some(alone), Some(change)).await?;
+            cutter.set_limits(self.limits(leadership));
         }
         Ok(leads)
     }
 
-    /// Builds a block and hands it to the engine. Returns whether this orderer is still the leader.
-    async fn append(&mut self, leadership: &mut LeaderTerm, batch: Option<EnvelopeBatch>) -> Result<bool, Error> {
+    /// Builds a block and hands it to the engine. If the block holds a configuration, `change` is it. Returns whether this
+    /// orderer is still the leader.
+    async fn append(
+        &mut self,
+        leadership: &mut LeaderTerm,
+        batch: Option<EnvelopeBatch>,
+        change: Option<ConfigChange>,
+    ) -> Result<bool, Error> {
         let Some(batch) = batch else { return Ok(true) };
         let cut = rt::now();
         let block = Block::build(BlockNumber(leadership.number), Some(leadership.previous), &batch.envelopes);
-        let block = block.sign(&self.signer, &OrdererMetadata { last_config: 0, consenter: Bytes::new() });
+        if let Some(ConfigChange { policies, .. }) = change {
+            leadership.config = ConfigInForce { block: leadership.number, policies };
+        }
+        let metadata = OrdererMetadata { last_config: leadership.config.block, consenter: Bytes::new() };
+        let block = block.sign(&self.channel.signer, &metadata);
         let answers = self.answers.drain(..batch.envelopes.len()).flatten().collect();
         // One buffer that all peers share, copied once.
         let bytes = block.to_bytes();
@@ -609,6 +681,8 @@ async fn acknowledge_committed(chain: Arc<OrdererChannel>) -> Result<(), Error> 
         let now = *safe.borrow_and_update();
         events::BlocksOrdered.add(now.saturating_sub(shown));
         shown = now.max(shown);
+        // First, so that a caller whose update is acknowledged finds it in force.
+        chain.commit_config(now)?;
         chain.acknowledge(now)?;
         if !more {
             // Callers that still wait get `Ambiguous`.

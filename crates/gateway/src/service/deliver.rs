@@ -116,7 +116,7 @@ impl DeliverSource {
     fn policies(&self) -> Arc<ChannelPolicies> {
         match self {
             DeliverSource::Peer(channel) => channel.policies(),
-            DeliverSource::Orderer(chain) => chain.policies().clone(),
+            DeliverSource::Orderer(chain) => chain.policies(),
         }
     }
 

@@ -26,6 +26,7 @@ use storage::tables::ModelEngine;
 
 use super::*;
 use crate::order::Broadcast;
+use crate::order::filter::EnvelopeFilter;
 use crate::peer::Peer;
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, ProposalOverrides, SignedTestProposal, directory, encode, orderer,
@@ -335,7 +336,8 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
         let envelope = client.envelope(&proposal, &responses);
         let channel = peer.channel(CHANNEL).expect("it was joined");
         let rules = channel.policies();
-        let order = || crate::order::filter::check_envelope(envelope.clone(), &rules, u32::MAX, rt::wall_now());
+        let filter = EnvelopeFilter { policies: &rules, block_bytes_max: u32::MAX, signer: &consortium.orderer };
+        let order = || filter.check(envelope.clone(), rt::wall_now());
         order().expect("a member may order");
 
         let serial = DeniedCertificate::Serial("Org1MSP".into(), client.signer.certificate().serial().to_vec());

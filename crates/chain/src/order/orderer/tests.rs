@@ -1,5 +1,7 @@
 //! Tests of ordering: which envelopes are rejected and how, what is in the log, and what peers get.
 
+mod configuration;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,7 +82,7 @@ fn blocks_go_to_members_of_the_channel_and_to_nobody_else() {
     production::run(async {
         let consortium = consortium();
         let orderer = orderer(&consortium, &root(&scratch).await).await;
-        let members: Vec<String> = orderer.channel(CHANNEL).expect("joined").members().collect();
+        let members: Vec<String> = orderer.channel(CHANNEL).expect("joined").members();
         let first_reply = async |organization: &str| {
             let mut listener = net::listen("blocks-for-members").await.expect("the address is free");
             let mut near = net::connect("blocks-for-members").await.expect("it listens");

@@ -15,11 +15,14 @@ use chain::stores::LocalStores;
 use contract::ContractRegistry;
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::{MemberRole, Signer};
-use ledger::Block;
-use ledger::config::{BatchLimits, Capabilities, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec};
+use ledger::config::{
+    BatchLimits, Capabilities, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec, sign_update,
+};
 use ledger::hash::sha256_of;
+use ledger::{Block, ChannelConfig};
 use prost::Message;
-use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
+use proto::common::{ChannelHeader, ConfigGroup, ConfigValue, Envelope, Header, HeaderType, Payload, SignatureHeader};
+use proto::orderer::BatchSize;
 use proto::protos::{
     ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeHeaderExtension, ChaincodeId, ChaincodeInput,
     ChaincodeInvocationSpec, ChaincodeProposalPayload, ChaincodeSpec, Proposal, ProposalResponse, SignedProposal,
@@ -110,6 +113,31 @@ impl Consortium {
             organizations,
             orderer_organization,
         }
+    }
+
+    /// An administrator of an organisation.
+    pub fn admin(&self, organization: &IssuingOrganization) -> Signer {
+        organization.issue(MemberRole::Admin, "Admin").expect("fine names")
+    }
+
+    /// An update that changes a configuration, signed by an administrator of each organisation, the orderers' first.
+    pub fn config_update(&self, config: &ChannelConfig, change: impl FnOnce(&mut ConfigGroup)) -> Bytes {
+        let organizations = std::iter::once(&self.orderer_organization).chain(&self.organizations);
+        let admins: Vec<Signer> = organizations.map(|organization| self.admin(organization)).collect();
+        self.signed_update(config, change, &admins.iter().collect::<Vec<_>>())
+    }
+
+    /// An update that changes a configuration, signed by these members.
+    pub fn signed_update(
+        &self,
+        config: &ChannelConfig,
+        change: impl FnOnce(&mut ConfigGroup),
+        signers: &[&Signer],
+    ) -> Bytes {
+        let mut root = config.decode_root().expect("it was decoded before");
+        change(&mut root);
+        let update = config.update_to(&root).expect("it was decoded before").expect("it changes something");
+        sign_update(&update, signers)
     }
 
     /// A client of the first organisation.
@@ -241,6 +269,19 @@ impl Client {
         let signature = self.signer.sign(&payload);
         encode(&Envelope { payload, signature })
     }
+}
+
+/// A value of the orderers' group, to be changed.
+pub fn orderer_value<'a>(root: &'a mut ConfigGroup, name: &str) -> &'a mut ConfigValue {
+    let orderer = root.groups.get_mut("Orderer").expect("every channel has it");
+    orderer.values.get_mut(name).expect("every channel has it")
+}
+
+/// Sets the most messages of a block.
+pub fn set_messages_max(root: &mut ConfigGroup, messages_max: u32) {
+    let value = orderer_value(root, "BatchSize");
+    let size = BatchSize::decode(value.value.clone()).expect("it was read before");
+    value.value = encode(&BatchSize { max_message_count: messages_max, ..size });
 }
 
 /// The directory of a node.
