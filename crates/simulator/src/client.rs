@@ -9,10 +9,13 @@
 //! 4. Ask one peer after another for the outcome. After a while submit the envelope again, since the orderer may have lost it
 //!    in a crash.
 //!
+//! Now and then a client proposes a change of the channel's configuration instead ([`reconfiguration`]).
+//!
 //! A client reports its observations to the recorder. In [`ClientClaims`] it records the claims that must hold of its
 //! transactions.
 
 pub mod envelope;
+pub mod reconfiguration;
 pub mod rogue;
 pub mod workload;
 
@@ -36,6 +39,7 @@ use crate::network::service::{CallError, RequestKind, Response, ResponseStatus, 
 use crate::reads;
 use crate::scenario::ORDERER;
 use envelope::{EnvelopeDefect, Proposal, endorse, read_write_set};
+use reconfiguration::Reconfigurers;
 use workload::{ContractCall, Workload};
 
 /// How long a client waits for one answer.
@@ -46,6 +50,8 @@ const GROUP_REQUEST_TIMEOUT: Duration = Duration::from_millis(2_000);
 const OPERATION_MAX: Duration = Duration::from_secs(4);
 /// The number of answers "not committed" after which an envelope is submitted again.
 const STATUS_QUERIES_BEFORE_RESUBMIT: usize = 2;
+/// One in this many operations changes the channel's configuration.
+const RECONFIGURES_ONE_IN: u64 = 40;
 /// The longest pause after an answer that calls for a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(60);
 
@@ -77,6 +83,9 @@ pub struct ClientClaims {
     pub acknowledged: BTreeSet<String>,
     /// Transactions that the orderer had to reject, and did.
     pub rejected: BTreeSet<String>,
+    /// Changes of the configuration that were submitted to the orderer, by their envelopes: whether each has the signatures
+    /// that it needs.
+    pub changes: BTreeMap<Bytes, bool>,
     /// How operations ended, by outcome.
     pub outcomes: BTreeMap<&'static str, u64>,
 }
@@ -88,6 +97,7 @@ impl ClientClaims {
         self.money.extend(other.money);
         self.acknowledged.extend(other.acknowledged);
         self.rejected.extend(other.rejected);
+        self.changes.extend(other.changes);
         for (outcome, count) in other.outcomes {
             *self.outcomes.entry(outcome).or_default() += count;
         }
@@ -143,6 +153,11 @@ impl SimulatedClient {
         for _ in 0..self.network.scenario.operations {
             let think = self.rng.duration(&(Duration::ZERO..self.network.scenario.think_max));
             rt::sleep(think).await;
+            if self.rng.one_in(RECONFIGURES_ONE_IN) {
+                let outcome = rt::timeout(OPERATION_MAX, self.reconfigure()).await.unwrap_or("given up");
+                *self.claims.outcomes.entry(outcome).or_default() += 1;
+                continue;
+            }
             let call = self.workload.draw(&mut self.rng);
             let conduct = self.draw_conduct();
             let outcome = rt::timeout(OPERATION_MAX, self.operate(&call, conduct)).await.unwrap_or("given up");
@@ -159,6 +174,55 @@ impl SimulatedClient {
             }
         }
         self.claims
+    }
+
+    /// Proposes changes until one has taken effect at every peer.
+    pub async fn commit_config(mut self) -> ClientClaims {
+        let sequences = |network: &Network| {
+            let names = network.primaries().into_iter();
+            let configs = names.map(|name| Some(network.peer(&name)?.channel(CHANNEL)?.config().sequence()));
+            configs.collect::<Option<Vec<u64>>>()
+        };
+        let before = self.network.newest_config().map_or(0, |config| config.sequence());
+        let network = Arc::clone(&self.network);
+        let are_changed = || sequences(&network).is_some_and(|all| all.iter().all(|sequence| *sequence > before));
+        while !are_changed() {
+            self.reconfigure().await;
+            wait_until(Duration::from_secs(1), are_changed).await;
+        }
+        self.claims
+    }
+
+    /// Proposes a change of the newest configuration, and sometimes another one at once, which relies on the same
+    /// configuration.
+    async fn reconfigure(&mut self) -> &'static str {
+        let Some(config) = self.network.newest_config() else { return "no configuration known" };
+        let mut outcome = "changes refused";
+        for _ in 0..1 + self.rng.below(2) {
+            let members = Reconfigurers {
+                admins: &self.network.members.admins,
+                orderer_admin: &self.network.members.orderer_admin,
+                endorsements_max: self.network.scenario.endorsements_min,
+            };
+            let change = reconfiguration::draw(&mut self.rng, members, &config);
+            self.network.recorder.log(format_args!("{} proposes: {}", self.name, change.text));
+            self.claims.changes.insert(change.envelope.clone(), change.is_authorized);
+            loop {
+                match self.send_to_orderer(&change.envelope).await {
+                    Ok(answer) if answer.verdict == ResponseStatus::Done => {
+                        outcome = "reconfigured";
+                        if !change.is_authorized {
+                            let text = &change.text;
+                            self.network.recorder.report_violation(format_args!("{ORDERER} takes {text}, unsigned"));
+                        }
+                        break;
+                    }
+                    Ok(answer) if answer.verdict == ResponseStatus::Rejected => break,
+                    _ => self.pause().await,
+                }
+            }
+        }
+        outcome
     }
 
     fn draw_conduct(&mut self) -> Conduct {

@@ -39,6 +39,9 @@ pub const MEMORY_NODE_READMITTED: &str = "memory node of orderers back";
 /// Too many memory nodes of orderers had lost their contents at once, and the group was formatted again.
 pub const GROUP_REFORMATTED: &str = "group reformatted";
 
+/// How clients' attempts to change the configuration end.
+pub const CHANGES: [&str; 2] = ["changes refused", "reconfigured"];
+
 /// Validation codes that clients provoke.
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
 
@@ -142,6 +145,7 @@ pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message",
 /// The events that have not occurred.
 pub fn missing(totals: &CampaignTotals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
+    let changes = CHANGES.iter().filter(|outcome| !totals.operations.contains_key(*outcome));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
     let pooled = POOLED_FAULT_POINTS.iter().chain(&SIFT_FAULT_POINTS).chain(&RAFT_FAULT_POINTS).map(|(name, _)| name);
     let points = FAULT_POINTS
@@ -150,6 +154,7 @@ pub fn missing(totals: &CampaignTotals) -> Vec<String> {
         .filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
     faults
         .map(|fault| format!("the fault {fault}"))
+        .chain(changes.map(|outcome| format!("an attempt to change the configuration with the outcome {outcome}")))
         .chain(codes.map(|code| format!("validation code {code}")))
         .chain(points.map(|name| format!("the fault point {name}")))
         .collect()

@@ -110,7 +110,7 @@ fn check_ledger(peer: &PeerEvidence, ordered: &[Bytes], validated: &[ValidatedBl
 fn check_claims(network: &Network, claims: &ClientClaims, validated: &[ValidatedBlock]) -> Result<(), String> {
     let mut first: BTreeMap<&str, (u8, u64)> = BTreeMap::new();
     for (number, block) in validated.iter().enumerate().skip(1) {
-        for (tx_id, code) in &block.transactions {
+        for (tx_id, code) in block.transactions.iter().filter(|_| block.config_update.is_none()) {
             first.entry(tx_id).or_insert((*code as u8, number as u64));
         }
     }
@@ -125,6 +125,15 @@ fn check_claims(network: &Network, claims: &ClientClaims, validated: &[Validated
     }
     if let Some((tx_id, _)) = first.iter().find(|(tx_id, _)| !claims.submitted.contains(**tx_id)) {
         return Err(format!("transaction {tx_id} is on the ledger, but was never submitted"));
+    }
+    for update in validated.iter().filter_map(|block| block.config_update.as_ref()) {
+        match claims.changes.get(update) {
+            Some(true) => {}
+            Some(false) => {
+                return Err("the configuration was changed without the signatures that this needs".to_owned());
+            }
+            None => return Err("the configuration was changed, and no client had asked for it".to_owned()),
+        }
     }
     if let Some(tx_id) = claims.rejected.iter().find(|tx_id| first.contains_key(tx_id.as_str())) {
         return Err(format!("transaction {tx_id} is on the ledger, but the orderer had rejected it"));

@@ -74,11 +74,15 @@ pub enum Mutant {
     StorageGoesBack,
     /// Peers with tables of keys accept invalid signatures.
     TablesWrong,
+    /// Peers go on validating by the old configuration after a configuration block.
+    ConfigKept,
+    /// Orderers put envelopes into blocks that were checked under an earlier configuration.
+    ChangeUnchecked,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 23] = [
+    pub const ALL: [Mutant; 25] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -102,6 +106,8 @@ impl Mutant {
         Mutant::OrdererGoesBack,
         Mutant::StorageGoesBack,
         Mutant::TablesWrong,
+        Mutant::ConfigKept,
+        Mutant::ChangeUnchecked,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -132,6 +138,8 @@ impl Mutant {
             Mutant::OrdererGoesBack => "orderer-goes-back",
             Mutant::StorageGoesBack => "storage-goes-back",
             Mutant::TablesWrong => "tables-wrong",
+            Mutant::ConfigKept => "config-kept",
+            Mutant::ChangeUnchecked => "change-unchecked",
         }
     }
 
@@ -154,7 +162,9 @@ impl Mutant {
             | Mutant::OrdererAnswersLate
             | Mutant::PeerStays
             | Mutant::OrdererGoesBack
-            | Mutant::TablesWrong => PeerMode::Monolithic,
+            | Mutant::TablesWrong
+            | Mutant::ConfigKept
+            | Mutant::ChangeUnchecked => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -257,6 +267,8 @@ impl Mutant {
             }
             Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
             Mutant::TablesWrong => network.sim.inject("identity.verifier.mutant.wrong", 1.0),
+            Mutant::ConfigKept => network.sim.inject("chain.commit.mutant.keeps_config", 1.0),
+            Mutant::ChangeUnchecked => network.sim.inject("chain.order.mutant.unchecked", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::VerdictUnchecked => {
                 network.sim.inject("chain.offload.mutant.unchecked", 1.0);

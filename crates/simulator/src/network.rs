@@ -22,6 +22,7 @@ use base::rt::simulation::{Sim, SimNode};
 use chain::Peer;
 use chain::order::Orderer;
 use chain::order::orderer_channel::OrdererChannel;
+use ledger::ChannelConfig;
 use replica::ComputeRole;
 use rma::sim::SimProvider;
 
@@ -206,6 +207,13 @@ impl Network {
     pub fn peer(&self, node: &str) -> Option<Arc<Peer>> {
         let taking = || Some(self.compute_nodes.get(node)?.node.primary()?.peer);
         self.peers.get(node).or_else(taking)
+    }
+
+    /// The newest configuration that a peer which runs has in force.
+    pub fn newest_config(&self) -> Option<Arc<ChannelConfig>> {
+        let configs =
+            self.primaries().into_iter().filter_map(|name| Some(self.peer(&name)?.channel(CHANNEL)?.config()));
+        configs.max_by_key(|config| config.sequence())
     }
 
     /// The name under which commits are reported to clients: of the peer if its nodes answer for one another, else of the node.

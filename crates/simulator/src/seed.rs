@@ -3,8 +3,8 @@
 //! 1. The network starts, and the data that contracts need is loaded. There are no faults yet.
 //! 2. Clients work while the fault plan runs. The recorder observes.
 //! 3. All faults are healed. With a group of orderers, in some seeds a minority of the orderers is then cut off again: the
-//!    majority must commit a transaction and deliver it to every peer. Then a fresh transaction must commit, all peers must
-//!    reach the height of the orderers, and pooled memory must be accounted for.
+//!    majority must commit a transaction and deliver it to every peer. Then a fresh transaction and a change of the
+//!    configuration must commit, all peers must reach the height of the orderers, and pooled memory must be accounted for.
 //! 4. All nodes crash once more and restart with their previous state.
 //! 5. Peers and storage nodes stop in order, and their ledgers are verified on disk. Then [`evidence`] evaluates the run.
 //!
@@ -305,6 +305,9 @@ async fn drive(
     }
     let last = ContractCall::new("basic", "CreateAsset", ["alive", "green", "1", "everybody", "1"].map(str::to_owned));
     claims.add(commit_all(&network, vec![last], "commit a fresh transaction after everything was healed").await?);
+    let client = SimulatedClient::new(Arc::clone(&network), 0, sim.rng());
+    let changed = network.node(&scenario::client(0)).spawn(client.commit_config());
+    claims.add(done_within(changed, "change its configuration after everything was healed").await?);
     // Wait until envelopes that were submitted without waiting for them are in a block, or lost.
     rt::sleep(2 * network.scenario.batch_timeout + Duration::from_millis(100)).await;
     let height = wait_until_caught_up(&network).await?;
@@ -346,6 +349,11 @@ async fn drive(
 async fn commit_all(network: &Arc<Network>, calls: Vec<ContractCall>, what: &str) -> Result<ClientClaims, String> {
     let client = SimulatedClient::new(Arc::clone(network), 0, network.sim.rng());
     let work = network.node(&scenario::client(0)).spawn(async move { client.commit_all(&calls).await });
+    done_within(work, what).await
+}
+
+/// The claims of a client that must reach its goal.
+async fn done_within(work: rt::Task<ClientClaims>, what: &str) -> Result<ClientClaims, String> {
     let done = rt::timeout(HEALTHY_MAX, work).await;
     let done = done.map_err(|_| format!("the network did not {what} within {HEALTHY_MAX:?}"))?;
     done.map_err(|_| "a client was aborted".to_owned())

@@ -27,6 +27,10 @@ pub struct Members {
     pub peers: Vec<Signer>,
     /// One for each client; they take turns belonging to the organisations.
     pub clients: Vec<Signer>,
+    /// An administrator of each organisation.
+    pub admins: Vec<Signer>,
+    /// An administrator of the orderers' organisation.
+    pub orderer_admin: Signer,
     /// A client of an organisation that is no member of the channel.
     pub stranger: Signer,
 }
@@ -53,6 +57,7 @@ impl Members {
         let peers = organizations.iter().map(|org| org.issue(MemberRole::Peer, "peer0"));
         let clients = (0..scenario.clients)
             .map(|number| organizations[number % ORGANIZATIONS].issue(MemberRole::Client, &format!("User{number}")));
+        let admins = organizations.iter().map(|org| org.issue(MemberRole::Admin, "Admin"));
         let orderers = (0..ORDERERS).map(|number| ordering.issue(MemberRole::Orderer, &format!("orderer{number}")));
         let spec = |org: &IssuingOrganization, name: &str| OrganizationSpec {
             name: name.to_owned(),
@@ -80,6 +85,8 @@ impl Members {
             orderers: orderers.collect::<Result<_, _>>().map_err(failed)?,
             peers: peers.collect::<Result<_, _>>().map_err(failed)?,
             clients: clients.collect::<Result<_, _>>().map_err(failed)?,
+            admins: admins.collect::<Result<_, _>>().map_err(failed)?,
+            orderer_admin: ordering.issue(MemberRole::Admin, "Admin").map_err(failed)?,
             stranger,
         })
     }

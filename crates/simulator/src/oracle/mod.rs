@@ -5,9 +5,11 @@
 //! code under test. A protobuf library decodes the messages; nothing is cached; nothing runs in parallel; and the rules are in
 //! Fabric's order of checks ([`Oracle::validate`]).
 //!
-//! Range summaries of more than one level are not supported: they are an error. Private data and channel configurations do not
-//! occur, since no client of the simulator makes them.
+//! Of a configuration the oracle knows how many organisations must endorse; all else stays as it was at the start. Range
+//! summaries of more than one level are not supported: they are an error. Private data do not occur, since no client of the
+//! simulator makes them.
 
+mod configuration;
 mod ranges;
 mod sequential;
 mod state_row;

@@ -15,6 +15,7 @@ use proto::protos::{
 use proto::rwset::TxReadWriteSet;
 use proto::{common, protos};
 
+use super::configuration::{self, SetConfig};
 use super::state_row::{StateKey, StateRow, StateVersion};
 
 /// Verifies with the library, whatever verifier the peers use.
@@ -29,6 +30,8 @@ pub struct ValidatedBlock {
     pub transactions: Vec<(String, Code)>,
     /// `None` for block 0.
     pub commit_hash: Option<Hash>,
+    /// If the block changes the configuration: the envelope that asked for it.
+    pub config_update: Option<Bytes>,
 }
 
 impl ValidatedBlock {
@@ -54,6 +57,8 @@ pub struct ChannelPolicies {
 /// A ledger to which blocks are added one by one.
 pub struct Oracle {
     policies: ChannelPolicies,
+    /// The sequence number of the configuration.
+    sequence: u64,
     state: BTreeMap<StateKey, StateRow>,
     /// The blocks that wrote a key, and the version after each; `None` where it was deleted.
     history: BTreeMap<StateKey, Vec<(u64, Option<StateVersion>)>>,
@@ -76,6 +81,7 @@ impl Oracle {
     pub fn new(rules: ChannelPolicies) -> Oracle {
         Oracle {
             policies: rules,
+            sequence: 0,
             state: BTreeMap::new(),
             history: BTreeMap::new(),
             writes: BTreeMap::new(),
@@ -122,7 +128,13 @@ impl Oracle {
         self.tip = Some(header);
         if number == 0 {
             // The configuration is in the empty namespace, which neither the commit hash nor contracts see.
-            return Ok(ValidatedBlock { transactions: vec![(String::new(), Code::Valid)], commit_hash: None });
+            let transactions = vec![(String::new(), Code::Valid)];
+            return Ok(ValidatedBlock { transactions, commit_hash: None, config_update: None });
+        }
+        if let [only] = &envelopes[..]
+            && let Some(config) = configuration::read(only)
+        {
+            return self.set_config(number, only, config?);
         }
 
         // All checks but conflicts, then duplicates within the block, then conflicts: as in Fabric's two stages.
@@ -151,7 +163,33 @@ impl Oracle {
         self.known.extend(transactions.iter().map(|(tx_id, _)| tx_id.clone()).filter(|tx_id| !tx_id.is_empty()));
         let filter: Vec<u8> = transactions.iter().map(|(_, code)| *code as u8).collect();
         self.commit_hash = Some(commit_hash(&filter, &written, self.commit_hash.as_ref()));
-        Ok(ValidatedBlock { transactions, commit_hash: self.commit_hash })
+        Ok(ValidatedBlock { transactions, commit_hash: self.commit_hash, config_update: None })
+    }
+
+    /// Adds a block that holds a configuration and nothing else.
+    fn set_config(&mut self, number: u64, envelope: &[u8], config: SetConfig) -> Result<ValidatedBlock, String> {
+        let SetConfig { sequence, endorsements_min, update, row, indexed_id } = config;
+        // A configuration passes all checks up to its type.
+        if let Err(code) = self.validate(envelope)
+            && code != Code::InvalidConfigTransaction
+        {
+            return Err(format!("block {number} has a configuration with code {code:?}"));
+        }
+        if sequence != self.sequence + 1 {
+            return Err(format!("block {number} has configuration {sequence} after configuration {}", self.sequence));
+        }
+        self.sequence = sequence;
+        self.policies.endorsements_min = endorsements_min;
+        self.known.insert(indexed_id);
+        // The row is not part of the commit hash.
+        let key = (String::new(), "CHANNEL_CONFIG_ENV_BYTES".to_owned());
+        self.state.insert(key, StateRow { value: row, version: (number, 0) });
+        self.commit_hash = Some(commit_hash(&[Code::Valid as u8], &BTreeMap::new(), self.commit_hash.as_ref()));
+        Ok(ValidatedBlock {
+            transactions: vec![(String::new(), Code::Valid)],
+            commit_hash: self.commit_hash,
+            config_update: Some(update),
+        })
     }
 
     /// The checks of one transaction that do not depend on its neighbours, in Fabric's order.
@@ -170,7 +208,7 @@ impl Oracle {
         // 2. The creator and its signature.
         let creator = self.policies.members.identify(&signed.creator).map_err(|_| Code::BadCreatorSignature)?;
         verify(&creator, &envelope.payload, &envelope.signature).map_err(|_| Code::BadCreatorSignature)?;
-        // 3. The type. Channels are not reconfigured here.
+        // 3. The type. A configuration is valid only alone in its block, which is not checked here.
         match kind {
             HeaderType::EndorserTransaction => {}
             HeaderType::Config => return Err(Code::InvalidConfigTransaction),
