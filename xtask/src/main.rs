@@ -18,6 +18,7 @@ mod programs;
 mod sbom;
 mod step;
 mod subjects;
+mod tool;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

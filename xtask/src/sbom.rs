@@ -186,7 +186,7 @@ fn listed(program: &[u8]) -> Result<BTreeSet<(String, String)>, String> {
 
 /// The tool at its pinned version, installed if it is missing.
 fn auditable() -> Result<PathBuf, String> {
-    crate::deny::tool("cargo-auditable", AUDITABLE).ok_or_else(|| {
+    crate::tool::tool("cargo-auditable", AUDITABLE).ok_or_else(|| {
         format!("cargo-auditable could not be installed; run `cargo install cargo-auditable@{AUDITABLE} --locked`")
     })
 }
