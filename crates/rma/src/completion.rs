@@ -1,9 +1,10 @@
 //! Completions: the futures of posted verbs.
 //!
-//! A provider that finishes a verb while posting it returns a ready completion, which costs nothing. Any other provider returns
-//! a pending completion and keeps its [`Completer`] until the verb's outcome is known. A completer that is dropped without an
-//! outcome completes its verb as ambiguous: so no verb hangs, and no such verb is mistaken for a rejected one. A provider may
-//! have the thread that waits do the provider's work ([`CompletionDriver`]); then no thread has to hand the outcome to another.
+//! A provider that finishes a verb while posting it returns a ready completion, which costs nothing. Any other provider
+//! returns a pending completion and keeps its [`Completer`] until the verb's outcome is known. If a provider drops a
+//! completer without an outcome, the verb completes as ambiguous: so no verb hangs, and a verb that may have taken
+//! effect is not mistaken for a rejected one. A provider may let the waiting thread do the provider's work
+//! ([`CompletionDriver`]), so that no other thread has to hand over the outcome.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A point in time that wakes the task that polls for it.
+//! A deadline that a task polls. The task sleeps first, then yields to other tasks, and spins at the end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,4 +1,5 @@
-//! The report that a host has ended because of a defect in its own code: for providers, those of other crates too.
+//! How a host reports that a defect in its own code has ended it. Public, because providers in other crates use it as
+//! well.
 
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};

@@ -35,37 +35,39 @@
 //! run.expect("the run ends").value.expect("no step fails");
 //! ```
 //!
-//! A [`Host`] owns regions of memory and grants [`Capability`]s for them, each to one name. The holder of a capability connects
-//! to the host under that name, and uses the [`Endpoint`] to read and write the region with one-sided verbs. The host runs no
-//! code of this crate for such a verb, except in the `tcp` provider, whose progress thread executes it. Small messages travel
-//! over the same endpoints, for control.
+//! A [`Host`] owns regions of memory and grants [`Capability`]s for them, each to one name. The holder of a capability
+//! connects to the host under that name, and uses the [`Endpoint`] to read and write the region with one-sided verbs.
+//! Once the host has confirmed the capability, it runs no code of this crate for such a verb; only in the `tcp`
+//! provider, a progress thread of the host executes the verb. Small messages travel over the same endpoints, for
+//! control.
 //!
-//! 1. A host [registers](Host::register) a region and [grants](Host::grant) capabilities for it. The host's owner sends the
-//!    capabilities to their holders.
-//! 2. A holder posts verbs. Posting never blocks: it returns a [`Completion`], a future. Many verbs may be in flight; the
-//!    provider's [`VerbOrdering`] states in which order the verbs of one endpoint, and the words of one verb, take effect.
-//! 3. The host [revokes](Host::revoke) a capability. Once the revocation has completed, no verb under the capability takes
-//!    effect any more: no verb that is posted later, no verb that was in flight, and no verb whose holder was paused in the
-//!    middle of it. Every protocol with a leader is built on this fence.
+//! 1. A host [registers](Host::register) a region and [grants](Host::grant) capabilities for it. The host's owner sends
+//!    the capabilities to their holders.
+//! 2. A holder posts verbs. Posting never blocks: it returns a [`Completion`], a future. Many verbs may be in flight;
+//!    the provider's [`VerbOrdering`] states in which order the verbs of one endpoint, and the words of one verb, take
+//!    effect.
+//! 3. The host [revokes](Host::revoke) a capability. Once the revocation has completed, no verb under the capability
+//!    takes effect any more: no verb that is posted later, no verb that was in flight, and no verb whose holder was
+//!    paused in the middle of it. Every protocol with a leader is built on this fence.
 //!
 //! # Guarantees
 //! * A verb touches only the bytes of its region that its capability's rights allow, or fails without effect.
-//! * A capability is valid only on connections of its holder's name: an eavesdropped capability is useless on a connection of
-//!   another name.
-//! * A failed completion whose kind is [`base::ErrorKind::Ambiguous`] leaves open whether the verb took effect or will take
-//!   effect later; only a revocation ends that doubt. Every other failure means that the verb had no effect.
-//! * Words (8 bytes, aligned, little-endian) are read and written whole. Longer transfers may be torn between words, and their
-//!   words may land in any order, unless the profile guarantees more. An [`Endpoint::compare_swap`] and a
-//!   [`Endpoint::fetch_add`] are atomic with respect to one another and to words read and written, within the one atomicity
-//!   domain of their region.
+//! * A capability is valid only on connections of its holder's name: an eavesdropped capability is useless on a
+//!   connection of another name.
+//! * A failed completion whose kind is [`base::ErrorKind::Ambiguous`] leaves open whether the verb took effect or will
+//!   take effect later; only a revocation ends that doubt. Every other failure means that the verb had no effect.
+//! * Words (8 bytes, aligned, little-endian) are read and written whole. Longer transfers may be torn between words,
+//!   and their words may land in any order, unless the profile guarantees more. [`Endpoint::compare_swap`] and
+//!   [`Endpoint::fetch_add`] are atomic with respect to one another and to verbs that read or write the same word.
+//!   [`Atomicity`] says whether the host's adapter or the processors execute them; one region never mixes the two.
 //! * Bytes read from a region or received in a message come from the other end and are hostile until checked.
 //!
 //! # What it needs around it
 //! * `pool`, `state` and `sift` build on this crate. They decide who owns which region, when to retry, and where memory
 //!   comes from; they carry capabilities to their holders.
-//! * This crate calls `base` for tasks, time and links, and the operating system for shared memory ([`shm`]) and sockets
-//!   ([`tcp`]). [`sim`] runs within a simulation of `base`; it delays, loses and tears verbs as far as the guarantees allow. The
-//!   provider over RDMA adapters is a crate of its own, `rma_verbs`.
+//! * This crate calls `base` for tasks, time and links, and the operating system for shared memory ([`shm`]) and
+//!   sockets ([`tcp`]). [`sim`] runs within a simulation of `base`; it delays, loses and tears verbs as far as the
+//!   guarantees allow. The provider over RDMA adapters is a crate of its own, `rma_verbs`.
 //! * The caller gives each host the [`TokenLookup`] of its clients and keeps the tokens secret. It also decides when to
 //!   revoke a capability.
 //! * A new provider passes the suite in `conformance`, which the feature of that name adds.

@@ -1,5 +1,5 @@
-//! Profiles: what a provider guarantees beyond the minimum. Each protocol states the guarantees that it needs, and is simulated
-//! on the weakest profile on which it claims to run.
+//! Profiles: what a provider guarantees beyond the minimum. Each protocol states which of these guarantees it needs,
+//! and tests simulate the protocol on the weakest profile on which it claims to run.
 
 /// With what atomic verbs are atomic. One region has one domain: processor and adapter atomics are never mixed on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

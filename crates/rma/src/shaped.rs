@@ -1,19 +1,20 @@
 //! The `shaped` wrapper, which makes any provider as slow as a given network.
 //!
 //! 1. The wrapper posts a verb to the inner provider at once, and the verb takes effect when the inner provider
-//!    executes it. The wrapper delays only the completion, by two times: until the link has carried the bytes of the
-//!    earlier verbs and of this one, and then by the latency. Latencies of verbs in flight overlap, so many verbs
-//!    together cost one latency.
+//!    executes it. The wrapper delays only the completion: first until the link has carried the bytes of the earlier
+//!    verbs and of this one, then by the latency. Latencies of verbs in flight overlap, so many verbs together cost one
+//!    latency.
 //! 2. Every endpoint has two links of its own: one for bytes to the other end, and one for bytes from it.
-//! 3. The wrapper holds back an incoming message, or immediate data, for half the latency and for the time that its bytes take
-//!    on the link. So a request and its reply cost as much as a read, when both ends are shaped.
-//! 4. Waiting is exact to a fraction of a microsecond. A long wait sleeps first. Then the waiting task lets other tasks run,
-//!    and checks the clock between them. For the last ten microseconds it spins. In simulation all waiting is sleep.
+//! 3. The wrapper holds back an incoming message, or immediate data, for half the latency and for the time that its
+//!    bytes take on the link. So a request and its reply cost as much as a read, when both ends are shaped.
+//! 4. Waiting is exact to a fraction of a microsecond. In a long wait the task sleeps first. Then it yields to other
+//!    tasks, and checks the clock each time it runs again. For the last ten microseconds the task spins. In simulation
+//!    the task only sleeps.
 //!
-//! Invariants: nothing is reordered. The time that the inner provider takes counts towards the latency.
+//! Invariants: the wrapper reorders nothing. The time that the inner provider takes counts towards the delay.
 //!
-//! The wrapper delays completions, not effects: if the inner provider is synchronous, a read returns the bytes that were there
-//! when it was posted.
+//! The wrapper delays completions, not effects: if the inner provider is synchronous, a read returns the bytes that
+//! were there when it was posted.
 
 use std::collections::VecDeque;
 use std::fmt;

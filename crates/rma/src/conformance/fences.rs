@@ -1,4 +1,4 @@
-//! Revocation.
+//! Revocation: the fence on verbs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! The provider under test, and what claims do with it.
+//! The provider under test, and the helpers through which claims use it.
 
 use std::fmt::Display;
 use std::sync::Arc;

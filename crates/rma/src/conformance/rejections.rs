@@ -1,4 +1,4 @@
-//! Rejections, which have no effect.
+//! Rejections: a rejected verb has no effect.
 
 use base::{Bytes, BytesMut};
 

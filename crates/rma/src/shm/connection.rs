@@ -1,13 +1,16 @@
-//! The two ends of a connection as endpoints. The verbs of the caller's end are copies; the host's end has messages only.
+//! The two ends of a connection as endpoints. The verbs of the caller's end are copies; the host's end has messages
+//! only.
 //!
 //! A verb:
 //! 1. sets its mark ([`hazards`]) in the connection's shared segment and checks whether the connection has ended;
-//! 2. reads the grant's generation, finds the region, compares the secret and the holder's name, and checks rights and bounds;
+//! 2. reads the grant's generation, finds the region, compares the secret and the holder's name, and checks rights and
+//!    bounds;
 //! 3. copies, or executes the atomic instruction;
 //! 4. clears the mark and completes.
 //!
-//! If this process has not used the capability yet, step 2 asks the host to confirm it, once. The verb and all verbs
-//! after it wait; when the answer arrives, they are posted again, in order.
+//! Step 2 compares the capability with what the host has confirmed. Over a socket, the host confirms a capability to a
+//! process at the first use: that verb and all verbs after it wait for the host's answer, and are then posted again, in
+//! order.
 
 #![allow(unsafe_code)]
 

@@ -1,16 +1,17 @@
 //! One end of a connection: messages and notices over the two rings of its shared segment.
 //!
-//! 1. A send writes records into the ring while there is space. The rest waits in a queue, and the completion of the send is
-//!    pending. When there is space again, the consumer rings the producer's doorbell, and the thread that handles the doorbell
-//!    continues with the queue. Within one process that is the consumer's own thread, so no thread waits for another to wake
-//!    up.
-//! 2. A record is a header word (`length:u32 | kind:u8 | zeros`) and its bytes, padded to a multiple of a word. A message of at
-//!    most [`CHUNK_BYTES_MAX`] is one record. For a longer message, one record announces its size, and its pieces follow.
-//! 3. A receiver that finds no record stores its waker, sets its sleep flag in shared memory, checks the ring once more, and
-//!    waits for its doorbell: within one process a call, otherwise an eventfd.
+//! 1. A send writes records into the ring while there is space. The rest waits in a queue, and the completion of the
+//!    send is pending. When there is space again, the consumer rings the producer's doorbell, and the thread that
+//!    handles the doorbell continues with the queue. Within one process the consumer's own thread handles it, so that
+//!    no other thread has to wake up.
+//! 2. A record is a header word (`length:u32 | kind:u8 | zeros`) and its bytes, padded to a multiple of a word. A
+//!    message of at most [`CHUNK_BYTES_MAX`] is one record. For a longer message, one record announces its size, and
+//!    its pieces follow.
+//! 3. A receiver that finds no record stores its waker, sets its sleep flag in shared memory, checks the ring once
+//!    more, and waits for its doorbell. Within one process the doorbell is a function call, otherwise an eventfd.
 //!
-//! Invariants: messages and notices arrive in the order of posting. No lock is held while a doorbell is rung. All data that the
-//! other end wrote is checked, and an impossible value ends the connection.
+//! Invariants: messages and notices arrive in the order of posting. No lock is held while a doorbell is rung. All data
+//! that the other end wrote is checked, and an impossible value ends the connection.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,5 @@
-//! What a host's end notes about a caller that has a socket.
+//! What the host's end records about a caller on a socket: whether the caller has gone, and which regions it must
+//! unmap.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,29 +1,31 @@
 //! The fence of a revocation: marks of verbs in flight, and generations that a revoker raises.
 //!
-//! A *mark* is the word by which a caller shows, in its connection's shared segment, under which grant it runs a verb. A caller
-//! can be paused at any instruction, also between its check of a grant's generation and the last byte of its copy. Therefore a
-//! caller
+//! A *mark* is the word by which a caller shows, in its connection's shared segment, under which grant it runs a verb.
+//! A caller can be paused at any instruction, even between its check of a grant's generation and the last byte of its
+//! copy. Therefore a caller
 //!
 //! 1. sets a mark that names the grant, in a slot that the revoker can read ([`enter`]);
-//! 2. executes a sequentially consistent fence;
-//! 3. reads the grant's generation ([`generation`]); if this is not the capability's generation, it clears the mark and fails;
+//! 2. executes a sequentially consistent memory fence;
+//! 3. reads the grant's generation ([`generation`]); if this differs from the capability's generation, it clears the
+//!    mark and fails the verb;
 //! 4. copies, then clears the mark ([`leave`]);
 //!
 //! and a revoker
 //!
 //! 1. raises the generation ([`raise`]);
-//! 2. executes a sequentially consistent fence;
-//! 3. reads every slot; if a slot holds a mark of the grant, it waits until the slot holds another value ([`is_over`]), or
-//!    until the caller's process has ended.
+//! 2. executes a sequentially consistent memory fence;
+//! 3. reads every slot; if a slot holds a mark of the grant, the revoker waits until the slot holds another value
+//!    ([`is_over`]), or until the caller's process has ended.
 //!
-//! If the caller's fence comes first, the revoker sees the mark. If the revoker's fence comes first, the caller sees the new
-//! generation. The verbs for which a revoker waited happened before the revocation returns; verbs that start later fail.
+//! If the caller's memory fence comes first, the revoker sees the mark. If the revoker's memory fence comes first, the
+//! caller sees the new generation. The verbs for which a revoker waited happened before the revocation returns; verbs
+//! that start later fail.
 //!
 //! Invariants:
-//! * Two successive marks of one thread differ (the sequence number of [`hazard`]). So a revoker does not mistake a slot that
-//!   is always busy with failing verbs for one verb that does not end.
-//! * A mark is also a hazard pointer: a caller looks up a mapping only after it has set the mark. A mapping is unmapped only
-//!   if, after its removal from the table, no slot of this process named its region ([`region_of`]).
+//! * Two successive marks of one thread differ (the sequence number of [`hazard`]). So a revoker does not mistake a
+//!   series of failing verbs in one slot for a single verb that does not end.
+//! * A mark is also a hazard pointer: a caller looks up a mapping only after it has set the mark. A mapping is unmapped
+//!   only if, after its removal from the table, no slot of this process named its region ([`region_of`]).
 
 use std::sync::atomic::Ordering;
 

@@ -3,15 +3,16 @@
 //! A *mark* is the word by which a caller shows, in its connection's shared segment, under which grant it runs a verb
 //! ([`hazards`]). A revocation ([`ShmHostCore::fence`]):
 //! 1. raises the generations of the grants;
-//! 2. reads the marks of every connection; for each mark that names one of the grants, it waits until the caller has cleared or
-//!    replaced the mark;
-//! 3. after a time-out, kills the processes whose marks are still set (by the pidfd taken when they connected) and waits for
-//!    their end. A caller in the host's own process cannot be killed: if its mark is still set, the revocation kills no process
-//!    and fails as ambiguous. It also fails as ambiguous if a killed process does not end in time.
+//! 2. reads the marks of every connection; for each mark that names one of the grants, it waits until the caller has
+//!    cleared or replaced the mark;
+//! 3. after a time-out, kills the processes whose marks are still set (by the pidfd taken when they connected) and
+//!    waits for their end. A caller in the host's own process cannot be killed: if its mark is still set, the
+//!    revocation kills no process and fails as ambiguous. It also fails as ambiguous if a killed process does not end
+//!    in time.
 //!
 //! Invariants:
-//! * A connection is in the table before its caller can set a mark. It leaves the table when the caller has ended it and no
-//!   mark is left, or when the caller's process has ended.
+//! * A connection enters the host's table before its caller can set a mark. The connection leaves the table when the
+//!   caller has ended it and no mark is left, or when the caller's process has ended.
 //! * A grant's slot is reused only after the fence of its revocation has succeeded.
 
 use std::collections::VecDeque;

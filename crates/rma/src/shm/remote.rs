@@ -1,21 +1,22 @@
 //! Connections between processes: the handshake, and the protocol on the socket afterwards.
 //!
-//! 1. The host takes a pidfd of the process that connected, then greets the process with a nonce. The answer (step 2) proves
-//!    that the process was still alive when the pidfd was taken, so the pidfd does not refer to a later process with the same
-//!    number.
-//! 2. The caller sends its name, its token and the nonce. The host creates the shared segment and the eventfds, enters the
-//!    connection in its table, and passes the descriptors on.
-//! 3. The caller asks the host to confirm capabilities that the caller's process has not used yet, one at a time; each answer
-//!    has the region's descriptor. The host announces when a region has gone, so that the caller unmaps it.
+//! 1. The host takes a pidfd of the process that connected, then greets the process with a nonce. The answer (step 2)
+//!    proves that the process was still alive when the pidfd was taken, so the pidfd does not refer to a later process
+//!    with the same number.
+//! 2. The caller sends its name, its token and the nonce. The host creates the shared segment and the eventfds, enters
+//!    the connection in its table, and passes the descriptors to the caller.
+//! 3. The caller asks the host to confirm capabilities that the caller's process has not used yet, one at a time; each
+//!    answer carries the region's descriptor. The host announces when a region has gone, so that the caller unmaps it.
 //! 4. The end that closes first shuts down its sending direction; the other end then closes too.
 //!
 //! Invariants:
-//! * A panic in a task of one connection ends that connection. A panic in the task that accepts connections ends the host,
-//!   which then reports it ([`crate::Host::failed`]).
-//! * The caller closes its socket only after its [`ConnectionEnd`] has closed ([`SocketLink`]). So the caller sets no mark
-//!   after the host has seen the socket close. Until the host has seen this, or the process has ended, a revocation checks the
-//!   caller's marks, whatever the state of the host's end.
-//! * Connections of one process to one incarnation of a host share one view ([`HostView`]), so that a region is mapped once.
+//! * A panic in a task of one connection ends that connection. A panic in the task that accepts connections ends the
+//!   host, which then reports it ([`crate::Host::failed`]).
+//! * The caller closes its socket only after its [`ConnectionEnd`] has closed ([`SocketLink`]). So the caller sets no
+//!   mark after the host has seen the socket close. Until the host has seen this, or the process has ended, a
+//!   revocation checks the caller's marks, whatever the state of the host's end.
+//! * Connections of one process to one incarnation of a host share one view ([`HostView`]), so that a region is mapped
+//!   once.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,24 +1,24 @@
 //! A ring of bytes between one producer and one consumer in shared memory.
 //!
-//! 1. The producer writes at the tail and publishes the new tail; the consumer reads at the head and publishes the new head.
-//!    Tail and head count bytes since the beginning, so that `tail - head` bytes are in the ring.
-//! 2. A consumer that finds no bytes sets its sleep flag, and then checks the ring once more. A producer that has published
-//!    bytes checks the sleep flag; if the flag is set, the producer must ring the consumer's doorbell
-//!    ([`RingProducer::must_ring`]). A sequentially consistent fence lies between the two steps of each end, so that at least
-//!    one end sees the first step of the other.
-//! 3. A producer that finds no space does the same with a flag of its own ([`RingProducer::wait`],
-//!    [`RingConsumer::must_ring`]). The consumer checks that flag once for every quarter of the ring that it has read, not at
-//!    every record. This suffices: a waiting producer wants at most three quarters, so at least a quarter is in the ring and
-//!    still to be read.
-//! 4. If a producer finds the ring empty, it may continue at the beginning of the ring ([`RingProducer::wrap`]) before it
-//!    writes a longer record. Single messages then use the same few cache lines, which are still in the nearest cache, and do
-//!    not go round the whole ring.
+//! 1. The producer writes at the tail and publishes the new tail; the consumer reads at the head and publishes the new
+//!    head. Tail and head count bytes since the beginning, so that `tail - head` bytes are in the ring.
+//! 2. A consumer that finds no bytes sets its sleep flag, and then checks the ring once more. A producer that has
+//!    published bytes checks the sleep flag; if the flag is set, the producer must ring the consumer's doorbell
+//!    ([`RingProducer::must_ring`]). A sequentially consistent memory fence lies between the two steps of each end, so
+//!    that at least one end sees the first step of the other.
+//! 3. A producer that finds no space likewise sets a flag of its own and checks the ring once more
+//!    ([`RingProducer::wait`], [`RingConsumer::must_ring`]). The consumer checks that flag once for every quarter of
+//!    the ring that it has read, not at every record. This suffices: a waiting producer wants at most three quarters of
+//!    the ring, so at least a quarter is still to be read.
+//! 4. A producer that finds the ring empty may go back to the beginning of the ring for a record of some kilobytes
+//!    ([`RingProducer::wrap`]). So longer messages that are sent one at a time do not go round the whole ring, but
+//!    reuse cache lines that are still in the nearest cache.
 //!
-//! Both ends write the two flags. Therefore a flag is set and cleared only by atomic exchanges, which have one order, and never
-//! by a plain store.
+//! Both ends write the two flags. Therefore a flag is set and cleared only by atomic exchanges, which have one order,
+//! and never by a plain store.
 //!
-//! Invariants: each end trusts only its own index. The other end's index is hostile and is checked at every read: a wrong index
-//! is [`CorruptRing`], and never an access outside the ring. Records start at multiples of a word.
+//! Invariants: each end trusts only its own index. The other end's index is hostile and is checked at every read: a
+//! wrong index is [`CorruptRing`], and never an access outside the ring. Records start at multiples of a word.
 
 use std::sync::atomic::Ordering;
 

@@ -7,10 +7,12 @@
 //! ```
 //!
 //! Invariants:
-//! * A generation only grows, even when a region's slot or a grant is reused: a revoked capability never becomes valid again.
-//! * Finding a region takes no lock. A region that was removed from the table is unmapped when no mark of this process names
-//!   it.
-//! * Every verb compares its capability's secret and its holder's name with a grant that the host has confirmed to that name.
+//! * A generation only grows, even when a region's slot or a grant is reused: a revoked capability never becomes valid
+//!   again.
+//! * Finding a region takes no lock. A region that was removed from the table is unmapped when no mark of this process
+//!   names it.
+//! * Every verb compares its capability's secret, and the name that its connection has proved, with the grant that the
+//!   host has confirmed.
 
 #![allow(unsafe_code)]
 

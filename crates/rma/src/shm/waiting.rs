@@ -1,6 +1,7 @@
 //! Verbs that wait until the host has confirmed a capability.
 //!
-//! Invariant: verbs are executed in the order of posting. While a verb waits, all later verbs of the connection wait behind it.
+//! Invariant: verbs are executed in the order of posting. While a verb waits, all later verbs and messages of the
+//! connection wait behind it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

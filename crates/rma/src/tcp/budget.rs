@@ -1,32 +1,33 @@
-//! The budget of one name at a host, over all of the name's connections. It covers untaken messages, which have arrived and
-//! wait until the application receives them, and copied replies that wait to be written.
+//! The budget of one name at a host, over all of the name's connections. It covers untaken messages, which have arrived
+//! and wait until the application receives them, and copied replies that wait to be written.
 //!
 //! 1. A connection that has proved its name shares the name's [`NameBudget`] with the name's other connections.
-//! 2. **Messages.** The progress thread adds each message that it delivers; the receiver subtracts each message that it takes.
-//!    While the name's messages hold [`TcpConfig::untaken_bytes_max`](super::TcpConfig) or more, the thread reads no piece of a
-//!    further message: a connection that brings one [waits](NameBudget::wait), and is not read. Connections of the name that
-//!    bring only verbs and credit are still read.
-//! 3. Once an eighth of the budget is free again, the receiver that freed it asks the thread to serve the connection that has
-//!    waited longest. After the turn of that connection the thread serves the next one, as long as there is space
-//!    ([`NameBudget::next_waiting`]). A connection does not wait for space if all of its messages were taken and the
-//!    application is receiving from it.
-//! 4. **Replies.** The queue of each connection reports the size of its buffers. While the buffers of the name's queues take
-//!    [`TcpConfig::reply_bytes_max`](super::TcpConfig) or more, a connection is read only when its own queue is empty.
+//! 2. **Messages.** The progress thread adds each message that it delivers; the receiver subtracts each message that it
+//!    takes. While the name's messages hold [`TcpConfig::untaken_bytes_max`](super::TcpConfig) or more, the thread
+//!    reads no piece of a further message: a connection whose next frame is a message [waits](NameBudget::wait), and is
+//!    not read. Connections of the name that bring only verbs and credit are still read.
+//! 3. Once an eighth of the budget is free again, the receiver that freed it asks the thread to serve the connection
+//!    that has waited longest. After the turn of that connection the thread serves the next one, as long as there is
+//!    space ([`NameBudget::next_waiting`]). A connection does not wait for space if all of its messages were taken and
+//!    the application is receiving from it.
+//! 4. **Replies.** The queue of each connection reports the size of its buffers. While the buffers of the name's queues
+//!    take [`TcpConfig::reply_bytes_max`](super::TcpConfig) or more, a connection is read only when its own queue is
+//!    empty.
 //!
 //! Invariants:
-//! * The messages of a name hold at most its budget and its unfinished messages together, plus one message for each receiver
-//!   that waits: a piece of any other message is read only while the untaken messages are below the budget, and the unfinished
-//!   messages have a bound of their own ([`super::server`]).
+//! * The messages of a name hold at most its budget and its unfinished messages together, plus one message for each
+//!   receiver that waits: a piece of any other message is read only while the untaken messages are below the budget,
+//!   and the unfinished messages have a bound of their own ([`super::server`]).
 //! * No connection waits for ever: only messages that an application can take fill the budget. Unfinished messages do
 //!   not count, so connections in the middle of a message do not wait for one another. An application that receives
 //!   from one connection before it takes from the others gets the message that it waits for, and an empty inbox always
-//!   accepts a message of at most [`SMALL_BYTES_MAX`](super::inbox::SMALL_BYTES_MAX). There is one exception, since
-//!   credit arrives after the messages that were sent before it. If the whole budget is used, and no receiver of the
-//!   name takes a message until a message that it sent has credit, the connections are lost after
-//!   [`TcpConfig::dead_after`](super::TcpConfig).
-//! * A queue waits only for the other end of its own connection.
-//! * A connection waits only while it has a message to deliver, and no wake-up is lost: the connection enters the queue before
-//!   it checks the budget, and a receiver subtracts bytes before it checks the queue.
+//!   accepts a message of at most [`SMALL_BYTES_MAX`](super::inbox::SMALL_BYTES_MAX). One deadlock remains, because the
+//!   credit for a message of the host arrives behind the messages that the other end sent earlier. If the budget is
+//!   used up, and the application takes no message of the name before one of its own messages has credit, the
+//!   connections are lost after [`TcpConfig::dead_after`](super::TcpConfig).
+//! * A reply queue waits only for the other end of its own connection.
+//! * A connection waits only while it has a message to deliver, and no wake-up is lost: the connection enters the queue
+//!   before it checks the budget, and a receiver subtracts bytes before it checks the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

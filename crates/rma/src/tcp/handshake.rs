@@ -1,13 +1,15 @@
 //! The handshake: two ends prove to each other that they know the same token, before any other byte is exchanged.
 //!
 //! 1. The client sends its name, the versions that it speaks ([`wire::hello`]) and a nonce.
-//! 2. The host answers with the version that it has chosen, its number, a nonce of its own, and a proof: a keyed hash of all
-//!    bytes sent so far, the ranges of versions included. If they share no version, it says so, and ends the connection.
+//! 2. The host answers with the version that it has chosen, its node number, a nonce of its own, and a proof: a keyed
+//!    hash of all bytes sent so far, the ranges of versions included. If the two ends share no version, the answer says
+//!    so, and the host ends the connection.
 //! 3. The client checks the proof and answers with a proof of its own.
 //! 4. The host answers whether it accepts the connection.
 //!
-//! Hello and challenge have the same length in every version. The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be relayed. A host answers an
-//! unknown name as it answers a known one, but proves a random token.
+//! The messages of steps 1 and 2 have the same length in every version. The token itself is never sent. Over TLS the
+//! proofs also cover the TLS session, so that an attacker cannot relay them to another session. A host answers an
+//! unknown name as it answers a known one, but its proof uses a random token.
 
 use aws_lc_rs::hmac;
 use wire::hello::{self, Hello, HelloAnswer};

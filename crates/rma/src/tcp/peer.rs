@@ -1,14 +1,15 @@
-//! The parts that both ends of a connection have: the queue of outgoing bytes, the received messages, and the flow-control
-//! window.
+//! The parts that both ends of a connection have: the queue of outgoing bytes, the received messages, and the
+//! flow-control window.
 //!
-//! 1. Small pieces are copied into one buffer, long pieces are not copied; one system call writes many of both.
-//! 2. At most [`WINDOW_MESSAGES`] messages may be sent and not yet received; while such messages have [`WINDOW_BYTES`]
-//!    or more, no further message is sent. The receiver gives credit as its application takes messages. A message
-//!    without credit waits in the sender's queue, and so does everything posted after it; replies and credit do not
-//!    wait. So the window never makes an end stop reading, and verbs complete while messages wait.
+//! 1. The queue copies small pieces into one buffer and keeps long pieces without a copy; one system call writes many
+//!    of both.
+//! 2. The receiver gives the sender credit as its application takes messages. At most [`WINDOW_MESSAGES`] sent messages
+//!    may lack credit; while such messages have [`WINDOW_BYTES`] or more, no further message is sent. A message beyond
+//!    this window waits in the sender's queue, and so does everything posted after it; replies and credit do not wait.
+//!    So the window never makes an end stop reading, and verbs in flight complete while messages wait.
 //! 3. A write with immediate data counts as a message of no bytes.
-//! 4. At a host, untaken messages and the buffers of unwritten replies count against the budget of the connection's name
-//!    ([`super::budget`]). Therefore a host may stop reading; a client never does.
+//! 4. At a host, untaken messages and the buffers of unwritten replies count against the budget of the connection's
+//!    name ([`super::budget`]). Therefore a host may stop reading; a client never does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};

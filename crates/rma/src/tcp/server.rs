@@ -1,8 +1,9 @@
 //! The progress thread of a host: it executes the verbs of all connections.
 //!
-//! 1. The thread sleeps until a socket is ready, then serves it. For a short time after that it polls the socket that it served
-//!    last, and now and then the others, before it sleeps again.
-//! 2. The frames of a connection are executed in order. One system call sends the replies to all frames that had arrived.
+//! 1. The thread sleeps until a socket is ready, then serves it. Before it sleeps again, the thread polls for a short
+//!    time the socket that it served last, and now and then the others.
+//! 2. The frames of a connection are executed in order. One system call sends the replies to all frames that had
+//!    arrived.
 //! 3. While the replies of a connection cannot be written, the thread does not read from it. Frames may then wait in
 //!    the host's read buffer, where no socket event announces them. So once the reply queue has space, the thread puts
 //!    the connection on the [ready list](ProgressEngine::unfinished): the connections that are served in the next
@@ -11,20 +12,20 @@
 //!    from one address or in all, the oldest unauthenticated one is dropped ([`base::admission`]). A connection that
 //!    has proved a name becomes a member. A new connection of a name that is at its limit displaces that name's oldest
 //!    one. The last free places are reserved for names without a connection.
-//! 5. Unfinished messages count against the name. A connection ends if its message exceeds the bound for unfinished messages,
-//!    or if a frame has started and does not arrive in time ([`super::arrival`]).
+//! 5. Unfinished messages count against the name. A connection ends if its message exceeds the bound for unfinished
+//!    messages, or if a frame has started and does not arrive in time ([`super::arrival`]).
 //! 6. Messages that the application has not taken yet, and queued replies, count against the name's budget
 //!    ([`super::budget`]). If the budget does not cover a connection's next message, the thread stops reading from the
 //!    connection and puts it in the name's queue. Once the application has taken enough messages of the name and the
 //!    connection's turn has come, the connection goes on the ready list.
-//! 7. When the host's task reports that the set of denied certificates changed, the thread checks the certificate of each
-//!    connection, and ends the denied connections.
+//! 7. When the host's task reports that the set of denied certificates changed, the thread checks the certificate of
+//!    each connection, and ends the denied connections.
 //!
 //! Invariants:
-//! * No connection, whatever it sends or withholds, keeps the thread from serving the others: a turn reads and writes a bounded
-//!   number of bytes, and after every [`SPINS_MAX`] turns of one connection the other connections get a turn.
-//! * A panic while the thread serves one connection ends that connection. A panic in the thread's own code ends the host, which
-//!   then reports it ([`crate::Host::failed`]).
+//! * No connection, whatever it sends or withholds, keeps the thread from serving the others: a turn reads and writes a
+//!   bounded number of bytes, and after every [`SPINS_MAX`] turns of one connection the other connections get a turn.
+//! * A panic while the thread serves one connection ends that connection. A panic in the thread's own code ends the
+//!   host, which then reports it ([`crate::Host::failed`]).
 //! * A connection with work to do is on the ready list, in its name's queue, or has its socket watched for the event
 //!   that it needs.
 //! * The messages of a name stay within the bound of [`super::budget`], and no name waits for another.

@@ -2,7 +2,7 @@
 //!
 //! 1. Each end verifies the other's certificate chain, and asks [`Denials`] about it before the handshake is complete.
 //! 2. When the set of denied certificates may have changed, each end asks again about the chains of its open
-//!    connections. A host does so for all of them in its progress thread, a client in one task per connection. A
+//!    connections. In a host the progress thread asks for all connections, in a client one task per connection asks. A
 //!    connection whose chain is now denied ends.
 //!
 //! The caller decides which certificates are denied.

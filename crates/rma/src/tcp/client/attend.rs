@@ -1,5 +1,5 @@
-//! The background task of a client's connection. A caller that waits polls the socket itself for a short time. After that
-//! this task waits on the socket for it, through the runtime's reactor, and wakes it.
+//! The background task of a client's connection. A waiting caller polls the socket itself for a short time. After that,
+//! the task waits on the socket in the caller's place, through the runtime's reactor, and wakes the caller.
 
 use std::io;
 use std::sync::Arc;
