@@ -1,17 +1,17 @@
 //! One end of a connection: a queue pair with its sender and its receiver, and the progress thread that serves it.
 //!
-//! 1. A posting thread puts its verb into the intake queue, then tries to lock the state. The thread that holds the lock
-//!    hands the whole intake to the adapter in one chain. So a single thread posts without delay, and when several threads
-//!    post together, one of them posts for all.
+//! 1. A posting thread puts its verb into the intake queue, then tries to lock the connection's state. The thread that
+//!    holds the lock hands all queued verbs to the adapter in one chain. So a single thread posts without delay, and
+//!    when several threads post together, one of them posts for all.
 //! 2. The progress thread polls for completions while the adapter has work. When none has arrived for [`SPIN`], or the
-//!    adapter has no work, the thread sleeps until it is woken by the adapter, by a frame from the other end or by a thread
-//!    of this end.
-//! 3. An idle connection posts a zero-length write every second as a keepalive, so that both ends detect the loss of an unused
-//!    connection.
-//! 4. Any failure ends the connection as a whole: the queue pair is destroyed, posted verbs complete as ambiguous, and the
-//!    regions of this host that the connection could reach are deregistered.
+//!    adapter has no work, the thread sleeps until the adapter, a frame from the other end, or a thread of this end
+//!    wakes it.
+//! 3. An idle connection posts a zero-length write every second as a keepalive, so that both ends detect the loss of an
+//!    unused connection.
+//! 4. Any failure ends the connection as a whole: the queue pair is destroyed, posted verbs complete as ambiguous, and
+//!    the registrations that the host made for this connection end.
 //!
-//! Invariant: a thread that releases the state checks the intake once more, so that no verb is left there.
+//! Invariant: a thread that unlocks the state checks the intake queue once more, so that no verb is left there.
 
 pub mod verbs_connection;
 

@@ -1,15 +1,16 @@
 //! The owner of regions: who may access which region, and how access is revoked.
 //!
-//! A region's memory is registered with the adapter once for each grant and connection that uses it, in the connection's own
-//! protection domain, when the holder first presents the capability. A grant is revoked in this order:
+//! When a holder first presents a capability on a connection, the host registers the region's memory with the adapter,
+//! in the connection's own protection domain. So there is one registration for each grant and connection. A grant is
+//! revoked in this order:
 //!
 //! 1. The grant is marked as revoked: from now on no connection gets a key for it.
-//! 2. Every connection that has such a key is asked to release it. The holder's provider stops posting under the key, waits for
-//!    its verbs in flight, and answers. No code above the provider takes part.
-//! 3. A holder that does not answer within [`DRAIN_TIMEOUT`] (paused, partitioned, gone) loses the connection: its queue pair
-//!    here is destroyed, and verbs that it had posted find no queue pair.
-//! 4. The host deregisters the memory from the adapter, which first finishes its work on that memory. A packet that arrives
-//!    later bears a key that no longer exists, and makes its queue pair fail.
+//! 2. Every connection that has such a key is asked to release it. The holder's provider stops posting under the key,
+//!    waits for its verbs in flight, and answers. No code above the provider takes part.
+//! 3. A holder that does not answer within [`DRAIN_TIMEOUT`] (paused, partitioned, gone) loses the connection: the host
+//!    destroys its end of the queue pair, so that the holder's verbs in flight find no queue pair.
+//! 4. The host deregisters the memory from the adapter, which first finishes its work on that memory. A packet that
+//!    arrives later bears a key that no longer exists, and makes its queue pair fail.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -26,26 +26,28 @@
 //! .expect("there is an adapter");
 //! ```
 //!
-//! 1. A host listens on a TCP address. A client proves its name there, both ends exchange the addresses of a reliable queue
-//!    pair, and the TCP connection stays open for control (`wire`).
-//! 2. A holder that uses a capability for the first time presents it over that connection; the host registers the region for
-//!    this connection and answers with the adapter's key (`connection`). From then on the host's processor takes no part.
-//! 3. A verb becomes one work request at the adapter, or several if it is long. Messages are sends on the same queue pair, and
-//!    a write with immediate data is a write followed by a small message (`sender`, `receiver`). One progress thread per
-//!    connection polls for completions for a short time, and then sleeps.
-//! 4. Revoking a capability deregisters the region, after the holder has released the key or lost its queue pair (`host`).
+//! 1. A host listens on a TCP address. A client proves its name there, both ends exchange the addresses of a reliable
+//!    queue pair, and the TCP connection stays open for control (`wire`).
+//! 2. A holder that uses a capability for the first time presents it over that connection; the host registers the
+//!    region for this connection and answers with the adapter's key (`connection`). From then on the host's processor
+//!    takes no part in the holder's verbs.
+//! 3. A verb becomes one work request at the adapter, or several if it is long. Messages are sends on the same queue
+//!    pair, and a write with immediate data is a write followed by a small message (`sender`, `receiver`). One progress
+//!    thread per connection polls for completions for a short time, and then sleeps.
+//! 4. Revoking a capability deregisters the region, after the holder has released the key or lost its queue pair
+//!    (`host`).
 //!
 //! # Guarantees
 //! * Those of [`rma`], whose conformance suite the provider passes.
-//! * The processor never touches a region's bytes, so the adapter alone executes atomic verbs on them. An owner that wants to
-//!   use its own region connects to itself.
-//! * Any failed work request ends the connection, and every verb in flight on it is ambiguous.
+//! * The processor never touches a region's bytes, so the adapter alone executes atomic verbs on them. An owner that
+//!   wants to use its own region connects to itself.
+//! * Any failed work request ends the connection, and every verb in flight on it completes as ambiguous.
 //! * Memory that the adapter may reach is not freed before the adapter has released it (`device`).
 //!
 //! # What it needs around it
 //! * [`rma`] defines the interface. No program of this workspace opens the provider yet.
-//! * Debian's `libibverbs1` and `ibverbs-providers` at run time, on x86-64 or ARM, both little-endian. Without an adapter
-//!   `cargo xtask rdma-guest` runs the tests over soft-RoCE.
+//! * Debian's `libibverbs1` and `ibverbs-providers` at run time, on x86-64 or ARM, both little-endian. Without an
+//!   adapter `cargo xtask rdma-guest` runs the tests over soft-RoCE.
 //! * The crate is empty without its feature `verbs`, which needs a C compiler, cmake and libclang.
 
 #![cfg(feature = "verbs")]

@@ -1,8 +1,8 @@
 //! The receiving part of a connection: messages in pieces, and notices of writes with immediate data.
 //!
-//! A receive slot is posted at the adapter, or holds a piece that has arrived, or is owed to the adapter: an owed slot is
-//! posted again once the application has received enough messages. If a piece finds no posted slot, the sender's adapter has to
-//! retry: this is the back-pressure of messages.
+//! A receive slot is posted at the adapter until a piece arrives in it. The receiver copies the piece out of the slot,
+//! which is then *owed* to the adapter: it is posted again, unless too many messages wait for the application. If a
+//! piece finds no posted slot, the sender's adapter retries; this is the back-pressure on messages.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};

@@ -1,16 +1,17 @@
 //! The sending part of a connection: verbs and messages on their way to the adapter and back.
 //!
-//! 1. Verbs wait in the order of posting. The first verb looks up the key of its capability; if the key is missing, the sender
-//!    asks the host for it, once. The other verbs wait behind the first, so that verbs take effect in the order of posting.
-//! 2. The verb is checked against the host's description of the region, and divided into pieces of one staging slot each. All
-//!    pieces for which there is space go to the adapter in one chain.
-//! 3. Work on a queue pair completes in order, so a completion always belongs to the oldest piece in flight. The last piece of
-//!    a verb completes it.
-//! 4. A key that the host revokes is not used any more. Verbs that wait for the key fail as revoked. When the last piece in
-//!    flight under the key has completed, the sender notifies the host.
+//! 1. Verbs wait in the order of posting. For the first verb, the sender looks up the key of the verb's capability; if
+//!    the key is missing, the sender asks the host for it, once. The other verbs wait behind the first, so that verbs
+//!    take effect in the order of posting.
+//! 2. The sender checks the verb against the host's description of the region, and divides it into pieces of one
+//!    staging slot each. All pieces for which there is space go to the adapter in one chain.
+//! 3. Work on a queue pair completes in order, so a completion always belongs to the oldest piece in flight. The
+//!    completion of a verb's last piece completes the verb.
+//! 4. A key that the host revokes is not used any more. Verbs that wait for the key fail as revoked. When the last
+//!    piece in flight under the key has completed, the sender notifies the host.
 //!
-//! Invariants: a piece in flight owns its slot; a key is forgotten only when nothing is in flight under it; a write, message or
-//! atomic waits at the adapter for earlier reads, which it would otherwise overtake there.
+//! Invariants: a piece in flight owns its slot; a key is forgotten only when nothing is in flight under it; a write,
+//! message or atomic waits at the adapter for earlier reads, which it would otherwise overtake there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
