@@ -64,7 +64,7 @@
 //! assert_eq!(response, DeliverResponse::Block(Bytes::from_static(&[10, 1])));
 //! ```
 //!
-//! A peer uses [`receive_blocks`], which also verifies each block and changes between the sources.
+//! A peer uses [`receive_blocks`], which also verifies each block and fails over between sources.
 //!
 //! # Parts
 //! * [`protocol`]: the messages, and when each is sent.
@@ -73,17 +73,18 @@
 //! * [`RecentBlocks`]: the newest blocks in memory, for receivers that follow the tip.
 //!
 //! # Guarantees
-//! * A sink gets the blocks of its channel in order, each once. Each continues the chain of those before it, and is signed
-//!   as the channel's configuration requires.
-//! * A source that is silent, slow, malformed or on another chain costs a peer the time until it turns to the next source.
-//! * A source sends the blocks of a channel to organisations of that channel only, at most
-//!   [`protocol::WINDOW_BLOCKS`] blocks ahead of what the peer has acknowledged.
-//! * When a majority of the orderers continues with other blocks than the sink has, the channel ends with an error: see
-//!   [`receive`].
+//! * A sink gets the blocks of its channel in order, each once. Each block continues the chain, and is signed as the
+//!   channel's configuration requires.
+//! * A source that is silent, sends malformed bytes or is on another chain costs a peer only the time until the peer
+//!   turns to the next source.
+//! * A source sends the blocks of a channel to organisations of that channel only, at most [`protocol::WINDOW_BLOCKS`]
+//!   blocks ahead of what the peer has acknowledged.
+//! * When a majority of the orderers have a chain that lacks the sink's newest block, the channel ends with an error:
+//!   see [`receive`].
 //!
 //! # Neighbours
-//! Below, [`base::rt::net`] carries links, and `ledger` parses blocks and verifies their signatures. Above, `chain` has the
-//! source (`chain::order`) and the sink (`chain::commit`). This crate knows neither transactions nor world state.
+//! Below, [`base::rt::net`] carries links, and `ledger` parses blocks and verifies their signatures. Above, `chain` has
+//! the source (`chain::order`) and the sink (`chain::commit`). This crate knows neither transactions nor world state.
 #![deny(missing_docs)]
 
 pub mod events;

@@ -1,19 +1,19 @@
 //! The block protocol between a peer and an orderer, over a link.
 //!
 //! 1. The peer sends one request: the channel, and the number of the first block.
-//! 2. The orderer answers with a rejection and ends the link, or sends blocks in order, one per message, without end. While
-//!    there is no block to send, it sends a keepalive every [`KEEPALIVE`]. A peer that receives nothing for [`SILENCE_MAX`]
-//!    turns to another orderer. A peer that knows other orderers also leaves an orderer that sends only keepalives for that
-//!    long.
+//! 2. The orderer answers with a rejection and ends the link, or sends blocks in order, one per message, without end.
+//!    While there is no block to send, it sends a keepalive every [`KEEPALIVE`]. A peer that receives nothing for
+//!    [`SILENCE_MAX`] turns to another orderer. A peer that knows other orderers also leaves an orderer that sends only
+//!    keepalives for that long.
 //! 3. The peer acknowledges each block that it has taken. The orderer sends at most [`WINDOW_BLOCKS`] unacknowledged
-//!    blocks.
+//!    blocks. It answers any other message with a rejection.
 //!
 //! ```text
-//! request   version:u8 = 1 | channel length:u16 le | channel | from:u64 le
-//! taken     1
-//! block     an encoded Block, whose first byte is never 0
-//! refusal   0 | 0 | reason, as text
-//! alive     0 | 1
+//! request       version:u8 = 1 | channel length:u16 le | channel | from:u64 le
+//! acknowledged  1
+//! block         an encoded Block, whose first byte is never 0
+//! rejection     0 | 0 | reason, as text
+//! keepalive     0 | 1
 //! ```
 //!
 //! Either side may send hostile bytes; malformed bytes decode into an error. The page `docs/formats/block-links.md`

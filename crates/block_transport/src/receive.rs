@@ -1,17 +1,17 @@
 //! Receiving blocks from orderers.
 //!
 //! 1. Connect to an orderer and ask for blocks from the first one that the [`BlockSink`] lacks.
-//! 2. Verify each block: it continues the chain (number and previous hash), the hash of its data equals the data hash in its
-//!    header, and it is signed as the channel's configuration requires. Give it to the sink, which may wait.
-//! 3. When the link ends, is silent for too long, or delivers anything but the next block, turn to the next orderer. After
-//!    each attempt that brought no block wait longer, up to [`BACKOFF_MAX`]. When all orderers in turn have rejected the
-//!    request, the sink is told what the channel waits for. If there are other orderers, the peer also leaves an orderer that
-//!    sends keepalives and no block for [`IDLE_MAX`], since this orderer may be cut off from the rest of its group; such an
-//!    attempt does not lengthen the wait.
-//! 4. End the channel with an error when both conditions hold: (a) more than half of the orderers have sent a properly signed
-//!    block with the next number whose previous hash is not this peer's; (b) no orderer has sent one whose previous hash is.
-//!    Then the orderers have lost blocks that this peer had received. The peer's state is not the channel's state, and
-//!    nothing can reconcile the two.
+//! 2. Verify each block: it continues the chain (number and previous hash), the hash of its data equals the data hash
+//!    in its header, and it is signed as the channel's configuration requires. Give it to the sink, which may wait.
+//! 3. When the link ends, is silent for too long, or delivers anything but the next block, turn to the next orderer.
+//!    After each attempt that brought no block, back off for longer, up to [`BACKOFF_MAX`]. When all orderers in turn
+//!    have rejected the request, tell the sink why no block comes ([`BlockSink::stall`]). If there are other orderers,
+//!    also leave an orderer that sends keepalives and no block for [`IDLE_MAX`]: it may be cut off from the rest of its
+//!    group. Such an attempt does not lengthen the back-off.
+//! 4. End the channel with an error when more than half of the orderers have sent a properly signed block that has the
+//!    next number but another previous hash than the peer's chain, and meanwhile no orderer has sent a block that
+//!    continues the peer's chain. Then the orderers have lost blocks that this peer had received. The peer's state is
+//!    not the channel's state, and nothing can reconcile the two.
 //!
 //! One orderer among several can at worst end its own connection.
 

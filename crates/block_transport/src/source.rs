@@ -1,4 +1,4 @@
-//! What a node that serves blocks must offer.
+//! The interfaces that a node implements to serve blocks.
 
 use std::error::Error;
 use std::sync::Arc;
