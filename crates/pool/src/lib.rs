@@ -54,8 +54,8 @@
 //!
 //! # Guarantees
 //! The simulation in `tests/pool/simulation` checks these under faults:
-//! * A byte of a donor belongs to at most one live grant. A grant belongs to one owner, identified by the name that
-//!   the owner proved.
+//! * A byte of a donor belongs to at most one granted section. A section belongs to one owner, identified by the name
+//!   that the owner proved.
 //! * The sections of a donor never exceed its budget; this includes sections whose return is not confirmed.
 //! * Once a donor has answered a fence, no verb under an older epoch takes effect there.
 //! * Memory is zero when it is granted. A region is never granted twice.
@@ -63,12 +63,12 @@
 //!   [`node`] and [`space`].
 //!
 //! # What it needs around it
-//! * The pool calls `rma`: its caller gives a memory node its [`rma::Host`], and an address space its
-//!   [`rma::Provider`] and tokens.
+//! * The pool calls `rma`: its caller gives a memory node its [`rma::Host`], and an address space its [`rma::Provider`]
+//!   and tokens.
 //! * `state` keeps the disaggregated world state in an address space; the crate `node` starts memory nodes. The layers
 //!   above decide what the bytes of a section mean, and what to do after a loss.
-//! * The caller chooses epochs: each process that opens an owner's space has a greater epoch than any process before
-//!   it. A compute node gets its epoch from the storage node.
+//! * The caller chooses the epochs: each process that opens an owner's space needs a greater epoch than any process
+//!   before it. A compute node gets its epoch from the storage node.
 //! * Routes, bonding and a control plane of the pool do not exist yet.
 //!
 //! `docs/formats/section-table.md` has the messages' bytes.

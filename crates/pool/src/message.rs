@@ -3,8 +3,9 @@
 //! A message starts with eight bytes: its kind, three zero bytes, and the number of the request, which the answer
 //! repeats. Numbers are little-endian. Notifications of the memory node carry the number 0, which no request has.
 //!
-//! The hello and its answer are those of [`wire::hello`]. The bytes after a hello whose versions the node does not
-//! speak, and after an answer that rejects, have no known format and are ignored.
+//! The hello and its answer are those of [`wire::hello`]. If the node speaks none of a hello's versions, it ignores the
+//! bytes after the hello; an owner ignores the bytes after an answer that rejects its hello. These bytes have no known
+//! format.
 //!
 //! Invariant: any bytes decode into a message or an error; every message of our versions has one encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

@@ -3,26 +3,26 @@
 //! 1. An owner connects under a name that the provider of the [`rma::Host`] has verified; this name identifies the
 //!    owner. Its first message is a hello with version and section size. Its second message is a fence with its epoch
 //!    and a random nonce; the nonce identifies the process that holds the memory.
-//! 2. The node rejects the fence if the owner's current epoch is newer, or if the epochs are equal and the nonces
-//!    differ. Otherwise epoch, nonce and connection of the fence become the owner's current ones, and the previous
-//!    connection ends. The node then revokes every section granted under an older epoch, reclaims its memory, and
-//!    answers the fence last.
-//! 3. On the current connection the owner requests, releases and lists sections. The node rejects these requests on
-//!    any other connection. Hence, once the owner has listed its sections on a new connection, no request from an old
+//! 2. The node rejects the fence if the owner's current epoch is newer than the fence's, or if the epochs are equal and
+//!    the nonces differ. Otherwise epoch, nonce and connection of the fence become the owner's current ones, and the
+//!    previous connection ends. The node then revokes every section granted under an older epoch, reclaims its memory,
+//!    and answers the fence last.
+//! 3. On the current connection the owner requests, releases and lists sections. The node rejects these requests on any
+//!    other connection. Hence, once the owner has listed its sections on a new connection, no request from an old
 //!    connection can change that list.
 //! 4. The owner may request read grants of a section for followers, its other compute nodes. Each follower gets a
 //!    separate capability, for reading only, which is revoked alone or with the section. A follower's connection sends
 //!    only a hello.
-//! 5. When a connection ends, the owner keeps its sections: the same process may connect again. The node reclaims the
-//!    sections when that process releases them or when a newer epoch fences them. It also reclaims them if the owner
-//!    has had no connection for [`ABANDONED_AFTER`] and another owner needs the memory.
+//! 5. When a connection ends, the owner keeps its sections: the same process may connect again. The node reclaims a
+//!    section when that process releases it or when a newer epoch fences it. The node also reclaims the sections of an
+//!    owner that has had no connection for [`ABANDONED_AFTER`], if another owner needs the memory.
 //!
 //! Invariants:
 //! * A request sees and changes only the state of its connection's owner. One request of an owner runs at a time.
 //! * A section is in the table, and counts against the budget, from before its memory is registered until its
 //!   deregistration is confirmed.
-//! * During one run of a node the epoch of an owner only grows. A restarted node knows no epochs. It needs none,
-//!   because it has granted no memory in this run, and nobody has a capability for it.
+//! * The epoch of an owner only grows. A node knows no epoch after a restart, nor of an idle owner that it has dropped
+//!   to admit another one. It needs none, because nobody has a valid capability for that owner's memory then.
 //! * The numbers of owners, connections and sections are bounded.
 
 mod config;

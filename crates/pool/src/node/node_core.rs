@@ -1,4 +1,4 @@
-//! What the connections of a memory node share: what it has granted, and to whom.
+//! The state that the connections of a memory node share: its owners, and how much memory is granted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What owners ask of a memory node.
+//! The requests that owners make of a memory node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,14 +1,14 @@
 //! One connection of an address space to a donor. It carries one request and its answer at a time.
 //!
-//! 1. The task that holds the link's turn sends a request and waits for its answer, up to a time-out.
+//! 1. A task takes the link's turn, sends a request, and waits for the answer, up to a time-out.
 //! 2. An answer that comes after the time-out is recognised by its old number and dropped. If the request might have
-//!    changed something, the link is due for a *sweep*: the task asks the donor for its list of sections, and returns
-//!    those that the space does not know, such as one that the late answer granted.
+//!    changed something, the link is due for a *sweep*: the donor's background task asks the donor for its list of
+//!    sections, and returns those that the space does not know, such as one that the late answer granted.
 //! 3. The link ends when the connection does, when the donor reports that this process is fenced, or when a verb shows
 //!    that the link's capabilities are void. Its sections end with it.
 //!
-//! Invariant: when a task stops waiting for a request that might have changed something, it marks the link as due for
-//! a sweep.
+//! Invariant: when a task stops waiting for a request that might have changed something, it marks the link as due for a
+//! sweep.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -5,9 +5,9 @@
 //!  entries[number] ──▶ { state, capability, link }
 //! ```
 //!
-//! Entries are written once; a section's number is its [`SectionId`]. Looking up an address takes a few loads, no lock
-//! and no reference counting. If a section ends meanwhile, a reader of its entry either sees the new state, or uses a
-//! capability that the donor revokes.
+//! An entry is written once, and only its state changes later; a section's number is its [`SectionId`]. Looking up an
+//! address takes a few loads, no lock and no reference counting. If a section ends meanwhile, a reader of its entry
+//! either sees the new state, or uses a capability that the donor revokes.
 //!
 //! Invariants: number 0 is never used, since address 0 is the null pointer; no number is used twice, so an address
 //! never refers to another section later. A space that has used all numbers must be opened again.
