@@ -41,35 +41,37 @@
 //! ```
 //!
 //! # Modules
-//! * [`blocks`]: the block store. Append-only checksummed segments; appends only at (height, previous hash). A synced block
-//!   is never lost; a damaged one is reported and never served.
-//! * [`tables`]: the rows of the world state, keyed (namespace, key, version descending), on an embedded engine and on a
-//!   deterministic model that passes the same suite.
-//! * [`StateStore`]: the interface for a disaggregated world state: rows as of a block, and blocks that storage itself
-//!   materialises.
+//! * [`blocks`]: the block store. Append-only checksummed segments, which accept only the block that continues the
+//!   chain. A synced block is never lost; a damaged block is reported and never served.
+//! * [`tables`]: the rows of the world state, keyed (namespace, key, version descending), on an embedded engine and on
+//!   a deterministic model that passes the same suite.
+//! * [`StateStore`]: the interface to a disaggregated world state, which reads rows as of a block. Storage itself makes
+//!   the rows from the blocks.
 //! * [`History`]: an index from a key to the blocks that wrote it, built from the blocks when a client first asks.
 //! * [`node`]: the storage node, which keeps blocks and tables for compute nodes on other machines, and refuses the
 //!   writes of replaced primaries.
 //! * [`GroupSync`]: one round of fsync for all waiting writers of a disk.
 //! * [`DataDirectory`]: the version and the lock of a data directory.
-//! * [`WatermarkFile`]: a record, apart from the data, of the height that a channel's data has reached. It reveals that
-//!   an older copy of the data was restored.
+//! * [`WatermarkFile`]: a file, apart from a channel's data, that records the height of the data. It reveals that an
+//!   older copy of the data was restored.
 //!
 //! # Guarantees
-//! * A block that [`blocks::BlockStore::sync`] has covered is found again after a crash, with the same bytes. Bytes that fail
-//!   their checksum are reported with file and byte ([`Corruption`]), and never served.
+//! * A block that [`blocks::BlockStore::sync`] has covered is found again after a crash, with the same bytes. Bytes
+//!   that fail their checksum are reported with file and byte ([`Corruption`]), and never served.
 //! * Rows and their savepoint survive a crash together or not at all. A savepoint of the tables covers a block once
 //!   [`tables::Tables::persist`] has returned, and not before.
-//! * A write fails with [`Error::Fenced`] and has no effect if its epoch is older than that of the newest block or of the
-//!   savepoint. At a storage node it also fails if its epoch is older than the newest epoch that has begun.
-//! * At most one process writes a data directory. A directory of another format is refused before anything in it is touched.
+//! * A write fails with [`Error::Fenced`] and has no effect if its epoch is older than that of the newest block or of
+//!   the savepoint. At a storage node it also fails if its epoch is older than the newest epoch that has begun.
+//! * At most one process writes a data directory. A directory of another format is refused before anything in it is
+//!   touched.
 //!
 //! # What it needs around it
-//! * `ledger`, `state`, `chain`, `sift`, `raft` and `kv` call it. It calls `base` for files, links and tasks, and the engine `fjall`.
-//! * The caller must keep the order of durability: it syncs a block in the block store before it writes any of the block's
-//!   rows to the tables, so that tables are never ahead of blocks after a crash.
-//! * The layers above know the meaning of a block's bytes and which rows a block writes: they compute and check hashes and
-//!   signatures, and provide the [`Materializer`].
+//! * `ledger`, `state`, `chain`, `sift`, `raft` and `kv` call it. It calls `base` for files, links and tasks, and the
+//!   engine `fjall`.
+//! * The caller must keep the order of durability: it syncs a block in the block store before it writes any of the
+//!   block's rows to the tables, so that tables are never ahead of blocks after a crash.
+//! * The layers above know the meaning of a block's bytes and which rows a block writes. They compute and check hashes
+//!   and signatures, and provide the [`Materializer`].
 //! * The compute nodes of a peer decide which of them is primary; a storage node knows the primary by its epoch.
 //!
 //! `docs/formats/blocks.md` and `docs/formats/tables.md` document the formats byte by byte.

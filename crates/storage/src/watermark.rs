@@ -9,7 +9,7 @@
 //! 1. [`WatermarkFile::open`] reads the watermark; at the first start there is none. A process opens one
 //!    [`WatermarkFile`] per channel.
 //! 2. Before the owner of the data changes anything, it compares the data with [`WatermarkFile::current`]. If the data
-//!    is older, the owner refuses to start with [`Error::RolledBack`], at this and every further start.
+//!    is older, the owner refuses to start, now and every further time, with [`Error::RolledBack`].
 //! 3. While it runs, the owner advances the watermark ([`WatermarkFile::advance`]), always after the data is durable.
 //!    So the watermark is never ahead of the data.
 //!

@@ -1,11 +1,11 @@
 //! The interface of a channel's block store, whether it is local or remote.
 //!
-//! [`BlockStore`] keeps the blocks in this process; a storage node keeps them for other machines. Both append only at
-//! (height, previous hash), and both find again every block that a sync has covered.
+//! [`BlockStore`] keeps the blocks in this process; a storage node keeps them for other machines. Both accept only the
+//! block that continues the chain, and both find again, after a crash, every block that a sync has covered.
 //!
 //! 1. [`Blocks::append`] takes a block. After it returns, reads of this object see the block.
-//! 2. [`Blocks::sync`] returns once all blocks appended before the call are durable. Call it once for several blocks;
-//!    further blocks can be appended meanwhile.
+//! 2. [`Blocks::sync`] returns once all blocks appended before the call are durable. One call may cover several blocks,
+//!    and further blocks can be appended meanwhile.
 //! 3. An error of kind `Retry` or `Rejected` refuses one block and leaves the object usable. After any other error the
 //!    caller must open the store again; its height then shows which blocks arrived.
 

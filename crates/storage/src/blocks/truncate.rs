@@ -1,9 +1,9 @@
 //! Truncates a block store: removes its newest blocks, from a given height on. Only a log may be truncated, and only
 //! blocks that no client has seen; a ledger is never truncated.
 //!
-//! 1. Remove the indexes of the segment in which the new end lies and of all later segments. This is made durable
-//!    before any other step, since otherwise a removed index could reappear after a crash. If other blocks of the same
-//!    lengths had been appended before the crash, the old index would pass for their index.
+//! 1. Remove the indexes of the segment in which the new end lies and of all later segments. Make the removal durable
+//!    before any other step. Otherwise a crash could bring an old index back after new blocks were appended; if these
+//!    have the same lengths as the removed ones, the old index would pass for theirs.
 //! 2. Remove the segments that begin after the new end, the last one first.
 //! 3. Clear the durable watermarks of the segment in which the new end lies, which is now the last one. These
 //!    watermarks cover blocks that step 4 removes, and opening the store would report those blocks as missing.

@@ -1,4 +1,4 @@
-//! What a storage node is built from.
+//! The configuration of a storage node.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,38 +1,41 @@
-//! The storage node of one organisation: keeps the blocks and tables of its channels for compute nodes on other machines.
+//! The storage node of one organisation: keeps the blocks and tables of its channels for compute nodes on other
+//! machines.
 //!
 //! As in FlexChain, section 4.1.2, the block store and the savepoint lie in remote storage, and blocks are materialised
-//! there, off the path of a commit. One primary at a time writes a channel. The storage node does not decide which compute
-//! node is the primary; it knows the primary by its **epoch**.
+//! there, off the path of a commit. One primary at a time writes a channel. The storage node does not decide which
+//! compute node is the primary; it knows the primary by its **epoch**.
 //!
 //! 0. A compute node that is to become primary asks for a new epoch, which is the newest plus one. The node waits for
 //!    writes that have begun, makes this epoch durable in a separate [file](epoch), and begins it. It never gives the
 //!    same epoch to another compute node. A follower that suspects the primary names the epoch that it followed; if a
 //!    newer epoch has begun, the node rejects the request.
-//! 1. A client opens a link. Its first request names the versions of the messages that it speaks, its token, its channel, its
-//!    [`LinkPurpose`] and, if it writes, its epoch. The node answers with the end of the chain and the savepoint, or refuses.
+//! 1. A client opens a link. The client's first request names the message versions that it speaks, its token, its
+//!    channel, its [`LinkPurpose`] and, if it writes, its epoch. The node answers with the end of the chain and the
+//!    savepoint, or refuses.
 //! 2. If the client writes, the node does three things before it answers: it waits for writes that have begun, begins
 //!    the client's epoch as in step 0 if that epoch is newer than any before, and syncs the appended blocks. From the
 //!    beginning of an epoch on, the node refuses each append, materialisation and pruning of an older epoch with
-//!    `Fenced`. A primary that reconnects under its own epoch may continue; the node drops requests that arrived on its
-//!    earlier link and had not begun.
-//! 3. The primary sends blocks, one message each, many in flight. The node appends them in the order of sending, only
-//!    at (height, previous hash). It makes up to [`APPENDS_TOGETHER_MAX`] waiting appends durable with one fsync, and
-//!    answers each with the durable height.
-//! 4. When [`MATERIALIZE_BLOCKS`] or [`MATERIALIZE_BYTES`] of durable blocks wait, the node materialises them without being
-//!    asked and persists the rows. The savepoint is never more than [`SAVEPOINT_LAG_BLOCKS_MAX`] blocks behind: appends wait
-//!    at that limit, and are refused if the node cannot materialise.
+//!    `Fenced`. A primary that reconnects under its own epoch may continue; the node refuses appends that arrived on
+//!    the primary's earlier link and had not begun.
+//! 3. The primary sends blocks, one message each, many in flight. The node appends them in the order of sending, and
+//!    each only if it continues the chain. It makes up to [`APPENDS_TOGETHER_MAX`] waiting appends durable with one
+//!    fsync, and answers each with the durable height.
+//! 4. When [`MATERIALIZE_BLOCKS`] or [`MATERIALIZE_BYTES`] of durable blocks wait, the node materialises them without
+//!    being asked and persists the rows. The savepoint is never more than [`SAVEPOINT_LAG_BLOCKS_MAX`] blocks behind:
+//!    appends wait at that limit, and are refused if the node cannot materialise.
 //! 5. Whenever the durable height or the savepoint moves, the node sends a notification to every client of the channel.
 //! 6. A client that loses its link connects again and opens under the same epoch. If an append was ambiguous, the
 //!    height and the hash in the node's answer show whether its block arrived. If the block did not arrive, the client
 //!    sends it again.
 //!
 //! Invariants:
-//! * Once the node has answered an opening under epoch `e`, it appends no block and prunes no rows for an older epoch; this
-//!   survives crashes.
-//! * Every block that the node has reported durable is found again after a crash. The savepoint covers only durable blocks.
+//! * Once the node has answered an opening under epoch `e`, it appends no block and prunes no rows for an older epoch;
+//!   this survives crashes.
+//! * Every block that the node has reported durable is found again after a crash. The savepoint covers only durable
+//!   blocks.
 //! * The rows are those of the valid transactions of the node's own blocks. Clients never send rows to a node.
-//! * When the node opens a channel, the savepoint must name one of the channel's blocks, by hash; otherwise the node refuses
-//!   the channel as damaged.
+//! * When the node opens a channel, the savepoint must name one of the channel's blocks, by hash; otherwise the node
+//!   refuses the channel as damaged.
 //! * When a channel fails, the node ends the channel's links, and opens the channel again for the next client. So no
 //!   client goes on reading a store that the node has replaced.
 //! * When the tables' engine accepts no more writes, the node reports that it has failed ([`StorageNode::failed`]),

@@ -2,11 +2,11 @@
 //!
 //! 1. [`RemoteBlocks::append`] checks that a block continues the chain, keeps it as **pending**, and wakes the
 //!    **driver**, the only task that sends.
-//! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in order.
-//!    Each answer carries the node's durable height; blocks below it are no longer pending.
-//! 3. When its link is lost, or the node answers `Retry`, the driver opens another link under the same epoch. The node's
-//!    height and hash show which pending block was the last to arrive; the driver continues with the next one. This resolves
-//!    an ambiguous append, and no caller ever sees it.
+//! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in
+//!    order. Each answer carries the node's durable height; blocks below it are no longer pending.
+//! 3. When its link is lost, or the node answers `Retry`, the driver opens another link under the same epoch. The
+//!    node's height and hash show which pending block was the last to arrive; the driver continues with the next one.
+//!    This resolves an ambiguous append, so that no caller ever sees one.
 //! 4. The object ends if the node fences this primary, refuses it for good, or has a chain that differs from the blocks
 //!    appended here. Every further append, and every sync of blocks that are not durable, then returns that error.
 //!

@@ -6,7 +6,8 @@
 //! 2. The newest version at or below `oldest` is the base: the version that a reader at `oldest` sees. It stays.
 //! 3. Versions below the base are superseded and may be removed: no admitted reader sees them.
 //! 4. A base that is a deletion may be removed too, but only when the savepoint that covers it is durable and no
-//!    version is left below it. If it were removed before the older versions, they would become visible again.
+//!    version is left below it. If the deletion were removed before the older versions, these versions would become
+//!    visible again.
 
 use super::PRUNE_ROWS_MIN;
 use super::key::RowKey;

@@ -1,12 +1,13 @@
 //! A table of the newest versions of recently used keys, in a fixed amount of memory.
 //!
 //! Nearly every read wants the newest row of a key. The engine must search all its runs for it, because the runs'
-//! filters can answer only for exact row keys. This search costs several times as much as a lookup of an exact row
-//! key. This table stores, for a key, the version of its newest row, or that the key has no row. With the version a
-//! read looks up the exact row key.
+//! filters can answer only for exact row keys. This search costs several times as much as a lookup of an exact row key.
+//! This table stores, for a key, the version of its newest row, or that the key has no row. With the version a read
+//! looks up the exact row key.
 //!
 //! 1. A write enters the version of each row that it wrote, after the engine has taken the rows and before the
-//!    savepoint moves. The newer version wins, so rows may be written out of order.
+//!    savepoint moves. Rows may be written out of order: an entry with a newer version stays, and a late row of a key
+//!    without an entry is not entered.
 //! 2. A read that finds no entry notes the write count of the key's shard, searches the engine, and enters the result.
 //!    If the shard was written meanwhile, the read does not enter the result.
 //!
