@@ -1,8 +1,8 @@
 //! Hash maps and sets that behave the same in every run of a simulation.
 //!
 //! The standard library keys its default hasher with randomness of the operating system, so a simulation would depend
-//! on more than its seed. The hasher here has one key per process. In production the key comes from the operating
-//! system, so that clients cannot choose keys that collide. In simulation it is a constant.
+//! on more than its seed. The hasher here has one key per process. In production the hasher's key comes from the
+//! operating system, so that clients cannot choose map keys that collide. In simulation the hasher's key is a constant.
 //!
 //! Rule: no behaviour may depend on the order of iteration. Sort, or use a `BTreeMap`.
 

@@ -13,11 +13,12 @@
 //!
 //! **Proof** that the lease has ended when the wait ends, if W ≥ L × (1 + d) / (1 − d). The holder's clock is slow by d
 //! at worst, so in true time the lease ends at the latest L / (1 − d) after `a`. The grantor's clock is fast by d at
-//! worst, so in true time it waits at least W / (1 + d) after `g`, which is at least L / (1 − d) after `a`.
+//! worst, so in true time the grantor waits at least W / (1 + d) after `g`. That is at least L / (1 − d) after `g`, and
+//! `g` is not before `a`.
 //!
-//! [`waited`] calculates W from L. [`held`] calculates L from W, where the wait is given instead: a Raft voter promises to
-//! abstain for W. Neither rounds to the unsafe side. The users are the leases of a consensus group's coordinator (`SiftTimeouts`), of
-//! a Raft leader (`RaftTimeouts`), and of a peer's primary and its followers (`replica::lease`).
+//! [`waited`] calculates W from L. [`held`] calculates L from W, where the wait is given instead: a Raft voter promises
+//! to abstain for W. Both round to the safe side. The users are the leases of a consensus group's coordinator
+//! (`SiftTimeouts`), of a Raft leader (`RaftTimeouts`), and of a peer's primary and its followers (`replica::lease`).
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! The list of all fail points and mutants, docs/faults.md, read from the sources: each is in the list, and each is tested.
+//! Compares docs/faults.md, the list of all fault points and mutants, with the sources: each one is in the list, and
+//! each one is tested.
 //!
-//! `UPDATE_DOCS=1 cargo test --profile checks --package heddle-base --test faults` writes the list again. `cargo xtask release`
-//! reads it to see that the product contains none of the names.
+//! `UPDATE_DOCS=1 cargo test --profile checks --package heddle-base --test faults` writes the list again.
+//! `cargo xtask release` reads the list to check that the product contains none of the names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Guards background tasks that no caller awaits: if such a task panics, the component to which it belongs ends.
+//! Guards background tasks that no caller awaits: a panic of the task ends the component that owns the task.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Poll;

@@ -6,9 +6,9 @@
 //!    sent before the drop still arrive; when a link breaks, messages in flight may be lost. A sender does not learn
 //!    which of its messages arrived, so protocols need their own acknowledgements.
 //!
-//! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the scheme,
-//! and may lead to another host; any other address names a listener of this process. In simulation every address names a
-//! listener of any node.
+//! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the
+//! scheme, and may lead to another host; any other address names a listener of this process. In simulation every
+//! address names a listener, on whatever node it is.
 //!
 //! A transport buffers messages, so a sent message may be in transit for a long time. When one end drops its receiver,
 //! the transport sends a notice to the other end, after earlier messages. Sends at the other end fail only from the

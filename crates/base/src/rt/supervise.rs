@@ -1,4 +1,5 @@
-//! Supervision of background tasks that nobody awaits: a task that fails ends its owner.
+//! Supervises background tasks that no caller awaits: an error or a panic of the task ends the component that owns the
+//! task.
 
 use std::any::Any;
 use std::future::poll_fn;

@@ -1,17 +1,19 @@
 //! A listener that accepts links only from given parties, and limits how many links each of them has.
 //!
 //! 1. [`LinkAcceptor::open`] listens at an address for links from the given [`Parties`].
-//! 2. [`LinkAcceptor::accept`] returns the next link together with its [`LinkPermit`]. A link of any other party is dropped and
-//!    counted.
+//! 2. [`LinkAcceptor::accept`] returns the next link together with its [`LinkPermit`]. The acceptor drops and counts a
+//!    link that proves the name of any other party.
 //! 3. Every organisation has the same limit of links, and every identity a limit within that of its organisation. A
 //!    link beyond a limit displaces the oldest link of the same organisation or identity ([`LinkPermit::displaced`]),
-//!    never a link of another one. So a party whose old links broke unnoticed is served at once, and a party that opens
-//!    too many links shuts out only itself.
-//! 4. Unfinished messages of a link count against its organisation ([`UNFINISHED_BYTES_MAX`](super::UNFINISHED_BYTES_MAX)) from
-//!    the moment at which the link is accepted; before that no byte of its messages is read.
-//! 5. When the permit of a link is displaced, the task that serves the link ends it and drops the permit.
+//!    never a link of another one. So a party is served at once even if its old links have broken unnoticed, and a
+//!    party that opens too many links shuts out only itself.
+//! 4. Unfinished messages of a link count against its organisation
+//!    ([`UNFINISHED_BYTES_MAX`](super::UNFINISHED_BYTES_MAX)) from the moment at which the link is accepted; before
+//!    that no byte of its messages is read.
+//! 5. When the permit of a link is displaced, the task that serves the link ends the link and drops the permit.
 //!
-//! Links that prove no name come from within the process or from a simulation. Each counts as a separate party.
+//! Links that prove no name come from within the process, from a simulation, or over a transport on which all nodes are
+//! trusted. They are always accepted, and each counts as a separate party.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

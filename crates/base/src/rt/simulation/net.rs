@@ -4,8 +4,8 @@
 //!    which it will arrive, never earlier than that of the message before.
 //! 2. At that time the message moves to the receiver's inbox. While the direction is cut, the whole queue stalls; when
 //!    the cut heals, the messages get new arrival times.
-//! 3. A link that is cut for a long time, or whose other end crashed, breaks by itself; each end learns of it at its own time.
-//!    Messages in flight are lost.
+//! 3. A link that is cut for a long time, or whose other end crashed, breaks by itself; each end learns of the break at
+//!    its own time. Messages in flight are lost.
 //! 4. Queue and inbox together hold at most [`LINK_MESSAGES_MAX`]; a sender waits for space.
 
 mod handle;
