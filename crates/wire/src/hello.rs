@@ -30,12 +30,12 @@
 //! ```
 //!
 //! 1. The end that opens a link sends a [`Hello`]: what the link is for, and the oldest and the newest version that it
-//!    speaks. Every version of every protocol begins in this way; the bytes after the hello may differ between
-//!    versions.
+//!    speaks. Every version of a protocol that uses the hello begins in this way; the bytes after the hello may differ
+//!    between versions.
 //! 2. The other end reads these 16 bytes, and nothing after them until it knows that the ranges overlap. It chooses the
 //!    newest version that both speak.
-//! 3. Its answer holds the chosen version and its own range. If the ranges do not overlap, the answer refuses, and ends
-//!    the link; each side then knows both ranges, and which side is older.
+//! 3. Its answer holds the chosen version and its own range. If the ranges do not overlap, the answer refuses, and the
+//!    link ends; each end then knows both ranges, and which end is older.
 //! 4. The first end checks that the chosen version is one that it speaks.
 //!
 //! Neither end needs memory beyond these fixed sizes. The bytes are not authenticated here: a handshake that proves

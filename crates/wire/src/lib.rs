@@ -26,7 +26,8 @@
 //! 1. A [`Reader`] takes fields off the front of a message. Over `&[u8]` it borrows; over [`Bytes`](bytes::Bytes) the
 //!    fields that it returns share the message's memory.
 //! 2. A [`Writer`] appends fields to a buffer; [`array()`] fills an array of a fixed size.
-//! 3. [`u16_at`], [`u32_at`] and [`u64_at`] read a number at a fixed place of a frame whose length the caller has checked.
+//! 3. [`u16_at`], [`u32_at`] and [`u64_at`] read a number at a fixed place of a frame whose length the caller has
+//!    checked.
 //! 4. [`seal`] and [`unseal`] put a checksum after the fields of a frame, and check it.
 //! 5. [`hello`] is how two ends agree on a version of their protocol.
 //!
@@ -35,22 +36,25 @@
 //!
 //! # Guarantees
 //!
-//! * Any bytes decode into a value or into [`Malformed`], which says what is wrong and at which byte. Nothing here panics on
-//!   bytes from outside, except the functions at a fixed place, whose callers have checked the length.
+//! * Any bytes decode into a value or into [`Malformed`], which says what is wrong and at which byte. Nothing here
+//!   panics on bytes from outside, except the functions at a fixed place, whose callers have checked the length.
 //! * A length or a count that the bytes claim is compared with the bytes that are there before anything of that size is
 //!   allocated or sliced; no arithmetic on it can overflow.
-//! * A field is read without a copy and without a change of a reference count; only [`Reader::bytes`], [`Reader::rest`] and
-//!   their relatives over `Bytes` count a reference for the slice that they return.
-//! * Two ends that share a version agree on the newest one; two that share none learn both ranges, and each knows which side
-//!   has to be upgraded.
+//! * A field is read without a copy and without a change of a reference count; only [`Reader::bytes`], [`Reader::rest`]
+//!   and their relatives over `Bytes` count a reference for the slice that they return.
+//! * Two ends that share a version agree on the newest one; two that share none learn both ranges, and each knows which
+//!   side has to be upgraded.
 //!
 //! # What it needs around it
 //!
-//! * Nothing of ours. Every crate with a format of its own uses it, and turns [`Malformed`] into its own error.
-//! * Frames of fixed layout that every verb or record has (`rma::tcp::wire`, `rma::Capability`, the state's records) are written in
-//!   place, and read by [`u64_at`] and its like: a reader would check again what their length has shown.
-//! * `base` is in the same layer, so the frames of its calls over links have a reader of their own.
-//! * Protobuf messages, which Fabric defines, are read in `ledger` and `gateway`; DER in `identity`.
+//! * This crate uses no other crate of Heddle. Every crate with a format of its own uses this one, and turns
+//!   [`Malformed`] into its own error.
+//! * Frames of fixed layout that every verb or record has (`rma::tcp::wire`, `rma::Capability`, the state's records)
+//!   are written in place, and read by [`u64_at`] and its like: their length is checked once, and a reader would check
+//!   it again at each field.
+//! * `base` is in the same layer and cannot use this crate, so the frames of its calls over links have a reader of
+//!   their own.
+//! * Protobuf messages are decoded by the types of `proto`, DER by `identity`.
 //! * What a decoder may allocate beyond the size of its message is bounded by `base::untrusted::AllocationBudget`.
 
 #![deny(missing_docs)]
