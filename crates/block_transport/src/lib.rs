@@ -77,8 +77,8 @@
 //!   channel's configuration requires.
 //! * A source that is silent, sends malformed bytes or is on another chain costs a peer only the time until the peer
 //!   turns to the next source.
-//! * A source sends the blocks of a channel to organisations of that channel only, at most [`protocol::WINDOW_BLOCKS`]
-//!   blocks ahead of what the peer has acknowledged.
+//! * A source sends the blocks of a channel only to organisations of that channel; a link that proves no name is
+//!   trusted. It sends at most [`protocol::WINDOW_BLOCKS`] blocks ahead of what the peer has acknowledged.
 //! * When a majority of the orderers have a chain that lacks the sink's newest block, the channel ends with an error:
 //!   see [`receive`].
 //!

@@ -1,6 +1,7 @@
 //! Serves peers that ask for blocks. See [`crate::protocol`].
 //!
-//! A link proves the organisation of its caller. Only organisations of a channel receive the channel's blocks.
+//! Over a link that proves its caller's organisation, the source sends only blocks of channels of which that
+//! organisation is a member.
 
 use std::collections::VecDeque;
 use std::future::Future;
