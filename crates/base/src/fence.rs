@@ -5,7 +5,8 @@ use std::cmp::Ordering;
 use crate::Term;
 
 /// The identity of a process that takes memory or a log from its predecessor: the term under which it does so, or the
-/// epoch (`FenceToken<Epoch>`), and a random number. An owner is recorded by its token, and rejects lower ones.
+/// epoch (`FenceToken<Epoch>`), and a random number. The node with the memory or the log records its owner's token; it
+/// rejects a lower term, and another process under the same term.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FenceToken<T = Term> {
     /// The term or the epoch.

@@ -1,18 +1,20 @@
 //! The structure of the workspace's source files, read from their text.
 //!
 //! The checks:
-//! 1. No circles: files of one crate that use one another, directly or through others, stand in [`CIRCLES`], each with its
-//!    reason.
+//! 1. No circles: files of one crate that use one another, directly or through others, stand in [`CIRCLES`], each with
+//!    its reason.
 //! 2. A `mod.rs` or `lib.rs` declares modules and re-exports names; those that define more stand in [`DEFINING_ROOTS`].
-//! 3. No file has more than [`LINES_MAX`] lines without its tests; longer files stand in [`LONG_FILES`], each with its reason.
+//! 3. No file has more than [`LINES_MAX`] lines without its tests; longer files stand in [`LONG_FILES`], each with its
+//!    reason.
 //! 4. No crate has more than [`CRATE_LINES_MAX`] lines without its tests; larger crates stand in [`LARGE_CRATES`].
 //!
 //! The lists must match what is found: an entry that is no longer needed fails as well, so the lists only shrink.
 //!
-//! A file uses another if a `use` declaration or a path in its code names an item that the other defines. Names are resolved
-//! through modules, `use` declarations and re-exports as the compiler does it, so a name that `mod.rs` re-exports leads to the
-//! file that defines it, not to `mod.rs`. `mod x;` alone is no use of `x`, and neither is a call of a method. Test modules and
-//! the `impl` blocks' methods, names that macros make, and names of other crates are left out.
+//! A file uses another if a `use` declaration or a path in its code names an item that the other defines. Names are
+//! resolved through modules, `use` declarations and re-exports as the compiler does it, so a name that `mod.rs`
+//! re-exports leads to the file that defines it, not to `mod.rs`. Neither `mod x;` alone nor a call of a method counts
+//! as a use. The check leaves out test modules, the methods of `impl` blocks, names that macros make, and names of
+//! other crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -29,7 +29,7 @@ use wire::{Malformed, Reader, VersionRange, Writer};
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 /// How long a peer waits without receiving anything.
 pub const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// The largest number of blocks that were sent to a peer and that it has not acknowledged.
+/// The most blocks that an orderer sends beyond those that the peer has acknowledged.
 pub const WINDOW_BLOCKS: usize = 8;
 /// A peer's acknowledgement of one block.
 pub const BLOCK_ACKNOWLEDGED: &[u8] = &[1];

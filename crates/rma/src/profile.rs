@@ -1,7 +1,8 @@
 //! Profiles: what a provider guarantees beyond the minimum. Each protocol states which of these guarantees it needs,
 //! and tests simulate the protocol on the weakest profile on which it claims to run.
 
-/// With what atomic verbs are atomic. One region has one domain: processor and adapter atomics are never mixed on it.
+/// Which accesses to a region the atomic verbs are atomic with. Atomics of the adapter and of the processors are never
+/// mixed on one region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomicity {
     /// Executed by the host's adapter, or by one thread in its place: atomic among verbs of that kind only.

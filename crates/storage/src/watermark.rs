@@ -49,7 +49,7 @@ const FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"HEDDLEWM";
 const BYTES: usize = 72;
 
-/// How far a channel has come.
+/// The epoch and the height that a channel's data has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermark {
     /// The newest epoch that has begun; 0 if there are no epochs.

@@ -1,8 +1,9 @@
-//! What remains of the simulated world in the product: types without values, so that the compiler removes every branch that
-//! would run in a simulation.
+//! What remains of the simulated world in the product: types without values, so that the compiler removes every branch
+//! that would run in a simulation.
 //!
-//! The modules of the runtime are written once, against `context` and `simulation`. In the product both names stand for this
-//! module: no thread is in a simulation, and since nothing makes a [`World`], no function here is ever called.
+//! The modules of the runtime are written once, against the modules `context` and `simulation`. In the product both
+//! names stand for this module: no thread is in a simulation, and nothing makes a [`World`], so that no function that
+//! needs one is ever called.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,12 +24,12 @@ use crate::event::EventValue;
 /// There is no simulated world.
 pub(super) struct World(Infallible);
 
-/// There is no node of one.
+/// There is no node of a simulated world.
 pub(super) struct Incarnation {
     pub(super) node: Infallible,
 }
 
-/// No thread has one.
+/// No thread is in a simulation.
 pub(super) struct AmbientContext {
     pub(super) world: Arc<World>,
     pub(super) incarnation: Incarnation,

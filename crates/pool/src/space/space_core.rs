@@ -1,4 +1,4 @@
-//! What an address space's handles and tasks share: the sections, the budget, the links and the losses.
+//! The state that an address space's handles and tasks share: the sections, the budget, the links and the losses.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

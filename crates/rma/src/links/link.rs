@@ -1,4 +1,4 @@
-//! One link over an endpoint: its two halves and what they share.
+//! One link over an endpoint: its two halves and the state that they share.
 
 use std::collections::VecDeque;
 use std::iter;

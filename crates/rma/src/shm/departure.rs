@@ -1,5 +1,5 @@
-//! What the host's end records about a caller on a socket: whether the caller has gone, and which regions it must
-//! unmap.
+//! What the host's end records about a caller on a socket: whether the caller has gone, and which regions the
+//! caller must still unmap.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What a simulation sets: times and guarantees.
+//! The configuration of a simulated network: times and guarantees.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a host's handles, endpoints and progress thread share.
+//! The state that a host's handles, endpoints and progress thread share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,4 +1,4 @@
-//! The question that a history answers.
+//! The interface of a history, and its query.
 
 use base::BlockNumber;
 
@@ -7,7 +7,7 @@ use crate::Error;
 /// Blocks in one answer.
 pub const HISTORY_BLOCKS_MAX: usize = 256;
 
-/// A question for the blocks that wrote a key.
+/// Asks which blocks wrote a key.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryQuery<'a> {
     /// The namespace of the key.

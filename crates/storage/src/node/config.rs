@@ -15,7 +15,7 @@ pub(super) const BLOCKS: &str = "blocks";
 /// The directory of epoch files.
 pub(super) const EPOCHS: &str = "epochs";
 
-/// What a storage node is built from.
+/// The parts and settings of a storage node.
 #[derive(Clone)]
 pub struct StorageNodeConfig {
     /// For logs and errors.

@@ -15,8 +15,8 @@ use crate::state_store::{StateStore, check_keys};
 use crate::tables::{RangePage, RangeQuery, Row, Savepoint, check_key};
 use crate::{Error, lock};
 
-/// The rows of one channel on a storage node. A read is asked again after a lost link. A savepoint that is known here is
-/// durable on the node: each new link is checked for that before it serves reads.
+/// The rows of one channel on a storage node. After the loss of a link, a read is repeated over the next link. A new
+/// link serves reads only once the node has all rows below the savepoint that is known here.
 pub struct RemoteStateStore {
     session: NodeSession,
     known: Arc<KnownSavepoint>,

@@ -1,4 +1,4 @@
-//! The rows that a channel keeps, and how they are made from its blocks.
+//! The interface to a channel's rows, and the materializer that makes the rows from blocks.
 
 use base::rt::channel::WatchReceiver;
 use base::rt::net::GatherList;
@@ -14,7 +14,7 @@ pub const KEYS_MAX: usize = 65_536;
 pub const MATERIALIZE_BLOCKS_MAX: usize = 16;
 /// A batch takes no further block once its rows reach this size in bytes.
 pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 64 << 20;
-/// No further block is prepared once the blocks that prepared values share memory with reach this size in bytes.
+/// No further block is prepared once the blocks whose memory the prepared values share reach this size in bytes.
 pub(super) const SHARED_BYTES_SOFT_MAX: usize = 2 * MATERIALIZE_BYTES_SOFT_MAX;
 
 /// Rows of one channel's world state, made from its blocks; see [the module](self).

@@ -1,4 +1,4 @@
-//! How far tables have come.
+//! The savepoint of a channel's tables: the block height below which their rows are complete.
 
 use base::{BlockNumber, Epoch};
 
@@ -7,7 +7,7 @@ use crate::Error;
 /// The version of the tables' format: key encoding and savepoint.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// How far tables have come: the state that their rows stand for.
+/// The blocks whose rows are in the tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Savepoint {
     /// Rows of all blocks below this number are in the tables.
