@@ -5,8 +5,9 @@
 //!    with the same number.
 //! 2. The caller sends its name, its token and the nonce. The host creates the shared segment and the eventfds, enters
 //!    the connection in its table, and passes the descriptors to the caller.
-//! 3. The caller asks the host to confirm capabilities that the caller's process has not used yet, one at a time; each
-//!    answer carries the region's descriptor. The host announces when a region has gone, so that the caller unmaps it.
+//! 3. The caller asks the host to confirm capabilities that the caller's process has not used yet, one at a time. The
+//!    answer carries the region's descriptor if the process has not mapped the region yet. The host announces when a
+//!    region has gone, so that the caller unmaps it.
 //! 4. The end that closes first shuts down its sending direction; the other end then closes too.
 //!
 //! Invariants:
