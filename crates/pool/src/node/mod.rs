@@ -21,8 +21,9 @@
 //! * A request sees and changes only the state of its connection's owner. One request of an owner runs at a time.
 //! * A section is in the table, and counts against the budget, from before its memory is registered until its
 //!   deregistration is confirmed.
-//! * The epoch of an owner only grows. A node knows no epoch after a restart, nor of an idle owner that it has dropped
-//!   to admit another one. It needs none, because nobody has a valid capability for that owner's memory then.
+//! * The epoch of an owner only grows. A node forgets the epoch when it restarts, or when it drops an idle owner to
+//!   admit another one. It no longer needs the epoch then, because nobody has a valid capability for that owner's
+//!   memory.
 //! * The numbers of owners, connections and sections are bounded.
 
 mod config;

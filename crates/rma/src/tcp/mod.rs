@@ -3,9 +3,9 @@
 //! 1. A host listens on a port. A client proves that it knows the token of its name ([`handshake`]). Where the link
 //!    leaves the trusted network, the handshake runs over mutual TLS ([`TcpTls`]).
 //! 2. The client posts verbs; one system call sends many of them ([`client`], [`peer`]).
-//! 3. The host has one progress thread for all of its connections. It checks the capability of each verb and executes
-//!    the verb ([`server`], [`served`], [`memory`]). No code above `rma` runs at the host. Long payloads go from the
-//!    socket into the region, and from the region into the socket, without a copy in between.
+//! 3. The host has one progress thread for all of its connections. This thread checks the capability of each verb and
+//!    executes the verb ([`server`], [`served`], [`memory`]). No code above `rma` runs at the host. Long payloads go
+//!    from the socket into the region, and from the region into the socket, without a copy in between.
 //! 4. A waiting thread, at either end, polls the socket for a short time ([`TcpConfig::spin`]) before it sleeps.
 //!
 //! Invariants:

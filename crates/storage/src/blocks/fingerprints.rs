@@ -7,7 +7,7 @@
 //!
 //! 1. A fingerprint's high byte chooses one of 256 shards; its next 32 bits are the tag.
 //! 2. A slot has 8 bytes: the tag and the low 32 bits of the block number. Collisions are resolved by linear probing
-//!    that starts at `tag * slots / 2^32`. The tag determines this position for any number of slots, so a shard can
+//!    that starts at `tag * slots / 2^32`. This position needs only the tag, for any number of slots, so a shard can
 //!    grow by a quarter at a time. An entry costs 10 to 13 bytes.
 //! 3. An absent id looks present if another id of its shard has the same tag. The probability is about (entries in its
 //!    shard) / 2^32: one in a hundred thousand at 10 million entries.

@@ -3,7 +3,7 @@
 //! In memory a store keeps 4 bytes per block, its offset in its segment. It also keeps two tables of fingerprints, one
 //! of header hashes and one of transaction ids, with 10 to 13 bytes per entry. For each segment the store collects the
 //! data from which all this can be rebuilt. When it seals the segment, it writes the data to an index file beside it.
-//! Opening a store then reads 16 bytes per block and 8 per transaction of a sealed segment, and not the blocks. The
+//! Opening a store then reads 16 bytes per block and 8 per transaction of a sealed segment, instead of the blocks. The
 //! index file is a cache: the store writes it without an fsync, checks it when it reads it, and rebuilds it from the
 //! segment if it is missing or damaged.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

@@ -1,8 +1,8 @@
 //! An index from a key to all blocks that wrote it, over a channel's whole ledger. It is built from the blocks when a
 //! client first asks.
 //!
-//! The world state keeps the newest versions only. Clients of most channels never ask for older ones, so that an index
-//! would slow down commits in vain. Therefore nothing is indexed until a client asks. The steps:
+//! The world state keeps the newest versions only. Clients of most channels never ask for older ones, and indexing
+//! every block would slow down commits. Therefore nothing is indexed until a client asks. The steps:
 //! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
 //! 2. The index **catches up**: it reads the blocks from its own savepoint to the requested height, a page at a time.
 //!    The [`Materializer`](crate::Materializer) names the keys that their valid transactions wrote. The index writes

@@ -2,7 +2,7 @@
 //!
 //! Messages travel as frames of [`base::rt::net::rpc`]. Integers are little-endian. Bytes may be hostile: decoders
 //! return [`Malformed`], and check counts against the bytes present before they allocate memory. The node reads a
-//! request's list of keys or ids in place ([`KeyList`], [`TxIdList`]). The client decodes the answers into a list, in
+//! request's list of keys or ids in place ([`KeyList`], [`TxIdList`]). The client decodes the answers into a list in
 //! which it has reserved space for each key or id of its request.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
