@@ -3,10 +3,10 @@
 //!
 //! `cargo run --release -p heddle-sift --example append_costs`
 //!
-//! F = 1, over shared memory, and over shared memory slowed to 2 µs per verb. For each, writes and floor are measured
-//! alternately, batch by batch, so that a machine that is slow for a while slows both. The client writes to one block
-//! after another, and starts each write as soon as the previous one is acknowledged. Applying, headers and heartbeats
-//! interrupt the client as they occur.
+//! F = 1. The benchmark runs over shared memory, and then over shared memory slowed to 2 µs per verb. In both runs
+//! batches of writes and batches of the floor alternate, so that a slow phase of the machine affects both. The client
+//! writes to one block after another, and starts each write as soon as the previous write is acknowledged. Applying,
+//! headers and heartbeats interrupt the client as they occur.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 

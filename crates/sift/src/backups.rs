@@ -9,18 +9,19 @@
 //!
 //! 1. Watch: the pool has a [`Standby`] for each group. It reads sparingly, about one read of 32 bytes per heartbeat.
 //!    Watching takes no CPU node from the pool.
-//! 2. A group that was silent for the election time-out gets a free CPU node. If none is free, it waits for one, in the
-//!    order in which groups fell silent, and its state says so ([`GroupState::Waiting`]). The pool keeps watching the
+//! 2. A group that was silent for the election time-out gets a free CPU node. If none is free, the group waits for one
+//!    ([`GroupState::Waiting`]); groups are served in the order in which they fell silent. The pool keeps watching the
 //!    waiting group: if a backup of the group's own, or another pool, takes the group over, the group stops waiting.
-//! 3. With a CPU node the pool stands for election, once. If it loses, it takes the CPU node back, backs off and
-//!    watches again: the other groups can then use that CPU node.
+//! 3. With a CPU node the pool stands for election in the group, once. If it loses, it returns the CPU node, so that
+//!    other groups can use it, backs off, and watches the group again.
 //! 4. After a takeover the CPU node serves the group until its coordinator ends, and then returns to the pool.
 //!    [`BackupPool::provision`] adds CPU nodes, for example to replace those of a machine that was lost.
-//! 5. A group whose memory is lost or corrupt is given up, and its state says so ([`GroupState::Failed`]); the pool
-//!    goes on serving the others.
+//! 5. If the memory of a group is lost or corrupt, the pool gives the group up ([`GroupState::Failed`]) and goes on
+//!    serving the others.
 //!
-//! Several pools may watch the same groups: elections decide, as among any standbys. Safety rests on elections and
-//! fences alone, so a mistake in this module cannot lose or change committed data.
+//! Several pools may watch the same groups: an election decides which of them takes a group over, as among any
+//! standbys. Safety rests on elections and fences alone, so a mistake in this module cannot lose or change committed
+//! data.
 //!
 //! Invariants:
 //! * Takeovers in progress and coordinators together never exceed the pool's CPU nodes.
@@ -51,7 +52,7 @@ pub const CPU_NODES_MAX: usize = 4096;
 /// Runs a group's coordinator until it has ended; returns the reason.
 pub type ServeGroup = Arc<dyn Fn(Coordinator) -> BoxFuture<'static, ServeEnd> + Send + Sync>;
 
-/// Why a coordinator has ended, or whatever was served by it.
+/// Why a coordinator, or the service on it, has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServeEnd {
     /// What the pool should do: a group that ends with [`ErrorKind::Corrupt`] or [`ErrorKind::Rejected`] is given up.
@@ -78,7 +79,7 @@ pub struct WatchedGroup {
 /// Options of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackupPoolConfig {
-    /// The number of its coordinators in heartbeats, for logs.
+    /// The number that its coordinators write into heartbeats, for logs.
     pub number: u64,
     /// CPU nodes of the pool: the groups that it can coordinate at once.
     pub cpu_nodes: usize,

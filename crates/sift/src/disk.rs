@@ -1,4 +1,4 @@
-//! The part of a group's memory that a persistent memory node stores on disk: `docs/formats/consensus.md`.
+//! The copy of a group's memory that a persistent memory node keeps on disk: `docs/formats/consensus.md`.
 //!
 //! ```text
 //!  coordinator   write verbs ───────▶ memory of the node               as at any memory node
@@ -7,37 +7,38 @@
 //!
 //! The files of the *redo log* are named `journal-…`, the *data file* is named `image`.
 //!
-//! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order. The
-//!    node appends the writes of a message to the redo log as one record, syncs it, and answers. Until this answer the node has
-//!    acknowledged none of these writes ([`crate::coordinator`]). They go to the data file, without a sync, while the next
-//!    record is synced.
-//! 2. When the redo log is long, or when the node starts, the node syncs the data file and starts a new redo log. The first
-//!    record of a redo log contains the owner of the region; the file gets its name only when that record is on disk. The
-//!    previous redo log then becomes the *spare*, which the next redo log overwrites. Overwriting is faster: a sync that only
-//!    replaces existing bytes does not have to lengthen the file, and does not wait for the writes of other files.
+//! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order.
+//!    The node appends the writes of a message to the redo log as one record, syncs it, and answers. Until this answer
+//!    the node has acknowledged none of these writes ([`crate::coordinator`]). The node writes them to the data file,
+//!    without a sync, while it syncs the next record.
+//! 2. When the redo log is long, or when the node starts, the node syncs the data file and starts a new redo log. The
+//!    first record of a redo log contains the owner of the region; the file gets its name only when that record is on
+//!    disk. The previous redo log then becomes the *spare*, which the next redo log overwrites. Overwriting is faster
+//!    than a new file: the sync does not have to record a greater length, and does not wait for the writes of other
+//!    files.
 //! 3. A node that starts replays the redo log over the data file, record by record, up to the first torn record. The
 //!    data file then has the state as of the last complete record, and the node's memory starts with that state. The
 //!    bytes after a torn record may be payload that a client chose, so they could imitate a record; they may also be
-//!    records of the redo log that the file held before. Therefore the checksums depend on a *key* that is drawn for
+//!    records of the earlier redo log in the same file. Therefore the checksums depend on a *key* that is drawn for
 //!    each redo log, is stored in its first record, and is never sent to anyone. Bytes that were written without that
 //!    key fail the checksum.
-//! 4. A fence is also a record, without writes. So the owner of the region survives a restart of the node, and two coordinators
-//!    of one term cannot fence the same node, one before and one after the restart.
-//! 5. After a fence, the node sets its memory back to the content of the data file ([`NodeDisk::restore_memory`]): bytes that
-//!    differ come from verbs whose message did not arrive, and no coordinator counts these verbs as acknowledged. So the next
-//!    coordinator reads exactly the content of the disk.
+//! 4. A fence is also a record, without writes. So the owner of the region survives a restart of the node, and a second
+//!    coordinator of the same term cannot fence the node, not even after a restart.
+//! 5. After a fence, the node sets its memory back to the content of the data file ([`NodeDisk::restore_memory`]):
+//!    bytes that differ come from verbs whose message did not arrive, and no coordinator counts these verbs as
+//!    acknowledged. So the next coordinator reads exactly the content of the disk.
 //!
-//! Why a node that restarts is like a node that was cut off. Its data file has the content that its memory had at some moment,
-//! except for verbs that were never acknowledged: records are whole or absent, and contain all writes of the coordinator in
-//! their order. So the node has everything that it ever acknowledged. It may keep its vote, and every argument about nodes that
-//! are slow or cut off holds for it.
+//! Why a node that restarts is like a node that was cut off. Its data file has the content that its memory had at some
+//! moment, except for verbs that were never acknowledged: records are whole or absent, and contain all writes of the
+//! coordinator in their order. So the node has everything that it ever acknowledged. It may keep its vote, and every
+//! argument about nodes that are slow or cut off holds for it.
 //!
 //! Invariants:
-//! * A record is on disk before any of its writes goes to the data file. So the redo log has every write that the data file
-//!   loses in a crash.
+//! * A record is on disk before any of its writes goes to the data file. So the redo log has every write that the data
+//!   file loses in a crash.
 //! * Data file and redo log together hold everything that the node has acknowledged, and only writes that it received.
-//! * Bounded: a record ([`RECORD_BYTES_MAX`]); a redo log ([`REDO_LOG_BYTES`] plus one record). There are two redo logs at
-//!   most: the current one and the spare.
+//! * Bounded: a record ([`RECORD_BYTES_MAX`]); a redo log ([`REDO_LOG_BYTES`] plus one record). There are two redo logs
+//!   at most: the current one and the spare.
 //!
 //! Left to others: disks that lose synced writes. A redo log that is damaged before its end is detected
 //! ([`Error::Corrupt`]); a damaged data file is not.

@@ -14,22 +14,23 @@
 //!    no CPU node is elected.
 //! 2. Each of these nodes is fenced under the reserved term: from here on no coordinator of a smaller term writes to
 //!    them or takes over.
-//! 3. Their headers are read once more. If a majority holds copies of one generation after all, that generation stays
-//!    as it is, and the remaining steps only restore the votes of its nodes.
+//! 3. Their headers are read once more. If a majority holds copies of one generation after all, the nodes of that
+//!    generation only get their votes back, and the reformatting ends. It also ends if too few nodes have answered to
+//!    show that more than F have lost their copies.
 //! 4. At each of these nodes the headers are erased; then the node gets the number of the new generation (the reserved
 //!    term), then a header that declares an empty copy.
 //! 5. Once a majority has an empty copy, each of these nodes is admitted and has a vote.
 //!
-//! Why a crash at any point does no harm, and nodes may be absent. Each copy carries its generation. So a takeover or a
-//! re-admission treats a node with an older copy like a blank node, whether the node was absent or the reformatting had
-//! not reached it. Older copies are never enough to be taken for the group: before step 4, more than F nodes hold no
-//! copy of an earlier generation, all at the same time, and their fences keep every older coordinator from giving them
-//! one.
+//! Why a crash at any point does no harm, and why nodes may be absent. Each copy carries its generation. So a takeover
+//! or a re-admission treats a node with an older copy like a blank node, whether the node was absent or the
+//! reformatting had not reached it. The older copies never form a majority again: before step 4 more than F nodes lack
+//! a copy of the generation that is given up, all at the same time, and their fences keep every older coordinator from
+//! giving them one.
 //!
 //! After a crash, one of three cases holds. If a majority of the nodes has copies of the new generation, the group is
 //! formatted. If more than F nodes hold no usable copy, the group is reformatted again. Otherwise too few nodes answer
-//! to decide, since a node that was formatted, or has its vote, does not count as lost; then the caller waits for
-//! another node.
+//! to decide, and the caller waits for another node: a node that was formatted, or that has its vote, does not count as
+//! lost.
 //!
 //! The reserved term is stored at every node before the node is fenced under it, so that elections continue above it.
 //! Entries of an earlier generation that remain in a log do not continue the chain, since the chain of the new

@@ -1,27 +1,29 @@
 //! Memory nodes: passive nodes that hold the regions of consensus groups.
 //!
-//! 1. When a node starts, it registers two regions for each of its groups: the administrative region and the replicated region.
-//!    For the administrative region it grants one capability to every name that sends a hello with the right sizes.
-//! 2. Hello: version, group and sizes must agree. The welcome carries the node's incarnation; the memory of a volatile node
-//!    lasts as long as its incarnation.
-//! 3. Fence: the node records term and nonce, then revokes the capability that it granted last and, once the revocation has
-//!    taken effect, grants a new one. It rejects the fence if the region's owner has a newer term, or the same term with
-//!    another nonce (elections never produce that). An owner that fences again, over a new connection, gets a new capability in
-//!    the same way: this fence also ends the verbs that the owner had posted before.
-//! 4. A *persistent* node ([`LogMemoryNode::start_persistent`]) also accepts writes in messages over the connection that fenced
-//!    last, and answers when they are on its disk ([`crate::disk`]). The same writes arrive by verbs, in which the node takes
-//!    no part. At a fence it records term and nonce on disk before it revokes anything; after the revocation it sets its memory
-//!    back to the content of its disk. After a restart it has memory, term and vote from its disk.
+//! 1. When a node starts, it registers two regions for each of its groups: the administrative region and the replicated
+//!    region. For the administrative region it grants one capability to every name that sends a hello with the right
+//!    sizes.
+//! 2. Hello: version, group and sizes must agree. The welcome carries the node's incarnation; the memory of a volatile
+//!    node lasts as long as its incarnation.
+//! 3. Fence: the node records term and nonce, then revokes the capability that it granted last and, once the revocation
+//!    has taken effect, grants a new one. It rejects the fence if the region's owner has a newer term, or the same term
+//!    with another nonce (which elections never produce). An owner that fences again, over a new connection, gets a new
+//!    capability in the same way: this fence also ends the verbs that the owner had posted before.
+//! 4. A *persistent* node ([`LogMemoryNode::start_persistent`]) also accepts writes in messages over the connection
+//!    that fenced last, and answers when they are on its disk ([`crate::disk`]). The same writes arrive by verbs, in
+//!    which the node takes no part. At a fence it records term and nonce on disk before it revokes anything; after the
+//!    revocation it sets its memory back to the content of its disk. After a restart it has memory, term and vote from
+//!    its disk.
 //!
 //! Invariants:
-//! * At most one capability for a replicated region is valid: the newest. One fence of a group runs at a time.
-//! * Terms only grow within one incarnation of a node, and across all incarnations of a persistent one. A volatile node that
-//!   restarts knows no term and holds no copy; CPU nodes can see that.
+//! * At most one capability for a replicated region is valid: the newest. The node runs one fence of a group at a time.
+//! * Terms only grow within one incarnation of a node, and across all incarnations of a persistent one. A volatile node
+//!   that restarts knows no term and holds no copy; CPU nodes can see that.
 //! * A directory belongs to one persistent node at a time, across all processes.
-//! * A persistent node whose disk has failed acknowledges nothing more, and grants no capability. It reports the failure
-//!   ([`LogMemoryNode::failed`]), and the process that runs it restarts it. The restarted node replays the redo log over the
-//!   data file, syncs the data file and starts a new redo log before it relies on anything that it read: records whose sync had
-//!   failed are thereby made durable.
+//! * A persistent node whose disk has failed acknowledges nothing more, and grants no capability. It reports the
+//!   failure ([`LogMemoryNode::failed`]), and the process that runs it restarts it. The restarted node replays the redo
+//!   log over the data file, syncs the data file and starts a new redo log before it relies on anything that it read:
+//!   records whose sync had failed are thereby made durable.
 //! * Bounded: groups, connections.
 
 use std::collections::BTreeMap;

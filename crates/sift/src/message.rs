@@ -3,17 +3,20 @@
 //! ```text
 //!  hello     01 000000 | number u32 | hello 16 | group u64 | layout 40
 //!  fence     02 000000 | number u32 | term u64 | nonce u64
-//!  persist   03 000000 | number u32 | term u64 | nonce u64 | admitted u32 | count u32 | count × (at u64, bytes u64) | bytes …
+//!  persist   03 000000 | number u32 | term u64 | nonce u64 | admitted u32 | count u32 |
+//!           count × (at u64, bytes u64) | bytes …
 //!  welcome   81 000000 | number u32 | answer 12 | persistent u32 | incarnation u64 | capability 40
 //!  fenced    82 000000 | number u32 | capability 40
 //!  persisted 83 000000 | number u32
 //!  rejected  FF 000000 | number u32 | reason u32 | detail u64 | text
 //! ```
 //!
-//! The hello and its answer are those of [`wire::hello`]. The bytes after a hello whose versions the node does not
-//! speak, and after an answer that rejects, have no known format and are ignored.
+//! The hello and its answer are those of [`wire::hello`]. If the node speaks no version of the hello, it ignores the
+//! bytes after the hello; if the answer rejects, the CPU node ignores the bytes after the answer. Their format is
+//! unknown.
 //!
-//! Invariant: any bytes that arrive decode into a message or an error; every message of our versions has exactly one encoding.
+//! Invariant: any bytes that arrive decode into a message or an error; every message of our versions has exactly one
+//! encoding.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::Bytes;

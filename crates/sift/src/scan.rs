@@ -1,16 +1,17 @@
 //! Reads logs back: finds the entries that continue a checksum chain.
 //!
-//! The logs of several nodes are read as one: at each step the next entry of the chain is searched in all of them, at the
-//! position where it must be. So an entry of one node fills a gap in the log of another node.
+//! The logs of several nodes are read as one: at each step the scan looks for the next entry of the chain in all of
+//! them, at the position where it must be. So an entry of one node fills a gap in the log of another node.
 //!
-//! An entry continues the chain if its index is the next one, it contains the checksum of the previous entry, and the header of
-//! its node allows its term ([`CopyHeader::adopted`]). So the scan ends before an uncommitted entry that a coordinator of an
-//! earlier term has left behind.
+//! An entry continues the chain if its index is the next one, it contains the checksum of the previous entry, and the
+//! header of its node allows its term. The header allows every term up to the index [`CopyHeader::adopted`], and above
+//! that index only the header's own term. So the scan ends before an uncommitted entry that a coordinator of an earlier
+//! term has left behind.
 //!
-//! Two entries can both continue the chain: an uncommitted entry at the log's physical end, and an entry of a later coordinator
-//! that was too long for that position and was written to the log's beginning. After a takeover has adopted the later entry, a
-//! node's header allows both terms. The entry of the greater term is the right one: its coordinator took over a log that ended
-//! before the other entry.
+//! Two entries can both continue the chain: an uncommitted entry at the log's physical end, and an entry of a later
+//! coordinator that was too long for that position and was written to the log's beginning. After a takeover has adopted
+//! the later entry, a node's header allows both terms. The entry of the greater term is the right one: its coordinator
+//! took over a log that ended before the other entry.
 
 use base::Bytes;
 

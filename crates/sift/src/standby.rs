@@ -1,28 +1,29 @@
 //! Standbys: CPU nodes that watch a group and stand for election when its coordinator is silent (Sift, section 3.2).
 //!
-//! 1. Watch: every [`SiftTimeouts::heartbeat`] the standby reads the administrative words of all memory nodes. While any term
-//!    or timestamp changes, some coordinator or candidate is alive. When none has changed for
+//! 1. Watch: every [`SiftTimeouts::heartbeat`] the standby reads the administrative words of all memory nodes. While
+//!    any term or timestamp changes, some coordinator or candidate is alive. When none has changed for
 //!    [`SiftTimeouts::election_timeout`] plus a random time, the standby stands for election.
-//! 2. It reads the words again. Nodes that hold no copy have no vote. If so many nodes without a copy answer that the remaining
-//!    nodes cannot be a majority, committed data may be lost: the attempt fails with [`Error::MemoryLost`], and there is no
-//!    election.
-//! 3. It proposes the greatest term it has seen plus one, and sets it at each node by a compare-and-swap that expects exactly
-//!    the term that it read there. A node is won if the compare-and-swap found the expected term. An ambiguous compare-and-swap
-//!    counts as *not won*, whether or not it took effect; its connection is gone, and the node has no further part in this
-//!    attempt.
-//! 4. With a majority won within [`SiftTimeouts::attempt_max`], the standby is elected; otherwise it waits for a random time
-//!    and starts again.
+//! 2. It reads the words again. Nodes that hold no copy have no vote. If so many nodes without a copy answer that the
+//!    remaining nodes cannot be a majority, committed data may be lost: the attempt fails with [`Error::MemoryLost`],
+//!    and there is no election.
+//! 3. It proposes the greatest term that it has read, plus one. At each node with a vote it sets this term by a
+//!    compare-and-swap that expects exactly the term that it read there. The standby has won a node if the
+//!    compare-and-swap found the expected term. If a compare-and-swap is ambiguous, the node counts as *not won*,
+//!    whether or not the term was set: the connection is gone, and the node has no further part in this attempt.
+//! 4. If the standby wins a majority within [`SiftTimeouts::attempt_max`], it is elected; otherwise it waits for a
+//!    random time and starts again.
 //!
-//! A standby that watches many groups reads sparingly: at each heartbeat it reads the words of one node, each node in turn. It
-//! reads the words of all nodes only when half of the time-out has passed without a change, and to check its connections
-//! ([`SiftTimeouts::reconnect`]).
+//! A standby that watches many groups reads sparingly: at each heartbeat it reads the words of one node, each node in
+//! turn. It reads the words of all nodes only when half of the time-out has passed without a change, when a read fails,
+//! and to check its connections ([`SiftTimeouts::reconnect`]).
 //!
-//! Why a term has one winner. A node's term only grows, and each increase is won by one compare-and-swap. If a term had two
-//! winners, there would be a node that both have won. A node that lost its memory forgets whom it voted for, but it has no vote
-//! until a coordinator has admitted it. That coordinator admits the node only after [`SiftTimeouts::attempt_max`], and with the
-//! greatest term that F+1 of the other nodes have then (step 5 at the head of [`crate::coordinator`]). By then every attempt
-//! that counted the forgotten vote has ended, and if such an attempt won, one of these F+1 nodes has its term. Safety does not
-//! depend on this argument alone: in the fence of [`crate::takeover`], each memory node accepts one nonce per term.
+//! Why a term has one winner. A node's term only grows, and each increase is won by one compare-and-swap. If a term had
+//! two winners, there would be a node that both have won. A node that lost its memory forgets whom it voted for, but it
+//! has no vote until a coordinator has admitted it. That coordinator admits the node only after
+//! [`SiftTimeouts::attempt_max`], and with the greatest term that F+1 of the other nodes have then (step 5 at the head
+//! of [`crate::coordinator`]). By then every attempt that counted the forgotten vote has ended. If such an attempt won,
+//! one of these F+1 nodes has its term, so the admitted node does not vote in that term again. Safety does not depend
+//! on this argument alone: in the fence of [`crate::takeover`], each memory node accepts one nonce per term.
 
 use std::sync::Arc;
 

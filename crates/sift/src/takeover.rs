@@ -2,9 +2,9 @@
 //!
 //! 1. Fence: every memory node that answers revokes the capability that it last granted for its replicated region, and
 //!    grants one to the new coordinator. Once a majority is fenced, no earlier coordinator can commit any more; call
-//!    that moment *t*. Nodes without a vote are fenced too, but they may hold nothing, so the takeover waits until it
-//!    has fenced a majority of the nodes with a vote. Heartbeats start with the election, so that no other CPU node
-//!    stands for election during the takeover; each step has a time bound.
+//!    that moment *t*. The takeover also fences nodes without a vote. These may hold no copy, so the takeover waits for
+//!    more fences, for a bounded time, until nodes with a vote are a majority. Heartbeats start with the election, so
+//!    that no other CPU node stands for election during the takeover; each step has a time bound.
 //! 2. Read: the coordinator reads the headers and logs of the fenced nodes, chunk by chunk, for as long as chunks
 //!    arrive. Reading starts after *t*, once the coordinator waits for no further fences. A successful read proves that
 //!    its node has stayed alive and fenced from its fence until the read. So all nodes that were read were alive and
@@ -13,57 +13,61 @@
 //!    invalid counts as one that does not answer. The takeover waits for nodes until it has copies from a majority. If
 //!    all nodes have answered or timed out and it has fewer copies, it ends and reports the reason.
 //! 3. Reconcile ([`reconcile`]): the logs of the nodes whose header carries the greatest term are read as one log. This
-//!    log ends where no entry continues the checksum chain. The entries after the newest position that any header
-//!    reports as applied must all be in this log; step 4 uses older entries for nodes that are behind.
-//! 4. Repair and adopt: if all entries that a node's memory lacks fit into its log, the coordinator writes to that log
-//!    the ones that the log lacks, and then a header with the coordinator's term. Such a node is *adopted*. Once a
-//!    majority is adopted, the whole log is committed, under the new term. (A node whose log has too little space gets
-//!    a full copy: now if there is no majority without it, otherwise later, in the background.)
-//! 5. Replay: the coordinator writes every write of the log to each adopted node's memory, in order, and then a header that
-//!    records this.
-//! 6. Get a lease, and wait until the lease of every earlier coordinator has run out ([`SiftTimeouts::lease_over`], counted
-//!    from *t*). Then serve. During the wait a layer above may repair its data in the memory ([`RecoveredCoordinator`]).
+//!    log ends where no entry continues the checksum chain. It must reach the newest position that any header reports
+//!    as applied; otherwise the takeover fails with [`Error::Corrupt`]. For nodes that are behind, step 4 also uses
+//!    entries before that position.
+//! 4. Repair and adopt: a node is *near* if the logs have all entries that its memory lacks, and if its own log has
+//!    space for all of them at once. The coordinator writes to the log of each near node those of these entries that
+//!    the log lacks, and then a header with the coordinator's term: the node is *adopted*. Once a majority is adopted,
+//!    the whole log is committed, under the new term. (Any other node gets a full copy: now if there is no majority
+//!    without it, otherwise later, in the background.)
+//! 5. Replay: the coordinator writes every write of the log to each adopted node's memory, in order, and then a header
+//!    that records this.
+//! 6. Get a lease, and wait until the lease of every earlier coordinator has run out ([`SiftTimeouts::lease_over`],
+//!    counted from *t*). Then serve. During the wait a layer above may repair its data in the memory
+//!    ([`RecoveredCoordinator`]).
 //!
-//! Why no committed entry is lost. A committed entry is in the log of F+1 nodes whose header carried its coordinator's term (or
-//! a later one) when the entry was acknowledged. Its log space is reused only when F+1 headers state that the entry is applied.
-//! The new coordinator has fenced F+1 nodes after the acknowledgement, so one of them has the entry or has applied it. By the
-//! same argument, no coordinator between the entry's coordinator and the new one can have dropped the entry: each of them
-//! adopts the whole log of the greatest term before it commits anything of its own. The logs of nodes with a smaller term,
-//! which missed a takeover, are not read: every committed entry in them is also in the log of that takeover. Writes reach
-//! memory only after they are committed: step 5 follows step 4, and a serving coordinator applies a write only after a majority
-//! has its entry. So the memory of a copy that is behind lacks writes, but contains committed writes only.
+//! Why no committed entry is lost. A committed entry is in the log of F+1 nodes whose header carried the term of the
+//! entry's coordinator (or a later term) when the entry was acknowledged. Its log space is reused only when F+1 headers
+//! state that the entry is applied. The new coordinator has fenced F+1 nodes after the acknowledgement, so one of them
+//! has the entry or has applied it. By the same argument, no coordinator between the entry's coordinator and the new
+//! one can have dropped the entry: each of them adopts the whole log of the greatest term before it commits anything of
+//! its own. The logs of nodes with a smaller term, which missed a takeover, are not read: every committed entry in them
+//! is also in the log of that takeover. Writes reach memory only after they are committed: step 5 follows step 4, and a
+//! serving coordinator applies a write only after a majority has its entry. So the memory of a copy that is behind
+//! lacks writes, but contains committed writes only.
 //!
 //! Why one adopted node is enough for the next takeover. If this coordinator ends during step 4, the next takeover may
 //! find its term at only one node, and then reads only that node's log. So that log must contain, by itself, every
-//! entry from the position that the node's header reports as applied to the end. It does if these entries fit into one
-//! log all at once. The logs of several nodes together can hold more entries than fit into one log. The log is a ring:
-//! a node that has fallen behind still has entries of an older round, and the chain continues from them into the newer
-//! round at other nodes. If the newest entries were written into the log of the node that is behind, they would
-//! overwrite entries that this node's own header still needs. Such a node gets a full copy instead.
+//! entry that the node's header does not report as applied. It does if these entries fit into one log all at once. But
+//! the logs of several nodes together can hold more entries than fit into one log. The log is a ring: a node that has
+//! fallen behind still has entries of an older round, and the chain continues from them into the newer round at other
+//! nodes. If the newest entries were written into the log of the node that is behind, they would overwrite entries that
+//! this node's own header still needs. Such a node gets a full copy instead.
 //!
 //! Why a node that lost its memory does no harm. It gets a header again only after a coordinator that has a majority
 //! without it has copied everything to it (step 5 at the head of [`crate::coordinator`]; call this coordinator the
 //! copier). Suppose that one takeover counted the node both before the loss and after it. Then the copier had reached
 //! F+1 other nodes after the loss, and the takeover had fenced F other nodes at *t*, before the loss. There are 2F
 //! other nodes, so the two sets share a node. If the copier got its capability on that node before the takeover fenced
-//! it, the fence revoked that capability, and the copier cannot have reached the node after the loss. If the copier got
-//! it later, the copier also has the newest capability on the lost node, to which it copies, so the takeover cannot
-//! have read the lost node after the copy. Both cases contradict the supposition.
+//! that node, the fence revoked the capability, and the copier cannot have reached the node after the loss. If the
+//! copier got its capability later, the copier also has the newest capability on the lost node, to which it copies, so
+//! the takeover cannot have read the lost node after the copy. Both cases contradict the supposition.
 //!
 //! An erasure-coded group ([`crate::coordinator`]) differs in two points. In step 4, a node is left out if no chain of
 //! entries leads from its header's position to the end of the log. No log has the entries that this node lacks, so the
-//! takeover needs F+1 other nodes. For this decision, entries before the start of the logs of the greatest term are
-//! also searched in the logs of smaller terms; they count if they lead up to that start. In step 5, each node gets its
-//! own shard of each block.
+//! takeover needs F+1 other nodes. For this decision the takeover also looks in the logs of smaller terms for entries
+//! before the start of the log of step 3; they count if their chain leads up to that start. In step 5, each node gets
+//! its own shard of each block.
 //!
-//! Why the memory may be used before the wait is over. After *t* an earlier coordinator commits nothing. It may still answer
-//! reads, with values that were committed before *t* or that it reads from a node that is not fenced. The wait separates the
-//! *answers* of the two coordinators: without it, the new coordinator could acknowledge a write while the earlier one still
-//! answers with the old value. So work of which no client learns needs no wait: reads, and writes that do not change the
-//! content of the memory for clients.
+//! Why the memory may be used before the wait is over. After *t* an earlier coordinator commits nothing. It may still
+//! answer reads, with values that were committed before *t* or that it reads from a node that is not fenced. The wait
+//! separates the *answers* of the two coordinators: without it, the new coordinator could acknowledge a write while the
+//! earlier one still answers with the old value. So work of which no client learns needs no wait: reads, and writes
+//! that do not change the content of the memory for clients.
 //!
-//! A crash between any two steps leaves old copies with old headers and new copies with new headers. The next takeover can
-//! start from any such state.
+//! A crash between any two steps leaves old copies with old headers and new copies with new headers. The next takeover
+//! can start from any such state.
 
 use std::collections::VecDeque;
 use std::fmt;

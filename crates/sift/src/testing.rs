@@ -1,7 +1,7 @@
 //! Common parts of the simulations of a group, and of the store and the ordered log on it: memory nodes, CPU nodes, the
 //! faults of a seed, and [campaigns](campaign) of many seeds.
 //!
-//! The feature `testing` has this module. Only tests enable it.
+//! This module exists only with the feature `testing`, which only tests enable.
 
 pub mod campaign;
 

@@ -1,14 +1,14 @@
 //! Full-block images for the log of an erasure-coded group.
 //!
-//! 1. Writes that cover whole blocks are logged as they are.
-//! 2. Otherwise all blocks that the writes touch are locked, the blocks that are covered only in part are read, and the
-//!    writes are merged into them. Each run of neighbouring blocks becomes one write of the entry.
+//! 1. If the writes of an entry cover whole blocks, they are logged as they are.
+//! 2. Otherwise the coordinator locks all blocks that the writes touch, reads the blocks that no single write covers,
+//!    and merges the writes into them. Each run of neighbouring blocks becomes one write of the entry.
 //! 3. When the entry is appended, it takes over the locks; if it is not appended, they are released.
 //!
-//! Why: after a write to a part of a block, a shard can be computed only from that part and the rest of the block. The
-//! rest would have to be read from the nodes' shards. If a coordinator dies while it posts shards, some nodes may have
-//! the old version and some the new one, with too few shards of either. From the image of the whole block in the log,
-//! every shard can be computed, whatever shards the nodes hold.
+//! Why the log has whole blocks. A parity shard can be computed only from a whole block. If the log had only the part
+//! that a write covers, the next coordinator would have to read the rest from the nodes' shards. But when a coordinator
+//! dies while it posts shards, some nodes may have the old version and some the new one, with too few shards of either.
+//! From the image of the whole block in the log, every shard can be computed, whatever shards the nodes hold.
 
 use std::ops::Range;
 

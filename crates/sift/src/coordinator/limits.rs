@@ -1,4 +1,4 @@
-//! The limits of what a coordinator has in flight.
+//! The limits on the verbs, callers and bytes that a coordinator has in flight.
 
 /// Outstanding verbs to one node.
 pub const PENDING_VERBS_MAX: usize = 2048;

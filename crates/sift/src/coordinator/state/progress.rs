@@ -1,5 +1,5 @@
-//! What happens after a verb completes: entries are committed and applied, headers tell the memory nodes how far they
-//! are, and log space is freed.
+//! The steps after a verb completes: commits and applies entries, writes headers that record how far each memory node
+//! is, and frees log space.
 
 use std::future::Future as _;
 use std::pin::Pin;

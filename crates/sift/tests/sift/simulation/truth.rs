@@ -1,6 +1,7 @@
 //! The observed state of a group, as the simulation sees it from outside, and the checks of its invariants.
 //!
-//! The prefix of each message is the name by which a planted mistake must be caught.
+//! Each message starts with the name of the check that failed. A test that plants a mistake names the checks that may
+//! catch it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
