@@ -1,6 +1,6 @@
-//! The encoding of messages between nodes and of records on disk: `docs/formats/raft.md`. Neither uses the `raft` crate's own
-//! protobuf encoding. So entries are neither copied nor parsed twice, and this decoder alone checks the bytes that a peer
-//! sends.
+//! The encoding of messages between nodes and of records on disk: `docs/formats/raft.md`. Neither uses the `raft`
+//! crate's own protobuf encoding. So entries are decoded once, as slices of the bytes that arrived, and this decoder
+//! alone checks the bytes that a peer sends.
 //!
 //! ```text
 //! entry     index u64 | term u64 | data u32 | kind u8 | 0 u8 u8 u8 | data
@@ -10,8 +10,8 @@
 //! snapshot  index u64 | term u64 | voters u32 | learners u32 | data u64 | voters, learners: u64 each | data
 //! ```
 //!
-//! Invariant: any bytes decode into a message that some node could have sent in some state, or into an error. [`super::engine`]
-//! then checks whether the message can be meant for this node in its current state.
+//! Invariant: any bytes decode into a message that some node could have sent in some state, or into an error.
+//! [`super::engine`] then checks whether the message can be meant for this node in its current state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;

@@ -12,24 +12,25 @@
 //! snapshot 0 checksum | 8 magic | 16 group | 24 key | 32 the snapshot as in messages
 //! ```
 //!
-//! 1. Everything that the `raft` crate asks to store at one time becomes one record, which is written to the page cache at
-//!    once. A sync makes all records durable that were written before it started; a record that is written while a sync runs
-//!    waits for the next sync (group fsync).
-//! 2. When a segment has reached its length, the next one is started. It begins with the state that is not in entries: term and
-//!    vote.
+//! 1. Everything that the `raft` crate asks to store at one time becomes one record, which is written to the page cache
+//!    at once. A sync makes all records durable that were written before it started; a record that is written while a
+//!    sync runs waits for the next sync (group fsync).
+//! 2. When a segment has reached its length, the next one is started. It begins with the state that is not in entries:
+//!    term and vote.
 //! 3. Segments whose entries a snapshot covers are removed, oldest first.
-//! 4. After a crash the records are read in order, up to the first incomplete one. Normally that is a torn tail, and
-//!    everything from there on is truncated. But every record head also states up to which record the log was durable
-//!    when the head was written. If an intact head after the incomplete record states that this record was durable, the
-//!    log is damaged, and the node refuses to start.
+//! 4. After a crash the records are read in order, up to the first incomplete record. Normally the torn tail starts
+//!    there, and everything from there on is truncated. But every record head also states up to which record the log
+//!    was durable when the head was written. If an intact head further on states that the incomplete record was
+//!    durable, the log is damaged, and the node refuses to start.
 //! 5. The bytes after an incomplete record may be payload that a client chose, so they could imitate a record.
 //!    Therefore the checksums of records depend on a *key*: a random number of the directory, which is stored in all
 //!    its snapshots and is never sent to anyone. Bytes that were chosen without knowledge of the key fail the checksum.
 //!
-//! Invariants: if a later record head states that a record was durable, that record is read back, or opening fails; a record
-//! takes effect as a whole or not at all.
+//! Invariants: if a later record head states that a record was durable, that record is read back, or opening fails; a
+//! record takes effect as a whole or not at all.
 //!
-//! Left to others: damage of the last records, of which no later head states that they were durable. It looks like a torn tail.
+//! Left to others: damage of the last records, of which no later head states that they were durable. Such damage looks
+//! like a torn tail.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;

@@ -1,22 +1,22 @@
-//! Detects members that have lost their log: a node's votes and confirmations count only as long as it has the log in which it
-//! recorded them.
+//! Detects members that have lost their log: a node's votes and confirmations count only as long as it has the log in
+//! which it recorded them.
 //!
-//! Suppose that a node's directory was emptied or replaced by a blank one. The node would vote a second time in a term, and
-//! would no longer have entries that it had confirmed, so committed entries could be lost. Therefore:
+//! Suppose that a node's directory was emptied or replaced by a blank one. The node could vote a second time in a term,
+//! and would no longer have entries that it had confirmed, so committed entries could be lost. Therefore:
 //!
-//! 1. A node that finds its directory blank draws an *incarnation*, a random number, and writes it to disk before it sends
-//!    anything. The hello of each link contains the sender's incarnation.
-//! 2. The receiver of a hello records the sender's incarnation on disk before it accepts anything from the link. So every vote
-//!    and confirmation that counts is from a sender whose incarnation is recorded.
-//! 3. If the incarnation in a hello differs from the one that is recorded for the sender's number, the receiver answers with a
-//!    rejection and accepts nothing from the link. The rejected node ends with [`Error::Disowned`]. It must be removed, and a
-//!    new node added under another number.
+//! 1. A node that finds its directory blank draws an *incarnation*, a random number, and writes it to disk before it
+//!    sends anything. The hello of each link contains the sender's incarnation.
+//! 2. The receiver of a hello records the sender's incarnation on disk before it accepts anything from the link. So
+//!    every vote and confirmation that counts is from a sender whose incarnation is recorded.
+//! 3. If the incarnation in a hello differs from the one that is recorded for the sender's number, the receiver answers
+//!    with a rejection and accepts nothing from the link. The rejected node ends with [`Error::Disowned`]. It must be
+//!    removed, and a new node added under another number.
 //!
-//! For a log of an earlier release, which has no incarnation, the node draws one when it opens the log. A node without a
+//! A log of an earlier release has no incarnation; the node draws one when it opens such a log. A node without a
 //! directory has the incarnation 0, which is not recorded.
 //!
-//! Two cases are not detected, and are left to others: a member that had never heard of a node takes it for new after the loss
-//! of its log; and an older copy of a log has the same incarnation as the newer log.
+//! Two cases are not detected, and are left to others. A member that never heard of a node before the node lost its log
+//! takes the node for a new one. An older copy of a log, such as a backup, has the same incarnation as the newer log.
 //!
 //! ```text
 //! incarnations  checksum u64 | magic u64 | own u64 | count u32 | 0 u32 | number u64, incarnation u64 of each member

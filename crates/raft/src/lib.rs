@@ -1,7 +1,7 @@
-//! Raft: the consensus engine for networks without a memory pool, and the baseline against which Sift is measured. The `raft`
-//! crate, below *the crate*, implements the algorithm (Ongaro and Ousterhout, In search of an understandable consensus
-//! algorithm, 2014, with pre-vote, check-quorum and learners as in Ongaro's thesis). This module adds time, disks, links, reads
-//! and the state machine.
+//! Raft: the consensus engine for networks without a memory pool, and the baseline against which Sift is measured. The
+//! external crate `raft`, here called *the crate*, implements the algorithm (Ongaro and Ousterhout, In search of an
+//! understandable consensus algorithm, 2014, with pre-vote, check-quorum and learners as in Ongaro's thesis). This
+//! module adds time, disks, links, reads and the state machine.
 //!
 //! ```
 //! use base::rt::{self, net::BoxFuture, simulation::Simulation};
@@ -59,72 +59,76 @@
 //!                         Machine ◀─ apply ──┘   └────┴── records, group fsync: log-…, snapshot-…
 //! ```
 //!
-//! 1. One task ([`engine`]) takes all events that have arrived (proposals, messages, ticks, completed syncs) at once, gives
-//!    them to the crate, and does what the crate then asks for. So many proposals share one step of the crate, one record on
-//!    disk, and one message to each member.
-//! 2. A leader sends entries while it writes them to its own disk; it counts itself into the majority only once they are
-//!    durable there (thesis, 10.2.1). A follower confirms entries, and votes, once term, vote and entries are durable. Only one
-//!    sync runs at a time; records that are written during a sync are made durable by the next one ([`disk`]).
-//! 3. An entry that a majority has made durable is committed. It is then applied to the [`StateMachine`], and its proposer gets
-//!    the result.
-//! 4. A leader that loses its leadership answers all waiting callers with [`Error::Ambiguous`].
+//! 1. One task ([`engine`]) takes all events that have arrived (proposals, messages, ticks, completed syncs) at once,
+//!    gives them to the crate, and does what the crate then asks for. So many proposals share one step of the crate,
+//!    one record on disk, and one message to each member.
+//! 2. A leader sends entries while it writes them to its own disk; it counts itself into the majority only once they
+//!    are durable there (thesis, 10.2.1). A follower confirms entries, and votes, once term, vote and entries are
+//!    durable. Only one sync runs at a time; records that are written during a sync are made durable by the next one
+//!    ([`disk`]).
+//! 3. An entry that a majority has made durable is committed. It is then applied to the [`StateMachine`], and its
+//!    proposer gets the result.
+//! 4. A leader that loses its leadership answers all waiting proposals and changes of members with
+//!    [`Error::Ambiguous`], and all waiting barriers with [`Error::NotLeading`].
 //! 5. A read needs no entry. Either it reads the machine of a leader and then checks that the leader's *lease* stands
 //!    ([`Raft::may_read`]), or it passes a [`Raft::barrier`] and then reads the machine.
-//! 6. When the log on disk is long, a snapshot of the machine replaces it. If a member lacks entries that the leader has
-//!    dropped, the leader sends it a snapshot, over a separate link ([`links`]).
-//! 7. Members change one at a time: a new member starts as a learner and then gets a vote (`ordered_log::raft::RaftLog::admit`), or a member is
-//!    removed ([`Raft::remove`]). The log and the snapshots contain the members and their addresses; [`RaftConfig::addresses`]
-//!    overrides these addresses.
+//! 6. When the log on disk is long, a snapshot of the machine replaces it. If a member lacks entries that the leader
+//!    has dropped, the leader sends it a snapshot, over a separate link ([`links`]).
+//! 7. Members change one at a time: a new member starts as a learner and then gets a vote
+//!    (`ordered_log::raft::RaftLog::admit`), or a member is removed ([`Raft::remove`]). The log and the snapshots
+//!    contain the members and their addresses; a node's [`RaftConfig::addresses`] overrides these addresses.
 //!
-//! The lease. A leader sends a round of heartbeats at time t by its clock, and a majority of voters answers them. While the
-//! lease from that round stands, no other leader is elected. Only this leader then commits entries, and its machine has every
-//! entry whose proposer it has answered, so a read of the machine is current.
+//! The lease. A leader sends a round of heartbeats at time t by its clock, and a majority of voters answers them. While
+//! the lease from that round stands, no other leader is elected. Only this leader then commits entries, and its machine
+//! has every entry whose proposer it has answered, so a read of the machine is current.
 //!
-//! Why no other leader is elected. From the moment at which a voter receives the heartbeat, it abstains (neither votes nor
-//! stands for election) for one election time-out by its own clock. The time-out is counted in ticks, and the first tick may be
-//! due at once, so only (election - 1) full ticks are certain. Ticks are never closer together than [`RaftTimeouts::tick`],
-//! even after a late tick. A node that has just started abstains for a full election time-out, since it may have answered a
-//! heartbeat before it ended. An election needs the vote of at least one voter of that majority. Hence no other leader is
-//! elected before t + (election - 1) ticks, less the drift of both clocks ([`base::lease`]). Nodes also ignore
-//! requests for a vote that would override a lease. Therefore a leader that hands over ([`Raft::transfer_leadership`]) steps
-//! down and does not stand for election for a while, and the others elect a leader as if it had crashed.
+//! Why no other leader is elected. From the moment at which a voter receives the heartbeat, it abstains (neither votes
+//! nor stands for election) for one election time-out by its own clock. The time-out has *e* ticks
+//! ([`RaftTimeouts::election_ticks`]); the first of them may be due at once, so only *e* - 1 full ticks are certain.
+//! Ticks are never closer together than [`RaftTimeouts::tick`], even after a late tick. A node that has just started
+//! abstains for a full election time-out, since it may have answered a heartbeat before it ended. An election needs the
+//! vote of at least one voter of that majority. Hence no other leader is elected before t + (*e* - 1) ticks, less the
+//! drift of both clocks ([`base::lease`]). In the crate's own transfer of leadership, a candidate asks for votes in
+//! spite of a lease; nodes ignore such requests. Therefore a leader that hands over ([`Raft::transfer_leadership`])
+//! steps down and does not stand for election for a while, and the others elect a leader as if the old one had crashed.
 //!
-//! When the lease stands: from the moment at which the leader has applied all entries that were committed when the round
-//! started. These include all entries of earlier terms, since the crate starts a round only after an entry of the leader's own
-//! term is committed. The lease ends with every change of members. When a leader loses its leadership, the lease ends before
+//! When the lease stands. It starts when the leader has applied all entries that were committed when the round started.
+//! These include all entries of earlier terms, since a round starts only after an entry of the leader's own term is
+//! committed. The lease ends with every change of members. When a leader loses its leadership, the lease ends before
 //! the node sends any message that follows from the loss.
 //!
-//! Randomness. The crate draws election time-outs from a random generator of its own. This module gives it a range of a single
-//! value instead, and delays each node's candidacy by a random number of ticks from `base::rt`. So in a simulation the seed
-//! determines the elections too.
+//! Randomness. The crate would draw election time-outs from a random generator of its own. Therefore this module gives
+//! it a range of a single value, and delays each node's candidacy by a random number of ticks from `base::rt`. So in a
+//! simulation the seed determines the elections too.
 //!
 //! # Guarantees
 //!
 //! The simulation in `kv`'s `tests/kv/raft_simulation` checks them under faults:
 //! * A term has at most one leader.
 //! * Every node, also after each of its restarts, applies the same entry at an index; that entry was proposed.
-//! * An entry whose proposer got its result is never lost while a majority of the disks survives (without directories: a
-//!   majority of the nodes).
+//! * An entry whose proposer got its result is never lost while a majority of the disks survives (without directories:
+//!   a majority of the nodes).
 //! * Reads are linearizable.
-//! * Damage before the last records of a log ends the node; it is told apart from a torn tail ([`disk`]).
+//! * Damage before the last records of a log ends the node; such damage is told apart from a torn tail ([`disk`]).
 //! * After a node has lost its log, members that have heard of it before accept neither its votes nor its confirmations
 //!   ([`incarnations`]).
 //! * At most one node, of all processes, uses a directory at a time.
 //! * Bounded: waiting proposals ([`WAITING_MAX`]), waiting reads and changes ([`REQUESTS_MAX`]), uncommitted entries
-//!   ([`RaftConfig::uncommitted_bytes_max`]), frames in flight, and entries in memory. The applied entries in memory are
-//!   [`RaftConfig::log_bytes`], up to four times as much while a member lags. A node with a directory also keeps the entries
-//!   since its last snapshot: [`RaftConfig::snapshot_after_bytes`], and the entries that are applied while the next snapshot is
-//!   made.
+//!   ([`RaftConfig::uncommitted_bytes_max`]), frames in flight, and entries in memory. Of applied entries a node keeps
+//!   at most [`RaftConfig::log_bytes`] in memory, and a leader up to four times as much while a member lags. A node
+//!   with a directory also keeps all entries since its last snapshot: [`RaftConfig::snapshot_after_bytes`], and the
+//!   entries that are applied while the next snapshot is made.
 //!
-//! Without a directory nothing is durable: the group lasts as long as a majority of its nodes. A node that ends has then lost
-//! the record of its votes. It must not start again under its number: it is removed, and added under another number.
+//! Without directories nothing is durable: the group lasts as long as a majority of its nodes runs. A node that ends
+//! loses the record of its votes, so it must not start again under its number: it is removed, and added under another
+//! number.
 //!
 //! # What it needs around it
 //!
-//! * `storage` locks a node's directory. Links are those of [`base::rt::net`], whose transport authenticates the members; all
-//!   of them trust one another. Clocks drift by at most [`base::lease::CLOCK_DRIFT_PPM_MAX`].
-//! * `ordered_log` has an ordered log on this engine, in which each CPU node keeps the entries in a log store of its own; `kv`
-//!   has a key-value store on it as the baseline of its own.
+//! * `storage` locks a node's directory. Links are those of [`base::rt::net`], whose transport authenticates the
+//!   members; all of them trust one another. Clocks drift by at most [`base::lease::CLOCK_DRIFT_PPM_MAX`].
+//! * `ordered_log` has an ordered log on this engine, in which each CPU node keeps the entries in its own log store;
+//!   `kv` has a key-value store on this engine, as the baseline for its store on Sift.
 //! * The layers above decide what entries mean, and who becomes a member.
 #![deny(missing_docs)]
 

@@ -3,14 +3,15 @@
 //! 1. Each node listens, and opens one link to every other member, over which it only sends. The first message on a
 //!    link is a hello, which the receiver answers with the version of the link ([`wire::hello`]); each further message
 //!    is a frame of Raft messages. The sender does not wait for the answer. When a link ends, the node opens it again
-//!    after a pause. The hello carries the sender's address and incarnation. With the address, a newly added node can
-//!    answer before it knows the members. If the sender's log was lost, the receiver sends a rejection after the
-//!    answer, and the link ends ([`super::incarnations`]).
-//! 2. The engine sends without waiting: if a link has no space for a message, the message is dropped, and the `raft` crate is
-//!    informed that the receiver is unreachable. Raft tolerates lost messages.
+//!    after a pause. The hello carries the sender's address and incarnation. The address lets a newly added node open a
+//!    link back to the sender before it knows the members. If the incarnation shows that the sender has lost its log,
+//!    the receiver sends a rejection after the answer, and the link ends ([`super::incarnations`]).
+//! 2. The engine sends without waiting: if a link has no space for a message, the message is dropped, and the `raft`
+//!    crate is informed that the receiver is unreachable. Raft tolerates lost messages.
 //! 3. A snapshot is sent in parts over a separate link; its sender waits for space.
-//! 4. A link of kind 3 (see below) requests entries of an ordered log, which a member keeps in its log store, outside the
-//!    engine. The request names a position; the reply is every deliverable entry from there on, and then the link ends.
+//! 4. A link of kind 3 (see below) requests entries of an ordered log, which a member keeps in its log store, outside
+//!    the engine. The request names a position; the reply is every deliverable entry from there on, and then the link
+//!    ends.
 //!
 //! ```text
 //! hello  16 bytes (wire::hello) | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) |
