@@ -80,51 +80,51 @@
 //!                                                         other CPU nodes, memory nodes, logs (internal to the engine)
 //! ```
 //!
-//! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds before its
-//! engine starts are the beginning of the log; the first entry is the same at every CPU node. Positions count only the caller's
-//! entries: an engine hides entries of its own.
+//! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds
+//! before its engine starts are the beginning of the log; the first entry is the same at every CPU node. Positions
+//! count only the caller's entries: an engine hides entries of its own.
 //!
 //! 1. Every CPU node opens its engine with its log store ([`LogStore`]). From then on only the engine appends to it.
-//! 2. [`OrderedLog::leadership`] says which node is the leader. An engine reports its own node as leader of a term, together
-//!    with the next position, once every entry that was committed before is in the node's own log store.
-//! 3. The leader appends an entry at the next position, under its term. Appends are pipelined: an append completes when the
-//!    entry has its position in the log, before the entry is committed. Entries under one term are placed in the order of their
-//!    positions.
+//! 2. [`OrderedLog::leadership`] says which node is the leader. An engine reports its own node as leader of a term,
+//!    together with the next position, once every entry that was committed before is in the node's own log store.
+//! 3. The leader appends an entry at the next position, under its term. Appends are pipelined: an append completes when
+//!    the entry has its position in the log, before the entry is committed. Entries under one term are placed in the
+//!    order of their positions.
 //! 4. The engine appends committed entries to the log store of *every* CPU node, in order, and then advances
 //!    [`OrderedLog::deliverable`]: the number of *deliverable* entries, which may be shown to clients.
 //! 5. A leader learns from `leadership` that it has lost its leadership. An entry that it has appended and that is not
-//!    deliverable until that point may or may not become deliverable. To find out, the caller reads the entry at that
-//!    position once the position is deliverable.
+//!    yet deliverable then may or may not become deliverable. To find out, the caller waits until the entry's position
+//!    is deliverable, and reads the entry there.
 //!
 //! # Guarantees
 //!
-//! Every engine gives the following guarantees. The suite `conformance` (a feature of this crate) checks it under
-//! faults; `tests/ordered_log` runs it on the engines of this crate.
-//! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of them reads
-//!    the same bytes before and after a crash.
+//! Every engine gives the following guarantees. The suite `conformance` (a feature of this crate) checks them under
+//! faults; `tests/ordered_log` runs the suite on the engines of this crate.
+//! 1. **One entry per position.** At a position below `deliverable`, all CPU nodes read the same bytes, and each of
+//!    them reads the same bytes before and after a crash.
 //! 2. **Deliverable entries survive.** Once an entry is below `deliverable` at any CPU node, it survives every failure
 //!    that the engine is built for. It survives if F CPU nodes are lost, or if they lose the bytes that their disks had
 //!    not synced. Unless the engine was opened as volatile, it also survives a simultaneous crash of all CPU nodes.
-//! 3. **Readable.** Every entry below `deliverable` can be read from this CPU node's log store. After a crash, `deliverable`
-//!    may start below its former value; it grows again.
+//! 3. **Readable.** Every entry below `deliverable` can be read from this CPU node's log store. After a crash,
+//!    `deliverable` may start below its former value; it grows again.
 //! 4. **One leader per term.** Terms only grow, and an append under a term is rejected once the leader of a greater
 //!    term has started to lead. For a while two CPU nodes may both believe that they lead; during that time only one
 //!    node's entries become deliverable.
 //! 5. **No invented entries.** Every entry that becomes deliverable was appended by a leader, at that position.
-//! 6. **Progress.** While enough CPU nodes, and any memory nodes that the engine needs, are up and reach one another, some CPU
-//!    node leads, and the entries that it appends become deliverable at every CPU node that can be reached.
-//! 7. **Bounds.** The number of entries that are appended and not yet deliverable is bounded; [`OrderedLog::append`] waits for
-//!    space.
+//! 6. **Progress.** While enough CPU nodes, and any memory nodes that the engine needs, are up and reach one another,
+//!    some CPU node leads, and the entries that it appends become deliverable at every CPU node that can be reached.
+//! 7. **Bounds.** The number of entries that are appended and not yet deliverable is bounded; [`OrderedLog::append`]
+//!    waits for space.
 //!
-//! Callers guarantee: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; only the engine
-//! changes the log store until [`OrderedLog::stop`] has returned.
+//! Callers guarantee: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; only the
+//! engine changes the log store until [`OrderedLog::stop`] has returned.
 //!
 //! # What it needs around it
 //!
-//! * The crates `sift` and `raft` are the engines' foundations; [`base::rt::net`] connects CPU nodes, and its transport
-//!   authenticates them.
-//! * `chain` gives each orderer a log store of blocks, and orders a channel's blocks through an engine; `node` chooses the
-//!   engine. What an entry means is the caller's matter.
+//! * Two of the engines are built on the crates `sift` and `raft`; [`base::rt::net`] connects CPU nodes, and its
+//!   transport authenticates them.
+//! * `chain` gives each orderer a log store of blocks, and orders a channel's blocks through an engine; `node` chooses
+//!   the engine. Only the caller knows what an entry means.
 #![deny(missing_docs)]
 
 #[cfg(all(feature = "conformance", debug_assertions))]

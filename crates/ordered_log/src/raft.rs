@@ -1,34 +1,37 @@
-//! The ordered log on the Raft engine, with the guarantees of [the crate](crate). Each CPU node has the entries in its own log
-//! store.
+//! The ordered log on the Raft engine, with the guarantees of [the crate](crate). Each CPU node has the entries in its
+//! own log store.
 //!
 //! ```text
-//!  append ─▶ proposal (position | entry) ─▶ Raft ─▶ machine: is it the next position? ─▶ writer ─▶ log store ─▶ deliverable
-//!                                                                     gap? ─▶ entries from other log stores
+//!  append ─▶ proposal (position | entry) ─▶ Raft ─▶ machine: the next position? ─▶ writer ─▶ log store ─▶ deliverable
+//!                                                                gap? ─▶ entries from other log stores
 //! ```
 //!
-//! 1. An entry is proposed with its position. The machine, which is the same at all nodes, has a count of positions: an entry
-//!    *counts* if its position is the next one, and has no effect otherwise. So a late entry that an earlier leader proposed
-//!    cannot take the position of another entry.
-//! 2. The writer appends each entry that counts to the log store, and advances `deliverable`. The entry may be shown then: it
-//!    is committed, so a majority of the nodes has it in durable logs, and this node can read it. The log store is synced only
-//!    when a snapshot is made; after a crash, entries that the log store lacks are taken again from the engine's log. If the
-//!    log store already has an entry at such a position, it must be the same entry.
-//! 3. The engine's snapshot contains only the count, and is made once the log store has all counted entries on disk. A node
-//!    that installs a snapshot lacks entries. Before it continues, it fetches them from the log stores of other members, over a
-//!    link of kind 3 ([`raft::links`]). If a member sends an entry that cannot follow, the node asks the next member.
-//! 4. A new leader passes a barrier, waits until its log store has all counted entries, and only then reports that it leads.
-//!    Its log store then has every committed entry, and only this node proposes in its term. The first entry that it proposes
-//!    has the count as its position.
+//! 1. An entry is proposed with its position. The machine, which is the same at all nodes, counts positions: an entry
+//!    *counts* if its position is the next one, and has no effect otherwise. So a late entry that an earlier leader
+//!    proposed cannot take the position of another entry.
+//! 2. The writer appends each entry that counts to the log store, and advances `deliverable`. The entry may be shown
+//!    then: it is committed, so a majority of the nodes has it in durable logs, and this node can read it. The log
+//!    store is synced only when a snapshot is made; after a crash, entries that the log store lacks are taken again
+//!    from the engine's log. If the log store already has an entry at the position of an entry that counts, the two
+//!    must be the same.
+//! 3. The machine's snapshot contains only the count, and is made once the log store has all counted entries on disk. A
+//!    node that installs a snapshot lacks entries. Before its writer continues, it fetches them from the log stores of
+//!    other members, over a link of kind 3 ([`raft::links`]). If a member sends an entry that cannot follow, the node
+//!    asks the next member.
+//! 4. A new leader passes a barrier, waits until its log store has all counted entries, and only then reports that it
+//!    leads. Its log store then has every committed entry, and only this node proposes in its term. The first entry
+//!    that it proposes has the count as its position.
 //! 5. A leader may assign a position to an entry that is then not proposed, or is rejected by the engine, or does not
 //!    count. That position would be a hole, after which no entry ever counts. So the leader then resigns
 //!    ([`Raft::resign`]), and the next leader, in another term, starts at the count again.
 //!
-//! Why an entry below `deliverable` stays. It was committed, so each node of a majority has it in its Raft log. A snapshot that
-//! trims the Raft log is made only when the node's log store has the entry durably.
+//! Why an entry below `deliverable` stays. It was committed, so each node of a majority has it in its Raft log. A
+//! snapshot that trims the Raft log is made only when the node's log store has the entry durably.
 //!
-//! Invariants: a log store holds only committed entries, and is never truncated. Bounded ([`AppendLimits`]): the entries that a
-//! leader has appended and that are not deliverable; the entries that a follower has counted and not yet written. A follower
-//! with too many unwritten entries accepts no entries from its leader ([`StateMachine::has_capacity`]).
+//! Invariants: a log store holds only committed entries, and is never truncated. Bounded ([`AppendLimits`]): the
+//! entries that a leader has appended and that are not deliverable; the entries that a follower has counted and not yet
+//! written. A follower with too many unwritten entries accepts no entries from its leader
+//! ([`StateMachine::has_capacity`]).
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! What a CPU node does beside its engine: it appends while it leads, and reports what it may show.
+//! The work of a CPU node beside its engine: it appends entries while it leads, and reports the entries that it may
+//! show.
 
 use std::collections::VecDeque;
 use std::pin::pin;

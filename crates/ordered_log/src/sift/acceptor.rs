@@ -1,15 +1,16 @@
-//! The acceptor of a CPU node's log store: the only task that changes the log store. It acts for the current leader, which may
-//! be this node or another one.
+//! The acceptor of a CPU node's log store: the only task that changes the log store. It acts for the current leader,
+//! which may be this node or another one.
 //!
-//! 1. The acceptor handles one request after another. Every request but [`AcceptorRequest::GetStatus`] names a fence token.
-//!    [`AcceptorRequest::Fence`] makes the acceptor promise to its token: promised terms only grow, and a term has one nonce.
-//!    The promise is on disk before it is acknowledged. Any other request is rejected unless the current promise is to the
-//!    request's token.
+//! 1. The acceptor handles one request after another. Every request but [`AcceptorRequest::GetStatus`] names a fence
+//!    token. [`AcceptorRequest::Fence`] makes the acceptor promise to accept requests under this token only: promised
+//!    terms only grow, and a term has one nonce. The promise is on disk before it is acknowledged. The acceptor rejects
+//!    every other request whose token is not the promised one.
 //! 2. A term has *adopted* a log store when its leader has made the log store equal to the leader's own
-//!    ([`AcceptorRequest::Truncate`], [`AcceptorRequest::Align`], [`AcceptorRequest::Adopt`]); the hard state contains the term
-//!    that adopted the log store last. New entries ([`AcceptorRequest::Append`]) are accepted only after the adoption.
-//! 3. All appends that wait at the same time are made durable with one sync, and acknowledged after the sync. In a volatile log
-//!    they are acknowledged before the sync, and a following request without entries is answered after it.
+//!    ([`AcceptorRequest::Truncate`], [`AcceptorRequest::Align`], [`AcceptorRequest::Adopt`]); the hard state contains
+//!    the term that adopted the log store last. New entries ([`AcceptorRequest::Append`]) are accepted only after the
+//!    adoption.
+//! 3. All appends that wait at the same time are made durable with one sync, and acknowledged after the sync. In a
+//!    volatile log they are acknowledged before the sync, and a later request without entries is answered after it.
 //!
 //! Invariants:
 //! * Promised and adopted terms only grow, also across crashes; adopted ≤ promised.

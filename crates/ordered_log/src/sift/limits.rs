@@ -1,4 +1,4 @@
-//! What an orderer's log on memory nodes keeps in flight at most.
+//! The limits on the entries, messages and connections of an orderer's log on memory nodes.
 
 /// Entries that were appended and are not deliverable, or not durable in the leader's own log store.
 pub const IN_FLIGHT_MAX: usize = 32;

@@ -5,9 +5,9 @@
 //!    vote, and then the removal of the founder that the seed chose. If the leader is that founder itself, it hands
 //!    over its leadership first. In every second seed the founder crashes for good once its removal is requested,
 //!    whether it is removed by then or not. In every third seed the leader is cut off when the removal is requested.
-//! 2. CPU nodes crash, also at the named points, are paused and cut off; messages are lost. [`LogChecker`] checks the shown
-//!    entries against the guarantees, as for all engines. A node that gets a vote must have the entries that were
-//!    committed before that; and if it was reported that a node has a vote, every later leader must know it.
+//! 2. CPU nodes crash, also at the named points, are paused and cut off; messages are lost. [`LogChecker`] checks the
+//!    shown entries against the guarantees, as for all engines. A node that gets a vote must have the entries that were
+//!    committed before that. Once a node's vote was reported, every later leader must know of the vote.
 //! 3. All faults are healed. The three remaining nodes must show all entries that were ever shown, and more.
 //!
 //! Planted mistakes in admission and in removal must be caught.
