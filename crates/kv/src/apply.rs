@@ -1,23 +1,24 @@
-//! The applier: a background task that turns entries of the log into records in chains (step 4 at the head of [`super`]). The
-//! module also loads the index.
+//! The applier: a background task that turns entries of the log into records in chains (step 4 at the head of
+//! [`super`]). The module also loads the index.
 //!
 //! 1. Take a *window*: the oldest unapplied entries, at most [`WINDOW_MAX`]; if the store also persists to tables, only
-//!    entries that are already persisted. Applying a window has a fixed cost, about that of several entries. So a window with
-//!    fewer than [`WINDOW`] entries waits up to [`PAUSE`] for more. It does not wait while a caller waits for space or a
-//!    watcher is registered. Wait until a majority has the entries, and notify the watchers. Of each key, only the newest
-//!    entry of the window is applied.
+//!    entries that are already persisted. Applying a window has a fixed cost, about that of several entries. So with
+//!    fewer than [`WINDOW`] entries, wait up to [`PAUSE`] for more, unless a caller waits for space or a watcher is
+//!    registered. Then wait until a majority has the entries of the window, and notify the watchers. Of each key, only
+//!    the newest entry of the window is applied.
 //! 2. Read the chains of these keys, all at once; recently used chains are cached ([`ChainCache`]).
 //! 3. Increment the counters of the stripes of the window's buckets. Add the changes of one entry after another to a
-//!    transaction until the next entry does not fit. The changes are records, pointers, and the lines of the bitmap in which
-//!    blocks are allocated or freed. Post the transaction and start the next one. It allocates from other lines of the bitmap:
-//!    if two transactions wrote the same line, the later one would wait until the earlier one is committed. A record that keeps
-//!    its blocks is one write. A new record goes to the front of its chain.
+//!    transaction until the next entry does not fit. The changes are records, pointers, and the lines of the bitmap in
+//!    which blocks are allocated or freed. Post the transaction and start the next one. The next transaction allocates
+//!    from other lines of the bitmap: if two transactions wrote the same line, the later one would wait until the
+//!    earlier one is committed. A record is one write for each run of adjacent blocks. A new record goes to the front
+//!    of its chain.
 //! 4. The last transaction of the window moves the cursor to the end of the window. Transactions are committed in the
 //!    order in which they were posted, so a new coordinator finds a prefix of them, each complete. When the last one is
 //!    committed, increment the counters of the stripes again; the log space of the window is then free.
 //!
-//! Only this task changes chains and bitmap. Invariant: after each transaction, the bitmap marks exactly the blocks of the
-//! records in chains.
+//! Only this task changes chains and bitmap. Invariant: after each transaction, the bitmap marks exactly the blocks of
+//! the records in chains.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::IntoValues;

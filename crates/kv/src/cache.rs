@@ -1,16 +1,16 @@
 //! The cache: for each key in it, the key's value or the fact that the key has none, within a budget of bytes.
 //!
-//! 1. Keys wait in a queue, in the order in which they were added. A lookup or change of a key marks it. While the budget is
-//!    exceeded, the cache takes the key at the front: an unmarked key is evicted; a marked key loses its mark and moves to a
-//!    second queue. When the first queue is empty, the two are exchanged. So unused new keys leave soon, and keys in use are
-//!    seldom examined (SIEVE: Zhang et al., NSDI 2024).
-//! 2. An unapplied key (its version is greater than the index of the last applied entry) is never evicted, whatever the budget:
-//!    it moves to the second queue like a marked key. The cache has the only answer for such a key, since the chains in remote
-//!    memory do not have its newest entry yet.
+//! 1. Keys wait in a queue, in the order in which they were added. A lookup or change of a key marks it. While the
+//!    budget is exceeded, the cache takes the key at the front: an unmarked key is evicted; a marked key loses its mark
+//!    and moves to a second queue. When the first queue is empty, the two are exchanged. So unused new keys leave soon,
+//!    and keys in use are seldom examined (SIEVE: Zhang et al., NSDI 2024).
+//! 2. An unapplied key (its version is greater than the index of the last applied entry) is never evicted, whatever the
+//!    budget: it moves to the second queue like a marked key. The cache has the only answer for such a key, since the
+//!    chains in remote memory do not have its newest entry yet.
 //! 3. A short key is stored in its slot, beside the handle of its value, so that a lookup touches one place in memory.
 //!
-//! Slots are in [`SHARDS`] maps, since it takes long to grow a large map: some 50 ms for half a million keys, which is longer
-//! than a lease.
+//! The slots are spread over [`SHARDS`] maps, since growing one large map takes long: some 50 ms for half a million
+//! keys, which is longer than a lease.
 //!
 //! Bounded: by the budget, plus the unapplied keys, which the log bounds. One call examines at most [`STEPS_MAX`] keys.
 

@@ -1,8 +1,9 @@
-//! Takeover of a store: the steps by which a new coordinator becomes able to serve the store (step 6 at the head of [`super`]).
+//! Takeover of a store: the steps by which a new coordinator becomes able to serve the store (step 6 at the head of
+//! [`super`]).
 //!
-//! 1. Read superblock, cursor and seal from logged memory. If there is no superblock, create a new store. If the store
-//!    is also kept in tables, restore the new store from them ([`super::persist`]). The store's tables are fenced
-//!    before that, so that no earlier coordinator can change them any more.
+//! 1. Read the superblock from logged memory. If the store is also kept in tables, fence them, so that no earlier
+//!    coordinator can change them any more ([`super::persist`]). If there is no superblock, restore the store from the
+//!    tables; without tables, or if they are empty, create a new store. Then read cursor and seal.
 //! 2. Read the log after the cursor from a majority, a chunk at a time, until no entry continues the chain. An entry
 //!    continues the chain if it has the next index and carries the checksum of the previous entry; after the seal it
 //!    must also have the seal's term. Of several such entries, the entry of the greatest term counts. The scan must
@@ -11,7 +12,7 @@
 //! 4. Write a seal: this coordinator's term and the position of the log's end. Once the seal is committed, only entries
 //!    of this coordinator count after the seal.
 //! 5. From here on memory nodes may be re-admitted: every live node from which they are copied has the whole log.
-//! 6. Read the bitmap, and serve.
+//! 6. Read the bitmap. Serve once the lease of every earlier coordinator has ended.
 //!
 //! A takeover that ends before step 4 leaves the seal unchanged, and removes from no node an entry that belongs to that
 //! seal's log.

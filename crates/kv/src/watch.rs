@@ -1,9 +1,9 @@
-//! Watching: a watcher gets every entry that a majority has and whose key starts with the watcher's prefix, in the order of
-//! versions.
+//! Watching: a watcher gets every entry that a majority has and whose key starts with the watcher's prefix, in the
+//! order of versions.
 //!
 //! 1. The feed retains the newest changes: at most [`RETAINED_MAX`], with at most [`RETAINED_BYTES_MAX`] bytes. After a
-//!    takeover the feed starts with the changes in the log. So a watcher can resume at the version after the last
-//!    change that it got; if the feed no longer has that version, the watcher gets [`Error::Compacted`].
+//!    takeover the feed starts with the changes in the log. So a client can watch again from the version after the last
+//!    change that it got; if the feed no longer has that version, the client gets [`Error::Compacted`].
 //! 2. A watcher ends when more than [`BACKLOG_MAX`] changes wait for it.
 //!
 //! Invariant: a watcher gets every change of its keys from its first version on, once and in order, until it ends.

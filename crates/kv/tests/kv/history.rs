@@ -1,6 +1,7 @@
 //! The history of requests and answers, as clients see it, and the checks of it.
 //!
-//! The prefix of each message is the name by which a planted mistake must be caught.
+//! Each message starts with the name of the check that failed. A test that plants a mistake names the checks that may
+//! catch it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
