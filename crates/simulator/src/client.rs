@@ -2,17 +2,17 @@
 //!
 //! One operation of a client:
 //! 1. Draw a call and a [`Conduct`]; make and sign a proposal.
-//! 2. Ask as many peers as the policy needs for endorsements, concurrently. Peers at different heights may return different
-//!    results; then the operation starts again.
-//! 3. Assemble and sign the envelope, and submit it to the orderer until it is accepted. If an answer is lost, the envelope is
-//!    submitted twice, and one of the two transactions is a duplicate.
-//! 4. Ask one peer after another for the outcome. After a while submit the envelope again, since the orderer may have lost it
-//!    in a crash.
+//! 2. Ask as many peers as the policy needs for endorsements, concurrently. Peers at different heights may return
+//!    different results; then the operation starts again.
+//! 3. Assemble and sign the envelope, and submit it to the orderer until it is accepted. If an answer is lost, the
+//!    envelope is submitted twice, and one of the two transactions is a duplicate.
+//! 4. Ask one peer after another for the outcome. After a while submit the envelope again, since the orderer may have
+//!    lost it in a crash.
 //!
 //! Now and then a client proposes a change of the channel's configuration instead ([`reconfiguration`]).
 //!
-//! A client reports its observations to the recorder. In [`ClientClaims`] it records the claims that must hold of its
-//! transactions.
+//! A client reports its observations to the recorder. In [`ClientClaims`] it records its own knowledge of its
+//! transactions, which the ledger must confirm at the end.
 
 pub mod envelope;
 pub mod reconfiguration;

@@ -1,5 +1,5 @@
-//! Runs whole networks, built from the real code of layers 0 to 6, in simulation and under faults, and checks them with an
-//! oracle.
+//! Runs whole networks in simulation and under faults, and checks them with an oracle. The networks are built from the
+//! real code of `chain` and of all layers below it.
 //!
 //! A seed determines the network and its faults; [`Scenario::of`](scenario::Scenario::of) returns them without running
 //! anything. [`seed::run`] runs that network, which takes seconds:
@@ -25,13 +25,14 @@
 //! ```
 //!
 //! * [`scenario`]: everything that a seed decides: sizes, delays, the fault plan.
-//! * [`network`]: the network on simulated nodes, and the links between its nodes and its clients. It has three peers, each
-//!   monolithic or disaggregated, and either one orderer or a group of orderers. The group runs Sift on memory nodes, or
-//!   Raft.
+//! * [`network`]: the network on simulated nodes, and the links between its nodes and its clients. It has three peers,
+//!   each monolithic or disaggregated, and either one orderer or a group of orderers. The group runs Sift on memory
+//!   nodes, or Raft.
 //! * [`client`]: clients that use and misuse the network.
-//! * [`recorder`]: records what clients and other nodes have seen, and compares later observations with it while a seed runs.
-//! * [`oracle`]: the ledger's rules, applied to one transaction after the other; [`evidence`]: compares the end of a run with
-//!   the oracle.
+//! * [`recorder`]: records what clients and other nodes have seen, and compares later observations with it while a seed
+//!   runs.
+//! * [`oracle`]: the ledger's rules, applied to one transaction after the other; [`evidence`]: compares the end of a
+//!   run with the oracle.
 //! * [`reads`]: compares the reads of endorsers with the ledger.
 //! * [`mutant`]: planted mistakes, which the checkers must catch.
 //! * [`seed`]: one run; [`final_checks`]: the checks after the faults of a run; [`campaign`]: many runs, on all cores.
@@ -43,18 +44,18 @@
 //! * A seed determines its run: two runs of it have the same events, messages and bytes on disk ([`seed`]).
 //! * The oracle shares no validation rule, cache or decoder with the code under test; it shares only the signature
 //!   check, the hash function and the generated wire types ([`oracle`]).
-//! * A checker finds every planted mistake ([`mutant`]), and a long campaign reaches every fault point and every kind of fault
-//!   ([`coverage`]).
+//! * A checker finds every planted mistake ([`mutant`]), and a long campaign reaches every fault point and every kind
+//!   of fault ([`coverage`]).
 //! * A failure names its seed and, if they were given, its plan and mutant: one command line repeats it.
 //!
 //! # What it needs around it
 //!
 //! * Above: its own program, which runs a campaign or one seed, and `tests/seeds.rs`, which runs fixed seeds in every
 //!   test run.
-//! * Below: `base::rt::simulation` provides the simulated world: time, randomness, disks, links and faults. The code under test
-//!   is `chain` and all layers below it.
-//! * Not covered: gRPC, sockets, TLS and whole processes. The tests of `gateway` and `node` and the project's other tools cover
-//!   these.
+//! * Below: `base::rt::simulation` provides the simulated world: time, randomness, disks, links and faults. The code
+//!   under test is `chain` and all layers below it.
+//! * Not covered: gRPC, sockets, TLS and whole processes. The tests of `gateway` and `node` and the project's other
+//!   tools cover these.
 #![deny(missing_docs)]
 
 pub mod campaign;

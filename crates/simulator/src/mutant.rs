@@ -1,10 +1,11 @@
-//! Planted mistakes that the checkers must catch: unless it finds these, a simulator that finds no failure proves nothing.
+//! Planted mistakes that the checkers must catch: a simulator that misses these proves nothing when it finds no
+//! failure.
 //!
-//! Most mistakes are not in the code under test, but in faulty disks, engines, stores and hosts below the first peer or the
-//! orderer. To the layers above they look like a block that is published before its fsync, a savepoint that covers missing
-//! rows, a read that an invalidation did not reach, or a fence without effect. The other mistakes are hooks in the layers
-//! below. Most of these hooks exist for the simulations of their own crates, but this simulator must detect their effects as
-//! well.
+//! Most mistakes are not in the code under test, but in faulty disks, engines, stores and hosts below the first peer or
+//! the orderer. To the layers above they look like a block that is published before its fsync, a savepoint that covers
+//! missing rows, a read that an invalidation did not reach, or a fence without effect. The other mistakes are hooks in
+//! the code under test. Some of these hooks also serve the tests of their own crates, but this simulator must detect
+//! their effects as well.
 
 mod engine;
 mod pools;

@@ -1,11 +1,11 @@
 //! Compares the reads of endorsers with the ledger.
 //!
-//! A contract runs on one snapshot. So there must be one height at which every key that it read had the version that it read:
-//! an endorsement on half a block would fail this check. The height must also be at least the height that the same node had
-//! already reported to a client: a stale read would fail this check.
+//! A contract runs on one snapshot. So there must be one height at which all keys had the versions that the contract
+//! read: an endorsement on half a block would fail this check. This height must also be at least the height that the
+//! same node had already reported to a client: a stale read would fail this check.
 //!
-//! The history of a key is not in the read set, but in the contract's answer. It must consist of every write below one height,
-//! newest first. That height, too, must be at least the height that the node had reported.
+//! The history of a key is not in the read set, but in the contract's answer. It must consist of every write below one
+//! height, newest first. That height, too, must be at least the height that the node had reported.
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,18 @@
 //! Runs one seed, from a network without blocks to a verdict.
 //!
-//! 1. The network starts, and the data that contracts need is loaded. There are no faults yet.
+//! 1. The network starts, and the data that contracts need is loaded. The only faults so far are delays in index
+//!    splits.
 //! 2. Clients work while the fault plan runs. The recorder observes.
-//! 3. All faults are healed. With a group of orderers, in some seeds a minority of the orderers is then cut off again: the
-//!    majority must commit a transaction and deliver it to every peer. Then a fresh transaction and a change of the
-//!    configuration must commit, all peers must reach the height of the orderers, and pooled memory must be accounted for.
+//! 3. All faults are healed. With a group of orderers, in some seeds a minority of the orderers is then cut off again:
+//!    the majority must commit a transaction and deliver it to every peer. Then a fresh transaction and a change of the
+//!    configuration must commit, all peers must reach the height of the orderers, and all pooled memory must be
+//!    accounted for.
 //! 4. All nodes crash once more and restart with their previous state.
-//! 5. Peers and storage nodes stop in order, and their ledgers are verified on disk. Then [`evidence`] evaluates the run.
+//! 5. Peers and storage nodes stop in order, and their ledgers are verified on disk. Then [`evidence`] evaluates the
+//!    run.
 //!
-//! Every seed runs twice. The second run ends after step 4 and must have the same digest as the first run had there: every
-//! task, every message and every byte on disk is equal.
+//! Every seed runs twice. The second run ends after step 4 and must have the same digest as the first run had there.
+//! The digest covers every task, every message and every byte on disk.
 
 use std::collections::BTreeMap;
 use std::fmt;

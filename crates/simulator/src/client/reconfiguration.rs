@@ -1,7 +1,8 @@
 //! Changes of the channel's configuration, as members propose them.
 //!
-//! A change sets the most envelopes of a block, or how many organisations must endorse. The latter never rises above the
-//! scenario's number, so that honest clients always have enough endorsements. Some changes lack a signature that they need.
+//! A change sets the maximum number of envelopes in a block, or the number of organisations that must endorse. The
+//! number of endorsing organisations never exceeds the scenario's, so that honest clients always have enough
+//! endorsements. Some changes lack a signature that they need.
 
 use base::Bytes;
 use base::rt::simulation::Prng;

@@ -1,4 +1,5 @@
-//! Faulty state engines: the contents of some differ from the writes, the answers of others from the contents.
+//! Faulty state engines: some store something other than what was written, others answer something other than what they
+//! store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

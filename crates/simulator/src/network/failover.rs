@@ -1,11 +1,11 @@
-//! Chooses the primary of a disaggregated peer, as a manager does in production.
+//! Chooses the primary of a disaggregated peer, as an operator could.
 //!
-//! The chooser is outside the simulated world and observes it from there. If a primary was down, paused or cut off from its
-//! storage node for longer than the peer's time-out, its spare replaces it, provided that the spare is up. Now and then a
-//! healthy primary is replaced. The replaced primary is not notified: it notices that it is fenced.
+//! This manager is outside the simulated world and observes it from there. If a primary was down, paused or cut off
+//! from its storage node for longer than the peer's time-out, its spare replaces it, provided that the spare is up. Now
+//! and then a healthy primary is replaced. The replaced primary is not notified: it notices that it is fenced.
 //!
-//! If the compute nodes of a peer choose the primary themselves ([`replica::failover`]), this module only disturbs them: now and
-//! then it pauses the primary for longer than the time-out of the others.
+//! If the compute nodes of a peer choose the primary themselves ([`replica::failover`]), this module only disturbs
+//! them: now and then it pauses the primary for longer than the time-out of the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
