@@ -1,13 +1,13 @@
-//! Compares the verdicts of every path of this crate with those of aws-lc-rs, and on request of the `p256` crate. It
-//! takes any number of signatures, and uses all processors.
+//! Compares the verdicts of every path of this crate with those of aws-lc-rs and, on request, with those of the `p256`
+//! crate. It tests any number of signatures, and uses all processors.
 //!
 //! `cargo run --release -p heddle-p256-verify --example differential -- CASES [--second EVERY] [--seed SEED] [--file
 //! FILE]`
 //!
 //! About half of the signatures are valid; in the others the key, the digest, r or s is altered. With `--second`, one
-//! in EVERY signatures is also compared with the `p256` crate. With a file, each round appends its counts, and a run
-//! with the same file continues where the last run ended. The program exits with 1 at the first difference, after it
-//! has printed everything needed to reproduce it.
+//! in EVERY signatures is also compared with the `p256` crate. With `--file`, each round appends its counts to the
+//! file, and a run with the same file continues where the last run ended. If a difference occurs, the program prints
+//! everything needed to reproduce it, ends after that round, and exits with 1.
 
 #![allow(
     clippy::disallowed_methods,

@@ -5,10 +5,10 @@
 //!
 //! 1. [`Doubles`] doubles Q again and again, which gives 2^t·Q for every t. Eight lanes do this for eight keys at
 //!    once.
-//! 2. [`MakeAffine`] turns these Jacobian points into affine ones, with one inversion for all of them.
-//! 3. [`AddLevel`] goes from the odd multiples of Bᵢ below 2^m to those below 2^(m + 1): it adds 2^m·Bᵢ = 2^(w·i +
-//!    m)·Q to each. One level makes these affine additions for one m, in all windows of all keys. Up to [`GROUP`] · 8
-//!    additions share one inversion.
+//! 2. [`MakeAffine`] turns these Jacobian points into affine ones. Up to [`GROUP`] · 8 points share one inversion.
+//! 3. [`AddLevel`] goes from the odd multiples of Bᵢ below 2^m to those below 2^(m + 1): it adds 2^m·Bᵢ = 2^(w·i + m)·Q
+//!    to each. A level consists of these affine additions for one m, in all windows that are built together. Up to
+//!    [`GROUP`] · 8 of them share one inversion.
 //!
 //! No addition is exceptional: it adds two different multiples of a point, both below 2^w, and the order of the point
 //! is the prime n, which is far greater.

@@ -6,8 +6,9 @@
 //! zero, so no term of a sum is infinity.
 //!
 //! The order n of the group is odd. So an even k is replaced by the odd number n − k, and every digit then changes its
-//! sign. In this way k = 0 becomes n, and the terms of n·P add up to infinity. Added to the terms of the other scalar,
-//! they cancel, and the sum is right. A sum of these terms alone ends in an exceptional addition, which is detected.
+//! sign. In this way k = 0 becomes n, and the terms of n·P add up to infinity. If the sum also has the terms of the
+//! other scalar, these terms cancel, and the sum is right. A sum of these terms alone ends in an exceptional addition,
+//! which is detected.
 
 use crate::limbs::{self, Limbs, N};
 

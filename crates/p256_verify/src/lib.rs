@@ -39,11 +39,11 @@
 //! - **The crate never says that a signature is invalid.** Every other verdict is [`Verdict::Unsure`], and the caller
 //!   asks a library. A defect that refuses valid signatures therefore costs time and nothing else. An invalid signature
 //!   costs the time of both verifications.
-//! - A valid signature gets the verdict `Valid` if its key has a table of this [`Verifier`]. The exception is an
-//!   exceptional addition of points, which only the owner of the key can bring about.
-//! - A valid signature of a key without a table may be `Unsure`. The portable backend leaves all of these to the
-//!   library. The other backends verify them in groups of eight, and leave them to the library if fewer than
-//!   [`COLD_MIN`] of them remain for the last group.
+//! - A valid signature gets the verdict `Valid` if its key has a table of this [`Verifier`]. There is one exception: an
+//!   addition of points that the formulas do not cover, which only the owner of the key can bring about.
+//! - A valid signature of a key without a table may be `Unsure`. The portable backend leaves all such signatures to the
+//!   library. The other backends verify them in groups of eight; if the last group would have fewer than [`COLD_MIN`],
+//!   they leave that group to the library.
 //! - No secrets enter the crate: run time and memory accesses depend on all inputs. Signing does not belong here.
 //! - Both (r, s) and (r, n − s) are valid, as in ECDSA's definition. A caller that accepts only a low s checks s
 //!   itself.
@@ -62,14 +62,15 @@
 //!    the generator's windows have 13 bits. No point is doubled.
 //! 2. With AVX-512 IFMA ([`Backend::Ifma`]), a vector holds a limb of eight field elements, and an element has five
 //!    limbs of 52 bits (module `field`, which derives the bounds of every limb). [`Verifier::verify_many`] gives each
-//!    of eight signatures a lane; two to six signatures share the eight lanes. [`Verifier::verify_one`] spreads the
-//!    terms of one signature over all lanes. All signatures of a call share one inversion of s.
+//!    signature one lane while seven or more are left, and two to eight lanes to each of the last ones.
+//!    [`Verifier::verify_one`] spreads the terms of one signature over all lanes. Many signatures of a call share one
+//!    inversion of s.
 //! 3. Keys without a table ([`KeyRef::Cold`]) get a small table that is used once. The sum for the key then needs
 //!    doublings, which are done for eight signatures side by side.
 //! 4. Without AVX-512 IFMA ([`Backend::Portable`]), the same sums are computed with 64-bit words, one signature at a
 //!    time. Keys without a table are left to the library.
-//! 5. An exceptional addition (P + P, P − P) makes a coordinate zero, and it stays zero. One comparison at the end
-//!    detects that, exactly (module `points`).
+//! 5. An exceptional addition (P + P, P − P) makes a coordinate zero, and the coordinate stays zero. One comparison at
+//!    the end detects exactly these cases (module `points`).
 //!
 //! # How it is checked
 //! - The vector operations are a trait with a scalar model, including the 52-bit multiply-add. Each operation of the
