@@ -1,8 +1,8 @@
-//! The result of a measurement of one part, without a network: rows of numbers, and ratios with their bounds, shown as
-//! a table, JSON and a plot. ([`crate::report`] is for workloads on a network.)
+//! The result of measuring a part of the system without a network: rows of numbers, and ratios with their bounds, shown
+//! as a table, JSON and a plot. ([`crate::report`] is for workloads on a network.)
 //!
-//! The JSON has the form of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`.
-//! Scripts compare each ratio with its bound.
+//! The JSON has the form of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`,
+//! `bounds`. Scripts compare each ratio with its bound.
 
 mod curves;
 mod row;

@@ -7,9 +7,9 @@
 //! - each peer verifies the creator and every endorsement (P × (1 + E) verifications);
 //! - the gateway verifies the signature of a CommitStatus request (1 verification).
 //!
-//! The price of one operation is measured in the same run, on a warm processor, as the median of several batches. It is
-//! the processor time of the measuring thread, which leaves out the load of other processes, just as the processor time
-//! of the servers does.
+//! The price of one operation is measured in the same run, on a warm processor, as the median of several batches. The
+//! price is processor time of the measuring thread, which leaves out the load of other processes, just as the processor
+//! time of the servers does.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{

@@ -34,9 +34,10 @@
 //! ```
 //!
 //! 1. A [`workload`] determines the data to load and the calls of each client.
-//! 2. The [`driver`] runs the clients against a [`network`], through [`outcome::TransactionClient`], and measures one window.
-//! 3. [`floor`] prices the signatures that the servers cannot avoid, and [`latency_floor`] the fsyncs and round trips that a
-//!    commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
+//! 2. The [`driver`] runs the clients against a [`network`], through [`outcome::TransactionClient`], and measures one
+//!    window.
+//! 3. [`floor`] prices the signatures that the servers cannot avoid, and [`latency_floor`] the fsyncs and round trips
+//!    that a commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
 //! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
 //!
 //! Measurements without a network: [`state`], [`ordering`], [`rma`], [`signatures`], and the figures of the papers
@@ -45,20 +46,20 @@
 //! # Guarantees
 //!
 //! * Two runs with the same seed send the same calls from each client.
-//! * Both sides of a ratio are measured in one run, in turns. A bound on a mean is judged with the confidence interval of the
-//!   ratios ([`interval`]), any other bound by the ratio itself.
+//! * Both sides of a ratio are measured in one run, in turns. If a bound on a mean forbids a loss, the confidence
+//!   interval of the ratios decides ([`interval`]); any other bound is compared with the mean, or the ratio, itself.
 //! * Every transaction that ends within the window is counted, even if it started before. Transactions that the network
 //!   rejected are counted apart from those that the contract rejected ([`tally`]).
-//! * When a measurement returns, with a result or an error, its clients and processes have ended, and its limits on processes
-//!   are lifted.
+//! * When a measurement returns, with a result or an error, its clients and processes have ended, and its limits on
+//!   processes are lifted.
 //!
 //! # What it needs around it
 //!
 //! * Above: `heddle bench` starts and stops the network, chooses the measurement and prints its progress.
-//! * Below: the measured systems. A network is reached through its gateways, as any client reaches it; the other measurements
-//!   use the public interfaces of `state`, `pool`, `rma`, `ordered_log` and `kv`.
-//! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause the
-//!   process by signals.
+//! * Below: the measured systems. A network is reached through its gateways, as any client reaches it; the other
+//!   measurements use the public interfaces of `state`, `pool`, `rma`, `ordered_log` and `kv`.
+//! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause
+//!   the process by signals.
 #![deny(missing_docs)]
 
 pub mod driver;

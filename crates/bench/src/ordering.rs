@@ -1,18 +1,19 @@
-//! Compares ordering engines with F = 1, in the same run and on the same disk: on passive memory nodes, on Raft, and solo.
+//! Compares ordering engines with F = 1, in the same run and on the same disk: on passive memory nodes, on Raft, and
+//! solo.
 //!
-//! 1. In every round a group of each [kind](engines::EngineKind) is started, one after the other. During a run, one task
-//!    appends blocks as fast as the engine takes them. Successive rounds begin with different kinds. The reported values are
-//!    medians over the rounds.
-//! 2. A block is opaque bytes: cutting, hashing and signing blocks do not depend on the engine and are not measured here. The
-//!    log store of each orderer is a block store, as in production.
+//! 1. In every round a group of each [kind](engines::EngineKind) is started, one after the other. During a run, one
+//!    task appends blocks as fast as the engine takes them. Successive rounds begin with different kinds. The reported
+//!    values are medians over the rounds.
+//! 2. A block is opaque bytes: cutting, hashing and signing blocks do not depend on the engine and are not measured
+//!    here. The log store of each orderer is a block store, as in production.
 //! 3. Before a run every log is filled twice, because the first use of memory costs more. Throughput counts the blocks
 //!    committed at the leader. A run ends when its last block is committed at every orderer.
 //!
 //! *Processor time* is the kernel's count for this whole process, from an idle moment to the end of the run. It
 //! includes all orderers of the group, with the threads of their disks; passive memory nodes have no thread. It also
 //! includes the task that appends blocks and records times. The cost of this task is measured without an engine, shown
-//! in a separate row, and subtracted. It does not include the kernel's own threads, which write unsynced bytes to the
-//! disk.
+//! in a separate row, and subtracted. Processor time does not include the kernel's own threads, which write unsynced
+//! bytes to the disk.
 //!
 //! *Equal durability*: with every engine a block counts as committed once a majority has it on disk, by pipelined group
 //! fsyncs. Sift syncs the log stores. Raft syncs its logs, and writes its log stores without a sync. If a log store

@@ -7,7 +7,7 @@
 //!    at most [`QUOTA_PERCENT`] of a core ([`AttackProcess`]). Connection churn is left out, because it is measured
 //!    separately.
 //! 3. The results are the throughput and latency of each attacked window, divided by those of the calm window of its
-//!    pair. A further result is, for each process, by how much its memory exceeds the configured limit plus a slack.
+//!    pair. A further result is the memory of each process beyond its configured limit and a slack.
 //!
 //! Invariant: if an attack reached less than half of its rate, the report says that the run does not count
 //! ([`AttackRun::too_slow`]).

@@ -1,4 +1,4 @@
-//! The rows of a figure, and what of them is drawn as curves.
+//! The rows of a figure, and the choice of the numbers that are drawn as curves.
 
 use plotters::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Figure 7 without a network: both forms of the world state under YCSB and SmallBank.
+//! Figure 7 without a network: both forms of the world state, disaggregated and monolithic, under YCSB and SmallBank.
 //!
 //! The figure has two parts. In both, runs of the two forms alternate.
 //!
@@ -10,10 +10,10 @@
 //!    * The monolithic form has a memtable as large as the data, and also caches all data. It persists when the
 //!      memtable is full, and blocks wait for that.
 //!    * The disaggregated form moves its savepoint in the background. Storage must materialise all blocks since the
-//!      previous savepoint at one time, so the savepoint moves as seldom as the limit on these blocks allows
-//!      (`storage.savepoint_blocks`). Its caches are first an eighth of the data, as in the paper under YCSB, and then
-//!      as large as those of the monolithic form. The paper does not give their size under SmallBank, whose data fits
-//!      into its cache of 500 MB.
+//!      previous savepoint at one time, and `storage.savepoint_blocks` limits their number. The savepoint moves as
+//!      seldom as this limit allows. The caches of this form are first an eighth of the data, as in the paper under
+//!      YCSB, and then as large as those of the monolithic form. The paper does not give their size under SmallBank,
+//!      whose data fits into its cache of 500 MB.
 //!
 //! Whole networks are measured by the command, with the driver of `heddle bench ycsb` and `heddle bench smallbank`.
 

@@ -1,9 +1,9 @@
 //! Figure 8 (a): how many reads the local caches, remote memory and storage answer, for several sizes of the caches and
 //! skews of the keys.
 //!
-//! YCSB-A on the world state alone, in blocks of [`TRANSACTIONS`] transactions. Half of the transactions read a record through
-//! the newest snapshot; the others write a record without reading it.
-//! 1. The reads are made as contracts make them. Events of the state count how many of them each source answered.
+//! YCSB-A on the world state alone, in blocks of [`TRANSACTIONS`] transactions. Half of the transactions read a record
+//! through the newest snapshot; the others write a record without reading it.
+//! 1. The reads are made as contracts make them. The state's event counters show how many reads each source answered.
 //! 2. The versions of the keys are looked up, as in validation. The metadata cache answers if it has the key, otherwise
 //!    the index.
 //! 3. The writes are applied.

@@ -3,7 +3,7 @@
 //!
 //! The kernel often puts a thread on the core of the thread that woke it. Two threads that spin on one core delay each
 //! other until both stop spinning and sleep, and a round trip takes twice the spinning time. That would happen to the
-//! provider and to the bare socket of its floor alike, and so hide the difference between them.
+//! provider and to the bare socket of its floor alike, and would hide the difference between the two.
 
 use std::fs;
 

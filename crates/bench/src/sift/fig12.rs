@@ -1,13 +1,14 @@
 //! Figure 12: the coordinator is killed with full logs, and another CPU node takes over.
 //!
-//! 1. Memory nodes and CPU nodes are separate processes. Each CPU node has clients, which work while it serves. The clients of
-//!    the killed CPU node end with it.
+//! 1. Memory nodes and CPU nodes are separate processes. Each CPU node has clients, which work while it serves. The
+//!    clients of the killed CPU node end with it.
 //! 2. Throughput is measured under a read-heavy load. Then the coordinator stops freeing space in the group's log
-//!    ([`Coordinator::stop_reclaiming`](sift::Coordinator::stop_reclaiming)), and all clients put. The group's log fills
-//!    up; therefore the store stops applying its own log, which fills up too. When both are full, the process is killed
-//!    (SIGKILL). Without this step the logs would never fill, because puts are applied as fast as they arrive.
-//! 3. The other CPU node notices the missing heartbeats and is elected. It takes over the memory, then the store, and serves.
-//!    From then on its clients run a read-heavy load.
+//!    ([`Coordinator::stop_reclaiming`](sift::Coordinator::stop_reclaiming)), and all clients put. The group's log
+//!    fills up; therefore the store stops applying its own log, which fills up too. When both are full, the process is
+//!    killed (SIGKILL). If the coordinator went on freeing space, the logs would never fill, because puts are applied
+//!    as fast as they arrive.
+//! 3. The other CPU node notices the missing heartbeats and is elected. It takes over the memory, then the store, and
+//!    serves. From then on its clients run a read-heavy load.
 //! 4. Another CPU node is started as the next standby. Then the CPU node that serves now is killed in turn.
 //!
 //! Heartbeats are as in the paper's section 6.5: a standby checks the heartbeat every 7 ms, and suspects the

@@ -2,8 +2,8 @@
 //! below them.
 //!
 //! 1. [`cli`] declares the benchmarks and their options.
-//! 2. [`command`] has a module for each family of benchmarks. It starts what is measured, as processes of the program `heddle`
-//!    beside this one, and calls the library `bench`, which measures.
+//! 2. [`command`] has a module for each family of benchmarks. It starts the measured systems, as processes of the
+//!    program `heddle` beside this one, and calls the library `bench`, which measures.
 //!
 //! No network needs this program to run: `heddle` is built without it.
 

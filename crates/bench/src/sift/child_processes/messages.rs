@@ -1,4 +1,4 @@
-//! What the processes of a store and their parent tell each other.
+//! The messages between the processes of a store and their parent.
 
 use std::collections::VecDeque;
 use std::time::Duration;

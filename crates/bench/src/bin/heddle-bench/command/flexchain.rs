@@ -1,8 +1,9 @@
 //! `heddle bench flexchain-…`: FlexChain's figures. Figures that need no network are in [`bench::flexchain`].
 //!
-//! Figure 7 on whole networks: starts and loads one network of each form, then runs each load on the two networks in
-//! turn, for the requested number of pairs. Successive pairs begin with different forms. The network that is not under
-//! load costs almost nothing, and because processor time is measured per process, its cost does not enter the other's.
+//! Figure 7 on whole networks: starts and loads a disaggregated and a monolithic network, then runs each load on the
+//! two in turn, for the requested number of pairs. Successive pairs begin with different forms. The network that is not
+//! under load costs almost nothing. Processor time is measured per process, so this cost is not counted for the network
+//! under load.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,15 +1,15 @@
 //! `heddle bench` on networks. Figures that need no network are in [`super::figure`].
 //!
-//! 1. Start a network in a temporary directory, as a child, so that the servers' processor time is
-//!    separate from the clients'. With `--connect`, use the given running network instead.
+//! 1. Start a network in a temporary directory, as a child process, so that the servers' processor time is separate
+//!    from the clients'. With `--connect`, use the given running network instead.
 //! 2. Measure the price of a signature on the quiet machine, run the workload, and measure the price again.
 //! 3. End the child and remove its directory, even after a failed run.
 //! 4. Print the table, and write the JSON and the plot.
 //!
-//! With `--pairs`, every pair takes steps 1 to 3 twice: one run as requested, and one of the baseline. Their order
-//! alternates from pair to pair, so that a drift of the machine affects both alike. The baseline is the monolithic
-//! form. With `--before` it is the same network run by an older build of `heddle`; this program's clients load
-//! both. With `--timer` and `--library` it is the same network with other settings.
+//! With `--pairs`, every pair takes steps 1 to 3 twice: once for the requested network, once for the baseline. The
+//! order alternates from pair to pair, so that a drift of the machine affects both alike. The baseline is the
+//! monolithic form. With `--before` the baseline is the same network run by an older build of `heddle`; this program's
+//! clients load both. With `--timer` or `--library` the baseline is the same network with other settings.
 
 use std::ffi::OsString;
 use std::io::Write as _;
