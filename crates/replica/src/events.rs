@@ -1,4 +1,5 @@
-//! Events of a peer's compute nodes. Their metrics are named after the crates that have them to show, `state` and `chain`.
+//! Events of a peer's compute nodes. The names of their metrics begin with `heddle_state` or `heddle_chain`, since
+//! those crates show them.
 
 base::events! {
     /// Followers of this primary.

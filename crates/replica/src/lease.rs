@@ -5,13 +5,14 @@
 //! for it. The primary reuses a buffer only [`REUSE_AFTER`] after the last reference to it disappeared, by the
 //! primary's clock.
 //!
-//! Proof that this suffices: let nothing lead to the buffer from time `t` on. A reader that holds the buffer's address
-//! started before `t`, so its lease ends before `t + LEASE` by its clock. By [`base::lease`], with the reader as the holder
-//! and the primary as the grantor, that lease has ended once the primary has waited for [`REUSE_AFTER`] from `t` on.
+//! Proof that this suffices: let `t` be the time from which on nothing leads to the buffer. A reader that holds the
+//! buffer's address started before `t`, so its lease ends before `t + LEASE` by its clock. By [`base::lease`], with the
+//! reader as the holder and the primary as the grantor, that lease has ended once the primary has waited for
+//! [`REUSE_AFTER`] from `t` on.
 //!
 //! A compute node that serves from its caches holds a lease from the primary, which renews it ([`LeaseGrantor`]). The
-//! primary acknowledges a block as applied once each lease holder has acknowledged its invalidation or its lease has
-//! expired. The primary's own reads need no such lease: its caches change before the height does.
+//! primary acknowledges a block as applied once each lease holder has acknowledged the block's invalidations, or the
+//! holder's lease has expired. The primary's own reads need no such lease: its caches change before the height does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

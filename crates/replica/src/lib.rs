@@ -154,42 +154,43 @@
 //!
 //! # Parts
 //! 1. [`failover`]: several compute nodes find out which of them is the primary. The newest epoch at the storage node
-//!    decides (steps 1 to 7 there). [`failover::ComputeNode`] runs a node through its roles; [`PrimaryRole`] says whether a
-//!    primary may answer, and who may work for it.
-//! 2. [`followers`]: a primary keeps its followers up to date and grants them leases; a follower answers only under one
-//!    (steps 1 to 11 there). [`FollowerTable`] is the primary's record, [`followers::serve_follower`] and [`Follower`] are
-//!    the two ends of a link, [`followers::message`] has what they say.
-//! 3. [`followers::work`] and [`offload`]: work that followers do for the primary, and when it leaves.
-//! 4. [`lease`]: how long a lease lasts, and how long others wait for its end. The proof is at its head.
+//!    decides (steps 1 to 7 there). [`failover::ComputeNode`] runs a node through its roles; [`PrimaryRole`] says
+//!    whether a primary may answer, and who may work for it.
+//! 2. [`followers`]: a primary keeps its followers up to date and grants them leases; a follower answers only under a
+//!    lease (steps 1 to 11 there). [`FollowerTable`] is the primary's record, [`followers::serve_follower`] and
+//!    [`Follower`] are the two ends of a link, and [`followers::message`] has the messages on it.
+//! 3. [`followers::work`] and [`offload`]: work that followers do for the primary, and when the primary offloads it.
+//! 4. [`lease`]: how long a lease lasts, and how long others wait for its end. The head of the module has the proof.
 //!
-//! The layers above implement what only they know, each behind one trait:
+//! The layers above implement these traits:
 //!
 //! | trait | says | implemented by |
 //! |---|---|---|
-//! | [`failover::PeerRoles`] | what a node does as a follower and as the primary, and which storage node may start an epoch | `chain` |
+//! | [`failover::PeerRoles`] | what a node does as a follower and as the primary | `chain` |
 //! | [`failover::PrimaryPeer`], [`failover::FollowedPeer`] | what such a node answers from | `chain` |
-//! | [`ReplicatedState`], [`offload::WorkPlacement`] | a primary's state, which admits followers and places work | `state` |
+//! | [`ReplicatedState`], [`offload::WorkPlacement`] | how a primary admits followers and places work | `state` |
 //! | [`PrimaryState`] | what a follower has missed, and a follower's requests | `state` |
 //! | [`ReplicaFactory`], [`Replica`] | how a follower opens its state and applies updates | `state` |
 //! | [`FindPrimary`] | where the primary is | `chain`, by [`failover::PrimaryLocator`] |
 //! | [`WorkHandler`] | how a follower does work | `chain` |
 //!
 //! # Guarantees
-//! * Of the compute nodes of a peer, only the one with the newest epoch acts as the primary: the storage node starts an
-//!   epoch only after the one that the asking node followed, and rejects writes of every older one.
+//! * Of the compute nodes of a peer, only the one with the newest epoch acts as the primary: a follower that asks for
+//!   an epoch names the newest one that it knows, and the storage node starts the next epoch only if that one is still
+//!   the newest. The storage node rejects writes of every older epoch.
 //! * Once a primary has raised a height, every answer at any compute node from then on is at this height or above.
-//! * A follower or a primary answers only under a lease that it asked for less than [`lease::LEASE`] ago, by its own clock.
-//!   A new primary shows nothing before every lease of the old one has ended.
+//! * A follower or a primary answers only under a lease that it asked for less than [`lease::LEASE`] ago, by its own
+//!   clock. A new primary shows nothing before every lease of the old one has ended.
 //! * An answer to offloaded work counts only if its follower holds a lease and had reached the height of the work.
-//! * Links, updates, requests and work items of a follower are bounded. A follower that exceeds a bound, or keeps delaying
-//!   commits, is fenced and joins again.
+//! * Links, updates, requests and work items of a follower are bounded. A follower that exceeds a bound, or keeps
+//!   delaying commits, is fenced and joins again.
 //!
 //! # What it needs around it
 //! * `storage` compares and sets the epoch of a channel durably, and confirms it ([`storage::node`]).
 //! * `state` keeps the records: it logs changes, applies them to caches and index, and retires buffers when
 //!   [`FollowerTable::acknowledged_below`] allows it.
 //! * `chain` commits blocks as the primary, answers proposals from either role, and verifies signatures.
-//! * `node` gives addresses, credentials and memory. It starts a node; nothing tells the node which role it has.
+//! * `node` gives addresses, credentials and memory. It starts a compute node, but does not tell it which role it has.
 //!
 //! The bytes of the messages are in docs/formats/followers.md.
 #![deny(missing_docs)]

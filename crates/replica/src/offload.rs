@@ -1,8 +1,8 @@
-//! Which checks of a block's signatures a primary offloads to its followers, and whom it trusts.
+//! Decides which signature checks of a block a primary offloads to its followers, and which followers it trusts.
 //!
-//! The checks themselves, and the messages that carry them, are the caller's (`chain::validate::offload`, whose head has
-//! the steps). This module decides step 1: whether a chunk leaves, and to how busy a follower; step 5: which verdicts
-//! the primary checks itself; and step 6: that a follower that lied gets no more work.
+//! The caller, `chain::validate::offload`, makes the checks and the messages that carry them; the steps are in its
+//! head. This module decides in step 1 whether the primary offloads a chunk, and how busy the follower that gets it may
+//! be; in step 5, which verdicts the primary checks itself; in step 6, that a follower that lied gets no more work.
 
 use std::collections::BTreeSet;
 use std::fmt;

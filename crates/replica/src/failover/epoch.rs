@@ -1,4 +1,4 @@
-//! The election: the storage node starts the epoch of the next primary, for one of the nodes that ask.
+//! The election: compute nodes ask the storage node for the next epoch, and the node that gets it becomes the primary.
 
 use base::{BlockNumber, Epoch, ErrorKind};
 use storage::blocks::StoredBlocks;

@@ -1,11 +1,11 @@
-//! The primary lease: a primary's permission to answer. It lasts for one lease period, counted from the moment at which the
-//! primary asked the storage node whether its epoch is still the newest.
+//! The primary lease: a primary's permission to answer. It lasts for one lease period, counted from the moment at which
+//! the primary asked the storage node whether its epoch is still the newest.
 //!
-//! 1. The primary asks the storage node to confirm its epoch, every [`RENEWAL_PERIOD`]. A confirmation extends the lease
-//!    from the time of the question, not from the time of the answer.
-//! 2. The primary lease must be [held](PrimaryLease::wait_until_held) when a snapshot is taken.
-//! 3. From the start of its epoch, a later primary waits longer than any such lease lasts ([`crate::lease`]). So the lease of the
-//!    earlier primary has ended before any client can see a commit of the later one.
+//! 1. The primary asks the storage node to confirm its epoch, every [`RENEWAL_PERIOD`]. A confirmation extends the
+//!    lease from the time of the question, not from the time of the answer.
+//! 2. A snapshot is taken only while the primary lease is [held](PrimaryLease::wait_until_held).
+//! 3. A later primary waits, from the start of its epoch, longer than a primary lease lasts ([`crate::lease`]). Only
+//!    then can a client see a commit of the later primary, and by then the lease of the earlier one has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! Finds the primary for a compute node that follows.
 //!
-//! Only the primary, or a node that is about to become it, accepts links at its address for the other compute nodes of the
-//! peer. It first sends its epoch: 8 bytes, little-endian. After that the link carries the protocol of
-//! [`crate::followers`].
+//! Only the primary, or a node that is about to become it, accepts links at its address for the other compute nodes of
+//! the peer. On each link that node first sends its epoch: 8 bytes, little-endian. After that the link carries the
+//! protocol of [`crate::followers`].
 
 use std::io;
 use std::sync::{Mutex, PoisonError};

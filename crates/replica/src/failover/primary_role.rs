@@ -1,4 +1,4 @@
-//! The primary's own view of its role: its lease, and the followers that it can offload work to.
+//! A primary's view of its own role: its lease, and the followers to which it can offload work.
 
 use std::sync::{Arc, OnceLock, Weak};
 

@@ -1,8 +1,9 @@
-//! The primary's record of its followers: the changes still to be sent to each, what it has acknowledged, and its
-//! lease.
+//! The primary's record of its followers: for each follower, the changes still to be sent, the last update that it has
+//! acknowledged, and its lease.
 //!
-//! One lock protects the table; no function holds it across an await. Updates are numbered; an update's number is its
-//! position. Changes are collected for the next update, whose position is [`FollowerTable::position`].
+//! One lock protects the table; no function holds it across an await. Updates are numbered, and the number of an update
+//! is its *position*. A logged change is sent with the next update; [`FollowerTable::position`] is the position of that
+//! update.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! The right of a follower to answer, between one joining and the next.
+//! A follower's right to answer during one session: its lease, and whether the session is over.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

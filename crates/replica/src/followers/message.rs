@@ -1,10 +1,11 @@
 //! The messages between a primary and its followers (docs/formats/followers.md).
 //!
-//! A message of a link starts with a byte for its kind; numbers are little-endian. What only the replicated state
-//! understands is opaque here: the basis of a join, the changes of an update, the candidates of a query, and a
+//! The first byte of a message is its kind; numbers are little-endian. Four fields are opaque here, because only the
+//! replicated state interprets them: the basis of a join, the changes of an update, the candidates of a query, and a
 //! follower's requests.
 //!
-//! Invariant: any bytes decode into a message or an error; nothing is allocated for a length that is only claimed.
+//! Invariant: any bytes decode into a message or an error. The decoder checks each claimed length against the bytes of
+//! the message before it allocates memory.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;

@@ -3,38 +3,39 @@
 //! A *follower* serves snapshots of the primary's state from the same remote memory. It learns of changes over one link
 //! to the primary ([`message`], docs/formats/followers.md). FlexChain (section 4.2) invalidates the caches of other
 //! compute nodes record by record; here the primary sends one message per follower and block (docs/adr, several compute
-//! nodes). What a change is only the state knows: it logs its changes in the [`FollowerTable`] as [`PrimaryState`], and
-//! applies them as [`Replica`].
+//! nodes). This crate does not interpret a change: the primary's state ([`PrimaryState`]) logs its changes in the
+//! [`FollowerTable`], and a follower's state ([`Replica`]) applies them.
 //!
 //! Joining:
 //! 1. The follower connects, and sends the versions of the protocol that it speaks. The primary waits until it has
 //!    applied every durable block and no follower of an earlier primary holds a lease
-//!    ([`EarlierLeases::admit_followers`]). Then it has storage materialise the blocks, so that the follower has little
-//!    to catch up on.
-//! 2. The primary obtains a read grant of each section for the follower: a capability to read, for this follower
-//!    alone. Then it takes the writer's lock, obtains grants of the sections leased meanwhile, and records the
-//!    subtables of the index, the contents of the delta, and the height. From here on it logs every change for this
-//!    follower. If a donor is silent, the follower joins without that donor's sections: it reads their records from
-//!    storage.
-//! 3. The follower enters these sections, subtables and writes, and starts to follow.
+//!    ([`EarlierLeases::admit_followers`]). Then the primary has storage materialise these blocks, so that the follower
+//!    has little to catch up on.
+//! 2. For each section the primary obtains a read grant: a capability to read, for this follower alone. Then it takes
+//!    the writer's lock, obtains read grants for the sections leased meanwhile, and records the subtables of the index,
+//!    the contents of the delta, and the height. From here on it logs every change for this follower. If a donor is
+//!    silent, the follower joins without that donor's sections: it reads their records from storage.
+//! 3. The follower enters these sections, subtables and writes into its own state, and starts to follow.
 //!
 //! Following:
 //! 4. The primary logs every change after it has made the change in remote memory: sections, subtables, evicted or
 //!    removed records, the savepoint, and the writes of blocks. An *update* carries everything logged since the
 //!    previous update. The primary sends one update for each block, before it raises the height, and one every
 //!    [`HEARTBEAT`].
-//! 5. The follower applies updates in order, each as a whole. It enters a block into the delta, then into the caches,
-//!    which invalidates every token of the block's keys; then it shows the new height. Then it acknowledges the
-//!    update. The acknowledgement is also a request for a lease that starts at the moment of the request.
-//! 6. The primary raises its height once each follower has acknowledged the block's update or has no live lease any
-//!    more ([`FollowerTable::wait_acknowledged`]). Leases are granted with heartbeats. The primary grants one only
-//!    after storage has confirmed that no newer primary has started; it asks storage for this confirmation after it
-//!    has received the follower's request. A follower that is behind acknowledges nothing, so it gets no lease.
-//! 7. A follower gives a snapshot only under a live lease, and an answer counts only under one
-//!    ([`JoinedState::is_live`]). A read of remote memory starts only under a live lease.
+//! 5. The follower applies updates in order, each as a whole. It enters a block into its delta, then into its caches;
+//!    there it invalidates the token of every read of the block's keys that is in progress. Then it shows the new
+//!    height, and acknowledges the update. The acknowledgement also requests a lease, which starts at the moment of the
+//!    request.
+//! 6. The primary raises its height once each follower has acknowledged the block's update, or no longer has a live
+//!    lease ([`FollowerTable::wait_acknowledged`]). Leases are granted with heartbeats. The primary first receives the
+//!    follower's request, then asks storage to confirm that no newer primary has started, and grants the lease only
+//!    after this confirmation. A follower that is behind acknowledges nothing, so it gets no lease.
+//! 7. A follower gives a snapshot only under a live lease, and an answer counts only if the lease is still live once
+//!    the answer is complete ([`JoinedState::is_live`]). A read of remote memory starts only under a live lease.
 //! 8. The state retires a buffer only when every lease holder has acknowledged the update after which nothing leads to
-//!    the buffer ([`FollowerTable::acknowledged_below`]). Versions are reclaimed below the oldest view on any node
-//!    ([`FollowerTable::floor`]). Eviction asks followers which records they have in use.
+//!    the buffer ([`FollowerTable::acknowledged_below`]). It reclaims a superseded version only when no view on any
+//!    node is old enough to need it ([`FollowerTable::floor`]). Before it evicts records, it asks the followers which
+//!    of them they have in use.
 //! 9. If a follower finds a record only in storage, it asks the primary to bring the record back to memory. If it
 //!    finds a version nowhere in memory, it asks the primary to have storage materialise the version's block. The
 //!    primary may drop such requests.
@@ -42,13 +43,14 @@
 //! Followers may also do work for the primary: see [`work`].
 //!
 //! Ends:
-//! 10. The primary fences a follower whose link is lost, for which more than [`UPDATES_MAX`] updates wait, or whose
-//!     late acknowledgements keep delaying blocks: it revokes the follower's capabilities and waits for the follower's
-//!     lease to end. The follower joins again, with empty caches. A follower that receives nothing for [`SILENCE_TIMEOUT`], or gets no lease for
-//!     [`LEASELESS_TIMEOUT`], ends the session itself.
+//! 10. The primary fences a follower in any of these cases: its link is lost; more than [`UPDATES_MAX`] updates wait
+//!     for it; the changes of one update exceed [`CHANGES_BYTES_MAX`]; its late acknowledgements keep delaying blocks.
+//!     The primary then revokes the follower's capabilities, and raises no height until the follower's lease has ended.
+//!     The follower joins again, with empty caches. A follower that receives nothing for [`SILENCE_TIMEOUT`], or gets
+//!     no lease for [`LEASELESS_TIMEOUT`], ends the session itself.
 //! 11. A new primary has fenced the old one at storage and memory. Until every lease that the old primary can have
-//!     granted has ended, the new one raises no height, and shows none of the heights that it finds. The old primary's
-//!     followers join the new one; the new primary's own process may have been one of them.
+//!     granted has ended, the new primary raises no height, and does not show the height that it finds. The old
+//!     primary's followers join the new one; the new primary's own process may have been one of them.
 //!
 //! Invariants:
 //! * Once the primary has raised a height, every answer of a follower from a snapshot taken afterwards is at this

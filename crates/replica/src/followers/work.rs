@@ -1,16 +1,16 @@
-//! Work that a primary offloads to its followers. The result of a work item is the same on every node of the peer that
-//! has reached the item's height. Only the caller and the follower's [`WorkHandler`] interpret the content.
+//! Work that a primary offloads to its followers. Every node of the peer that has reached a work item's height computes
+//! the same result. Only the caller and the follower's [`WorkHandler`] interpret the item's content.
 //!
 //! 1. A follower reports with each acknowledgement how busy its cores are ([`WorkHandler::load`]).
 //! 2. The caller asks for a [`WorkPermit`]. A follower is eligible if it holds a lease, is no busier than the caller
 //!    allows, has fewer than [`WORK_ITEMS_MAX`] work items, has not failed a caller within [`AVOIDED_FOR`], and has a
 //!    name that the caller trusts. The permit goes to the eligible follower with the fewest work items; among equals,
 //!    to the least busy.
-//! 3. The primary sends the work item on the follower's link, together with its own height. Every update that led to
-//!    this height precedes the item on the link.
-//! 4. The follower does the work in a separate task if it has reached that height, holds a lease by its own clock, and
-//!    has fewer than [`WORK_ITEMS_MAX`] items. Otherwise it answers at once that it has not done the work. It gives
-//!    the same answer if its lease has ended by the time the work is done.
+//! 3. The primary sends the work item, together with the primary's height, on the follower's link. Every update that
+//!    led to this height precedes the item on the link.
+//! 4. The follower does the work in a separate task if the follower has reached that height, holds a lease by its own
+//!    clock, and has fewer than [`WORK_ITEMS_MAX`] items. Otherwise it answers at once that it has not done the work.
+//!    It gives the same answer if its lease has ended by the time the work is done.
 //! 5. When an answer arrives, it counts if all of these hold: the follower is still a member; its lease has not ended
 //!    by the primary's record; it has acknowledged the update that was the newest when the permit was given; and it
 //!    started the work at the item's height or above.
@@ -19,7 +19,8 @@
 //!    answer to that item is discarded.
 //!
 //! Invariants:
-//! * Within its time-out a caller gets an answer that counts, or none; nothing depends on getting one.
+//! * Within its time-out a caller gets an answer that counts or no answer. Without an answer the caller does the work
+//!   itself, so nothing depends on followers.
 //! * An answer does not count if its follower was fenced, belongs to another epoch, or has not reached the item's
 //!   height.
 //! * One follower has at most [`WORK_ITEMS_MAX`] items of [`WORK_ITEM_BYTES_MAX`] bytes in flight or in work, so that
