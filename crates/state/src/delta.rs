@@ -1,7 +1,7 @@
 //! The writes of the blocks after the savepoint, in key order, with every version of each key.
 //!
-//! Invariant: for each key the versions ascend. A reader at height `h` sees of each key the newest version whose block
-//! is below `h`. If the delta holds one, it is the answer; otherwise the delta gives no answer for the key.
+//! Invariant: for each key the versions ascend. For a reader at height `h`, the newest version of a key whose block is
+//! below `h` is the answer. If the delta has no such version, it gives no answer for the key.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -2,14 +2,15 @@
 //!
 //! The state is held in three structures, which a reader asks in this order:
 //! - the **delta**: every version that a block after the savepoint wrote;
-//! - the **cache**: the newest version in the tables of recently used keys;
+//! - the **cache**: for recently used keys, the newest version that the tables have;
 //! - the **tables**: everything up to the savepoint, and older versions while a reader may need them.
 //!
 //! Apply of block `n`:
 //! 1. add its writes to the delta under the write lock;
 //! 2. raise the height to `n + 1` and publish a new view, which later snapshots share.
 //!
-//! Persist to a savepoint `s`, the current height, with `f` the height of the oldest live view:
+//! Persist to a savepoint `s`, the current height. First, views that lag too far behind are fenced; `f` is the height
+//! of the oldest live view that is not fenced. Then:
 //! 1. collect from the delta, for each key, the newest write below `s` and the newest write below `f`;
 //! 2. write both to the tables together with the savepoint, and wait until they are durable;
 //! 3. replace the newest versions in the cache;
@@ -17,11 +18,10 @@
 //! 5. let the tables drop versions that no live view can see.
 //!
 //! Invariants:
-//! 1. A version leaves the delta only once no live view is below `f`, and every version that a view at `f` or above
-//!    can see is in the delta or in the tables. So a reader that asks the delta first and the tables second finds it.
+//! 1. If a view at `f` or above can see a version, persist drops the version from the delta only once the tables have
+//!    it durably. So a reader that asks the delta first and the tables second finds its version.
 //! 2. Every version in the cache is also in the tables.
-//! 3. A view that lags too far behind is fenced: its reads fail with [`Error::TooOld`] rather than return a wrong
-//!    value.
+//! 3. The reads of a fenced view fail with [`Error::TooOld`] rather than return a wrong value.
 //!
 //! The monolithic form is the baseline of measurements, and the oracle for tests of the disaggregated form.
 

@@ -1,18 +1,18 @@
 //! Applies a block as one batch.
 //!
-//! The task holds the writer's lock throughout. In each step it posts up to [`IN_FLIGHT_MAX`] verbs before it awaits
-//! the first.
+//! The task that applies the block holds the writer's lock, except for the case in step 3. In each step it posts up to
+//! [`IN_FLIGHT_MAX`] verbs before it awaits the first.
 //! 1. **Locate.** Read the group of buckets of every key. The records whose slots have the key's fingerprint are
 //!    candidates. The current record of a key is the candidate that the metadata cache knows, or else the candidate
-//!    whose head names the key. A new key gets an empty slot; if its group has none, the subtable is split and its
-//!    keys are located again.
-//! 2. **Allocate.** Each new version gets a buffer; if memory is full, another section is leased. A silent donor
-//!    delays a block at most once, for [`DONOR_TIMEOUT`](super::DONOR_TIMEOUT): until it answers, memory counts as
-//!    full.
+//!    whose head names the key. A new key gets an empty slot; if its group has none, the task splits the subtable and
+//!    locates its keys again.
+//! 2. **Allocate.** Each new version gets a buffer; if no leased section has space, the task leases another one. A
+//!    silent donor delays a block at most once, for [`DONOR_TIMEOUT`](super::DONOR_TIMEOUT): until the donor answers,
+//!    memory counts as full.
 //! 3. **Write.** Write each record whole, with `prev` leading to the previous version. No pointer leads to the new
 //!    records yet, so steps 1 to 3 run while the block becomes durable. The following steps run once the block is
-//!    durable. If it is not durable [`LOCK_HELD_MAX`] after the writes, the task frees the buffers and releases the
-//!    lock; the block starts over when it is durable.
+//!    durable. If the block is not durable [`LOCK_HELD_MAX`] after the writes, the task frees the buffers, releases the
+//!    lock, waits until the block is durable, and starts over.
 //! 4. **Link.** Swap the link word of the previous version from (newest, its incarnation, valid) to (the new record,
 //!    the same incarnation, valid).
 //! 5. **Swap.** Swap the index slot from its old content to the new record.
@@ -24,25 +24,25 @@
 //! 10. **Publish**: wait until every lease that an earlier primary can have granted has ended, then raise the height.
 //!     From here on snapshots see the block.
 //!
-//! A block is applied whole, whatever fails in steps 1 to 5, with two exceptions: the primary is fenced, or the block
-//! cannot be made durable. Then apply fails; a block that is not durable leaves no trace. If the steps fail for one
-//! key, the delta itself keeps the new version's value, and the key has no index entry. The delta is bounded: the
-//! caller persists when [`crate::WorldState::wants_persist`] says so.
+//! A block is applied whole even if steps 1 to 5 fail for some of its keys. If the index cannot lead to the new version
+//! of a key, the delta itself keeps the value, and the index has no entry for the key. Apply fails if the primary is
+//! fenced, or if the block cannot be made durable; a block that is not durable leaves no trace. The delta is bounded:
+//! the caller persists when [`crate::WorldState::wants_persist`] says so.
 //!
 //! * *Memory is full* (which wakes eviction), or a record is too long for a pointer: the slot of the previous version
 //!   is swapped to empty.
-//! * *A group or a head cannot be read*: its section is abandoned, because no entry in it could be removed. The key is
-//!   located again, in a new subtable if there is memory for one.
-//! * *A write is ambiguous*: it may land later, in a buffer that has been reused. Its section is abandoned: returning
-//!   a section revokes its capability, and a verb under a revoked capability never lands. If a write certainly had no
-//!   effect because the provider was busy, only its buffer is freed; after any other failure of a write the section is
-//!   abandoned.
+//! * *A group or a head cannot be read*: its section is abandoned, because the task cannot tell which entry in it has
+//!   to be removed. The key is located again, in a new subtable if there is memory for one.
+//! * *A write is ambiguous*: it might land later, in a buffer that has been reused. Therefore its section is abandoned
+//!   and returned to the pool, which revokes the section's capability; a verb under a revoked capability never lands.
+//!   If a write certainly had no effect because the provider was busy, only its buffer is freed; after any other
+//!   failure of a write the section is abandoned.
 //! * *A link is ambiguous, or finds another link word*: this is harmless. A read through the slot does not need the
 //!   link, and followers that cached the old address are invalidated. The compare-and-swap includes the buffer's
 //!   incarnation, so a late verb cannot hit a reused buffer.
-//! * *A swap is ambiguous, or finds another slot*: it is unknown where the slot leads, so the subtable's section is
-//!   abandoned. Reads find its keys in the delta and in storage until the keys are filled again. A reader may have
-//!   seen the new record: its buffer is retired like that of a superseded version.
+//! * *A swap is ambiguous, or finds another content in the slot*: it is unknown where the slot leads, so the subtable's
+//!   section is abandoned. Reads find its keys in the delta and in storage until the keys are filled again. A reader
+//!   may have seen the new record: its buffer is retired like that of a superseded version.
 //!
 //! Invariants:
 //! * A record is reachable only if its block is durable.

@@ -1,25 +1,25 @@
-//! The caches of a compute node: where a key's newest version is, and the bytes of versions that the node has read or
-//! written.
+//! The caches of a compute node. The metadata cache knows each key's newest version and its location; the data cache
+//! has the values of versions that the node has read or written.
 //!
 //! The caches are split into shards by the hash of the key. A shard has its part of both caches, under one lock, so a
-//! warm read takes one lock, one look-up and no allocation. Each shard has an exact budget of bytes for each part.
+//! warm read takes one lock, one look-up and no allocation. Each part has an exact budget of bytes.
 //!
-//! The entry of a key is always its newest applied version. Two operations change it: the primary's apply
-//! ([`Caches::replace`]), and a reader that has found the version outside the caches ([`Caches::learn`]). What the
-//! reader found may be out of date by the time it arrives here. Hence:
+//! The entry of a key is always its newest applied version. Two operations enter a version: applying a block, on the
+//! primary or on a follower ([`Caches::replace`]), and a reader that has found the version outside the caches
+//! ([`Caches::learn`]). The reader's version may be out of date when it arrives here. Hence:
 //! 1. the reader takes the token of the key's hash ([`FillToken`]) before it looks anywhere else;
 //! 2. once the index leads to the new version, and before the height is raised, apply replaces the entry and
-//!    invalidates all tokens of that hash, under the shard's lock;
+//!    invalidates all tokens of that hash, under the lock of the shard;
 //! 3. under the same lock, [`Caches::learn`] does nothing if the token is invalid.
 //!
 //! Tokens are counters shared by many hashes. A write of another key may therefore invalidate a token; this costs
 //! another look-up and is never wrong.
 //!
-//! A version that a reader found displaces other entries only if its key was asked for before ([`doorkeeper`]): a key
-//! that is read once costs no more than its read. When a block writes a key, the new value is cached only if the value
-//! of the previous version was cached, since that value had a reader.
+//! A version that a reader found displaces other entries only if its key was asked for before ([`doorkeeper`]), so a
+//! key that is read only once evicts nothing. When a block writes a key, the new value is cached only if the value of
+//! the previous version was cached, since that value had a reader.
 //!
-//! Invariants: an entry is the newest version that any visible height can see; no part ever exceeds its budget.
+//! Invariants: an entry is the newest version that any visible height can see; no shard ever exceeds its budgets.
 
 pub mod buffer_pool;
 mod data;

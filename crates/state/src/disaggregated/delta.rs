@@ -1,19 +1,20 @@
-//! The delta: which keys the blocks after the savepoint wrote, every version of them, and the location of each
-//! version.
+//! The delta: the keys that blocks after the savepoint wrote, all versions that these blocks wrote, and the location of
+//! each version.
 //!
-//! A version that memory cannot hold, or has lost, is found through the delta or in storage. Values stay in remote
-//! memory. The delta itself keeps a value only if apply could not write the version's record: memory was full, the
-//! record was too long, or a step failed. The delta is bounded: the caller of apply persists when
+//! If memory cannot hold a version, or has lost it, a reader finds the version through the delta or in storage. Values
+//! stay in remote memory. The delta itself keeps a value only if apply could not write the version's record: memory was
+//! full, the record was too long, or a step failed. The delta is bounded: the caller of apply persists when
 //! [`crate::WorldState::wants_persist`] says so.
 //!
-//! The delta finds keys by their hash, and drops them by the list of each block's writes. It sorts its keys only when
-//! a range is read ([`Delta::order`]); adding a block inserts nothing into the sorted tree.
+//! The delta finds a key by its hash, and drops a block's versions by the list of the block's writes. Adding a block
+//! inserts nothing into the sorted tree of keys: the delta sorts new keys into it only when a range is read
+//! ([`Delta::order`]).
 //!
 //! Invariants:
 //! * For each key the versions ascend.
 //! * A version leaves the delta only once the durable savepoint covers it. So a reader that asks the delta first and
 //!   storage second finds every version.
-//! * Every key in the delta that a block below `ordered_below` wrote is in `order`.
+//! * If a block below `ordered_below` wrote a key that is still in the delta, the key is in the sorted tree, `order`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

@@ -2,7 +2,7 @@
 //!
 //! Every cold read looks into the directory, so it is read without a lock. One writer at a time changes an entry in
 //! place, word by word. Growth builds a level of twice as many entries beside the current level, and then switches to
-//! it. Earlier levels stay, since a reader may be using one: together they have as many entries as the newest.
+//! it. Earlier levels stay, since a reader may be using one of them; together they have fewer entries than the newest.
 //!
 //! A reader may therefore see a stale entry or level, or the address of one subtable with the header of another. If
 //! the buckets at that address then have another header than the reader expects, the read finds nothing in them. That

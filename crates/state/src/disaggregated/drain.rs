@@ -4,13 +4,14 @@
 //! section:
 //! 1. **Choose** the section with the fewest live bytes, and close it: nothing more is allocated there.
 //! 2. **Move** its subtables to other sections, [`BATCH_SUBTABLES`] each time the writer's lock is held: write a copy
-//!    under another incarnation, point the directory to the copy, and retire the old subtable. Until its lease ends, a
-//!    reader may still use the old subtable. The slots there are at least as new as the start of its read, so the read
-//!    is correct at the reader's height.
+//!    under another incarnation, point the directory to the copy, and retire the old subtable. A reader that has learnt
+//!    the address of the old subtable may use it until its lease ends. The slots there are at least as new as the start
+//!    of that read, so the read is correct at the reader's height.
 //! 3. **Persist**: storage materialises everything applied so far, so that a later read of a version in the section
 //!    finds it in storage without waiting. The task holds no lock meanwhile.
-//! 4. **Abandon** the section, as if it were lost ([`StateCore::give_up`]): reads find nothing in it, a later read of
-//!    one of its records loads the record from storage into another section, and the pool gets the section back.
+//! 4. **Abandon** the section, as if it were lost ([`StateCore::give_up`]), and return it to the pool. Reads find
+//!    nothing in it any more; a later read of one of its records finds the record in storage, and a fill brings it into
+//!    another section.
 //!
 //! If there is no space for a subtable, its entries are lost with the section; the sweep finds the records that only
 //! these entries led to. If storage fails, the section stays closed, and the next drain chooses it again. If the budget

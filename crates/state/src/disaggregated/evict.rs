@@ -2,31 +2,30 @@
 //!
 //! The algorithm is that of FlexChain, section 4.3, with the steps in another order; docs/adr (eviction) gives the
 //! reasons. A separate task is woken when more than
-//! [`evict_above_percent`](super::DisaggregatedConfig::evict_above_percent) of the available memory is in use (live
-//! and quarantined), or when an allocation failed for want of space. A *pass* then continues until no more than
-//! [`evict_to_percent`](super::DisaggregatedConfig::evict_to_percent) will be in use:
-//! 1. Retire superseded versions that the savepoint covers: only views that lag behind could ask for them.
-//!    [`StateCore::forgotten`] bounds the `prev` links that reads may follow.
-//! 2. The hand of a clock passes over the live buffers in the order of addresses. It skips buffers that were used
-//!    since its last visit ([`super::reference_bits`]). The next buffers that it does not skip form a *batch* of up to
-//!    [`BATCH_RECORDS`]: the task takes the writer's lock and reads their heads. Candidates are newest versions that
-//!    the savepoint covers: storage has them as rows.
-//! 3. Every compute node of the peer reports which of the candidates it has in use ([`StateCore::in_use`]); those
-//!    stay.
-//! 4. **Locate.** Read the groups of buckets. Skip a record to which its slot does not lead.
+//! [`evict_above_percent`](super::DisaggregatedConfig::evict_above_percent) of the available memory is in use (live and
+//! quarantined), or when an allocation failed for want of space. A *pass* then retires buffers until, once they are
+//! free, no more than [`evict_to_percent`](super::DisaggregatedConfig::evict_to_percent) will be in use:
+//! 1. Retire superseded versions that the savepoint covers; only views that lag behind could ask for them. From then on
+//!    no read follows a `prev` link that may lead to such a version ([`StateCore::forgotten`]).
+//! 2. The hand of a clock passes over the live buffers in the order of addresses. It skips buffers that were used since
+//!    its last visit ([`super::reference_bits`]). The next buffers that the hand does not skip, up to
+//!    [`BATCH_RECORDS`], form a *batch*. The task takes the writer's lock and reads their heads. A candidate is the
+//!    newest version of its key, is no tombstone, and is covered by the savepoint, so storage has it as a row.
+//! 3. Every compute node of the peer reports which of the candidates it has in use ([`StateCore::in_use`]). These stay.
+//! 4. **Locate.** Read the groups of buckets. Skip a record if no slot leads to it.
 //! 5. **Mark.** Swap the record's link word from (newest, its incarnation, valid) to (newest, the same incarnation,
 //!    invalid).
 //! 6. **Drop.** Swap the slot from the record to empty.
-//! 7. **Invalidate.** The caches keep the version, drop the pointer, and invalidate every token of the key. The
-//!    followers' caches ([`super::followers`]) do the same with their next update.
+//! 7. **Invalidate.** The primary's caches keep the version, drop the pointer to the record, and invalidate every token
+//!    of the key. The followers' caches ([`super::followers`]) do the same with their next update.
 //! 8. **Retire.** When the followers have acknowledged that update, the buffer stays in quarantine until every lease
 //!    under which its address may be known has ended. Then it is free.
-//! 9. If a round of the hand found too few records that the savepoint covers, ask storage to materialise everything
-//!    applied so far. The task holds no lock meanwhile.
+//! 9. If too little was evicted in a round of the hand, and the round found records that the savepoint does not cover,
+//!    ask storage to materialise everything applied so far. The task holds no lock meanwhile.
 //!
-//! If every record is in use, there is no better choice than to evict records in use. Therefore the last of
-//! [`ROUNDS_MAX`] rounds ignores whether a record is in use. After a pass the task waits until the buffers that it
-//! retired are free, and only then checks again.
+//! If every record is in use, some records in use must go. Therefore the last of [`ROUNDS_MAX`] rounds ignores whether
+//! a record is in use. After a pass the task waits until the buffers that it retired are free, and only then checks
+//! again.
 //!
 //! A reader of an evicted key finds an empty slot or a record marked invalid. It reads the delta and storage instead,
 //! and brings the record back to memory ([`super::fill`]). Reads never wait for a batch. A block waits for at most one
@@ -41,11 +40,12 @@
 //! * *A drop is ambiguous or finds another slot*: the subtable's section is abandoned, and the buffer retired.
 //!
 //! Invariants:
-//! * A version is durable in storage before its record is marked. So no version is ever in memory alone. An evicted
-//!   version never comes back as an older one: rows are keyed by version, and materialising a block later replaces
-//!   nothing.
-//! * A version that the delta locates in memory is there: only versions that the delta has dropped are evicted.
-//! * The link word of an evicted record says that the record is invalid for as long as the record is in quarantine.
+//! * The row of a version is durable in storage before the version's record is marked, so eviction never removes the
+//!   only copy. A later read never finds an older version instead: rows are keyed by version, and materialising a block
+//!   later replaces no row.
+//! * If the delta locates a version in memory, the version is there: only versions that the delta has dropped are
+//!   evicted.
+//! * As long as an evicted record is in quarantine, its link word says that the record is invalid.
 
 use base::rt::Instant;
 use base::{Map, Set, rt};

@@ -12,9 +12,9 @@
 //! hash     directory:26 (lowest) | 0:6 | group:16 | main:1 | 0:5 | fingerprint:10 (highest)
 //! ```
 //!
-//! A key has one main bucket. The main bucket and the overflow bucket are adjacent, so one read of [`PROBE_BYTES`]
-//! covers every slot that the key may have. The header states which suffix of hashes the subtable serves, so a reader
-//! with a stale directory sees a header that does not match.
+//! A key's main bucket and the overflow bucket are adjacent, so one read of [`PROBE_BYTES`] covers every slot that the
+//! key may have. The header states which suffix of hashes the subtable serves, so a reader with a stale directory sees
+//! a header that does not match.
 //!
 //! Growth of a subtable at depth `d`, by the primary alone:
 //! 1. write a new subtable of depth `d + 1` with the entries whose hash has bit `d` set, at the same positions;

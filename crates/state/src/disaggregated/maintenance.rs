@@ -8,10 +8,9 @@
 //! A tombstone is retired in the same way once the savepoint covers it, since storage then has the deletion. Its slot
 //! is emptied first.
 //!
-//! After subtables were lost, some live records are unreachable. A sweep over all buffers finds them,
-//! [`SWEEP_BUFFERS`] at a time: for each live record it looks the key up in the index, and if no slot points to the
-//! record, it retires the record. It skips superseded versions, and records that wait for followers to acknowledge
-//! their retirement.
+//! After subtables were lost, some live records are unreachable. A sweep over all buffers finds them, [`SWEEP_BUFFERS`]
+//! at a time: for each live record it looks the key up in the index, and if no slot points to the record, it retires
+//! the record. It skips superseded versions, and records whose retirement waits for acknowledgements of followers.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

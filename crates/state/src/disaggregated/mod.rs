@@ -9,9 +9,9 @@
 //!
 //! | place | holds | changed by |
 //! |---|---|---|
-//! | [`record`]s in remote memory | versions; `prev` links newest to oldest, `next` oldest to newest | the writer |
+//! | [`record`]s in remote memory | versions; `prev` leads to an older one, `next` to a newer one | the writer |
 //! | [`index`] in remote memory | for each key, its newest version | the writer |
-//! | [`cache`] on the compute node | newest versions by key, bytes by version | apply; reads with a valid token |
+//! | [`cache`] on the compute node | each key's newest version, values of versions | apply; reads with a valid token |
 //! | [`delta`] on the compute node | keys written after the savepoint, locations of their versions | apply, savepoint |
 //! | storage | every version up to the savepoint that a read may need | the storage node, from its blocks |
 //!
@@ -29,8 +29,8 @@
 //! 4. [`reclaim`](maintenance) retires a version once no view needs it, neither here nor on a follower. A reader may
 //!    have learnt the address of the version's buffer under a [`lease`]; the buffer is reused only when all such
 //!    leases have ended.
-//! 5. [`evict`] keeps memory below its budget: it removes from memory cold records that storage has as rows. [`drain`]
-//!    returns sections after the budget was lowered.
+//! 5. [`evict`] keeps memory below its budget: it removes cold records from memory, if storage has them as rows.
+//!    [`drain`] returns sections after the budget was lowered.
 //! 6. The savepoint moves when storage materialises blocks, on its own or because [`WorldState::persist`] asks. The
 //!    delta then drops the blocks that the savepoint covers.
 //! 7. A section is abandoned if it is lost, or if an ambiguous verb may still write into it ([`StateCore::give_up`]).

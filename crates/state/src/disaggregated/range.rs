@@ -1,9 +1,10 @@
 //! Ranges: the delta's writes merged with storage's pages.
 //!
-//! 1. Copy the locations, not the values, of the delta's writes in the range that the view sees.
+//! 1. Copy from the delta the writes in the range that are visible to the view: their locations, not their values.
 //! 2. Read storage's live rows page by page, as of the view's last block. A version leaves the delta only when it is in
-//!    storage, so none is missed; if both have a key, it is the same version.
-//! 3. Merge both in key order; a write of the delta hides the row of its key.
+//!    storage, and storage is read after the delta, so no version is missed. If both have a key, the row is the same
+//!    version or an older one.
+//! 3. Merge both in key order; a write of the delta, also a deletion, hides the row of its key.
 //! 4. Read the values of the delta's writes from their locations.
 
 pub(super) use std::cmp::Ordering;

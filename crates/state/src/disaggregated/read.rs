@@ -4,20 +4,20 @@
 //! 1. The caches know the key's newest version. If it is too new, go to step 4. If it is visible at `h`, its cached
 //!    value is the answer; if its value is not cached, read the record once.
 //! 2. The caches do not know the key. Take a token, read the two buckets that may lead to the key, then each record
-//!    whose fingerprint matches. A record counts only if incarnation, key and checksum agree, and if the lease under
-//!    which the addresses were learnt is still live after the last read; otherwise the read starts over.
+//!    whose fingerprint matches. A record counts only if incarnation, key and checksum agree. If the lease under which
+//!    the addresses were learnt has ended by the last read, the whole read starts over.
 //! 3. If the record has a `next`, follow it, as long as the next record is visible at `h`.
 //! 4. If the record is too new, follow `prev` until a record is visible at `h`.
 //! 5. If no record was found, look into the delta for the visible version and its location. If remote memory has lost
 //!    that version, have storage materialise its block, and read the row.
-//! 6. If the delta does not have the key, read it from storage, as of block `h - 1`.
-//! 7. Enter the version that was found into the caches, under the token, if no newer version exists. Bring a version
-//!    that was found in storage back to remote memory ([`super::fill`]).
+//! 6. If the delta has no visible version of the key, read the key from storage, as of block `h - 1`.
+//! 7. If no newer version exists, enter the version that was found into the caches, under the token. If it was found in
+//!    storage, bring it back to remote memory ([`super::fill`]).
 //!
 //! A miss in steps 2 to 4 is always safe, whatever its cause: a stale directory, a lost section, torn bytes.
 //!
-//! Steps 1 and 2 give the newest version below `h` for this reason: every block below `h` had replaced its keys in
-//! index and caches before the height became `h`, and this read started after that.
+//! Steps 1 and 2 never give a version that is too old at `h`: every block below `h` had replaced its keys in index and
+//! caches before the height became `h`, and this read started after that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

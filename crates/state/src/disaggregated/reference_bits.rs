@@ -1,8 +1,8 @@
 //! Reference bits for the clock of [eviction](super::evict): one bit for every [`GRANULE_BYTES`] of memory states
 //! whether a record there was used recently.
 //!
-//! 1. While memory has plenty of free space, no uses are noted: the bit would be one more cache line for every cold
-//!    read. The writer turns noting on ([`ReferenceBits::note_uses`]) well before anything is evicted.
+//! 1. While memory has plenty of free space, no uses are noted, because each cold read would touch one more cache line
+//!    for its bit. The writer turns noting on ([`ReferenceBits::note_uses`]) well before anything is evicted.
 //! 2. From then on every read of a record from remote memory, and every write of one, sets the bit of its address.
 //! 3. The hand of the clock clears each bit that it passes, and skips the records whose bit was set.
 //! 4. When the budget is raised, more bits are needed ([`ReferenceBits::enlarge`]). The new bits start cleared, as if
@@ -11,8 +11,8 @@
 //!
 //! The bits only decide what is evicted first. Therefore they are set and cleared without memory ordering, and several
 //! addresses may share a bit: two neighbouring buffers, or addresses that lie further apart than the budget (each new
-//! section has new addresses). A bit that is already set is only read, so a hot record costs its readers no cache
-//! line.
+//! section has new addresses). A bit that is already set is only read, so readers of a hot record do not contend for
+//! the cache line of its bit.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

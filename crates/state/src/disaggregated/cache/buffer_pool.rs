@@ -1,7 +1,7 @@
-//! A small pool of buffers per thread. When a version is no longer used, the pool keeps its buffer until a read or
-//! write of the thread needs one of exactly that length, or a newer buffer displaces it. Buffers above 64 KiB are not
-//! pooled. The pool exists because each cold read, and each write of a cached value, takes one buffer and frees
-//! another, and these buffers are too long for the allocator's own caches.
+//! A small pool of buffers per thread. When a version is no longer used, the pool keeps its buffer until the thread
+//! needs a buffer of exactly that length for a read or write, or until a newer buffer displaces it. Buffers above 64
+//! KiB are not pooled. The pool exists because each cold read, and each write of a cached value, takes one buffer and
+//! frees another, and these buffers are too long for the allocator's own caches.
 //!
 //! The thread that drops the last reference to a buffer returns it to its own pool ([`recyclable`]).
 

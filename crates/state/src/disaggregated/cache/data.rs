@@ -1,13 +1,15 @@
-//! The data cache: versions with their values, by tag. It evicts by a clock, like the metadata cache. A version that
-//! has a successor is removed at once: only readers at older heights still want it, and they find it in remote memory.
+//! The data cache: versions with their values, by tag: a version's pointer, or a local number if it has none. The cache
+//! evicts by a clock, like the metadata cache. When a key gets a newer version, the version before is removed at once:
+//! only readers at older heights still want it, and they find it in remote memory.
 //!
-//! Versions of older heights may stay cached long after their buffers were reused, until the incarnations have wrapped
-//! around to the same pointer. Therefore a look-up also compares a part of the key's hash, which excludes versions of
-//! other keys; the version number excludes other versions of the same key.
+//! A superseded version can nevertheless stay cached, for example if its key had no metadata entry any more when a
+//! block replaced it. Long after its buffer was reused, the incarnations of the buffer may have wrapped around, and
+//! another version then has the same tag. Therefore a look-up also compares a part of the key's hash, which excludes
+//! versions of other keys; the caller compares the version number, which excludes other versions of the same key.
 //!
-//! The metadata entry of a key holds the value of its newest version for as long as the value is cached here: the
-//! version knows the position of its owner, the metadata entry, and clears the owner's value when the version is
-//! removed. So a warm read need not look here.
+//! While the newest version of a key is cached here, the key's metadata entry holds its value too, so a warm read need
+//! not look here. The version has the position of that entry, its owner; when the version is removed from here, the
+//! owner's value is cleared.
 
 use base::{Bytes, Version};
 

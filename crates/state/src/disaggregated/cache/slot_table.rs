@@ -2,7 +2,7 @@
 //!
 //! A cell holds the highest 36 bits of a hash and a position plus one; 0 is an empty cell. Collisions are resolved by
 //! linear probing. A removal shifts later cells of the run back into the hole, so there are no tombstones. The hash
-//! bits in a cell give its home position: neither removal nor growth has to read the slab.
+//! bits in a cell give its home position, so neither removal nor growth has to read the slab.
 
 const SLOT_BITS: u32 = 28;
 const HASH_BITS: u32 = 64 - SLOT_BITS;

@@ -1,10 +1,10 @@
-//! What the state's primary and followers say to each other inside the messages of [`replica::followers::message`]
+//! The parts of the messages of [`replica::followers::message`] that only the state interprets
 //! (docs/formats/followers.md): the basis of a join, a follower's requests, and the changes of an update.
 //!
 //! An update is a sequence of changes, each of which starts with a byte for its kind; numbers are little-endian.
 //!
-//! Invariant: any bytes decode into what they stand for or into an error; nothing is allocated for a length that is
-//! only claimed.
+//! Invariant: any bytes decode into a value or an error. The decoder checks each claimed length against the bytes of
+//! the message before it allocates memory.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The state's part of [`replica`], the protocol of the compute nodes of one peer.
+//! The state's part of the protocol between the compute nodes of one peer. The steps are those of
+//! [`replica::followers`].
 //!
 //! A *follower* serves snapshots of the same state from the same remote memory, with one-sided reads, and has its own
 //! caches and delta. It runs the same code as the primary ([`super::read`], [`super::range`], [`super::cache`]) but
@@ -9,8 +10,8 @@
 //! * [`follow`]: how a follower's state applies updates (steps 3 and 5), and what it answers (step 7).
 //! * [`changes`]: the encoding of both.
 //!
-//! Who follows, who holds a lease, who is the primary and who does whose work is decided in [`replica`]; the writer
-//! logs its changes in the [`replica::FollowerTable`] and retires buffers as step 8 says.
+//! [`replica`] decides which node is the primary, which nodes follow it and hold leases, and which follower does which
+//! work. The writer logs its changes in the [`replica::FollowerTable`], and retires buffers as step 8 says.
 
 mod admit;
 pub mod changes;
