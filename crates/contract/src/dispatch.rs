@@ -1,5 +1,5 @@
-//! The [`Contract`] trait, which every contract runtime implements, and the response that a contract returns. The
-//! module also splits the arguments of a proposal into a function name and the function's arguments.
+//! The [`Contract`] trait, which every contract runtime implements. The module also splits the arguments of a proposal
+//! into a function name and the function's arguments.
 
 use async_trait::async_trait;
 use base::Bytes;

@@ -1,4 +1,5 @@
-//! A ledger in memory that runs contracts one at a time, and so defines what a contract does on a correct peer.
+//! A ledger in memory that runs contracts one at a time. It defines the effects that a contract must have on a correct
+//! peer.
 //!
 //! It has three uses: as the reference for the meaning of [`ContractStub`], as the ledger in tests of contracts, and as
 //! the sequential oracle with which simulations compare a peer's state. One invocation:

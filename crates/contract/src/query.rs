@@ -1,4 +1,4 @@
-//! What open queries return, page by page.
+//! The ids of open queries, and the pages that a history query returns.
 
 use base::{Bytes, TxId};
 

@@ -1,9 +1,9 @@
 //! Declares a contract's functions, with the number and the types of their arguments.
 //!
 //! [`ContractInterface::resolve`] turns the untrusted function name and arguments of a call into a [`FunctionCall`]: a
-//! declared function with as many arguments as it takes, each valid UTF-8 unless it is declared as bytes. It rejects
-//! any other call. The accessors of `FunctionCall` parse the arguments. Function names mean what they mean in Fabric's
-//! contract libraries:
+//! declared function with as many arguments as it takes. Each argument is valid UTF-8, unless the function declares it
+//! as bytes. `resolve` rejects any other call. The accessors of `FunctionCall` parse the arguments. Function names mean
+//! what they mean in Fabric's contract libraries:
 //! 1. `contract:function` names a function of that contract. Without a prefix a name belongs to the default contract.
 //! 2. The case of a name's first letter does not matter.
 //! 3. `org.hyperledger.fabric:GetMetadata` returns a JSON description.

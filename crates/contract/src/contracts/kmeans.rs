@@ -3,10 +3,10 @@
 //! | function | reads | writes |
 //! |---|---|---|
 //! | `updateProfile(id, values…)` | | the profile |
-//! | `getFood(id, k, epochs, dimensions, threshold, points, population, seed)` | the profile of `id` and `points` others | the result of `id` |
+//! | `getFood(id, k, epochs, dimensions, threshold, points, population, seed)` | `points` + 1 profiles | the result |
 //! | `readProfile(id)` | the profile | |
 //! | `readFood(id)` | the result | |
-//! | `load(start, count, dimensions, seed)` | | profiles named by their numbers |
+//! | `load(start, count, dimensions, seed)` | | `count` profiles, named by numbers from `start` on |
 //!
 //! `getFood` draws `points` distinct numbers below `population`, uniformly, from a generator with the given seed. It
 //! reads the profiles that have these numbers as names and clusters them ([`clustering`]). Then it finds the cluster

@@ -1,19 +1,23 @@
 //! SmallBank: customers with a savings and a checking account each.
 //!
-//! The transactions are those of the SmallBank benchmark (Alomari et al., "The cost of serializability on platforms that
-//! use snapshot isolation"), under the names and with the arguments that Hyperledger Caliper uses:
+//! The transactions are those of the SmallBank benchmark (Alomari et al., "The cost of serializability on platforms
+//! that use snapshot isolation"), under the names and with the arguments that Hyperledger Caliper uses:
 //!
 //! | function | reads | writes |
 //! |---|---|---|
 //! | `create_account(customer, name, checking, savings)` | checking | checking, savings, name |
-//! | `transact_savings(amount, customer)` | savings | savings; may not fall below 0 |
+//! | `transact_savings(amount, customer)` | savings | savings; not below 0 |
 //! | `deposit_checking(amount, customer)` | checking | checking |
-//! | `send_payment(amount, destination, source)` | checking of both | checking of both; the source's may not fall below 0 |
-//! | `write_check(amount, customer)` | savings, checking | checking, which may fall below 0; a fee of 1 if the amount exceeds both balances together |
-//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same three: the destination's checking gains what both of the source lose; within one customer, it gains the savings |
+//! | `send_payment(amount, destination, source)` | checking of both | checking of both; the source's not below 0 |
+//! | `write_check(amount, customer)` | savings, checking | checking; may fall below 0 |
+//! | `amalgamate(destination, source)` | both of the source, checking of the destination | the same three |
 //! | `balance(customer)` | savings, checking | |
 //! | `query(customer)` | savings, checking, name | |
-//! | `load(start, count, checking, savings, recordBytes)` | | customers named by their numbers |
+//! | `load(start, count, checking, savings, recordBytes)` | | both accounts of `count` customers |
+//!
+//! `write_check` charges a fee of 1 if the amount exceeds both balances together. `amalgamate` moves the money of both
+//! accounts of the source to the checking account of the destination. `load` names its customers by the numbers from
+//! `start` on.
 //!
 //! Amounts are whole numbers of the smallest unit of money. All arithmetic is checked, and an operation that would
 //! overflow is refused, so that money is neither made nor lost. A payment from an account to itself changes nothing.

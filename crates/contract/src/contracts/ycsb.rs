@@ -7,10 +7,10 @@
 //! | `readModifyWrite(key, value)` | the record | the record, which must exist |
 //! | `insert(key, value)` | the record | the record, which must not exist |
 //! | `scan(key, count)` | `count` records from `key` on | |
-//! | `load(start, count, valueBytes, seed)` | | records `start` to `start + count`, with values that the seed fixes |
+//! | `load(start, count, valueBytes, seed)` | | `count` records from number `start` on; the seed fixes their values |
 //!
-//! Values are opaque bytes. Record number n of a loaded table has the key [`record_key`] and the value [`record_value`], so
-//! that a client can check what it reads.
+//! Values are opaque bytes. Record number n of a loaded table has the key [`record_key`] and the value
+//! [`record_value`], so that a client can check what it reads.
 
 use base::Bytes;
 use serde_json::json;
