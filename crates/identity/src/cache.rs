@@ -6,9 +6,9 @@
 //! chance: the search for a victim clears the hit flag of each entry that it passes, and takes the first entry whose
 //! flag is clear. [`crate::manager`] decides what the keys are and what is cached.
 //!
-//! Invariants: an entry is a function of its key alone, so a hit and a miss give the same answer. A key or an identity
-//! larger than [`REMEMBERED_BYTES_MAX`] is not cached, so memory is bounded. A shard allocates its buckets with its
-//! first entry, since a configuration may define many organisations whose members never appear.
+//! Invariants: an entry depends on its key alone, so a hit and a miss give the same answer. A key or an identity larger
+//! than [`REMEMBERED_BYTES_MAX`] is not cached, so memory is bounded. A shard allocates its buckets with its first
+//! entry, since a configuration may define many organisations whose members never appear.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,9 @@
 //! X.509 certificates and revocation lists, reduced to the fields that membership needs.
 //!
 //! Parsing accepts a strict subset of X.509: DER without trailing bytes, version 3 or 1, keys and signatures of the
-//! kinds in [`crate::key`], each extension at most once. Extensions are either understood or, when not critical,
-//! ignored. Name constraints are refused even when not critical, because ignoring them would admit certificates that
-//! their authority excluded.
+//! kinds in [`crate::key`], each extension at most once. An unknown extension is ignored if it is not critical;
+//! otherwise the certificate is refused. Name constraints are refused even when not critical, because ignoring them
+//! would admit certificates that their authority excluded.
 //!
 //! Two certificates with the same signed part count as one certificate, even if their signatures differ. Both give
 //! the same rights to the same holder, and anyone can turn an ECDSA signature into a second valid one (module

@@ -1,9 +1,9 @@
 //! Certificates that an operator can have rejected immediately, without changing the channel's configuration.
 //!
 //! A revocation list is part of a channel's configuration, so all peers apply it alike. A [`DenyList`] belongs to one
-//! node and says whom this node refuses to serve. It is checked when a client or node connects, proposes, submits an
-//! envelope or asks for blocks, and **never during validation**: nodes with different lists reach the same verdict on a
-//! block.
+//! node and says whom this node refuses to serve. The node checks its list when a client or another node connects,
+//! proposes, submits an envelope or asks for blocks, and **never during validation**: nodes with different lists reach
+//! the same verdict on a block.
 //!
 //! 1. [`DenyList`] is a handle; [`DenyList::of_process`] is the handle that all servers in a process share.
 //!    [`DenyList::replace`] replaces the entries: later checks see the new entries, and waiting callers

@@ -1,7 +1,7 @@
 //! The DER that this crate reads and writes by hand: ECDSA signatures and their canonical low-S form.
 //!
-//! An ECDSA signature is `SEQUENCE { INTEGER r, INTEGER s }`. For any valid (r, s) the pair (r, n − s) is valid too, so a
-//! third party could change a signature's bytes without the key. Fabric therefore accepts only the pair whose s is at
+//! An ECDSA signature is `SEQUENCE { INTEGER r, INTEGER s }`. For any valid (r, s) the pair (r, n − s) is valid too, so
+//! a third party could change a signature's bytes without the key. Fabric therefore accepts only the pair whose s is at
 //! most n/2. This module parses strictly (shortest lengths, positive minimal integers, no trailing bytes), decides
 //! whether s is low, and replaces a high s by n − s.
 //!

@@ -1,9 +1,9 @@
 //! The organisations of one channel, and the identities of their members.
 //!
 //! [`MspManager::identify`] turns the bytes that name an identity into an [`Identity`]. Validation calls it several
-//! times for each transaction, mostly for the same few certificates, so valid identities are cached. Anyone can cause
-//! a call, since a message's signature can be checked only once its identity is known. Therefore each organisation has
-//! a cache of its own, from which other callers cannot evict. A look-up has three steps:
+//! times for each transaction, mostly for the same few certificates, so valid identities are cached. Anyone can cause a
+//! call, since a message's signature can be checked only once its identity is known. Therefore each organisation has
+//! its own cache, and only its members can evict entries from it. A look-up has three steps:
 //!
 //! 1. By the bytes of the identity. A hit costs a hash and a comparison.
 //! 2. By the certificate. One certificate has many serialized forms: PEM may break lines anywhere, and text before the
@@ -13,10 +13,9 @@
 //! While a certificate is cached, at most two of its forms are cached by their bytes: the usual form, which Fabric's
 //! tools write, and the form in which the certificate was first seen.
 //!
-//! Invariants: the cache never changes an answer. Only valid identities are cached, so that nobody without a
-//! certificate of the channel can evict entries. Members of an organisation evict only entries of that organisation.
-//! The holder of one certificate fills at most two entries by bytes and one by certificate, whatever forms the holder
-//! sends.
+//! Invariants: the cache never changes an answer. Only valid identities are cached, so nobody without a certificate of
+//! the channel can evict entries. Members of an organisation evict only entries of that organisation. The holder of one
+//! certificate fills at most two entries by bytes and one by certificate, whatever forms the holder sends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

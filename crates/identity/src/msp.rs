@@ -1,7 +1,8 @@
 //! An organisation's rules of membership, as a channel's configuration defines them.
 //!
 //! Defining an organisation (`FabricMSPConfig`):
-//! 1. Read its root and intermediate authorities; each must be an authority with a key identifier and have one chain.
+//! 1. Read its root and intermediate authorities. Each must be an authority, have a key identifier, and have exactly
+//!    one chain.
 //! 2. Read the revocation lists and the organisational units (OUs). With NodeOUs, a *marking unit* in a certificate
 //!    says that its holder is a client, peer, admin or orderer. The definition may pin a marking unit to the authority
 //!    that must have issued such certificates. Without NodeOUs, the definition may list *required units*, of which

@@ -1,5 +1,5 @@
-//! The set of signatures over which a policy is evaluated: it resolves the signers, and verifies each signature at most
-//! once.
+//! The set of signatures that a policy is evaluated on. The set resolves the signers, and verifies each signature at
+//! most once.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Signature policies in text, as Fabric's tools write them: `OR('Org1MSP.peer', AND('Org2MSP.admin', 'Org3MSP.member'))`
-//! or `OutOf(2, 'A.peer', 'B.peer', 'C.peer')`.
+//! Signature policies in text, as Fabric's tools write them:
+//! `OR('Org1MSP.peer', AND('Org2MSP.admin', 'Org3MSP.member'))` or `OutOf(2, 'A.peer', 'B.peer', 'C.peer')`.
 //!
 //! ```text
 //! policy    = gate | principal
