@@ -1,15 +1,17 @@
-//! Runs every attack against every form of network, each beside a newcomer, and reports a table and a verdict.
+//! Runs every attack against every form of network. A legitimate newcomer uses the network at the same time. The result
+//! is a table and a verdict.
 //!
 //! For each attack and each of its ports:
 //! 1. A newcomer, which is a separate process, visits that port and must be served.
-//! 2. The attack, another process, runs for some seconds. Meanwhile the newcomer visits again and again, each time on a new
-//!    connection, and must be served within [`Campaign::patience_ms`]. The memory of each process of the network is sampled.
+//! 2. The attack, another process, runs for some seconds. Meanwhile the newcomer visits again and again, each time on a
+//!    new connection, and must be served within [`Campaign::patience_ms`]. The memory of each process of the network is
+//!    sampled.
 //! 3. After the end of the attack the newcomer must be served once more.
-//! 4. The network must commit transactions of the first two organisations and report that it is healthy. Its processes must be
-//!    the same as before, and none of them may have grown by more than [`Campaign::growth_mib`].
+//! 4. The network must commit transactions of the first two organisations and report that it is healthy. Its processes
+//!    must be the same as before, and none of them may have grown by more than [`Campaign::growth_mib`].
 //!
-//! Attackers that are members belong to the last organisation. The state of that organisation's processes is not checked. A
-//! broken network is replaced before the next attack.
+//! Attackers that are members belong to the last organisation, so the health of that organisation's processes is not
+//! checked. A broken network is replaced before the next attack.
 
 mod check;
 mod network;

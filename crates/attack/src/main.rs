@@ -1,11 +1,13 @@
 //! Programs that attack a network, and legitimate newcomers that use it at the same time.
 //!
-//! The programs share no code with Heddle: [`wire`] writes each protocol's bytes by hand, from `docs/formats` alone.
+//! The programs share no code with Heddle: [`wire`] implements each protocol from `docs/formats` alone, with public
+//! libraries for TLS and HTTP/2.
 //!
-//! 1. `attack list` lists the [`attacks`]. `attack run NAME --dir DIR` runs one attack and prints its results as a line of
-//!    JSON.
+//! 1. `attack list` lists the [`attacks`]. `attack run NAME --dir DIR` runs one attack and prints its results as a line
+//!    of JSON.
 //! 2. `attack newcomer --dir DIR --port KIND` runs a [legitimate newcomer](newcomer) at a port.
-//! 3. `attack all --dir DIR` runs many attacks at once, each as a separate process; `heddle bench under-attack` calls it.
+//! 3. `attack all --dir DIR` runs many attacks at once, each as a separate process; `heddle bench under-attack` calls
+//!    it.
 //! 4. `attack campaign --heddle PROGRAM` starts networks, runs every attack beside newcomers, and gives a verdict;
 //!    `cargo xtask attack` calls it.
 

@@ -1,4 +1,5 @@
-//! Runs all attacks at once, each in a separate child process that inherits the resource limits of this process.
+//! Runs at once all attacks that need not run alone, each in a separate child process that inherits the resource limits
+//! of this process.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;

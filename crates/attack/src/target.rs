@@ -1,7 +1,7 @@
 //! The attacked network, as its directory describes it.
 //!
-//! Attackers and newcomers read the same files: `endpoints.json`, each process's `node.toml`, and keys. The definition of an
-//! attack says which files its attacker may use. The attacks of strangers use none.
+//! Attackers and newcomers read the same files: `endpoints.json`, each process's `node.toml`, and keys. The definition
+//! of an attack says which files its attacker may use. The attacks of strangers use none.
 
 use std::fmt;
 use std::io;

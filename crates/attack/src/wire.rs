@@ -1,4 +1,4 @@
-//! The bytes of every protocol that Heddle speaks, written by hand.
+//! Every protocol that Heddle speaks, implemented without Heddle's code.
 
 pub mod fabric;
 pub mod grpc;

@@ -1,5 +1,5 @@
-//! Messages full of empty repeated fields. Each field takes two bytes on the wire, and a naive decoder allocates dozens of
-//! bytes for it.
+//! Messages full of empty repeated fields. Each field takes two bytes on the wire, and a naive decoder allocates dozens
+//! of bytes for it.
 
 use std::io;
 use std::sync::Arc;

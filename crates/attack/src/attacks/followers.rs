@@ -1,4 +1,5 @@
-//! Attacks on the links between compute nodes: a gateway that joins as a follower, and a follower that returns false results.
+//! Attacks on the links between compute nodes: a gateway that joins as a follower, and a follower that returns false
+//! results.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Attacks on memory nodes: strangers at their port, a tenant's malformed frames, and a tenant's use of another tenant's
-//! capabilities.
+//! Attacks on memory nodes: strangers at their port, a tenant's malformed frames, and a tenant's use of another
+//! tenant's capabilities.
 
 use std::io;
 use std::sync::Arc;

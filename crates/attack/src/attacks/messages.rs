@@ -1,4 +1,5 @@
-//! Messages without an end, messages that decompress to far more than their size, and messages that cost more than they should.
+//! Messages without an end, messages that decompress to far more than their size, and messages that cost more than they
+//! should.
 
 use std::io;
 use std::sync::Arc;

@@ -1,11 +1,13 @@
 //! The attacks. Each runs as a separate process: `attack run NAME`.
 //!
-//! An attack has a **pace**: a number of units per second, in its list entry. The listed pace broke Heddle, or nearly broke it,
-//! before Heddle had admission control. When all attacks share a processor, a factor reduces their paces. Each unit begins on
-//! time, whatever happened to earlier units, so a server that makes the attacker wait does not slow the attack down.
+//! An attack has a **pace**: a number of units per second, which the [list of attacks](all) states. Before Heddle had
+//! admission control, this pace broke it, or nearly broke it. When several attacks share a processor, a factor reduces
+//! their paces. Each unit begins on time, whatever happened to earlier units, so a server that makes the attacker wait
+//! does not slow the attack down.
 //!
-//! An attack **succeeds** if a newcomer at the same port is not served in time, if a process dies or grows beyond its bound, if
-//! the network does not commit afterwards, or if the attack obtains something that it must not have (a [`Breach`]).
+//! An attack **succeeds** if a newcomer at the same port is not served in time, if a process dies or grows beyond its
+//! bound, if the network does not commit afterwards, or if the attack obtains something that it must not have (a
+//! [`Breach`]).
 
 mod amplification;
 mod catalogue;
