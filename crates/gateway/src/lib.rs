@@ -45,7 +45,8 @@
 //! * Fabric's SDKs work unchanged: services, messages and statuses are Fabric's.
 //! * A call is answered exactly once, with a status that tells the client whether to retry.
 //! * A port bounds what unauthenticated clients can make it spend: connections, calls, streams and bytes of unfinished
-//!   messages. Before its signature is verified, a request takes at most twice its size in memory, and a few KiB.
+//!   messages. Until the signature of a request is verified, the request takes at most twice its size plus a few KiB of
+//!   memory.
 //! * When a port stops, it lets calls in progress finish for a grace period.
 //!
 //! # What it needs around it

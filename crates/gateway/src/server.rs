@@ -2,8 +2,8 @@
 //!
 //! 1. Each connection is admitted ([`base::admission`]) before anything is read from it. If there are too many
 //!    connections, the oldest unauthenticated one is closed.
-//! 2. The TLS handshake has a time limit, and so has the HTTP/2 preface after it. If a client sends anything else, the
-//!    port counts the failure and closes that connection only.
+//! 2. The TLS handshake has a time limit, and so has the HTTP/2 preface after it. If a client does not complete either,
+//!    the port counts the failure and closes that connection only.
 //! 3. [`connection::serve`] then runs the connection in a separate task.
 //!
 //! Reads are buffered below TLS and writes above it. So a batch of small frames costs one system call and few TLS

@@ -1,14 +1,15 @@
 //! One call at the server.
 //!
 //! 1. A unary call goes through [`IncomingCall::unary`]: the message is read, the work runs, one answer is sent.
-//! 2. A stream goes through [`IncomingCall::streaming`]: the handler reads messages and sends answers as the client takes them.
+//! 2. A stream goes through [`IncomingCall::streaming`]: the handler reads messages and sends answers as the client
+//!    takes them.
 //! 3. In both, the work is dropped when the client cancels, when the connection breaks and when the deadline passes.
 //!
 //! Invariants:
 //! * A call is answered exactly once.
 //! * The server sends no more than the client's flow-control window and the connection's send buffer allow.
-//! * If a client receives nothing for [`send_pause_max`](super::ConnectionConfig::send_pause_max), the server resets
-//!   the call.
+//! * If a client takes no bytes for [`send_pause_max`](super::ConnectionConfig::send_pause_max), the server resets the
+//!   call.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

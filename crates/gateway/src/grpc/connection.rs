@@ -1,7 +1,7 @@
 //! One gRPC connection at the server, and the task that serves it.
 //!
-//! 1. The connection's task accepts every request that has arrived, then polls the handlers that are ready, then sends the
-//!    frames of all their answers together.
+//! 1. The connection's task accepts every request that has arrived, then polls the handlers that are ready, then sends
+//!    the frames of all their answers together.
 //! 2. The server sends a ping at the start, which the client must answer within [`ConnectionConfig::preface_timeout`].
 //!    The answer shows that the client speaks HTTP/2. Later pings detect clients that have vanished or no longer read.
 //! 3. Flow-control windows are small until the client is authenticated. Then they become large, if the budget of the

@@ -3,17 +3,17 @@
 //! 1. [`MessageStream`] reads messages from the body of a request. A message within one DATA frame is a slice of that
 //!    frame. A message that spans several frames is assembled in memory that grows with the bytes received, never with
 //!    the announced length.
-//! 2. A server claims that memory from the sender's budget as it grows. It also claims a fixed amount for each call
-//!    whose first message has not arrived ([`super::caller`]).
+//! 2. A server claims the memory of a partial message from the sender's budget as the memory grows. It also claims a
+//!    fixed amount for each call whose first message has not arrived ([`super::caller`]).
 //! 3. A server waits for the rest of a message, and for the first message of a call, as long as bytes arrive on the
 //!    connection at [`ARRIVAL_BYTES_PER_SECOND_MIN`] or faster ([`ArrivalPace`]). The bytes of all calls on the
-//!    connection count, because other messages of the connection, the network or the connection's flow-control window
-//!    may hold a message up. On an unauthenticated connection a message must arrive within
+//!    connection count, because a message may be delayed by other messages of the connection, by the network, or by the
+//!    connection's flow-control window. On an unauthenticated connection a message must arrive within
 //!    [`UNAUTHENTICATED_MESSAGE_TIME_MAX`].
 //!
-//! Invariant: the server returns flow-control credit for a frame only when a handler has taken all of its messages, or
-//! when its bytes are claimed from the budget. So a slow handler slows the sender, and unclaimed bytes stay within
-//! HTTP/2's windows.
+//! Invariant: the server returns flow-control credit for a frame only when a handler has taken all messages in the
+//! frame, or when the frame's bytes are claimed from the budget. So a slow handler slows the sender, and unclaimed
+//! bytes stay within HTTP/2's windows.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::pin::pin;

@@ -1,7 +1,7 @@
 //! gRPC over HTTP/2, directly on the `h2` crate, to spend as little processor time per call as possible.
 //!
-//! 1. [`connection`] serves one connection: one task drives its frames and polls the handlers of all its calls, so that the
-//!    answers of many calls leave in one write. A handler moves heavy work into a separate task.
+//! 1. [`connection`] serves one connection: one task drives its frames and polls the handlers of all its calls, so that
+//!    the answers of many calls leave in one write. A handler moves heavy work into a separate task.
 //! 2. [`call`] is one call at the server: its messages, its deadline, its answer.
 //! 3. [`client`] is the client's side of a connection.
 //! 4. [`message`] and [`status`] are the formats. [`caller`] is the server's view of a client. [`permits`] bounds the

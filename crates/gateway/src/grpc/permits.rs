@@ -1,6 +1,6 @@
 //! Permits bound the calls of each kind that a port works on at once, in total and for each client.
 //!
-//! 1. [`PermitPool::acquire`] is for a call whose own signature is not verified yet. Each connection has a limit. Calls
+//! 1. [`PermitPool::acquire`] is for a call whose signature is not verified yet. Each connection has a limit. Calls
 //!    with one answer also count against the limit of the connection's organisation, where all unauthenticated
 //!    connections together count as one organisation.
 //! 2. [`PermitPool::acquire_stream`] is for a stream whose signer is verified: the limits of the signer's organisation

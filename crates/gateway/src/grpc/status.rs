@@ -2,8 +2,8 @@
 //!
 //! 1. `grpc-status` carries the code in decimal.
 //! 2. `grpc-message` carries the message, percent-encoded.
-//! 3. `grpc-status-details-bin` carries a `google.rpc.GrpcStatus` with one `gateway.ErrorDetail` per failed endpoint, each in
-//!    an `Any`, as base64 without padding.
+//! 3. `grpc-status-details-bin` carries a `google.rpc.Status` with one `gateway.ErrorDetail` per failed endpoint, each
+//!    in an `Any`, as base64 without padding.
 //!
 //! Invariant: the size of trailers is bounded by [`MESSAGE_BYTES_MAX`] and [`DETAILS_MAX`], because clients bound the
 //! header lists that they accept.
@@ -27,7 +27,7 @@ pub const DETAILS_MAX: usize = 16;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-/// The field of the details in a `google.rpc.GrpcStatus`.
+/// The field of the details in a `google.rpc.Status`.
 const STATUS_DETAILS: u32 = 3;
 /// Bytes that are read of a message; servers other than ours may send longer ones.
 const READ_BYTES_MAX: usize = 8 << 10;

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! EndorseResponse{ Envelope{ Payload{ header, Transaction{ TransactionAction{ signature header,
-//!     ChaincodeActionPayload{ ChaincodeProposalPayload{input}, ChaincodeEndorsedAction{ response payload, endorsements }}}}}}}
+//!     ChaincodeActionPayload{ ChaincodeProposalPayload{ input },
+//!         ChaincodeEndorsedAction{ response payload, endorsements }}}}}}}
 //! ```
-//! These are six nested messages around a few kilobytes. Lengths are computed from the inside out, so that every byte
-//! is written once. Headers are the client's bytes; the transient map is left out.
+//! These messages are nested around a few kilobytes of content. Lengths are computed from the inside out, so that every
+//! byte is written once. Headers are the client's bytes; the transient map is left out.
 
 use base::Bytes;
 use bytes::{BufMut as _, BytesMut};

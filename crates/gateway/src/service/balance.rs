@@ -2,13 +2,13 @@
 //!
 //! 1. A proposal goes to the compute node with the fewest outstanding proposals of this gateway; nodes with equal
 //!    numbers take turns.
-//! 2. If a node cannot answer (it is gone, or no longer follows its primary), it is skipped for a cool-down of
+//! 2. If a node cannot answer (it is gone, or no longer follows its primary), the gateway skips it for a cool-down of
 //!    [`COOL_DOWN`]. The proposal goes to the next node, and to each node at most once. A node at its proposal limit is
 //!    skipped as well, but without a cool-down.
-//! 3. If all nodes are in cool-down, the proposal is sent to them nevertheless, since one may have recovered.
+//! 3. If all nodes are in cool-down, the gateway asks them nevertheless, since one may have recovered.
 //!
 //! Running a proposal changes nothing, so a proposal may run twice. If the contract, a policy or a time limit ends a
-//! proposal with an error, no other node is asked, since every node would answer the same.
+//! proposal with an error, the gateway asks no other node, since every node would answer the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

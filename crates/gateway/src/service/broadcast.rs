@@ -1,8 +1,8 @@
 //! `AtomicBroadcast.Broadcast`: a client sends a stream of envelopes to the orderer, and gets one status for each, in
 //! order. A refusal ends the stream, as in Fabric.
 //!
-//! A stream begins with a permit for unproven streams, of which there are few. Once the orderer has taken one of its
-//! envelopes, the stream exchanges it for a permit of the signer's organisation. The server ends a stream that sends
+//! A stream begins with one of the few permits for unproven streams. Once the orderer has accepted an envelope of the
+//! stream, the stream exchanges this permit for one of the signer's organisation. The server ends a stream that sends
 //! no envelope for [`IDLE_MAX`].
 
 use std::sync::Arc;

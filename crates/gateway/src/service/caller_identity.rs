@@ -1,10 +1,10 @@
 //! Reports to admission control that a caller has proved its identity, so that its connection counts as
 //! authenticated.
 //!
-//! A handler reports it once the creator's signature on a call is verified. For statuses, events and blocks the
-//! handler verifies the signature itself. For other calls an endorser or an orderer does, and refuses the call if the
-//! signature is wrong. The report alone admits no call: other modules decide on validity, rights and policies, from
-//! the bytes of each call.
+//! A handler makes this report once the creator's signature on a call is verified. For statuses, events and blocks the
+//! handler verifies the signature itself. For other calls an endorser or an orderer verifies it, and refuses the call
+//! if the signature is wrong. The report alone admits no call: other modules decide on validity, rights and policies,
+//! from the bytes of each call.
 
 use std::sync::Arc;
 

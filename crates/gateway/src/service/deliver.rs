@@ -4,7 +4,7 @@
 //!    first request is verified ([`PermitPool::acquire_stream`]). If the server refuses a request, it answers with a
 //!    status and ends the stream. If the client's window has no space for the status, the call ends at once with a
 //!    gRPC status instead.
-//! 2. The server sends the blocks in order and then the status 200; then the client may send another request. If a
+//! 2. The server sends the blocks in order, then the status 200. After that the client may send another request. If a
 //!    request says so, the stream waits for future blocks. The server ends a stream that sends no request for
 //!    [`IDLE_MAX`].
 //! 3. Before each block the server checks the client's certificate again, and ends the stream with 403 if it has

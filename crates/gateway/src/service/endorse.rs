@@ -2,12 +2,13 @@
 //!
 //! 1. The contract's policy decides which organisations must endorse, unless the client names them. A choice of
 //!    endorsers that satisfies the policy is a [layout](super::layout).
-//! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. It is the
-//!    local endorser if the policy admits it.
+//! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. This is the
+//!    local endorser, if a layout contains it.
 //! 3. If the proposal wrote to the namespaces of other contracts too, the policies of these contracts add endorsers.
-//! 4. The remaining endorsers of a layout run the proposal concurrently. If an endorser of another organisation
-//!    fails, the gateway tries the next layout without it, and keeps the answers received so far. A failure of the
-//!    local endorser ends the call. If no layout is left, the last failure decides the status.
+//! 4. The remaining endorsers of a layout run the proposal concurrently. If an endorser of another organisation fails,
+//!    the gateway tries the next layout that does not contain this endorser, and keeps the answers received so far. If
+//!    the client has named the organisations, there is no other layout. A failure of the local endorser ends the call.
+//!    If no layout is left, the last failure decides the status.
 //! 5. The answers of all endorsers must have the same bytes. The gateway assembles them into an envelope, which
 //!    leaves out the transient map; the client signs the envelope.
 

@@ -1,7 +1,7 @@
 //! `Endorser.ProcessProposal`: direct access to the endorser, for tools that collect endorsements on their own.
 //!
-//! As in Fabric, a proposal that is refused before it runs ends the call with an error; a failure while it runs is returned
-//! as a response of status 500.
+//! As in Fabric, the call ends with an error if the endorser refuses the proposal before it runs. If the proposal fails
+//! while it runs, the answer is a response of status 500.
 
 use std::sync::Arc;
 

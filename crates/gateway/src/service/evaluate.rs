@@ -1,5 +1,5 @@
-//! `Gateway.Evaluate`: one endorser runs the contract, and its answer is returned; nothing is signed. If the client
-//! names organisations and one of them cannot answer, the next organisation is asked.
+//! `Gateway.Evaluate`: one endorser runs the contract, and the gateway returns its answer. Nothing is signed. If the
+//! client names several organisations, the gateway asks them one after the other until one can answer.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Layouts: the endorsers to ask.
 //!
-//! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. Layouts are computed
-//! once for each contract and cached, since the rules of a channel do not change while the process has it open.
+//! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. The layouts of a contract
+//! are computed at its first proposal, and cached until the process ends. They do not follow a change of the channel's
+//! configuration.
 //!
 //! A transaction that writes to several contracts needs a layout for each of them; one endorsement counts for all.
 

@@ -1,4 +1,4 @@
-//! Reads a signed request for blocks, and checks that its signer may make it. It is refused in these cases:
+//! Reads a signed request for blocks. This module and [`super::deliver`] refuse a request in these cases:
 //!
 //! 1. With 400: bytes that are not an envelope with headers; a missing or stale timestamp; a missing start or stop; a
 //!    stop before the start.

@@ -1,5 +1,5 @@
-//! `Gateway.Submit`: sends an envelope to an orderer. The answer means that the orderer took the envelope; validation
-//! comes later.
+//! `Gateway.Submit`: sends an envelope to an orderer. The answer means that the orderer has accepted the envelope;
+//! validation comes later.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Tests of the server with HTTP/2 frames that other clients may send, but the tests' client library does not, or not
-//! in this order.
+//! Tests of the server with HTTP/2 frames, or orders of frames, that other clients may send but the tests' client
+//! library does not.
 
 use super::raw::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, frame as http, headers, literal,
