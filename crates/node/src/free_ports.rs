@@ -1,4 +1,4 @@
-//! Ports that are counted from another one, and free ports.
+//! Chooses ports: one at an offset from a configured first port, or a free one.
 
 use std::io;
 use std::net::{IpAddr, TcpListener};

@@ -2,7 +2,7 @@
 //!
 //! 1. A role passes each service to [`Services::watch`], and makes hosts of remote memory through [`WatchedProvider`].
 //!    If a service ends before the process is asked to stop (because of a panic, or because the resource that it served
-//!    is gone), its name is recorded.
+//!    is gone), [`Services`] records its name.
 //! 2. From then on health reports the service ([`Services::problem`]). [`Services::failed`] completes, and the process
 //!    ends with a separate exit code, so that the supervisor restarts it: a process without its services is useless.
 //! 3. [`log_panics`] logs and counts every panic, including those that cost only one connection.

@@ -3,8 +3,8 @@
 //!
 //! 1. A compute node listens at `control.socket` in its folder, `DIR/nodes/compute-ORG`, also when the whole network
 //!    runs in one process. An orderer on Raft listens too, if it is a separate process ([`orderers`]). The folder has
-//!    mode 0700 and the socket 0600, and the caller must be the same user or root: a process that can open the socket may
-//!    operate the process.
+//!    mode 0700 and the socket 0600, and the caller must be the same user or root: a program that can open the socket
+//!    may operate the peer or the orderer.
 //! 2. A caller writes one [`ControlRequest`] as a line of JSON and reads one [`ControlResponse`] as a line of JSON.
 //!    Then the connection ends.
 //! 3. A new budget is first written durably to [`budget::BUDGET_FILE`] in the same folder, and then takes effect. If

@@ -1,8 +1,8 @@
 //! Reports and changes the members of an ordering group on Raft, for its operator.
 //!
-//! Only the leader carries out a request. Any other orderer replies with the name of the leader, as far as it knows it.
-//! Each request takes one step and returns the resulting state. The caller repeats the request, always at the current
-//! leader, until the state is as wanted. A step that took effect stays in effect.
+//! Only the leader carries out a request. Any other orderer replies with the name of the leader, if it knows one. Each
+//! request takes one step and returns the resulting membership. The caller repeats the request, always at the current
+//! leader, until the membership is as wanted. A step that took effect stays in effect.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What an orderer reports of its group.
+//! An orderer's report on the members of its ordering group.
 
 use serde::{Deserialize, Serialize};
 

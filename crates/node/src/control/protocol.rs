@@ -1,4 +1,4 @@
-//! Requests, replies and their limits.
+//! The requests and responses on a control socket, and their limits.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;

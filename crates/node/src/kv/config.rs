@@ -1,4 +1,4 @@
-//! What stores are started with, and where their clients find them.
+//! The options with which stores are started, and their limits.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

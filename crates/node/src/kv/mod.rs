@@ -6,9 +6,9 @@
 //!    when it ends, another takes over.
 //! 2. Each store has a port for gRPC over TLS ([`service`]). Its certificate is made at the start. Clients trust
 //!    `ca.pem` in the directory and find the ports in `kv.json`, which is written last.
-//! 3. [`Persistence`] decides which data survives the end of the process: no data, if all of it is in memory; all data,
-//!    if memory nodes keep it on disk, each in its folder, from which the next start continues; or the coordinator's
-//!    tables in the folder `tables`, from which the next start fills new memory nodes.
+//! 3. [`Persistence`] decides which data survives the end of the process. There are three choices: no data; all data,
+//!    which each memory node keeps on disk in its folder; or the coordinator's tables in the folder `tables`, from
+//!    which the next start fills new memory nodes.
 //!
 //! Memory nodes and CPU nodes can also run as separate processes ([`KvPlan`], [`KvPart`]).
 //!

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  supervisor ── KvPart as JSON, standard input ──▶ memory-0 … memory-2F    a socket each; the stores' memory
-//!      │                                            cpu-node-0              each store's own CPU node; a port for each store
-//!      └── kv.json: where all of them are           cpu-node-1 … B          a backup that all stores share; ports as well
+//!      │                                            cpu-node-0              each store's own; a port for each store
+//!      └── kv.json: where all of them are           cpu-node-1 … B          backups that all stores share; with ports
 //! ```
 //!
 //! 1. The supervisor makes a [`KvPlan`]: sockets, a secret and a certificate. It starts the memory nodes, formats them

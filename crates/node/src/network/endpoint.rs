@@ -1,4 +1,4 @@
-//! Where a part of the network is reached.
+//! The listening ports of a network in this process, and what each of them serves.
 
 use std::net::SocketAddr;
 

@@ -8,7 +8,7 @@
 //!   genesis.block                       written last: a directory without it is unfinished, and creation starts again
 //!   orderer/blocks                      the orderer's log
 //!   peers/<organisation>/blocks, state  blocks and world state, each a data directory of its own
-//!   nodes/<process>                     files of each process, if roles are processes of their own; always each
+//!   nodes/<process>                     files of each process, if roles run as separate processes; in any case each
 //!                                       compute node's control socket, budget and rules.json
 //!   denied.toml                         the deny list, if the operator wrote one
 //!   profiles/, client/                  connection profiles, and a client to start from
@@ -19,7 +19,8 @@
 //! 3. [`Network::run`] starts everything; [`RunningNetwork::stop`] finishes the accepted work and persists the state.
 //!    Alternatively, [`Network::plan`] writes the files of processes that run one role each ([`crate::process`]).
 //!
-//! Organisations share the process and immutable bytes only: each has its own keys, stores, state and identity cache.
+//! Organisations share nothing but the process and immutable bytes: each has its own keys, stores, state and identity
+//! cache.
 
 mod endpoint;
 mod error;

@@ -1,5 +1,5 @@
 //! The orderer set of a network on Raft. At first it consists of the orderers with which the network was created. After
-//! a change, `orderers.json` in the network's directory holds it: `{"numbers": [2, 3, 4], "next": 5}`.
+//! a change, `orderers.json` in the network's directory holds the set: `{"numbers": [2, 3, 4], "next": 5}`.
 //!
 //! The group's log decides which orderers are members. This file decides which orderer processes run: a number is
 //! written before its orderer is admitted, and deleted after the orderer was removed. A number is never reused.

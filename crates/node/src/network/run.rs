@@ -1,12 +1,12 @@
 //! A running network.
 //!
-//! Start: the ports are bound first, so that a taken port is reported before any store is touched. Then the orderer is
-//! opened, then all peers concurrently; then the ports begin to answer. In the disaggregated form, memory nodes start
-//! first, on hosts in this process, and each peer has a storage node, over links in this process. Except for the
-//! sockets, the code paths are the same as between processes.
+//! Start: the ports are bound first, so that a taken port is reported before any store is touched. Then the orderers
+//! start, then all peers concurrently; then the ports begin to answer. In the disaggregated form, memory nodes start
+//! before the peers, and each peer has a storage node. All of them run in this process: except for the sockets, they
+//! use the same code as separate processes do.
 //!
 //! Stop: the ports reject new calls and let current calls finish. The peers commit the blocks that are already ordered,
-//! within a time limit, and persist their states. Last, the orderer closes its log.
+//! within a time limit, and persist their states. Last, the orderers close their logs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

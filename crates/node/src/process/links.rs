@@ -1,9 +1,9 @@
 //! The transports of a process by address scheme, and the parties that each of its ports admits.
 //!
 //! A process may serve several parties: a compute node serves its organisation's gateways and the other compute nodes
-//! of its peer. These ports differ in their risk: a gateway faces the Internet, whereas the port for compute nodes
-//! decides which transactions are valid. So a token must open only the port for which it was issued. Each port has its
-//! own tokens ([`register`]), and the roles check the authenticated name again when they serve a link
+//! of its peer. These ports differ in their risk: a gateway faces the Internet, whereas callers of the port for compute
+//! nodes take part in validation. So a token must open only the port for which it was issued. Each port has its own
+//! tokens ([`register`]), and the roles check the authenticated name again when they serve a link
 //! ([`base::rt::net::Parties`]).
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The sections of a process's file.
+//! The sections of `node.toml`, the configuration file of a process.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,13 +1,14 @@
 //! Endorses and commits for one organisation.
 //!
-//! The disaggregated form keeps no durable data of its own. It starts in these steps:
-//! 1. Ask the storage node for the channel's epoch, and open blocks and rows under the next epoch. From then on the
-//!    storage node rejects requests of an earlier primary.
+//! In the disaggregated form, blocks and rows lie at the storage node. A peer with one compute node starts in these
+//! steps:
+//! 1. Have the storage node start the channel's next epoch, and open blocks and rows under it. From then on the storage
+//!    node rejects requests of an earlier primary.
 //! 2. Open the address space under the same epoch. This reclaims the memory of an earlier primary.
 //! 3. Replay the blocks above the savepoint, then follow the orderer.
 //!
-//! A peer may have several compute nodes: one primary, and followers. [`replica::failover`] chooses the primary and
-//! performs the takeover.
+//! If a peer has several compute nodes, one is the primary and the others are its followers. [`replica::failover`]
+//! chooses the primary and performs the takeover.
 //!
 //! The monolithic form has its own block store and tables.
 

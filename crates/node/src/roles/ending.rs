@@ -1,4 +1,4 @@
-//! What roles have in common: why they end, and where they keep watermarks.
+//! Shared by the roles: the reason why a role ends, and the directory of its watermarks.
 
 use std::path::Path;
 use std::sync::Arc;
