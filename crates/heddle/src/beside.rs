@@ -1,4 +1,4 @@
-//! Finds the programs that are shipped together: they lie in one directory.
+//! Finds another program of the same release, in the directory of the running program.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The command lines of both programs, as `docs/cli.md` shows them.
+//! The command lines of `heddle` and `heddle-bench`, as `docs/cli.md` shows them.
 
 use std::fmt::Write as _;
 

@@ -1,8 +1,8 @@
 //! Finds out whether a network's directory is in use, and by which process.
 //!
 //! The running process holds a lock on `LOCK` and has written its process ID into that file. The lock alone decides.
-//! `endpoints.json` gives the addresses as soon as the process listens, but it remains when the process has ended. If a
-//! network was planned for several hosts, none of its processes counts as running here.
+//! `endpoints.json` has the addresses as soon as the process listens, but the file remains when the process has ended.
+//! If a network was planned for several hosts, none of its processes counts as running here.
 
 use std::fs::File;
 use std::path::Path;

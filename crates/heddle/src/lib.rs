@@ -1,5 +1,5 @@
-//! What the programs `heddle` and `heddle-bench` share: how a command finds what runs, reports a failure, prints, and is
-//! described in `docs/cli.md`.
+//! The code that the programs `heddle` and `heddle-bench` share. With it a command finds the running network or store,
+//! reports a failure and prints; its help text becomes a part of `docs/cli.md`.
 //!
 //! ```
 //! use heddle_cli::{exit, failure::CommandError, instance};
@@ -15,19 +15,21 @@
 //! ```
 //!
 //! 1. [`instance`] finds the network of a directory and the process that runs it, [`store`] the key-value store.
-//! 2. [`failure`] is what a command returns: one line and one of the codes in [`exit`]. [`log_tail`] adds the end of a log.
-//! 3. [`output`] prints, [`signals`] waits for Ctrl-C, [`page`] fetches metrics, [`process_usage`] asks the kernel what a
-//!    process uses, [`beside`] finds the other programs of a release.
+//! 2. [`failure`] is what a command returns: one line and one of the codes in [`exit`]. [`log_tail`] adds the end of a
+//!    log.
+//! 3. [`output`] prints, [`signals`] waits for Ctrl-C, [`page`] fetches metrics, [`process_usage`] asks the kernel what
+//!    a process uses, [`beside`] finds the other programs of a release.
 //! 4. [`document`] renders the help texts of a program for `docs/cli.md`.
 //!
 //! # Guarantees
 //! * Every failure has an exit code and, unless it was an interruption, one line that says what failed and what to do.
 //! * A closed standard output is no failure.
-//! * Nothing here changes a network: a command that finds one reads its files and its lock.
+//! * Nothing here changes a network's data: a command that finds a network reads its files and its lock. Only
+//!   [`instance::sign_lock`] writes, the process ID into the lock file; [`instance::terminate`] only sends a signal.
 //!
 //! # What it needs around it
-//! * Above: the commands of `heddle`, in the same package, and those of `heddle-bench`, in the package of that name. Neither
-//!   program links the other.
+//! * Above: the commands of `heddle`, in the same package, and those of `heddle-bench`, in the package of that name.
+//!   Neither program links the other.
 //! * Below: `node` for the files of networks and stores, `gateway` for gRPC. Linux, for `/proc`.
 #![deny(missing_docs)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]

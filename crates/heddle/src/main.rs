@@ -4,8 +4,8 @@
 //! 2. [`command`] has a module for each command, which composes functions of the layers below.
 //! 3. A command that fails returns a [`failure`]: an exit code, and one line that names the problem and a remedy.
 //!
-//! The logic of networks and ledgers is in the layers below, and what this program shares with `heddle-bench` in the library
-//! of this package. `heddle bench` becomes that program.
+//! The logic of networks and ledgers is in the layers below. The library of this package has the code that this program
+//! shares with `heddle-bench`; `heddle bench` replaces this process with that program.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 

@@ -1,6 +1,6 @@
-//! `heddle bench`: this process becomes the program `heddle-bench`, which lies beside it.
+//! `heddle bench`: replaces this process with the program `heddle-bench`, which lies in the same directory.
 //!
-//! Benchmarks need more libraries than networks do, so that they are built apart and only on request.
+//! Benchmarks need more libraries than networks do, so they are a separate program, which is built only on request.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;

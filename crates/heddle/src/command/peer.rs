@@ -3,8 +3,8 @@
 //! 1. Find the folder of the peer's compute node, in the network's directory or as given. If there are several compute
 //!    nodes, take the folder of the primary: the nodes report their roles.
 //! 2. Send the request or the new budget through the socket in that folder ([`node::control`]).
-//! 3. After lowering the budget, poll until all memory above it has been returned. A compute node that is restarted
-//!    meanwhile has stored the budget, and takes no memory above it.
+//! 3. After lowering the budget, poll until all memory above it has been returned. The compute node stores the budget
+//!    durably, so it takes no memory above the budget even if it is restarted meanwhile.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -6,8 +6,8 @@
 //!    result with that state, key by key. Later blocks are not part of the comparison: the next start applies them
 //!    again.
 //! 4. Compare the ledgers with each other. After a crash ledgers may differ in length. So each ledger's blocks are
-//!    compared with those of the longest ledger, and each peer's validation codes, by their commit hash, with those
-//!    of the peer whose ledger is longest.
+//!    compared with those of the longest ledger. The validation codes of each peer are compared, by commit hash, with
+//!    those of the peer that has the longest ledger.
 //!
 //! A replayed state takes memory for each key: its name, its version and the hash of its value.
 
