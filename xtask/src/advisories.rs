@@ -1,16 +1,16 @@
 //! Known vulnerabilities of dependencies, checked offline.
 //!
 //! 1. `advisories.json` beside this crate is a snapshot of the RustSec database's facts: ids, packages, version ranges,
-//!    dates and addresses, without its texts. `cargo xtask advisories --refresh FOLDER` creates it from a checkout of the
-//!    database.
-//! 2. Its list `noted` is written by hand, for advisories that are newer than the snapshot; a refresh drops those that
-//!    the database has come to contain.
+//!    dates and addresses, without its texts. `cargo xtask advisories --refresh FOLDER` creates it from a checkout of
+//!    the database.
+//! 2. The list `noted` in this file is written by hand, for advisories that are newer than the snapshot; a refresh
+//!    drops those that the database contains by then.
 //! 3. [`check`] fails if a version in `Cargo.lock` is affected by an advisory that `deny.toml` does not ignore;
 //!    unmaintained versions are affected too. An ignore in `deny.toml` names the day of the decision and the reason
 //!    (`reason = "2026-11-23: …"`), and expires after [`IGNORE_DAYS_MAX`].
 //!
-//! A snapshot older than [`SNAPSHOT_DAYS_MAX`] causes a warning, not a failure: a build that passed must not fail for the
-//! date alone.
+//! A snapshot older than [`SNAPSHOT_DAYS_MAX`] causes a warning, not a failure: a build that has passed must not fail
+//! because of the date alone.
 
 use std::collections::BTreeSet;
 use std::path::Path;

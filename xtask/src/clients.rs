@@ -1,5 +1,5 @@
-//! Unmodified Fabric clients against a real network: the gateway SDKs for Node and Go, and the SDK for Java for many
-//! calls on one connection.
+//! Runs unmodified Fabric clients against a real network: the gateway SDKs for Node and Go. The test of many calls on
+//! one connection also runs the SDK for Java.
 
 use std::ffi::OsStr;
 use std::process::Command;

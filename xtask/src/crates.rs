@@ -1,4 +1,4 @@
-//! Holds the number of crates from which `heddle` is built: each costs everybody who builds it, and is code to trust.
+//! Limits the number of crates from which `heddle` is built: each takes time in every build, and is code to trust.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,15 +1,15 @@
 //! `cargo xtask fuzz`: a search for inputs that make a decoder fail.
 //!
-//! 1. The command builds `fuzz_all`, which has all targets, with coverage counters in every crate. The counters are flags
-//!    of the stable compiler, and the build has a separate target folder; a C++ compiler builds libFuzzer.
-//! 2. The command runs each target for the given time, from its seeds, from `fuzz/corpus/TARGET`, and from the findings
-//!    of earlier searches on this machine in `target/fuzz/work/TARGET`. A target is *searched out*, and ends early,
-//!    once it has run enough inputs and has covered nothing new for long enough. That time is processor time of the
-//!    search, so that a loaded machine does not shorten it.
-//! 3. Inputs that add coverage are minimised; the smallest of them, up to the bounds below, become `fuzz/corpus/TARGET`,
-//!    which every `cargo test` replays.
-//! 4. A table in Markdown shows how far each target came. After a failure the command names the file that reproduces it,
-//!    and how to run that file.
+//! 1. The command builds `fuzz_all`, which has all targets, with coverage counters in every crate. Flags of the stable
+//!    compiler add the counters, and the build has a separate target folder; a C++ compiler builds libFuzzer.
+//! 2. The command runs each target for at most the given time, from its seeds, from `fuzz/corpus/TARGET`, and from the
+//!    findings of earlier searches on this machine in `target/fuzz/work/TARGET`. A target is *searched out*, and ends
+//!    early, once it has run enough inputs and has covered nothing new for long enough. That time is processor time of
+//!    the search, so that a loaded machine does not shorten it.
+//! 3. Inputs that add coverage are minimised; the smallest of them, up to the bounds below, become
+//!    `fuzz/corpus/TARGET`, which every `cargo test` replays.
+//! 4. A table in Markdown shows how far each target came. After a failure the command names the file that reproduces
+//!    it, and how to run that file.
 
 use std::collections::VecDeque;
 use std::fs;

@@ -1,8 +1,8 @@
 //! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches simulation
 //! seeds, `cargo xtask soak` disturbs a network of real processes, and `cargo xtask attack` attacks networks.
 //!
-//! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure whose message says how
-//! to get the tool; no step is skipped silently. `--without STEP` leaves a step out by name, and the summary says so.
+//! A step passes or fails. If a tool is missing, the step fails with a message that says how to get the tool; no step
+//! is skipped silently. `--without STEP` leaves a step out by name, and the summary says so.
 
 mod advisories;
 mod attack;

@@ -1,5 +1,5 @@
-//! The record of nightly runs, `target/nightly.json`: the commit on which all steps last passed, and the cost of the last
-//! cold build.
+//! The record of nightly runs, `target/nightly.json`: the commit on which all steps last passed, and the cost of the
+//! last cold build.
 
 use std::path::Path;
 use std::process::Command;

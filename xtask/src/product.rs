@@ -1,10 +1,11 @@
-//! Nothing of the tests is in the product (ADR 36): no fail point, no planted mistake, no simulation, no test double.
+//! Checks that the product contains no test code (ADR 36): no fail point, no planted mistake, no simulation, no test
+//! double.
 //!
 //! 1. [`compile`] compiles the product's variant of our crates, cheaply, with the dependencies of the tests.
-//! 2. [`check`] looks into a program for the names of all fail points and mutants, which `docs/faults.md` lists, and for
+//! 2. [`check`] searches a program for the names of all fail points and mutants, which `docs/faults.md` lists, and for
 //!    [`PARTS`] of symbols and source paths.
-//! 3. [`nightly`] builds the release and looks into it; then into the program of the tests, where the same look must find the
-//!    names, or it would prove nothing.
+//! 3. [`nightly`] builds the release and searches it. Then it searches the program of the tests, where it must find the
+//!    names; otherwise the search of the release would prove nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

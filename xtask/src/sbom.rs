@@ -1,10 +1,10 @@
 //! The contents of the release: a bill of materials in CycloneDX 1.5, and data for `cargo audit` in the program itself.
 //!
-//! 1. [`print()`] writes one component for each package from which a program is built on Linux, with version,
-//!    licence, checksum and dependencies. A package that is needed only at build time has the scope `excluded`. The same
-//!    lock file gives the same bytes.
-//! 2. [`release`] builds each program with `cargo auditable`, which embeds the list of packages in a section of it, and
-//!    reads the list back. The programs must contain nothing of the tests ([`crate::product`]).
+//! 1. [`print()`] writes one component for each package from which a program is built on Linux, with version, licence,
+//!    checksum and dependencies. A package that is needed only at build time has the scope `excluded`. The same lock
+//!    file gives the same bytes.
+//! 2. [`release`] builds each program with `cargo auditable`, which embeds the list of packages in a section of the
+//!    program, and reads the list back. The programs must contain no test code ([`crate::product`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
