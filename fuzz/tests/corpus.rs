@@ -1,5 +1,5 @@
-//! Runs every decoder on its seeds, on the findings of earlier searches, and on a fixed number of mutated seeds, without
-//! libFuzzer: every test run repeats what a search has found.
+//! Runs every decoder on its seeds, on the findings of earlier searches, and on a fixed number of mutated seeds,
+//! without libFuzzer. So every test run replays what searches have found.
 
 use std::fs;
 use std::path::Path;
