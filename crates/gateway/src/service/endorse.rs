@@ -235,7 +235,7 @@ impl<'a> EndorsementRound<'a> {
             )
         })?;
         let endorsers: Vec<&MspId> = self.endorsers().map(|endorser| &endorser.msp_id).collect();
-        Ok(self.from.plans.get(self.policies.channel(), contract, policy, &endorsers))
+        Ok(self.from.plans.get(self.policies, contract, policy, &endorsers))
     }
 
     fn insufficient(&mut self) -> GrpcStatus {

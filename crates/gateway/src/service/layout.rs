@@ -1,8 +1,7 @@
 //! Layouts: the endorsers to ask.
 //!
 //! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. The layouts of a contract
-//! are computed at its first proposal, and cached until the process ends. They do not follow a change of the channel's
-//! configuration.
+//! are computed at its first proposal, and again at its first proposal after the channel's policies have changed.
 //!
 //! A transaction that writes to several contracts needs a layout for each of them; one endorsement counts for all.
 
@@ -10,7 +9,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, RwLock};
 
 use base::{ChannelId, Map, MspId};
+use chain::access::ChannelPolicies;
 use identity::Policy;
+use ledger::Hash;
 
 /// The layouts of one policy: each a list of indexes into the list of endorsers, where index 0 is the local one.
 #[derive(PartialEq, Eq, Debug)]
@@ -20,26 +21,34 @@ pub(super) struct EndorsementPlan {
     equals_count: usize,
 }
 
+/// A plan, and the digest of the policies from which it was computed.
+struct CachedPlan {
+    policies: Hash,
+    plan: Arc<EndorsementPlan>,
+}
+
 /// The plans computed so far; at most one per contract of each channel.
 #[derive(Default)]
 pub(super) struct EndorsementPlanCache {
-    plans: RwLock<Map<(ChannelId, String), Arc<EndorsementPlan>>>,
+    plans: RwLock<Map<(ChannelId, String), CachedPlan>>,
 }
 
 impl EndorsementPlanCache {
     pub(super) fn get(
         &self,
-        channel: &ChannelId,
+        policies: &ChannelPolicies,
         contract: &str,
         policy: &Policy,
         endorsers: &[&MspId],
     ) -> Arc<EndorsementPlan> {
-        let key = (channel.clone(), contract.to_owned());
-        if let Some(plan) = self.plans.read().expect("no holder of this lock panics").get(&key) {
-            return Arc::clone(plan);
+        let key = (policies.channel().clone(), contract.to_owned());
+        match self.plans.read().expect("no holder of this lock panics").get(&key) {
+            Some(cached) if cached.policies == *policies.digest() => return Arc::clone(&cached.plan),
+            _ => {}
         }
         let plan = Arc::new(EndorsementPlan::new(policy, endorsers));
-        self.plans.write().expect("no holder of this lock panics").insert(key, Arc::clone(&plan));
+        let computed = CachedPlan { policies: *policies.digest(), plan: Arc::clone(&plan) };
+        self.plans.write().expect("no holder of this lock panics").insert(key, computed);
         plan
     }
 }

@@ -200,3 +200,20 @@ async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
     }
     assert_eq!(evaluate_at([Does::Endorse, Does::Endorse, Does::Endorse], &["Unknown"]).await.0, 0);
 }
+
+/// Regression: the layouts of a contract were kept for the life of the process. After a configuration block had changed the
+/// policy, the gateway went on asking the endorsers of the old one.
+#[test]
+fn layouts_follow_the_policies_of_the_channel() {
+    let endorsers = NAMES.map(MspId::from);
+    let plans = EndorsementPlanCache::default();
+    let layouts = |rules: &ChannelPolicies| {
+        let policy = rules.endorsement_policy("basic").expect("it is defined");
+        let plan = plans.get(rules, "basic", policy, &endorsers.each_ref());
+        plan.in_turn(0).map(<[usize]>::to_vec).collect::<Vec<_>>()
+    };
+    let (one, two) = (rules("OR('Org2MSP.peer')"), rules("AND('Org2MSP.peer', 'Org3MSP.peer')"));
+    assert_eq!(layouts(&one), [[1]]);
+    assert_eq!(layouts(&two), [[1, 2]]);
+    assert_eq!(layouts(&one), [[1]]);
+}
