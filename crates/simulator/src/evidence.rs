@@ -51,6 +51,7 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
     });
     let validated: Vec<ValidatedBlock> =
         evidence.blocks.iter().map(|block| oracle.add(block)).collect::<Result<_, _>>()?;
+    check_last_configs(&evidence.blocks, &validated)?;
     for peer in &evidence.peers {
         check_ledger(peer, &evidence.blocks, &validated)?;
         for (digest, when) in peer.digests.iter().zip(["", " after a crash and a replay"]) {
@@ -72,6 +73,22 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
         *codes.entry(*code as u8).or_default() += 1;
     }
     Ok(codes)
+}
+
+/// Checks that each block names the newest configuration block up to and including it.
+fn check_last_configs(ordered: &[Bytes], validated: &[ValidatedBlock]) -> Result<(), String> {
+    let mut last_config = 0;
+    for (number, (bytes, validated)) in (0..).zip(ordered.iter().zip(validated)) {
+        if validated.config_update.is_some() {
+            last_config = number;
+        }
+        let metadata = Block::parse(bytes).and_then(|block| block.orderer_metadata());
+        let named = metadata.map_err(|error| format!("block {number} of the orderer: {error}"))?.last_config;
+        if named != last_config {
+            return Err(format!("block {number} names {named} as its last configuration block, not {last_config}"));
+        }
+    }
+    Ok(())
 }
 
 fn check_ledger(peer: &PeerEvidence, ordered: &[Bytes], validated: &[ValidatedBlock]) -> Result<(), String> {

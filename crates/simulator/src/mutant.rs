@@ -79,11 +79,13 @@ pub enum Mutant {
     ConfigKept,
     /// Orderers put envelopes into blocks that were checked under an earlier configuration.
     ChangeUnchecked,
+    /// A new leader continues under the committed configuration, not under the newest one of its log.
+    ConfigForgotten,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 25] = [
+    pub const ALL: [Mutant; 26] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -109,6 +111,7 @@ impl Mutant {
         Mutant::TablesWrong,
         Mutant::ConfigKept,
         Mutant::ChangeUnchecked,
+        Mutant::ConfigForgotten,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -141,6 +144,7 @@ impl Mutant {
             Mutant::TablesWrong => "tables-wrong",
             Mutant::ConfigKept => "config-kept",
             Mutant::ChangeUnchecked => "change-unchecked",
+            Mutant::ConfigForgotten => "config-forgotten",
         }
     }
 
@@ -165,7 +169,8 @@ impl Mutant {
             | Mutant::OrdererGoesBack
             | Mutant::TablesWrong
             | Mutant::ConfigKept
-            | Mutant::ChangeUnchecked => PeerMode::Monolithic,
+            | Mutant::ChangeUnchecked
+            | Mutant::ConfigForgotten => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -227,7 +232,11 @@ impl Mutant {
     pub fn is_in_groups(self) -> bool {
         matches!(
             self,
-            Mutant::OrdererShowsEarly | Mutant::OrdererOwnDisk | Mutant::OrdererAnswersLate | Mutant::PeerStays
+            Mutant::OrdererShowsEarly
+                | Mutant::OrdererOwnDisk
+                | Mutant::OrdererAnswersLate
+                | Mutant::PeerStays
+                | Mutant::ConfigForgotten
         )
     }
 
@@ -270,6 +279,7 @@ impl Mutant {
             Mutant::TablesWrong => network.sim.inject("identity.verifier.mutant.wrong", 1.0),
             Mutant::ConfigKept => network.sim.inject("chain.commit.mutant.keeps_config", 1.0),
             Mutant::ChangeUnchecked => network.sim.inject("chain.order.mutant.unchecked", 1.0),
+            Mutant::ConfigForgotten => network.sim.inject("chain.order.mutant.committed_config", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::VerdictUnchecked => {
                 network.sim.inject("chain.offload.mutant.unchecked", 1.0);

@@ -191,7 +191,7 @@ impl Scenario {
             link_micros: *rng.pick(link),
             sync_micros: *rng.pick(sync),
             // Sometimes enough that a storage node materialises rows by itself before it is asked to.
-            persist_interval_blocks: if rng.one_in(5) { 30 } else { 1 + rng.below(12) },
+            persist_interval_blocks: if rng.one_in(3) { 30 } else { 1 + rng.below(12) },
             segment_bytes: *rng.pick(&[20_000, 60_000, 64 << 20]),
             cache_bytes: *rng.pick(&[0, 2_000, 1 << 20]),
             fault_points: faults::points(&mut rng, &forms, records, ordering),

@@ -452,7 +452,11 @@ impl CuttingStage {
             let before = self.channel.log_store.block(next - 1)?;
             let before = before.ok_or_else(|| Error::Stored { block: next - 1, reason: "it is missing".to_owned() })?;
             let previous = Block::parse(&before)?.hash();
-            let config = ConfigInForce::after(&self.channel.log_store, next, &self.channel.config())?;
+            let committed = self.channel.config();
+            let config = match rt::fault_point("chain.order.mutant.committed_config") {
+                false => ConfigInForce::after(&self.channel.log_store, next, &committed)?,
+                true => committed,
+            };
             let leadership = LeaderTerm { term, number: next, previous, config, pace: CutPacer::default() };
             let guard = LeadershipGuard::start();
             if self.run_term(leadership, &mut queue).await? {

@@ -171,7 +171,8 @@ fn nothing_reported_is_lost_and_peers_agree_under_faults() {
             *injected.entry(name).or_insert(0) += point.injected;
         }
     }
-    for (name, times) in injected {
+    // Mutants are planted by the simulator.
+    for (name, times) in injected.into_iter().filter(|(name, _)| !name.contains(".mutant.")) {
         assert!(
             times > 0 || !name.starts_with("chain.") || std::env::var("HEDDLE_SEED").is_ok(),
             "{name} was never hit"

@@ -157,12 +157,12 @@ fn envelopes_behind_a_change_are_checked_again() {
         let consortium = consortium();
         let orderer = orderer_with(&consortium, &root(&scratch).await, durable()).await;
         let client = consortium.client();
-        let large = plain(&client, &"x".repeat(10_000));
-        let smaller = consortium.config_update(&config(&orderer), |root| set_bytes_max(root, 9_000));
+        let large = plain(&client, &"x".repeat(40_000));
+        let smaller = consortium.config_update(&config(&orderer), |root| set_bytes_max(root, 30_000));
         let (changed, refused) = join(orderer.broadcast(CHANNEL, smaller), orderer.broadcast(CHANNEL, large)).await;
         changed.expect("permitted");
         let refused = refused.expect_err("it is too large now");
-        assert!(refused.to_string().contains("exceeds maximum allowed 9000 bytes"), "{refused}");
+        assert!(refused.to_string().contains("exceeds maximum allowed 30000 bytes"), "{refused}");
 
         let current = config(&orderer);
         let one = consortium.config_update(&current, |root| set_messages_max(root, 2));
