@@ -1,7 +1,7 @@
 //! Helpers for tests of a whole network: a small network, and proposals and envelopes with one defect each.
 
 use base::{Bytes, rt};
-use gateway::client::{GatewayClient, GrpcConnection};
+use gateway::client::{EndorsedTransaction, GatewayClient, GrpcConnection};
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use identity::{KeyKind, MemberRole, Signer, hex, sha256};
 use node::config::{HeddleConfig, organization_names};
@@ -75,6 +75,12 @@ impl TestNetwork {
     pub async fn stop(self) {
         self.running.stop().await.expect("a stop without errors");
     }
+}
+
+/// An endorsed transaction that creates an asset.
+pub async fn endorsed(client: &GatewayClient, id: &str) -> EndorsedTransaction {
+    let proposal = client.proposal(CHANNEL, "basic", "CreateAsset", &args(&[id, "blue", "5", "Ada", "300"])).sign();
+    client.endorse(&proposal).await.expect("endorsements")
 }
 
 pub fn args(args: &[&str]) -> Vec<Bytes> {

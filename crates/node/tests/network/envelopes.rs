@@ -1,8 +1,8 @@
 //! Bad envelopes: some are rejected by the orderer, others are found invalid by peers.
 
-use crate::common::{CHANNEL, TestNetwork, altered, config, high_s, signed};
+use crate::common::{CHANNEL, TestNetwork, altered, config, endorsed, high_s, signed};
 use base::Bytes;
-use gateway::client::{EndorsedTransaction, GatewayClient, GrpcCode};
+use gateway::client::GrpcCode;
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
 use proto::protos::{
@@ -11,12 +11,6 @@ use proto::protos::{
 
 /// A change of a payload before it is signed.
 type Change = Box<dyn Fn(&mut Payload)>;
-
-async fn endorsed(client: &GatewayClient, id: &str) -> EndorsedTransaction {
-    let proposal =
-        client.proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&[id, "blue", "5", "Ada", "300"])).sign();
-    client.endorse(&proposal).await.expect("endorsements")
-}
 
 fn change_header(payload: &mut Payload, change: impl FnOnce(&mut ChannelHeader)) {
     let header = payload.header.as_mut().expect("a header");

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
 mod common;
+mod configuration;
 mod envelopes;
 mod lifecycle;
 mod pooled;
