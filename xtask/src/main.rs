@@ -26,7 +26,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use programs::{PROFILE, tests};
+use programs::{PROFILE, integration_tests, tests, unit_tests};
 use step::Step;
 
 /// Heddle's development commands.
@@ -246,7 +246,7 @@ fn root() -> PathBuf {
 }
 
 /// Number of fixed simulation seeds that every change must pass.
-const SEEDS_FIXED: u64 = 1000;
+const SEEDS_FIXED: u64 = 600;
 
 /// Every eighth fixed seed runs twice, to check that a seed decides everything. Code that breaks this rule does so under most
 /// seeds, so a share of them is enough. `cargo xtask sim` and the nightly run repeat every seed.
@@ -295,9 +295,9 @@ fn steps() -> Vec<Step> {
         }),
         Step::new("tests", || {
             hosts::tools()?;
+            step::run(unit_tests().env("RUST_TEST_THREADS", TEST_THREADS))?;
             // Examples are built only when somebody runs them; clippy has checked that they compile.
-            let mut all = tests(&["--lib", "--bins", "--tests", "--no-fail-fast"]);
-            step::run(all.env("RUST_TEST_THREADS", TEST_THREADS))?;
+            step::run(integration_tests()?.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
         }),
         Step::new("simulation", || {
