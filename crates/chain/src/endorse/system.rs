@@ -6,7 +6,7 @@
 //! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is rejected |
 //! | `_lifecycle` | `QueryChaincodeDefinition`, `QueryChaincodeDefinitions` |
 //!
-//! The system contracts read only the ledger, never the state, and record nothing. The policy of the resource
+//! The system contracts read the ledger and the configuration, no contract's state, and record nothing. The policy of the resource
 //! `contract/function` decides who may call a function; `GetChannels` is open to this peer's own organisation.
 
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use base::{BlockNumber, Bytes, MspId, TxId};
 use contract::ContractResponse;
 use identity::Identity;
 use ledger::Block;
+use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use prost::Message;
 use proto::common::{BlockchainInfo, ConfigEnvelope, Envelope};
 use proto::lifecycle::{
@@ -85,8 +86,8 @@ async fn try_answer(query: &SystemQuery<'_>) -> SystemResult {
                 ("qscc", "GetTransactionByID") => {
                     transaction_by_id(channel.as_ref(), text(parameter, "the transaction id")?).await
                 }
-                ("cscc", "GetConfigBlock") => read_block(channel.as_ref(), 0).await,
-                ("cscc", "GetChannelConfig") => channel_config(channel.as_ref()).await,
+                ("cscc", "GetConfigBlock") => config_block(channel.as_ref()).await,
+                ("cscc", "GetChannelConfig") => channel_config(channel.as_ref()),
                 _ => Err(format!("Requested function {function} not found.")),
             }
         }
@@ -193,10 +194,16 @@ async fn transaction_by_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Syste
     Ok(processed.encode_to_vec().into())
 }
 
-async fn channel_config(channel: &dyn EndorsingChannel) -> SystemResult {
-    let block = Block::parse(&read_block(channel, 0).await?).map_err(|error| error.to_string())?;
-    let transaction = ledger::Transaction::decode(&block.envelope(0)).map_err(|invalid| invalid.to_string())?;
-    let envelope = ConfigEnvelope::decode(transaction.data()).map_err(|error| error.to_string())?;
+/// The newest block with a configuration. The version of the state's row names it; without a row it is block 0.
+async fn config_block(channel: &dyn EndorsingChannel) -> SystemResult {
+    let snapshot = channel.snapshot().await.map_err(|error| error.to_string())?;
+    let row = snapshot.get(CONFIG_NAMESPACE, CONFIG_KEY).await.map_err(|error| error.to_string())?;
+    read_block(channel, row.map_or(0, |row| row.version.block)).await
+}
+
+fn channel_config(channel: &dyn EndorsingChannel) -> SystemResult {
+    let content = channel.policies().config().content().clone();
+    let envelope = ConfigEnvelope::decode(content).map_err(|error| error.to_string())?;
     Ok(envelope.config.unwrap_or_default().encode_to_vec().into())
 }
 
