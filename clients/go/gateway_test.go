@@ -28,6 +28,7 @@ const readyWithin = time.Minute
 type network struct {
 	directory string
 	gateway   string
+	orderer   string
 }
 
 func start(t *testing.T) network {
@@ -76,10 +77,12 @@ func start(t *testing.T) network {
 	case <-time.After(readyWithin):
 		t.Fatal("heddle was not ready in time")
 	}
-	return network{directory: directory, gateway: gatewayAddress(t, directory)}
+	gateway, orderer := addresses(t, directory)
+	return network{directory: directory, gateway: gateway, orderer: orderer}
 }
 
-func gatewayAddress(t *testing.T, directory string) string {
+// The ports of the first gateway and of the orderer.
+func addresses(t *testing.T, directory string) (string, string) {
 	t.Helper()
 	bytes, err := os.ReadFile(filepath.Join(directory, "endpoints.json"))
 	if err != nil {
@@ -87,11 +90,12 @@ func gatewayAddress(t *testing.T, directory string) string {
 	}
 	var endpoints struct {
 		Gateways []struct{ Address string }
+		Orderer  string
 	}
 	if err := json.Unmarshal(bytes, &endpoints); err != nil {
 		t.Fatal(err)
 	}
-	return endpoints.Gateways[0].Address
+	return endpoints.Gateways[0].Address, endpoints.Orderer
 }
 
 func only(t *testing.T, folder string) []byte {
@@ -107,22 +111,36 @@ func only(t *testing.T, folder string) []byte {
 	return bytes
 }
 
-func (n network) contract(t *testing.T) *client.Contract {
+// A connection to the node of this name, whose TLS authority is in the node's folder.
+func connect(t *testing.T, address, node, name string) *grpc.ClientConn {
 	t.Helper()
-	organization := filepath.Join(n.directory, "organizations", "peerOrganizations", "org1.example.com")
 	roots := x509.NewCertPool()
-	pem, err := os.ReadFile(filepath.Join(organization, "peers", "peer0.org1.example.com", "tls", "ca.crt"))
+	pem, err := os.ReadFile(filepath.Join(node, "tls", "ca.crt"))
 	if err != nil || !roots.AppendCertsFromPEM(pem) {
 		t.Fatalf("no TLS roots: %v", err)
 	}
-	connection, err := grpc.NewClient(n.gateway, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		RootCAs:    roots,
-		ServerName: "peer0.org1.example.com",
+		ServerName: name,
 		MinVersion: tls.VersionTLS12,
 	})))
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return connection
+}
+
+func (n network) contract(t *testing.T) *client.Contract {
+	t.Helper()
+	return n.channel(t).GetContract("basic")
+}
+
+func (n network) channel(t *testing.T) *client.Network {
+	t.Helper()
+	organization := filepath.Join(n.directory, "organizations", "peerOrganizations", "org1.example.com")
+	const peer = "peer0.org1.example.com"
+	connection := connect(t, n.gateway, filepath.Join(organization, "peers", peer), peer)
 	user := filepath.Join(organization, "users", "User1@org1.example.com", "msp")
 	certificate, err := identity.CertificateFromPEM(only(t, filepath.Join(user, "signcerts")))
 	if err != nil {
@@ -145,11 +163,8 @@ func (n network) contract(t *testing.T) *client.Contract {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = gateway.Close()
-		_ = connection.Close()
-	})
-	return gateway.GetNetwork("mychannel").GetContract("basic")
+	t.Cleanup(func() { _ = gateway.Close() })
+	return gateway.GetNetwork("mychannel")
 }
 
 func TestSubmitAndEvaluate(t *testing.T) {
