@@ -6,9 +6,10 @@
 //! 1. **Cut**: while this orderer is the leader, the task takes envelopes from the queue, up to `TAKE_MAX` at once, and
 //!    offers them to the block cutter. The cutter cuts at the channel's limits, and earlier when [`CutPacer`] allows
 //!    it. The task builds each block on the last block of the log, signs it, and appends it through the engine. An
-//!    envelope that was checked under another configuration than the leader's is checked again. A configuration is alone
-//!    in its block, which ends the block before it and changes the cutter's limits. While this orderer is not the
-//!    leader, the task rejects envelopes with the name of the leader.
+//!    envelope that was checked under another configuration than the leader's is checked again. When the task takes a
+//!    configuration, it first cuts the envelopes that wait, then puts the configuration into a block of its own, and
+//!    gives its limits to the cutter. While this orderer is not the leader, the task rejects envelopes with the name of
+//!    the leader.
 //! 2. **Deliver**: the engine's commit index says which blocks are committed, and only these are sent to peers. When a
 //!    block is committed, the task compares it with the block that this orderer built under the same number, and then
 //!    answers the callers whose envelopes are in that block. If the blocks are equal, the envelopes are durable. If
@@ -670,6 +671,8 @@ impl CuttingStage {
 async fn acknowledge_committed(chain: Arc<OrdererChannel>) -> Result<(), Error> {
     let mut safe = chain.deliverable();
     let mut shown = *safe.borrow_and_update();
+    // Blocks may have been committed since the channel was started.
+    chain.commit_config(shown)?;
     loop {
         let more = {
             let oldest = chain.uncommitted().front().map(|built| built.cut);
