@@ -46,8 +46,9 @@
 //! # Guarantees
 //!
 //! * Two runs with the same seed send the same calls from each client.
-//! * Both sides of a ratio are measured in one run, in turns. If a bound on a mean forbids a loss, the confidence
-//!   interval of the ratios decides ([`interval`]); any other bound is compared with the mean, or the ratio, itself.
+//! * Both sides of a ratio are measured in one run, in turns. A bound that demands a gain must be met by the mean of
+//!   the ratios. A bound that only forbids a loss is missed only if the whole confidence interval lies beyond it
+//!   ([`interval`]). A single ratio is compared with its bound directly.
 //! * Every transaction that ends within the window is counted, even if it started before. Transactions that the network
 //!   rejected are counted apart from those that the contract rejected ([`tally`]).
 //! * When a measurement returns, with a result or an error, its clients and processes have ended, and its limits on

@@ -7,12 +7,12 @@
 //!    registered. Then wait until a majority has the entries of the window, and notify the watchers. Of each key, only
 //!    the newest entry of the window is applied.
 //! 2. Read the chains of these keys, all at once; recently used chains are cached ([`ChainCache`]).
-//! 3. Increment the counters of the stripes of the window's buckets. Add the changes of one entry after another to a
-//!    transaction until the next entry does not fit. The changes are records, pointers, and the lines of the bitmap in
-//!    which blocks are allocated or freed. Post the transaction and start the next one. The next transaction allocates
-//!    from other lines of the bitmap: if two transactions wrote the same line, the later one would wait until the
-//!    earlier one is committed. A record is one write for each run of adjacent blocks. A new record goes to the front
-//!    of its chain.
+//! 3. Make the counters of the window's stripes odd: a get that walks a chain meanwhile starts again (see the head of
+//!    [`super`]). Fill a transaction with the changes of whole entries, in order, until the next entry does not fit.
+//!    The changes are records, pointers, and the lines of the bitmap in which blocks are allocated or freed. Post the
+//!    transaction and start the next one. The next transaction allocates from other lines of the bitmap: if two
+//!    transactions wrote the same line, the later one would wait until the earlier one is committed. A record is one
+//!    write for each run of adjacent blocks. A new record goes to the front of its chain.
 //! 4. The last transaction of the window moves the cursor to the end of the window. Transactions are committed in the
 //!    order in which they were posted, so a new coordinator finds a prefix of them, each complete. When the last one is
 //!    committed, increment the counters of the stripes again; the log space of the window is then free.

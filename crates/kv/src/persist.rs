@@ -1,20 +1,21 @@
 //! Keeps a copy of a store in tables of the storage engine (Sift, section 3.5).
 //!
 //! 1. A coordinator that takes over checks that the tables belong to this group and this store, and then writes an
-//!    *epoch* of its own into them. From then on no earlier coordinator can change the tables, however long it was
-//!    paused. If an earlier coordinator finishes a batch between the check and the write, the new coordinator repeats
-//!    both. An epoch is the sum of a *base* and the coordinator's term. The base is stored in the group's logged
-//!    memory. It is needed since terms start again when a group is reformatted, while the epoch in the tables stays. A
-//!    coordinator whose epoch would not exceed the epoch in the tables first raises the base to the tables' epoch. Only
-//!    the current coordinator can write the base, so epochs grow from each coordinator to the next.
+//!    *epoch* (of the tables, not of a logical peer) into them. From then on no earlier coordinator can change the
+//!    tables, however long it was paused. If an earlier coordinator finishes a batch between the check and the write,
+//!    the new coordinator repeats both. An epoch is the sum of a *base* and the coordinator's term. The base is stored
+//!    in the group's logged memory. It is needed since terms start again when a group is reformatted, while the epoch
+//!    in the tables stays. A coordinator whose epoch would not exceed the epoch in the tables first raises the base to
+//!    the tables' epoch. Only the current coordinator can write the base, so epochs grow from each coordinator to the
+//!    next.
 //! 2. Entries of the store's log that a majority has are written to the tables, in order, in batches, and each batch is
 //!    synced. A batch has one row per entry, whose version is the entry's index, and a savepoint with the index of the
 //!    last entry. An entry is applied only once it is in the tables. So the log has every entry that the tables lack,
 //!    and the log's length bounds their number.
 //! 3. With [`PersistentTables::is_synchronous`] a change is acknowledged, and visible to callers, only once the tables
-//!    have it; only watchers may get, before that, the entries that a takeover has found in the log. Without the
-//!    option, a majority of the memory nodes is enough. Then the loss of all memories loses the entries that the tables
-//!    lacked; these are always the last entries of the log.
+//!    have it; there is one exception: watchers may get entries that a takeover has found in the log before the tables
+//!    have them. Without the option, a majority of the memory nodes is enough. Then the loss of all memories loses the
+//!    entries that the tables lacked; these are always the last entries of the log.
 //! 4. After the loss of all memories the group is reformatted. The first coordinator that takes the group over finds
 //!    rows in the tables, but no store in the memory. It writes the rows as records, chains, index and bitmap, and last
 //!    the superblock, with a cursor at the last entry that the tables have. If this coordinator is interrupted, the

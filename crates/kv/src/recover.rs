@@ -3,11 +3,12 @@
 //!
 //! 1. Read the superblock from logged memory. If the store is also kept in tables, fence them, so that no earlier
 //!    coordinator can change them any more ([`super::persist`]). If there is no superblock, restore the store from the
-//!    tables; without tables, or if they are empty, create a new store. Then read cursor and seal.
+//!    tables; without tables, or if they are empty, create a new store. Then read the cursor and the *seal*. The last
+//!    takeover that reached step 4 wrote the seal: that coordinator's term, and the index at which the log ended then.
 //! 2. Read the log after the cursor from a majority, a chunk at a time, until no entry continues the chain. An entry
-//!    continues the chain if it has the next index and carries the checksum of the previous entry; after the seal it
-//!    must also have the seal's term. Of several such entries, the entry of the greatest term counts. The scan must
-//!    reach the seal.
+//!    continues the chain if it has the next index and carries the checksum of the previous entry. Entries beyond the
+//!    seal's index count only if they have the seal's term. Of several such entries, the entry of the greatest term
+//!    counts. The scan must reach the seal.
 //! 3. Write back every entry that at least one live node did not return, and wait until a majority has these entries.
 //! 4. Write a seal: this coordinator's term and the position of the log's end. Once the seal is committed, only entries
 //!    of this coordinator count after the seal.

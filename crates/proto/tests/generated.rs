@@ -1,4 +1,5 @@
-//! Holds `src/generated` to `proto/**/*.proto`: Rust messages and one encoded descriptor set, made without `protoc`.
+//! Checks that `src/generated` is what `proto/**/*.proto` generates: Rust messages and one encoded descriptor set, made
+//! without `protoc`.
 //!
 //! The files are kept in the repository, so that a build of Heddle needs no compiler of protobuf. After a change of a `.proto`
 //! file, `UPDATE_PROTO=1 cargo test --package heddle-proto --test generated` makes them again.

@@ -1,10 +1,11 @@
 //! The cost of a verb of the `tcp` provider compared with an echo of the same bytes over a bare socket whose two ends spin.
 //!
-//! `cargo run --release -p heddle-rma --example tcp_costs [ROUNDS [PART OF A NAME [verb|floor]]]`
+//! `cargo run --release -p heddle-rma --example tcp_costs [ROUNDS [NAME [verb|floor]]]`
 //!
-//! Verbs and echoes alternate, batch by batch, with a client on one core and a server on another. The output shows medians of
-//! single round trips, and of rates with many in flight. With the third argument only the verbs (`verb`) or only the echoes
-//! (`floor`) run, for a profiler or a count of system calls.
+//! Verbs and echoes alternate, batch by batch, with a client on one core and a server on another. The output shows
+//! medians of single round trips, and of rates with many in flight. NAME selects the measurements whose name contains
+//! it, such as `read` or `write 1024`. With the third argument only the verbs (`verb`) or only the echoes (`floor`)
+//! run, for a profiler or a count of system calls.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 

@@ -1,8 +1,8 @@
-//! The measured ordering groups, each with F = 1, in this process, and with its log stores on disk.
+//! The measured ordering engines, in this process, with log stores on disk.
 //!
-//! * `sift`: three orderers, and three passive memory nodes over shared memory.
-//! * `raft`: three orderers, each with its own log.
-//! * `solo`: one orderer.
+//! * `sift` (F = 1): three orderers, and three passive memory nodes over shared memory.
+//! * `raft` (F = 1): three orderers, each with its own log.
+//! * `solo`: one orderer, which tolerates no failure.
 //!
 //! In `sift` and `raft` the orderers are linked by messages over shared memory.
 

@@ -12,9 +12,9 @@
 //! 3. **Validate**: in the order of blocks, the stage finds duplicates, checks conflicts against the state and the batches of
 //!    earlier blocks that are not applied yet, and computes the commit hash. It appends the block to the block store with
 //!    filter and commit hash; the block is not durable yet. Up to [`pipeline::VALIDATED_AHEAD_MAX`] blocks wait here.
-//! 4. **Commit**: one group fsync covers all blocks that wait. During the fsync the state already starts to apply the first
-//!    of these blocks, as far as readers cannot see the effect ([`state::WorldState::apply_when`]). Then each block in turn
-//!    is applied to the state and published.
+//! 4. **Commit**: one group fsync covers all blocks that wait. During the fsync the state may already do the part of
+//!    applying the first of these blocks that no reader can see ([`state::WorldState::apply_when`]). Then each block in
+//!    turn is applied to the state and published.
 //!
 //! A configuration block changes the rules by which later blocks are received and verified. So after a configuration block,
 //! stage 1 holds back the next block until stage 3 has validated and appended the configuration block and has replaced the

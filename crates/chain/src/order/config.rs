@@ -1,7 +1,8 @@
 //! The configurations in an orderer's log.
 //!
-//! Each block's metadata name the newest configuration block up to and including it (`last_config`, as in Fabric). So the
-//! configuration after any height of the log is found from one block. Two of them matter to an orderer:
+//! The metadata of each block contain the number of the newest configuration block (`last_config`, as in Fabric); a
+//! configuration block has its own number there. So the configuration after any height of the log is found from one
+//! block. Two configurations matter to an orderer:
 //!
 //! 1. The **committed** configuration, after the commit index: it decides who may submit envelopes and read blocks.
 //! 2. The **leader's** configuration, after the end of the log on which the leader builds: it decides which envelopes enter

@@ -28,19 +28,19 @@
 //! 7. If the verdicts were rejected or discarded, or did not arrive within [`OFFLOAD_TIMEOUT`], the primary verifies the
 //!    whole chunk itself.
 //!
-//! The height of a request: blocks are verified while their predecessors wait for the disk. So when a block's signatures
-//! are verified, no compute node has reached the block's predecessor, not even the primary. Signatures need the channel
-//! policies that hold at the block: the policies of the configuration in force, which the digest names. Verifying ahead stops
-//! at a block that changes the configuration ([`crate::commit::pipeline`]). A follower whose policies have another digest
-//! verifies nothing.
+//! Which height a request names: the primary's current height, not that of the block's predecessor. Blocks are verified
+//! ahead, while their predecessors wait for the disk, so even the primary may not have reached the predecessor yet. The
+//! current height is enough: verification depends only on the channel policies, which the digest names, and verifying
+//! ahead stops at a block that changes the configuration ([`crate::commit::pipeline`]). A follower whose policies have
+//! another digest verifies nothing.
 //!
 //! Invariants:
 //! * As long as the peer's own compute nodes do not lie, a block's verdict is the one that the primary would have reached
 //!   alone, regardless of which followers answered, and when.
-//! * A follower that lies makes no valid transaction invalid. A follower that calls a forged transaction valid is detected
-//!   with a probability of 1/16 or more for each forged transaction in a chunk of 16; an undetected forgery passes the
-//!   signature checks. An operator who cannot accept that sets [`OffloadConfig::spot_check_one_in`] to 1, or turns
-//!   offloading off.
+//! * A follower that lies makes no valid transaction invalid. The primary verifies each transaction of a chunk, which
+//!   has at most 16, with a probability of at least 1/16. With this probability a follower that calls a forged
+//!   transaction valid is detected; an undetected forgery passes the signature checks. An operator who cannot accept
+//!   that sets [`OffloadConfig::spot_check_one_in`] to 1, or turns offloading off.
 //! * The primary waits for a follower at most [`OFFLOAD_TIMEOUT`] per chunk, and offloads each chunk at most once.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

@@ -1,14 +1,14 @@
 //! Permits bound the calls of each kind that a port works on at once, in total and for each client.
 //!
-//! 1. [`PermitPool::acquire`] is for a call whose signature is not verified yet. Each connection has a limit. Calls
-//!    with one answer also count against the limit of the connection's organisation, where all unauthenticated
-//!    connections together count as one organisation.
+//! 1. [`PermitPool::acquire`] gives a permit before the caller's signature is verified. Each connection has a limit.
+//!    Unary calls also count against the limit of the connection's organisation, where all unauthenticated connections
+//!    together count as one organisation.
 //! 2. [`PermitPool::acquire_stream`] is for a stream whose signer is verified: the limits of the signer's organisation
 //!    and identity apply. Before that, the stream holds no permit. The exception is a stream to an orderer, where only
 //!    the orderer's acceptance proves the signer: until then it holds a permit of [`PermitKind::Unproven`].
 //!
-//! Invariant: for calls with one answer, neither the unauthenticated connections together nor any one organisation can
-//! take all permits.
+//! Invariant: for unary calls, neither the unauthenticated connections together nor any one organisation can take all
+//! permits.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

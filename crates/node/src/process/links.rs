@@ -2,9 +2,9 @@
 //!
 //! A process may serve several parties: a compute node serves its organisation's gateways and the other compute nodes
 //! of its peer. These ports differ in their risk: a gateway faces the Internet, whereas callers of the port for compute
-//! nodes take part in validation. So a token must open only the port for which it was issued. Each port has its own
-//! tokens ([`register`]), and the roles check the authenticated name again when they serve a link
-//! ([`base::rt::net::Parties`]).
+//! nodes take part in validation. A token, the secret with which a caller proves its name, must open only the port for
+//! which it was issued. Each port has its own tokens ([`register`]), and the roles check the authenticated name again
+//! when they serve a link ([`base::rt::net::Parties`]).
 
 use std::collections::BTreeMap;
 use std::io;

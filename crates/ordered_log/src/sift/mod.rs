@@ -26,8 +26,9 @@
 //!    adopted. Every append tells the acceptor how many entries are deliverable.
 //! 6. The leader trims records from the group's log once they are on a majority of disks, but it always leaves the
 //!    log's last record. So the first record of the log shows up to which position a majority of disks once had all
-//!    entries. If all log stores that a newly elected node hears of end before that position, since disks were replaced
-//!    or restored, the node's engine ends: otherwise it would assign positions of delivered entries a second time.
+//!    entries. A newly elected node may find that no log store that it hears of reaches that position, because disks
+//!    were replaced or restored. Then the node's engine ends with an error: if the node led, it would assign positions
+//!    of delivered entries a second time.
 //! 7. The group may lose the memory of so many memory nodes that its log cannot be read any more; a power failure takes
 //!    the memory of all of them. A CPU node then makes a majority of acceptors promise the first term of the next
 //!    generation, under a nonce of its own. This term is greater than any term that was ever used. Under this term the
@@ -44,10 +45,10 @@
 //! acceptors, so from one whose log store had the entry when it promised. Among the log stores that the leader heard
 //! of, it chooses one with the latest adoption. That adoption is of *t* or later, so the chosen log store has the
 //! entry. One case remains: a leader was making a log store equal to the chosen one, and ended before it adopted the
-//! log store. The log store then still has its old adoption, and holds a prefix of the log that this leader chose;
-//! every such prefix has all deliverable entries that the log store had before. So safety does not depend on the
-//! group's log. The group's log only preserves those entries that are committed and not yet on disks when the leader
-//! ends.
+//! log store. The log store then still has its old adoption, and holds a prefix of the chosen log. It has lost no
+//! deliverable entry: it was truncated only to what it has in common with the chosen log, which has all of them. So
+//! safety does not depend on the group's log. The group's log only preserves those entries that are committed and not
+//! yet on disks when the leader ends.
 //!
 //! Why the records of the group's log continue the chosen log store. A leader posts records only after its term has
 //! adopted a majority of the log stores. If the group's memory was not lost since, the next leader finds all records

@@ -29,7 +29,8 @@
 //! 6. The primary raises its height once each follower has acknowledged the block's update, or no longer has a live
 //!    lease ([`FollowerTable::wait_acknowledged`]). Leases are granted with heartbeats. The primary first receives the
 //!    follower's request, then asks storage to confirm that no newer primary has started, and grants the lease only
-//!    after this confirmation. A follower that is behind acknowledges nothing, so it gets no lease.
+//!    after this confirmation. Only an acknowledgement requests a lease, so a follower that has not caught up with the
+//!    update gets none.
 //! 7. A follower gives a snapshot only under a live lease, and an answer counts only if the lease is still live once
 //!    the answer is complete ([`JoinedState::is_live`]). A read of remote memory starts only under a live lease.
 //! 8. The state retires a buffer only when every lease holder has acknowledged the update after which nothing leads to

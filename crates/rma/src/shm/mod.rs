@@ -1,9 +1,9 @@
 //! The `shm` provider: regions are memory that the processes of one machine share, and a one-sided verb is a copy or an
 //! atomic instruction in the caller. The host's process takes no part in it.
 //!
-//! An address is `local:NAME` for a host within this process, or the path of a Unix socket. Hosts at both kinds of
-//! address use the same memory, marks and rings; a socket only passes file descriptors, after authentication, and
-//! reports when the other end has gone.
+//! An address is `local:NAME` for a host within this process, or the path of a Unix socket. Both kinds of address use
+//! the same mechanisms, described below; a socket only passes file descriptors, after authentication, and reports when
+//! the other end has gone.
 //!
 //! 1. A region is a memfd whose size is sealed ([`memory`]). The host maps it, and passes it to every process that
 //!    proves that it holds a capability for the region.

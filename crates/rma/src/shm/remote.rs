@@ -14,8 +14,8 @@
 //! * A panic in a task of one connection ends that connection. A panic in the task that accepts connections ends the
 //!   host, which then reports it ([`crate::Host::failed`]).
 //! * The caller closes its socket only after its [`ConnectionEnd`] has closed ([`SocketLink`]). So the caller sets no
-//!   mark after the host has seen the socket close. Until the host has seen this, or the process has ended, a
-//!   revocation checks the caller's marks, whatever the state of the host's end.
+//!   mark after the host has seen the socket close. Until the host has seen the socket close, or the process has
+//!   exited, a revocation checks the caller's marks, whatever the state of the host's end.
 //! * Connections of one process to one incarnation of a host share one view ([`HostView`]), so that a region is mapped
 //!   once.
 

@@ -13,9 +13,9 @@
 //!    read if the lease still stands when the bytes have arrived.
 //! 4. Heartbeat: every [`crate::SiftTimeouts::heartbeat`] the coordinator writes its node number and a timestamp into
 //!    each node's administrative words, and reads the node's replicated region under the coordinator's own capability
-//!    (the probe). Of the live nodes, take the F+1 whose last successful probe was posted latest. The lease stands for
-//!    [`crate::SiftTimeouts::lease`] from the time at which the earliest of these F+1 probes was posted. When the lease
-//!    has run out, the coordinator ends.
+//!    (the probe). The coordinator considers the F+1 live nodes whose last successful probes were posted latest. The
+//!    lease stands for [`crate::SiftTimeouts::lease`] from the time at which the earliest of these F+1 probes was
+//!    posted. When the lease has run out, the coordinator ends.
 //! 5. A node whose verb fails is lost: it has no part in commits any more. In the background the coordinator reconnects
 //!    to the node and fences it under the coordinator's term; the fence ends all verbs that were still in flight to the
 //!    node. From then on the node is joining, and the coordinator copies the memory to it, region by region, the least
@@ -82,9 +82,10 @@
 //! position is in the log of each live node. A node whose verb failed counts as one of the F lost nodes until it is
 //! re-admitted, even if it still has its memory, because the log entries that it needs may be overwritten. That is the
 //! price of erasure coding: a node that was only partitioned is a failure, whereas a group without erasure coding
-//! survives the loss of any F memories, whichever nodes were partitioned. When a node is lost, other nodes may already
-//! have failed without the coordinator's knowledge. The heartbeats of rule 4 prevent the headers of such nodes from
-//! freeing log space.
+//! survives the loss of any F memories, whichever nodes were partitioned. When a node is lost, others that still count
+//! as live may have failed already, and the lost node's copy may be needed in their place. Therefore rule 4 frees no
+//! log space after a loss until all live nodes have answered once more: only then is it certain that the group can do
+//! without the lost node.
 //!
 //! # Persistent memory nodes
 //!

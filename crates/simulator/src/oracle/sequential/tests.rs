@@ -1,12 +1,12 @@
 //! Tests the oracle with scripts of small blocks, and with blocks that Fabric wrote.
 //!
-//! A script is a list of blocks, and a block is a list of transactions:
+//! A script is a list of blocks, and a block is a list of transactions. A version is `block.transaction`:
 //!
 //! ```text
 //! w k=v      writes a value          d k      deletes
 //! r k@1.0    read this version       r k-     found nothing
-//! s a..c=k@1.0,l@1.1                 scanned a range to its end and found these
-//! p a..c=k@1.0                       scanned a range and stopped after its last key, c
+//! s a..c=a@1.0,b@1.1                 scanned from a up to c, c excluded, to the end, and found a and b
+//! p a..b=a@1.0,b@1.1                 scanned from a and stopped after b, the last key found
 //! ```
 
 use base::rt::simulation::Simulation;

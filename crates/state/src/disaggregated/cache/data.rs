@@ -1,6 +1,6 @@
-//! The data cache: versions with their values, by tag: a version's pointer, or a local number if it has none. The cache
-//! evicts by a clock, like the metadata cache. When a key gets a newer version, the version before is removed at once:
-//! only readers at older heights still want it, and they find it in remote memory.
+//! The data cache has versions with their values. A version is found by its *tag*: its pointer or, if it has none, a
+//! local number. The cache evicts by a clock, like the metadata cache. When a key gets a newer version, the version
+//! before is removed at once: only readers at older heights still want it, and they find it in remote memory.
 //!
 //! A superseded version can nevertheless stay cached, for example if its key had no metadata entry any more when a
 //! block replaced it. Long after its buffer was reused, the incarnations of the buffer may have wrapped around, and
@@ -8,8 +8,8 @@
 //! versions of other keys; the caller compares the version number, which excludes other versions of the same key.
 //!
 //! While the newest version of a key is cached here, the key's metadata entry holds its value too, so a warm read need
-//! not look here. The version has the position of that entry, its owner; when the version is removed from here, the
-//! owner's value is cleared.
+//! not look here. Each cached version records which metadata entry holds its value too: its *owner*. When the version
+//! leaves this cache, the value in the owner is cleared.
 
 use base::{Bytes, Version};
 
