@@ -127,8 +127,8 @@
 //!
 //! * [`sift`] elects the coordinator and replicates the memory; `storage` has the tables of a store that persists.
 //! * `node` runs a store's memory nodes and CPU nodes, and serves its clients over gRPC.
-//! * The module [`raft_baseline`] has a store with the same operations on the crate `raft`. Benchmarks measure this
-//!   crate's store against it, and it has a simulation of its own; no product runs it.
+//! * The module [`raft_baseline`] has a store with the same operations on the crate `raft`. Benchmarks compare this
+//!   crate's store with it. It has a separate simulation, and no product runs it.
 #![deny(missing_docs)]
 
 mod apply;

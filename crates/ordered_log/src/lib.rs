@@ -82,7 +82,7 @@
 //!
 //! Entries are opaque bytes. They have *positions*, counted from 0 without a gap. The entries that a log store holds
 //! before its engine starts are the beginning of the log; the first entry is the same at every CPU node. Positions
-//! count only the caller's entries: an engine hides entries of its own.
+//! count only the caller's entries: an engine hides the entries that it adds itself.
 //!
 //! 1. Every CPU node opens its engine with its log store ([`LogStore`]). From then on only the engine appends to it.
 //! 2. [`OrderedLog::leadership`] says which node is the leader. An engine reports its own node as leader of a term,

@@ -60,8 +60,8 @@
 //! ```
 //!
 //! 1. One task ([`engine`]) takes all events that have arrived (proposals, messages, ticks, completed syncs) at once,
-//!    gives them to the crate, and does what the crate then asks for. So many proposals share one step of the crate,
-//!    one record on disk, and one message to each member.
+//!    gives them to the crate, and does what the crate then asks for. In this way many proposals share one step of the
+//!    crate, one record on disk, and one message to each member.
 //! 2. A leader sends entries while it writes them to its own disk; it counts itself into the majority only once they
 //!    are durable there (thesis, 10.2.1). A follower confirms entries, and votes, once term, vote and entries are
 //!    durable. Only one sync runs at a time; records that are written during a sync are made durable by the next one
@@ -97,9 +97,9 @@
 //! committed. The lease ends with every change of members. When a leader loses its leadership, the lease ends before
 //! the node sends any message that follows from the loss.
 //!
-//! Randomness. The crate would draw election time-outs from a random generator of its own. Therefore this module gives
-//! it a range of a single value, and delays each node's candidacy by a random number of ticks from `base::rt`. So in a
-//! simulation the seed determines the elections too.
+//! Randomness. Left alone, the crate draws election time-outs from its own random generator. Therefore this module
+//! gives it a range of a single value, and delays each node's candidacy by a random number of ticks from `base::rt`. So
+//! in a simulation the seed determines the elections too.
 //!
 //! # Guarantees
 //!
@@ -109,7 +109,8 @@
 //! * An entry whose proposer got its result is never lost while a majority of the disks survives (without directories:
 //!   a majority of the nodes).
 //! * Reads are linearizable.
-//! * Damage before the last records of a log ends the node; such damage is told apart from a torn tail ([`disk`]).
+//! * The node ends if a log is damaged before its last records. Damage in the last records, which were not durable yet,
+//!   is a torn tail and is cut off ([`disk`]).
 //! * After a node has lost its log, members that have heard of it before accept neither its votes nor its confirmations
 //!   ([`incarnations`]).
 //! * At most one node, of all processes, uses a directory at a time.

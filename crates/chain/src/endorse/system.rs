@@ -6,8 +6,9 @@
 //! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is rejected |
 //! | `_lifecycle` | `QueryChaincodeDefinition`, `QueryChaincodeDefinitions` |
 //!
-//! The system contracts read the ledger and the configuration, no contract's state, and record nothing. The policy of the resource
-//! `contract/function` decides who may call a function; `GetChannels` is open to this peer's own organisation.
+//! The system contracts read the ledger and the configuration, but no contract's state. They record nothing. The policy
+//! of the resource `contract/function` decides who may call a function; `GetChannels` is open to this peer's own
+//! organisation.
 
 use std::sync::Arc;
 

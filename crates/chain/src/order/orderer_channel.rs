@@ -7,9 +7,9 @@
 //!    offers them to the block cutter. The cutter cuts at the channel's limits, and earlier when [`CutPacer`] allows
 //!    it. The task builds each block on the last block of the log, signs it, and appends it through the engine. An
 //!    envelope that was checked under another configuration than the leader's is checked again. When the task takes a
-//!    configuration, it first cuts the envelopes that wait, then puts the configuration into a block of its own, and
-//!    gives its limits to the cutter. While this orderer is not the leader, the task rejects envelopes with the name of
-//!    the leader.
+//!    configuration, it first cuts the envelopes that wait. Then it puts the configuration alone into a block, and
+//!    replaces the limits of the cutter. While this orderer is not the leader, the task rejects envelopes with the name
+//!    of the leader.
 //! 2. **Deliver**: the engine's commit index says which blocks are committed, and only these are sent to peers. When a
 //!    block is committed, the task compares it with the block that this orderer built under the same number, and then
 //!    answers the callers whose envelopes are in that block. If the blocks are equal, the envelopes are durable. If

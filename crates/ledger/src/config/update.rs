@@ -10,8 +10,8 @@
 //! 3. The **changes** are the elements of the write set that the read set does not list at the same version. There is at
 //!    least one.
 //! 4. A changed element that exists has the next version, and the signatures satisfy the modification policy that the
-//!    *current* configuration gives the element. A new element has version 0, and no policy of its own is checked: it
-//!    can be added only by changing its group, and that needs the group's policy.
+//!    *current* configuration gives the element. A new element has version 0. Its own policy is not checked: adding an
+//!    element changes its group, and the signatures must satisfy the group's policy.
 //! 5. The result: each group, from the root, with the members that its newest version lists. A member that was changed is
 //!    taken from the write set, any other from the current configuration. So a changed group deletes the members that
 //!    it does not list, and an unchanged group has no new ones.

@@ -29,14 +29,13 @@
 //!    entries. A newly elected node may find that no log store that it hears of reaches that position, because disks
 //!    were replaced or restored. Then the node's engine ends with an error: if the node led, it would assign positions
 //!    of delivered entries a second time.
-//! 7. The group may lose the memory of so many memory nodes that its log cannot be read any more; a power failure takes
-//!    the memory of all of them. A CPU node then makes a majority of acceptors promise the first term of the next
-//!    generation, under a nonce of its own. This term is greater than any term that was ever used. Under this term the
-//!    CPU node reformats the group, with an empty log, on a majority of its memory nodes, as
-//!    [`sift::format`](mod@sift::format) describes. The other memory nodes are re-admitted as blank ones, whatever they
-//!    hold. The first formatting works the same way. If the CPU node ends during the reformatting, acceptors are left
-//!    with a promise of a term that no election reaches. They reject the next node that is elected; that node then
-//!    starts another generation in the same way.
+//! 7. The group may lose so many memories that its log can no longer be read; a power failure takes all of them. A CPU
+//!    node then makes a majority of acceptors promise the first term of the next generation, under a new nonce. This
+//!    term is greater than any term that was ever used. Under this term the CPU node reformats the group, with an empty
+//!    log, on a majority of its memory nodes, as [`sift::format`](mod@sift::format) describes. The other memory nodes
+//!    are re-admitted as blank ones, whatever they hold. The first formatting works the same way. If the CPU node ends
+//!    during the reformatting, acceptors are left with a promise of a term that no election reaches. They reject the
+//!    next node that is elected; that node then starts another generation in the same way.
 //!
 //! Why deliverable entries stay, and no other entry ever takes their position. The log stores are themselves a
 //! replicated log, and its views are the terms. Take an entry that became deliverable in term *t*: a majority of log

@@ -1,4 +1,4 @@
-//! A primary's view of its own role: its lease, and the followers to which it can offload work.
+//! What a primary knows of its role: its lease, and the followers to which it can offload work.
 
 use std::sync::{Arc, OnceLock, Weak};
 
