@@ -1,20 +1,22 @@
 //! The rules of a channel's configuration and of its contract definitions, ready to be evaluated.
 //!
-//! [`ChannelPolicies`] are fixed for one configuration of one channel. Endorser, orderer and validator share them. The
-//! channel's [`MspManager`] caches identities; verdicts on signatures are not cached. [`CurrentPolicies`] are those of the
-//! configuration in force.
+//! [`ChannelPolicies`] are fixed for one configuration of one channel and one set of definitions. Endorser, orderer and validator
+//! share them. The channel's [`MspManager`] caches identities; verdicts on signatures are not cached. [`CurrentPolicies`] are those
+//! in force.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use base::rt::{self, WallTime};
 use base::{Bytes, ChannelId};
-use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
+use identity::policy::{ApplicationPolicy, SignatureSet, SignedData};
 use identity::{DenyList, Identity, MspManager, Policy, SignatureVerifier};
 use ledger::hash::sha256;
+use ledger::lifecycle::LIFECYCLE;
 use ledger::transaction::EndorsedAction;
 use ledger::{ChannelConfig, Hash};
-use prost::Message as _;
+
+use crate::definitions::{self, ContractDefinitions, ContractRules, LedgerDefinitions};
 
 /// The resource whose policy says who may propose transactions.
 pub const PROPOSE: &str = "peer/Propose";
@@ -23,7 +25,7 @@ pub const CHANNEL_WRITERS: &str = "/Channel/Writers";
 /// Who may send them while the channel is in maintenance mode.
 pub const ORDERER_WRITERS: &str = "/Channel/Orderer/Writers";
 
-/// Namespaces that belong to the system: no transaction may write to them.
+/// The system contracts. Of their namespaces only that of the lifecycle has rows.
 pub const SYSTEM_NAMESPACES: [&str; 4] = ["_lifecycle", "cscc", "lscc", "qscc"];
 
 /// Whether a namespace belongs to the system. The empty one holds the configuration.
@@ -31,85 +33,80 @@ pub fn is_system_namespace(name: &str) -> bool {
     name.is_empty() || SYSTEM_NAMESPACES.contains(&name)
 }
 
-/// A contract as all peers of a channel agreed on it.
-///
-/// Until definitions are kept on the ledger, all peers must be started with the same ones.
-#[derive(Clone, Debug)]
-pub struct ContractDefinition {
-    /// The version that `_lifecycle` shows.
-    pub version: String,
-    /// The number of the definition's current version; from 1.
-    pub sequence: i64,
-    /// The policy over the endorsements that a transaction of the contract needs.
-    pub endorsement: proto::protos::ApplicationPolicy,
-}
-
-impl Default for ContractDefinition {
-    fn default() -> Self {
-        ContractDefinition {
-            version: "1.0".to_owned(),
-            sequence: 1,
-            endorsement: channel_reference(ledger::config::ENDORSEMENT),
-        }
-    }
-}
-
-/// Contract definitions by name.
-pub type ContractDefinitions = BTreeMap<String, ContractDefinition>;
-
 /// The policies of one channel: configuration, contract definitions and access control.
 #[derive(Debug)]
 pub struct ChannelPolicies {
     config: Arc<ChannelConfig>,
     proposers: Policy,
     writers: Policy,
-    contracts: ContractDefinitions,
-    endorsement: BTreeMap<String, Policy>,
+    /// The definitions with which the peers were started.
+    initial: Arc<ContractDefinitions>,
+    /// The definitions on the ledger.
+    on_ledger: Arc<LedgerDefinitions>,
+    /// The definitions in force, of both.
+    contracts: Arc<ContractDefinitions>,
+    rules: BTreeMap<String, ContractRules>,
+    has_expiring_collections: bool,
     digest: Hash,
     denied: DenyList,
     verifier: SignatureVerifier,
 }
 
 impl ChannelPolicies {
-    /// Compiles the policies of a configuration.
+    /// Compiles the policies of a configuration. `initial` are the definitions of contracts that the ledger does not define.
     ///
     /// # Errors
-    /// If the policy of a definition is malformed.
-    pub fn new(
-        config: Arc<ChannelConfig>,
-        definitions: ContractDefinitions,
-    ) -> Result<ChannelPolicies, identity::Error> {
-        let mut endorsement = BTreeMap::new();
-        let mut stated = config.digest().to_vec();
-        for (name, definition) in &definitions {
-            let policy = ApplicationPolicy::from_wire(&definition.endorsement)?;
-            endorsement.insert(name.clone(), policy.resolve(config.policies()));
-            for part in [name.as_bytes(), definition.version.as_bytes(), &definition.endorsement.encode_to_vec()] {
-                stated.extend_from_slice(&(part.len() as u64).to_le_bytes());
-                stated.extend_from_slice(part);
-            }
-            stated.extend_from_slice(&definition.sequence.to_le_bytes());
+    /// If the policy of such a definition is malformed.
+    pub fn new(config: Arc<ChannelConfig>, initial: ContractDefinitions) -> Result<ChannelPolicies, identity::Error> {
+        for definition in initial.values() {
+            ApplicationPolicy::decode(&definition.validation.validation_parameter)?;
         }
+        let (denied, verifier) = (DenyList::of_process(), SignatureVerifier::of_process());
+        Ok(ChannelPolicies::compile(config, Arc::new(initial), Arc::default(), denied, verifier))
+    }
+
+    fn compile(
+        config: Arc<ChannelConfig>,
+        initial: Arc<ContractDefinitions>,
+        on_ledger: Arc<LedgerDefinitions>,
+        denied: DenyList,
+        verifier: SignatureVerifier,
+    ) -> ChannelPolicies {
+        let contracts = Arc::new(on_ledger.over(&initial));
+        let rules = contracts.iter().filter_map(|(name, definition)| {
+            Some((name.clone(), ContractRules::compile(&config, definition)?))
+        });
+        let mut rules: BTreeMap<String, ContractRules> = rules.collect();
+        rules.insert(LIFECYCLE.to_owned(), ContractRules::of_lifecycle(&config));
+        let stated = [&config.digest()[..], &definitions::stated(&contracts)].concat();
         let writers = if config.consensus().maintenance { ORDERER_WRITERS } else { CHANNEL_WRITERS };
-        Ok(ChannelPolicies {
+        ChannelPolicies {
             proposers: config.policy(config.acl(PROPOSE)),
             writers: config.policy(writers),
-            config,
-            contracts: definitions,
-            endorsement,
             digest: sha256(&stated),
-            denied: DenyList::of_process(),
-            verifier: SignatureVerifier::of_process(),
-        })
+            has_expiring_collections: rules.values().any(ContractRules::expires),
+            config,
+            initial,
+            on_ledger,
+            contracts,
+            rules,
+            denied,
+            verifier,
+        }
     }
 
     /// The policies of the same contract definitions under another configuration of the channel.
-    ///
-    /// # Errors
-    /// As [`ChannelPolicies::new`].
-    pub fn under(&self, config: Arc<ChannelConfig>) -> Result<ChannelPolicies, identity::Error> {
-        let policies = ChannelPolicies::new(config, self.contracts.clone())?;
-        Ok(ChannelPolicies { denied: self.denied.clone(), verifier: self.verifier, ..policies })
+    #[must_use]
+    pub fn under(&self, config: Arc<ChannelConfig>) -> ChannelPolicies {
+        let (initial, on_ledger) = (self.initial.clone(), self.on_ledger.clone());
+        ChannelPolicies::compile(config, initial, on_ledger, self.denied.clone(), self.verifier)
+    }
+
+    /// The policies under the same configuration with other definitions on the ledger.
+    #[must_use]
+    pub fn defining(&self, on_ledger: LedgerDefinitions) -> ChannelPolicies {
+        let (config, initial) = (self.config.clone(), self.initial.clone());
+        ChannelPolicies::compile(config, initial, Arc::new(on_ledger), self.denied.clone(), self.verifier)
     }
 
     /// The same policies with another deny list than this process's.
@@ -148,6 +145,11 @@ impl ChannelPolicies {
     /// The contracts of the channel.
     pub fn definitions(&self) -> &ContractDefinitions {
         &self.contracts
+    }
+
+    /// The definitions on the ledger.
+    pub fn on_ledger(&self) -> &LedgerDefinitions {
+        &self.on_ledger
     }
 
     /// The channel's members.
@@ -198,7 +200,17 @@ impl ChannelPolicies {
 
     /// The endorsement policy of a contract; `None` if the channel has no such contract.
     pub fn endorsement_policy(&self, contract: &str) -> Option<&Policy> {
-        self.endorsement.get(contract)
+        self.rules.get(contract).map(|rules| &rules.endorsement)
+    }
+
+    /// The rules of a contract; `None` if the channel has no such contract.
+    pub fn contract_rules(&self, contract: &str) -> Option<&ContractRules> {
+        self.rules.get(contract)
+    }
+
+    /// Whether a write to a collection of any contract expires.
+    pub fn has_expiring_collections(&self) -> bool {
+        self.has_expiring_collections
     }
 
     /// Whether a member, whose signature was checked, may propose transactions.
@@ -218,7 +230,7 @@ impl ChannelPolicies {
     }
 }
 
-/// The policies of a channel that are in force. A configuration block replaces them.
+/// The policies of a channel that are in force. A block that changes the configuration or a definition replaces them.
 #[derive(Debug)]
 pub struct CurrentPolicies {
     channel: ChannelId,

@@ -20,6 +20,7 @@ use crate::commit::pipeline::{ChainTip, CommitContext, CommitPipeline, PipelineC
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
+use crate::definitions::LedgerDefinitions;
 use crate::history::KeyHistory;
 use crate::validate::Code;
 
@@ -43,7 +44,7 @@ impl Channel {
         primary: Option<Arc<PrimaryRole>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
-        let policies = newest_policies(policies, state.snapshot().as_ref()).await?;
+        let policies = newest_policies(&policies, state.snapshot().as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
         let context = Arc::new(CommitContext::new(policies, store, state, settings, primary, CancellationToken::new()));
         let pipeline = CommitPipeline::start(context.clone(), tip);
@@ -117,7 +118,8 @@ impl Channel {
         if let Some(recent) = self.context.recent.get(number) {
             return Ok(Some(recent.bytes().clone()));
         }
-        Ok(self.context.store.read(BlockNumber(number)).await?)
+        let stored = self.context.store.read(BlockNumber(number)).await?;
+        Ok(stored.map(Block::shown).transpose()?)
     }
 
     /// The number of the committed block with this header hash.
@@ -224,17 +226,20 @@ impl Channel {
     }
 }
 
-/// The policies under the newest configuration that the state holds; `genesis` if it holds none.
+/// The policies under the newest configuration that the state holds, or of `genesis` if it holds none, with the definitions that the
+/// state holds.
 ///
 /// # Errors
 /// The state's; [`Error::Ledger`] if its configuration cannot be read.
 pub(crate) async fn newest_policies(
-    genesis: Arc<ChannelPolicies>,
+    genesis: &ChannelPolicies,
     snapshot: &dyn Snapshot,
 ) -> Result<Arc<ChannelPolicies>, Error> {
-    let Some(stored) = snapshot.get(CONFIG_NAMESPACE, CONFIG_KEY).await? else { return Ok(genesis) };
-    let config = ChannelConfig::from_state(genesis.channel(), stored.value)?;
-    Ok(Arc::new(genesis.under(Arc::new(config))?))
+    let policies = match snapshot.get(CONFIG_NAMESPACE, CONFIG_KEY).await? {
+        None => genesis.under(genesis.config().clone()),
+        Some(stored) => genesis.under(Arc::new(ChannelConfig::from_state(genesis.channel(), stored.value)?)),
+    };
+    Ok(Arc::new(policies.defining(LedgerDefinitions::load(snapshot).await?)))
 }
 
 /// The head of a stored chain.

@@ -35,6 +35,8 @@ base::events! {
     counter BlocksCommitted("heddle_chain_blocks_committed_total");
     /// Blocks replayed at start, from the state's savepoint on.
     counter BlocksReplayed("heddle_chain_blocks_replayed_total");
+    /// Blocks whose transactions were verified again, because an earlier block changed the definition of a contract.
+    counter BlocksVerifiedAgain("heddle_chain_blocks_verified_again_total");
     /// Transactions committed as valid.
     counter TransactionsValid("heddle_chain_transactions_valid_total");
     /// Transactions invalidated because a key they read had changed.

@@ -74,9 +74,9 @@ impl KeyHistory {
             let results = results_of_valid(envelope).map_err(|error| wrong(error.to_string()))?;
             let Some(results) = results else { continue };
             let mut written = None;
-            visit_writes(envelope, results, |of, name, value| {
-                if of == namespace && name == key {
-                    written = Some(value.map(|value| value.of(envelope)));
+            visit_writes(envelope, results, |write| {
+                if write.namespace == namespace && write.collection.is_empty() && write.key == key.as_bytes() {
+                    written = Some(write.value.map(|value| value.of(envelope)));
                 }
             })
             .map_err(|error| wrong(error.to_string()))?;

@@ -101,6 +101,7 @@ pub mod access;
 pub mod channel;
 pub mod commit;
 pub mod compute_node;
+pub mod definitions;
 pub mod endorse;
 pub mod error;
 pub mod events;

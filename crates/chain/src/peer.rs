@@ -12,9 +12,10 @@ use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
 
-use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
+use crate::access::ChannelPolicies;
 use crate::channel::Channel;
 use crate::commit::pipeline::append_block;
+use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
 use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, PeerStores};
@@ -43,8 +44,8 @@ pub struct PeerSetup {
     pub stores: Arc<dyn PeerStores>,
     /// The contracts that this peer can run.
     pub registry: ContractRegistry,
-    /// The contracts of the channels, the same at all peers. Contracts of the registry that are not named here are
-    /// defined with the channel's endorsement policy.
+    /// The definitions of the contracts that no channel's ledger defines, the same at all peers. Contracts of the registry that
+    /// are not named here are defined with the channel's endorsement policy.
     pub definitions: ContractDefinitions,
     /// Where orderers serve blocks.
     pub orderers: SourceAddresses,
@@ -89,8 +90,7 @@ impl EndorsingChannels for JoinedChannels {
 pub(crate) fn define(registry: &ContractRegistry, definitions: &mut ContractDefinitions) {
     for name in registry.names().map(str::to_owned).collect::<Vec<_>>() {
         let version = registry.get(&name).map(|contract| contract.version().to_owned());
-        let definition = ContractDefinition { version: version.unwrap_or_default(), ..ContractDefinition::default() };
-        definitions.entry(name).or_insert(definition);
+        definitions.entry(name).or_insert_with(|| by_channel_policy(version.unwrap_or_default()));
     }
 }
 

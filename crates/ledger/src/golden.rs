@@ -20,3 +20,10 @@ pub(crate) fn block(bytes: &'static [u8]) -> Block {
 pub(crate) const RAFT_V3: &[u8] = include_bytes!("../tests/golden/raft-v3.block");
 /// The same channel ordered by four numbered consenters.
 pub(crate) const BFT_V3: &[u8] = include_bytes!("../tests/golden/bft-v3.block");
+
+/// A block of the channel that was recorded from Fabric's peers (`tests/fabric-channel`).
+pub(crate) fn recorded(number: u64) -> Block {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fabric-channel/blocks");
+    let bytes = std::fs::read(format!("{folder}/{number:04}.block")).expect("the recorded blocks are in the tree");
+    Block::parse(&Bytes::from(bytes)).expect("Fabric wrote it")
+}

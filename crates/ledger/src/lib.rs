@@ -66,6 +66,8 @@
 //! * [`block`]: building, reading, hashing, signing and checking blocks.
 //! * [`transaction`]: reading an endorser transaction in place, and the checks that need no state.
 //! * [`rwset`]: read-write sets, recorded and decoded in Fabric's encoding.
+//! * [`lifecycle`]: the definitions of contracts, as they stand in the state.
+//! * [`namespace`]: the namespaces of the state.
 //! * [`materialize`]: the rows that a stored block writes.
 //! * [`config`]: reading a channel's configuration, deciding which one may follow it, and making genesis blocks.
 //! * [`mod@verify`]: checking a whole stored ledger.
@@ -79,7 +81,9 @@ mod fixture;
 #[cfg(test)]
 mod golden;
 pub mod hash;
+pub mod lifecycle;
 pub mod materialize;
+pub mod namespace;
 pub mod rwset;
 pub mod transaction;
 pub mod verify;

@@ -3,35 +3,70 @@
 //! A stored block carries its validity filter, so nothing is verified again: the writes of the transactions that the
 //! filter marks as valid become rows, each at the version of its transaction. A storage node materialises rows in this
 //! way ([`BlockMaterializer`]); a peer does the same when it starts and replays the blocks after its savepoint. A
-//! configuration writes one row, as in Fabric: its envelope's content under [`CONFIG_KEY`].
+//! configuration writes one row, as in Fabric: its envelope's content under [`CONFIG_KEY`]. Changes that follow from the state
+//! before the block as well stand in the block's metadata ([`derived`]).
+
+use std::borrow::Cow;
 
 use base::rt::net::GatherList;
 use base::{BlockNumber, Bytes, TxIndex, Version};
+use identity::hex;
 use proto::protos::TxValidationCode;
 use storage::Materializer;
 use storage::tables::RowBatch;
 
+use crate::block::CommitHasher;
+use crate::block::derived::{self, DerivedChange, DerivedUpdate};
 use crate::config::{CONFIG_KEY, CONFIG_NAMESPACE};
-use crate::rwset::visit_writes;
+use crate::rwset::{VisitedWrite, visit_writes};
 use crate::transaction::{data_of_valid, results_of_valid};
-use crate::{Block, Error};
+use crate::{Block, Error, Hash, namespace};
 
 /// A write of a stored block: the last one to its key in that block.
 pub struct StoredWrite<'a> {
-    /// The contract's namespace.
-    pub namespace: &'a str,
+    /// The namespace of the state.
+    pub namespace: Cow<'a, str>,
     /// The key within the namespace.
-    pub key: &'a str,
+    pub key: Cow<'a, str>,
     /// Shares the block's memory; `None` if the key is deleted.
-    pub value: Option<&'a [u8]>,
-    /// The block, and the position in it of the transaction that wrote the key.
+    pub value: Option<StoredValue<'a>>,
+    /// The block, and the position in it of the transaction that wrote the key. The position after the last transaction stands
+    /// for the block itself.
     pub version: Version,
 }
 
-/// The writes of the valid transactions of a stored block, ordered by namespace and key. The genesis block has none.
+/// The new value of a key.
+#[derive(Clone, Copy)]
+pub enum StoredValue<'a> {
+    /// It stands in the block's data.
+    InData(&'a [u8]),
+    /// It stands in the block's metadata, among the derived updates.
+    InMetadata(&'a [u8]),
+}
+
+impl<'a> StoredValue<'a> {
+    /// Its bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            StoredValue::InData(bytes) | StoredValue::InMetadata(bytes) => bytes,
+        }
+    }
+
+    /// Its bytes, which share the memory of `block`.
+    pub fn shared(self, block: &Block) -> Bytes {
+        match self {
+            StoredValue::InData(bytes) => block.encoded().data.slice_ref(bytes),
+            StoredValue::InMetadata(bytes) => block.metadata().derived_updates().slice_ref(bytes),
+        }
+    }
+}
+
+/// The writes of the valid transactions of a stored block and its derived updates, ordered by namespace and key. The genesis block
+/// has none.
 ///
 /// # Errors
-/// [`Error::FilterLength`]; [`Error::Transaction`] if a transaction that is marked valid cannot be read.
+/// [`Error::FilterLength`]; [`Error::Transaction`] if a transaction that is marked valid cannot be read; [`Error::Malformed`] if
+/// the derived updates cannot be read.
 pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     block.check_filter()?;
     let number = block.number().get();
@@ -50,25 +85,65 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         let version = Version::new(number, position as u32);
         let Some(results) = results else {
             let content = data_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
-            let value = Some(content.of(envelope));
-            writes.push(StoredWrite { namespace: CONFIG_NAMESPACE, key: CONFIG_KEY, value, version });
+            let value = Some(StoredValue::InData(content.of(envelope)));
+            writes.push(StoredWrite { namespace: CONFIG_NAMESPACE.into(), key: CONFIG_KEY.into(), value, version });
             continue;
         };
-        visit_writes(envelope, results, |namespace, key, value| {
-            writes.push(StoredWrite { namespace, key, value: value.map(|value| value.of(envelope)), version });
+        visit_writes(envelope, results, |write| {
+            let VisitedWrite { namespace, collection, key, value } = write;
+            let (namespace, key) = match std::str::from_utf8(key) {
+                Ok(key) if collection.is_empty() => (namespace.into(), key.into()),
+                _ => (namespace::values_of(namespace, collection).into(), hex::encode(key).into()),
+            };
+            let value = value.map(|value| StoredValue::InData(value.of(envelope)));
+            writes.push(StoredWrite { namespace, key, value, version });
         })
         .map_err(|error| broken(error.to_string()))?;
     }
+    // Last: they replace what the transactions write.
+    let derived = derived::decode(block.metadata().derived_updates())?;
+    let mut kept = Vec::new();
+    for DerivedUpdate { namespace, key, change } in derived {
+        let (value, tx) = match change {
+            DerivedChange::Kept => {
+                kept.push((namespace, key));
+                continue;
+            }
+            DerivedChange::Deleted(tx) => (None, tx),
+            DerivedChange::Written(tx, value) => (Some(StoredValue::InMetadata(value)), tx),
+        };
+        let version = Version::new(number, tx);
+        writes.push(StoredWrite { namespace: namespace.into(), key: key.into(), value, version });
+    }
+    if !kept.is_empty() {
+        kept.sort_unstable();
+        writes.retain(|write| kept.binary_search(&(write.namespace.as_ref(), write.key.as_ref())).is_err());
+    }
     // A stable sort: the last of several writes to one key stays the last.
-    writes.sort_by(|one, other| (one.namespace, one.key).cmp(&(other.namespace, other.key)));
+    writes.sort_by(|one, other| (&one.namespace, &one.key).cmp(&(&other.namespace, &other.key)));
     writes.dedup_by(|later, earlier| {
-        let same = (later.namespace, later.key) == (earlier.namespace, earlier.key);
+        let same = (&later.namespace, &later.key) == (&earlier.namespace, &earlier.key);
         if same {
             std::mem::swap(later, earlier);
         }
         same
     });
     Ok(writes)
+}
+
+/// The commit hash of a stored block, computed from its filter and its writes, behind the commit hash of the block before.
+///
+/// # Errors
+/// As [`stored_writes`].
+pub fn commit_hash(block: &Block, previous: Option<&Hash>) -> Result<Hash, Error> {
+    let mut hasher = CommitHasher::new(block.metadata().filter());
+    for StoredWrite { namespace, key, value, version } in stored_writes(block)? {
+        // What the block changes by itself is not covered.
+        if (version.tx as usize) < block.len() {
+            hasher.row(&namespace, &key, value.map(StoredValue::bytes), version);
+        }
+    }
+    Ok(hasher.finish(previous))
 }
 
 /// Reads the rows that stored blocks write, for a storage node that materialises them.
@@ -83,12 +158,14 @@ impl Materializer for BlockMaterializer {
             return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
         }
         let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
-        let value_bytes = writes.iter().filter_map(|write| write.value).map(<[u8]>::len).sum();
+        let value_bytes = writes.iter().filter_map(|write| write.value).map(|value| value.bytes().len()).sum();
         let shares = batch.shares(block.len(), value_bytes);
-        let [_, data, _] = parsed.parts();
         writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
-            let own = |value| if shares { data.slice_ref(value) } else { Bytes::copy_from_slice(value) };
-            batch.put(namespace, key.as_bytes(), version, value.map(own))
+            let own = |value: StoredValue<'_>| match shares {
+                true => value.shared(&parsed),
+                false => Bytes::copy_from_slice(value.bytes()),
+            };
+            batch.put(&namespace, key.as_bytes(), version, value.map(own))
         })
     }
 }

@@ -1,9 +1,10 @@
 //! The installed contracts of a configuration, and the endorsements that each of them needs.
 
-use chain::access::{ContractDefinition, ContractDefinitions};
+use chain::definitions::{ContractDefinitions, by_channel_policy};
 use contract::ContractRegistry;
 use identity::policy;
 use ledger::config::genesis::EndorsementRule;
+use ledger::lifecycle::ContractDefinition;
 
 use crate::config::{ConfigError, HeddleConfig, rule};
 use crate::network::NodeError;
@@ -37,7 +38,7 @@ pub(crate) fn definitions(
     for (name, contract) in &config.contracts.0 {
         let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
         let Some(text) = &contract.policy else {
-            definitions.insert(name.clone(), ContractDefinition { version, ..ContractDefinition::default() });
+            definitions.insert(name.clone(), by_channel_policy(version));
             continue;
         };
         let wrong = |problem: String| ConfigError::Value {
@@ -50,12 +51,7 @@ pub(crate) fn definitions(
             word => out_of(&word, &config.network.organizations),
         };
         let envelope = policy::parse(&text).map_err(|error| wrong(error.to_string()))?;
-        let definition = ContractDefinition {
-            version,
-            endorsement: policy::of_signature(envelope),
-            ..ContractDefinition::default()
-        };
-        definitions.insert(name.clone(), definition);
+        definitions.insert(name.clone(), ContractDefinition::first(version, &policy::of_signature(envelope)));
     }
     Ok(definitions)
 }
@@ -94,9 +90,9 @@ mod tests {
         let registry = registry(&config).expect("native contracts");
         let definitions = definitions(&config, &registry).expect("a policy");
         assert_eq!(definitions.len(), registry.names().count());
-        let channel = ContractDefinition::default().endorsement;
-        assert_ne!(definitions["basic"].endorsement, channel);
-        assert_eq!(definitions["ycsb"].endorsement, channel);
+        let channel = by_channel_policy("1.0").validation;
+        assert_ne!(definitions["basic"].validation, channel);
+        assert_eq!(definitions["ycsb"].validation, channel);
     }
 
     #[test]

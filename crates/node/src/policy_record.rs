@@ -14,8 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use chain::access::ContractDefinitions;
-use prost::Message as _;
+use chain::definitions::ContractDefinitions;
 use serde::{Deserialize, Serialize};
 
 use crate::network::{NodeError, write};
@@ -35,7 +34,7 @@ impl PolicyRecord {
         let digest = |policy: &[u8]| identity::hex::encode(identity::sha256([policy]));
         let contracts = definitions
             .iter()
-            .map(|(name, definition)| (name.clone(), digest(&definition.endorsement.encode_to_vec())));
+            .map(|(name, definition)| (name.clone(), digest(&definition.validation.validation_parameter)));
         PolicyRecord { contracts: contracts.collect() }
     }
 }
@@ -71,12 +70,12 @@ pub(crate) fn check(folder: &Path, definitions: &ContractDefinitions) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chain::access::ContractDefinition;
+    use ledger::lifecycle::ContractDefinition;
 
     fn definitions(policies: &[(&str, &str)]) -> ContractDefinitions {
         let definition = |policy: &str| {
             let policy = identity::policy::parse(policy).expect("a policy");
-            ContractDefinition { endorsement: identity::policy::of_signature(policy), ..ContractDefinition::default() }
+            ContractDefinition::first("1.0", &identity::policy::of_signature(policy))
         };
         policies.iter().map(|(name, policy)| ((*name).to_owned(), definition(policy))).collect()
     }
@@ -104,7 +103,7 @@ mod tests {
         }
         // Another release with a newer version of the same contract.
         let mut newer = definitions(&[("basic", all), ("ycsb", any)]);
-        newer.values_mut().for_each(|definition| definition.version = "2.0".to_owned());
+        newer.values_mut().for_each(|definition| definition.endorsement.version = "2.0".to_owned());
         super::check(scratch.path(), &newer).expect("no verdict depends on the version");
         std::fs::remove_file(scratch.path().join(RECORD_FILE)).expect("it is there");
         check(&[("basic", any)]).expect("the step that the error names");

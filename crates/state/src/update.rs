@@ -63,6 +63,11 @@ impl UpdateBatch {
             .take_while(move |(key, _)| end.is_empty() || key.as_ref() < end)
     }
 
+    /// The namespaces that the batch writes to, in byte order.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.namespaces.keys()
+    }
+
     /// Every write, by namespace and then key, both in byte order.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &Update)> {
         self.namespaces

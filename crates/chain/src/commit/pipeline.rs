@@ -4,7 +4,7 @@
 //! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`] blocks or more, the last
 //! stage waits until the state is persisted.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, w
 use base::rt::{AbortOnDrop, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
+use ledger::lifecycle::{LIFECYCLE, defined_contract};
 use ledger::{Block, Hash, Transaction};
 use replica::PrimaryRole;
 use replica::offload::OffloadConfig;
@@ -20,12 +21,13 @@ use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
-use super::replay::stored_updates;
+use super::replay::{derived_updates, stored_updates};
 use super::waiters::TxWaiters;
 use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
-use crate::validate::block::{BlockVerdict, validate_block};
+use crate::validate::block::{BlockRules, BlockVerdict, validate_block};
+use crate::validate::key_policies::MetadataNamespaces;
 use crate::validate::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
 use crate::validate::verify::{VerifiedTransaction, verify_transactions};
 use crate::validate::view::BlockStateView;
@@ -58,7 +60,7 @@ impl Default for PipelineConfig {
 pub struct CommitContext {
     /// The policies after the newest committed block.
     pub policies: CurrentPolicies,
-    /// The policies after the newest validated block, by which the next blocks are received and validated.
+    /// The policies after the newest validated block, by which the next block is received and validated.
     pub validating: CurrentPolicies,
     /// The blocks, which may include blocks that are not committed yet.
     pub store: Arc<dyn Blocks>,
@@ -202,6 +204,13 @@ fn count(codes: &[Code]) {
 struct VerifyingBlock {
     block: Block,
     received: Instant,
+    chunks: VerifyingChunks,
+}
+
+/// The transactions of a block, while they are being verified.
+struct VerifyingChunks {
+    /// The policies by which they are verified.
+    policies: Arc<ChannelPolicies>,
     chunks: Vec<AbortOnDrop<Vec<VerifiedTransaction>>>,
 }
 
@@ -210,7 +219,7 @@ struct ValidatedBlock {
     block: CommittedBlock,
     codes: Vec<Code>,
     batch: Arc<UpdateBatch>,
-    /// The policies that the block brings into force, if it changes the configuration.
+    /// The policies that the block brings into force, if it changes the configuration or a definition.
     policies: Option<Arc<ChannelPolicies>>,
     received: Instant,
     appended: Instant,
@@ -282,16 +291,16 @@ fn holds_config(block: &Block) -> bool {
     block.len() == 1 && Transaction::decode(&block.envelope(0)).is_ok_and(|transaction| transaction.is_config())
 }
 
-/// The policies that a validated block brings into force; `None` if it does not change the configuration.
+/// The policies under the configuration that a validated block brings into force; `None` if it does not change the configuration.
 ///
 /// # Errors
 /// [`Error::Configuration`] if the configuration in force does not lead to the block's: the channel cannot go on.
-fn next_policies(
+fn next_config(
     context: &CommitContext,
     block: &Block,
     examined: &[VerifiedTransaction],
     codes: &[Code],
-) -> Result<Option<Arc<ChannelPolicies>>, Error> {
+) -> Result<Option<ChannelPolicies>, Error> {
     match (examined, codes) {
         ([only], [code]) if code.is_valid() && only.is_config() => {}
         _ => return Ok(None),
@@ -299,15 +308,15 @@ fn next_policies(
     let current = context.validating.get();
     let config = current.config().successor(&block.envelope(0));
     let config = config.map_err(|cause| Error::Configuration { block: block.number().get(), cause })?;
-    Ok(Some(Arc::new(current.under(Arc::new(config))?)))
+    Ok(Some(current.under(Arc::new(config))))
 }
 
-fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<VerifiedTransaction>>> {
+fn verify_chunks(block: &Block, context: &CommitContext) -> VerifyingChunks {
     let mut chunks = Vec::with_capacity(block.len().div_ceil(VERIFY_CHUNK_TRANSACTIONS));
-    let (mut start, policies) = (0, context.validating.get());
+    let (mut start, in_force) = (0, context.validating.get());
     while start < block.len() {
         let end = (start + VERIFY_CHUNK_TRANSACTIONS).min(block.len());
-        let (block, policies, offload) = (block.clone(), policies.clone(), context.settings.offload.clone());
+        let (block, policies, offload) = (block.clone(), in_force.clone(), context.settings.offload.clone());
         let bytes = || chunk_bytes((start..end).map(|index| block.envelope(index).len()));
         let permit = context.primary.as_deref().and_then(|primary| offload.reserve(primary, bytes));
         let chunk = async move {
@@ -323,7 +332,29 @@ fn verify_chunks(block: &Block, context: &CommitContext) -> Vec<AbortOnDrop<Vec<
         chunks.push(rt::spawn(chunk).abort_on_drop());
         start = end;
     }
-    chunks
+    VerifyingChunks { policies: in_force, chunks }
+}
+
+/// The verified transactions of a block. Blocks are verified ahead of their predecessors, so one of these may have changed a definition
+/// since; then all transactions are verified again.
+async fn verified(
+    block: &Block,
+    mut verifying: VerifyingChunks,
+    context: &CommitContext,
+) -> Result<Vec<VerifiedTransaction>, Error> {
+    loop {
+        let VerifyingChunks { policies, chunks } = verifying;
+        let is_in_force = *policies.digest() == *context.validating.get().digest();
+        if is_in_force || rt::fault_point("chain.commit.mutant.keeps_verdicts") {
+            let mut verified = Vec::with_capacity(block.len());
+            for chunk in chunks {
+                verified.extend(chunk.await.map_err(|_| Error::Stopped)?);
+            }
+            return Ok(verified);
+        }
+        events::BlocksVerifiedAgain.add(1);
+        verifying = verify_chunks(block, context);
+    }
 }
 
 /// Stage 3.
@@ -333,44 +364,52 @@ async fn validate_blocks(
     mut to_validate: Receiver<VerifyingBlock>,
     judged: Sender<ValidatedBlock>,
 ) -> Result<(), Error> {
-    let mut pending = PendingBatches::new();
+    let (mut pending, mut metadata) = (PendingBatches::new(), MetadataNamespaces::default());
     while let Some(Some(verifying)) = context.stop.run_until_cancelled(to_validate.recv()).await {
         let VerifyingBlock { block, received, chunks } = verifying;
         let number = block.number().get();
         assert_eq!(number, tip.height, "blocks were received in order");
-        let mut examined = Vec::with_capacity(block.len());
-        for chunk in chunks {
-            examined.extend(chunk.await.map_err(|_| Error::Stopped)?);
-        }
+        let examined = verified(&block, chunks, &context).await?;
         events::VerifyTime.record_since(received);
 
         let started = rt::now();
-        let Some(verdict) = validate_next(&context, &examined, &tip, &mut pending).await? else { return Ok(()) };
+        let verdict = validate_next(&context, &block, &examined, &tip, &mut pending, &mut metadata).await?;
+        let Some(verdict) = verdict else { return Ok(()) };
         events::ConflictCheckTime.record_since(started);
 
-        let BlockVerdict { codes, mut batch, commit_hash } = verdict;
-        let policies = next_policies(&context, &block, &examined, &codes)?;
+        let BlockVerdict { codes, mut batch, is_derived, commit_hash } = verdict;
+        let mut policies = next_config(&context, &block, &examined, &codes)?;
         let block = with_verdict(&block, &codes, &commit_hash);
         if policies.is_some() {
             batch = stored_updates(&block)?;
         }
         batch.set_block_hash(block.hash());
+        let stored = match is_derived && policies.is_none() {
+            true => with_derived_updates(&block, &batch)?,
+            false => block.clone(),
+        };
         hold_up("chain.commit.validated").await;
         let transactions = transactions(&examined, &codes);
-        let appended = append(context.store.as_ref(), &block, &transactions, context.stop(), &context.stalls).await;
+        let appended = append(context.store.as_ref(), &stored, &transactions, context.stop(), &context.stalls).await;
         match appended {
             Err(Error::Stopped) => return Ok(()),
             other => other?,
         }
         tip = ChainTip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
+        metadata.learn(&batch);
+        let batch = Arc::new(batch);
+        pending.push_back((number, batch.clone()));
+        if policies.is_none() && batch.namespaces().any(|name| **name == *LIFECYCLE) {
+            let Some(changed) = next_definitions(&context, number, &batch, &mut pending).await? else { return Ok(()) };
+            policies = changed;
+        }
+        let policies = policies.map(Arc::new);
         if let Some(policies) = &policies
             && !rt::fault_point("chain.commit.mutant.keeps_config")
         {
             context.validating.replace(policies.clone());
         }
         context.validated.send(tip.height);
-        let batch = Arc::new(batch);
-        pending.push_back((number, batch.clone()));
         let block = CommittedBlock::of_verified(block, examined, &codes);
         let judged_block = ValidatedBlock { block, codes, batch, policies, received, appended: rt::now() };
         if judged.send(judged_block).await.is_err() {
@@ -383,21 +422,34 @@ async fn validate_blocks(
 /// The batches of blocks that the state has not applied yet, as far as stage 3 knows; oldest first.
 type PendingBatches = VecDeque<(u64, Arc<UpdateBatch>)>;
 
+/// The state after all blocks that were validated.
+fn newest_view(context: &CommitContext, pending: &mut PendingBatches) -> BlockStateView {
+    let snapshot = context.state.snapshot();
+    let applied = snapshot.height();
+    pending.retain(|(number, _)| *number >= applied);
+    BlockStateView::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect())
+}
+
 /// Validates the next block; `None` if the channel stopped meanwhile. If the state has moved on too far from the view
 /// that is being read, the block is validated again from a newer view.
 async fn validate_next(
     context: &CommitContext,
+    block: &Block,
     examined: &[VerifiedTransaction],
     tip: &ChainTip,
     pending: &mut PendingBatches,
+    metadata: &mut MetadataNamespaces,
 ) -> Result<Option<BlockVerdict>, Error> {
-    let mut backoff = retry_backoff();
+    let (mut backoff, policies) = (retry_backoff(), context.validating.get());
     loop {
-        let snapshot = context.state.snapshot();
-        let applied = snapshot.height();
-        pending.retain(|(number, _)| *number >= applied);
-        let view = BlockStateView::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
-        match validate_block(tip.height, examined, context.store.as_ref(), &view, tip.commit_hash.as_ref()).await {
+        let view = newest_view(context, pending);
+        let rules = BlockRules {
+            policies: &policies,
+            committed: context.store.as_ref(),
+            view: &view,
+            previous_commit_hash: tip.commit_hash.as_ref(),
+        };
+        match validate_block(block, examined, &rules, metadata).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %context.policies.channel(), block = tip.height, %error, "judging a block again");
                 if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
@@ -409,10 +461,53 @@ async fn validate_next(
     }
 }
 
+/// The policies with the definitions that a block changes, the last of `pending`; within, `None` if it changes none. `None` if the
+/// channel stopped meanwhile.
+async fn next_definitions(
+    context: &CommitContext,
+    number: u64,
+    batch: &UpdateBatch,
+    pending: &mut PendingBatches,
+) -> Result<Option<Option<ChannelPolicies>>, Error> {
+    let (mut backoff, current) = (retry_backoff(), context.validating.get());
+    // The rows of one contract need not stand together.
+    let changed: BTreeSet<&str> = batch.range(LIFECYCLE, "", "").filter_map(|(key, _)| defined_contract(key)).collect();
+    if changed.is_empty() {
+        return Ok(Some(None));
+    }
+    loop {
+        let view = newest_view(context, pending);
+        let mut definitions = current.on_ledger().clone();
+        match definitions.reload_all(changed.iter().copied(), &view).await {
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                tracing::warn!(channel = %context.policies.channel(), block = number, %error, "reading definitions again");
+                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
+                    return Ok(None);
+                }
+            }
+            Err(error) => return Err(error.into()),
+            Ok(()) => return Ok(Some(Some(current.defining(definitions)))),
+        }
+    }
+}
+
+/// The block as it is stored: with a note of what it changes beyond the writes of its transactions.
+fn with_derived_updates(block: &Block, batch: &UpdateBatch) -> Result<Block, Error> {
+    let derived = derived_updates(&stored_updates(block)?, batch);
+    if derived.is_empty() {
+        return Ok(block.clone());
+    }
+    let mut metadata = block.metadata().clone();
+    metadata.set_derived_updates(derived);
+    Ok(block.with_metadata(metadata))
+}
+
 fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     let mut metadata = block.metadata().clone();
     metadata.set_filter(codes.iter().map(|code| code.0).collect::<Vec<_>>().into());
     metadata.set_commit_hash(commit_hash);
+    // Whatever stands here did not come from this peer.
+    metadata.set_derived_updates(Bytes::new());
     block.with_metadata(metadata)
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use base::{Bytes, TxId};
 use block_transport::RecentBlocks;
 use ledger::Block;
+use ledger::lifecycle::LIFECYCLE;
 use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
 use proto::common::HeaderType;
@@ -63,12 +64,13 @@ impl CommittedBlock {
         CommittedBlock { block, transactions, bytes: OnceLock::new() }
     }
 
-    /// Decodes a block as this peer stored it.
+    /// Decodes a block as this peer stored it, without its derived updates.
     ///
     /// # Errors
     /// If the filter does not have one code for each transaction.
     pub fn of_stored(block: Block) -> Result<CommittedBlock, Error> {
         block.check_filter()?;
+        let block = block.without_derived_updates();
         let filter = block.metadata().filter().clone();
         let transactions = block
             .envelopes()
@@ -107,9 +109,14 @@ impl CommittedBlock {
         &self.transactions
     }
 
-    /// Whether the block has changed the channel's configuration.
-    pub fn changes_config(&self) -> bool {
-        self.transactions.iter().any(|one| one.kind == HeaderType::Config as i32 && one.code.is_valid())
+    /// Whether the block has changed the channel's configuration, or has called the contract that changes definitions.
+    pub fn may_change_policies(&self) -> bool {
+        let calls_lifecycle = |one: &CommittedTransaction| {
+            let chaincode = one.outcome.as_ref().and_then(ActionOutcome::chaincode);
+            chaincode.is_some_and(|chaincode| chaincode.name == LIFECYCLE)
+        };
+        let mut valid = self.transactions.iter().filter(|one| one.code.is_valid());
+        valid.any(|one| one.kind == HeaderType::Config as i32 || calls_lifecycle(one))
     }
 
     /// The encoded block: assembled at the first call and shared from then on.

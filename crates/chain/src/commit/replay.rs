@@ -1,12 +1,13 @@
 //! Applying stored blocks again, from the state's savepoint on.
 //!
 //! A stored block carries its filter, so nothing is verified a second time: the writes of the transactions that the filter
-//! marks as valid are applied again.
+//! marks as valid are applied again. What the block changed beyond them it carries too ([`ledger::block::derived`]).
 
 use std::sync::Arc;
 
-use base::BlockNumber;
+use base::{BlockNumber, Bytes};
 use ledger::Block;
+use ledger::block::derived::{self, DerivedChange, DerivedUpdate};
 use ledger::materialize::{StoredWrite, stored_writes};
 use state::{UpdateBatch, WorldState};
 use storage::blocks::Blocks;
@@ -50,13 +51,29 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
 pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     let mut batch = UpdateBatch::default();
     batch.set_block_hash(block.hash());
-    let [_, data, _] = block.parts();
     let mut name: Arc<str> = "".into();
     for StoredWrite { namespace, key, value, version } in stored_writes(block)? {
         if *name != *namespace {
             name = namespace.into();
         }
-        batch.put(&name, key.into(), value.map(|value| data.slice_ref(value)), version);
+        batch.put(&name, key.into(), value.map(|value| value.shared(block)), version);
     }
     Ok(batch)
+}
+
+/// What a block changes beyond the writes of its transactions, for its metadata: the difference of all its changes and of
+/// [`stored_updates`] of the block without such metadata.
+pub fn derived_updates(written: &UpdateBatch, all: &UpdateBatch) -> Bytes {
+    let derived = all.iter().filter(|(namespace, key, update)| written.get(namespace, key) != Some(update));
+    let derived = derived.map(|(namespace, key, update)| {
+        let tx = update.version.tx;
+        let change = match &update.value {
+            Some(value) => DerivedChange::Written(tx, value),
+            None => DerivedChange::Deleted(tx),
+        };
+        DerivedUpdate { namespace, key, change }
+    });
+    let kept = written.iter().filter(|(namespace, key, _)| all.get(namespace, key).is_none());
+    let kept = kept.map(|(namespace, key, _)| DerivedUpdate { namespace, key, change: DerivedChange::Kept });
+    derived::encode(derived.chain(kept))
 }

@@ -1,6 +1,7 @@
 //! Tests of the commit pipeline: restarts, replay, hostile orderers, waiting.
 
 mod configuration;
+mod recorded;
 mod stores;
 
 use std::sync::Arc;
@@ -394,8 +395,7 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
     let genesis = Block::parse(&golden("b0.block")).expect("Fabric wrote it");
     let config = Arc::new(ledger::ChannelConfig::from_block(&genesis).expect("Fabric wrote it"));
     let definitions = [("basic", "1.0")].map(|(name, version)| {
-        let definition = crate::access::ContractDefinition { version: version.to_owned(), ..Default::default() };
-        (name.to_owned(), definition)
+        (name.to_owned(), crate::definitions::by_channel_policy(version))
     });
     let rules = ChannelPolicies::new(config, definitions.into()).expect("the policies are in order");
     let block8 = Block::parse(&golden("b8.block")).expect("Fabric wrote it");

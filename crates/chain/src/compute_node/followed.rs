@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, AbortOnDrop};
 use base::{BlockNumber, Bytes, TxId};
-use ledger::Hash;
 use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
+use ledger::namespace::{RULES, RULES_DEFINITIONS};
+use ledger::{Block, Hash};
 use state::{Follower, Snapshot};
 use storage::blocks::{StoredBlocks, TransactionLocation};
 use storage::node::{RemoteReads, RemoteStoreConfig};
@@ -24,7 +25,7 @@ use crate::history::KeyHistory;
 use crate::validate::Code;
 use crate::view::ChannelView;
 
-/// How often a follower looks for a new configuration, at most.
+/// How often a follower looks for a new configuration or definition, at most.
 const REFRESH_PERIOD: Duration = Duration::from_millis(100);
 
 /// A channel that another compute node of the peer commits. Every block that it shows is durable; the primary has
@@ -76,16 +77,17 @@ impl FollowedChannel {
     }
 }
 
-/// Takes over each new configuration that the followed state shows, within [`REFRESH_PERIOD`]. Never ends.
+/// Takes over each new configuration and definition that the followed state shows, within [`REFRESH_PERIOD`]. Never ends.
 async fn refresh_policies(policies: Arc<CurrentPolicies>, follower: Arc<Follower>, known: Arc<AtomicBool>) {
-    let (mut heights, mut version, genesis) = (follower.heights(), None, policies.get());
+    let (mut heights, mut versions, genesis) = (follower.heights(), Vec::new(), policies.get());
     loop {
         let refreshed = async {
             let snapshot = follower.snapshot().await?;
-            let newest = snapshot.version(CONFIG_NAMESPACE, CONFIG_KEY).await?;
-            if newest != version || !known.load(Ordering::Acquire) {
-                policies.replace(newest_policies(genesis.clone(), snapshot.as_ref()).await?);
-                version = newest;
+            let rows = [(CONFIG_NAMESPACE, CONFIG_KEY), (RULES, RULES_DEFINITIONS)];
+            let newest = snapshot.versions(&rows).await?;
+            if newest != versions || !known.load(Ordering::Acquire) {
+                policies.replace(newest_policies(&genesis, snapshot.as_ref()).await?);
+                versions = newest;
             }
             Ok::<_, Error>(())
         };
@@ -123,7 +125,8 @@ impl ChannelView for FollowedChannel {
         if number >= ChannelView::height(self) {
             return Ok(None);
         }
-        Ok(self.blocks.read(BlockNumber(number)).await?)
+        let stored = self.blocks.read(BlockNumber(number)).await?;
+        Ok(stored.map(Block::shown).transpose()?)
     }
 
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {

@@ -15,7 +15,7 @@ use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use storage::WatermarkFile;
 
 use crate::Error;
-use crate::access::ContractDefinitions;
+use crate::definitions::ContractDefinitions;
 use crate::peer::PeerConfig;
 
 /// The remote memory of a peer, as one of its compute nodes reaches it.

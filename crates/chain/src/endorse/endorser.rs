@@ -288,7 +288,7 @@ impl Endorser {
             response: outcome.response,
             event: outcome.event,
             results,
-            version: definition.version.clone(),
+            version: definition.endorsement.version.clone(),
         })
     }
 

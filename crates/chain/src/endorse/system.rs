@@ -17,6 +17,7 @@ use contract::ContractResponse;
 use identity::Identity;
 use ledger::Block;
 use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
+use ledger::lifecycle::ContractDefinition;
 use prost::Message;
 use proto::common::{BlockchainInfo, ConfigEnvelope, Envelope};
 use proto::lifecycle::{
@@ -26,10 +27,6 @@ use proto::lifecycle::{
 use proto::protos::{ChannelInfo, ChannelQueryResponse, ProcessedTransaction};
 
 use super::{EndorsingChannel, EndorsingChannels};
-use crate::access::ContractDefinition;
-
-const ENDORSEMENT_PLUGIN: &str = "escc";
-const VALIDATION_PLUGIN: &str = "vscc";
 
 /// Whether a name is that of a system contract.
 pub fn is_system(contract: &str) -> bool {
@@ -213,31 +210,36 @@ fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> SystemRes
         .map_err(|error| format!("failed to decode input arg: {error}"))?;
     let policies = channel.policies();
     let known = policies.definitions().get(&args.name);
-    let ContractDefinition { version, sequence, endorsement } =
-        known.ok_or_else(|| format!("namespace {} is not defined", args.name))?;
+    let ContractDefinition { sequence, endorsement, validation, collections } =
+        known.cloned().ok_or_else(|| format!("namespace {} is not defined", args.name))?;
     let organizations = policies.config().application().iter();
     let result = QueryChaincodeDefinitionResult {
-        sequence: *sequence,
-        version: version.clone(),
-        endorsement_plugin: ENDORSEMENT_PLUGIN.to_owned(),
-        validation_plugin: VALIDATION_PLUGIN.to_owned(),
-        validation_parameter: endorsement.encode_to_vec().into(),
+        sequence,
+        version: endorsement.version,
+        endorsement_plugin: endorsement.endorsement_plugin,
+        validation_plugin: validation.validation_plugin,
+        validation_parameter: validation.validation_parameter,
+        collections: Some(collections),
+        init_required: endorsement.init_required,
         approvals: organizations.map(|organization| (organization.msp_id.to_string(), true)).collect(),
-        ..QueryChaincodeDefinitionResult::default()
     };
     Ok(result.encode_to_vec().into())
 }
 
 fn definitions(channel: &dyn EndorsingChannel) -> Bytes {
     let policies = channel.policies();
-    let definitions = policies.definitions().iter().map(|(name, definition)| ChaincodeDefinition {
-        name: name.clone(),
-        sequence: definition.sequence,
-        version: definition.version.clone(),
-        endorsement_plugin: ENDORSEMENT_PLUGIN.to_owned(),
-        validation_plugin: VALIDATION_PLUGIN.to_owned(),
-        validation_parameter: definition.endorsement.encode_to_vec().into(),
-        ..ChaincodeDefinition::default()
+    let definitions = policies.definitions().iter().map(|(name, definition)| {
+        let ContractDefinition { sequence, endorsement, validation, collections } = definition.clone();
+        ChaincodeDefinition {
+            name: name.clone(),
+            sequence,
+            version: endorsement.version,
+            endorsement_plugin: endorsement.endorsement_plugin,
+            validation_plugin: validation.validation_plugin,
+            validation_parameter: validation.validation_parameter,
+            collections: Some(collections),
+            init_required: endorsement.init_required,
+        }
     });
     QueryChaincodeDefinitionsResult { chaincode_definitions: definitions.collect() }.encode_to_vec().into()
 }

@@ -46,7 +46,7 @@ impl ConfigInForce {
             return Err(Error::Stored { block: last, reason });
         }
         let config = ChannelConfig::from_block(&read(log_store, number)?)?;
-        Ok(ConfigInForce { block: number, policies: Arc::new(committed.policies.under(Arc::new(config))?) })
+        Ok(ConfigInForce { block: number, policies: Arc::new(committed.policies.under(Arc::new(config))) })
     }
 }
 

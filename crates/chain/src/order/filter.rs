@@ -155,7 +155,7 @@ impl EnvelopeFilter<'_> {
         let envelope = ledger::config::sign_config(channel.as_str(), &content, self.signer);
         let next = ChannelConfig::from_envelope(&envelope).map_err(|error| refused(&error))?;
         check_consensus(current, &next).map_err(|reason| refused(&reason))?;
-        let policies = self.policies.under(Arc::new(next)).map_err(|error| refused(&error))?;
+        let policies = self.policies.under(Arc::new(next));
         let signer = policies.identify(self.signer.serialized());
         let can_sign_blocks = signer.is_ok_and(|signer| {
             policies.config().block_validation_policy().evaluate_identities(std::slice::from_ref(&signer)).is_ok()

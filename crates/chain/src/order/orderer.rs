@@ -17,7 +17,8 @@ use storage::{GroupSync, WatermarkFile};
 use super::broadcast::{Broadcast, BroadcastConfig, BroadcastError};
 use super::log_store::{ChannelLogStore, OrderingEngines};
 use super::orderer_channel::OrdererChannel;
-use crate::access::{ChannelPolicies, ContractDefinitions};
+use crate::access::ChannelPolicies;
+use crate::definitions::ContractDefinitions;
 use crate::{Error, events};
 
 /// What an orderer needs to run.

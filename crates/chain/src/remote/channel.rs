@@ -14,7 +14,9 @@ use prost::Message;
 use super::MOVING_MAX;
 use ledger::ChannelConfig;
 
-use super::messages::{Ask, BlockAt, BlockResponse, CommitNotification, PeerRequest, StatusRequest, StatusResponse};
+use super::messages::{
+    Ask, BlockAt, BlockResponse, CommitNotification, ConfigResponse, PeerRequest, StatusRequest, StatusResponse,
+};
 use crate::Error;
 use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
@@ -178,16 +180,22 @@ impl RemoteChannel {
         self.config_notices.compare_exchange(answered, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Takes over the configuration that the peer says is the newest.
+    /// Takes over the configuration and the definitions that the peer says are the newest.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub(super) fn set_config(&self, content: Bytes) -> Result<(), Error> {
+    /// If the configuration cannot be read.
+    pub(super) fn set_config(&self, newest: &ConfigResponse) -> Result<(), Error> {
         let current = self.policies.get();
-        if *current.config().content() != content {
-            let config = ChannelConfig::from_state(self.policies.channel(), content)?;
-            self.policies.replace(Arc::new(current.under(Arc::new(config))?));
+        let definitions = newest.definitions();
+        let is_same_config = *current.config().content() == newest.content;
+        if is_same_config && *current.on_ledger() == definitions {
+            return Ok(());
         }
+        let config = match is_same_config {
+            true => current.config().clone(),
+            false => Arc::new(ChannelConfig::from_state(self.policies.channel(), newest.content.clone())?),
+        };
+        self.policies.replace(Arc::new(current.under(config).defining(definitions)));
         Ok(())
     }
 
@@ -299,7 +307,7 @@ mod tests {
     use ledger::config::EndorsementRule;
 
     use super::*;
-    use crate::access::ContractDefinitions;
+    use crate::definitions::ContractDefinitions;
     use crate::support::{Consortium, ConsortiumConfig};
 
     /// Regression: a peer sent a notice of a block with the largest number that there is. Computing the number after it

@@ -108,7 +108,8 @@ mod tests {
 
     use super::*;
     use crate::Peer;
-    use crate::access::{ContractDefinition, ContractDefinitions};
+    use crate::definitions::ContractDefinitions;
+    use ledger::lifecycle::ContractDefinition;
     use crate::remote::{RemotePeerConfig, ServiceScope, serve_peer};
     use crate::support::{CHANNEL, Consortium, ConsortiumConfig, directory, orderer, peer, peer_options, submit};
     use crate::validate::Code;
@@ -128,7 +129,7 @@ mod tests {
                 let tables = ModelEngine::open(directory(&root, "tables1").await).await.expect("the engine opens");
                 let both = identity::policy::parse("AND('Org1MSP.peer', 'Org2MSP.peer')").expect("a policy");
                 let endorsement = identity::policy::of_signature(both);
-                let definition = ContractDefinition { endorsement, ..ContractDefinition::default() };
+                let definition = ContractDefinition::first("1.0", &endorsement);
                 let definitions: ContractDefinitions = [("smallbank".to_owned(), definition)].into_iter().collect();
                 let options = peer_options(&consortium, &root, 1, tables).await;
                 let peer = Peer::open(crate::PeerSetup { definitions, ..options }).await.expect("the peer opens");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
 use ledger::config::check_channel_name;
+use ledger::lifecycle::ContractDefinition;
 use ledger::wire::{FieldValue, Fields, Span};
 use ordered_log::CpuNodeId;
 use prost::Message as _;
@@ -15,6 +16,8 @@ use proto::common::Status;
 use wire::hello::{self, HelloAnswer};
 use wire::{Reader, VersionRange};
 
+use crate::access::ChannelPolicies;
+use crate::definitions::LedgerDefinitions;
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
 use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
@@ -132,7 +135,7 @@ pub enum Ask {
     /// The commit hash of this block, or of the newest one if that is older.
     #[prost(message, tag = "8")]
     Commit(BlockAt),
-    /// The newest configuration of the channel of this name, answered with a [`ConfigResponse`].
+    /// The newest configuration and definitions of the channel of this name, answered with a [`ConfigResponse`].
     #[prost(string, tag = "9")]
     Config(String),
 }
@@ -292,6 +295,44 @@ pub struct ConfigResponse {
     /// An encoded `ConfigEnvelope`.
     #[prost(bytes = "bytes", tag = "1")]
     pub content: Bytes,
+    /// The contracts that the ledger defines.
+    #[prost(message, repeated, tag = "2")]
+    pub definitions: Vec<DefinitionRows>,
+}
+
+/// The definition of a contract on the ledger.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DefinitionRows {
+    /// The contract.
+    #[prost(string, tag = "1")]
+    pub contract: String,
+    /// The values of its rows, those of the metadata first and then those of the fields; none if the rows are no definition.
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub values: Vec<Bytes>,
+}
+
+impl ConfigResponse {
+    /// The configuration and the definitions of these policies.
+    pub fn of(policies: &ChannelPolicies) -> ConfigResponse {
+        let definitions = policies.on_ledger().iter().map(|(contract, definition)| {
+            let values = definition.map(ContractDefinition::rows);
+            let values = values.map(|(metadata, fields)| [metadata].into_iter().chain(fields).collect());
+            DefinitionRows { contract: contract.to_owned(), values: values.unwrap_or_default() }
+        });
+        ConfigResponse { content: policies.config().content().clone(), definitions: definitions.collect() }
+    }
+
+    /// The definitions.
+    pub fn definitions(&self) -> LedgerDefinitions {
+        let read = |rows: &DefinitionRows| match &rows.values[..] {
+            [metadata, fields @ ..] => {
+                let fields = std::array::from_fn(|index| fields.get(index));
+                ContractDefinition::read(metadata, fields).ok()
+            }
+            [] => None,
+        };
+        self.definitions.iter().map(|rows| (rows.contract.clone(), read(rows))).collect()
+    }
 }
 
 /// A message that a server sends without a request.
@@ -309,9 +350,9 @@ pub struct CommitNotification {
     /// Why the channel has stopped; the notice then announces no block.
     #[prost(string, optional, tag = "4")]
     pub failure: Option<String>,
-    /// Whether the block has changed the channel's configuration.
+    /// Whether the block has changed the channel's configuration, or may have changed the definition of a contract.
     #[prost(bool, tag = "5")]
-    pub changes_config: bool,
+    pub may_change_policies: bool,
 }
 
 /// A transaction of a committed block.

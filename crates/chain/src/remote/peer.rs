@@ -20,7 +20,8 @@ use super::{
     BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
 use crate::Error;
-use crate::access::{ChannelPolicies, ContractDefinitions};
+use crate::access::ChannelPolicies;
+use crate::definitions::ContractDefinitions;
 use crate::endorse::{Endorse, EndorseError};
 use crate::view::{ChannelView, PeerView};
 
@@ -206,9 +207,9 @@ impl RemotePeerCore {
                     // Another node is the primary, or is about to be.
                     return shared.connection.drop_link();
                 }
-                let changes_config = notice.changes_config;
+                let may_change_policies = notice.may_change_policies;
                 channel.handle_notification(notice);
-                if changes_config && channel.count_config_notice() {
+                if may_change_policies && channel.count_config_notice() {
                     drop(rt::spawn(async move { shared.refresh(&channel).await }));
                 }
             }
@@ -228,17 +229,16 @@ impl RemotePeerCore {
             let begun: BlockAt = self.request(&caller, Ask::Follow(from), HELLO_MAX).await?;
             channel.raise_height(begun.number);
             // Notices report every change from here on.
-            let content = self.newest_config(&caller, channel.policies().channel().as_str()).await?;
-            channel.set_config(content).map_err(|error| format!("the newest configuration: {error}"))?;
+            let newest = self.newest_config(&caller, channel.policies().channel().as_str()).await?;
+            channel.set_config(&newest).map_err(|error| format!("the newest configuration: {error}"))?;
         }
         self.connection.up(caller.clone());
         Ok(caller)
     }
 
-    /// The newest configuration of a channel, as the peer's state holds it.
-    async fn newest_config(&self, caller: &RpcClient, channel: &str) -> Result<Bytes, String> {
-        let answer: ConfigResponse = self.request(caller, Ask::Config(channel.to_owned()), HELLO_MAX).await?;
-        Ok(answer.content)
+    /// The newest configuration and definitions of a channel, as the peer's state holds them.
+    async fn newest_config(&self, caller: &RpcClient, channel: &str) -> Result<ConfigResponse, String> {
+        self.request(caller, Ask::Config(channel.to_owned()), HELLO_MAX).await
     }
 
     /// Takes over the configurations that notices have reported. If that fails, the link ends: the next one asks again. One task a
@@ -250,8 +250,7 @@ impl RemotePeerCore {
             let refreshed = async {
                 let answer = self.connection.request(Ask::Config(name.clone())).await?;
                 let answer = decode::<ConfigResponse>(answer);
-                channel
-                    .set_config(answer.map_err(|error| self.connection.malformed("a configuration", &error))?.content)
+                channel.set_config(&answer.map_err(|error| self.connection.malformed("a configuration", &error))?)
             };
             if let Err(error) = refreshed.await {
                 tracing::warn!(peer = self.options.name, channel = name, %error, "a new configuration could not be taken over");
@@ -264,10 +263,11 @@ impl RemotePeerCore {
     }
 
     async fn learn(&self, caller: &RpcClient, name: &str) -> Result<Arc<RemoteChannel>, String> {
-        let content = self.newest_config(caller, name).await?;
+        let newest = self.newest_config(caller, name).await?;
         let policies = (|| {
-            let config = Arc::new(ChannelConfig::from_state(&ChannelId::from(name), content)?);
-            Ok::<_, Error>(Arc::new(ChannelPolicies::new(config, self.options.definitions.clone())?))
+            let config = Arc::new(ChannelConfig::from_state(&ChannelId::from(name), newest.content.clone())?);
+            let policies = ChannelPolicies::new(config, self.options.definitions.clone())?;
+            Ok::<_, Error>(Arc::new(policies.defining(newest.definitions())))
         })();
         let policies = policies.map_err(|error| format!("the configuration of channel {name}: {error}"))?;
         let channel = Arc::new(RemoteChannel::new(self.connection.clone(), policies));

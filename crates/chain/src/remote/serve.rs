@@ -150,8 +150,7 @@ impl<P: PeerView + Endorse> PeerServer<P> {
                 Ok(vec![Bytes::from(head), block].into())
             }
             Ask::Config(channel) => {
-                let content = self.channel(&channel)?.policies().config().content().clone();
-                Ok(body(&ConfigResponse { content }))
+                Ok(body(&ConfigResponse::of(&self.channel(&channel)?.policies())))
             }
             Ask::Status(of) => {
                 let channel = self.channel(&of.channel)?;
@@ -219,7 +218,7 @@ async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
             number: next,
             transactions: transactions.collect(),
             failure: None,
-            changes_config: block.changes_config(),
+            may_change_policies: block.may_change_policies(),
         };
         if notifier.notify(notice.encode_to_vec()).await.is_err() {
             return;

@@ -2,35 +2,38 @@
 //!
 //! The result is a function of the state before the block and of the read-write sets, in the order of the block. The
 //! *candidates* are the transactions of the block that passed all earlier checks.
-//! 1. The versions of all keys that the candidates read are fetched at once.
+//! 1. The versions of all keys that the candidates read are fetched at once, those of private keys by their hashes.
 //! 2. For each candidate in turn, namespace by namespace: the transaction is invalid with [`Code::MVCC_READ_CONFLICT`] if
 //!    an earlier valid transaction of the block wrote a key that it read, or if the state now has another version of such a
 //!    key. A key that appeared or disappeared since the read counts as changed.
 //! 3. Then each range that the candidate scanned is scanned again, over the state and the block's earlier valid writes. If
 //!    the keys or versions differ, the transaction is invalid with [`Code::PHANTOM_READ_CONFLICT`]. A scan that had stopped
 //!    early is repeated up to and including the last key that it returned.
-//! 4. The writes of a valid transaction join the block's batch with the version (block, position).
+//! 4. The versions of the private keys that the candidate read in that namespace are compared as in rule 2.
+//! 5. What a valid transaction changes joins the block's batch with the version (block, position) ([`super::updates`]).
 //!
 //! By rule 2 every write of an earlier valid transaction of the block conflicts with a later read of the same key. This
 //! includes a write that deletes a key that never existed. Fabric behaves the same way in both cases.
 
-use std::sync::Arc;
-
 use base::Version;
+use identity::hex;
+use ledger::namespace;
+use ledger::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
+use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadVersion, ReadWriteSet, ScannedRange};
 use state::UpdateBatch;
 
 use super::code::Code;
+use super::key_policies::MetadataNamespaces;
+use super::updates::BlockUpdates;
 use super::view::{BlockStateView, after};
-use ledger::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
-use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadWriteSet, ScannedRange};
 
 /// The result of the conflict checks of a block.
 #[derive(Debug, Default)]
 pub struct ConflictOutcome {
     /// One code for each candidate, in order.
     pub codes: Vec<Code>,
-    /// The last valid write to each key.
-    pub batch: UpdateBatch,
+    /// What the valid candidates change.
+    pub updates: BlockUpdates,
 }
 
 /// Decides which of `candidates` are valid. Each candidate is a position in the block and the read-write set of the
@@ -42,74 +45,90 @@ pub async fn check_conflicts(
     block: u64,
     candidates: &[(u32, &ReadWriteSet)],
     view: &BlockStateView,
+    metadata: &mut MetadataNamespaces,
 ) -> Result<ConflictOutcome, state::Error> {
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
     let namespaces =
         || candidates.iter().flat_map(|(_, set)| set.namespaces.iter().map(move |namespace| (set, namespace)));
-    let count = namespaces().map(|(_, namespace)| namespace.reads as usize).sum();
+    // Their names in the state: the set holds contracts, collections and bare hashes.
+    let hashed: Vec<HashedReads> = namespaces().flat_map(|(set, namespace)| HashedReads::of(set, namespace)).collect();
+    let count = namespaces().map(|(_, namespace)| namespace.reads as usize).sum::<usize>();
+    let count = count + hashed.iter().map(|reads| reads.keys.len()).sum::<usize>();
     let (mut keys, mut seen) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let mut of_collections = hashed.iter();
     for (set, namespace) in namespaces() {
         let name = set.name(namespace);
         for read in set.reads(namespace) {
             keys.push((name, set.read_key(&read)));
             seen.push(read.version);
         }
+        for reads in of_collections.by_ref().take(namespace.collections as usize) {
+            for (key, version) in &reads.keys {
+                keys.push((&reads.namespace, key));
+                seen.push(*version);
+            }
+        }
     }
     let versions = if keys.is_empty() { Vec::new() } else { view.versions(&keys).await? };
     let mut current = keys.iter().zip(seen).zip(versions);
 
-    let mut outcome = ConflictOutcome { codes: Vec::with_capacity(candidates.len()), batch: UpdateBatch::default() };
-    let mut names = NamespaceNames::default();
+    let mut outcome =
+        ConflictOutcome { codes: Vec::with_capacity(candidates.len()), updates: BlockUpdates::default() };
+    let mut of_collections = hashed.iter();
     for (position, set) in candidates {
         let mut code = Code::VALID;
         for namespace in &set.namespaces {
             // Every read consumes its version, even if the transaction is invalid already: the lists run in step.
-            for _ in 0..namespace.reads {
-                let (((name, key), seen), version) = current.next().expect("there is a version for each read");
-                let unchanged = code == Code::VALID
-                    && match (seen, version) {
+            let mut check_reads = |count: usize, code: &mut Code, batch: &UpdateBatch| {
+                for _ in 0..count {
+                    let (((name, key), seen), version) = current.next().expect("there is a version for each read");
+                    if *code != Code::VALID {
+                        continue;
+                    }
+                    let is_current = match (seen, version) {
                         (None, None) => true,
                         (Some(seen), Some(version)) => seen == version,
                         _ => false,
+                    };
+                    if !is_current || batch.get(name, key).is_some() {
+                        *code = Code::MVCC_READ_CONFLICT;
                     }
-                    && outcome.batch.get(name, key).is_none();
-                if code == Code::VALID && !unchanged {
-                    code = Code::MVCC_READ_CONFLICT;
                 }
-            }
+            };
+            check_reads(namespace.reads as usize, &mut code, &outcome.updates.batch);
             for range in set.ranges(namespace) {
-                if code == Code::VALID && !same_results(set, namespace, &range, view, &outcome.batch).await? {
+                if code == Code::VALID && !same_results(set, namespace, &range, view, &outcome.updates.batch).await? {
                     code = Code::PHANTOM_READ_CONFLICT;
                 }
+            }
+            for reads in of_collections.by_ref().take(namespace.collections as usize) {
+                check_reads(reads.keys.len(), &mut code, &outcome.updates.batch);
             }
         }
         outcome.codes.push(code);
         if code == Code::VALID {
-            let version = Version::new(block, *position);
-            for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
-                let name = names.shared(set.name(namespace));
-                for write in set.writes(namespace) {
-                    let value = set.write_value(&write);
-                    outcome.batch.put(&name, set.write_key(&write).into(), value, version);
-                }
-            }
+            outcome.updates.apply(set, Version::new(block, *position), view, metadata).await?;
         }
     }
     Ok(outcome)
 }
 
-/// The namespaces of one block, which are few, as shared strings.
-#[derive(Default)]
-struct NamespaceNames(Vec<Arc<str>>);
+/// The private keys of one collection that a transaction read, under their names in the state.
+struct HashedReads {
+    namespace: String,
+    keys: Vec<(String, Option<ReadVersion>)>,
+}
 
-impl NamespaceNames {
-    fn shared(&mut self, name: &str) -> Arc<str> {
-        if let Some(known) = self.0.iter().find(|known| known.as_ref() == name) {
-            return known.clone();
-        }
-        let name: Arc<str> = name.into();
-        self.0.push(name.clone());
-        name
+impl HashedReads {
+    /// One for each collection of a namespace, in order.
+    fn of(set: &ReadWriteSet, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = HashedReads> {
+        set.collections(namespace).map(|collection| {
+            let keys = set.hashed_reads(&collection);
+            HashedReads {
+                namespace: namespace::values_of(set.name(namespace), set.collection_name(&collection)),
+                keys: keys.map(|read| (hex::encode(set.read_hash(&read)), read.version)).collect(),
+            }
+        })
     }
 }
 

@@ -35,7 +35,11 @@
 pub mod block;
 pub mod code;
 pub mod conflicts;
+pub mod endorsement;
+mod expiry;
+pub mod key_policies;
 pub mod offload;
+pub mod updates;
 pub mod verify;
 pub mod view;
 

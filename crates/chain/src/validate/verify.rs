@@ -15,7 +15,8 @@ use ledger::wire::{Fields, Span};
 use proto::common::HeaderType;
 
 use super::code::Code;
-use crate::access::{ChannelPolicies, endorsements, is_system_namespace, satisfies};
+use super::endorsement::check_endorsements;
+use crate::access::{ChannelPolicies, endorsements, satisfies};
 use ledger::rwset::ReadWriteSet;
 
 /// The result of the checks that do not need the chain.
@@ -31,7 +32,7 @@ pub struct VerifiedTransaction {
     pub form: Code,
     /// The verdict of steps 8 to 10, if steps 1 to 6 passed.
     pub endorsement: Code,
-    /// Its read-write set, if it could be read.
+    /// Its read-write set, if steps 1 to 9 passed.
     pub set: ReadWriteSet,
     /// The chaincode's answer, if it could be read.
     pub outcome: Option<ActionOutcome>,
@@ -148,7 +149,7 @@ struct UnverifiedTransaction {
     /// The verdict of steps 3 to 6. It counts only if the creator has signed.
     form: Result<(), Code>,
     outcome: Option<ActionOutcome>,
-    /// The verdict of steps 8 and 9, except for unknown namespaces. It counts only if steps 1 to 6 passed.
+    /// The verdict of steps 8 and 9. It counts only if steps 1 to 6 passed.
     content: Result<ReadWriteSet, Code>,
     endorsements: Vec<SignedData>,
 }
@@ -234,45 +235,41 @@ impl UnverifiedTransaction {
         }
     }
 
-    /// Steps 8 to 10. Each signature is verified once, however many policies there are.
-    fn check_endorsements(&self, vouched: &SignatureSource<'_>, rules: &ChannelPolicies) -> Result<(), Code> {
+    /// Steps 8 to 10, as if no key had a policy of its own. Each signature is verified once, however many policies there are.
+    fn check_endorsements(&self, source: &SignatureSource<'_>, policies: &ChannelPolicies) -> Result<(), Code> {
         let set = self.content.as_ref().map_err(|code| *code)?;
-        let satisfied = |policy| match vouched {
-            SignatureSource::Local(signed) => {
-                signed.endorsers.as_ref().is_some_and(|endorsers| satisfies(policy, endorsers))
-            }
-            SignatureSource::Remote(word) => *word == SignatureVerdict::Valid,
-        };
-        let is_unendorsed = match vouched {
+        let is_unendorsed = match source {
             SignatureSource::Local(signed) => signed.endorsers.is_none(),
-            SignatureSource::Remote(word) => *word == SignatureVerdict::Unendorsed,
+            SignatureSource::Remote(verdict) => *verdict == SignatureVerdict::Unendorsed,
         };
         if is_unendorsed {
             return Err(Code::ENDORSEMENT_POLICY_FAILURE);
         }
         let chaincode = self.outcome.as_ref().and_then(ActionOutcome::chaincode).ok_or(Code::INVALID_CHAINCODE)?;
-        let policy = rules.endorsement_policy(chaincode.name).ok_or(Code::INVALID_CHAINCODE)?;
-        if !satisfied(policy) {
-            return Err(Code::ENDORSEMENT_POLICY_FAILURE);
-        }
-        for namespace in &set.namespaces {
-            let name = set.name(namespace);
-            if !namespace.writes_anything() || name == chaincode.name {
-                continue;
+        check_endorsements(chaincode.name, set, policies, None, |policy| match source {
+            SignatureSource::Local(signed) => {
+                signed.endorsers.as_ref().is_some_and(|endorsers| satisfies(policy, endorsers))
             }
-            let policy = rules.endorsement_policy(name).ok_or(Code::INVALID_CHAINCODE)?;
-            if !satisfied(policy) {
-                return Err(Code::ENDORSEMENT_POLICY_FAILURE);
-            }
-        }
-        Ok(())
+            SignatureSource::Remote(verdict) => *verdict == SignatureVerdict::Valid,
+        })
     }
 
     fn into_verified(self, StepCodes { form, endorsement }: StepCodes) -> VerifiedTransaction {
         let UnverifiedTransaction { tx_id, indexed_tx_id, kind, outcome, content, .. } = self;
-        let set = content.ok().filter(|_| endorsement == Code::VALID).unwrap_or_default();
+        let set = content.ok().filter(|_| form == Code::VALID).unwrap_or_default();
         VerifiedTransaction { tx_id, indexed_tx_id, kind, form, endorsement, set, outcome }
     }
+}
+
+/// The members whose endorsements of a transaction are genuine; `None` if the transaction cannot be read, or has too many
+/// endorsements.
+pub fn genuine_endorsers(envelope: &Bytes, policies: &ChannelPolicies) -> Option<Vec<Arc<Identity>>> {
+    let action = Transaction::parse(envelope).ok()?.action().ok()?;
+    let endorsements = endorsements(&action);
+    let signed = SignatureSet::verified_by(policies.verifier(), &endorsements, policies.members()).ok()?;
+    let claims: Vec<SignatureClaim<'_>> = signed.claims().collect();
+    signed.set_verdicts(policies.verifier().verify_batch(&claims));
+    Some(signed.genuine_signers())
 }
 
 /// The signatures of a draft, each verified at most once.
@@ -335,7 +332,7 @@ fn check_form(
     header.check_channel(policies.channel()).map_err(|invalid| code(&invalid))
 }
 
-/// Steps 8 and 9, except for unknown namespaces.
+/// Steps 8 and 9.
 fn check_content(transaction: &Transaction, outcome: &ActionOutcome) -> Result<ReadWriteSet, Code> {
     let set = ReadWriteSet::decode(outcome.results()).map_err(|_| Code::BAD_RWSET)?;
     outcome.check(transaction.header()).map_err(|invalid| code(&invalid))?;
@@ -345,9 +342,6 @@ fn check_content(transaction: &Transaction, outcome: &ActionOutcome) -> Result<R
     for namespace in &set.namespaces {
         let name = set.name(namespace);
         if set.namespaces.len() > 1 && !names.insert(name) {
-            return Err(Code::ILLEGAL_WRITESET);
-        }
-        if namespace.writes_anything() && (is_system_namespace(name) || namespace.needs_more_than_keys()) {
             return Err(Code::ILLEGAL_WRITESET);
         }
     }

@@ -6,8 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Version, rt};
-use state::{Snapshot, UpdateBatch};
+use async_trait::async_trait;
+use base::{Bytes, Version, rt};
+use state::{Snapshot, Update, UpdateBatch, Versioned};
+
+use crate::definitions::StateReader;
 
 /// The largest number of the snapshot's entries that a scan holds at the same time.
 const SCAN_PAGE_ENTRIES: usize = 512;
@@ -43,6 +46,19 @@ impl BlockStateView {
         Ok(versions)
     }
 
+    /// The value of one key and its version; `None` if there is none.
+    ///
+    /// # Errors
+    /// The state's.
+    pub async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, state::Error> {
+        match self.pending.iter().rev().find_map(|batch| batch.get(namespace, key)) {
+            Some(Update { value, version }) => {
+                Ok(value.clone().map(|value| Versioned { value, version: *version }))
+            }
+            None => self.snapshot.get(namespace, key).await,
+        }
+    }
+
     /// Starts a scan of `start..end`, with `newest` layered over this view. An empty `end` means no upper bound.
     pub fn scan(&self, namespace: &str, start: &str, end: &str, newest: &UpdateBatch) -> StateScan {
         let mut overlay = BTreeMap::new();
@@ -62,6 +78,13 @@ impl BlockStateView {
             head: None,
             overlay,
         }
+    }
+}
+
+#[async_trait]
+impl StateReader for BlockStateView {
+    async fn value(&self, namespace: &str, key: &str) -> Result<Option<Bytes>, state::Error> {
+        Ok(self.get(namespace, key).await?.map(|found| found.value))
     }
 }
 

@@ -141,6 +141,11 @@ impl<'a> SignatureSet<'a> {
         false
     }
 
+    /// The signers whose signatures are good; verifies those that have not been verified yet.
+    pub fn genuine_signers(&self) -> Vec<Arc<Identity>> {
+        self.entries.iter().filter(|entry| entry.is_good(self.verifier)).map(|entry| entry.identity.clone()).collect()
+    }
+
     /// The signatures that have not been verified yet, so that a caller can verify them in one batch.
     pub fn claims(&self) -> impl Iterator<Item = SignatureClaim<'_>> {
         self.entries.iter().filter_map(SignerEntry::claim)

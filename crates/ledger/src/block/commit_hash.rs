@@ -17,12 +17,14 @@
 //! ```
 //!
 //! For block 1 the previous commit hash is empty. The hash leaves out the empty namespace, which holds the channel's
-//! configuration.
+//! configuration, and the hashes of collections that expire with the block.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Version;
+use identity::hex;
 
 use crate::hash::{Hash, Sha256};
+use crate::namespace::{self, NamespaceContent};
 use crate::wire;
 
 /// Computes a block's commit hash from its filter and updates, without collecting their encoding.
@@ -59,6 +61,22 @@ impl CommitHasher {
     /// If updates do not come in the order of namespace and key, public keys before collections.
     pub fn update(&mut self, namespace: &str, key: &str, value: Option<&[u8]>, version: Version) {
         self.private_update(namespace, "", key.as_bytes(), value, version);
+    }
+
+    /// Adds the last write of the block to a row of the state. Rows that no commit hash covers are left out: metadata, notes of
+    /// this node, and the channel's configuration.
+    ///
+    /// # Panics
+    /// If rows do not come in the order of namespace and key.
+    pub fn row(&mut self, namespace: &str, key: &str, value: Option<&[u8]>, version: Version) {
+        match namespace::content(namespace) {
+            NamespaceContent::Values(contract) => self.update(contract, key, value, version),
+            NamespaceContent::Hashes(contract, collection) => {
+                let hash = hex::decode(key).expect("the key of a hash is in hexadecimal");
+                self.private_update(contract, collection, &hash, value, version);
+            }
+            NamespaceContent::Metadata(..) | NamespaceContent::Internal => {}
+        }
     }
 
     /// Adds the last write of the block to a key of a private collection: the hashes of key and value.

@@ -8,7 +8,7 @@ use base::{BlockNumber, Bytes, TxIndex};
 
 use super::fields::{ENVELOPES_MAX, FIELD_DATA, FIELD_ENTRY, FIELD_HEADER, FIELD_METADATA, content, entries};
 use super::header::BlockHeader;
-use super::metadata::BlockMetadata;
+use super::metadata::{BlockMetadata, SLOTS};
 use crate::error::Error;
 use crate::hash::{Hash, Sha256, ShortHash};
 use crate::transaction::is_exact;
@@ -194,6 +194,39 @@ impl Block {
         block.encoded.metadata = metadata.encode_field();
         block.metadata = metadata;
         block
+    }
+
+    /// The block as others may see it: without the derived updates that the peer noted for itself.
+    #[must_use]
+    pub fn without_derived_updates(self) -> Block {
+        if self.metadata.derived_updates().is_empty() {
+            return self;
+        }
+        let mut metadata = self.metadata.clone();
+        metadata.set_derived_updates(Bytes::new());
+        self.with_metadata(metadata)
+    }
+
+    /// As [`Block::without_derived_updates`], of a stored block in one piece. Copies only a block that has such updates.
+    ///
+    /// # Errors
+    /// If the bytes are not a block.
+    pub fn shown(bytes: Bytes) -> Result<Bytes, Error> {
+        let mut slots = 0_usize;
+        let malformed = |cause| Error::Malformed { what: "block", cause };
+        let mut fields = Fields::new(&bytes, Span::whole(&bytes).map_err(malformed)?);
+        while let Some(field) = fields.next().map_err(malformed)? {
+            if field.number == FIELD_METADATA {
+                let mut entries = Fields::new(&bytes, field.span().map_err(malformed)?);
+                while entries.next().map_err(malformed)?.is_some() {
+                    slots = slots.saturating_add(1);
+                }
+            }
+        }
+        if slots < SLOTS {
+            return Ok(bytes);
+        }
+        Ok(Block::parse(&bytes)?.without_derived_updates().to_bytes())
     }
 
     /// The encoded fields.

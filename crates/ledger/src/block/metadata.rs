@@ -1,6 +1,6 @@
-//! The five metadata slots of a block.
+//! The metadata slots of a block: Fabric's five, and a sixth in the ledger of a peer.
 //!
-//! The header's hash does not cover the slots. The orderers fill slot 0, and each peer fills slots 2 and 4 itself.
+//! The header's hash does not cover the slots. The orderers fill slot 0, and each peer fills slots 2, 4 and 5 itself.
 //!
 //! | slot | content |
 //! |---|---|
@@ -9,8 +9,10 @@
 //! | 2 transactions filter | one validation code per transaction, one byte each |
 //! | 3 orderer | superseded by slot 0; empty |
 //! | 4 commit hash | a `Metadata` message whose value is the commit hash; from block 1 on |
+//! | 5 derived updates | what the block changes in the state beyond the writes of its transactions ([`super::derived`]) |
 //!
-//! Invariant: a missing slot is equivalent to an empty one; [`BlockMetadata::encode_field`] always writes all five.
+//! Invariant: a missing slot is equivalent to an empty one; [`BlockMetadata::encode_field`] always writes the first five, and the
+//! sixth only if it is not empty. A peer shows no block with it ([`super::Block::without_derived_updates`]).
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -21,11 +23,14 @@ use crate::hash::Hash;
 use crate::wire::{self, Fields, Span, set_once};
 
 /// The number of slots.
-pub const SLOTS: usize = 5;
+pub const SLOTS: usize = 6;
+/// The slots that Fabric knows.
+pub(super) const FABRIC_SLOTS: usize = 5;
 
 const SLOT_SIGNATURES: usize = 0;
 const SLOT_FILTER: usize = 2;
 const SLOT_COMMIT_HASH: usize = 4;
+const SLOT_DERIVED_UPDATES: usize = 5;
 
 /// A block's metadata slots.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -49,10 +54,11 @@ impl BlockMetadata {
 
     /// The encoded field `metadata` of a block.
     pub(super) fn encode_field(&self) -> Bytes {
-        let length: usize = self.slots.iter().map(|slot| wire::bytes_field_len(FIELD_ENTRY, slot.len())).sum();
+        let slots = if self.derived_updates().is_empty() { &self.slots[..FABRIC_SLOTS] } else { &self.slots[..] };
+        let length: usize = slots.iter().map(|slot| wire::bytes_field_len(FIELD_ENTRY, slot.len())).sum();
         let mut bytes = Vec::with_capacity(wire::bytes_field_len(FIELD_METADATA, length));
         wire::put_bytes_header(&mut bytes, FIELD_METADATA, length);
-        for slot in &self.slots {
+        for slot in slots {
             wire::put_bytes(&mut bytes, FIELD_ENTRY, slot);
         }
         bytes.into()
@@ -118,6 +124,16 @@ impl BlockMetadata {
                 limit: 32,
             }),
         }
+    }
+
+    /// Slot 5: what the block changes in the state beyond the writes of its transactions; usually empty.
+    pub fn derived_updates(&self) -> &Bytes {
+        &self.slots[SLOT_DERIVED_UPDATES]
+    }
+
+    /// Replaces slot 5.
+    pub fn set_derived_updates(&mut self, encoded: Bytes) {
+        self.slots[SLOT_DERIVED_UPDATES] = encoded;
     }
 
     /// Replaces slot 4.

@@ -15,12 +15,24 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use base::Bytes;
+use std::borrow::Cow;
 
-use super::entries::{KeyRead, KeyWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange};
+use base::Bytes;
+use identity::hex;
+
+use super::entries::{
+    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, RangeReads, RangeResults, RangeSummary, ReadVersion,
+    ScannedRange,
+};
 use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, MerkleSummary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};
-use crate::wire::{FieldValue, Fields, Span, WireError, set_once};
+use crate::wire::{FieldValue, Fields, Span, WireError, bytes_field_len, put_bytes, put_bytes_header, set_once};
+
+/// SHA-256 of no bytes: the hash of an empty value, whose write deletes the key.
+const EMPTY_VALUE_HASH: [u8; 32] = [
+    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41, 0xe4,
+    0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+];
 
 /// Why bytes are not a read-write set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -63,24 +75,23 @@ pub struct NamespaceReadWriteSet {
     pub ranges: u32,
     /// Keys that are to be written.
     pub writes: u32,
-    /// Keys whose metadata is to be written: Fabric's key-level endorsement, which Heddle does not do.
+    /// Keys whose metadata is to be written.
     pub metadata_writes: u32,
-    /// Private collections touched: Heddle has none.
+    /// The whole message of the namespace, which holds its collections.
+    message: Span,
+    /// Collections that were read or are to be written. Each has an entry for every set of its hashes.
     pub collections: u32,
+    /// Hashed keys of collections that are to be written, metadata included.
+    pub hashed_writes: u32,
 }
 
 const _: () =
-    assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 48 << 10, "a set takes little whatever is in it");
+    assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 64 << 10, "a set takes little whatever is in it");
 
 impl NamespaceReadWriteSet {
     /// Whether it changes anything.
     pub fn writes_anything(&self) -> bool {
-        self.writes > 0 || self.needs_more_than_keys()
-    }
-
-    /// Whether it contains anything that Heddle's state cannot hold.
-    pub fn needs_more_than_keys(&self) -> bool {
-        self.metadata_writes > 0 || self.collections > 0
+        self.writes > 0 || self.metadata_writes > 0 || self.hashed_writes > 0
     }
 }
 
@@ -104,6 +115,7 @@ pub struct ReadWriteSet {
     kept: Option<DecodedEntries>,
     /// Whether a state cannot hold one of the keys or names.
     has_unsound_keys: bool,
+    may_depend_on_state: bool,
 }
 
 /// The format of an entry was checked when its set was decoded.
@@ -131,8 +143,8 @@ impl ReadWriteSet {
                 _ => {}
             }
         }
-        let SetChecker { kept, has_unsound_keys, .. } = checker;
-        Ok(ReadWriteSet { source, namespaces, kept, has_unsound_keys })
+        let SetChecker { kept, has_unsound_keys, may_depend_on_state, .. } = checker;
+        Ok(ReadWriteSet { source, namespaces, kept, has_unsound_keys, may_depend_on_state })
     }
 
     /// The reads in a namespace of this set, in the order of its bytes.
@@ -216,8 +228,120 @@ impl ReadWriteSet {
         (self.text(range.start), self.text(range.end))
     }
 
-    /// Whether a state can hold every key: not empty and not longer than [`super::KEY_BYTES_MAX`], in a namespace whose
-    /// name is not longer than [`super::NAMESPACE_BYTES_MAX`]. If a namespace contains only reads, no other check sees
+    /// The metadata writes in a namespace of this set.
+    pub fn metadata_writes(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = MetadataWrite> {
+        let places = self.spans(namespace.entries, 4, namespace.metadata_writes);
+        places.map(|place| metadata_write(&self.source, place).expect(CHECKED))
+    }
+
+    /// The collections in a namespace of this set.
+    pub fn collections(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = CollectionReadWriteSet> {
+        let places = self.spans(namespace.message, 3, namespace.collections);
+        places.map(|place| collection(&self.source, place).expect(CHECKED))
+    }
+
+    /// The name of a collection of this set.
+    pub fn collection_name(&self, collection: &CollectionReadWriteSet) -> &str {
+        self.text(collection.name)
+    }
+
+    /// The hashed reads in a collection of this set: the hash of each key, and the version that it had.
+    pub fn hashed_reads(&self, collection: &CollectionReadWriteSet) -> impl Iterator<Item = KeyRead> {
+        spans(&self.source, collection.entries, 1).map(|place| read(&self.source, place).expect(CHECKED))
+    }
+
+    /// The hashed writes in a collection of this set: the hash of each key, and of its new value.
+    pub fn hashed_writes(&self, collection: &CollectionReadWriteSet) -> impl Iterator<Item = KeyWrite> {
+        spans(&self.source, collection.entries, 2).map(|place| hashed_write(&self.source, place).expect(CHECKED))
+    }
+
+    /// The metadata writes in a collection of this set, each by the hash of its key.
+    pub fn hashed_metadata_writes(&self, collection: &CollectionReadWriteSet) -> impl Iterator<Item = MetadataWrite> {
+        spans(&self.source, collection.entries, 3).map(|place| metadata_write(&self.source, place).expect(CHECKED))
+    }
+
+    /// The collections that a namespace of this set writes to; the empty one stands for public keys, and comes first.
+    pub fn written_collections(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = &str> {
+        let public = (namespace.writes > 0 || namespace.metadata_writes > 0).then_some("");
+        let collections = self.collections(namespace).filter(|collection| {
+            let mut values = self.hashed_writes(collection);
+            values.next().is_some() || self.hashed_metadata_writes(collection).next().is_some()
+        });
+        public.into_iter().chain(collections.map(|collection| self.text(collection.name)))
+    }
+
+    /// The keys that a namespace of this set writes, or whose metadata it writes, each with its collection: public keys first, whose
+    /// collection is empty, and then those of the collections, by their hashes in hexadecimal.
+    pub fn written_keys(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
+        let values = self.writes(namespace).map(|write| write.key);
+        let public = values.chain(self.metadata_writes(namespace).map(|write| write.key));
+        let public = public.map(|key| ("", Cow::Borrowed(self.text(key))));
+        public.chain(self.collections(namespace).flat_map(move |collection| {
+            let values: Vec<Span> = self.hashed_writes(&collection).map(|write| write.key).collect();
+            let metadata: Vec<Span> = self.hashed_metadata_writes(&collection).map(|write| write.key).collect();
+            let name = self.text(collection.name);
+            let keys = values.into_iter().chain(metadata);
+            keys.map(move |key| (name, Cow::Owned(hex::encode(key.of(&self.source)))))
+        }))
+    }
+
+    /// As [`ReadWriteSet::written_keys`], of the keys whose metadata are written.
+    pub fn metadata_keys(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
+        let public = self.metadata_writes(namespace).map(|write| ("", Cow::Borrowed(self.text(write.key))));
+        public.chain(self.collections(namespace).flat_map(move |collection| {
+            let keys: Vec<Span> = self.hashed_metadata_writes(&collection).map(|write| write.key).collect();
+            let name = self.text(collection.name);
+            keys.into_iter().map(move |key| (name, Cow::Owned(hex::encode(key.of(&self.source)))))
+        }))
+    }
+
+    /// The key of a metadata write to a public key of this set.
+    pub fn metadata_key(&self, write: &MetadataWrite) -> &str {
+        self.text(write.key)
+    }
+
+    /// The hash of the key of a hashed read of this set.
+    pub fn read_hash(&self, read: &KeyRead) -> &[u8] {
+        read.key.of(&self.source)
+    }
+
+    /// The hash of the key of a hashed write of this set.
+    pub fn write_hash(&self, write: &KeyWrite) -> &[u8] {
+        write.key.of(&self.source)
+    }
+
+    /// The hash of the key of a hashed metadata write of this set.
+    pub fn metadata_hash(&self, write: &MetadataWrite) -> &[u8] {
+        write.key.of(&self.source)
+    }
+
+    /// The new metadata of a key, encoded as Fabric's state holds it: a `KVMetadataWrite` without key. `None` deletes all of it.
+    pub fn metadata(&self, write: &MetadataWrite) -> Option<Bytes> {
+        let mut encoded = Vec::with_capacity(write.place.len());
+        let mut has_entries = false;
+        for place in spans(&self.source, write.place, 2) {
+            has_entries = true;
+            let (name, value) = metadata_entry(&self.source, place).expect(CHECKED);
+            let fields = [(1, name), (2, value)].into_iter().filter(|(_, field)| !field.is_empty());
+            let length = fields.clone().map(|(number, field)| bytes_field_len(number, field.len())).sum();
+            put_bytes_header(&mut encoded, 2, length);
+            fields.for_each(|(number, field)| put_bytes(&mut encoded, number, field.of(&self.source)));
+        }
+        has_entries.then(|| encoded.into())
+    }
+
+    /// Whether the set writes metadata, or may write a public key twice: what it changes then depends on the state before it.
+    pub fn may_depend_on_state(&self) -> bool {
+        self.may_depend_on_state
+    }
+
+    /// Whether the set writes public values only, each once.
+    pub fn has_plain_writes_only(&self) -> bool {
+        !self.may_depend_on_state && self.namespaces.iter().all(|namespace| namespace.hashed_writes == 0)
+    }
+
+    /// Whether a state can hold every key: not longer than [`super::KEY_BYTES_MAX`], in a namespace and
+    /// a collection whose names are together not longer than [`super::NAMESPACE_BYTES_MAX`]. If a namespace contains only reads, no other check sees
     /// its name before the state does.
     pub fn has_valid_keys(&self) -> bool {
         !self.has_unsound_keys
@@ -235,36 +359,70 @@ impl ReadWriteSet {
     }
 }
 
-/// Calls `visit` with each write of a transaction that was found valid, in the order of its bytes: namespace, key, and
-/// the position of the value in `source`, `None` for a delete. `set` is the position of its `TxReadWriteSet`. Only
-/// writes are read.
+/// A write of a transaction that was found valid.
+#[derive(Clone, Copy, Debug)]
+pub struct VisitedWrite<'a> {
+    /// The namespace.
+    pub namespace: &'a str,
+    /// The collection; empty for a public key.
+    pub collection: &'a str,
+    /// The key; in a collection its hash.
+    pub key: &'a [u8],
+    /// The position of the value in the source, in a collection of the value's hash; `None` for a delete.
+    pub value: Option<Span>,
+}
+
+/// Calls `visit` with each write of a transaction that was found valid, in the order of its bytes. `set` is the position of its
+/// `TxReadWriteSet`. Only writes are read, and of them not those of metadata.
 ///
 /// # Errors
 /// The bytes are not such a message, as far as they were read.
 pub fn visit_writes<'a>(
     source: &'a [u8],
     set: Span,
-    mut visit: impl FnMut(&'a str, &'a str, Option<Span>),
+    mut visit: impl FnMut(VisitedWrite<'a>),
 ) -> Result<(), DecodeError> {
     let mut namespaces = Fields::new(source, set);
     while let Some(namespace) = namespaces.next()? {
         if namespace.number != 2 {
             continue;
         }
-        let (mut name, mut writes) = ("", Span::default());
-        let mut fields = Fields::new(source, namespace.span()?);
+        let (mut name, mut writes, mut has_collections) = ("", Span::default(), false);
+        let message = namespace.span()?;
+        let mut fields = Fields::new(source, message);
         while let Some(field) = fields.next()? {
             match field.number {
                 1 => name = field.span()?.text(source)?,
                 2 => writes = field.span()?,
+                3 => has_collections = true,
                 _ => {}
             }
         }
         let mut entries = Fields::new(source, writes);
         while let Some(entry) = entries.next()? {
             if entry.number == 3 {
-                let written = write(source, entry.span()?)?;
-                visit(name, written.key.text(source)?, (!written.is_delete).then_some(written.value));
+                let write = write(source, entry.span()?)?;
+                let (key, value) = (write.key.text(source)?.as_bytes(), (!write.is_delete).then_some(write.value));
+                visit(VisitedWrite { namespace: name, collection: "", key, value });
+            }
+        }
+        if !has_collections {
+            continue;
+        }
+        let mut fields = Fields::new(source, message);
+        while let Some(field) = fields.next()? {
+            if field.number != 3 {
+                continue;
+            }
+            let CollectionReadWriteSet { name: collection, entries } = collection(source, field.span()?)?;
+            let collection = collection.text(source)?;
+            let mut entries = Fields::new(source, entries);
+            while let Some(entry) = entries.next()? {
+                if entry.number == 2 {
+                    let write = hashed_write(source, entry.span()?)?;
+                    let (key, value) = (write.key.of(source), (!write.is_delete).then_some(write.value));
+                    visit(VisitedWrite { namespace: name, collection, key, value });
+                }
             }
         }
     }
@@ -353,11 +511,13 @@ struct SetChecker<'a> {
     /// Where they are kept, with capacity for all.
     kept: Option<DecodedEntries>,
     has_unsound_keys: bool,
+    may_depend_on_state: bool,
 }
 
 impl SetChecker<'_> {
     fn new(source: &[u8], kept: Option<DecodedEntries>) -> SetChecker<'_> {
-        SetChecker { source, room: ENTRIES_MAX, reads: 0, writes: 0, kept, has_unsound_keys: false }
+        let (has_unsound_keys, may_depend_on_state) = (false, false);
+        SetChecker { source, room: ENTRIES_MAX, reads: 0, writes: 0, kept, has_unsound_keys, may_depend_on_state }
     }
 
     fn take(&mut self) -> Result<(), DecodeError> {
@@ -366,35 +526,39 @@ impl SetChecker<'_> {
         Ok(())
     }
 
-    /// A key: it must be text, and should be one that a state can hold.
+    /// A key or the bound of a range: it must be text, and should be one that a state can hold. The empty key is one; as a bound
+    /// it means none.
     fn key(&mut self, key: Span) -> Result<(), WireError> {
-        self.has_unsound_keys |= key.is_empty() || key.len() > super::KEY_BYTES_MAX;
+        self.has_unsound_keys |= key.len() > super::KEY_BYTES_MAX;
         key.text(self.source).map(|_| ())
     }
 
-    /// A range may start or end at the empty key, which means no bound.
-    fn bound(&mut self, bound: Span) -> Result<(), WireError> {
-        self.has_unsound_keys |= bound.len() > super::KEY_BYTES_MAX;
-        bound.text(self.source).map(|_| ())
+    /// The hash of a key. A state holds it in hexadecimal.
+    fn hash(&mut self, hash: Span) {
+        self.has_unsound_keys |= hash.len() > super::KEY_BYTES_MAX / 2;
     }
 
     fn namespace(&mut self, span: Span) -> Result<NamespaceReadWriteSet, DecodeError> {
-        let (mut name, mut entries, mut collections) = (None, None, 0_u32);
+        let (mut name, mut entries, mut collections, mut hashed_writes) = (None, None, 0_u32, 0_u32);
+        let mut collection_bytes_max = 0;
         let mut fields = Fields::new(self.source, span);
         while let Some(field) = fields.next()? {
             match field.number {
                 1 => set_once(&mut name, field.span()?)?,
                 2 => set_once(&mut entries, field.span()?)?,
                 3 => {
-                    field.span()?;
+                    let collection = collection(self.source, field.span()?)?;
+                    collection.name.text(self.source)?;
+                    collection_bytes_max = collection.name.len().max(collection_bytes_max);
                     collections = collections.saturating_add(1);
+                    hashed_writes = hashed_writes.saturating_add(self.collection(&collection)?);
                 }
                 _ => {}
             }
         }
         let name = name.unwrap_or_default();
         name.text(self.source)?;
-        self.has_unsound_keys |= name.len() > super::NAMESPACE_BYTES_MAX;
+        self.has_unsound_keys |= name.len().saturating_add(collection_bytes_max) > super::NAMESPACE_BYTES_MAX;
         let entries = entries.unwrap_or_default();
         let (reads_before, writes_before) = (self.reads, self.writes);
         let mut namespace = NamespaceReadWriteSet {
@@ -402,9 +566,12 @@ impl SetChecker<'_> {
             entries,
             reads_before,
             writes_before,
+            message: span,
             collections,
+            hashed_writes,
             ..NamespaceReadWriteSet::default()
         };
+        let mut last_written: Option<Span> = None;
         let mut fields = Fields::new(self.source, entries);
         while let Some(field) = fields.next()? {
             self.take()?;
@@ -425,13 +592,17 @@ impl SetChecker<'_> {
                 3 => {
                     let write = write(self.source, field.span()?)?;
                     self.key(write.key)?;
+                    let is_sorted = last_written.is_none_or(|last| last.of(self.source) < write.key.of(self.source));
+                    self.may_depend_on_state |= !is_sorted;
+                    last_written = Some(write.key);
                     if let Some(kept) = &mut self.kept {
                         kept.writes.push(write);
                     }
                     &mut namespace.writes
                 }
                 4 => {
-                    field.span()?;
+                    let write = self.metadata_write(field.span()?)?;
+                    self.key(write.key)?;
                     &mut namespace.metadata_writes
                 }
                 _ => continue,
@@ -443,10 +614,47 @@ impl SetChecker<'_> {
         Ok(namespace)
     }
 
+    fn metadata_write(&mut self, span: Span) -> Result<MetadataWrite, DecodeError> {
+        self.may_depend_on_state = true;
+        let write = metadata_write(self.source, span)?;
+        let mut fields = Fields::new(self.source, span);
+        while let Some(field) = fields.next()? {
+            if field.number == 2 {
+                self.take()?;
+                metadata_entry(self.source, field.span()?)?.0.text(self.source)?;
+            }
+        }
+        Ok(write)
+    }
+
+    /// Returns the number of writes.
+    fn collection(&mut self, collection: &CollectionReadWriteSet) -> Result<u32, DecodeError> {
+        let mut writes = 0_u32;
+        let mut fields = Fields::new(self.source, collection.entries);
+        while let Some(field) = fields.next()? {
+            self.take()?;
+            match field.number {
+                1 => self.hash(read(self.source, field.span()?)?.key),
+                2 => {
+                    let write = hashed_write(self.source, field.span()?)?;
+                    self.hash(write.key);
+                    writes = writes.saturating_add(1);
+                }
+                3 => {
+                    let write = self.metadata_write(field.span()?)?;
+                    self.hash(write.key);
+                    writes = writes.saturating_add(1);
+                }
+                _ => {}
+            }
+        }
+        Ok(writes)
+    }
+
     fn range(&mut self, span: Span) -> Result<(), DecodeError> {
         let range = range(self.source, span)?;
-        self.bound(range.start)?;
-        self.bound(range.end)?;
+        self.key(range.start)?;
+        self.key(range.end)?;
         match range.reads {
             RangeReads::Results(results) => {
                 let mut fields = Fields::new(self.source, results.0);
@@ -508,6 +716,62 @@ fn write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
     }
     let value = value.unwrap_or_default();
     Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
+}
+
+/// As [`write`], with the hashes of key and value. As in Fabric, a write of an empty value deletes; a purge says so itself.
+fn hashed_write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
+    let (mut key, mut is_delete, mut value, mut is_purge) = (None, None, None, None);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut key, field.span()?)?,
+            2 => set_once(&mut is_delete, field.varint()? != 0)?,
+            3 => set_once(&mut value, field.span()?)?,
+            4 => set_once(&mut is_purge, field.varint()? != 0)?,
+            _ => {}
+        }
+    }
+    let value = value.unwrap_or_default();
+    let has_no_value = value.is_empty() || value.of(source) == EMPTY_VALUE_HASH;
+    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || has_no_value })
+}
+
+fn metadata_write(source: &[u8], place: Span) -> Result<MetadataWrite, DecodeError> {
+    let mut key = None;
+    let mut fields = Fields::new(source, place);
+    while let Some(field) = fields.next()? {
+        if field.number == 1 {
+            set_once(&mut key, field.span()?)?;
+        }
+    }
+    Ok(MetadataWrite { key: key.unwrap_or_default(), place })
+}
+
+/// Name and value of an entry of metadata.
+fn metadata_entry(source: &[u8], place: Span) -> Result<(Span, Span), DecodeError> {
+    let (mut name, mut value) = (None, None);
+    let mut fields = Fields::new(source, place);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut name, field.span()?)?,
+            2 => set_once(&mut value, field.span()?)?,
+            _ => {}
+        }
+    }
+    Ok((name.unwrap_or_default(), value.unwrap_or_default()))
+}
+
+fn collection(source: &[u8], place: Span) -> Result<CollectionReadWriteSet, DecodeError> {
+    let (mut name, mut entries) = (None, None);
+    let mut fields = Fields::new(source, place);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut name, field.span()?)?,
+            2 => set_once(&mut entries, field.span()?)?,
+            _ => {}
+        }
+    }
+    Ok(CollectionReadWriteSet { name: name.unwrap_or_default(), entries: entries.unwrap_or_default() })
 }
 
 fn range(source: &[u8], span: Span) -> Result<ScannedRange, DecodeError> {

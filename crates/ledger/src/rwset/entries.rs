@@ -38,6 +38,21 @@ pub struct KeyWrite {
     pub is_delete: bool,
 }
 
+/// One key whose metadata is to be written; in a collection the key's hash.
+#[derive(Clone, Copy, Debug)]
+pub struct MetadataWrite {
+    pub(super) key: Span,
+    pub(super) place: Span,
+}
+
+/// The hashes of what was read and is to be written in one collection of a namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectionReadWriteSet {
+    pub(super) name: Span,
+    /// Its `HashedRWSet`, whose format was checked.
+    pub(super) entries: Span,
+}
+
 /// One range that was scanned.
 #[derive(Clone, Copy, Debug)]
 pub struct ScannedRange {

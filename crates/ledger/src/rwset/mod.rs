@@ -29,7 +29,9 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{DecodeError, NamespaceReadWriteSet, ReadWriteSet, visit_writes};
-pub use entries::{KeyRead, KeyWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange};
+pub use decode::{DecodeError, NamespaceReadWriteSet, ReadWriteSet, VisitedWrite, visit_writes};
+pub use entries::{
+    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange,
+};
 pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
 pub use record::{RangeRecorder, ReadWriteSetRecorder};

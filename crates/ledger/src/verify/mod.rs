@@ -14,14 +14,12 @@
 //! configuration block takes effect from the next block on.
 //!
 //! Not checked: endorsement policies of contracts and conflicts between transactions, which need state. If a
-//! transaction changes only the metadata of a key, the commit hash covers the key's value, which the block does not
-//! hold. The verifier then accepts the recorded commit hash unchecked, and counts it in
-//! [`LedgerReport::commit_hashes_unchecked`].
+//! transaction changes only the metadata of a key, the commit hash covers the key's value, which the transaction does not
+//! hold. Our peers note it with the block ([`crate::block::derived`]), Fabric's do not. The verifier then accepts the recorded
+//! commit hash unchecked, and counts it in [`LedgerReport::commit_hashes_unchecked`].
 
 mod store;
 mod verifier;
-mod writes;
 
 pub use store::{VerifyProgress, verify};
 pub use verifier::{LedgerReport, LedgerVerifier, VerifyConfig, VerifyError};
-pub use writes::BlockWrites;

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use base::rt::{self, Backoff, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use block_transport::SourceAddresses;
-use chain::access::ContractDefinitions;
+use chain::definitions::ContractDefinitions;
 use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory as _};
 use chain::endorse::{Endorse, EndorseError};
 use chain::peer::PeerConfig;

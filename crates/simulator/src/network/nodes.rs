@@ -15,7 +15,7 @@ use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
 use block_transport::SourceAddresses;
-use chain::access::ContractDefinitions;
+use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, Orderer, OrdererSetup, OrderingEngines};
 use chain::view::ChannelView;

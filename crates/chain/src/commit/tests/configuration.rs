@@ -10,13 +10,13 @@ use crate::remote::{RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
 use crate::view::PeerView as _;
 
 /// A block of a channel recorded from Fabric, as an orderer sent it.
-fn recorded(number: u64) -> Block {
+pub(super) fn recorded(number: u64) -> Block {
     let path = format!("{}/../ledger/tests/fabric-channel/blocks/{number:04}.block", env!("CARGO_MANIFEST_DIR"));
     Block::parse(&std::fs::read(path).expect("recorded blocks are in the tree").into()).expect("Fabric wrote it")
 }
 
 /// Follows the recorded channel, whose first blocks change its configuration; `root` keeps what the peer commits.
-async fn follow_recorded(root: &Directory, listener: &mut Listener, from: u64) -> (Arc<Peer>, Link) {
+pub(super) async fn follow_recorded(root: &Directory, listener: &mut Listener, from: u64) -> (Arc<Peer>, Link) {
     let consortium = one_organization();
     let mut options = peer_options(&consortium, root, 0, engine(root, "tables").await).await;
     options.orderers = vec!["fabric".to_owned()].into();
@@ -28,7 +28,7 @@ async fn follow_recorded(root: &Directory, listener: &mut Listener, from: u64) -
     (peer, link)
 }
 
-const RECORDED: &str = "goldchannel";
+pub(super) const RECORDED: &str = "goldchannel";
 
 #[test]
 fn configurations_take_effect_in_the_order_of_blocks_and_after_a_restart() {

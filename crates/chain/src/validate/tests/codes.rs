@@ -18,7 +18,8 @@ use proto::protos::{
 };
 use replica::offload::OffloadConfig;
 
-use crate::access::{ChannelPolicies, ContractDefinition, ContractDefinitions};
+use crate::access::ChannelPolicies;
+use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::commit::recent::CommittedBlock;
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
@@ -27,6 +28,7 @@ use crate::validate::verify::{
     SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
     verify_with_verdict,
 };
+use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 
 /// Crafts the transaction, one word of the notation at a time; see [`Craft::change`].
@@ -284,9 +286,9 @@ fn rules(consortium: &Consortium) -> ChannelPolicies {
     let only_first = identity::policy::parse("OR('Org1MSP.peer')").expect("a policy");
     let only_first = identity::policy::of_signature(only_first);
     let definitions: ContractDefinitions = [
-        ("basic".to_owned(), ContractDefinition::default()),
-        ("basic2".to_owned(), ContractDefinition::default()),
-        ("first".to_owned(), ContractDefinition { endorsement: only_first, ..ContractDefinition::default() }),
+        ("basic".to_owned(), by_channel_policy("1.0")),
+        ("basic2".to_owned(), by_channel_policy("1.0")),
+        ("first".to_owned(), ContractDefinition::first("1.0", &only_first)),
     ]
     .into();
     ChannelPolicies::new(Arc::new(config), definitions).expect("the policies are in order")
@@ -334,15 +336,19 @@ const TABLE: &str = "
     writes=basic+nowhere -> INVALID_CHAINCODE
     writes=basic+basic2 -> VALID
     writes-twice=basic -> ILLEGAL_WRITESET
-    writes=_lifecycle -> ILLEGAL_WRITESET
-    writes=lscc -> ILLEGAL_WRITESET
-    writes= -> ILLEGAL_WRITESET
-    writes-metadata=basic -> ILLEGAL_WRITESET
+    writes=_lifecycle -> VALID
+    extension=first result-of=first:1.0 writes=_lifecycle endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
+    extension=_lifecycle result-of=_lifecycle:syscc writes=basic -> VALID
+    writes=lscc -> INVALID_CHAINCODE
+    writes= -> INVALID_CHAINCODE
+    writes=basic$$m -> INVALID_CHAINCODE
+    writes-metadata=basic -> VALID
+    extension=first result-of=first:1.0 writes-metadata=basic endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
     key-bytes=16384 -> VALID
     key-bytes=16385 -> INVALID_WRITESET
-    key-bytes=0 -> INVALID_WRITESET
-    reads-in-namespace-bytes=700 -> VALID
-    reads-in-namespace-bytes=701 -> INVALID_WRITESET
+    key-bytes=0 -> VALID
+    reads-in-namespace-bytes=697 -> VALID
+    reads-in-namespace-bytes=698 -> INVALID_WRITESET
     reads-in-namespace-bytes=70000 -> INVALID_WRITESET
     namespaces=1024 -> VALID
     namespaces=1025 -> BAD_RWSET
@@ -363,7 +369,7 @@ const TABLE: &str = "
     txid=abc signature -> BAD_CREATOR_SIGNATURE
     actions=2 endorsers= -> INVALID_ENDORSER_TRANSACTION
     channel=other endorsers= -> TARGET_CHAIN_NOT_FOUND
-    writes=_lifecycle endorsers= -> ILLEGAL_WRITESET
+    writes=lscc endorsers= -> ENDORSEMENT_POLICY_FAILURE
 ";
 
 #[test]
@@ -515,20 +521,20 @@ fn equal_rules_have_one_digest_and_others_another() {
         *ChannelPolicies::new(config.clone(), definitions).expect("well formed").digest()
     };
     let with = |name: &str, definition: ContractDefinition| ContractDefinitions::from([(name.to_owned(), definition)]);
-    let one = digest(with("basic", ContractDefinition::default()));
-    assert_eq!(one, digest(with("basic", ContractDefinition::default())));
-    let later = ContractDefinition { sequence: 2, ..ContractDefinition::default() };
-    let other = ContractDefinition { version: "1.1".to_owned(), ..ContractDefinition::default() };
+    let one = digest(with("basic", by_channel_policy("1.0")));
+    assert_eq!(one, digest(with("basic", by_channel_policy("1.0"))));
+    let later = ContractDefinition { sequence: 2, ..by_channel_policy("1.0") };
+    let other = by_channel_policy("1.1");
     let policy = identity::policy::channel_reference("/Channel/Application/Writers");
-    let easier = ContractDefinition { endorsement: policy, ..ContractDefinition::default() };
-    let others = [with("basic", later), with("basic", other), with("basic", easier), with("other", Default::default())];
+    let easier = ContractDefinition::first("1.0", &policy);
+    let others = [with("basic", later), with("basic", other), with("basic", easier), with("other", by_channel_policy("1.0"))];
     for definitions in others {
         assert_ne!(one, digest(definitions.clone()), "{definitions:?}");
     }
     let three = Consortium::create(ConsortiumConfig::seeded(3, EndorsementRule::All));
     let config = ChannelConfig::from_block(&three.genesis).expect("it is a genesis block");
     let elsewhere =
-        ChannelPolicies::new(Arc::new(config), with("basic", ContractDefinition::default())).expect("well formed");
+        ChannelPolicies::new(Arc::new(config), with("basic", by_channel_policy("1.0"))).expect("well formed");
     assert_ne!(one, *elsewhere.digest());
 }
 

@@ -13,6 +13,7 @@ use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
 use crate::validate::Code;
 use crate::validate::conflicts::check_conflicts;
+use crate::validate::key_policies::MetadataNamespaces;
 use crate::validate::view::BlockStateView;
 use ledger::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
@@ -37,13 +38,12 @@ impl Snapshot for Fixed {
     }
 
     async fn version(&self, namespace: &str, key: &str) -> Result<Option<Version>, state::Error> {
-        assert_eq!(namespace, "n");
-        Ok(self.keys.get(key).copied())
+        Ok(self.keys.get(key).copied().filter(|_| namespace == "n"))
     }
 
-    async fn range(&self, _: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, state::Error> {
+    async fn range(&self, name: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, state::Error> {
         assert!(end.is_empty() || start < end, "an empty range is nobody's question");
-        let found = scan(&self.keys, start, end);
+        let found = if name == "n" { scan(&self.keys, start, end) } else { Vec::new() };
         let more = found.len() > limit;
         let entry = |(key, version): (String, Version)| StateEntry {
             key: key.into(),
@@ -62,8 +62,10 @@ fn scan(keys: &Keys, start: &str, end: &str) -> Vec<(String, Version)> {
 fn resolve_now(block: u64, sets: &[ReadWriteSet], view: &BlockStateView) -> (Vec<Code>, UpdateBatch) {
     let candidates: Vec<(u32, &ReadWriteSet)> =
         sets.iter().enumerate().map(|(position, set)| (position as u32, set)).collect();
-    let resolved = base::rt::production::run(check_conflicts(block, &candidates, view)).expect("the state answers");
-    (resolved.codes, resolved.batch)
+    let mut metadata = MetadataNamespaces::default();
+    let checked = check_conflicts(block, &candidates, view, &mut metadata);
+    let checked = base::rt::production::run(checked).expect("the state answers");
+    (checked.codes, checked.updates.batch)
 }
 
 fn version(text: &str) -> Version {

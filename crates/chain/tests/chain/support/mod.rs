@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::{Bytes, TxId};
-use chain::access::ContractDefinitions;
+use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::{Peer, PeerConfig, PeerSetup};

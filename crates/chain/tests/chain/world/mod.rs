@@ -11,7 +11,7 @@ use base::rt::simulation::Sim;
 use base::rt::{self, CancellationToken, net};
 use base::{Bytes, TxId, Version};
 use chain::Channel;
-use chain::access::ContractDefinitions;
+use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;

@@ -2,7 +2,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use chain::access::{ContractDefinition, ContractDefinitions};
+use chain::definitions::{ContractDefinitions, by_channel_policy};
 use chain::endorse::Endorse;
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use ledger::config::{
@@ -92,7 +92,7 @@ fn rules(policy: &str) -> ChannelPolicies {
     };
     let block = genesis.build().expect("the specification is usable");
     let config = ChannelConfig::from_block(&block).expect("what was just built");
-    let definitions = ContractDefinitions::from([("basic".to_owned(), ContractDefinition::default())]);
+    let definitions = ContractDefinitions::from([("basic".to_owned(), by_channel_policy("1.0"))]);
     ChannelPolicies::new(Arc::new(config), definitions).expect("the policy is well formed")
 }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::block::metadata::SLOTS;
+use crate::block::metadata::FABRIC_SLOTS;
 use crate::golden::{self, ALL, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS};
 use crate::wire::WireError;
 
@@ -46,8 +46,23 @@ fn golden_blocks_agree_with_the_generated_decoder() {
         assert_eq!(block.header().data_hash[..], header.data_hash);
         assert_eq!(block.envelopes().collect::<Vec<_>>(), decoded.data.expect("golden").data);
         let slots = decoded.metadata.expect("golden").metadata;
-        assert_eq!(slots, (0..SLOTS).map(|slot| block.metadata().slot(slot).clone()).collect::<Vec<_>>());
+        assert_eq!(slots, (0..FABRIC_SLOTS).map(|slot| block.metadata().slot(slot).clone()).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn a_block_is_shown_without_its_derived_updates() {
+    let golden = golden::block(BLOCK_9);
+    let mut metadata = golden.metadata().clone();
+    metadata.set_derived_updates(Bytes::from_static(b"\x0a\x00"));
+    let noted = golden.with_metadata(metadata);
+    let stored = noted.to_bytes();
+    assert_eq!(Block::parse(&stored).expect("a stored block").metadata(), noted.metadata());
+    assert_eq!(Block::shown(stored).expect("a stored block"), Bytes::from_static(BLOCK_9));
+    assert_eq!(noted.without_derived_updates().to_bytes(), Bytes::from_static(BLOCK_9));
+    let bytes = Bytes::from_static(BLOCK_9);
+    assert_eq!(Block::shown(bytes.clone()).expect("a stored block").as_ptr(), bytes.as_ptr(), "nothing is copied");
+    assert!(Block::shown(Bytes::from_static(b"\x0a\x05")).is_err());
 }
 
 #[test]
@@ -161,8 +176,8 @@ fn parts_that_no_hash_covers_are_refused() {
         Error::UnknownField { what: "block data", field: 2 }
     );
     assert_eq!(
-        refused(&good.header, &good.data, b"\x1a\x0c\x0a\x00\x0a\x00\x0a\x00\x0a\x00\x0a\x00\x0a\x00", b""),
-        Error::TooMany { what: "block metadata", count: 6, limit: 5 }
+        refused(&good.header, &good.data, b"\x1a\x0e\x0a\x00\x0a\x00\x0a\x00\x0a\x00\x0a\x00\x0a\x00\x0a\x00", b""),
+        Error::TooMany { what: "block metadata", count: 7, limit: 6 }
     );
     assert_eq!(
         refused(b"\x0a\x04\x08\x01\x20\x01", &good.data, b"", b""),
@@ -233,7 +248,7 @@ proptest! {
             }),
             data: Some(proto::common::BlockData { data: envelopes }),
             metadata: Some(proto::common::BlockMetadata {
-                metadata: (0..SLOTS).map(|slot| built.metadata().slot(slot).clone()).collect(),
+                metadata: (0..FABRIC_SLOTS).map(|slot| built.metadata().slot(slot).clone()).collect(),
             }),
         };
         prop_assert_eq!(message.encode_to_vec(), built.to_bytes().to_vec());

@@ -24,6 +24,9 @@ fn recorded_configs() -> Vec<(u64, Bytes, ChannelConfig)> {
     for file in files {
         let block = Block::parse(&std::fs::read(&file).expect("readable").into()).expect("recorded from Fabric");
         let envelope = block.envelope(0);
+        if !crate::Transaction::decode(&envelope).is_ok_and(|transaction| transaction.is_config()) {
+            continue;
+        }
         let config = match configs.last() {
             None => ChannelConfig::from_block(&block).expect("recorded from Fabric"),
             Some((_, _, current)) => current.successor(&envelope).unwrap_or_else(|e| panic!("{}: {e}", file.display())),

@@ -1,0 +1,115 @@
+//! Step 10 of validation: whether the endorsements of a transaction satisfy every policy that they must.
+//!
+//! The rules are Fabric's (its validation plugin of the version 2.0):
+//! 1. The contract that was invoked is checked, and each other namespace that the transaction writes to. One that the channel
+//!    does not define makes the transaction invalid with [`Code::INVALID_CHAINCODE`].
+//! 2. In each of these namespaces every write counts, of values and of metadata, public and hashed. The policy of a write is the
+//!    one in its key's metadata, if there is one; otherwise that of its collection, and for public keys that of the contract.
+//! 3. If no policy was checked in a namespace, that of its contract is. So a transaction that writes nothing needs it, and one
+//!    that writes only to keys with policies of their own does not.
+//! 4. A key's policy is the one before the block. If an earlier transaction of the block writes the key's metadata, and its
+//!    endorsements satisfied all policies, nothing satisfies the policy of a later write to that key, whatever else becomes of
+//!    the earlier transaction.
+//!
+//! The policies of keys stand in the state, so they are looked up in the order of blocks ([`super::key_policies`]). As long as no
+//! key of a namespace has metadata, its checks need the transaction alone.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use identity::Policy;
+use ledger::rwset::{NamespaceReadWriteSet, ReadWriteSet};
+
+use super::code::Code;
+use crate::access::ChannelPolicies;
+use crate::definitions::ContractRules;
+
+/// The policies of keys that a transaction writes.
+pub trait KeyPolicies {
+    /// The policy of a key of a namespace, in a collection (empty for public keys) by its hash in hexadecimal. `None` if it has
+    /// none of its own.
+    fn policy(&self, namespace: &str, collection: &str, key: &str) -> Option<&Policy>;
+}
+
+/// Checks a transaction that invoked the contract `invoked`. `is_satisfied` decides whether the endorsements satisfy a policy.
+/// `keys` is `None` if no key that the transaction writes has a policy of its own.
+pub fn check_endorsements(
+    invoked: &str,
+    set: &ReadWriteSet,
+    policies: &ChannelPolicies,
+    keys: Option<&dyn KeyPolicies>,
+    mut is_satisfied: impl FnMut(&Policy) -> bool,
+) -> Result<(), Code> {
+    let of_invoked = set.namespaces.iter().find(|namespace| set.name(namespace) == invoked);
+    let written = set.namespaces.iter().filter(|namespace| namespace.writes_anything() && set.name(namespace) != invoked);
+    let checked = [(invoked, of_invoked)].into_iter().chain(written.map(|namespace| (set.name(namespace), Some(namespace))));
+    for (name, namespace) in checked {
+        let rules = policies.contract_rules(name).ok_or(Code::INVALID_CHAINCODE)?;
+        let namespace = NamespaceWrites { name, set, namespace, rules, policies };
+        if !namespace.are_endorsed(keys, &mut is_satisfied) {
+            return Err(Code::ENDORSEMENT_POLICY_FAILURE);
+        }
+    }
+    Ok(())
+}
+
+/// What a transaction writes in one namespace.
+struct NamespaceWrites<'a> {
+    name: &'a str,
+    set: &'a ReadWriteSet,
+    /// `None` if the set does not name the namespace.
+    namespace: Option<&'a NamespaceReadWriteSet>,
+    rules: &'a ContractRules,
+    policies: &'a ChannelPolicies,
+}
+
+impl<'a> NamespaceWrites<'a> {
+    /// Rules 2 and 3.
+    fn are_endorsed(&self, keys: Option<&dyn KeyPolicies>, is_satisfied: &mut impl FnMut(&Policy) -> bool) -> bool {
+        // Collections whose own policy is satisfied; the empty one stands for the contract.
+        let mut satisfied: Vec<&str> = Vec::new();
+        let mut was_any_checked = false;
+        if let Some(namespace) = self.namespace {
+            let Some(keys) = keys else {
+                for collection in self.set.written_collections(namespace) {
+                    if !self.is_collection_endorsed(collection, &mut satisfied, is_satisfied) {
+                        return false;
+                    }
+                }
+                return !satisfied.is_empty() || is_satisfied(&self.rules.endorsement);
+            };
+            for (collection, key) in self.set.written_keys(namespace) {
+                let is_endorsed = match keys.policy(self.name, collection, &key) {
+                    Some(policy) => is_satisfied(policy),
+                    None => self.is_collection_endorsed(collection, &mut satisfied, is_satisfied),
+                };
+                if !is_endorsed {
+                    return false;
+                }
+                was_any_checked = true;
+            }
+        }
+        was_any_checked || is_satisfied(&self.rules.endorsement)
+    }
+
+    /// Checks the policy of a collection, or that of the contract if the collection is empty, unless it is known to be satisfied.
+    fn is_collection_endorsed(
+        &self,
+        collection: &'a str,
+        satisfied: &mut Vec<&'a str>,
+        is_satisfied: &mut impl FnMut(&Policy) -> bool,
+    ) -> bool {
+        if satisfied.contains(&collection) {
+            return true;
+        }
+        let is_endorsed = match collection {
+            "" => is_satisfied(&self.rules.endorsement),
+            _ => {
+                let policy = self.rules.collection_policy(collection, self.policies.config());
+                policy.is_some_and(|policy| is_satisfied(&policy))
+            }
+        };
+        if is_endorsed {
+            satisfied.push(collection);
+        }
+        is_endorsed
+    }
+}

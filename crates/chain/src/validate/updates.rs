@@ -1,0 +1,201 @@
+//! What a valid transaction changes in the state.
+//!
+//! Usually that is what it writes: each key once, values only. Fabric's rules for everything else, key by key (its
+//! `validation/tx_ops.go`):
+//! 1. Each write of a key adds a number: 1 for a value, 8 for a delete, 2 for metadata, 4 for the removal of metadata. The last
+//!    value and the last metadata count.
+//! 2. A sum with 8 in it deletes the key and its metadata.
+//! 3. A sum with 1, and with 2 or 4, sets value and metadata.
+//! 4. The sum 1 sets the value; the metadata stay.
+//! 5. Any other sum sets the metadata and gives the value a new version. If there is no such key, nothing happens.
+//!
+//! Since numbers are added, a key with two values in one set gets rule 5: its old value stays, its metadata go.
+//!
+//! The hash of a private value is a value too, under the hash of its key.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, Version};
+use identity::hex;
+use ledger::namespace;
+use ledger::rwset::ReadWriteSet;
+use state::UpdateBatch;
+
+use super::key_policies::MetadataNamespaces;
+use super::view::BlockStateView;
+
+const VALUE: u8 = 1;
+const METADATA: u8 = 2;
+const NO_METADATA: u8 = 4;
+const DELETE: u8 = 8;
+
+/// The changes of one block, transaction by transaction.
+#[derive(Debug, Default)]
+pub struct BlockUpdates {
+    /// The last valid change of each key.
+    pub batch: UpdateBatch,
+    /// Whether the batch may differ from what the block's valid transactions write.
+    pub is_derived: bool,
+    names: NamespaceNames,
+}
+
+/// What one transaction does to one key.
+#[derive(Debug, Default)]
+struct KeyChange {
+    sum: u8,
+    value: Option<Bytes>,
+    metadata: Option<Bytes>,
+}
+
+impl KeyChange {
+    fn write(&mut self, value: Option<Bytes>) {
+        self.sum = self.sum.wrapping_add(if value.is_some() { VALUE } else { DELETE });
+        self.value = value.or(self.value.take());
+    }
+
+    fn write_metadata(&mut self, metadata: Option<Bytes>) {
+        self.sum = self.sum.wrapping_add(if metadata.is_some() { METADATA } else { NO_METADATA });
+        self.metadata = metadata.or(self.metadata.take());
+    }
+}
+
+impl BlockUpdates {
+    /// Adds the changes of a valid transaction. `view` is the state before the block.
+    ///
+    /// # Errors
+    /// The state's; the transaction's changes may then be incomplete.
+    pub async fn apply(
+        &mut self,
+        set: &ReadWriteSet,
+        version: Version,
+        view: &BlockStateView,
+        metadata: &mut MetadataNamespaces,
+    ) -> Result<(), state::Error> {
+        if set.has_plain_writes_only() && !self.deletes_metadata(set, view, metadata).await? {
+            for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
+                let name = self.names.shared(set.name(namespace));
+                for write in set.writes(namespace) {
+                    self.batch.put(&name, set.write_key(&write).into(), set.write_value(&write), version);
+                }
+            }
+            return Ok(());
+        }
+        for ((contract, collection, key), change) in key_changes(set) {
+            self.change(contract, collection, &key, change, version, view).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the transaction may delete a key that has metadata.
+    async fn deletes_metadata(
+        &self,
+        set: &ReadWriteSet,
+        view: &BlockStateView,
+        metadata: &mut MetadataNamespaces,
+    ) -> Result<bool, state::Error> {
+        for namespace in &set.namespaces {
+            if set.writes(namespace).any(|write| set.write_value(&write).is_none()) {
+                let contract = set.name(namespace);
+                if metadata.may_have_rows(contract, "", view).await?
+                    || self.batch.namespaces().any(|name| **name == *namespace::metadata_of(contract, ""))
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    async fn change(
+        &mut self,
+        contract: &str,
+        collection: &str,
+        key: &str,
+        change: KeyChange,
+        version: Version,
+        view: &BlockStateView,
+    ) -> Result<(), state::Error> {
+        let values = self.names.shared(&namespace::values_of(contract, collection));
+        let metadata_rows = self.names.shared(&namespace::metadata_of(contract, collection));
+        let KeyChange { sum, value, metadata } = change;
+        let sets_metadata = sum & (METADATA | NO_METADATA) != 0;
+        let (value, metadata) = match sum {
+            _ if sum & DELETE != 0 => (None, Some(None)),
+            _ if sum & VALUE != 0 && sets_metadata => (value, Some(metadata)),
+            0 | VALUE => (value, None),
+            _ => match self.latest(&values, key, view).await? {
+                Some(latest) => (Some(latest), Some(metadata)),
+                None => {
+                    self.is_derived = true;
+                    return Ok(());
+                }
+            },
+        };
+        self.is_derived |= !matches!(sum, VALUE | DELETE);
+        self.batch.put(&values, key.into(), value, version);
+        match metadata {
+            None => {}
+            Some(None) if self.latest(&metadata_rows, key, view).await?.is_none() => {}
+            Some(metadata) => {
+                self.is_derived = true;
+                self.batch.put(&metadata_rows, key.into(), metadata, version);
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of a key after the changes so far.
+    async fn latest(&self, namespace: &str, key: &str, view: &BlockStateView) -> Result<Option<Bytes>, state::Error> {
+        match self.batch.get(namespace, key) {
+            Some(update) => Ok(update.value.clone()),
+            None => Ok(view.get(namespace, key).await?.map(|found| found.value)),
+        }
+    }
+}
+
+/// What a transaction does to each key, by contract, collection and key.
+type KeyChanges<'a> = BTreeMap<(&'a str, &'a str, String), KeyChange>;
+
+/// Rule 1.
+fn key_changes(set: &ReadWriteSet) -> KeyChanges<'_> {
+    let mut changes: KeyChanges<'_> = BTreeMap::new();
+    for namespace in &set.namespaces {
+        let contract = set.name(namespace);
+        for write in set.writes(namespace) {
+            let key = (contract, "", set.write_key(&write).to_owned());
+            changes.entry(key).or_default().write(set.write_value(&write));
+        }
+        for write in set.metadata_writes(namespace) {
+            let key = (contract, "", set.metadata_key(&write).to_owned());
+            changes.entry(key).or_default().write_metadata(set.metadata(&write));
+        }
+        for collection in set.collections(namespace) {
+            let name = set.collection_name(&collection);
+            for write in set.hashed_writes(&collection) {
+                let key = (contract, name, hex::encode(set.write_hash(&write)));
+                changes.entry(key).or_default().write(set.write_value(&write));
+            }
+            for write in set.hashed_metadata_writes(&collection) {
+                let key = (contract, name, hex::encode(set.metadata_hash(&write)));
+                changes.entry(key).or_default().write_metadata(set.metadata(&write));
+            }
+        }
+    }
+    changes
+}
+
+/// The namespaces of one block, which are few, as shared strings.
+#[derive(Debug, Default)]
+struct NamespaceNames(Vec<Arc<str>>);
+
+impl NamespaceNames {
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.0.iter().find(|known| known.as_ref() == name) {
+            return known.clone();
+        }
+        let name: Arc<str> = name.into();
+        self.0.push(name.clone());
+        name
+    }
+}

@@ -1,0 +1,148 @@
+//! What a block changes in the state beyond the writes of its transactions.
+//!
+//! Most blocks change exactly what their valid transactions write. Some changes follow from the state before the block as well:
+//! a transaction that writes only the metadata of a key gives its value a new version, and the hashes of a collection expire
+//! after a number of blocks. The peer that validates the block works these changes out once, and stores them with the block, in a
+//! metadata slot of its own. So whoever reads the stored block later (a storage node, a replay, a check of the ledger) knows its
+//! changes without the state before it.
+//!
+//! ```text
+//! slot = one protobuf field 1 for each key, in the order of namespace and key
+//!     1 namespace      of the state, see `crate::namespace`
+//!     2 key
+//!     3 transaction    the position of the transaction that made the change; absent for 0. After the last transaction: the
+//!                      change is one of the block, such as an expiry, and the commit hash does not cover it
+//!     4 value          the new value; absent if the key is deleted or kept
+//!     5 is_kept        1 if the key stays as it was, although a transaction of the block writes it; absent otherwise
+//! ```
+//!
+//! The slot is this peer's note to itself: it is not shown to clients, and replaced when the block is validated.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use base::Bytes;
+
+use crate::error::Error;
+use crate::wire::{self, Fields, Span, WireError, set_once};
+
+/// One change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DerivedUpdate<'a> {
+    /// The namespace of the state.
+    pub namespace: &'a str,
+    /// The key.
+    pub key: &'a str,
+    /// What happens to it.
+    pub change: DerivedChange<'a>,
+}
+
+/// What happens to a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DerivedChange<'a> {
+    /// It stays as it was before the block.
+    Kept,
+    /// The transaction at this position, or the block, deletes it.
+    Deleted(u32),
+    /// The transaction at this position, or the block, gives it this value.
+    Written(u32, &'a [u8]),
+}
+
+const WHAT: &str = "the derived updates of a block";
+
+/// Encodes changes for the metadata slot.
+pub fn encode<'a>(updates: impl IntoIterator<Item = DerivedUpdate<'a>>) -> Bytes {
+    let (mut slot, mut entry) = (Vec::new(), Vec::new());
+    for DerivedUpdate { namespace, key, change } in updates {
+        entry.clear();
+        wire::put_bytes(&mut entry, 1, namespace.as_bytes());
+        wire::put_bytes(&mut entry, 2, key.as_bytes());
+        match change {
+            DerivedChange::Kept => entry.extend_from_slice(&[5 << 3, 1]),
+            DerivedChange::Deleted(transaction) => put_number(&mut entry, transaction),
+            DerivedChange::Written(transaction, value) => {
+                put_number(&mut entry, transaction);
+                wire::put_bytes(&mut entry, 4, value);
+            }
+        }
+        wire::put_bytes(&mut slot, 1, &entry);
+    }
+    slot.into()
+}
+
+fn put_number(entry: &mut Vec<u8>, transaction: u32) {
+    if transaction > 0 {
+        entry.push(3 << 3);
+        wire::put_varint(entry, transaction.into());
+    }
+}
+
+/// Reads a slot.
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub fn decode(slot: &[u8]) -> Result<Vec<DerivedUpdate<'_>>, Error> {
+    let malformed = |cause| Error::Malformed { what: WHAT, cause };
+    let mut updates = Vec::new();
+    let mut fields = Fields::new(slot, Span::whole(slot).map_err(malformed)?);
+    while let Some(field) = fields.next().map_err(malformed)? {
+        updates.push(field.span().and_then(|entry| read(slot, entry)).map_err(malformed)?);
+    }
+    Ok(updates)
+}
+
+fn read(slot: &[u8], entry: Span) -> Result<DerivedUpdate<'_>, WireError> {
+    let (mut namespace, mut key, mut transaction, mut value, mut is_kept) = (None, None, None, None, None);
+    let mut fields = Fields::new(slot, entry);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut namespace, field.span()?.text(slot)?)?,
+            2 => set_once(&mut key, field.span()?.text(slot)?)?,
+            3 => set_once(&mut transaction, u32::try_from(field.varint()?).map_err(|_| WireError::Overflow)?)?,
+            4 => set_once(&mut value, field.span()?.of(slot))?,
+            5 => set_once(&mut is_kept, field.varint()? != 0)?,
+            _ => {}
+        }
+    }
+    let transaction = transaction.unwrap_or_default();
+    let change = match (is_kept.unwrap_or(false), value) {
+        (true, _) => DerivedChange::Kept,
+        (false, None) => DerivedChange::Deleted(transaction),
+        (false, Some(value)) => DerivedChange::Written(transaction, value),
+    };
+    Ok(DerivedUpdate { namespace: namespace.unwrap_or_default(), key: key.unwrap_or_default(), change })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn updates_have_the_documented_bytes_and_are_read_again() {
+        let updates = [
+            ("a", "k", DerivedChange::Written(0, b"v".as_slice())),
+            ("a", "l", DerivedChange::Written(300, b"")),
+            ("b", "", DerivedChange::Deleted(2)),
+            ("b", "m", DerivedChange::Kept),
+        ]
+        .map(|(namespace, key, change)| DerivedUpdate { namespace, key, change });
+        let encoded = encode(updates.clone());
+        let expected: [&[u8]; 4] = [
+            b"\x0a\x09\x0a\x01a\x12\x01k\x22\x01v",
+            b"\x0a\x0b\x0a\x01a\x12\x01l\x18\xac\x02\x22\x00",
+            b"\x0a\x07\x0a\x01b\x12\x00\x18\x02",
+            b"\x0a\x08\x0a\x01b\x12\x01m\x28\x01",
+        ];
+        assert_eq!(encoded[..], expected.concat());
+        assert_eq!(decode(&encoded).expect("it was encoded here"), updates);
+        assert_eq!(decode(b"").expect("no updates"), []);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_stored_is_read_or_an_error(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..80)) {
+            if let Ok(updates) = decode(&bytes) {
+                let encoded = encode(updates.clone());
+                proptest::prop_assert_eq!(decode(&encoded).expect("it was encoded here"), updates);
+            }
+        }
+    }
+}
