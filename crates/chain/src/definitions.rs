@@ -32,6 +32,11 @@ pub fn by_channel_policy(version: impl Into<String>) -> ContractDefinition {
     ContractDefinition::first(version, &channel_reference(ledger::config::ENDORSEMENT))
 }
 
+/// The encoded policy of a definition that follows the channel's endorsement policy.
+pub fn channel_policy() -> Bytes {
+    by_channel_policy("").validation.validation_parameter
+}
+
 /// What the ledger says about its contracts: `None` for rows that are no definition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LedgerDefinitions(BTreeMap<String, Option<ContractDefinition>>);

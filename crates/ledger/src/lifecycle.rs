@@ -130,8 +130,7 @@ impl ContractDefinition {
 
     /// The values of the rows: of the metadata, then of [`DefinitionField::ALL`].
     pub fn rows(&self) -> (Bytes, [Bytes; 4]) {
-        let fields = DefinitionField::ALL.map(|field| field.name().to_owned()).to_vec();
-        let metadata = StateMetadata { datatype: DATATYPE.to_owned(), fields };
+        let metadata = metadata_row(DATATYPE, DefinitionField::ALL.into_iter().map(DefinitionField::name));
         let bytes = |message: Vec<u8>| encode(Type::Bytes(message.into()));
         let fields = [
             encode(Type::Int64(self.sequence)),
@@ -139,7 +138,7 @@ impl ContractDefinition {
             bytes(self.validation.encode_to_vec()),
             bytes(self.collections.encode_to_vec()),
         ];
-        (metadata.encode_to_vec().into(), fields)
+        (metadata, fields)
     }
 
     /// The first definition of a contract: with Fabric's plugins, without initialisation and collections.
@@ -165,6 +164,30 @@ impl ContractDefinition {
             Some(collection_config::Payload::StaticCollectionConfig(collection)) => Some(collection),
             None => None,
         })
+    }
+}
+
+/// The value of a row that names the type and the fields of a structure.
+pub fn metadata_row<'a>(datatype: &str, fields: impl Iterator<Item = &'a str>) -> Bytes {
+    let fields = fields.map(str::to_owned).collect();
+    StateMetadata { datatype: datatype.to_owned(), fields }.encode_to_vec().into()
+}
+
+/// The type that a row of [`metadata_row`] names.
+pub fn datatype_of(metadata: &Bytes) -> String {
+    StateMetadata::decode(metadata.clone()).unwrap_or_default().datatype
+}
+
+/// The value of the row of a field that is text.
+pub fn text_field(text: &str) -> Bytes {
+    encode(Type::String(text.to_owned()))
+}
+
+/// The number in the row of a field; `None` if it is none.
+pub fn number_of_field(row: &Bytes) -> Option<i64> {
+    match StateData::decode(row.clone()).ok()?.r#type {
+        Some(Type::Int64(number)) => Some(number),
+        _ => None,
     }
 }
 

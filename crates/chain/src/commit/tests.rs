@@ -1,6 +1,7 @@
 //! Tests of the commit pipeline: restarts, replay, hostile orderers, waiting.
 
 mod configuration;
+mod definitions;
 mod recorded;
 mod stores;
 

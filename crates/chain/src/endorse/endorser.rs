@@ -8,6 +8,7 @@ use base::rt::WallTime;
 use base::{Bytes, rt};
 use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
 use identity::{Identity, Signer};
+use ledger::lifecycle::LIFECYCLE;
 use prost::Message as _;
 use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
@@ -15,6 +16,7 @@ use proto::protos::{
 };
 use state::Snapshot;
 
+use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
 use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
 use super::proposal::{Invocation, Proposal, shown};
@@ -231,6 +233,9 @@ impl Endorser {
                 creator: &admitted.creator,
                 own: self.signer.msp_id(),
             };
+            if invocation.chaincode == LIFECYCLE && admitted.channel.is_some() {
+                return self.execute_lifecycle(admitted, &query, record).await;
+            }
             let response = super::system::answer(&query).await;
             return Ok(ExecutedProposal { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
         }
@@ -264,6 +269,7 @@ impl Endorser {
                 creator: admitted.creator.serialized().clone(),
                 transient: invocation.transient.clone(),
                 registry: self.registry.clone(),
+                policies: policies.clone(),
                 snapshot,
                 history: channel.history().clone(),
                 cross_channel: Arc::new(OtherChannels(self.channels.clone())),
@@ -290,6 +296,48 @@ impl Endorser {
             results,
             version: definition.endorsement.version.clone(),
         })
+    }
+
+    /// Step 5 for the contract that changes definitions.
+    async fn execute_lifecycle(
+        &self,
+        admitted: &AdmittedProposal,
+        query: &super::system::SystemQuery<'_>,
+        record: bool,
+    ) -> Result<ExecutedProposal, EndorseError> {
+        let channel = admitted.channel.as_ref().expect("the caller has checked it");
+        let snapshot = channel.snapshot().await.map_err(|error| unavailable(&error))?;
+        let policies = channel.policies();
+        let mut call = LifecycleCall {
+            policies: &policies,
+            own: self.signer.msp_id(),
+            creator: &admitted.creator,
+            state: LifecycleState::new(snapshot),
+        };
+        let refused = |reason: String| ContractResponse::failure(ContractResponse::ERROR, reason);
+        let response = match &admitted.invocation.args[..] {
+            [function, args] => match std::str::from_utf8(function) {
+                Err(_) => refused("the function name is not text".to_owned()),
+                Ok(function) => {
+                    let may_use = || super::system::may_use(query, channel.as_ref(), function).is_ok();
+                    match call.may_call(function, may_use) {
+                        false => refused(format!(
+                            "Failed to authorize invocation due to failed ACL check: access denied for [{function}]"
+                        )),
+                        true => match call.run(function, args).await {
+                            Ok(payload) => ContractResponse::success(payload),
+                            Err(LifecycleError::Refused(status, reason)) => ContractResponse::failure(status, reason),
+                            Err(LifecycleError::Unserved(error)) => return Err(error),
+                        },
+                    }
+                }
+            },
+            args => {
+                refused(format!("lifecycle scc operations require exactly two arguments but received {}", args.len()))
+            }
+        };
+        let results = if record { call.state.finish() } else { Bytes::new() };
+        Ok(ExecutedProposal { response, event: None, results, version: "syscc".to_owned() })
     }
 
     /// Step 6.

@@ -10,7 +10,7 @@
 //!    read the invocation.
 //! 4. Wait for a [turn](turns), for [`EndorserConfig::wait_max`] at most. Organisations get turns in rotation.
 //! 5. Run the contract against one snapshot of the state ([`simulate`]), for [`EndorserConfig::execution_max`] at most.
-//!    Fabric's system contracts answer from the ledger instead ([`system`]), without a turn.
+//!    Fabric's system contracts answer from the ledger instead ([`system`], [`lifecycle`]), without a turn.
 //! 6. Encode the read-write set, the response, the event and the proposal's hash as one message, and sign it. A response
 //!    with a status of 400 or more is returned unsigned.
 //!
@@ -20,6 +20,7 @@
 mod channels;
 mod endorser;
 mod error;
+pub mod lifecycle;
 pub mod proposal;
 mod quota;
 pub mod simulate;

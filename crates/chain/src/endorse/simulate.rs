@@ -23,7 +23,9 @@ use contract::{
 };
 use state::{RangePage, Snapshot};
 
+use crate::access::ChannelPolicies;
 use crate::history::{HistoryWalk, KeyHistory};
+use ledger::lifecycle::{DefinitionField, LIFECYCLE};
 use ledger::rwset::{KEY_BYTES_MAX, RangeRecorder, ReadWriteSetRecorder};
 
 /// Reads, writes and ranges that one transaction may record.
@@ -56,6 +58,8 @@ pub struct SimulationContext {
     pub transient: Arc<BTreeMap<String, Bytes>>,
     /// The contracts that this peer can run.
     pub registry: ContractRegistry,
+    /// The policies of the channel, which define its contracts.
+    pub policies: Arc<ChannelPolicies>,
     /// The state that all reads of the transaction see.
     pub snapshot: Arc<dyn Snapshot>,
     /// The earlier values of keys.
@@ -75,6 +79,8 @@ pub trait CrossChannelReads: Send + Sync {
 pub struct Simulation {
     context: SimulationContext,
     recorder: ReadWriteSetRecorder,
+    /// The namespace of definitions.
+    lifecycle: Arc<str>,
     queries: BTreeMap<QueryId, RangeQuery>,
     /// Open histories, each of one key of a namespace.
     histories: BTreeMap<QueryId, HistoryWalk>,
@@ -128,6 +134,7 @@ impl Simulation {
         Simulation {
             context,
             recorder: ReadWriteSetRecorder::new(),
+            lifecycle: LIFECYCLE.into(),
             queries: BTreeMap::new(),
             histories: BTreeMap::new(),
             queries_opened: 0,
@@ -142,7 +149,6 @@ impl Simulation {
     ///
     /// # Errors
     /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Every other failure of a contract
-    /// comes back as its response.
     /// comes back as its response.
     pub async fn run(&mut self, name: &str, args: &[Bytes]) -> Result<CallOutcome, StubError> {
         self.call(name, args, 0).await
@@ -165,6 +171,7 @@ impl Simulation {
         if self.calls > CALLS_MAX {
             return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
         }
+        self.read_definition(name).await?;
         let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
@@ -176,6 +183,18 @@ impl Simulation {
             Err(error) => error.into_response()?,
         };
         Ok(CallOutcome { response, event })
+    }
+
+    /// Reads the sequence of a contract's definition on the ledger, as Fabric does for each call: a transaction that ran under one
+    /// definition conflicts with the next.
+    async fn read_definition(&mut self, contract: &str) -> Result<(), StubError> {
+        if !self.context.policies.on_ledger().contains(contract) {
+            return Ok(());
+        }
+        let key = DefinitionField::Sequence.key(contract);
+        let version = self.context.snapshot.version(LIFECYCLE, &key).await.map_err(state_error)?;
+        self.recorder.read(&self.lifecycle, &key, version);
+        Ok(())
     }
 
     fn check_limits(&self) -> Result<(), StubError> {

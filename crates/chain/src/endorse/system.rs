@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `qscc` | `GetChainInfo`, `GetBlockByNumber`, `GetBlockByHash`, `GetBlockByTxID`, `GetTransactionByID` |
 //! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is rejected |
-//! | `_lifecycle` | `QueryChaincodeDefinition`, `QueryChaincodeDefinitions` |
 //!
-//! The system contracts read the ledger and the configuration, but no contract's state. They record nothing. The policy
+//! They read the ledger and the configuration, but no contract's state, and record nothing. `_lifecycle` records what it reads
+//! and writes, and is a module of its own ([`super::lifecycle`]). The policy
 //! of the resource `contract/function` decides who may call a function; `GetChannels` is open to this peer's own
 //! organisation.
 
@@ -17,13 +17,8 @@ use contract::ContractResponse;
 use identity::Identity;
 use ledger::Block;
 use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
-use ledger::lifecycle::ContractDefinition;
 use prost::Message;
 use proto::common::{BlockchainInfo, ConfigEnvelope, Envelope};
-use proto::lifecycle::{
-    QueryChaincodeDefinitionArgs, QueryChaincodeDefinitionResult, QueryChaincodeDefinitionsResult,
-    query_chaincode_definitions_result::ChaincodeDefinition,
-};
 use proto::protos::{ChannelInfo, ChannelQueryResponse, ProcessedTransaction};
 
 use super::{EndorsingChannel, EndorsingChannels};
@@ -89,16 +84,6 @@ async fn try_answer(query: &SystemQuery<'_>) -> SystemResult {
                 _ => Err(format!("Requested function {function} not found.")),
             }
         }
-        ("_lifecycle", _) => {
-            let channel = query.channel.ok_or("the proposal names no channel")?;
-            let channel = channel.as_ref();
-            may_use(query, channel, function)?;
-            match function {
-                "QueryChaincodeDefinition" => definition(channel, query.args.get(1)),
-                "QueryChaincodeDefinitions" => Ok(definitions(channel)),
-                _ => Err(format!("the function {function} is not offered")),
-            }
-        }
         _ => Err(format!("the contract {} is not offered", query.contract)),
     }
 }
@@ -116,7 +101,7 @@ fn named_channel(query: &SystemQuery<'_>, function: &str) -> Result<Arc<dyn Endo
     Ok(channel)
 }
 
-fn may_use(query: &SystemQuery<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
+pub(super) fn may_use(query: &SystemQuery<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
     let resource = format!("{}/{function}", query.contract);
     let denied = || format!("access denied for [{function}][{}]", channel.policies().channel());
     // The creator is a member of the proposal's channel; it must be a member of the queried channel too.
@@ -203,43 +188,4 @@ fn channel_config(channel: &dyn EndorsingChannel) -> SystemResult {
     let content = channel.policies().config().content().clone();
     let envelope = ConfigEnvelope::decode(content).map_err(|error| error.to_string())?;
     Ok(envelope.config.unwrap_or_default().encode_to_vec().into())
-}
-
-fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> SystemResult {
-    let args = QueryChaincodeDefinitionArgs::decode(args.cloned().unwrap_or_default())
-        .map_err(|error| format!("failed to decode input arg: {error}"))?;
-    let policies = channel.policies();
-    let known = policies.definitions().get(&args.name);
-    let ContractDefinition { sequence, endorsement, validation, collections } =
-        known.cloned().ok_or_else(|| format!("namespace {} is not defined", args.name))?;
-    let organizations = policies.config().application().iter();
-    let result = QueryChaincodeDefinitionResult {
-        sequence,
-        version: endorsement.version,
-        endorsement_plugin: endorsement.endorsement_plugin,
-        validation_plugin: validation.validation_plugin,
-        validation_parameter: validation.validation_parameter,
-        collections: Some(collections),
-        init_required: endorsement.init_required,
-        approvals: organizations.map(|organization| (organization.msp_id.to_string(), true)).collect(),
-    };
-    Ok(result.encode_to_vec().into())
-}
-
-fn definitions(channel: &dyn EndorsingChannel) -> Bytes {
-    let policies = channel.policies();
-    let definitions = policies.definitions().iter().map(|(name, definition)| {
-        let ContractDefinition { sequence, endorsement, validation, collections } = definition.clone();
-        ChaincodeDefinition {
-            name: name.clone(),
-            sequence,
-            version: endorsement.version,
-            endorsement_plugin: endorsement.endorsement_plugin,
-            validation_plugin: validation.validation_plugin,
-            validation_parameter: validation.validation_parameter,
-            collections: Some(collections),
-            init_required: endorsement.init_required,
-        }
-    });
-    QueryChaincodeDefinitionsResult { chaincode_definitions: definitions.collect() }.encode_to_vec().into()
 }

@@ -23,6 +23,7 @@
 mod decode;
 mod encode;
 mod entries;
+mod hashed;
 mod limits;
 pub mod merkle;
 mod record;

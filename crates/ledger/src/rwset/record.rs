@@ -9,6 +9,7 @@ use base::{Bytes, Version};
 use super::encode::{
     number_field_len, pair, put_number, put_read, put_text, put_write, read_len, text_field_len, write_len,
 };
+use super::hashed::RecordedCollection;
 use super::merkle::{DEGREE, MerkleSummary, RangeSummarizer, SummarizerOutcome};
 
 /// The reads and writes of one transaction, in every namespace that it touches.
@@ -24,6 +25,7 @@ struct RecordedNamespace {
     reads: Vec<(Box<str>, Option<Version>)>,
     writes: Vec<(Box<str>, Bytes)>,
     ranges: Vec<RecordedRange>,
+    collections: BTreeMap<Box<str>, RecordedCollection>,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,18 @@ impl ReadWriteSetRecorder {
     pub fn write(&mut self, namespace: &Arc<str>, key: &str, value: Bytes) {
         self.count(key.len() + value.len());
         self.namespace(namespace).writes.push((key.into(), value));
+    }
+
+    /// Records that the private `key` was read, or its hash, and its version if it existed.
+    pub fn private_read(&mut self, namespace: &Arc<str>, collection: &str, key: &str, version: Option<Version>) {
+        self.count(key.len());
+        self.collection(namespace, collection).read(key, version);
+    }
+
+    /// Records a private write; the last write of a key counts. An empty value deletes the key.
+    pub fn private_write(&mut self, namespace: &Arc<str>, collection: &str, key: &str, value: Bytes) {
+        self.count(key.len() + value.len());
+        self.collection(namespace, collection).write(key, value);
     }
 
     /// Records a finished scan. A scan that returned nothing and did not reach its end is not recorded.
@@ -92,13 +106,22 @@ impl ReadWriteSetRecorder {
         self.namespaces.get_mut(name).expect("the namespace was just ensured")
     }
 
-    /// The encoded `TxReadWriteSet`.
+    fn collection(&mut self, namespace: &Arc<str>, name: &str) -> &mut RecordedCollection {
+        self.namespace(namespace).collections.entry(name.into()).or_default()
+    }
+
+    /// The encoded `TxReadWriteSet`. It holds private keys and values by their hashes only.
     pub fn encode(mut self) -> Bytes {
         let mut encoded = Vec::with_capacity(self.bytes + 24 * self.entries + 64);
         for (name, recorded) in &mut self.namespaces {
             recorded.normalise();
             let length = recorded.encoded_len();
-            let namespace_length = text_field_len(1, name.len()) + text_field_len(2, length);
+            let collections: Vec<Vec<u8>> =
+                recorded.collections.iter().map(|(name, collection)| collection.encode(name)).collect();
+            let collections_length: usize =
+                collections.iter().map(|collection| bytes_field_len(3, collection.len())).sum();
+            let namespace_length =
+                text_field_len(1, name.len()) + text_field_len(2, length) + collections_length;
             put_bytes_header(&mut encoded, 2, namespace_length);
             put_text(&mut encoded, 1, name);
             if length > 0 {
@@ -107,6 +130,7 @@ impl ReadWriteSetRecorder {
                 recorded.put(&mut encoded);
                 assert_eq!(encoded.len() - before, length, "the announced length is the written one");
             }
+            collections.iter().for_each(|collection| put_bytes(&mut encoded, 3, collection));
         }
         encoded.into()
     }

@@ -2,13 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use base::MspId;
 use identity::hex;
 use ledger::namespace::{self, NamespaceContent};
+use prost::Message as _;
+use proto::common::{Envelope, Payload};
+use proto::msp::SerializedIdentity;
+use proto::protos::{
+    ChaincodeActionPayload, ChaincodeInvocationSpec, ChaincodeProposalPayload, Transaction as WireTransaction,
+};
 use serde_json::Value;
 use state::Snapshot;
 
 use super::configuration::{RECORDED, follow_recorded, recorded};
 use super::*;
+use crate::endorse::lifecycle::{LifecycleCall, LifecycleState};
 
 fn data(name: &str) -> Value {
     let path = format!("{}/../ledger/tests/fabric-channel/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -72,6 +80,58 @@ async fn check_state(channel: &Channel) {
     let different: Vec<_> = expected.keys().chain(rows.keys()).filter(differs).collect();
     assert_eq!(different, Vec::<&(String, String)>::new());
     assert!(rows.len() > 500, "{} rows", rows.len());
+}
+
+/// The arguments of a transaction that was endorsed, and the organisation of its first endorser.
+fn invocation(envelope: Bytes) -> (Vec<Bytes>, MspId) {
+    let payload = Payload::decode(Envelope::decode(envelope.clone()).expect("Fabric wrote it").payload);
+    let transaction = WireTransaction::decode(payload.expect("Fabric wrote it").data).expect("Fabric wrote it");
+    let action = ChaincodeActionPayload::decode(transaction.actions[0].payload.clone()).expect("Fabric wrote it");
+    let proposal = ChaincodeProposalPayload::decode(action.chaincode_proposal_payload).expect("Fabric wrote it");
+    let spec = ChaincodeInvocationSpec::decode(proposal.input).expect("Fabric wrote it").chaincode_spec;
+    let endorsement = &action.action.expect("it is endorsed").endorsements[0];
+    let endorser = SerializedIdentity::decode(endorsement.endorser.clone()).expect("Fabric wrote it");
+    (spec.expect("it has one").input.expect("it has one").args, MspId::from(endorser.mspid))
+}
+
+/// Our endorser reads and writes what Fabric's read and wrote, byte for byte.
+#[test]
+fn the_lifecycle_is_endorsed_as_fabrics_peers_endorsed_it() {
+    let run = Simulation::new(1).run(|_| async {
+        let expected = data("expected.json");
+        let blocks = expected["blocks"].as_array().expect("blocks");
+        let root = Directory::open("root").await.expect("it is made");
+        let mut listener = net::listen("fabric").await.expect("the address is free");
+        let (peer, link) = follow_recorded(&root, &mut listener, 1).await;
+        let channel = peer.channel(RECORDED).expect("joined");
+        let mut compared = 0;
+        for block in &blocks[1..] {
+            let number = block["number"].as_u64().expect("a number");
+            let recorded = recorded(number);
+            for (index, transaction) in block["transactions"].as_array().expect("transactions").iter().enumerate() {
+                if !text(transaction, "label").starts_with("lifecycle: ") {
+                    continue;
+                }
+                let (args, own) = invocation(recorded.envelope(index));
+                let parsed = ledger::Transaction::parse(&recorded.envelope(index)).expect("Fabric wrote it");
+                let outcome = parsed.action().and_then(|action| action.outcome(parsed.header()));
+                let results = outcome.expect("Fabric wrote it").results();
+                let policies = channel.policies();
+                let creator = policies.identify(&parsed.header().creator()).expect("a member");
+                let state = LifecycleState::new(channel.state().snapshot());
+                let mut call = LifecycleCall { policies: &policies, own: &own, creator: &creator, state };
+                let function = std::str::from_utf8(&args[0]).expect("it is text");
+                call.run(function, &args[1]).await.unwrap_or_else(|error| panic!("block {number}: {error:?}"));
+                assert_eq!(call.state.finish(), results, "{number} {}", transaction["label"]);
+                compared += 1;
+            }
+            link.send(recorded.to_bytes()).await.expect("the link holds");
+            at_height(&channel, number + 1).await;
+        }
+        assert_eq!(compared, 34);
+        peer.stop().await.expect("the peer stops");
+    });
+    run.expect("the run succeeds");
 }
 
 #[test]

@@ -198,6 +198,12 @@ impl Client {
         self.shaped(ProposalOverrides::default(), contract, function, args)
     }
 
+    /// A call of the system contract that changes definitions.
+    pub fn lifecycle(&self, function: &str, args: &impl Message) -> SignedTestProposal {
+        let args = vec![Bytes::copy_from_slice(function.as_bytes()), encode(args)];
+        self.shaped_bytes(ProposalOverrides::default(), "_lifecycle", args)
+    }
+
     pub fn shaped(
         &self,
         shape: ProposalOverrides,
@@ -205,6 +211,11 @@ impl Client {
         function: &str,
         args: &[&str],
     ) -> SignedTestProposal {
+        let args = std::iter::once(function).chain(args.iter().copied());
+        self.shaped_bytes(shape, contract, args.map(|arg| Bytes::copy_from_slice(arg.as_bytes())).collect())
+    }
+
+    fn shaped_bytes(&self, shape: ProposalOverrides, contract: &str, args: Vec<Bytes>) -> SignedTestProposal {
         let creator = shape.creator.unwrap_or_else(|| self.signer.serialized().clone());
         let tx_id = shape.tx_id.unwrap_or_else(|| hex::encode(sha256_of(&[&shape.nonce, &creator])));
         let now = base::rt::wall_now();
@@ -225,11 +236,7 @@ impl Client {
             channel_header: encode(&channel_header),
             signature_header: encode(&SignatureHeader { creator, nonce: shape.nonce.into() }),
         };
-        let args = std::iter::once(function).chain(args.iter().copied());
-        let input = ChaincodeInput {
-            args: args.map(|arg| Bytes::copy_from_slice(arg.as_bytes())).collect(),
-            ..ChaincodeInput::default()
-        };
+        let input = ChaincodeInput { args, ..ChaincodeInput::default() };
         let spec = ChaincodeSpec { chaincode_id: Some(id), input: Some(input), ..ChaincodeSpec::default() };
         let payload = ChaincodeProposalPayload {
             input: encode(&ChaincodeInvocationSpec { chaincode_spec: Some(spec) }),
@@ -349,7 +356,16 @@ pub async fn submit(
     function: &str,
     args: &[&str],
 ) -> TxId {
-    let proposal = client.proposal(contract, function, args);
+    submit_proposal(client, peers, orderer, client.proposal(contract, function, args)).await
+}
+
+/// As [`submit`], of a proposal that was made before.
+pub async fn submit_proposal(
+    client: &Client,
+    peers: &[&Arc<Peer>],
+    orderer: &Orderer,
+    proposal: SignedTestProposal,
+) -> TxId {
     let mut responses = Vec::new();
     for peer in peers {
         let response = peer.process(proposal.bytes.clone()).await.expect("the proposal is in order");

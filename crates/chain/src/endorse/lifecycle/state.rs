@@ -1,0 +1,167 @@
+//! What a call of `_lifecycle` reads and writes: rows of definitions, and hashes of rows in implicit collections.
+
+use std::sync::Arc;
+
+use base::{Bytes, ErrorKind};
+use identity::hex;
+use ledger::lifecycle::{self, ContractDefinition, DefinitionField, LIFECYCLE, metadata_key};
+use ledger::namespace;
+use ledger::rwset::ReadWriteSetRecorder;
+use ledger::sha256;
+use state::Snapshot;
+
+use super::super::EndorseError;
+
+/// The namespace of Fabric's older lifecycle, which a call looks into if a contract has no definition.
+const OLD_LIFECYCLE: &str = "lscc";
+
+/// The state could not be read.
+#[derive(Debug)]
+pub struct StateError(state::Error);
+
+impl StateError {
+    /// The error of the endorsement.
+    pub fn into_endorse(self) -> EndorseError {
+        let kind = match self.0.kind() {
+            // The state cannot have rejected the request as such: the call made its keys.
+            ErrorKind::Rejected => ErrorKind::Retry,
+            kind => kind,
+        };
+        EndorseError::State { kind, message: self.0.to_string() }
+    }
+}
+
+impl From<state::Error> for StateError {
+    fn from(error: state::Error) -> Self {
+        StateError(error)
+    }
+}
+
+/// A structure as Fabric's lifecycle writes it: a row that names its type and its fields, and one for each field.
+pub struct SerializedRows {
+    metadata: (String, Bytes),
+    /// Name, key and value of each field.
+    fields: Vec<(&'static str, String, Bytes)>,
+}
+
+impl SerializedRows {
+    /// The rows of a structure in `table`.
+    pub fn new(table: &str, name: &str, datatype: &str, fields: Vec<(&'static str, Bytes)>) -> SerializedRows {
+        let metadata = lifecycle::metadata_row(datatype, fields.iter().map(|(field, _)| *field));
+        let keyed = fields.into_iter().map(|(field, value)| (field, format!("{table}/fields/{name}/{field}"), value));
+        SerializedRows { metadata: (format!("{table}/metadata/{name}"), metadata), fields: keyed.collect() }
+    }
+}
+
+/// The state that a call sees, and the reads and writes that it makes.
+pub struct LifecycleState {
+    snapshot: Arc<dyn Snapshot>,
+    recorder: ReadWriteSetRecorder,
+    namespace: Arc<str>,
+}
+
+impl LifecycleState {
+    /// A call that has done nothing yet.
+    pub fn new(snapshot: Arc<dyn Snapshot>) -> LifecycleState {
+        LifecycleState { snapshot, recorder: ReadWriteSetRecorder::new(), namespace: LIFECYCLE.into() }
+    }
+
+    /// The encoded read-write set.
+    pub fn finish(self) -> Bytes {
+        self.recorder.encode()
+    }
+
+    async fn public(&mut self, key: &str) -> Result<Option<Bytes>, StateError> {
+        let found = self.snapshot.get(LIFECYCLE, key).await?;
+        self.recorder.read(&self.namespace, key, found.as_ref().map(|found| found.version));
+        Ok(found.map(|found| found.value))
+    }
+
+    /// The hash of a private value.
+    async fn private_hash(&mut self, collection: &str, key: &str) -> Result<Option<Bytes>, StateError> {
+        let hash = hex::encode(sha256(key.as_bytes()));
+        let found = self.snapshot.get(&namespace::values_of(LIFECYCLE, collection), &hash).await?;
+        self.recorder.private_read(&self.namespace, collection, key, found.as_ref().map(|found| found.version));
+        Ok(found.map(|found| found.value))
+    }
+
+    /// The sequence of a contract's definition; 0 if it has none.
+    pub async fn sequence(&mut self, contract: &str) -> Result<i64, StateError> {
+        let row = self.public(&DefinitionField::Sequence.key(contract)).await?;
+        Ok(row.and_then(|row| lifecycle::number_of_field(&row)).unwrap_or(0))
+    }
+
+    /// The definition of a contract, as far as its rows are one.
+    pub async fn definition(&mut self, contract: &str) -> Result<Option<ContractDefinition>, StateError> {
+        let Some(metadata) = self.public(&metadata_key(contract)).await? else { return Ok(None) };
+        let mut fields = [const { None }; DefinitionField::ALL.len()];
+        for (value, field) in fields.iter_mut().zip(DefinitionField::ALL) {
+            *value = self.public(&field.key(contract)).await?;
+        }
+        Ok(ContractDefinition::read(&metadata, fields.each_ref().map(Option::as_ref)).ok())
+    }
+
+    /// As [`LifecycleState::definition`]. If there is none, Fabric's peers look into their older lifecycle as well.
+    pub async fn committed(&mut self, contract: &str) -> Result<Option<ContractDefinition>, StateError> {
+        let definition = self.definition(contract).await?;
+        if definition.is_none() {
+            self.recorder.read(&OLD_LIFECYCLE.into(), contract, None);
+        }
+        Ok(definition)
+    }
+
+    /// Writes a definition: the fields that change, and the metadata if they do.
+    pub async fn write_definition(&mut self, contract: &str, definition: &ContractDefinition) -> Result<(), StateError> {
+        let (metadata, values) = definition.rows();
+        let current_metadata = self.public(&metadata_key(contract)).await?;
+        for (field, value) in DefinitionField::ALL.into_iter().zip(values) {
+            let key = field.key(contract);
+            let current = if current_metadata.is_some() { self.public(&key).await? } else { None };
+            if current.as_ref() != Some(&value) {
+                self.recorder.write(&self.namespace, &key, value);
+            }
+        }
+        if current_metadata.as_ref() != Some(&metadata) {
+            self.recorder.write(&self.namespace, &metadata_key(contract), metadata);
+        }
+        Ok(())
+    }
+
+    /// Whether a collection has a structure of this name.
+    pub async fn has_metadata(&mut self, collection: &str, rows: &SerializedRows) -> Result<bool, StateError> {
+        Ok(self.private_hash(collection, &rows.metadata.0).await?.is_some())
+    }
+
+    /// The fields whose hashes in a collection are not those of these rows; the type's name alone if the collection has no such
+    /// structure.
+    pub async fn mismatches(&mut self, collection: &str, rows: &SerializedRows) -> Result<Vec<String>, StateError> {
+        let metadata = self.private_hash(collection, &rows.metadata.0).await?;
+        let mut different = Vec::new();
+        for (field, key, value) in &rows.fields {
+            let hash = self.private_hash(collection, key).await?;
+            if hash.as_deref() != Some(&sha256(value)[..]) {
+                different.push((*field).to_owned());
+            }
+        }
+        match metadata.as_deref() == Some(&sha256(&rows.metadata.1)[..]) {
+            true => Ok(different),
+            false => Ok(vec![lifecycle::datatype_of(&rows.metadata.1)]),
+        }
+    }
+
+    /// Writes a structure to a collection: the fields whose hashes change, and the metadata if they do.
+    pub async fn write_private(&mut self, collection: &str, rows: &SerializedRows) -> Result<(), StateError> {
+        let (metadata_key, metadata) = &rows.metadata;
+        let current_metadata = self.private_hash(collection, metadata_key).await?;
+        for (_, key, value) in &rows.fields {
+            let current = if current_metadata.is_some() { self.private_hash(collection, key).await? } else { None };
+            if current.as_deref() != Some(&sha256(value)[..]) {
+                self.recorder.private_write(&self.namespace, collection, key, value.clone());
+            }
+        }
+        if current_metadata.as_deref() != Some(&sha256(metadata)[..]) {
+            self.recorder.private_write(&self.namespace, collection, metadata_key, metadata.clone());
+        }
+        Ok(())
+    }
+}
