@@ -176,7 +176,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         number: 7,
         transactions: vec![CommittedTx { tx_id: "ab".to_owned(), code: 11 }],
         failure: None,
-        may_change_policies: true,
+        changes_policies: true,
     };
     let others = [
         Hello::new(PROTOCOL_VERSIONS).answer(|| vec![at()]).expect("it is a hello").encode_to_vec(),

@@ -73,9 +73,9 @@ impl ChannelPolicies {
         verifier: SignatureVerifier,
     ) -> ChannelPolicies {
         let contracts = Arc::new(on_ledger.over(&initial));
-        let rules = contracts.iter().filter_map(|(name, definition)| {
-            Some((name.clone(), ContractRules::compile(&config, definition)?))
-        });
+        let rules = contracts
+            .iter()
+            .filter_map(|(name, definition)| Some((name.clone(), ContractRules::compile(&config, definition)?)));
         let mut rules: BTreeMap<String, ContractRules> = rules.collect();
         rules.insert(LIFECYCLE.to_owned(), ContractRules::of_lifecycle(&config));
         let stated = [&config.digest()[..], &definitions::stated(&contracts)].concat();

@@ -15,8 +15,9 @@ use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::access::ChannelPolicies;
+use crate::commit::context::{ChainTip, CommitContext, PipelineConfig};
 use crate::commit::delivery::run_delivery;
-use crate::commit::pipeline::{ChainTip, CommitContext, CommitPipeline, PipelineConfig, run};
+use crate::commit::pipeline::{CommitPipeline, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
@@ -118,8 +119,15 @@ impl Channel {
         if let Some(recent) = self.context.recent.get(number) {
             return Ok(Some(recent.bytes().clone()));
         }
-        let stored = self.context.store.read(BlockNumber(number)).await?;
-        Ok(stored.map(Block::shown).transpose()?)
+        Ok(self.read_stored(number).await?.map(Block::shown).transpose()?)
+    }
+
+    /// A committed block as this peer stores it.
+    async fn read_stored(&self, number: u64) -> Result<Option<Bytes>, Error> {
+        if number >= self.height() {
+            return Ok(None);
+        }
+        Ok(self.context.store.read(BlockNumber(number)).await?)
     }
 
     /// The number of the committed block with this header hash.
@@ -152,7 +160,7 @@ impl Channel {
         if let Some(recent) = self.recent(number) {
             return Ok(Some(recent));
         }
-        let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
+        let Some(bytes) = self.read_stored(number).await? else { return Ok(None) };
         Ok(Some(Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?)))
     }
 

@@ -24,7 +24,7 @@ use state::Snapshot;
 /// Contract definitions by name.
 pub type ContractDefinitions = BTreeMap<String, ContractDefinition>;
 
-/// The rows of a definition that are read at once.
+/// The number of contracts whose names are read at once.
 const PAGE_ROWS: usize = 256;
 
 /// The definition of a contract that follows the channel's endorsement policy.
@@ -96,7 +96,8 @@ impl LedgerDefinitions {
             *value = rows.value(LIFECYCLE, &field.key(contract)).await?;
         }
         let definition = ContractDefinition::read(&metadata, fields.each_ref().map(Option::as_ref));
-        let definition = definition.inspect_err(|error| tracing::warn!(contract, %error, "nobody can use this contract"));
+        let definition =
+            definition.inspect_err(|error| tracing::warn!(contract, %error, "nobody can use this contract"));
         self.0.insert(contract.to_owned(), definition.ok());
         Ok(())
     }

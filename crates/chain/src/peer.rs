@@ -28,7 +28,7 @@ pub struct PeerConfig {
     /// How proposals are checked and run.
     pub endorse: endorse::EndorserConfig,
     /// How blocks are verified, committed and persisted.
-    pub commit: commit::pipeline::PipelineConfig,
+    pub commit: commit::context::PipelineConfig,
     /// How signatures that decide validity are verified; `None` means as in the rest of the process.
     pub verifier: Option<SignatureVerifier>,
 }

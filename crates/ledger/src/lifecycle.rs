@@ -85,10 +85,16 @@ pub fn metadata_range() -> (&'static str, &'static str) {
     (METADATA_PREFIX, "namespaces/metadata0")
 }
 
-/// The contract whose definition has a row of this key.
+/// The contract whose definition has a row of this key. Members who may write definitions may write anything: what is no name of a
+/// contract defines none, since its rows would stand in namespaces of the state that are none of a contract.
 pub fn defined_contract(key: &str) -> Option<&str> {
-    key.strip_prefix(METADATA_PREFIX)
-        .or_else(|| key.strip_prefix(FIELDS_PREFIX)?.rsplit_once('/').map(|(contract, _)| contract))
+    let field = || key.strip_prefix(FIELDS_PREFIX)?.rsplit_once('/').map(|(contract, _)| contract);
+    key.strip_prefix(METADATA_PREFIX).or_else(field).filter(|contract| is_contract_name(contract))
+}
+
+/// Whether a contract may have this name: letters and digits, with single dashes and underscores between them.
+pub fn is_contract_name(name: &str) -> bool {
+    name.split(['-', '_']).all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 /// A contract's definition.
@@ -281,6 +287,9 @@ mod tests {
         let (start, end) = metadata_range();
         assert!(start <= key.as_str() && key.as_str() < end);
         assert_eq!(defined_contract("chaincode-sources/metadata/basic#1"), None);
+        for name in ["", "$$expiry", "x$$hy", "a/b", "_lifecycle", "a--b"] {
+            assert_eq!(defined_contract(&metadata_key(name)), None, "{name:?}");
+        }
         assert_eq!(implicit_collection_msp("_implicit_org_Org1MSP"), Some("Org1MSP"));
         assert_eq!(implicit_collection_msp("collection"), None);
     }

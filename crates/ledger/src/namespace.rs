@@ -11,7 +11,7 @@
 //! | `$$rules` | `definitions` | the marker of an entry |
 //!
 //! The version of a row in `$$expiry` is that of the write that expires; see `chain::validate`. The row in `$$rules` is rewritten
-//! by every block that changes a contract's definition, so that a reader of the state sees that there is something new.
+//! by every block that writes to the namespace of definitions, so that a reader of the state sees that something may be new.
 //!
 //! No contract has a name with a dollar sign, so no contract reads or writes the other namespaces. The names sort as Fabric's
 //! commit hash wants them: a contract's public keys, then its collections, then the next contract.
@@ -108,7 +108,12 @@ mod tests {
     #[test]
     fn a_contracts_namespaces_sort_together_public_keys_first() {
         let mut names = ["asset", "asset-1", "asset1", "asset_1"].map(str::to_owned).to_vec();
-        names.extend([values_of("asset", "b"), values_of("asset", "a"), values_of("asset1", "z"), metadata_of("asset", "")]);
+        names.extend([
+            values_of("asset", "b"),
+            values_of("asset", "a"),
+            values_of("asset1", "z"),
+            metadata_of("asset", ""),
+        ]);
         names.sort();
         let expected = ["asset", "asset$$ha", "asset$$hb", "asset$$m", "asset-1", "asset1", "asset1$$hz", "asset_1"];
         assert_eq!(names, expected);

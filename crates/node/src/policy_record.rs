@@ -1,7 +1,7 @@
 //! Records the endorsement policies under which a peer began to validate its channel. The record lies beside the peer's
 //! data.
 //!
-//! The endorsement policies of contracts are set in each process's own file. If two files differ, or if one is changed
+//! The endorsement policies of contracts that the ledger does not define are set in each process's own file. If two files differ, or if one is changed
 //! between two starts, peers reach different verdicts on the same block, and their states diverge silently. Therefore a
 //! compute node records digests of the policies at its first start and compares them at every later start:
 //!

@@ -7,7 +7,8 @@ use block_transport::{BlockSink, ReceivedTip, SinkStopped, SourceAddresses, rece
 use ledger::Block;
 use ledger::config::ChannelConfig;
 
-use super::pipeline::{ChainTip, CommitContext, CommitPipeline};
+use super::context::{ChainTip, CommitContext};
+use super::pipeline::CommitPipeline;
 use crate::Error;
 
 struct PipelineSink {

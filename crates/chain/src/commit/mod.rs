@@ -41,6 +41,7 @@
 //!
 //! A background task moves the state's own savepoint ([`pipeline`]).
 
+pub mod context;
 pub mod delivery;
 pub mod pipeline;
 pub mod recent;

@@ -1,7 +1,7 @@
 //! The stages after the connection to the orderer: verify, validate, commit. See [`super`] for the steps.
 //!
-//! A separate task moves the world state's savepoint every [`PipelineConfig::persist_interval_blocks`] blocks. A restarted
-//! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`] blocks or more, the last
+//! A separate task moves the world state's savepoint every [`PipelineConfig::persist_interval_blocks`](super::context::PipelineConfig::persist_interval_blocks) blocks. A restarted
+//! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`](super::context::PipelineConfig::replay_blocks_max) blocks or more, the last
 //! stage waits until the state is persisted.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -9,25 +9,23 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
+use base::rt::channel::{Receiver, Sender, bounded};
 use base::rt::{AbortOnDrop, CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
 use ledger::lifecycle::{LIFECYCLE, defined_contract};
 use ledger::{Block, Hash, Transaction};
-use replica::PrimaryRole;
-use replica::offload::OffloadConfig;
-use state::{Durable, UpdateBatch, WorldState};
+use state::{Durable, UpdateBatch};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
-use super::recent::{CommittedBlock, RecentCommittedBlocks};
+use super::context::{ChainTip, CommitContext};
+use super::recent::CommittedBlock;
 use super::replay::{derived_updates, stored_updates};
-use super::waiters::TxWaiters;
-use crate::access::{ChannelPolicies, CurrentPolicies};
-use crate::fault::{ChannelFailure, StallGuard, StallReasons, hold_up, retry_backoff, run_stage};
+use crate::access::ChannelPolicies;
+use crate::fault::{StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockRules, BlockVerdict, validate_block};
-use crate::validate::key_policies::MetadataNamespaces;
+use crate::validate::known_rows::KnownRows;
 use crate::validate::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
 use crate::validate::verify::{VerifiedTransaction, verify_transactions};
 use crate::validate::view::BlockStateView;
@@ -39,167 +37,6 @@ pub const VERIFIED_AHEAD_MAX: usize = 3;
 pub const VALIDATED_AHEAD_MAX: usize = 8;
 /// How long a stopping channel waits until the blocks that it appended are durable.
 const STOP_TIME_MAX: Duration = Duration::from_secs(10);
-/// The settings of a channel's pipeline.
-#[derive(Clone, Debug)]
-pub struct PipelineConfig {
-    /// The number of blocks after which the world state is persisted.
-    pub persist_interval_blocks: u64,
-    /// Blocks that a restart may have to replay; at least the interval.
-    pub replay_blocks_max: u64,
-    /// Whether other compute nodes of the peer verify signatures too.
-    pub offload: OffloadConfig,
-}
-
-impl Default for PipelineConfig {
-    fn default() -> Self {
-        PipelineConfig { persist_interval_blocks: 32, replay_blocks_max: 64, offload: OffloadConfig::default() }
-    }
-}
-
-/// The state that the stages of one channel share with its callers.
-pub struct CommitContext {
-    /// The policies after the newest committed block.
-    pub policies: CurrentPolicies,
-    /// The policies after the newest validated block, by which the next block is received and validated.
-    pub validating: CurrentPolicies,
-    /// The blocks, which may include blocks that are not committed yet.
-    pub store: Arc<dyn Blocks>,
-    /// The world state; a block is applied to it only once the block is durable.
-    pub state: Arc<dyn WorldState>,
-    /// The newest committed blocks, decoded, for callers that follow the channel.
-    pub recent: RecentCommittedBlocks,
-    /// The callers that wait for a transaction's commit.
-    pub waiters: TxWaiters,
-    /// The settings with which the channel was opened.
-    pub settings: PipelineConfig,
-    /// The role of this node, where the peer has several compute nodes.
-    pub primary: Option<Arc<PrimaryRole>>,
-    /// Number of committed blocks.
-    height: WatchSender<u64>,
-    /// Number of blocks that were validated and appended.
-    validated: WatchSender<u64>,
-    failure: ChannelFailure,
-    stalls: StallReasons,
-    stop: CancellationToken,
-}
-
-/// The head of the chain of blocks.
-#[derive(Clone, Copy, Debug)]
-pub struct ChainTip {
-    /// Number of blocks.
-    pub height: u64,
-    /// Header hash of the last one.
-    pub hash: Option<Hash>,
-    /// Its commit hash.
-    pub commit_hash: Option<Hash>,
-}
-
-impl CommitContext {
-    /// A ledger whose state is at the height of its block store.
-    pub fn new(
-        policies: Arc<ChannelPolicies>,
-        store: Arc<dyn Blocks>,
-        state: Arc<dyn WorldState>,
-        settings: PipelineConfig,
-        primary: Option<Arc<PrimaryRole>>,
-        stop: CancellationToken,
-    ) -> CommitContext {
-        assert_eq!(store.height(), state.height(), "a ledger is opened after its replay");
-        let (height, _) = watch(store.height());
-        let (validated, _) = watch(store.height());
-        CommitContext {
-            validating: CurrentPolicies::new(policies.clone()),
-            policies: CurrentPolicies::new(policies),
-            store,
-            state,
-            recent: RecentCommittedBlocks::default(),
-            waiters: TxWaiters::default(),
-            settings,
-            primary,
-            height,
-            validated,
-            failure: ChannelFailure::default(),
-            stalls: StallReasons::default(),
-            stop,
-        }
-    }
-
-    /// Number of committed blocks.
-    pub fn height(&self) -> u64 {
-        *self.height.borrow()
-    }
-
-    /// Follows [`CommitContext::height`].
-    pub fn committed(&self) -> WatchReceiver<u64> {
-        self.height.subscribe()
-    }
-
-    /// Stopped when the channel is to stop.
-    pub fn stop(&self) -> &CancellationToken {
-        &self.stop
-    }
-
-    /// The error that ended the pipeline, if one did.
-    pub fn failure(&self) -> Option<Arc<Error>> {
-        self.failure.get()
-    }
-
-    /// Why a stage of the pipeline cannot continue at the moment; `None` if all can.
-    pub fn stalled(&self) -> Option<String> {
-        self.stalls.reason()
-    }
-
-    /// Reports why the channel waits, until the returned value is dropped.
-    pub(super) fn stall(&self, reason: String) -> StallGuard<'_> {
-        self.stalls.start(reason)
-    }
-
-    /// Ends the channel's pipeline for good.
-    pub fn fail(&self, error: Error) {
-        tracing::error!(channel = %self.policies.channel(), %error, "the channel's pipeline has ended");
-        self.failure.record(error);
-        self.stop.cancel();
-    }
-
-    fn publish(&self, block: CommittedBlock, codes: &[Code], policies: Option<Arc<ChannelPolicies>>) {
-        let block = Arc::new(block);
-        if let Some(policies) = policies {
-            self.policies.replace(policies);
-        }
-        self.recent.push(block.clone());
-        self.height.send(block.number() + 1);
-        self.waiters.publish(&block);
-        events::BlocksCommitted.add(1);
-        count(codes);
-    }
-}
-
-fn count(codes: &[Code]) {
-    let (mut valid, mut conflicted, mut phantom, mut unendorsed, mut duplicate, mut malformed) = (0, 0, 0, 0, 0, 0);
-    for code in codes {
-        *match *code {
-            Code::VALID => &mut valid,
-            Code::MVCC_READ_CONFLICT => &mut conflicted,
-            Code::PHANTOM_READ_CONFLICT => &mut phantom,
-            Code::ENDORSEMENT_POLICY_FAILURE => &mut unendorsed,
-            Code::DUPLICATE_TXID => &mut duplicate,
-            _ => &mut malformed,
-        } += 1;
-    }
-    for (event, count) in [
-        (&events::TransactionsValid, valid),
-        (&events::TransactionsConflicted, conflicted),
-        (&events::TransactionsPhantom, phantom),
-        (&events::TransactionsUnendorsed, unendorsed),
-        (&events::TransactionsDuplicate, duplicate),
-        (&events::TransactionsMalformed, malformed),
-    ] {
-        if count > 0 {
-            event.add(count);
-        }
-    }
-}
-
 /// A block whose transactions are being verified.
 struct VerifyingBlock {
     block: Block,
@@ -254,12 +91,12 @@ impl CommitPipeline {
         let (number, may_change_policies) = (block.number().get(), holds_config(&block));
         let chunks = verify_chunks(&block, &self.context);
         let verifying = VerifyingBlock { block, received: rt::now(), chunks };
-        let sent = self.context.stop.run_until_cancelled(self.verifying.send(verifying)).await;
+        let sent = self.context.stop().run_until_cancelled(self.verifying.send(verifying)).await;
         sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)?;
         if may_change_policies {
             let mut validated = self.context.validated.subscribe();
             let validated = validated.wait_for(|height| *height > number);
-            let waited = self.context.stop.run_until_cancelled(validated).await;
+            let waited = self.context.stop().run_until_cancelled(validated).await;
             waited.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)?;
         }
         Ok(())
@@ -267,7 +104,7 @@ impl CommitPipeline {
 
     /// Ends the stages and waits for them. Validated blocks are finished; the others are received again later.
     pub async fn stop(self) {
-        self.context.stop.cancel();
+        self.context.stop().cancel();
         drop(self.verifying);
         for stage in self.stages {
             // A task that was aborted has nothing left to do.
@@ -364,8 +201,8 @@ async fn validate_blocks(
     mut to_validate: Receiver<VerifyingBlock>,
     judged: Sender<ValidatedBlock>,
 ) -> Result<(), Error> {
-    let (mut pending, mut metadata) = (PendingBatches::new(), MetadataNamespaces::default());
-    while let Some(Some(verifying)) = context.stop.run_until_cancelled(to_validate.recv()).await {
+    let (mut pending, mut known) = (PendingBatches::new(), KnownRows::default());
+    while let Some(Some(verifying)) = context.stop().run_until_cancelled(to_validate.recv()).await {
         let VerifyingBlock { block, received, chunks } = verifying;
         let number = block.number().get();
         assert_eq!(number, tip.height, "blocks were received in order");
@@ -373,7 +210,7 @@ async fn validate_blocks(
         events::VerifyTime.record_since(received);
 
         let started = rt::now();
-        let verdict = validate_next(&context, &block, &examined, &tip, &mut pending, &mut metadata).await?;
+        let verdict = validate_next(&context, &block, &examined, &tip, &mut pending, &mut known).await?;
         let Some(verdict) = verdict else { return Ok(()) };
         events::ConflictCheckTime.record_since(started);
 
@@ -396,7 +233,7 @@ async fn validate_blocks(
             other => other?,
         }
         tip = ChainTip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
-        metadata.learn(&batch);
+        known.learn(&batch);
         let batch = Arc::new(batch);
         pending.push_back((number, batch.clone()));
         if policies.is_none() && batch.namespaces().any(|name| **name == *LIFECYCLE) {
@@ -410,7 +247,7 @@ async fn validate_blocks(
             context.validating.replace(policies.clone());
         }
         context.validated.send(tip.height);
-        let block = CommittedBlock::of_verified(block, examined, &codes);
+        let block = CommittedBlock::of_verified(stored, examined, &codes);
         let judged_block = ValidatedBlock { block, codes, batch, policies, received, appended: rt::now() };
         if judged.send(judged_block).await.is_err() {
             return Err(Error::Stopped);
@@ -438,7 +275,7 @@ async fn validate_next(
     examined: &[VerifiedTransaction],
     tip: &ChainTip,
     pending: &mut PendingBatches,
-    metadata: &mut MetadataNamespaces,
+    known: &mut KnownRows,
 ) -> Result<Option<BlockVerdict>, Error> {
     let (mut backoff, policies) = (retry_backoff(), context.validating.get());
     loop {
@@ -449,10 +286,10 @@ async fn validate_next(
             view: &view,
             previous_commit_hash: tip.commit_hash.as_ref(),
         };
-        match validate_block(block, examined, &rules, metadata).await {
+        match validate_block(block, examined, &rules, known).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %context.policies.channel(), block = tip.height, %error, "judging a block again");
-                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
+                if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(None);
                 }
             }
@@ -481,7 +318,7 @@ async fn next_definitions(
         match definitions.reload_all(changed.iter().copied(), &view).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %context.policies.channel(), block = number, %error, "reading definitions again");
-                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
+                if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(None);
                 }
             }
@@ -564,7 +401,7 @@ pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions
 /// than [`STOP_TIME_MAX`].
 async fn sync(context: &CommitContext) -> Result<u64, storage::Error> {
     let mut syncing = pin!(context.store.sync());
-    if let Some(synced) = context.stop.run_until_cancelled(syncing.as_mut()).await {
+    if let Some(synced) = context.stop().run_until_cancelled(syncing.as_mut()).await {
         return synced;
     }
     rt::timeout(STOP_TIME_MAX, syncing).await.unwrap_or_else(|_| {
@@ -629,7 +466,7 @@ async fn persist(context: &CommitContext) -> Result<(), Error> {
                 tracing::warn!(channel = %context.policies.channel(), %error, "the state cannot be persisted yet");
                 stalled
                     .get_or_insert_with(|| context.stalls.start(format!("the state cannot be persisted yet: {error}")));
-                if context.stop.run_until_cancelled(backoff.wait()).await.is_none() {
+                if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(());
                 }
             }
@@ -643,7 +480,7 @@ async fn persist_state(context: Arc<CommitContext>) -> Result<(), Error> {
     let mut committed = context.committed();
     loop {
         let due = context.state.savepoint() + context.settings.persist_interval_blocks;
-        match context.stop.run_until_cancelled(committed.wait_for(|height| *height >= due)).await {
+        match context.stop().run_until_cancelled(committed.wait_for(|height| *height >= due)).await {
             Some(Ok(_)) => persist(&context).await?,
             _ => return Ok(()),
         };

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use base::{Bytes, TxId};
 use block_transport::RecentBlocks;
 use ledger::Block;
-use ledger::lifecycle::LIFECYCLE;
+use ledger::block::derived;
+use ledger::namespace::RULES;
 use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
 use proto::common::HeaderType;
@@ -27,6 +28,7 @@ pub struct CommittedBlock {
     block: Block,
     transactions: Vec<CommittedTransaction>,
     bytes: OnceLock<Bytes>,
+    changes_policies: bool,
 }
 
 /// A transaction of a committed block.
@@ -50,7 +52,8 @@ impl CommittedTransaction {
 }
 
 impl CommittedBlock {
-    pub(crate) fn of_verified(block: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
+    /// A block as this peer stores it, whose transactions were verified here.
+    pub(crate) fn of_verified(stored: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
         let transactions = examined
             .into_iter()
             .zip(codes)
@@ -61,16 +64,25 @@ impl CommittedBlock {
                 outcome: examined.outcome,
             })
             .collect();
-        CommittedBlock { block, transactions, bytes: OnceLock::new() }
+        CommittedBlock::new(stored, transactions)
     }
 
-    /// Decodes a block as this peer stored it, without its derived updates.
+    /// Keeps of the derived updates only whether they change a definition.
+    fn new(stored: Block, transactions: Vec<CommittedTransaction>) -> CommittedBlock {
+        let is_config = |one: &CommittedTransaction| one.kind == HeaderType::Config as i32 && one.code.is_valid();
+        let derived = derived::decode(stored.metadata().derived_updates()).unwrap_or_default();
+        let changes_policies =
+            transactions.iter().any(is_config) || derived.iter().any(|update| update.namespace == RULES);
+        let block = stored.without_derived_updates();
+        CommittedBlock { block, transactions, changes_policies, bytes: OnceLock::new() }
+    }
+
+    /// Decodes a block as this peer stored it.
     ///
     /// # Errors
     /// If the filter does not have one code for each transaction.
     pub fn of_stored(block: Block) -> Result<CommittedBlock, Error> {
         block.check_filter()?;
-        let block = block.without_derived_updates();
         let filter = block.metadata().filter().clone();
         let transactions = block
             .envelopes()
@@ -91,7 +103,7 @@ impl CommittedBlock {
                 }
             })
             .collect();
-        Ok(CommittedBlock { block, transactions, bytes: OnceLock::new() })
+        Ok(CommittedBlock::new(block, transactions))
     }
 
     /// The block's number.
@@ -109,14 +121,10 @@ impl CommittedBlock {
         &self.transactions
     }
 
-    /// Whether the block has changed the channel's configuration, or has called the contract that changes definitions.
-    pub fn may_change_policies(&self) -> bool {
-        let calls_lifecycle = |one: &CommittedTransaction| {
-            let chaincode = one.outcome.as_ref().and_then(ActionOutcome::chaincode);
-            chaincode.is_some_and(|chaincode| chaincode.name == LIFECYCLE)
-        };
-        let mut valid = self.transactions.iter().filter(|one| one.code.is_valid());
-        valid.any(|one| one.kind == HeaderType::Config as i32 || calls_lifecycle(one))
+    /// Whether the block has changed the channel's configuration, or the definition of a contract. A block that another node shows
+    /// does not tell the latter.
+    pub fn changes_policies(&self) -> bool {
+        self.changes_policies
     }
 
     /// The encoded block: assembled at the first call and shared from then on.

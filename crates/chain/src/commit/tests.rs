@@ -395,9 +395,8 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
     };
     let genesis = Block::parse(&golden("b0.block")).expect("Fabric wrote it");
     let config = Arc::new(ledger::ChannelConfig::from_block(&genesis).expect("Fabric wrote it"));
-    let definitions = [("basic", "1.0")].map(|(name, version)| {
-        (name.to_owned(), crate::definitions::by_channel_policy(version))
-    });
+    let definitions =
+        [("basic", "1.0")].map(|(name, version)| (name.to_owned(), crate::definitions::by_channel_policy(version)));
     let rules = ChannelPolicies::new(config, definitions.into()).expect("the policies are in order");
     let block8 = Block::parse(&golden("b8.block")).expect("Fabric wrote it");
     let block9 = Block::parse(&golden("b9.block")).expect("Fabric wrote it");

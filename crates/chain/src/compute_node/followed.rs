@@ -71,6 +71,14 @@ impl FollowedChannel {
         &self.follower
     }
 
+    /// A committed block as the peer stores it.
+    async fn read_stored(&self, number: u64) -> Result<Option<Bytes>, Error> {
+        if number >= ChannelView::height(self) {
+            return Ok(None);
+        }
+        Ok(self.blocks.read(BlockNumber(number)).await?)
+    }
+
     /// Whether the channel can answer now.
     pub fn is_live(&self) -> bool {
         self.follower.is_live()
@@ -122,15 +130,11 @@ impl ChannelView for FollowedChannel {
     }
 
     async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
-        if number >= ChannelView::height(self) {
-            return Ok(None);
-        }
-        let stored = self.blocks.read(BlockNumber(number)).await?;
-        Ok(stored.map(Block::shown).transpose()?)
+        Ok(self.read_stored(number).await?.map(Block::shown).transpose()?)
     }
 
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
-        self.recent.get_or_read(number, self.read_block(number)).await
+        self.recent.get_or_read(number, self.read_stored(number)).await
     }
 
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {

@@ -16,9 +16,9 @@ use proto::protos::{
 };
 use state::Snapshot;
 
-use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
 use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
+use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
 use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
 use super::simulate::{CrossChannelReads, Simulation, SimulationContext};

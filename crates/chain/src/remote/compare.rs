@@ -92,8 +92,8 @@ impl CommitHashComparison {
         events::CommitHashesDiverged.add(1);
         let text = format!(
             "the peer of {whose} has commit hash {theirs} at block {block} of channel {channel}, this organisation's peer {ours}: they \
-             judged a transaction up to there differently. Compare their contracts' policies, and verify both ledgers (`heddle ledger \
-             verify`)"
+             judged a transaction up to there differently. Compare the policies of contracts that the ledger does not define, \
+             and verify both ledgers (`heddle ledger verify`)"
         );
         parted.insert(channel.to_owned(), text);
     }
@@ -109,10 +109,10 @@ mod tests {
     use super::*;
     use crate::Peer;
     use crate::definitions::ContractDefinitions;
-    use ledger::lifecycle::ContractDefinition;
     use crate::remote::{RemotePeerConfig, ServiceScope, serve_peer};
     use crate::support::{CHANNEL, Consortium, ConsortiumConfig, directory, orderer, peer, peer_options, submit};
     use crate::validate::Code;
+    use ledger::lifecycle::ContractDefinition;
 
     /// Regression: the operator of one peer had configured another policy for a contract. The peers reached different
     /// verdicts on one transaction, which went unnoticed until someone compared the ledgers.

@@ -350,9 +350,9 @@ pub struct CommitNotification {
     /// Why the channel has stopped; the notice then announces no block.
     #[prost(string, optional, tag = "4")]
     pub failure: Option<String>,
-    /// Whether the block has changed the channel's configuration, or may have changed the definition of a contract.
+    /// Whether the block has changed the channel's configuration, or the definition of a contract.
     #[prost(bool, tag = "5")]
-    pub may_change_policies: bool,
+    pub changes_policies: bool,
 }
 
 /// A transaction of a committed block.

@@ -207,9 +207,9 @@ impl RemotePeerCore {
                     // Another node is the primary, or is about to be.
                     return shared.connection.drop_link();
                 }
-                let may_change_policies = notice.may_change_policies;
+                let changes_policies = notice.changes_policies;
                 channel.handle_notification(notice);
-                if may_change_policies && channel.count_config_notice() {
+                if changes_policies && channel.count_config_notice() {
                     drop(rt::spawn(async move { shared.refresh(&channel).await }));
                 }
             }

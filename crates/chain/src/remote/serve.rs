@@ -149,9 +149,7 @@ impl<P: PeerView + Endorse> PeerServer<P> {
                 prost::encoding::encode_varint(block.len() as u64, &mut head);
                 Ok(vec![Bytes::from(head), block].into())
             }
-            Ask::Config(channel) => {
-                Ok(body(&ConfigResponse::of(&self.channel(&channel)?.policies())))
-            }
+            Ask::Config(channel) => Ok(body(&ConfigResponse::of(&self.channel(&channel)?.policies()))),
             Ask::Status(of) => {
                 let channel = self.channel(&of.channel)?;
                 let status = channel.tx_status(&TxId::new(of.tx_id)).await.map_err(|error| rejection(&error))?;
@@ -218,7 +216,7 @@ async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
             number: next,
             transactions: transactions.collect(),
             failure: None,
-            may_change_policies: block.may_change_policies(),
+            changes_policies: block.changes_policies(),
         };
         if notifier.notify(notice.encode_to_vec()).await.is_err() {
             return;

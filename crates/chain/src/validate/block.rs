@@ -12,7 +12,8 @@ use storage::blocks::Blocks;
 use super::code::Code;
 use super::conflicts::check_conflicts;
 use super::expiry;
-use super::key_policies::{BlockKeyPolicies, MetadataNamespaces};
+use super::key_policies::BlockKeyPolicies;
+use super::known_rows::KnownRows;
 use super::updates::BlockUpdates;
 use super::verify::VerifiedTransaction;
 use super::view::BlockStateView;
@@ -51,7 +52,7 @@ pub async fn validate_block(
     block: &Block,
     transactions: &[VerifiedTransaction],
     rules: &BlockRules<'_>,
-    metadata: &mut MetadataNamespaces,
+    known: &mut KnownRows,
 ) -> Result<BlockVerdict, crate::Error> {
     let BlockRules { policies, committed, view, previous_commit_hash } = *rules;
     let number = block.number().get();
@@ -68,7 +69,7 @@ pub async fn validate_block(
             Code::DUPLICATE_TXID
         } else {
             let envelope = || block.envelope(index);
-            key_policies.check(transaction.endorsement, transaction, envelope, policies, view, metadata).await?
+            key_policies.check(transaction.endorsement, transaction, envelope, policies, view, known).await?
         };
         if code.is_valid() {
             key_policies.note_changes(&transaction.set);
@@ -83,13 +84,13 @@ pub async fn validate_block(
         .filter(|(_, (_, code))| code.is_valid())
         .map(|(position, (transaction, _))| (position as u32, &transaction.set))
         .collect();
-    let conflicts = check_conflicts(number, &candidates, view, metadata).await?;
+    let conflicts = check_conflicts(number, &candidates, view, known).await?;
     for ((position, _), code) in candidates.iter().zip(&conflicts.codes) {
         codes[*position as usize] = *code;
     }
     let BlockUpdates { mut batch, is_derived, .. } = conflicts.updates;
     let commit_hash = commit_hash(&codes, &batch, previous_commit_hash);
-    let has_expired = expiry::expire(&mut batch, own_version(block), policies, view).await?;
+    let has_expired = expiry::expire(&mut batch, own_version(block), policies, view, known).await?;
     let has_definitions = note_definitions(&mut batch, block);
     let is_derived = is_derived || has_expired || has_definitions;
     Ok(BlockVerdict { codes, batch, is_derived, commit_hash })

@@ -23,7 +23,7 @@ use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadVersion, ReadWriteSet
 use state::UpdateBatch;
 
 use super::code::Code;
-use super::key_policies::MetadataNamespaces;
+use super::known_rows::KnownRows;
 use super::updates::BlockUpdates;
 use super::view::{BlockStateView, after};
 
@@ -45,7 +45,7 @@ pub async fn check_conflicts(
     block: u64,
     candidates: &[(u32, &ReadWriteSet)],
     view: &BlockStateView,
-    metadata: &mut MetadataNamespaces,
+    known: &mut KnownRows,
 ) -> Result<ConflictOutcome, state::Error> {
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
     let namespaces =
@@ -72,8 +72,7 @@ pub async fn check_conflicts(
     let versions = if keys.is_empty() { Vec::new() } else { view.versions(&keys).await? };
     let mut current = keys.iter().zip(seen).zip(versions);
 
-    let mut outcome =
-        ConflictOutcome { codes: Vec::with_capacity(candidates.len()), updates: BlockUpdates::default() };
+    let mut outcome = ConflictOutcome { codes: Vec::with_capacity(candidates.len()), updates: BlockUpdates::default() };
     let mut of_collections = hashed.iter();
     for (position, set) in candidates {
         let mut code = Code::VALID;
@@ -107,7 +106,7 @@ pub async fn check_conflicts(
         }
         outcome.codes.push(code);
         if code == Code::VALID {
-            outcome.updates.apply(set, Version::new(block, *position), view, metadata).await?;
+            outcome.updates.apply(set, Version::new(block, *position), view, known).await?;
         }
     }
     Ok(outcome)

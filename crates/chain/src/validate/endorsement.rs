@@ -39,8 +39,10 @@ pub fn check_endorsements(
     mut is_satisfied: impl FnMut(&Policy) -> bool,
 ) -> Result<(), Code> {
     let of_invoked = set.namespaces.iter().find(|namespace| set.name(namespace) == invoked);
-    let written = set.namespaces.iter().filter(|namespace| namespace.writes_anything() && set.name(namespace) != invoked);
-    let checked = [(invoked, of_invoked)].into_iter().chain(written.map(|namespace| (set.name(namespace), Some(namespace))));
+    let written =
+        set.namespaces.iter().filter(|namespace| namespace.writes_anything() && set.name(namespace) != invoked);
+    let checked =
+        [(invoked, of_invoked)].into_iter().chain(written.map(|namespace| (set.name(namespace), Some(namespace))));
     for (name, namespace) in checked {
         let rules = policies.contract_rules(name).ok_or(Code::INVALID_CHAINCODE)?;
         let namespace = NamespaceWrites { name, set, namespace, rules, policies };

@@ -12,6 +12,7 @@ use base::{Bytes, Version};
 use ledger::namespace::{self, EXPIRY, MARKER, NamespaceContent};
 use state::UpdateBatch;
 
+use super::known_rows::KnownRows;
 use super::view::BlockStateView;
 use crate::access::ChannelPolicies;
 
@@ -25,9 +26,10 @@ pub async fn expire(
     version: Version,
     policies: &ChannelPolicies,
     view: &BlockStateView,
+    known: &mut KnownRows,
 ) -> Result<bool, state::Error> {
-    // A definition keeps the collections that it ever had, so that no scheduled row is forgotten.
-    if !policies.has_expiring_collections() {
+    // A definition may have lost a collection whose hashes are yet to expire.
+    if !policies.has_expiring_collections() && !known.may_have_schedule(view).await? {
         return Ok(false);
     }
     let number = version.block;

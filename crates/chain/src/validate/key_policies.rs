@@ -1,7 +1,7 @@
 //! The endorsement policies of single keys (Fabric's state-based endorsement), which stand in the metadata of the keys.
 //!
-//! 1. [`MetadataNamespaces`] remembers, for each namespace and collection, whether any key of it has metadata. Most have none, and
-//!    then the check that [`super::verify`] made ahead of time stands.
+//! 1. [`KnownRows`] remembers, for each contract and collection, whether any key of it has metadata. Most have none, and then
+//!    the check that [`super::verify`] made ahead of time stands.
 //! 2. Otherwise, in the order of the block, the endorsements of a transaction are checked again ([`super::endorsement`]), with the
 //!    policies that the keys it writes had before the block ([`BlockKeyPolicies::check`]).
 //! 3. Keys whose metadata a transaction writes are noted if its endorsements satisfied all policies
@@ -12,55 +12,20 @@
 use base::{Bytes, Map, Set};
 use identity::Policy;
 use identity::policy::SignaturePolicy;
-use ledger::namespace::{self, NamespaceContent};
+use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use prost::Message as _;
 use proto::kvrwset::KvMetadataWrite;
-use state::UpdateBatch;
 
 use super::code::Code;
 use super::endorsement::{KeyPolicies, check_endorsements};
+use super::known_rows::KnownRows;
 use super::verify::{VerifiedTransaction, genuine_endorsers};
 use super::view::BlockStateView;
 use crate::access::ChannelPolicies;
 
 /// The entry of a key's metadata that holds its policy.
 const VALIDATION_PARAMETER: &str = "VALIDATION_PARAMETER";
-
-/// Whether the keys of a collection of a contract have metadata; the empty collection stands for public keys. Metadata that was
-/// deleted may still count.
-#[derive(Debug, Default)]
-pub struct MetadataNamespaces(Map<String, Map<String, bool>>);
-
-impl MetadataNamespaces {
-    /// Whether a key may have metadata in the state that `view` shows.
-    ///
-    /// # Errors
-    /// The state's.
-    pub async fn may_have_rows(
-        &mut self,
-        contract: &str,
-        collection: &str,
-        view: &BlockStateView,
-    ) -> Result<bool, state::Error> {
-        if let Some(known) = self.0.get(contract).and_then(|collections| collections.get(collection)) {
-            return Ok(*known);
-        }
-        let mut rows = view.scan(&namespace::metadata_of(contract, collection), "", "", &UpdateBatch::default());
-        let has_rows = rows.next().await?.is_some();
-        self.0.entry(contract.to_owned()).or_default().insert(collection.to_owned(), has_rows);
-        Ok(has_rows)
-    }
-
-    /// Takes note of what a block writes.
-    pub fn learn(&mut self, batch: &UpdateBatch) {
-        for written in batch.namespaces() {
-            if let NamespaceContent::Metadata(contract, collection) = namespace::content(written) {
-                self.0.entry(contract.to_owned()).or_default().insert(collection.to_owned(), true);
-            }
-        }
-    }
-}
 
 type KeyOfCollection = (String, String, String);
 
@@ -88,19 +53,20 @@ impl BlockKeyPolicies {
         envelope: impl FnOnce() -> Bytes,
         policies: &ChannelPolicies,
         view: &BlockStateView,
-        metadata: &mut MetadataNamespaces,
+        known: &mut KnownRows,
     ) -> Result<Code, state::Error> {
         let set = &transaction.set;
         let mut has_key_policies = false;
         for namespace in set.namespaces.iter().filter(|namespace| namespace.writes_anything()) {
             let contract = set.name(namespace);
             for collection in set.written_collections(namespace) {
-                has_key_policies |= metadata.may_have_rows(contract, collection, view).await?;
+                has_key_policies |= known.may_have_metadata(contract, collection, view).await?;
                 has_key_policies |= !self.changed_collections.is_empty()
                     && self.changed_collections.contains(&(contract.to_owned(), collection.to_owned()));
             }
         }
-        let depends_on_policies = matches!(code, Code::VALID | Code::ENDORSEMENT_POLICY_FAILURE | Code::INVALID_CHAINCODE);
+        let depends_on_policies =
+            matches!(code, Code::VALID | Code::ENDORSEMENT_POLICY_FAILURE | Code::INVALID_CHAINCODE);
         let invoked = transaction.outcome.as_ref().and_then(|outcome| outcome.chaincode());
         let Some(invoked) = invoked.filter(|_| has_key_policies && depends_on_policies) else { return Ok(code) };
         self.look_up(set, view).await?;
@@ -155,7 +121,7 @@ impl KeyPolicies for BlockKeyPolicies {
 
 /// The policy in a key's metadata, if there is one.
 fn key_policy(metadata: Bytes) -> Option<Policy> {
-    // What stands in the state was encoded by this process.
+    // What stands in the state was encoded by peers of this organisation.
     let entries = KvMetadataWrite::decode(metadata).map(|metadata| metadata.entries).unwrap_or_default();
     let parameter = entries.into_iter().rfind(|entry| entry.name == VALIDATION_PARAMETER)?.value;
     if parameter.is_empty() {

@@ -1,8 +1,10 @@
 //! Decides which transactions of a block are valid.
 //!
-//! 1. [`verify`] checks everything that depends only on the transaction and on the channel's configuration: the format, the
-//!    creator's signature, and the endorsements. Transactions of any blocks can be checked concurrently, in any order.
-//! 2. [`block::validate_block`] finds transaction ids that occurred before, in the order of blocks.
+//! 1. [`verify`] checks everything that depends only on the transaction and on the channel's policies: the format, the creator's
+//!    signature, and the endorsements. Transactions of any blocks can be checked concurrently, in any order. If a block changes the
+//!    policies, later blocks that were checked before are checked again.
+//! 2. [`block::validate_block`] finds transaction ids that occurred before, in the order of blocks, and checks the endorsements of
+//!    transactions that write keys with policies of their own again ([`key_policies`]).
 //! 3. [`conflicts`] compares the versions that a transaction read with the state and with the writes of earlier
 //!    transactions, in the order of the block. The result includes the batch that the state applies.
 //!
@@ -18,8 +20,8 @@
 //! | 6 | the channel | 14 |
 //! | 7 | no committed block has the transaction id | 9 |
 //! | 8 | header extension, result, read-write set, chaincode, event | 19, 21, 22, 255, 25 |
-//! | 9 | no namespace twice, no write to a system namespace; keys the state can hold; known namespaces | 23, 24, 25 |
-//! | 10 | the endorsement policy of the chaincode and of each namespace it writes to | 10 |
+//! | 9 | no namespace twice; keys the state can hold | 23, 24 |
+//! | 10 | defined namespaces; the policies of the chaincode and of everything written ([`endorsement`]) | 25, 10 |
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |
 //!
@@ -28,9 +30,11 @@
 //!
 //! Other compute nodes of the same peer may verify signatures for the primary: [`offload`].
 //!
-//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node verifies each
-//! signature of a block once; only if a follower lied about a chunk does the primary repeat that whole chunk. A compute
-//! node never relies on the verdict of another organisation.
+//! What the valid transactions change is worked out by [`updates`], and what a block removes by itself by [`expiry`].
+//!
+//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never relies on the
+//! verdict of another organisation. It verifies each signature of a block once, with three exceptions: a follower lied about a
+//! chunk, the policies changed after the check, or a transaction writes to a collection in which keys have policies of their own.
 
 pub mod block;
 pub mod code;
@@ -38,6 +42,7 @@ pub mod conflicts;
 pub mod endorsement;
 mod expiry;
 pub mod key_policies;
+pub mod known_rows;
 pub mod offload;
 pub mod updates;
 pub mod verify;

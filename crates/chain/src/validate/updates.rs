@@ -22,7 +22,7 @@ use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use state::UpdateBatch;
 
-use super::key_policies::MetadataNamespaces;
+use super::known_rows::KnownRows;
 use super::view::BlockStateView;
 
 const VALUE: u8 = 1;
@@ -70,9 +70,9 @@ impl BlockUpdates {
         set: &ReadWriteSet,
         version: Version,
         view: &BlockStateView,
-        metadata: &mut MetadataNamespaces,
+        known: &mut KnownRows,
     ) -> Result<(), state::Error> {
-        if set.has_plain_writes_only() && !self.deletes_metadata(set, view, metadata).await? {
+        if set.has_plain_writes_only() && !self.deletes_metadata(set, view, known).await? {
             for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
                 let name = self.names.shared(set.name(namespace));
                 for write in set.writes(namespace) {
@@ -92,12 +92,12 @@ impl BlockUpdates {
         &self,
         set: &ReadWriteSet,
         view: &BlockStateView,
-        metadata: &mut MetadataNamespaces,
+        known: &mut KnownRows,
     ) -> Result<bool, state::Error> {
         for namespace in &set.namespaces {
             if set.writes(namespace).any(|write| set.write_value(&write).is_none()) {
                 let contract = set.name(namespace);
-                if metadata.may_have_rows(contract, "", view).await?
+                if known.may_have_metadata(contract, "", view).await?
                     || self.batch.namespaces().any(|name| **name == *namespace::metadata_of(contract, ""))
                 {
                     return Ok(true);

@@ -52,9 +52,7 @@ impl BlockStateView {
     /// The state's.
     pub async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, state::Error> {
         match self.pending.iter().rev().find_map(|batch| batch.get(namespace, key)) {
-            Some(Update { value, version }) => {
-                Ok(value.clone().map(|value| Versioned { value, version: *version }))
-            }
+            Some(Update { value, version }) => Ok(value.clone().map(|value| Versioned { value, version: *version })),
             None => self.snapshot.get(namespace, key).await,
         }
     }

@@ -3,11 +3,12 @@
 //! Most blocks change exactly what their valid transactions write. Some changes follow from the state before the block as well:
 //! a transaction that writes only the metadata of a key gives its value a new version, and the hashes of a collection expire
 //! after a number of blocks. The peer that validates the block works these changes out once, and stores them with the block, in a
-//! metadata slot of its own. So whoever reads the stored block later (a storage node, a replay, a check of the ledger) knows its
+//! metadata slot of its own. So every later reader of the stored block (a storage node, a replay, a check of the ledger) knows its
 //! changes without the state before it.
 //!
 //! ```text
-//! slot = one protobuf field 1 for each key, in the order of namespace and key
+//! slot = one protobuf field 1 for each key: those that are written or deleted in the order of namespace and key, then those that
+//!        are kept
 //!     1 namespace      of the state, see `crate::namespace`
 //!     2 key
 //!     3 transaction    the position of the transaction that made the change; absent for 0. After the last transaction: the

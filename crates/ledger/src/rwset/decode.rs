@@ -4,7 +4,8 @@
 //!
 //! 1. [`ReadWriteSet::decode`] counts the set's entries.
 //! 2. It walks over the whole set and checks its format. It keeps the position of each namespace. It also keeps the reads
-//!    and writes if they take at most [`KEPT_PER_BYTE`] times the set's bytes; the sets that contracts produce stay below
+//!    and writes if they take at most [`KEPT_PER_BYTE`](super::count::KEPT_PER_BYTE) times the set's bytes; the sets that
+//!    contracts produce stay below
 //!    this bound. Otherwise it keeps none of them: an entry of two bytes would become 32 in memory before any endorser's
 //!    signature is checked.
 //! 3. Entries that were not kept are read again, one by one, when a caller asks for them: the reads and writes of a set
@@ -20,83 +21,16 @@ use std::borrow::Cow;
 use base::Bytes;
 use identity::hex;
 
+use super::ENTRIES_MAX;
+use super::count::EntryCounts;
 use super::entries::{
-    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, RangeReads, RangeResults, RangeSummary, ReadVersion,
-    ScannedRange,
+    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, NamespaceReadWriteSet, RangeReads, RangeResults,
+    RangeSummary, ScannedRange,
 };
-use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, MerkleSummary};
-use super::{ENTRIES_MAX, NAMESPACES_MAX};
-use crate::wire::{FieldValue, Fields, Span, WireError, bytes_field_len, put_bytes, put_bytes_header, set_once};
-
-/// SHA-256 of no bytes: the hash of an empty value, whose write deletes the key.
-const EMPTY_VALUE_HASH: [u8; 32] = [
-    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41, 0xe4,
-    0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
-];
-
-/// Why bytes are not a read-write set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum DecodeError {
-    /// The bytes are not such a message.
-    #[error("read-write set: {0}")]
-    Wire(#[from] WireError),
-    /// Only key-value sets exist.
-    #[error("read-write set: data model {0} does not exist")]
-    DataModel(u64),
-    /// A summary that no scan produces.
-    #[error("read-write set: a range summary of degree {0} is not accepted")]
-    Degree(u64),
-    /// The set holds more than any transaction may.
-    #[error("read-write set: more than {max} {what}")]
-    TooMany {
-        /// The counted things, in the plural.
-        what: &'static str,
-        /// The largest number of them.
-        max: usize,
-    },
-    /// A range holds both results and a summary.
-    #[error("read-write set: a range holds both results and a summary")]
-    RangeReads,
-}
-
-/// The entries of a transaction in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and
-/// [`ReadWriteSet::writes`] return them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NamespaceReadWriteSet {
-    name: Span,
-    /// Its `KVRWSet`, whose format was checked.
-    entries: Span,
-    /// The number of reads and writes of the set that precede those of this namespace.
-    reads_before: u32,
-    writes_before: u32,
-    /// Keys that were read, scanned ranges aside.
-    pub reads: u32,
-    /// Ranges that were scanned.
-    pub ranges: u32,
-    /// Keys that are to be written.
-    pub writes: u32,
-    /// Keys whose metadata is to be written.
-    pub metadata_writes: u32,
-    /// The whole message of the namespace, which holds its collections.
-    message: Span,
-    /// Collections that were read or are to be written. Each has an entry for every set of its hashes.
-    pub collections: u32,
-    /// Hashed keys of collections that are to be written, metadata included.
-    pub hashed_writes: u32,
-}
-
-const _: () =
-    assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 64 << 10, "a set takes little whatever is in it");
-
-impl NamespaceReadWriteSet {
-    /// Whether it changes anything.
-    pub fn writes_anything(&self) -> bool {
-        self.writes > 0 || self.metadata_writes > 0 || self.hashed_writes > 0
-    }
-}
-
-/// The memory that a decoded set may take, for each of its bytes.
-pub const KEPT_PER_BYTE: usize = 2;
+use super::error::DecodeError;
+use super::fields::{collection, hashed_write, metadata_entry, metadata_write, range, read, write};
+use super::merkle::{HASH_BYTES, MerkleSummary};
+use crate::wire::{Fields, Span, WireError, bytes_field_len, put_bytes, put_bytes_header, set_once};
 
 /// Reads and writes of all namespaces, in the order of their bytes.
 #[derive(Clone, Debug, Default)]
@@ -340,7 +274,7 @@ impl ReadWriteSet {
         !self.may_depend_on_state && self.namespaces.iter().all(|namespace| namespace.hashed_writes == 0)
     }
 
-    /// Whether a state can hold every key: not longer than [`super::KEY_BYTES_MAX`], in a namespace and
+    /// Whether a state can hold every key: no collection without a name, and no key longer than [`super::KEY_BYTES_MAX`], in a namespace and
     /// a collection whose names are together not longer than [`super::NAMESPACE_BYTES_MAX`]. If a namespace contains only reads, no other check sees
     /// its name before the state does.
     pub fn has_valid_keys(&self) -> bool {
@@ -359,131 +293,12 @@ impl ReadWriteSet {
     }
 }
 
-/// A write of a transaction that was found valid.
-#[derive(Clone, Copy, Debug)]
-pub struct VisitedWrite<'a> {
-    /// The namespace.
-    pub namespace: &'a str,
-    /// The collection; empty for a public key.
-    pub collection: &'a str,
-    /// The key; in a collection its hash.
-    pub key: &'a [u8],
-    /// The position of the value in the source, in a collection of the value's hash; `None` for a delete.
-    pub value: Option<Span>,
-}
-
-/// Calls `visit` with each write of a transaction that was found valid, in the order of its bytes. `set` is the position of its
-/// `TxReadWriteSet`. Only writes are read, and of them not those of metadata.
-///
-/// # Errors
-/// The bytes are not such a message, as far as they were read.
-pub fn visit_writes<'a>(
-    source: &'a [u8],
-    set: Span,
-    mut visit: impl FnMut(VisitedWrite<'a>),
-) -> Result<(), DecodeError> {
-    let mut namespaces = Fields::new(source, set);
-    while let Some(namespace) = namespaces.next()? {
-        if namespace.number != 2 {
-            continue;
-        }
-        let (mut name, mut writes, mut has_collections) = ("", Span::default(), false);
-        let message = namespace.span()?;
-        let mut fields = Fields::new(source, message);
-        while let Some(field) = fields.next()? {
-            match field.number {
-                1 => name = field.span()?.text(source)?,
-                2 => writes = field.span()?,
-                3 => has_collections = true,
-                _ => {}
-            }
-        }
-        let mut entries = Fields::new(source, writes);
-        while let Some(entry) = entries.next()? {
-            if entry.number == 3 {
-                let write = write(source, entry.span()?)?;
-                let (key, value) = (write.key.text(source)?.as_bytes(), (!write.is_delete).then_some(write.value));
-                visit(VisitedWrite { namespace: name, collection: "", key, value });
-            }
-        }
-        if !has_collections {
-            continue;
-        }
-        let mut fields = Fields::new(source, message);
-        while let Some(field) = fields.next()? {
-            if field.number != 3 {
-                continue;
-            }
-            let CollectionReadWriteSet { name: collection, entries } = collection(source, field.span()?)?;
-            let collection = collection.text(source)?;
-            let mut entries = Fields::new(source, entries);
-            while let Some(entry) = entries.next()? {
-                if entry.number == 2 {
-                    let write = hashed_write(source, entry.span()?)?;
-                    let (key, value) = (write.key.of(source), (!write.is_delete).then_some(write.value));
-                    visit(VisitedWrite { namespace: name, collection, key, value });
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The entries of one namespace among those of its set.
 #[inline]
 fn part<T>(entries: &[T], before: u32, count: u32) -> &[T] {
     let start = before as usize;
     let end = start.saturating_add(count as usize);
     entries.get(start..end).expect("each entry that was counted was kept")
-}
-
-/// The number of entries in a set, before its format is checked.
-#[derive(Clone, Copy, Debug, Default)]
-struct EntryCounts {
-    namespaces: usize,
-    reads: usize,
-    writes: usize,
-}
-
-impl EntryCounts {
-    fn of(source: &[u8], set: Span) -> Result<EntryCounts, DecodeError> {
-        let mut counts = EntryCounts::default();
-        let mut fields = Fields::new(source, set);
-        while let Some(field) = fields.next()? {
-            let (2, FieldValue::Bytes(namespace)) = (field.number, field.value) else { continue };
-            if counts.namespaces == NAMESPACES_MAX {
-                return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
-            }
-            counts.namespaces = counts.namespaces.saturating_add(1);
-            // The check of the format reports the same errors, with their reasons.
-            let mut inner = Fields::new(source, namespace);
-            while let Ok(Some(field)) = inner.next() {
-                if let (2, FieldValue::Bytes(entries)) = (field.number, field.value) {
-                    counts.add(source, entries);
-                }
-            }
-        }
-        Ok(counts)
-    }
-
-    fn add(&mut self, source: &[u8], entries: Span) {
-        let mut fields = Fields::new(source, entries);
-        while let Ok(Some(field)) = fields.next() {
-            match field.number {
-                1 => self.reads = self.reads.saturating_add(1),
-                3 => self.writes = self.writes.saturating_add(1),
-                _ => {}
-            }
-        }
-    }
-
-    /// Whether the kept entries of a set of this many bytes are in proportion to the bytes.
-    fn fit(&self, set_bytes: usize) -> bool {
-        let namespaces = self.namespaces.saturating_mul(size_of::<NamespaceReadWriteSet>());
-        let reads = self.reads.saturating_mul(size_of::<KeyRead>());
-        let writes = self.writes.saturating_mul(size_of::<KeyWrite>());
-        namespaces.saturating_add(reads).saturating_add(writes) <= set_bytes.saturating_mul(KEPT_PER_BYTE)
-    }
 }
 
 /// The positions of the fields with this number in a message whose format was checked.
@@ -549,6 +364,8 @@ impl SetChecker<'_> {
                 3 => {
                     let collection = collection(self.source, field.span()?)?;
                     collection.name.text(self.source)?;
+                    // Fabric would take its hashes for public keys.
+                    self.has_unsound_keys |= collection.name.is_empty();
                     collection_bytes_max = collection.name.len().max(collection_bytes_max);
                     collections = collections.saturating_add(1);
                     hashed_writes = hashed_writes.saturating_add(self.collection(&collection)?);
@@ -674,150 +491,4 @@ impl SetChecker<'_> {
         }
         Ok(())
     }
-}
-
-fn read(source: &[u8], span: Span) -> Result<KeyRead, DecodeError> {
-    let (mut key, mut version_at) = (None, None);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut key, field.span()?)?,
-            2 => set_once(&mut version_at, field.span()?)?,
-            _ => {}
-        }
-    }
-    let version = version_at.map(|span| version(source, span)).transpose()?;
-    Ok(KeyRead { key: key.unwrap_or_default(), version })
-}
-
-fn version(source: &[u8], span: Span) -> Result<ReadVersion, DecodeError> {
-    let (mut block, mut transaction) = (None, None);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut block, field.varint()?)?,
-            2 => set_once(&mut transaction, field.varint()?)?,
-            _ => {}
-        }
-    }
-    Ok(ReadVersion { block: block.unwrap_or(0), transaction: transaction.unwrap_or(0) })
-}
-
-fn write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
-    let (mut key, mut is_delete, mut value) = (None, None, None);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut key, field.span()?)?,
-            2 => set_once(&mut is_delete, field.varint()? != 0)?,
-            3 => set_once(&mut value, field.span()?)?,
-            _ => {}
-        }
-    }
-    let value = value.unwrap_or_default();
-    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
-}
-
-/// As [`write`], with the hashes of key and value. As in Fabric, a write of an empty value deletes; a purge says so itself.
-fn hashed_write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
-    let (mut key, mut is_delete, mut value, mut is_purge) = (None, None, None, None);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut key, field.span()?)?,
-            2 => set_once(&mut is_delete, field.varint()? != 0)?,
-            3 => set_once(&mut value, field.span()?)?,
-            4 => set_once(&mut is_purge, field.varint()? != 0)?,
-            _ => {}
-        }
-    }
-    let value = value.unwrap_or_default();
-    let has_no_value = value.is_empty() || value.of(source) == EMPTY_VALUE_HASH;
-    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || has_no_value })
-}
-
-fn metadata_write(source: &[u8], place: Span) -> Result<MetadataWrite, DecodeError> {
-    let mut key = None;
-    let mut fields = Fields::new(source, place);
-    while let Some(field) = fields.next()? {
-        if field.number == 1 {
-            set_once(&mut key, field.span()?)?;
-        }
-    }
-    Ok(MetadataWrite { key: key.unwrap_or_default(), place })
-}
-
-/// Name and value of an entry of metadata.
-fn metadata_entry(source: &[u8], place: Span) -> Result<(Span, Span), DecodeError> {
-    let (mut name, mut value) = (None, None);
-    let mut fields = Fields::new(source, place);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut name, field.span()?)?,
-            2 => set_once(&mut value, field.span()?)?,
-            _ => {}
-        }
-    }
-    Ok((name.unwrap_or_default(), value.unwrap_or_default()))
-}
-
-fn collection(source: &[u8], place: Span) -> Result<CollectionReadWriteSet, DecodeError> {
-    let (mut name, mut entries) = (None, None);
-    let mut fields = Fields::new(source, place);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut name, field.span()?)?,
-            2 => set_once(&mut entries, field.span()?)?,
-            _ => {}
-        }
-    }
-    Ok(CollectionReadWriteSet { name: name.unwrap_or_default(), entries: entries.unwrap_or_default() })
-}
-
-fn range(source: &[u8], span: Span) -> Result<ScannedRange, DecodeError> {
-    let (mut start, mut end, mut exhausted, mut results, mut summary_at) = (None, None, None, None, None);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut start, field.span()?)?,
-            2 => set_once(&mut end, field.span()?)?,
-            3 => set_once(&mut exhausted, field.varint()? != 0)?,
-            4 => set_once(&mut results, field.span()?)?,
-            5 => set_once(&mut summary_at, field.span()?)?,
-            _ => {}
-        }
-    }
-    let reads = match (results, summary_at) {
-        (Some(_), Some(_)) => return Err(DecodeError::RangeReads),
-        (None, Some(span)) => RangeReads::Summary(summary(source, span)?),
-        (results, None) => RangeReads::Results(RangeResults(results.unwrap_or_default())),
-    };
-    Ok(ScannedRange {
-        start: start.unwrap_or_default(),
-        end: end.unwrap_or_default(),
-        exhausted: exhausted.unwrap_or(false),
-        reads,
-    })
-}
-
-fn summary(source: &[u8], place: Span) -> Result<RangeSummary, DecodeError> {
-    let (mut degree, mut level, mut count) = (None, None, 0_u32);
-    let mut fields = Fields::new(source, place);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut degree, field.varint()?)?,
-            2 => set_once(&mut level, field.varint()?)?,
-            3 => {
-                field.span()?;
-                count = count.saturating_add(1);
-            }
-            _ => {}
-        }
-    }
-    let degree = degree.unwrap_or(0);
-    let accepted = u32::try_from(degree).ok().filter(|degree| DEGREES_ACCEPTED.contains(degree));
-    let degree = accepted.ok_or(DecodeError::Degree(degree))?;
-    // No scan has a level beyond 32 bits; as the largest number it equals none either.
-    let level = u32::try_from(level.unwrap_or(0)).unwrap_or(u32::MAX);
-    Ok(RangeSummary { place, degree, level, count })
 }

@@ -4,6 +4,7 @@
 
 use base::Version;
 
+use super::NAMESPACES_MAX;
 use crate::wire::Span;
 
 /// The version of a key that a transaction saw. The numbers are as wide as on the wire, wider than those of any ledger.
@@ -87,4 +88,40 @@ pub struct RangeSummary {
     pub(super) level: u32,
     /// How many hashes it has.
     pub(super) count: u32,
+}
+
+/// The entries of a transaction in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and
+/// [`ReadWriteSet::writes`] return them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NamespaceReadWriteSet {
+    pub(super) name: Span,
+    /// Its `KVRWSet`, whose format was checked.
+    pub(super) entries: Span,
+    /// The number of reads and writes of the set that precede those of this namespace.
+    pub(super) reads_before: u32,
+    pub(super) writes_before: u32,
+    /// Keys that were read, scanned ranges aside.
+    pub reads: u32,
+    /// Ranges that were scanned.
+    pub ranges: u32,
+    /// Keys that are to be written.
+    pub writes: u32,
+    /// Keys whose metadata is to be written.
+    pub metadata_writes: u32,
+    /// The whole message of the namespace, which holds its collections.
+    pub(super) message: Span,
+    /// Collections that were read or are to be written. Each has an entry for every set of its hashes.
+    pub collections: u32,
+    /// Hashed keys of collections that are to be written, metadata included.
+    pub hashed_writes: u32,
+}
+
+const _: () =
+    assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 64 << 10, "a set takes little whatever is in it");
+
+impl NamespaceReadWriteSet {
+    /// Whether it changes anything.
+    pub fn writes_anything(&self) -> bool {
+        self.writes > 0 || self.metadata_writes > 0 || self.hashed_writes > 0
+    }
 }

@@ -35,7 +35,8 @@ impl RecordedCollection {
         let hash = |bytes: &[u8]| Bytes::copy_from_slice(&sha256(bytes));
         let hashed_reads = self.reads.iter().map(|(key, version)| KvReadHash {
             key_hash: hash(key.as_bytes()),
-            version: version.map(|Version { block, tx }| proto::kvrwset::Version { block_num: block, tx_num: tx.into() }),
+            version: version
+                .map(|Version { block, tx }| proto::kvrwset::Version { block_num: block, tx_num: tx.into() }),
         });
         let hashed_writes = self.writes.iter().map(|(key, value)| KvWriteHash {
             key_hash: hash(key.as_bytes()),

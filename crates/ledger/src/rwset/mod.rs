@@ -20,19 +20,26 @@
 //!
 //! Left to others: peers find conflicts in `chain::validate`.
 
+mod count;
 mod decode;
 mod encode;
 mod entries;
+mod error;
+mod fields;
 mod hashed;
 mod limits;
 pub mod merkle;
 mod record;
 #[cfg(test)]
 mod tests;
+mod visit;
 
-pub use decode::{DecodeError, NamespaceReadWriteSet, ReadWriteSet, VisitedWrite, visit_writes};
+pub use decode::ReadWriteSet;
 pub use entries::{
-    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, RangeReads, RangeResults, RangeSummary, ReadVersion, ScannedRange,
+    CollectionReadWriteSet, KeyRead, KeyWrite, MetadataWrite, NamespaceReadWriteSet, RangeReads, RangeResults,
+    RangeSummary, ReadVersion, ScannedRange,
 };
+pub use error::DecodeError;
 pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
 pub use record::{RangeRecorder, ReadWriteSetRecorder};
+pub use visit::{VisitedWrite, visit_writes};

@@ -120,8 +120,7 @@ impl ReadWriteSetRecorder {
                 recorded.collections.iter().map(|(name, collection)| collection.encode(name)).collect();
             let collections_length: usize =
                 collections.iter().map(|collection| bytes_field_len(3, collection.len())).sum();
-            let namespace_length =
-                text_field_len(1, name.len()) + text_field_len(2, length) + collections_length;
+            let namespace_length = text_field_len(1, name.len()) + text_field_len(2, length) + collections_length;
             put_bytes_header(&mut encoded, 2, namespace_length);
             put_text(&mut encoded, 1, name);
             if length > 0 {

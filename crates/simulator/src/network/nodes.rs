@@ -243,7 +243,7 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
         definitions: Default::default(),
         orderers: orderers.collect::<Vec<String>>().into(),
         settings: peer::PeerConfig {
-            commit: commit::pipeline::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
+            commit: commit::context::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
             verifier: Some(network.scenario.verifier(organization)),
             ..peer::PeerConfig::default()
         },

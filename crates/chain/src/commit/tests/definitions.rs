@@ -1,11 +1,11 @@
 //! Tests of definitions on the ledger: who may change them, from which block on they count, and what collides with a change.
 
+use prost::Message as _;
 use proto::lifecycle::chaincode_source::Unavailable;
 use proto::lifecycle::{
     ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CheckCommitReadinessArgs, CheckCommitReadinessResult,
     CommitChaincodeDefinitionArgs, QueryChaincodeDefinitionArgs, QueryChaincodeDefinitionResult, chaincode_source,
 };
-use prost::Message as _;
 
 use super::*;
 use crate::support::{SignedTestProposal, encode, submit_proposal};
@@ -47,7 +47,13 @@ fn approval(sequence: i64, policy: &Bytes) -> ApproveChaincodeDefinitionForMyOrg
 
 fn commit(sequence: i64, policy: &Bytes) -> CommitChaincodeDefinitionArgs {
     let ApproveChaincodeDefinitionForMyOrgArgs { name, version, .. } = approval(sequence, policy);
-    CommitChaincodeDefinitionArgs { sequence, name, version, validation_parameter: policy.clone(), ..Default::default() }
+    CommitChaincodeDefinitionArgs {
+        sequence,
+        name,
+        version,
+        validation_parameter: policy.clone(),
+        ..Default::default()
+    }
 }
 
 impl Net {
@@ -104,8 +110,7 @@ fn a_definition_counts_from_the_block_after_its_own_on() {
             validation_parameter: policy.clone(),
             ..Default::default()
         };
-        let (status, payload, message) =
-            net.answer(0, net.client.lifecycle("CheckCommitReadiness", &ready)).await;
+        let (status, payload, message) = net.answer(0, net.client.lifecycle("CheckCommitReadiness", &ready)).await;
         assert_eq!(status, 200, "{message}");
         let readiness = CheckCommitReadinessResult::decode(payload).expect("a result");
         assert_eq!(readiness.approvals, [("Org1MSP".to_owned(), true), ("Org2MSP".to_owned(), false)].into());
@@ -134,11 +139,14 @@ fn a_definition_counts_from_the_block_after_its_own_on() {
         let channel = net.peers[0].channel(CHANNEL).expect("joined");
         let status = channel.wait_committed(&stale.tx_id).await.expect("the channel runs");
         assert_eq!(status.code, Code::MVCC_READ_CONFLICT);
-        assert_eq!(net.code(&net.client, &[1], net.write("three")).await, Code::VALID, "one endorsement is enough again");
+        assert_eq!(
+            net.code(&net.client, &[1], net.write("three")).await,
+            Code::VALID,
+            "one endorsement is enough again"
+        );
 
         let asked = QueryChaincodeDefinitionArgs { name: "basic".to_owned() };
-        let (_, payload, message) =
-            net.answer(0, net.client.lifecycle("QueryChaincodeDefinition", &asked)).await;
+        let (_, payload, message) = net.answer(0, net.client.lifecycle("QueryChaincodeDefinition", &asked)).await;
         let defined = QueryChaincodeDefinitionResult::decode(payload).expect("a result");
         assert_eq!((defined.sequence, defined.version.as_str()), (2, "2.0"), "{message}");
         assert_eq!(defined.approvals, [("Org1MSP".to_owned(), true), ("Org2MSP".to_owned(), true)].into());
@@ -180,9 +188,17 @@ fn who_may_not_change_definitions_gets_an_error_that_says_so() {
             ("no sequence", approve(&net.admins[0], &approval(0, &policy)), "first definable sequence number is 1"),
             ("a name", approve(&net.admins[0], &named("a/b")), "invalid chaincode name"),
             ("a system contract", approve(&net.admins[0], &named("qscc")), "is the name of a system chaincode"),
-            ("no arguments", net.admins[0].proposal("_lifecycle", "CommitChaincodeDefinition", &[]), "exactly two arguments"),
+            (
+                "no arguments",
+                net.admins[0].proposal("_lifecycle", "CommitChaincodeDefinition", &[]),
+                "exactly two arguments",
+            ),
             ("an unknown function", net.client.lifecycle("Nonsense", &right), "does not offer"),
-            ("a commit ahead", net.admins[0].lifecycle("CommitChaincodeDefinition", &commit(2, &policy)), "must be sequence 1"),
+            (
+                "a commit ahead",
+                net.admins[0].lifecycle("CommitChaincodeDefinition", &commit(2, &policy)),
+                "must be sequence 1",
+            ),
         ];
         for (what, proposal, expected) in cases {
             let (status, _, message) = net.answer(0, proposal).await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use identity::policy::SignaturePolicy;
-use ledger::lifecycle::ContractDefinition;
+use ledger::lifecycle::{ContractDefinition, is_contract_name};
 use proto::common::SignaturePolicy as Rule;
 use proto::common::signature_policy::Type;
 use proto::protos::StaticCollectionConfig;
@@ -18,7 +18,8 @@ impl LifecycleCall<'_> {
     /// Checks name, version and collections of a definition, the collections also against those that are committed.
     pub(super) async fn check_definition(&mut self, name: &str, definition: &ContractDefinition) -> CallResult<()> {
         let committed = self.state.committed(name).await?;
-        let invalid = |reason: String| LifecycleError::refused(format!("error validating chaincode definition: {reason}"));
+        let invalid =
+            |reason: String| LifecycleError::refused(format!("error validating chaincode definition: {reason}"));
         if !is_contract_name(name) {
             return Err(invalid(format!(
                 "invalid chaincode name '{name}'. A name consists of letters and digits, with '_' or '-' between them"
@@ -94,11 +95,6 @@ fn consists_of_ors(rule: &Rule) -> bool {
     }
 }
 
-/// Letters and digits, with single dashes and underscores between them.
-fn is_contract_name(name: &str) -> bool {
-    name.split(['-', '_']).all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric()))
-}
-
 fn is_version(version: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte);
     !version.is_empty() && version.bytes().all(allowed)
@@ -115,15 +111,22 @@ mod tests {
 
     #[test]
     fn names_and_versions_are_fabrics() {
-        for (name, is_name) in
-            [("basic", true), ("my-contract_2", true), ("", false), ("a--b", false), ("-a", false), ("a_", false), ("a.b", false)]
-        {
+        for (name, is_name) in [
+            ("basic", true),
+            ("my-contract_2", true),
+            ("", false),
+            ("a--b", false),
+            ("-a", false),
+            ("a_", false),
+            ("a.b", false),
+        ] {
             assert_eq!(is_contract_name(name), is_name, "{name:?}");
         }
         for (version, is_valid) in [("1.0", true), ("v1_2+3-4", true), ("", false), ("1 0", false), ("ü", false)] {
             assert_eq!(is_version(version), is_valid, "{version:?}");
         }
-        for (name, is_name) in [("coll", true), ("-c_d", true), ("_implicit_org_A", false), ("", false), ("a.b", false)] {
+        for (name, is_name) in [("coll", true), ("-c_d", true), ("_implicit_org_A", false), ("", false), ("a.b", false)]
+        {
             assert_eq!(is_collection_name(name), is_name, "{name:?}");
         }
     }

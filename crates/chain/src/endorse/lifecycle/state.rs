@@ -111,7 +111,11 @@ impl LifecycleState {
     }
 
     /// Writes a definition: the fields that change, and the metadata if they do.
-    pub async fn write_definition(&mut self, contract: &str, definition: &ContractDefinition) -> Result<(), StateError> {
+    pub async fn write_definition(
+        &mut self,
+        contract: &str,
+        definition: &ContractDefinition,
+    ) -> Result<(), StateError> {
         let (metadata, values) = definition.rows();
         let current_metadata = self.public(&metadata_key(contract)).await?;
         for (field, value) in DefinitionField::ALL.into_iter().zip(values) {

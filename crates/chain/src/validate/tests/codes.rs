@@ -19,8 +19,8 @@ use proto::protos::{
 use replica::offload::OffloadConfig;
 
 use crate::access::ChannelPolicies;
-use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::commit::recent::CommittedBlock;
+use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
 use crate::validate::offload::{VerificationChunk, verify_offloaded};
@@ -527,7 +527,8 @@ fn equal_rules_have_one_digest_and_others_another() {
     let other = by_channel_policy("1.1");
     let policy = identity::policy::channel_reference("/Channel/Application/Writers");
     let easier = ContractDefinition::first("1.0", &policy);
-    let others = [with("basic", later), with("basic", other), with("basic", easier), with("other", by_channel_policy("1.0"))];
+    let others =
+        [with("basic", later), with("basic", other), with("basic", easier), with("other", by_channel_policy("1.0"))];
     for definitions in others {
         assert_ne!(one, digest(definitions.clone()), "{definitions:?}");
     }

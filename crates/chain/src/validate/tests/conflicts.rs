@@ -13,7 +13,7 @@ use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
 use crate::validate::Code;
 use crate::validate::conflicts::check_conflicts;
-use crate::validate::key_policies::MetadataNamespaces;
+use crate::validate::known_rows::KnownRows;
 use crate::validate::view::BlockStateView;
 use ledger::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
@@ -62,8 +62,8 @@ fn scan(keys: &Keys, start: &str, end: &str) -> Vec<(String, Version)> {
 fn resolve_now(block: u64, sets: &[ReadWriteSet], view: &BlockStateView) -> (Vec<Code>, UpdateBatch) {
     let candidates: Vec<(u32, &ReadWriteSet)> =
         sets.iter().enumerate().map(|(position, set)| (position as u32, set)).collect();
-    let mut metadata = MetadataNamespaces::default();
-    let checked = check_conflicts(block, &candidates, view, &mut metadata);
+    let mut known = KnownRows::default();
+    let checked = check_conflicts(block, &candidates, view, &mut known);
     let checked = base::rt::production::run(checked).expect("the state answers");
     (checked.codes, checked.updates.batch)
 }

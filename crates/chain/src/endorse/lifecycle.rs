@@ -2,7 +2,7 @@
 //!
 //! 1. An organisation approves: its approval goes to its implicit collection, of which the ledger shows hashes only. The endorsement
 //!    of its own peers suffices.
-//! 2. Whoever wants to commit asks who has approved ([`LifecycleCall::check_commit_readiness`]): a peer compares the hashes that each
+//! 2. Before a commit, a client asks who has approved ([`LifecycleCall::check_commit_readiness`]): a peer compares the hashes that each
 //!    organisation's approval would have with those on the ledger.
 //! 3. The commit writes the definition ([`ledger::lifecycle`]). A peer endorses it only if its own organisation has approved the same
 //!    definition; the policy for such writes, usually a majority, makes sure that enough organisations have.
@@ -83,8 +83,12 @@ impl LifecycleCall<'_> {
     /// [`LifecycleError`].
     pub async fn run(&mut self, function: &str, args: &Bytes) -> CallResult<Bytes> {
         let result = match function {
-            "ApproveChaincodeDefinitionForMyOrg" => self.approve(decode(args)?).await.map(|result| result.encode_to_vec()),
-            "CheckCommitReadiness" => self.check_commit_readiness(decode(args)?).await.map(|result| result.encode_to_vec()),
+            "ApproveChaincodeDefinitionForMyOrg" => {
+                self.approve(decode(args)?).await.map(|result| result.encode_to_vec())
+            }
+            "CheckCommitReadiness" => {
+                self.check_commit_readiness(decode(args)?).await.map(|result| result.encode_to_vec())
+            }
             "CommitChaincodeDefinition" => self.commit(decode(args)?).await.map(|result| result.encode_to_vec()),
             "QueryChaincodeDefinition" => self.query(decode(args)?).await.map(|result| result.encode_to_vec()),
             "QueryChaincodeDefinitions" => self.query_all().await.map(|result| result.encode_to_vec()),
@@ -103,7 +107,9 @@ impl LifecycleCall<'_> {
     pub fn may_call(&self, function: &str, may_use: impl FnOnce() -> bool) -> bool {
         let is_local = matches!(
             function,
-            "ApproveChaincodeDefinitionForMyOrg" | "QueryApprovedChaincodeDefinition" | "QueryApprovedChaincodeDefinitions"
+            "ApproveChaincodeDefinitionForMyOrg"
+                | "QueryApprovedChaincodeDefinition"
+                | "QueryApprovedChaincodeDefinitions"
         );
         match is_local {
             true => self.creator.msp_id() == self.own && self.creator.has_role(MemberRole::Admin),
@@ -187,7 +193,10 @@ impl LifecycleCall<'_> {
     }
 
     /// Step 2.
-    async fn check_commit_readiness(&mut self, args: CheckCommitReadinessArgs) -> CallResult<CheckCommitReadinessResult> {
+    async fn check_commit_readiness(
+        &mut self,
+        args: CheckCommitReadinessArgs,
+    ) -> CallResult<CheckCommitReadinessResult> {
         let endorsement = ChaincodeEndorsementInfo {
             version: args.version,
             init_required: args.init_required,
