@@ -9,11 +9,13 @@
 //! 4. Ask one peer after another for the outcome. After a while submit the envelope again, since the orderer may have
 //!    lost it in a crash.
 //!
-//! Now and then a client proposes a change of the channel's configuration instead ([`reconfiguration`]).
+//! Now and then a client proposes a change of the channel's configuration instead ([`reconfiguration`]), or organisations change the
+//! definition of a contract ([`definition`]).
 //!
 //! A client reports its observations to the recorder. In [`ClientClaims`] it records its own knowledge of its
 //! transactions, which the ledger must confirm at the end.
 
+pub mod definition;
 pub mod envelope;
 pub mod reconfiguration;
 pub mod rogue;
@@ -38,6 +40,7 @@ use crate::network::nodes::{order_address, peer_address};
 use crate::network::service::{CallError, RequestKind, Response, ResponseStatus, ServiceClient, TransactionCommit};
 use crate::reads;
 use crate::scenario::ORDERER;
+use definition::Definition;
 use envelope::{EnvelopeDefect, Proposal, endorse, read_write_set};
 use reconfiguration::Reconfigurers;
 use workload::{ContractCall, Workload};
@@ -52,6 +55,10 @@ const OPERATION_MAX: Duration = Duration::from_secs(4);
 const STATUS_QUERIES_BEFORE_RESUBMIT: usize = 2;
 /// One in this many operations changes the channel's configuration.
 const RECONFIGURES_ONE_IN: u64 = 40;
+/// One in this many operations changes the definition of a contract.
+const DEFINES_ONE_IN: u64 = 25;
+/// Transactions that are submitted right behind a definition.
+const RACES: usize = 4;
 /// The longest pause after an answer that calls for a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(60);
 
@@ -70,6 +77,8 @@ enum Conduct {
     Rogue,
     /// Signs with the identity of a non-member.
     NonMember,
+    /// Changes the definition of this contract, and submits transactions of the contract right behind that, which no contract made.
+    Races(&'static str),
 }
 
 /// The clients' knowledge of their transactions.
@@ -158,6 +167,12 @@ impl SimulatedClient {
                 *self.claims.outcomes.entry(outcome).or_default() += 1;
                 continue;
             }
+            if self.rng.one_in(DEFINES_ONE_IN) {
+                let contract = Definition::draw_contract(&mut self.rng);
+                let outcome = rt::timeout(OPERATION_MAX, self.define(contract, true)).await.unwrap_or("given up");
+                *self.claims.outcomes.entry(outcome).or_default() += 1;
+                continue;
+            }
             let call = self.workload.draw(&mut self.rng);
             let conduct = self.draw_conduct();
             let outcome = rt::timeout(OPERATION_MAX, self.operate(&call, conduct)).await.unwrap_or("given up");
@@ -191,6 +206,67 @@ impl SimulatedClient {
             wait_until(Duration::from_secs(1), are_changed).await;
         }
         self.claims
+    }
+
+    /// Changes the definition of a contract until every peer has a new one.
+    pub async fn commit_definition(mut self) -> ClientClaims {
+        let contract = Definition::draw_contract(&mut self.rng);
+        let before = self.network.newest_definition(contract);
+        let network = Arc::clone(&self.network);
+        let are_changed = || {
+            let primaries = network.primaries();
+            primaries.iter().all(|name| network.definition(name, contract).is_some_and(|sequence| sequence > before))
+        };
+        while !are_changed() {
+            self.define(contract, false).await;
+            wait_until(Duration::from_secs(1), are_changed).await;
+        }
+        self.claims
+    }
+
+    /// Has organisations approve the next definition of a contract, and one of them commit it. Sometimes `is_careless`: too few
+    /// organisations approve, or endorse the commit.
+    async fn define(&mut self, contract: &'static str, is_careless: bool) -> &'static str {
+        let newest = self.network.newest_definition(contract);
+        let endorsements_max = self.network.scenario.endorsements_min;
+        let definition = Definition::draw(&mut self.rng, contract, newest, endorsements_max);
+        self.network.recorder.log(format_args!("{} defines: {}", self.name, definition.text()));
+        let majority = ORGANIZATIONS / 2 + 1;
+        let mut places: Vec<usize> = (0..ORGANIZATIONS).collect();
+        while places.len() > majority {
+            places.remove(self.rng.index(places.len()));
+        }
+        let approving = if is_careless && self.rng.one_in(6) { majority - 1 } else { majority };
+        for place in places.iter().take(approving) {
+            let admin = self.network.members.admins[*place].clone();
+            // Somebody else may have had it approved.
+            let _ = self.call_lifecycle(&admin, &[*place], definition.approval(), Conduct::Honest).await;
+        }
+        let endorsing = if is_careless && self.rng.one_in(6) { majority - 1 } else { majority };
+        let admin = self.network.members.admins[places[0]].clone();
+        match self.call_lifecycle(&admin, &places[..endorsing], definition.commit(), Conduct::Races(contract)).await {
+            "valid" => "defined",
+            "invalid" => "definition invalid",
+            _ => "definition refused",
+        }
+    }
+
+    /// Calls the contract of definitions, endorsed at the peers of these organisations.
+    async fn call_lifecycle(
+        &mut self,
+        signer: &Signer,
+        places: &[usize],
+        args: Vec<Bytes>,
+        conduct: Conduct,
+    ) -> &'static str {
+        loop {
+            let proposal = Proposal::new(signer, CHANNEL, definition::CONTRACT, args.clone());
+            match self.endorse_at(&proposal, places.to_vec(), None).await {
+                Ok(endorsed) => return self.submit(signer, &proposal, endorsed, conduct).await,
+                Err("refused") => return "refused",
+                Err(_) => self.pause().await,
+            }
+        }
     }
 
     /// Proposes a change of the newest configuration, and sometimes another one at once, which relies on the same
@@ -309,6 +385,16 @@ impl SimulatedClient {
         while places.len() > needed + extra {
             places.remove(self.rng.index(places.len()));
         }
+        self.endorse_at(proposal, places, history_of).await
+    }
+
+    /// Step 2 at the peers of these organisations.
+    async fn endorse_at(
+        &mut self,
+        proposal: &Proposal,
+        places: Vec<usize>,
+        history_of: Option<&str>,
+    ) -> Result<EndorsedProposal, &'static str> {
         let names = self.compute_nodes();
         let tellers = names.iter().enumerate().map(|(place, name)| self.network.commit_source(place, name));
         let told: Vec<u64> = tellers.map(|teller| self.network.recorder.acknowledged_height(&teller)).collect();
@@ -368,7 +454,10 @@ impl SimulatedClient {
     fn forge_endorsements(&mut self, proposal: &Proposal) -> EndorsedProposal {
         let set = rogue::forged_read_write_set(&mut self.rng, self.last.as_ref(), self.blocks);
         let result = proposal.forged_result(set);
-        let peers = self.network.members.peers.iter().take(self.network.scenario.endorsements_min);
+        // Keys may have policies of their own, of fewer organisations or of others.
+        let count = if self.rng.one_in(2) { self.network.scenario.endorsements_min } else { 1 };
+        let first = self.rng.index(ORGANIZATIONS);
+        let peers = self.network.members.peers.iter().cycle().skip(first).take(count);
         let endorsements = peers.map(|peer| endorse(peer, &result)).collect();
         EndorsedProposal { result, endorsements }
     }
@@ -412,6 +501,9 @@ impl SimulatedClient {
             self.network.recorder.report_violation(format_args!("{ORDERER} takes {tx_id} ({conduct:?})"));
         }
         self.claims.acknowledged.insert(tx_id.clone());
+        if let Conduct::Races(contract) = conduct {
+            self.race(contract).await;
+        }
         let TransactionCommit { code, block } = self.await_commit(&tx_id, &envelope).await;
         let took = (rt::now() - started).as_millis();
         self.log(proposal, format_args!("code {code} in block {block} after {took} ms"));
@@ -421,6 +513,20 @@ impl SimulatedClient {
             let _ = self.send_to_orderer(&envelope).await;
         }
         if code == 0 { "valid" } else { "invalid" }
+    }
+
+    /// Submits transactions that one organisation has endorsed. Whether that is enough may change with the block before theirs.
+    async fn race(&mut self, contract: &str) {
+        for _ in 0..RACES {
+            let signer = self.signer.clone();
+            let proposal = Proposal::new(&signer, CHANNEL, contract, vec![Bytes::from_static(b"race")]);
+            let result = proposal.forged_result(rogue::racing_read_write_set(&mut self.rng, contract));
+            let endorsement = endorse(self.rng.pick(&self.network.members.peers), &result);
+            let envelope = proposal.envelope(&signer, &result, &[endorsement], EnvelopeDefect::Not);
+            self.claims.submitted.insert(proposal.tx_id);
+            // The answer does not matter.
+            let _ = self.send_to_orderer(&envelope).await;
+        }
     }
 
     /// Submits an envelope to an orderer; if it does not accept it, the next call asks another one, if there are several.

@@ -39,8 +39,9 @@ pub const MEMORY_NODE_READMITTED: &str = "memory node of orderers back";
 /// Too many memory nodes of orderers had lost their contents at once, and the group was formatted again.
 pub const GROUP_REFORMATTED: &str = "group reformatted";
 
-/// How clients' attempts to change the configuration end.
-pub const CHANGES: [&str; 2] = ["changes refused", "reconfigured"];
+/// How clients' attempts to change the configuration or a definition end.
+pub const CHANGES: [&str; 5] =
+    ["changes refused", "reconfigured", "defined", "definition invalid", "definition refused"];
 
 /// Validation codes that clients provoke.
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
@@ -154,7 +155,7 @@ pub fn missing(totals: &CampaignTotals) -> Vec<String> {
         .filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
     faults
         .map(|fault| format!("the fault {fault}"))
-        .chain(changes.map(|outcome| format!("an attempt to change the configuration with the outcome {outcome}")))
+        .chain(changes.map(|outcome| format!("an attempt to change rules with the outcome {outcome}")))
         .chain(codes.map(|code| format!("validation code {code}")))
         .chain(points.map(|name| format!("the fault point {name}")))
         .collect()

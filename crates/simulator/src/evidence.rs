@@ -47,6 +47,7 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
         channel: CHANNEL.to_owned(),
         members: genesis.msps().clone(),
         endorsements_min: network.scenario.endorsements_min,
+        organizations: crate::network::members::ORGANIZATIONS,
         contracts: contract::ContractRegistry::native().names().map(str::to_owned).collect(),
     });
     let validated: Vec<ValidatedBlock> =

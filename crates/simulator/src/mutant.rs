@@ -77,6 +77,12 @@ pub enum Mutant {
     TablesWrong,
     /// Peers go on validating by the old configuration after a configuration block.
     ConfigKept,
+    /// Peers keep the verdicts that they reached ahead of time by older definitions.
+    VerdictsKept,
+    /// Peers do not note with a stored block what it changes beyond the writes of its transactions.
+    UpdatesForgotten,
+    /// Peers ignore the policies of single keys.
+    KeyPoliciesIgnored,
     /// Orderers put envelopes into blocks that were checked under an earlier configuration.
     ChangeUnchecked,
     /// A new leader continues under the committed configuration, not under the newest one of its log.
@@ -85,7 +91,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 26] = [
+    pub const ALL: [Mutant; 29] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -110,6 +116,9 @@ impl Mutant {
         Mutant::StorageGoesBack,
         Mutant::TablesWrong,
         Mutant::ConfigKept,
+        Mutant::VerdictsKept,
+        Mutant::UpdatesForgotten,
+        Mutant::KeyPoliciesIgnored,
         Mutant::ChangeUnchecked,
         Mutant::ConfigForgotten,
     ];
@@ -143,6 +152,9 @@ impl Mutant {
             Mutant::StorageGoesBack => "storage-goes-back",
             Mutant::TablesWrong => "tables-wrong",
             Mutant::ConfigKept => "config-kept",
+            Mutant::VerdictsKept => "verdicts-kept",
+            Mutant::UpdatesForgotten => "updates-forgotten",
+            Mutant::KeyPoliciesIgnored => "key-policies-ignored",
             Mutant::ChangeUnchecked => "change-unchecked",
             Mutant::ConfigForgotten => "config-forgotten",
         }
@@ -169,6 +181,9 @@ impl Mutant {
             | Mutant::OrdererGoesBack
             | Mutant::TablesWrong
             | Mutant::ConfigKept
+            | Mutant::VerdictsKept
+            | Mutant::UpdatesForgotten
+            | Mutant::KeyPoliciesIgnored
             | Mutant::ChangeUnchecked
             | Mutant::ConfigForgotten => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
@@ -278,6 +293,9 @@ impl Mutant {
             Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
             Mutant::TablesWrong => network.sim.inject("identity.verifier.mutant.wrong", 1.0),
             Mutant::ConfigKept => network.sim.inject("chain.commit.mutant.keeps_config", 1.0),
+            Mutant::VerdictsKept => network.sim.inject("chain.commit.mutant.keeps_verdicts", 1.0),
+            Mutant::UpdatesForgotten => network.sim.inject("chain.commit.mutant.forgets_updates", 1.0),
+            Mutant::KeyPoliciesIgnored => network.sim.inject("chain.validate.mutant.ignores_key_policies", 1.0),
             Mutant::ChangeUnchecked => network.sim.inject("chain.order.mutant.unchecked", 1.0),
             Mutant::ConfigForgotten => network.sim.inject("chain.order.mutant.committed_config", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),

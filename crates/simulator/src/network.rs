@@ -216,6 +216,19 @@ impl Network {
         configs.max_by_key(|config| config.sequence())
     }
 
+    /// The sequence of a contract's definition at a node; 0 if the ledger has none, `None` if the node does not run.
+    pub fn definition(&self, node: &str, contract: &str) -> Option<i64> {
+        let policies = self.peer(node)?.channel(CHANNEL)?.policies();
+        let is_on_ledger = policies.on_ledger().contains(contract);
+        let sequence = policies.definitions().get(contract).map_or(0, |definition| definition.sequence);
+        Some(if is_on_ledger { sequence } else { 0 })
+    }
+
+    /// The newest sequence of a contract's definition at any peer.
+    pub fn newest_definition(&self, contract: &str) -> i64 {
+        self.primaries().iter().filter_map(|name| self.definition(name, contract)).max().unwrap_or(0)
+    }
+
     /// The name under which commits are reported to clients: of the peer if its nodes answer for one another, else of the node.
     pub fn commit_source(&self, organization: usize, node: &str) -> String {
         if self.has_automatic_failover(organization) { scenario::peer(organization) } else { node.to_owned() }

@@ -311,6 +311,9 @@ async fn drive(
     let client = SimulatedClient::new(Arc::clone(&network), 0, sim.rng());
     let changed = network.node(&scenario::client(0)).spawn(client.commit_config());
     claims.add(done_within(changed, "change its configuration after everything was healed").await?);
+    let client = SimulatedClient::new(Arc::clone(&network), 0, sim.rng());
+    let defined = network.node(&scenario::client(0)).spawn(client.commit_definition());
+    claims.add(done_within(defined, "change a definition after everything was healed").await?);
     // Wait until envelopes that were submitted without waiting for them are in a block, or lost.
     rt::sleep(2 * network.scenario.batch_timeout + Duration::from_millis(100)).await;
     let height = wait_until_caught_up(&network).await?;

@@ -9,7 +9,7 @@
 //!
 //! Metadata that is no policy is satisfied by nothing. A Fabric peer stops there.
 
-use base::{Bytes, Map, Set};
+use base::{Bytes, Map, Set, rt};
 use identity::Policy;
 use identity::policy::SignaturePolicy;
 use ledger::namespace;
@@ -69,6 +69,9 @@ impl BlockKeyPolicies {
             matches!(code, Code::VALID | Code::ENDORSEMENT_POLICY_FAILURE | Code::INVALID_CHAINCODE);
         let invoked = transaction.outcome.as_ref().and_then(|outcome| outcome.chaincode());
         let Some(invoked) = invoked.filter(|_| has_key_policies && depends_on_policies) else { return Ok(code) };
+        if rt::fault_point("chain.validate.mutant.ignores_key_policies") {
+            return Ok(code);
+        }
         self.look_up(set, view).await?;
         let Some(endorsers) = genuine_endorsers(&envelope(), policies) else {
             return Ok(Code::ENDORSEMENT_POLICY_FAILURE);

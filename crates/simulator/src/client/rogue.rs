@@ -6,14 +6,25 @@
 use base::Bytes;
 use base::rt::simulation::Prng;
 use contract::contracts::ycsb;
+use identity::policy::parse;
+use identity::sha256;
 use prost::Message;
 use proto::kvrwset::range_query_info::ReadsInfo;
-use proto::kvrwset::{KvRead, KvWrite, KvrwSet, QueryReads, RangeQueryInfo, Version};
-use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
+use proto::kvrwset::{
+    HashedRwSet, KvMetadataEntry, KvMetadataWrite, KvMetadataWriteHash, KvRead, KvReadHash, KvWrite, KvWriteHash,
+    KvrwSet, QueryReads, RangeQueryInfo, Version,
+};
+use proto::rwset::{CollectionHashedReadWriteSet, NsReadWriteSet, TxReadWriteSet};
+
+use crate::network::members::ORGANIZATIONS;
 
 /// Namespaces that may be written, some of which no transaction may write.
 const NAMESPACES: [&str; 6] = ["ycsb", "ycsb", "basic", "ycsb", "_lifecycle", "nobody"];
 const CHANGES_MAX: u64 = 4;
+/// Keys whose policies are set. Honest clients never write them.
+const POLICY_KEYS: u64 = 4;
+/// Collections, of which the last is not defined.
+const COLLECTIONS: [&str; 3] = ["_implicit_org_Org1MSP", "_implicit_org_Org2MSP", "nowhere"];
 
 /// Whether a read-write set leaves money alone.
 pub fn is_harmless(set: &TxReadWriteSet) -> bool {
@@ -22,6 +33,9 @@ pub fn is_harmless(set: &TxReadWriteSet) -> bool {
 
 /// Forges a read-write set from another one. `blocks` is the approximate number of blocks.
 pub fn forged_read_write_set(rng: &mut Prng, from: Option<&TxReadWriteSet>, blocks: u64) -> Bytes {
+    if rng.one_in(3) {
+        return policy_set(rng);
+    }
     let mut set = from.cloned().unwrap_or_default();
     for _ in 0..=rng.below(CHANGES_MAX) {
         change(rng, &mut set, blocks);
@@ -37,7 +51,10 @@ fn change(rng: &mut Prng, set: &mut TxReadWriteSet, blocks: u64) {
     let place = rng.index(set.ns_rwset.len());
     let namespace = &mut set.ns_rwset[place];
     let Ok(mut reads) = KvrwSet::decode(namespace.rwset.clone()) else { return };
-    match rng.below(8) {
+    match rng.below(12) {
+        8 => set_metadata(rng, &mut reads),
+        9 => reads.writes.push(KvWrite { key: policy_key(rng), value: value(rng), is_delete: false }),
+        10..=11 => change_collection(rng, namespace),
         0 => reads.reads.push(KvRead { key: key(rng), version: version(rng, blocks) }),
         1 => reads.reads.push(KvRead { key: "never".to_owned(), version: None }),
         2..=3 => reads.writes.push(KvWrite { key: key(rng), value: value(rng), is_delete: false }),
@@ -59,6 +76,77 @@ fn change(rng: &mut Prng, set: &mut TxReadWriteSet, blocks: u64) {
         }
     }
     namespace.rwset = reads.encode_to_vec().into();
+}
+
+fn policy_key(rng: &mut Prng) -> String {
+    format!("policy{}", rng.below(POLICY_KEYS))
+}
+
+/// A read-write set that writes one key of a contract, and does not read the contract's definition.
+pub fn racing_read_write_set(rng: &mut Prng, contract: &str) -> Bytes {
+    let write = KvWrite { key: format!("race{}", rng.below(3)), value: Bytes::from_static(b"x"), is_delete: false };
+    let set = KvrwSet { writes: vec![write], ..KvrwSet::default() };
+    let namespace = NsReadWriteSet {
+        namespace: contract.to_owned(),
+        rwset: set.encode_to_vec().into(),
+        ..NsReadWriteSet::default()
+    };
+    TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
+}
+
+/// Writes a key that may have a policy, and sometimes its policy.
+fn policy_set(rng: &mut Prng) -> Bytes {
+    let mut set = KvrwSet::default();
+    let key = policy_key(rng);
+    if !rng.one_in(4) {
+        set.writes.push(KvWrite { key: key.clone(), value: value(rng), is_delete: false });
+    }
+    if rng.one_in(2) {
+        set.metadata_writes.push(KvMetadataWrite { key, entries: metadata(rng) });
+    }
+    let namespace =
+        NsReadWriteSet { namespace: "ycsb".to_owned(), rwset: set.encode_to_vec().into(), ..NsReadWriteSet::default() };
+    TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
+}
+
+/// Sets the policy of a key, removes it, or writes metadata that are no policy.
+fn set_metadata(rng: &mut Prng, set: &mut KvrwSet) {
+    let entries = metadata(rng);
+    set.metadata_writes.push(KvMetadataWrite { key: policy_key(rng), entries });
+}
+
+fn metadata(rng: &mut Prng) -> Vec<KvMetadataEntry> {
+    let value = match rng.below(6) {
+        0 => return Vec::new(),
+        1 => Bytes::from_static(b"no policy"),
+        2 => Bytes::new(),
+        _ => {
+            let organization = 1 + rng.index(ORGANIZATIONS);
+            let policy = parse(&format!("OutOf(1, 'Org{organization}MSP.peer')")).expect("it is well formed");
+            policy.encode_to_vec().into()
+        }
+    };
+    vec![KvMetadataEntry { name: "VALIDATION_PARAMETER".to_owned(), value }]
+}
+
+/// Adds hashed reads and writes of a collection.
+fn change_collection(rng: &mut Prng, namespace: &mut NsReadWriteSet) {
+    let hash = |text: String| Bytes::copy_from_slice(&sha256([text.as_bytes()]));
+    let key_hash = hash(policy_key(rng));
+    let mut set = HashedRwSet::default();
+    match rng.below(6) {
+        0 => set.hashed_reads.push(KvReadHash { key_hash: key_hash.clone(), version: None }),
+        1 => set.metadata_writes.push(KvMetadataWriteHash { key_hash: key_hash.clone(), entries: metadata(rng) }),
+        _ => {}
+    }
+    let is_delete = rng.one_in(4);
+    let value_hash = if is_delete { Bytes::new() } else { hash(rng.below(3).to_string()) };
+    set.hashed_writes.push(KvWriteHash { key_hash, is_delete, value_hash, is_purge: false });
+    namespace.collection_hashed_rwset.push(CollectionHashedReadWriteSet {
+        collection_name: (*rng.pick(&COLLECTIONS)).to_owned(),
+        hashed_rwset: set.encode_to_vec().into(),
+        pvt_rwset_hash: Bytes::new(),
+    });
 }
 
 fn key(rng: &mut Prng) -> String {

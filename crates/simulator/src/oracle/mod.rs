@@ -10,6 +10,7 @@
 //! occur, since no client of the simulator makes them.
 
 mod configuration;
+mod endorsement;
 mod ranges;
 mod sequential;
 mod state_row;

@@ -7,7 +7,7 @@ use base::Bytes;
 use identity::{Hash, Identity, MemberRole, MspManager, SignatureClaim, SignatureVerifier, hex, sha256};
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
-use proto::kvrwset::KvrwSet;
+use proto::kvrwset::{HashedRwSet, KvMetadataEntry, KvMetadataWrite, KvrwSet, Version};
 use proto::protos::{
     ChaincodeAction, ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeEvent, ChaincodeHeaderExtension,
     ProposalResponsePayload, TxValidationCode as Code,
@@ -16,6 +16,7 @@ use proto::rwset::TxReadWriteSet;
 use proto::{common, protos};
 
 use super::configuration::{self, SetConfig};
+use super::endorsement::{self, LIFECYCLE, Need};
 use super::state_row::{StateKey, StateRow, StateVersion};
 
 /// Verifies with the library, whatever verifier the peers use.
@@ -50,6 +51,8 @@ pub struct ChannelPolicies {
     pub members: Arc<MspManager>,
     /// How many organisations must endorse, by a peer each.
     pub endorsements_min: usize,
+    /// How many organisations there are.
+    pub organizations: usize,
     /// The names of the contracts that exist.
     pub contracts: BTreeSet<String>,
 }
@@ -73,7 +76,83 @@ pub struct Oracle {
 /// A transaction that passed all checks before conflicts: its id and read-write set.
 pub(super) struct EndorsedTransaction {
     tx_id: String,
-    sets: Vec<(String, KvrwSet)>,
+    sets: Vec<NamespaceSet>,
+}
+
+/// What a transaction reads and writes in one namespace.
+struct NamespaceSet {
+    name: String,
+    public: KvrwSet,
+    /// By the collection's name.
+    collections: Vec<(String, HashedRwSet)>,
+}
+
+/// What a transaction does to one key: Fabric's sum of numbers, the last value, the last metadata.
+#[derive(Default)]
+struct KeyChange {
+    sum: u8,
+    value: Bytes,
+    metadata: Option<Bytes>,
+}
+
+impl NamespaceSet {
+    /// The keys that it writes, values first and then metadata, each with its collection, which is empty for public keys.
+    fn written(&self) -> Vec<(&str, String)> {
+        let mut keys: Vec<(&str, String)> = self.public.writes.iter().map(|write| ("", write.key.clone())).collect();
+        keys.extend(self.public.metadata_writes.iter().map(|write| ("", write.key.clone())));
+        for (name, set) in &self.collections {
+            keys.extend(set.hashed_writes.iter().map(|write| (name.as_str(), hex::encode(&write.key_hash))));
+            keys.extend(set.metadata_writes.iter().map(|write| (name.as_str(), hex::encode(&write.key_hash))));
+        }
+        keys
+    }
+
+    /// What it does to each key, by collection and key.
+    fn changes(&self) -> BTreeMap<(String, String), KeyChange> {
+        let mut changes: BTreeMap<(String, String), KeyChange> = BTreeMap::new();
+        let mut value = |collection: &str, key: String, deletes: bool, value: Bytes| {
+            let change = changes.entry((collection.to_owned(), key)).or_default();
+            change.sum = change.sum.wrapping_add(if deletes { 8 } else { 1 });
+            if !deletes {
+                change.value = value;
+            }
+        };
+        for write in &self.public.writes {
+            value("", write.key.clone(), write.is_delete || write.value.is_empty(), write.value.clone());
+        }
+        for (name, set) in &self.collections {
+            for write in &set.hashed_writes {
+                let deletes =
+                    write.is_delete || write.value_hash.is_empty() || write.value_hash[..] == sha256([&b""[..]]);
+                value(name, hex::encode(&write.key_hash), deletes, write.value_hash.clone());
+            }
+        }
+        let mut metadata = |collection: &str, key: String, entries: &[KvMetadataEntry]| {
+            let change = changes.entry((collection.to_owned(), key)).or_default();
+            change.sum = change.sum.wrapping_add(if entries.is_empty() { 4 } else { 2 });
+            if !entries.is_empty() {
+                let encoded = KvMetadataWrite { key: String::new(), entries: entries.to_vec() }.encode_to_vec();
+                change.metadata = Some(encoded.into());
+            }
+        };
+        for write in &self.public.metadata_writes {
+            metadata("", write.key.clone(), &write.entries);
+        }
+        for (name, set) in &self.collections {
+            for write in &set.metadata_writes {
+                metadata(name, hex::encode(&write.key_hash), &write.entries);
+            }
+        }
+        changes
+    }
+}
+
+/// The namespaces of the state that hold values and metadata.
+fn places(contract: &str, collection: &str) -> (String, String) {
+    match collection {
+        "" => (contract.to_owned(), format!("{contract}$$m")),
+        _ => (format!("{contract}$$h{collection}"), format!("{contract}$$n{collection}")),
+    }
 }
 
 impl Oracle {
@@ -141,9 +220,22 @@ impl Oracle {
         let mut transactions = Vec::new();
         let mut endorsed = Vec::new();
         let mut ids_of_block = BTreeSet::new();
+        // The keys whose metadata an endorsed transaction of the block writes.
+        let mut changed = BTreeSet::new();
         for envelope in &envelopes {
             let tx_id = claimed_id(envelope);
-            let mut verdict = self.validate(envelope);
+            let mut verdict = self.validate(envelope, &changed);
+            if let Ok(EndorsedTransaction { sets, .. }) = &verdict {
+                for set in sets {
+                    let public = set.public.metadata_writes.iter().map(|write| ("", write.key.clone()));
+                    let hashed = set.collections.iter().flat_map(|(name, hashed)| {
+                        hashed.metadata_writes.iter().map(|write| (name.as_str(), hex::encode(&write.key_hash)))
+                    });
+                    for (collection, key) in public.chain(hashed) {
+                        changed.insert((places(&set.name, collection).1, key));
+                    }
+                }
+            }
             if let Ok(EndorsedTransaction { tx_id, .. }) = &verdict
                 && !ids_of_block.insert(tx_id.clone())
             {
@@ -160,6 +252,11 @@ impl Oracle {
                 None => self.apply(endorsed, (number, place as u64), &mut written),
             }
         }
+        if written.keys().any(|(namespace, _)| namespace == LIFECYCLE) {
+            // A note that definitions may have changed, by the block itself.
+            let row = StateRow { value: Bytes::from_static(&[1]), version: (number, envelopes.len() as u64) };
+            self.state.insert(("$$rules".to_owned(), "definitions".to_owned()), row);
+        }
         self.known.extend(transactions.iter().map(|(tx_id, _)| tx_id.clone()).filter(|tx_id| !tx_id.is_empty()));
         let filter: Vec<u8> = transactions.iter().map(|(_, code)| *code as u8).collect();
         self.commit_hash = Some(commit_hash(&filter, &written, self.commit_hash.as_ref()));
@@ -170,7 +267,7 @@ impl Oracle {
     fn set_config(&mut self, number: u64, envelope: &[u8], config: SetConfig) -> Result<ValidatedBlock, String> {
         let SetConfig { sequence, endorsements_min, update, row, indexed_id } = config;
         // A configuration passes all checks up to its type.
-        if let Err(code) = self.validate(envelope)
+        if let Err(code) = self.validate(envelope, &BTreeSet::new())
             && code != Code::InvalidConfigTransaction
         {
             return Err(format!("block {number} has a configuration with code {code:?}"));
@@ -193,7 +290,7 @@ impl Oracle {
     }
 
     /// The checks of one transaction that do not depend on its neighbours, in Fabric's order.
-    fn validate(&self, envelope: &[u8]) -> Result<EndorsedTransaction, Code> {
+    fn validate(&self, envelope: &[u8], changed: &BTreeSet<StateKey>) -> Result<EndorsedTransaction, Code> {
         // 1. Form.
         let envelope = Envelope::decode(envelope).map_err(|_| Code::InvalidOtherReason)?;
         let payload = Payload::decode(envelope.payload.clone()).map_err(|_| Code::BadPayload)?;
@@ -246,7 +343,13 @@ impl Oracle {
         let set = TxReadWriteSet::decode(result.results).map_err(|_| Code::BadRwset)?;
         let mut sets = Vec::new();
         for namespace in set.ns_rwset {
-            sets.push((namespace.namespace, KvrwSet::decode(namespace.rwset).map_err(|_| Code::BadRwset)?));
+            let public = KvrwSet::decode(namespace.rwset).map_err(|_| Code::BadRwset)?;
+            let mut collections = Vec::new();
+            for collection in namespace.collection_hashed_rwset {
+                let set = HashedRwSet::decode(collection.hashed_rwset).map_err(|_| Code::BadRwset)?;
+                collections.push((collection.collection_name, set));
+            }
+            sets.push(NamespaceSet { name: namespace.namespace, public, collections });
         }
         // 8. The contract.
         let asked = extension.chaincode_id.ok_or(Code::InvalidOtherReason)?;
@@ -258,36 +361,77 @@ impl Oracle {
         if event != ChaincodeEvent::default() && event.chaincode_id != ran.name {
             return Err(Code::InvalidOtherReason);
         }
-        // 9. The namespaces that it writes.
-        let names: Vec<&str> = sets.iter().map(|(name, _)| name.as_str()).collect();
-        for (place, (name, set)) in sets.iter().enumerate() {
-            let is_system = ["", "_lifecycle", "cscc", "lscc", "qscc"].contains(&name.as_str());
-            if names[..place].contains(&name.as_str()) || (is_system && !set.writes.is_empty()) {
-                return Err(Code::IllegalWriteset);
-            }
+        // 9. No namespace twice.
+        let names: BTreeSet<&str> = sets.iter().map(|set| set.name.as_str()).collect();
+        if names.len() < sets.len() {
+            return Err(Code::IllegalWriteset);
         }
-        // 10. Endorsements of the contract and of every contract it writes to; all have the same policy here.
-        let written = sets.iter().filter(|(_, set)| !set.writes.is_empty()).map(|(name, _)| name);
-        let is_endorsed = self.is_endorsed(&proposal_response_payload, &endorsements);
-        for contract in std::iter::once(&ran.name).chain(written) {
-            if !self.policies.contracts.contains(contract) {
-                return Err(Code::InvalidChaincode);
+        // 10. Endorsements of the contract, and of everything that is written.
+        let endorsers = self.endorsers(&proposal_response_payload, &endorsements);
+        let invoked = sets.iter().find(|set| set.name == ran.name);
+        let others = sets.iter().filter(|set| set.name != ran.name && !set.written().is_empty());
+        for (name, set) in [(&ran.name, invoked)].into_iter().chain(others.map(|set| (&set.name, Some(set)))) {
+            let need = self.need(name).ok_or(Code::InvalidChaincode)?;
+            let written = set.map(NamespaceSet::written).unwrap_or_default();
+            let mut needs: Vec<Need> = Vec::new();
+            for (collection, key) in written {
+                needs.push(self.need_of_key(name, &need, collection, key, changed));
             }
-            if !is_endorsed {
+            if needs.is_empty() {
+                needs.push(need);
+            }
+            if !needs.iter().all(|need| need.is_met(&endorsers)) {
                 return Err(Code::EndorsementPolicyFailure);
             }
         }
         Ok(EndorsedTransaction { tx_id: channel.tx_id, sets })
     }
 
-    fn is_endorsed(&self, response: &[u8], endorsements: &[protos::Endorsement]) -> bool {
+    /// The organisations that a contract needs; `None` if there is no such contract.
+    fn need(&self, contract: &str) -> Option<Need> {
+        let channel = Need::any(self.policies.endorsements_min);
+        if contract == LIFECYCLE {
+            // A majority.
+            return Some(Need::any(self.policies.organizations / 2 + 1));
+        }
+        match endorsement::of_definition(contract, &self.state, &channel) {
+            Some(need) => need,
+            None => self.policies.contracts.contains(contract).then_some(channel),
+        }
+    }
+
+    /// The organisations that a write to a key needs, given those that its contract needs.
+    fn need_of_key(
+        &self,
+        contract: &str,
+        need: &Need,
+        collection: &str,
+        key: String,
+        changed: &BTreeSet<StateKey>,
+    ) -> Need {
+        let metadata = (places(contract, collection).1, key);
+        if changed.contains(&metadata) {
+            return Need::never();
+        }
+        let own = self.state.get(&metadata).and_then(|row| endorsement::of_metadata(row.value.clone()));
+        own.unwrap_or_else(|| match collection.strip_prefix("_implicit_org_") {
+            _ if collection.is_empty() => need.clone(),
+            Some(organization) if self.policies.members.msps().any(|msp| **msp.id() == *organization) => {
+                Need::only(organization)
+            }
+            // No other collections are defined.
+            _ => Need::never(),
+        })
+    }
+
+    /// The organisations whose peers have endorsed.
+    fn endorsers(&self, response: &[u8], endorsements: &[protos::Endorsement]) -> BTreeSet<String> {
         let organization = |endorsement: &protos::Endorsement| {
             let peer: Arc<Identity> = self.policies.members.identify(&endorsement.endorser).ok()?;
             verify(&peer, &[response, &endorsement.endorser[..]].concat(), &endorsement.signature).ok()?;
             peer.has_role(MemberRole::Peer).then(|| peer.msp_id().to_string())
         };
-        let organizations: BTreeSet<String> = endorsements.iter().filter_map(organization).collect();
-        organizations.len() >= self.policies.endorsements_min
+        endorsements.iter().filter_map(organization).collect()
     }
 
     /// Whether a value that the transaction read has changed.
@@ -296,19 +440,26 @@ impl Oracle {
         transaction: &EndorsedTransaction,
         written: &BTreeMap<StateKey, StateRow>,
     ) -> Result<Option<Code>, String> {
-        for (namespace, set) in &transaction.sets {
-            for read in &set.reads {
-                let key = (namespace.clone(), read.key.clone());
-                let now = self.state.get(&key).map(|row| row.version);
-                let then = read.version.as_ref().map(|version| (version.block_num, version.tx_num));
-                // A key that an earlier transaction of the block wrote counts as changed, even if its value is the same.
-                if written.contains_key(&key) || now != then {
-                    return Ok(Some(Code::MvccReadConflict));
+        let is_stale = |key: StateKey, version: Option<&Version>| {
+            let now = self.state.get(&key).map(|row| row.version);
+            let then = version.map(|version| (version.block_num, version.tx_num));
+            // A key that an earlier transaction of the block wrote counts as changed, even if its value is the same.
+            written.contains_key(&key) || now != then
+        };
+        for NamespaceSet { name, public, collections } in &transaction.sets {
+            if public.reads.iter().any(|read| is_stale((name.clone(), read.key.clone()), read.version.as_ref())) {
+                return Ok(Some(Code::MvccReadConflict));
+            }
+            for range in &public.range_queries_info {
+                if super::ranges::read_range(&self.state, name, range)? != super::ranges::recorded_range(range)? {
+                    return Ok(Some(Code::PhantomReadConflict));
                 }
             }
-            for range in &set.range_queries_info {
-                if super::ranges::read_range(&self.state, namespace, range)? != super::ranges::recorded_range(range)? {
-                    return Ok(Some(Code::PhantomReadConflict));
+            for (collection, set) in collections {
+                let (values, _) = places(name, collection);
+                let mut reads = set.hashed_reads.iter();
+                if reads.any(|read| is_stale((values.clone(), hex::encode(&read.key_hash)), read.version.as_ref())) {
+                    return Ok(Some(Code::MvccReadConflict));
                 }
             }
         }
@@ -321,25 +472,49 @@ impl Oracle {
         version: StateVersion,
         written: &mut BTreeMap<StateKey, StateRow>,
     ) {
-        for (namespace, set) in transaction.sets {
-            for write in set.writes {
-                let key = (namespace.clone(), write.key);
-                let value = if write.is_delete { Bytes::new() } else { write.value };
-                let row = StateRow { value, version };
-                let writes = self.writes.entry(key.clone()).or_default();
-                // If a transaction writes a key twice, the last value counts.
+        for set in transaction.sets {
+            for write in &set.public.writes {
+                let writes = self.writes.entry((set.name.clone(), write.key.clone())).or_default();
+                // If a transaction writes a key twice, its history has the last value.
                 writes.retain(|(before, ..)| *before != version);
-                writes.push((version, transaction.tx_id.clone(), row.value.clone()));
-                let history = self.history.entry(key.clone()).or_default();
-                history.retain(|(block, _)| *block != version.0);
-                history.push((version.0, (!row.value.is_empty()).then_some(version)));
-                match row.value.is_empty() {
-                    true => self.state.remove(&key),
-                    false => self.state.insert(key.clone(), row.clone()),
+                let value = if write.is_delete { Bytes::new() } else { write.value.clone() };
+                writes.push((version, transaction.tx_id.clone(), value));
+            }
+            for ((collection, key), KeyChange { sum, value, metadata }) in set.changes() {
+                let (values, notes) = places(&set.name, &collection);
+                let (values, notes) = ((values, key.clone()), (notes, key));
+                let latest = self.state.get(&values).map(|row| row.value.clone());
+                let (value, metadata) = match sum {
+                    _ if sum & 8 != 0 => (Bytes::new(), Some(None)),
+                    _ if sum & 1 != 0 && sum & 6 != 0 => (value, Some(metadata)),
+                    0 | 1 => (value, None),
+                    _ => match latest {
+                        Some(latest) => (latest, Some(metadata)),
+                        None => continue,
+                    },
                 };
-                written.insert(key, row);
+                self.set(values, StateRow { value, version }, written);
+                match metadata {
+                    Some(Some(metadata)) => self.set(notes, StateRow { value: metadata, version }, written),
+                    Some(None) if self.state.contains_key(&notes) => {
+                        self.set(notes, StateRow { value: Bytes::new(), version }, written);
+                    }
+                    _ => {}
+                }
             }
         }
+    }
+
+    fn set(&mut self, key: StateKey, row: StateRow, written: &mut BTreeMap<StateKey, StateRow>) {
+        let (block, version) = (row.version.0, row.version);
+        let history = self.history.entry(key.clone()).or_default();
+        history.retain(|(before, _)| *before != block);
+        history.push((block, (!row.value.is_empty()).then_some(version)));
+        match row.value.is_empty() {
+            true => self.state.remove(&key),
+            false => self.state.insert(key.clone(), row.clone()),
+        };
+        written.insert(key, row);
     }
 
     /// A hash over all live rows, as in [`state::WorldState::digest`].
@@ -387,18 +562,27 @@ pub(super) fn commit_hash(filter: &[u8], written: &BTreeMap<StateKey, StateRow>,
         // Zero is only a length byte of zero.
         [&[bytes.len() as u8], &bytes[..]].concat()
     };
-    let mut last_namespace = "";
+    let mut last = ("", "");
     let mut updates = proto::commit_hash::Updates::default();
-    for ((namespace, key), StateRow { value, version }) in written {
+    for ((place, key), StateRow { value, version }) in written {
+        let (namespace, collection, key) = match place.split_once("$$") {
+            None => (place.as_str(), "", key.clone().into_bytes()),
+            // Metadata are not covered.
+            Some((namespace, rest)) => match rest.strip_prefix('h') {
+                Some(collection) => (namespace, collection, hex::decode(key).expect("the oracle has encoded it")),
+                None => continue,
+            },
+        };
+        let is_same_namespace = namespace == last.0;
         updates.writes.push(proto::commit_hash::KvWrite {
-            namespace: if namespace == last_namespace { String::new() } else { namespace.clone() },
-            key: key.clone().into(),
+            namespace: if is_same_namespace { String::new() } else { namespace.to_owned() },
+            collection: if (namespace, collection) == last { String::new() } else { collection.to_owned() },
+            key: key.into(),
             is_delete: value.is_empty(),
             value: value.clone(),
             version: [number(version.0), number(version.1)].concat().into(),
-            ..Default::default()
         });
-        last_namespace = namespace;
+        last = (namespace, collection);
     }
     let mut length = Vec::new();
     prost::encoding::encode_varint(filter.len() as u64, &mut length);

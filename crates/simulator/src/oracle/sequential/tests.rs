@@ -86,6 +86,7 @@ impl TestChannel {
             channel: CHANNEL.to_owned(),
             members: config.msps().clone(),
             endorsements_min: 2,
+            organizations: crate::network::members::ORGANIZATIONS,
             contracts: ["ycsb".to_owned(), "basic".to_owned()].into(),
         });
         oracle.add(&members.genesis.to_bytes()).expect("the genesis block is the first");
@@ -224,8 +225,9 @@ fn what_is_wrong_by_itself_has_its_code_in_fabrics_order() {
             (envelope(write(), &[0, 1], EnvelopeDefect::TransactionId), Code::BadProposalTxid),
             (envelope(write(), &[0, 1], EnvelopeDefect::Epoch), Code::BadCommonHeader),
             (envelope(write(), &[0, 1], EnvelopeDefect::Signature), Code::BadCreatorSignature),
-            (envelope(set("w a=1", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::IllegalWriteset),
-            (envelope(set("r a-", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(set("w a=1", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(set("r b-", "_lifecycle"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
+            (envelope(set("w a=1", "lscc"), &[0, 1], EnvelopeDefect::Not), Code::InvalidChaincode),
             (envelope(set("w a=1", "nobody"), &[0, 1], EnvelopeDefect::Not), Code::InvalidChaincode),
             (envelope(set("w a=1", "basic"), &[0, 1], EnvelopeDefect::Not), Code::Valid),
             (envelope(twice.encode_to_vec().into(), &[0, 1], EnvelopeDefect::Not), Code::IllegalWriteset),
