@@ -119,6 +119,7 @@ fn rwset(input: &[u8]) {
         );
         let keys: Vec<&str> = inner.writes.iter().map(|write| &*write.key).collect();
         assert_eq!(set.writes(ours).map(|write| set.write_key(&write)).collect::<Vec<_>>(), keys);
+        assert_eq!(ours.writes as usize, keys.len());
         let keys: Vec<&str> = inner.metadata_writes.iter().map(|write| &*write.key).collect();
         assert_eq!(set.metadata_writes(ours).map(|write| set.metadata_key(&write)).collect::<Vec<_>>(), keys);
         assert_eq!(set.collections(ours).count(), theirs.collection_hashed_rwset.len());
@@ -132,7 +133,6 @@ fn rwset(input: &[u8]) {
                 set.hashed_metadata_writes(&ours).map(|write| set.metadata_hash(&write).to_vec()).collect();
             assert_eq!(read, metadata);
         }
-        assert_eq!(ours.writes as usize, keys.len());
     }
 }
 

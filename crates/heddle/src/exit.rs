@@ -2,7 +2,7 @@
 
 /// The command failed; standard error says what and why.
 pub const FAILURE: u8 = 1;
-/// `heddle ledger verify` found damage.
+/// `heddle ledger verify` found damage, or `heddle ledger replay` a difference.
 pub const DAMAGED: u8 = 3;
 /// The network that the command needs is not running.
 pub const NOT_RUNNING: u8 = 4;

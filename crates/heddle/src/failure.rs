@@ -1,6 +1,7 @@
 //! The failure of a command: its message and its exit code.
 
 use std::fmt::Display;
+use std::path::Path;
 
 use crate::exit;
 
@@ -20,6 +21,11 @@ impl CommandError {
     /// A failure that scripts can recognise by its exit code.
     pub fn with_code(code: u8, message: impl Display) -> CommandError {
         CommandError { code, message: Some(message.to_string()) }
+    }
+
+    /// A failure of this file or folder.
+    pub fn about(path: &Path, reason: impl Display) -> CommandError {
+        CommandError::new(format!("{}: {reason}", path.display()))
     }
 
     /// The user pressed Ctrl-C; no message is needed.

@@ -65,8 +65,12 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Orderer(cli::orderer::OrdererCommand::Add(add)) => command::orderer::add(&add).await,
             Command::Orderer(cli::orderer::OrdererCommand::Plan(plan)) => command::orderer::plan(&plan).await,
             Command::Orderer(cli::orderer::OrdererCommand::Remove(remove)) => command::orderer::remove(&remove).await,
+            Command::Contract(cli::contract::ContractCommand::Define(define)) => {
+                command::contract::define(&define).await
+            }
             Command::Kv(kv) => command::kv::run(&kv).await,
             Command::Ledger(cli::ledger::LedgerCommand::Verify(verify)) => command::verify::run(&verify).await,
+            Command::Ledger(cli::ledger::LedgerCommand::Replay(replay)) => command::replay::run(&replay).await,
             Command::Ledger(cli::ledger::LedgerCommand::Show(show)) => command::show::run(&show).await,
             Command::Bench(_) => unreachable!("it has become another program"),
         }

@@ -166,10 +166,8 @@ impl ContractDefinition {
 
     /// The collections whose configuration this node knows.
     pub fn static_collections(&self) -> impl Iterator<Item = &StaticCollectionConfig> {
-        self.collections.config.iter().filter_map(|config| match &config.payload {
-            Some(collection_config::Payload::StaticCollectionConfig(collection)) => Some(collection),
-            None => None,
-        })
+        let payloads = self.collections.config.iter().filter_map(|config| config.payload.as_ref());
+        payloads.map(|collection_config::Payload::StaticCollectionConfig(collection)| collection)
     }
 }
 

@@ -26,6 +26,14 @@ pub(crate) fn registry(config: &HeddleConfig) -> Result<ContractRegistry, NodeEr
     Ok(registry)
 }
 
+/// The definitions that the contracts of a configuration have until the ledger defines them.
+///
+/// # Errors
+/// [`NodeError::UnknownContract`]; [`ConfigError::Value`] for a policy that cannot be read.
+pub fn first_definitions(config: &HeddleConfig) -> Result<ContractDefinitions, NodeError> {
+    Ok(definitions(config, &registry(config)?)?)
+}
+
 /// The definitions of all contracts: a contract without a policy of its own uses the channel's.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ use identity::Signer;
 use identity::issue::MspDirectory;
 use serde::{Deserialize, Serialize};
 
+use crate::network::material::ADMIN_NAME;
 use crate::network::{Endpoint, EndpointRole, Network, NodeError, write};
 use crate::process::Ready;
 
@@ -142,6 +143,18 @@ impl Endpoints {
     pub fn user(&self, directory: &Path, number: usize) -> Result<Signer, NodeError> {
         let gateway = self.gateway(directory, number)?;
         Ok(MspDirectory::read(&directory.join(&gateway.user))?.signer(gateway.msp_id.as_str())?)
+    }
+
+    /// The administrator of organisation `number` (from 1), whose folder stands beside the sample user's.
+    ///
+    /// # Errors
+    /// As [`Endpoints::target`].
+    pub fn admin(&self, directory: &Path, number: usize) -> Result<Signer, NodeError> {
+        let gateway = self.gateway(directory, number)?;
+        let user = gateway.user.parent().unwrap_or(&gateway.user);
+        let domain = user.file_name().and_then(|name| name.to_str()?.split_once('@')).map_or("", |(_, domain)| domain);
+        let folder = directory.join(user.with_file_name(format!("{ADMIN_NAME}@{domain}"))).join("msp");
+        Ok(MspDirectory::read(&folder)?.signer(gateway.msp_id.as_str())?)
     }
 
     fn gateway(&self, directory: &Path, number: usize) -> Result<&GatewayEndpoint, NodeError> {

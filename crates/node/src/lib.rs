@@ -93,6 +93,7 @@ pub mod transport;
 
 pub(crate) use boxed::Boxed;
 pub use config::{ConfigError, HeddleConfig};
+pub use contracts::first_definitions;
 pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, EndpointRole, Network, NodeError, RunningNetwork};
 pub use overview::Overview;

@@ -229,7 +229,7 @@ impl SimulatedClient {
     async fn define(&mut self, contract: &'static str, is_careless: bool) -> &'static str {
         let newest = self.network.newest_definition(contract);
         let endorsements_max = self.network.scenario.endorsements_min;
-        let definition = Definition::draw(&mut self.rng, contract, newest, endorsements_max);
+        let definition = Definition::draw(&mut self.rng, contract, newest, endorsements_max, ORGANIZATIONS);
         self.network.recorder.log(format_args!("{} defines: {}", self.name, definition.text()));
         let majority = ORGANIZATIONS / 2 + 1;
         let mut places: Vec<usize> = (0..ORGANIZATIONS).collect();

@@ -12,6 +12,8 @@
 //!
 //! A contract that the peers run without a package, such as one that is compiled in, is approved with an unavailable source.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 mod check;
 mod state;
 

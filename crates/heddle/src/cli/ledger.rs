@@ -1,5 +1,7 @@
 //! `heddle ledger`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use super::DirectoryArguments;
@@ -8,6 +10,7 @@ use super::DirectoryArguments;
 pub enum LedgerCommand {
     Verify(VerifyArguments),
     Show(ShowArguments),
+    Replay(ReplayArguments),
 }
 
 /// Check the ledgers of a stopped network from the first block to the last
@@ -60,4 +63,37 @@ pub struct ShowArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Validate a channel recorded from Fabric's peers, and compare the results
+///
+/// A new peer receives the recorded blocks as if from an orderer: it verifies hashes and signatures, validates every
+/// transaction and computes the state. No network is needed. DIR holds:
+///   blocks/0000.block, blocks/0001.block, …   each a common.Block, as one of Fabric's peers delivered it
+///   expected.json   {"blocks": [BLOCK, …]}, with a BLOCK for each file, in order:
+///                     {"number": 1, "commit_hash": HEX, "transactions": [{"code": 0, "label": TEXT}, …]}
+///                     the genesis block needs no commit_hash, and no transaction needs a label
+///   state.json      {"public": [NAMESPACE, …], "private_hashes": [NAMESPACE, …]} after the last block; a NAMESPACE is
+///                     {"namespace_raw": NAME, "entries": [{"key_hex": HEX, "value_sha256": HEX,
+///                      "metadata_hex": HEX, "version": [BLOCK, TRANSACTION]}, …]}
+///                     a collection's NAME is CONTRACT$$hCOLLECTION, and its keys are hashes of the private keys
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle ledger replay crates/ledger/tests/fabric-channel    the channel that is in the sources
+  heddle ledger replay recorded --json replay.json
+
+Prints the first differences, and the shares of equal validation codes, commit hashes and state entries. Block 0 has
+no validation to compare, so its transaction is not counted. Ends with exit code 3 if anything differs. The peer keeps
+a copy of the blocks in a temporary folder (TMPDIR) until the command ends."
+)]
+pub struct ReplayArguments {
+    /// The directory with the recorded channel
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Write the number of blocks and transactions, and the shares, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }

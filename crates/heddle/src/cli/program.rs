@@ -12,6 +12,7 @@ Examples:
   heddle status                      what runs, the ledgers' heights, the load
   heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
   heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
+  heddle contract define             brings the contracts' definitions onto the ledger
   heddle bench smallbank             measure this machine with a temporary network
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
@@ -20,7 +21,7 @@ Exit codes:
   0    done
   1    failed; standard error says what and why
   2    the command line is wrong
-  3    `ledger verify` found damage
+  3    `ledger verify` found damage, or `ledger replay` a difference
   4    the network or store that the command needs is not running
   5    `kv`: the key has no value, or not the expected one
   70   a program defect ended a part of a process; its log has the panic; restart it
@@ -58,6 +59,9 @@ Example:
     /// Operate the orderers of a running network on Raft
     #[command(subcommand)]
     Orderer(super::orderer::OrdererCommand),
+    /// Define the contracts of a running network
+    #[command(subcommand)]
+    Contract(super::contract::ContractCommand),
     /// Run a replicated key-value store, and use one
     #[command(subcommand)]
     Kv(super::kv::KvCommand),

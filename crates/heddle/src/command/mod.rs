@@ -3,6 +3,7 @@
 //! `genesis.block` is written last when a network is created, so its presence means that the network is complete.
 
 pub mod bench;
+pub mod contract;
 pub mod deny;
 pub mod down;
 pub mod isolate;
@@ -12,6 +13,7 @@ pub mod orderer;
 mod parent;
 pub mod peer;
 pub mod process;
+pub mod replay;
 pub mod show;
 pub mod status;
 mod stored;

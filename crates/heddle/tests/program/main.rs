@@ -14,5 +14,6 @@ mod memory;
 mod network;
 mod nodes;
 mod ordering;
+mod replay;
 mod soak;
 mod support;

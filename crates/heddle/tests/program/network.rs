@@ -174,3 +174,29 @@ fn a_directory_without_a_network_is_named_in_the_error() {
         assert!(text(&output).contains("holds no network"), "{}", text(&output));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_contracts_of_a_configuration_are_brought_onto_the_ledger_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("network");
+    let dir = path.display().to_string();
+    let network = Network::start(&path, &["--orgs", "2"]);
+    let define = |names: &[&str]| run(&[&["contract", "define", "--dir", &dir], names].concat());
+    let unknown = define(&["nowhere"]);
+    assert!(!unknown.status.success() && text(&unknown).contains("basic"), "{}", text(&unknown));
+    let one = define(&["basic"]);
+    assert!(one.status.success() && text(&one).contains("basic        defined: version"), "{}", text(&one));
+    let all = define(&[]);
+    assert!(all.status.success(), "{}", text(&all));
+    assert!(text(&all).contains("basic        is on the ledger already"), "{}", text(&all));
+    assert!(text(&all).contains("smallbank    defined: version"), "{}", text(&all));
+
+    let client = network.client(1).await;
+    let args = ["asset7", "blue", "5", "Tom", "100"].map(Bytes::from);
+    let committed = client.transact(&network.endpoints.channel, "basic", "CreateAsset", &args).await;
+    assert!(committed.expect("it commits").commit.is_valid());
+    network.settle().await;
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &dir]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}

@@ -21,7 +21,7 @@ pub(crate) const ORDERER_DOMAIN: &str = "example.com";
 pub(super) const ORDERER_NAME: &str = "orderer";
 pub(crate) const PEER_NAME: &str = "peer0";
 const USER_NAME: &str = "User1";
-const ADMIN_NAME: &str = "Admin";
+pub(crate) const ADMIN_NAME: &str = "Admin";
 /// Ports that the genesis block names where the configuration leaves the choice to the system.
 const NOMINAL_PEER_PORT: u16 = 7051;
 const NOMINAL_ORDERER_PORT: u16 = 7050;

@@ -10,8 +10,6 @@ use prost::Message as _;
 use proto::lifecycle::chaincode_source::{Type, Unavailable};
 use proto::lifecycle::{ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CommitChaincodeDefinitionArgs};
 
-use crate::network::members::ORGANIZATIONS;
-
 /// The system contract that is called.
 pub const CONTRACT: &str = "_lifecycle";
 /// The contracts whose definitions change.
@@ -31,16 +29,24 @@ pub struct Definition {
 impl Definition {
     /// Draws the contract of a definition.
     pub fn draw_contract(rng: &mut Prng) -> &'static str {
-        *rng.pick(&DEFINED)
+        let [first, second] = DEFINED;
+        if rng.one_in(2) { first } else { second }
     }
 
-    /// Draws the next definition of a contract, whose newest one has this sequence.
-    pub fn draw(rng: &mut Prng, contract: &'static str, newest: i64, endorsements_max: usize) -> Definition {
+    /// Draws the next definition of a contract, whose newest one has this sequence. A policy of its own is over the peers of so many
+    /// `organizations`.
+    pub fn draw(
+        rng: &mut Prng,
+        contract: &'static str,
+        newest: i64,
+        endorsements_max: usize,
+        organizations: usize,
+    ) -> Definition {
         let endorsements = (!rng.one_in(3)).then(|| 1 + rng.index(endorsements_max));
         let policy = match endorsements {
             None => channel_reference("/Channel/Application/Endorsement"),
             Some(count) => {
-                let peers: Vec<String> = (1..=ORGANIZATIONS).map(|number| format!("'Org{number}MSP.peer'")).collect();
+                let peers: Vec<String> = (1..=organizations).map(|number| format!("'Org{number}MSP.peer'")).collect();
                 let policy = parse(&format!("OutOf({count}, {})", peers.join(", ")));
                 of_signature(policy.expect("the policy is well formed"))
             }

@@ -16,13 +16,13 @@ use proto::kvrwset::{
 };
 use proto::rwset::{CollectionHashedReadWriteSet, NsReadWriteSet, TxReadWriteSet};
 
-use crate::network::members::ORGANIZATIONS;
-
 /// Namespaces that may be written, some of which no transaction may write.
 const NAMESPACES: [&str; 6] = ["ycsb", "ycsb", "basic", "ycsb", "_lifecycle", "nobody"];
 const CHANGES_MAX: u64 = 4;
 /// Keys whose policies are set. Honest clients never write them.
 const POLICY_KEYS: u64 = 4;
+/// The policies that keys get.
+const KEY_POLICIES: [&str; 3] = ["OutOf(1, 'Org1MSP.peer')", "OutOf(1, 'Org2MSP.peer')", "OutOf(1, 'Org3MSP.peer')"];
 /// Collections, of which the last is not defined.
 const COLLECTIONS: [&str; 3] = ["_implicit_org_Org1MSP", "_implicit_org_Org2MSP", "nowhere"];
 
@@ -121,8 +121,7 @@ fn metadata(rng: &mut Prng) -> Vec<KvMetadataEntry> {
         1 => Bytes::from_static(b"no policy"),
         2 => Bytes::new(),
         _ => {
-            let organization = 1 + rng.index(ORGANIZATIONS);
-            let policy = parse(&format!("OutOf(1, 'Org{organization}MSP.peer')")).expect("it is well formed");
+            let policy = parse(KEY_POLICIES[rng.index(KEY_POLICIES.len())]).expect("it is well formed");
             policy.encode_to_vec().into()
         }
     };

@@ -1,0 +1,190 @@
+//! `heddle contract define`: brings the contracts of a network's configuration onto its ledger.
+//!
+//! For each contract:
+//! 1. Ask the first organisation's gateway who has approved the contract's first definition. If the ledger has a definition
+//!    already, the answer is an error that says so, and the contract is left alone.
+//! 2. The administrator of each organisation that has not approved it does so, through the gateway of that organisation.
+//! 3. The administrator of the first organisation commits it.
+//!
+//! Each step is a transaction. A command that was interrupted continues with the approvals that are missing.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use gateway::client::{GatewayClient, GrpcConnection, GrpcStatus};
+use gateway::grpc::GrpcCode;
+use ledger::lifecycle::{ContractDefinition, LIFECYCLE};
+use node::{Endpoints, NodeError};
+use prost::Message;
+use proto::lifecycle::chaincode_source::{Type, Unavailable};
+use proto::lifecycle::{
+    ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CheckCommitReadinessArgs, CheckCommitReadinessResult,
+    CommitChaincodeDefinitionArgs,
+};
+
+use crate::cli::contract::ContractDefineArguments;
+use crate::failure::CommandError;
+use crate::{instance, output};
+
+/// How long the peers may take to commit the blocks that another peer has committed.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause before they are asked again.
+const POLL: Duration = Duration::from_millis(100);
+/// What the answer contains if the ledger has a definition of the contract.
+const IS_DEFINED: &str = "new definition must be sequence";
+
+pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandError> {
+    let dir = &arguments.directory.dir;
+    let endpoints = instance::expect_running(dir)?;
+    let definitions = node::first_definitions(&super::config(dir)?).map_err(CommandError::new)?;
+    let names = match arguments.names.is_empty() {
+        true => definitions.keys().cloned().collect(),
+        false => arguments.names.clone(),
+    };
+    let mut admins = Vec::with_capacity(endpoints.gateways.len());
+    for number in 1..=endpoints.gateways.len() {
+        admins.push(Administrator::connect(dir, &endpoints, number).await?);
+    }
+    for name in names {
+        let definition = definitions.get(&name).ok_or_else(|| {
+            let known = definitions.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            CommandError::new(format!("the network's configuration has no contract {name}; it has {known}"))
+        })?;
+        let first = FirstDefinition { channel: &endpoints.channel, name: &name, definition };
+        let line = match first.bring(&admins).await? {
+            true => format!("{name:<12} defined: version {}, sequence 1\n", definition.endorsement.version),
+            false => format!("{name:<12} is on the ledger already\n"),
+        };
+        output::print(&line)?;
+    }
+    Ok(())
+}
+
+/// An organisation's administrator at the gateway of that organisation.
+struct Administrator {
+    msp_id: String,
+    client: GatewayClient,
+}
+
+impl Administrator {
+    async fn connect(dir: &Path, endpoints: &Endpoints, number: usize) -> Result<Administrator, CommandError> {
+        let gateway = &endpoints.gateways[number - 1];
+        let unreachable = |reason: String| {
+            CommandError::new(format!("the gateway of {} at {}: {reason}", gateway.name, gateway.address))
+        };
+        let target = endpoints.target(dir, number).map_err(CommandError::new)?;
+        let signer = endpoints.admin(dir, number).map_err(|error: NodeError| {
+            CommandError::new(format!(
+                "{error}; run this command where the keys of {}'s administrator are, or have {} approve the contracts \
+                 with Fabric's tools",
+                gateway.name, gateway.name
+            ))
+        })?;
+        let connection = GrpcConnection::connect(&target).await.map_err(|error| unreachable(error.to_string()))?;
+        Ok(Administrator { msp_id: gateway.msp_id.clone(), client: GatewayClient::new(connection, signer) })
+    }
+}
+
+/// The first definition of a contract.
+struct FirstDefinition<'a> {
+    channel: &'a str,
+    name: &'a str,
+    definition: &'a ContractDefinition,
+}
+
+impl FirstDefinition<'_> {
+    /// Returns whether the contract was not on the ledger yet.
+    async fn bring(&self, admins: &[Administrator]) -> Result<bool, CommandError> {
+        let [first, ..] = admins else { return Err(CommandError::new("the network has no gateway".to_owned())) };
+        let Some(approvals) = self.approvals(first).await? else { return Ok(false) };
+        for admin in admins {
+            if !approvals.approvals.get(&admin.msp_id).copied().unwrap_or(false) {
+                let what = format!("{} cannot approve {}", admin.msp_id, self.name);
+                self.transact(admin, "ApproveChaincodeDefinitionForMyOrg", &self.approval(), &[&admin.msp_id], &what)
+                    .await?;
+            }
+        }
+        let what = format!("{} cannot be committed", self.name);
+        self.transact(first, "CommitChaincodeDefinition", &self.commit(), &[], &what).await?;
+        Ok(true)
+    }
+
+    /// Who has approved the definition; `None` if the ledger has one.
+    async fn approvals(&self, admin: &Administrator) -> Result<Option<CheckCommitReadinessResult>, CommandError> {
+        let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
+        let args = CheckCommitReadinessArgs {
+            sequence: *sequence,
+            name: self.name.to_owned(),
+            version: endorsement.version.clone(),
+            validation_parameter: validation.validation_parameter.clone(),
+            ..CheckCommitReadinessArgs::default()
+        };
+        let args = [Bytes::from(args.encode_to_vec())];
+        let proposal = admin.client.proposal(self.channel, LIFECYCLE, "CheckCommitReadiness", &args);
+        let failed = |error: &dyn std::fmt::Display| {
+            CommandError::new(format!("asking who has approved {}: {error}", self.name))
+        };
+        match admin.client.evaluate(&proposal.endorsing(&[&admin.msp_id]).sign()).await {
+            Ok(result) => CheckCommitReadinessResult::decode(result).map(Some).map_err(|error| failed(&error)),
+            Err(status) if status.to_string().contains(IS_DEFINED) => Ok(None),
+            Err(status) => Err(failed(&status)),
+        }
+    }
+
+    fn approval(&self) -> ApproveChaincodeDefinitionForMyOrgArgs {
+        let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
+        ApproveChaincodeDefinitionForMyOrgArgs {
+            sequence: *sequence,
+            name: self.name.to_owned(),
+            version: endorsement.version.clone(),
+            validation_parameter: validation.validation_parameter.clone(),
+            source: Some(ChaincodeSource { r#type: Some(Type::Unavailable(Unavailable {})) }),
+            ..ApproveChaincodeDefinitionForMyOrgArgs::default()
+        }
+    }
+
+    fn commit(&self) -> CommitChaincodeDefinitionArgs {
+        let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
+        CommitChaincodeDefinitionArgs {
+            sequence: *sequence,
+            name: self.name.to_owned(),
+            version: endorsement.version.clone(),
+            validation_parameter: validation.validation_parameter.clone(),
+            ..CommitChaincodeDefinitionArgs::default()
+        }
+    }
+
+    /// Runs a transaction of the lifecycle contract until it is committed as valid.
+    async fn transact(
+        &self,
+        admin: &Administrator,
+        function: &str,
+        args: &impl Message,
+        endorsing: &[&str],
+        what: &str,
+    ) -> Result<(), CommandError> {
+        let failed = |status: GrpcStatus| CommandError::new(format!("{what}: {status}"));
+        let args = [Bytes::from(args.encode_to_vec())];
+        let proposal = admin.client.proposal(self.channel, LIFECYCLE, function, &args).endorsing(endorsing).sign();
+        let started = Instant::now();
+        let transaction = loop {
+            match admin.client.endorse(&proposal).await {
+                // The peer of another organisation may not have committed the newest approval yet.
+                Err(status) if status.code == GrpcCode::Aborted && started.elapsed() < FOLLOW_TIMEOUT => {
+                    tokio::time::sleep(POLL).await;
+                }
+                endorsed => break endorsed.map_err(failed)?,
+            }
+        };
+        admin.client.submit(&transaction).await.map_err(failed)?;
+        let commit = admin.client.commit_status(self.channel, transaction.tx_id()).await.map_err(failed)?;
+        match commit.is_valid() {
+            true => Ok(()),
+            false => {
+                let code = chain::validate::Code(u8::try_from(commit.code).unwrap_or(u8::MAX));
+                Err(CommandError::new(format!("{what}: its transaction in block {} has code {code}", commit.block)))
+            }
+        }
+    }
+}
