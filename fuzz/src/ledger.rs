@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use base::fuzz::{FuzzTarget, InputShape, OVERHEAD_BYTES, peak_of, untrusted};
 use base::{BlockNumber, Bytes};
+use ledger::block::derived::{self, DerivedChange, DerivedUpdate};
 use ledger::block::{Block, BlockMetadata};
 use ledger::config::ChannelConfig;
 use ledger::transaction::{Transaction, is_exact, results_of_valid};
@@ -18,6 +19,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "ledger-block", shape: InputShape::Protobuf, run: block, seeds: blocks },
     FuzzTarget { name: "ledger-config", shape: InputShape::Protobuf, run: config, seeds: configs },
     FuzzTarget { name: "ledger-config-update", shape: InputShape::Protobuf, run: config_update, seeds: config_updates },
+    FuzzTarget { name: "ledger-derived-updates", shape: InputShape::Protobuf, run: derived_updates, seeds: derived },
     FuzzTarget { name: "ledger-duration", shape: InputShape::Bytes, run: duration, seeds: durations },
 ];
 
@@ -51,6 +53,27 @@ pub(crate) fn envelopes() -> Vec<Vec<u8>> {
 
 fn configs() -> Vec<Vec<u8>> {
     [0, 3].map(|block: usize| fabric_blocks()[block].envelope(0).to_vec()).to_vec()
+}
+
+fn derived() -> Vec<Vec<u8>> {
+    let changes = [DerivedChange::Kept, DerivedChange::Deleted(3), DerivedChange::Written(300, b"value")];
+    let updates = changes.map(|change| DerivedUpdate { namespace: "basic$$m", key: "asset1", change });
+    vec![derived::encode(updates).to_vec()]
+}
+
+/// What is read has the same meaning when it is encoded again.
+fn derived_updates(input: &[u8]) {
+    let Ok(count) = untrusted(input, || {
+        let mut count = 0;
+        derived::decode(input).try_for_each(|update| update.map(|_| count += 1))?;
+        Ok::<usize, ledger::Error>(count)
+    }) else {
+        return;
+    };
+    let updates: Vec<_> = derived::decode(input).flatten().collect();
+    assert_eq!(updates.len(), count);
+    let encoded = derived::encode(updates.clone());
+    assert_eq!(derived::decode(&encoded).flatten().collect::<Vec<_>>(), updates);
 }
 
 /// Every field that is walked lies within its message, and a nested walk stays within its field.

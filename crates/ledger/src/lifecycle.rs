@@ -33,6 +33,11 @@ pub const VALIDATION_PLUGIN: &str = "vscc";
 /// The endorsement plugin that every peer has.
 pub const ENDORSEMENT_PLUGIN: &str = "escc";
 
+/// The longest value of a row of a definition, in bytes. Decoded, it may take some twenty times as much.
+pub const DEFINITION_ROW_BYTES_MAX: usize = 256 << 10;
+/// The most collections of a contract.
+pub const COLLECTIONS_MAX: usize = 1024;
+
 const METADATA_PREFIX: &str = "namespaces/metadata/";
 const FIELDS_PREFIX: &str = "namespaces/fields/";
 const DATATYPE: &str = "ChaincodeDefinition";
@@ -116,6 +121,10 @@ impl ContractDefinition {
     /// # Errors
     /// Why the rows are no definition.
     pub fn read(metadata: &Bytes, fields: [Option<&Bytes>; 4]) -> Result<ContractDefinition, UnreadableDefinition> {
+        let is_too_long = |row: &&Bytes| row.len() > DEFINITION_ROW_BYTES_MAX;
+        if fields.iter().flatten().chain([&metadata]).any(is_too_long) {
+            return Err(UnreadableDefinition(format!("a row has more than {DEFINITION_ROW_BYTES_MAX} bytes")));
+        }
         let StateMetadata { datatype, .. } = decode("the metadata", metadata)?;
         if datatype != DATATYPE {
             return Err(UnreadableDefinition(format!("the metadata name the type {datatype:?}")));
@@ -126,11 +135,15 @@ impl ContractDefinition {
             None => 0,
             Some(_) => return Err(UnreadableDefinition("the sequence is not a number".to_owned())),
         };
+        let collections: CollectionConfigPackage = message(DefinitionField::Collections, collections)?;
+        if collections.config.len() > COLLECTIONS_MAX {
+            return Err(UnreadableDefinition(format!("there are more than {COLLECTIONS_MAX} collections")));
+        }
         Ok(ContractDefinition {
             sequence,
             endorsement: message(DefinitionField::EndorsementInfo, endorsement)?,
             validation: message(DefinitionField::ValidationInfo, validation)?,
-            collections: message(DefinitionField::Collections, collections)?,
+            collections,
         })
     }
 
@@ -264,11 +277,15 @@ mod tests {
         let other = Bytes::from(StateMetadata { datatype: "Other".into(), fields: Vec::new() }.encode_to_vec());
         let number = encode(Type::Int64(1));
         let text = encode(Type::String("1".into()));
-        let cases: [(&Bytes, [Option<&Bytes>; 4]); 4] = [
+        let too_many = encode(Type::Bytes(b"\x0a\x00".repeat(COLLECTIONS_MAX + 1).into()));
+        let too_long = encode(Type::Bytes(vec![0; DEFINITION_ROW_BYTES_MAX].into()));
+        let cases: [(&Bytes, [Option<&Bytes>; 4]); 6] = [
             (&other, fields.each_ref().map(Some)),
             (&text, [None; 4]),
             (&metadata, [Some(&text), None, None, None]),
             (&metadata, [None, Some(&number), None, None]),
+            (&metadata, [None, None, None, Some(&too_many)]),
+            (&metadata, [None, None, None, Some(&too_long)]),
         ];
         for (metadata, fields) in cases {
             assert!(ContractDefinition::read(metadata, fields).is_err(), "{metadata:?} {fields:?}");

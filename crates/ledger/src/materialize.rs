@@ -101,9 +101,9 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         .map_err(|error| broken(error.to_string()))?;
     }
     // Last: they replace what the transactions write.
-    let derived = derived::decode(block.metadata().derived_updates())?;
     let mut kept = Vec::new();
-    for DerivedUpdate { namespace, key, change } in derived {
+    for update in derived::decode(block.metadata().derived_updates()) {
+        let DerivedUpdate { namespace, key, change } = update?;
         let (value, tx) = match change {
             DerivedChange::Kept => {
                 kept.push((namespace, key));

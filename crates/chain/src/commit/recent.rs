@@ -70,9 +70,10 @@ impl CommittedBlock {
     /// Keeps of the derived updates only whether they change a definition.
     fn new(stored: Block, transactions: Vec<CommittedTransaction>) -> CommittedBlock {
         let is_config = |one: &CommittedTransaction| one.kind == HeaderType::Config as i32 && one.code.is_valid();
-        let derived = derived::decode(stored.metadata().derived_updates()).unwrap_or_default();
-        let changes_policies =
-            transactions.iter().any(is_config) || derived.iter().any(|update| update.namespace == RULES);
+        let mut derived = derived::decode(stored.metadata().derived_updates());
+        let changes_policies = transactions.iter().any(is_config)
+            || derived.any(|update| update.is_ok_and(|update| update.namespace == RULES));
+        drop(derived);
         let block = stored.without_derived_updates();
         CommittedBlock { block, transactions, changes_policies, bytes: OnceLock::new() }
     }

@@ -14,16 +14,14 @@ use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
     Response as WireResponse,
 };
-use state::Snapshot;
 
 use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
 use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
 use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
-use super::simulate::{CrossChannelReads, Simulation, SimulationContext};
+use super::simulate::{ChannelRead, CrossChannelReads, Simulation, SimulationContext};
 use super::turns::ExecutionTurns;
-use crate::history::KeyHistory;
 use crate::{Error, events};
 
 /// Runs proposals.
@@ -275,7 +273,7 @@ impl Endorser {
                 cross_channel: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
-            let outcome = simulation.run(&invocation.chaincode, &invocation.args).await;
+            let outcome = simulation.run(&invocation.chaincode, &invocation.args, invocation.is_init).await;
             Ok((simulation, outcome))
         };
         let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
@@ -415,13 +413,17 @@ pub(super) struct OtherChannels(Arc<dyn EndorsingChannels>);
 
 #[async_trait]
 impl CrossChannelReads for OtherChannels {
-    async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
+    async fn view(&self, channel: &str, creator: &Bytes) -> Option<ChannelRead> {
         let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
         let creator = channel.policies().identify(creator).ok()?;
         if !channel.policies().may_propose(&creator) {
             return None;
         }
-        Some((channel.snapshot().await.ok()?, channel.history().clone()))
+        Some(ChannelRead {
+            snapshot: channel.snapshot().await.ok()?,
+            history: channel.history().clone(),
+            policies: channel.policies(),
+        })
     }
 }
 

@@ -61,6 +61,8 @@ pub struct Invocation {
     pub chaincode: String,
     /// Its arguments, the function name first.
     pub args: Vec<Bytes>,
+    /// Whether the client means to initialise the chaincode.
+    pub is_init: bool,
     /// The data that only endorsers see.
     pub transient: Arc<BTreeMap<String, Bytes>>,
     /// The hash that ties the transaction to this proposal.
@@ -157,9 +159,18 @@ impl Proposal {
             Ok(())
         })
         .map_err(malformed("transient map"))?;
+        let mut is_init = None;
+        let mut fields = Fields::new(bytes, input);
+        while let Some(field) = fields.next().map_err(malformed("chaincode input"))? {
+            if field.number == IS_INIT {
+                let value = field.varint().map_err(malformed("chaincode input"))?;
+                set_once(&mut is_init, value != 0).map_err(malformed("chaincode input"))?;
+            }
+        }
         Ok(Invocation {
             chaincode: self.chaincode().to_owned(),
             args: taken,
+            is_init: is_init.unwrap_or(false),
             transient: Arc::new(map),
             hash: proposal_hash(&self.header, spec.of(bytes)),
             tx_id: self.header.to_tx_id(),
@@ -177,6 +188,8 @@ const CHAINCODE_SPEC: u32 = 1;
 const CHAINCODE_INPUT: u32 = 3;
 /// `ChaincodeInput.args`.
 const ARG: u32 = 1;
+/// `ChaincodeInput.is_init`.
+const IS_INIT: u32 = 3;
 
 /// The field of this number, which may occur once, in a message that is read to its end.
 fn inner(source: &[u8], message: Span, number: u32) -> Result<Option<Span>, WireError> {

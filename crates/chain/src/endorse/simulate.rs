@@ -38,6 +38,8 @@ const _: () = assert!(state::RANGE_BYTES_SOFT_MAX <= PAGE_BYTES_SOFT_MAX, "a pag
 /// Reads after which a contract yields to other tasks. State in memory answers at once, so a contract that reads
 /// continuously would otherwise hold its thread, and no time limit could end it.
 const READS_PER_TURN: u32 = 32;
+/// The key under which a contract's namespace holds the version that was initialised; no contract can write it.
+const INITIALIZED_KEY: &str = "\0\u{10FFFF}initialized";
 /// Queries that one transaction may have open.
 pub const QUERIES_MAX: usize = 64;
 /// Contract calls that one transaction may make in total.
@@ -68,11 +70,21 @@ pub struct SimulationContext {
     pub cross_channel: Arc<dyn CrossChannelReads>,
 }
 
+/// What a call to a contract on another channel reads.
+pub struct ChannelRead {
+    /// The channel's state.
+    pub snapshot: Arc<dyn Snapshot>,
+    /// The earlier values of its keys.
+    pub history: Arc<KeyHistory>,
+    /// Its policies, which define its contracts.
+    pub policies: Arc<ChannelPolicies>,
+}
+
 /// The snapshots that calls to contracts on other channels read.
 #[async_trait::async_trait]
 pub trait CrossChannelReads: Send + Sync {
-    /// A snapshot of another channel and its history, if this peer holds it and `creator` may use it.
-    async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)>;
+    /// What may be read of another channel, if this peer holds it and `creator` may use it.
+    async fn view(&self, channel: &str, creator: &Bytes) -> Option<ChannelRead>;
 }
 
 /// A transaction that is being simulated.
@@ -145,13 +157,13 @@ impl Simulation {
         }
     }
 
-    /// Runs the contract `name`.
+    /// Runs the contract `name`; `is_init` says whether the client means to initialise it.
     ///
     /// # Errors
     /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Every other failure of a contract
     /// comes back as its response.
-    pub async fn run(&mut self, name: &str, args: &[Bytes]) -> Result<CallOutcome, StubError> {
-        self.call(name, args, 0).await
+    pub async fn run(&mut self, name: &str, args: &[Bytes], is_init: bool) -> Result<CallOutcome, StubError> {
+        self.call(name, args, 0, is_init).await
     }
 
     /// The read-write set, as an encoded `TxReadWriteSet`.
@@ -163,7 +175,13 @@ impl Simulation {
         self.recorder.encode()
     }
 
-    async fn call(&mut self, name: &str, args: &[Bytes], depth: usize) -> Result<CallOutcome, StubError> {
+    async fn call(
+        &mut self,
+        name: &str,
+        args: &[Bytes],
+        depth: usize,
+        is_init: bool,
+    ) -> Result<CallOutcome, StubError> {
         let Some(contract) = self.context.registry.get(name).cloned() else {
             return Err(StubError::UnknownContract(name.to_owned()));
         };
@@ -172,6 +190,9 @@ impl Simulation {
             return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
         }
         self.read_definition(name).await?;
+        if let Err(refusal) = self.check_initialization(name, is_init).await? {
+            return Ok(CallOutcome::failure(refusal));
+        }
         let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
@@ -195,6 +216,35 @@ impl Simulation {
         let version = self.context.snapshot.version(LIFECYCLE, &key).await.map_err(state_error)?;
         self.recorder.read(&self.lifecycle, &key, version);
         Ok(())
+    }
+
+    /// Fabric's rules for contracts whose definition asks for an initialisation: the first call under a version must be one, and
+    /// notes the version; no later call may be one. The inner error is the contract's answer.
+    async fn check_initialization(&mut self, contract: &str, is_init: bool) -> Result<Result<(), String>, StubError> {
+        let definition = self.context.policies.definitions().get(contract);
+        let info = definition.map(|definition| &definition.endorsement).filter(|info| info.init_required);
+        let Some(info) = info else {
+            return Ok(match is_init {
+                true => Err(format!("chaincode '{contract}' does not require initialization but called as init")),
+                false => Ok(()),
+            });
+        };
+        let version = Bytes::copy_from_slice(info.version.as_bytes());
+        let namespace: Arc<str> = contract.into();
+        let found = self.context.snapshot.get(contract, INITIALIZED_KEY).await.map_err(state_error)?;
+        self.recorder.read(&namespace, INITIALIZED_KEY, found.as_ref().map(|found| found.version));
+        let is_initialized = found.is_some_and(|found| found.value == version);
+        Ok(match (is_init, is_initialized) {
+            (true, true) => Err(format!("chaincode '{contract}' is already initialized but called as init")),
+            (false, false) => Err(format!(
+                "chaincode '{contract}' has not been initialized for this version, must call as init first"
+            )),
+            (true, false) => {
+                self.recorder.write(&namespace, INITIALIZED_KEY, version);
+                Ok(())
+            }
+            (false, true) => Ok(()),
+        })
     }
 
     fn check_limits(&self) -> Result<(), StubError> {
@@ -398,9 +448,9 @@ impl ContractStub for ContractCall<'_> {
         }
         let context = &self.simulation.context;
         if channel.is_empty() || context.channel.as_str() == channel {
-            return Ok(self.simulation.call(name, &args, self.depth + 1).await?.response);
+            return Ok(self.simulation.call(name, &args, self.depth + 1, false).await?.response);
         }
-        let Some((snapshot, history)) = context.cross_channel.view(channel, &context.creator).await else {
+        let Some(read) = context.cross_channel.view(channel, &context.creator).await else {
             return Ok(ContractResponse::failure(
                 ContractResponse::ERROR,
                 format!("channel {channel} is not known here"),
@@ -409,11 +459,11 @@ impl ContractStub for ContractCall<'_> {
         // A call on another channel is read only: its reads and writes are dropped.
         let mut context = context.clone();
         context.channel = ChannelId::from(channel);
-        (context.snapshot, context.history) = (snapshot, history);
+        (context.snapshot, context.history, context.policies) = (read.snapshot, read.history, read.policies);
         let mut other = Simulation::new(context);
         (other.calls, other.scanned, other.scanned_bytes) =
             (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes);
-        let outcome = other.call(name, &args, self.depth + 1).await;
+        let outcome = other.call(name, &args, self.depth + 1, false).await;
         (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes) =
             (other.calls, other.scanned + other.recorder.entries(), other.scanned_bytes);
         Ok(outcome?.response)

@@ -12,7 +12,7 @@
 //! The genesis block has neither a verdict nor a commit hash, so the comparison begins with block 1. Blocks are read
 //! when they are needed; the state and the list of verdicts are held in memory.
 //!
-//! [`recording`] reads the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and 2), and [`compare`] is
+//! [`recording`] reads the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and 2), and [`mod@compare`] is
 //! step 4.
 
 mod compare;

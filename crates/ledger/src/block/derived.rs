@@ -76,18 +76,28 @@ fn put_number(entry: &mut Vec<u8>, transaction: u32) {
     }
 }
 
-/// Reads a slot.
+/// Reads a slot, one change after the other. After an error there are no more.
 ///
 /// # Errors
 /// [`Error::Malformed`].
-pub fn decode(slot: &[u8]) -> Result<Vec<DerivedUpdate<'_>>, Error> {
+pub fn decode(slot: &[u8]) -> impl Iterator<Item = Result<DerivedUpdate<'_>, Error>> {
     let malformed = |cause| Error::Malformed { what: WHAT, cause };
-    let mut updates = Vec::new();
-    let mut fields = Fields::new(slot, Span::whole(slot).map_err(malformed)?);
-    while let Some(field) = fields.next().map_err(malformed)? {
-        updates.push(field.span().and_then(|entry| read(slot, entry)).map_err(malformed)?);
-    }
-    Ok(updates)
+    let mut fields = Span::whole(slot).map(|whole| Fields::new(slot, whole)).map_err(Some);
+    std::iter::from_fn(move || {
+        let walk = match &mut fields {
+            Ok(walk) => walk,
+            Err(cause) => return cause.take().map(|cause| Err(malformed(cause))),
+        };
+        let update = match walk.next() {
+            Ok(None) => return None,
+            Ok(Some(field)) => field.span().and_then(|entry| read(slot, entry)),
+            Err(cause) => Err(cause),
+        };
+        if update.is_err() {
+            fields = Err(None);
+        }
+        Some(update.map_err(malformed))
+    })
 }
 
 fn read(slot: &[u8], entry: Span) -> Result<DerivedUpdate<'_>, WireError> {
@@ -133,17 +143,21 @@ mod tests {
             b"\x0a\x08\x0a\x01b\x12\x01m\x28\x01",
         ];
         assert_eq!(encoded[..], expected.concat());
-        assert_eq!(decode(&encoded).expect("it was encoded here"), updates);
-        assert_eq!(decode(b"").expect("no updates"), []);
+        let read: Result<Vec<DerivedUpdate<'_>>, Error> = decode(&encoded).collect();
+        assert_eq!(read.expect("it was encoded here"), updates);
+        assert!(decode(b"").next().is_none());
     }
 
     proptest::proptest! {
         #[test]
         fn whatever_is_stored_is_read_or_an_error(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..80)) {
-            if let Ok(updates) = decode(&bytes) {
+            if let Ok(updates) = decode(&bytes).collect::<Result<Vec<_>, _>>() {
                 let encoded = encode(updates.clone());
-                proptest::prop_assert_eq!(decode(&encoded).expect("it was encoded here"), updates);
+                let again: Vec<_> = decode(&encoded).collect::<Result<_, _>>().expect("it was encoded here");
+                proptest::prop_assert_eq!(again, updates);
             }
+            // After an error there is no more.
+            proptest::prop_assert!(decode(&bytes).filter(Result::is_err).count() <= 1);
         }
     }
 }

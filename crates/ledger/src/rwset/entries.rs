@@ -90,8 +90,8 @@ pub struct RangeSummary {
     pub(super) count: u32,
 }
 
-/// The entries of a transaction in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and
-/// [`ReadWriteSet::writes`] return them.
+/// The entries of a transaction in one namespace. [`super::ReadWriteSet::reads`], [`super::ReadWriteSet::ranges`] and
+/// [`super::ReadWriteSet::writes`] return them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NamespaceReadWriteSet {
     pub(super) name: Span,

@@ -217,3 +217,50 @@ fn who_may_not_change_definitions_gets_an_error_that_says_so() {
     });
     run.expect("the run succeeds");
 }
+
+/// A contract whose definition asks for it must be initialised under each version, and once.
+#[test]
+fn a_contract_that_needs_it_is_initialized_once_for_each_version() {
+    let run = Simulation::new(1).run(|_| async {
+        let root = Directory::open("root").await.expect("it is made");
+        let net = net(&root).await;
+        let policy = crate::definitions::channel_policy();
+        let define = async |sequence: i64, version: &str| {
+            for (index, admin) in net.admins.iter().enumerate() {
+                let right = approval(sequence, &policy);
+                let args = ApproveChaincodeDefinitionForMyOrgArgs {
+                    version: version.to_owned(),
+                    init_required: true,
+                    ..right
+                };
+                let proposal = admin.lifecycle("ApproveChaincodeDefinitionForMyOrg", &args);
+                assert_eq!(net.code(admin, &[index], proposal).await, Code::VALID);
+            }
+            let right = commit(sequence, &policy);
+            let args = CommitChaincodeDefinitionArgs { version: version.to_owned(), init_required: true, ..right };
+            let proposal = net.admins[0].lifecycle("CommitChaincodeDefinition", &args);
+            assert_eq!(net.code(&net.admins[0], &[0, 1], proposal).await, Code::VALID);
+        };
+        let refused = async |proposal: SignedTestProposal, expected: &str| {
+            let (status, _, message) = net.answer(0, proposal).await;
+            assert!(status == 500 && message.contains(expected), "{status} {message}");
+        };
+        let init = || net.client.initialization("basic", "InitLedger");
+        refused(init(), "does not require initialization").await;
+        define(1, "1.0").await;
+        refused(net.write("one"), "must call as init first").await;
+        assert_eq!(net.code(&net.client, &[0], init()).await, Code::VALID);
+        assert_eq!(net.code(&net.client, &[0], net.write("one")).await, Code::VALID);
+        refused(init(), "is already initialized").await;
+        // The same version needs no new initialisation, another one does.
+        define(2, "1.0").await;
+        assert_eq!(net.code(&net.client, &[0], net.write("two")).await, Code::VALID);
+        define(3, "2.0").await;
+        refused(net.write("three"), "must call as init first").await;
+        for peer in &net.peers {
+            peer.stop().await.expect("the peer stops");
+        }
+        net.orderer.stop().await;
+    });
+    run.expect("the run succeeds");
+}

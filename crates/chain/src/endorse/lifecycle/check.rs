@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use identity::policy::SignaturePolicy;
-use ledger::lifecycle::{ContractDefinition, is_contract_name};
+use ledger::lifecycle::{COLLECTIONS_MAX, ContractDefinition, DEFINITION_ROW_BYTES_MAX, is_contract_name};
 use proto::common::SignaturePolicy as Rule;
 use proto::common::signature_policy::Type;
 use proto::protos::StaticCollectionConfig;
@@ -36,6 +36,14 @@ impl LifecycleCall<'_> {
         }
         if definition.static_collections().count() != definition.collections.config.len() {
             return Err(invalid("a collection has no configuration".to_owned()));
+        }
+        let (_, rows) = definition.rows();
+        if rows.iter().any(|row| row.len() > DEFINITION_ROW_BYTES_MAX)
+            || definition.collections.config.len() > COLLECTIONS_MAX
+        {
+            return Err(invalid(format!(
+                "it has more than {COLLECTIONS_MAX} collections, or a part of more than {DEFINITION_ROW_BYTES_MAX} bytes"
+            )));
         }
         let mut names = BTreeSet::new();
         for collection in definition.static_collections() {

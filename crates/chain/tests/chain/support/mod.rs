@@ -204,6 +204,16 @@ impl Client {
         self.shaped_bytes(ProposalOverrides::default(), "_lifecycle", args)
     }
 
+    /// A call that means to initialise a contract.
+    pub fn initialization(&self, contract: &str, function: &str) -> SignedTestProposal {
+        let input = ChaincodeInput {
+            args: vec![Bytes::copy_from_slice(function.as_bytes())],
+            is_init: true,
+            ..ChaincodeInput::default()
+        };
+        self.with_input(ProposalOverrides::default(), contract, input)
+    }
+
     pub fn shaped(
         &self,
         shape: ProposalOverrides,
@@ -216,6 +226,10 @@ impl Client {
     }
 
     fn shaped_bytes(&self, shape: ProposalOverrides, contract: &str, args: Vec<Bytes>) -> SignedTestProposal {
+        self.with_input(shape, contract, ChaincodeInput { args, ..ChaincodeInput::default() })
+    }
+
+    fn with_input(&self, shape: ProposalOverrides, contract: &str, input: ChaincodeInput) -> SignedTestProposal {
         let creator = shape.creator.unwrap_or_else(|| self.signer.serialized().clone());
         let tx_id = shape.tx_id.unwrap_or_else(|| hex::encode(sha256_of(&[&shape.nonce, &creator])));
         let now = base::rt::wall_now();
@@ -236,7 +250,6 @@ impl Client {
             channel_header: encode(&channel_header),
             signature_header: encode(&SignatureHeader { creator, nonce: shape.nonce.into() }),
         };
-        let input = ChaincodeInput { args, ..ChaincodeInput::default() };
         let spec = ChaincodeSpec { chaincode_id: Some(id), input: Some(input), ..ChaincodeSpec::default() };
         let payload = ChaincodeProposalPayload {
             input: encode(&ChaincodeInvocationSpec { chaincode_spec: Some(spec) }),
