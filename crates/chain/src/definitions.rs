@@ -1,13 +1,18 @@
-//! The contracts of a channel and their rules: what the ledger defines, and what a peer was started with.
+//! The contracts of a channel and their rules: those that the ledger defines, and those that a peer was started with.
 //!
-//! 1. The definitions stand in the state ([`ledger::lifecycle`]). The rules in force for a block are those of the state before it,
-//!    so all peers apply the same ones. [`LedgerDefinitions`] holds what the state says.
-//! 2. A contract that the ledger does not define has the definition that its peers were started with, if any. As soon as the
-//!    ledger defines it, only the ledger counts. Until then all peers must be started with the same definitions.
-//! 3. [`ContractRules`] are a definition compiled under a configuration: the policies that endorsements must satisfy.
+//! 1. The state holds the definitions ([`ledger::lifecycle`]). The rules in force for a block are those of the state
+//!    before it, so all peers apply the same rules. [`LedgerDefinitions`] is a decoded copy of the definitions in the
+//!    state.
+//! 2. A contract that the ledger does not define has the definition that its peers were started with, if any. As soon
+//!    as the ledger defines it, only the ledger's definition counts. Until then all peers must be started with the same
+//!    definitions.
+//! 3. [`ContractRules`] is a definition compiled under a channel configuration: the policies that endorsements must
+//!    satisfy.
 //!
-//! What a definition says wrongly makes its contract unusable, and nothing else: nothing satisfies a policy that cannot be read, a
-//! policy that the channel does not have, or a plugin that no peer has. Fabric's peers stop at some of these.
+//! An invalid definition makes its own contract unusable and harms nothing else. If its rows cannot be decoded, the
+//! contract counts as undefined. If its policy cannot be decoded, refers to a policy that the channel does not have, or
+//! belongs to a plugin that no peer has, no endorsements satisfy it. Some of these errors stop a channel at Fabric's
+//! peers.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +42,7 @@ pub fn channel_policy() -> Bytes {
     by_channel_policy("").validation.validation_parameter
 }
 
-/// What the ledger says about its contracts: `None` for rows that are no definition.
+/// The definitions on the ledger, by contract; `None` for a contract whose rows cannot be decoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LedgerDefinitions(BTreeMap<String, Option<ContractDefinition>>);
 
@@ -75,7 +80,7 @@ impl LedgerDefinitions {
                 }
             }
             match page.entries.last() {
-                // The first key after the last one.
+                // The smallest key after the last one.
                 Some((last, _)) if page.more => start = format!("{last}\0"),
                 _ => return Ok(definitions),
             }
@@ -117,7 +122,7 @@ impl LedgerDefinitions {
         Ok(())
     }
 
-    /// The contracts that have rows, each with its definition if the rows are one.
+    /// The contracts that have rows, each with its definition; `None` if its rows cannot be decoded.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&ContractDefinition>)> {
         self.0.iter().map(|(name, definition)| (name.as_str(), definition.as_ref()))
     }
@@ -127,7 +132,8 @@ impl LedgerDefinitions {
         self.0.contains_key(contract)
     }
 
-    /// The definitions in force, given those with which the peers were started.
+    /// The definitions in force: those on the ledger, and the initial ones of contracts that have no rows on the
+    /// ledger.
     pub(crate) fn over(&self, initial: &ContractDefinitions) -> ContractDefinitions {
         let mut definitions = initial.clone();
         for (name, definition) in &self.0 {
@@ -149,7 +155,7 @@ impl FromIterator<(String, Option<ContractDefinition>)> for LedgerDefinitions {
 /// The policies that the endorsements of a contract's transactions must satisfy.
 #[derive(Clone, Debug)]
 pub struct ContractRules {
-    /// For public keys, and for everything that has no policy of its own.
+    /// For public keys, and for collections that have no policy of their own.
     pub endorsement: Policy,
     collections: Map<String, CollectionRules>,
 }
@@ -164,7 +170,8 @@ pub struct CollectionRules {
 }
 
 impl ContractRules {
-    /// Compiles a definition; `None` if it lacks a plugin or a policy: Fabric takes such a contract for undefined.
+    /// Compiles a definition. `None` if it lacks a plugin or a policy: as in Fabric, such a contract counts as
+    /// undefined.
     pub(crate) fn compile(config: &ChannelConfig, definition: &ContractDefinition) -> Option<ContractRules> {
         let validation = &definition.validation;
         if validation.validation_plugin.is_empty() || validation.validation_parameter.is_empty() {
@@ -213,7 +220,7 @@ impl ContractRules {
         self.collections.get(collection).map_or(0, |rules| rules.block_to_live)
     }
 
-    /// Whether a write to any collection expires.
+    /// Whether writes to any collection expire.
     pub fn expires(&self) -> bool {
         self.collections.values().any(|rules| rules.block_to_live > 0)
     }
@@ -233,7 +240,7 @@ fn signature_policy(text: &str) -> Policy {
     compiled.map_or(Policy::Missing, Policy::from)
 }
 
-/// Bytes that determine a set of definitions, for a digest.
+/// An unambiguous encoding of definitions, for a digest.
 pub(crate) fn stated(definitions: &ContractDefinitions) -> Vec<u8> {
     let mut stated = Vec::new();
     for (name, definition) in definitions {

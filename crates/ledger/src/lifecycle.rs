@@ -1,19 +1,19 @@
 //! The definitions of contracts, as Fabric's lifecycle keeps them in the state (namespace [`LIFECYCLE`]).
 //!
-//! A definition stands in five rows. One names its type and its fields, and each field has a row of its own, so that a
-//! transaction that changes one field writes that row only:
+//! A definition consists of five rows. One names its type and its fields. Each field has a row of its own, so that a
+//! transaction that changes one field writes only that row:
 //!
 //! | key | value |
 //! |---|---|
 //! | `namespaces/metadata/NAME` | `StateMetadata`: type `ChaincodeDefinition` and the fields below |
-//! | `namespaces/fields/NAME/Sequence` | `StateData` with a number: how often the definition was changed, from 1 |
+//! | `namespaces/fields/NAME/Sequence` | `StateData` with a number: 1 for the first definition, then 2, … |
 //! | `namespaces/fields/NAME/EndorsementInfo` | `StateData` with an encoded `ChaincodeEndorsementInfo` |
 //! | `namespaces/fields/NAME/ValidationInfo` | `StateData` with an encoded `ChaincodeValidationInfo` |
 //! | `namespaces/fields/NAME/Collections` | `StateData` with an encoded `CollectionConfigPackage` |
 //!
-//! A field without a row counts as empty. The rows are written by transactions of the system contract `_lifecycle`, which need
-//! the policy [`LIFECYCLE_ENDORSEMENT`]; nothing else checks what they write. So anything may stand in them, and what cannot
-//! be read is no definition.
+//! A field without a row counts as empty. The system contract `_lifecycle` writes these rows. Validation checks that a
+//! transaction that writes them satisfies the policy [`LIFECYCLE_ENDORSEMENT`], but not what it writes. So the rows may
+//! hold any bytes; if they cannot be decoded, the contract has no valid definition.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -26,16 +26,16 @@ use proto::protos::{ApplicationPolicy, CollectionConfigPackage, StaticCollection
 pub const LIFECYCLE: &str = "_lifecycle";
 /// The policy that a transaction needs to write to [`LIFECYCLE`].
 pub const LIFECYCLE_ENDORSEMENT: &str = "/Channel/Application/LifecycleEndorsement";
-/// How the name of an organisation's implicit collection begins; its MSP's name follows.
+/// The prefix of the name of an organisation's implicit collection; its MSP's name follows.
 pub const IMPLICIT_COLLECTION_PREFIX: &str = "_implicit_org_";
 /// The validation plugin that every peer has.
 pub const VALIDATION_PLUGIN: &str = "vscc";
 /// The endorsement plugin that every peer has.
 pub const ENDORSEMENT_PLUGIN: &str = "escc";
 
-/// The longest value of a row of a definition, in bytes. Decoded, it may take some twenty times as much.
+/// The longest value of a row of a definition, in bytes. Decoded, it may take about twenty times as much memory.
 pub const DEFINITION_ROW_BYTES_MAX: usize = 256 << 10;
-/// The most collections of a contract.
+/// The largest number of collections of a contract.
 pub const COLLECTIONS_MAX: usize = 1024;
 
 const METADATA_PREFIX: &str = "namespaces/metadata/";
@@ -45,7 +45,7 @@ const DATATYPE: &str = "ChaincodeDefinition";
 /// A field of a definition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DefinitionField {
-    /// How often the definition was changed.
+    /// The number of the definition: 1 for the first, one more for each later one.
     Sequence,
     /// Version, initialisation, endorsement plugin.
     EndorsementInfo,
@@ -80,18 +80,19 @@ impl DefinitionField {
     }
 }
 
-/// The key of the row that says that a contract is defined.
+/// The key of the row whose presence says that a contract is defined.
 pub fn metadata_key(contract: &str) -> String {
     format!("{METADATA_PREFIX}{contract}")
 }
 
-/// The first key, and the end, of the range of all keys that [`metadata_key`] returns.
+/// The range of all keys that [`metadata_key`] returns: its inclusive start and its exclusive end.
 pub fn metadata_range() -> (&'static str, &'static str) {
     (METADATA_PREFIX, "namespaces/metadata0")
 }
 
-/// The contract whose definition has a row of this key. Members who may write definitions may write anything: what is no name of a
-/// contract defines none, since its rows would stand in namespaces of the state that are none of a contract.
+/// The contract whose definition has a row with this key. Members who may write definitions may write any key. A key
+/// whose name is not that of a contract defines nothing: the namespaces of such a contract could be those of a
+/// collection, of metadata, or of this node's bookkeeping.
 pub fn defined_contract(key: &str) -> Option<&str> {
     let field = || key.strip_prefix(FIELDS_PREFIX)?.rsplit_once('/').map(|(contract, _)| contract);
     key.strip_prefix(METADATA_PREFIX).or_else(field).filter(|contract| is_contract_name(contract))
@@ -105,7 +106,7 @@ pub fn is_contract_name(name: &str) -> bool {
 /// A contract's definition.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ContractDefinition {
-    /// How often the definition was changed, from 1.
+    /// The number of the definition: 1 for the first, one more for each later one.
     pub sequence: i64,
     /// Version, initialisation, endorsement plugin.
     pub endorsement: ChaincodeEndorsementInfo,
@@ -116,10 +117,10 @@ pub struct ContractDefinition {
 }
 
 impl ContractDefinition {
-    /// Reads a definition from the values of its rows; `fields` are in the order of [`DefinitionField::ALL`].
+    /// Decodes a definition from the values of its rows; `fields` are in the order of [`DefinitionField::ALL`].
     ///
     /// # Errors
-    /// Why the rows are no definition.
+    /// [`UnreadableDefinition`] says why the rows are not a definition.
     pub fn read(metadata: &Bytes, fields: [Option<&Bytes>; 4]) -> Result<ContractDefinition, UnreadableDefinition> {
         let is_too_long = |row: &&Bytes| row.len() > DEFINITION_ROW_BYTES_MAX;
         if fields.iter().flatten().chain([&metadata]).any(is_too_long) {
@@ -147,7 +148,7 @@ impl ContractDefinition {
         })
     }
 
-    /// The values of the rows: of the metadata, then of [`DefinitionField::ALL`].
+    /// The values of the rows: the metadata, and the fields in the order of [`DefinitionField::ALL`].
     pub fn rows(&self) -> (Bytes, [Bytes; 4]) {
         let metadata = metadata_row(DATATYPE, DefinitionField::ALL.into_iter().map(DefinitionField::name));
         let bytes = |message: Vec<u8>| encode(Type::Bytes(message.into()));
@@ -160,7 +161,7 @@ impl ContractDefinition {
         (metadata, fields)
     }
 
-    /// The first definition of a contract: with Fabric's plugins, without initialisation and collections.
+    /// The first definition of a contract, with Fabric's plugins and without required initialisation or collections.
     pub fn first(version: impl Into<String>, policy: &ApplicationPolicy) -> ContractDefinition {
         ContractDefinition {
             sequence: 1,
@@ -177,7 +178,7 @@ impl ContractDefinition {
         }
     }
 
-    /// The collections whose configuration this node knows.
+    /// The collections that have a static configuration, the only kind that this node knows.
     pub fn static_collections(&self) -> impl Iterator<Item = &StaticCollectionConfig> {
         let payloads = self.collections.config.iter().filter_map(|config| config.payload.as_ref());
         payloads.map(|collection_config::Payload::StaticCollectionConfig(collection)| collection)
@@ -190,17 +191,17 @@ pub fn metadata_row<'a>(datatype: &str, fields: impl Iterator<Item = &'a str>) -
     StateMetadata { datatype: datatype.to_owned(), fields }.encode_to_vec().into()
 }
 
-/// The type that a row of [`metadata_row`] names.
+/// The type that a row made by [`metadata_row`] names; empty if the row cannot be decoded.
 pub fn datatype_of(metadata: &Bytes) -> String {
     StateMetadata::decode(metadata.clone()).unwrap_or_default().datatype
 }
 
-/// The value of the row of a field that is text.
+/// The value of a field's row that holds text.
 pub fn text_field(text: &str) -> Bytes {
     encode(Type::String(text.to_owned()))
 }
 
-/// The number in the row of a field; `None` if it is none.
+/// The number in a field's row; `None` if the row does not hold one.
 pub fn number_of_field(row: &Bytes) -> Option<i64> {
     match StateData::decode(row.clone()).ok()?.r#type {
         Some(Type::Int64(number)) => Some(number),
@@ -208,7 +209,7 @@ pub fn number_of_field(row: &Bytes) -> Option<i64> {
     }
 }
 
-/// Why rows are no definition.
+/// Why rows are not a definition.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a definition: {0}")]
 pub struct UnreadableDefinition(String);

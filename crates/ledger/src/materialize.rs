@@ -2,9 +2,9 @@
 //!
 //! A stored block carries its validity filter, so nothing is verified again: the writes of the transactions that the
 //! filter marks as valid become rows, each at the version of its transaction. A storage node materialises rows in this
-//! way ([`BlockMaterializer`]); a peer does the same when it starts and replays the blocks after its savepoint. A
-//! configuration writes one row, as in Fabric: its envelope's content under [`CONFIG_KEY`]. Changes that follow from the state
-//! before the block as well stand in the block's metadata ([`derived`]).
+//! way ([`BlockMaterializer`]), and a starting peer replays the blocks after its savepoint in the same way. A
+//! configuration writes one row, as in Fabric: its envelope's content under [`CONFIG_KEY`]. Changes that also depend on
+//! the state before the block are read from the block's metadata ([`derived`]).
 
 use std::borrow::Cow;
 
@@ -30,17 +30,17 @@ pub struct StoredWrite<'a> {
     pub key: Cow<'a, str>,
     /// Shares the block's memory; `None` if the key is deleted.
     pub value: Option<StoredValue<'a>>,
-    /// The block, and the position in it of the transaction that wrote the key. The position after the last transaction stands
-    /// for the block itself.
+    /// The block, and the position in it of the transaction that wrote the key. The position after the last transaction
+    /// stands for a change by the block itself.
     pub version: Version,
 }
 
 /// The new value of a key.
 #[derive(Clone, Copy)]
 pub enum StoredValue<'a> {
-    /// It stands in the block's data.
+    /// It is part of the block's data.
     InData(&'a [u8]),
-    /// It stands in the block's metadata, among the derived updates.
+    /// It is part of the derived updates in the block's metadata.
     InMetadata(&'a [u8]),
 }
 
@@ -61,17 +61,17 @@ impl<'a> StoredValue<'a> {
     }
 }
 
-/// The writes of the valid transactions of a stored block and its derived updates, ordered by namespace and key. The genesis block
-/// has none.
+/// The writes of the valid transactions of a stored block and its derived updates, ordered by namespace and key. There
+/// are none for the genesis block.
 ///
 /// # Errors
-/// [`Error::FilterLength`]; [`Error::Transaction`] if a transaction that is marked valid cannot be read; [`Error::Malformed`] if
-/// the derived updates cannot be read.
+/// [`Error::FilterLength`]; [`Error::Transaction`] if a transaction that is marked valid cannot be read;
+/// [`Error::Malformed`] if the derived updates cannot be read.
 pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     block.check_filter()?;
     let number = block.number().get();
     if number == 0 {
-        // Its configuration is read from the block itself.
+        // The channel's first configuration is read from the genesis block itself.
         return Ok(Vec::new());
     }
     let mut writes = Vec::with_capacity(2 * block.len());
@@ -100,7 +100,7 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         })
         .map_err(|error| broken(error.to_string()))?;
     }
-    // Last: they replace what the transactions write.
+    // The derived updates come last, because they replace the transactions' writes.
     let mut kept = Vec::new();
     for update in derived::decode(block.metadata().derived_updates()) {
         let DerivedUpdate { namespace, key, change } = update?;
@@ -131,14 +131,14 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     Ok(writes)
 }
 
-/// The commit hash of a stored block, computed from its filter and its writes, behind the commit hash of the block before.
+/// The commit hash of a stored block, computed from its filter, its writes, and the commit hash of the block before.
 ///
 /// # Errors
 /// As [`stored_writes`].
 pub fn commit_hash(block: &Block, previous: Option<&Hash>) -> Result<Hash, Error> {
     let mut hasher = CommitHasher::new(block.metadata().filter());
     for StoredWrite { namespace, key, value, version } in stored_writes(block)? {
-        // What the block changes by itself is not covered.
+        // The hash does not cover the changes of the block itself.
         if (version.tx as usize) < block.len() {
             hasher.row(&namespace, &key, value.map(StoredValue::bytes), version);
         }
@@ -146,7 +146,7 @@ pub fn commit_hash(block: &Block, previous: Option<&Hash>) -> Result<Hash, Error
     Ok(hasher.finish(previous))
 }
 
-/// Reads the rows that stored blocks write, for a storage node that materialises them.
+/// Materialises the rows that stored blocks write, for a storage node.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockMaterializer;
 

@@ -1,31 +1,33 @@
-//! The namespaces of the world state: the contracts' own, and those that hold what belongs to a contract's keys beside their
-//! values.
+//! The namespaces of the world state: those of the contracts, and those that hold the metadata of their keys, the
+//! hashes of their private data, and this node's bookkeeping.
 //!
 //! | namespace | key | value |
 //! |---|---|---|
 //! | `contract` | a public key | its value |
-//! | `contract$$m` | a public key | its metadata: a `KVMetadataWrite` without key |
+//! | `contract$$m` | a public key | its metadata: a `KVMetadataWrite` without the key |
 //! | `contract$$hcollection` | the SHA-256 of a private key, in hexadecimal | the SHA-256 of its value |
-//! | `contract$$ncollection` | the same | the private key's metadata |
-//! | `$$expiry` | the block, the namespace of the hash, and the hash | the marker of an entry |
-//! | `$$rules` | `definitions` | the marker of an entry |
+//! | `contract$$ncollection` | the SHA-256 of a private key, in hexadecimal | the private key's metadata |
+//! | `$$expiry` | the block that removes a hash, the namespace of the hash, and the hash | [`MARKER`] |
+//! | `$$rules` | `definitions` | [`MARKER`] |
 //!
-//! The version of a row in `$$expiry` is that of the write that expires; see `chain::validate`. The row in `$$rules` is rewritten
-//! by every block that writes to the namespace of definitions, so that a reader of the state sees that something may be new.
+//! A row in `$$expiry` has the version of the write that expires; see `chain::validate`. Every block that writes to the
+//! namespace of definitions rewrites the row in `$$rules`, so that its version tells a reader of the state that
+//! definitions may have changed.
 //!
-//! No contract has a name with a dollar sign, so no contract reads or writes the other namespaces. The names sort as Fabric's
-//! commit hash wants them: a contract's public keys, then its collections, then the next contract.
+//! No contract has a name with a dollar sign, so no contract reads or writes the other namespaces. The names sort in
+//! the order that Fabric's commit hash requires: a contract's public keys, then its collections, then the next
+//! contract.
 
 /// The namespace of the schedule by which hashes of collections expire.
 pub const EXPIRY: &str = "$$expiry";
-/// The namespace of the row that says when definitions of contracts were last changed.
+/// The namespace of the row whose version is that of the last block that may have changed a definition.
 pub const RULES: &str = "$$rules";
 /// The key of the row in [`RULES`].
 pub const RULES_DEFINITIONS: &str = "definitions";
-/// The value of a row whose key and version say everything.
+/// The value of a row that carries all its information in its key and version.
 pub const MARKER: &[u8] = &[1];
 
-/// What a namespace may have beyond the names of contract and collection, in bytes.
+/// The most bytes of a namespace's name besides the names of its contract and collection.
 pub const NAMESPACE_SUFFIX_BYTES: usize = 3;
 
 const SEPARATOR: &str = "$$";
@@ -40,9 +42,9 @@ pub enum NamespaceContent<'a> {
     Values(&'a str),
     /// The hashes of the private values of this contract in this collection.
     Hashes(&'a str, &'a str),
-    /// The metadata of this contract's keys in this collection; empty for public keys.
+    /// The metadata of this contract's keys in this collection; the collection is empty for public keys.
     Metadata(&'a str, &'a str),
-    /// What this node notes for itself.
+    /// Bookkeeping of this node.
     Internal,
 }
 
@@ -58,7 +60,8 @@ pub fn content(namespace: &str) -> NamespaceContent<'_> {
     }
 }
 
-/// The namespace of the values of a contract, or of the hashes of its values in a collection, whose name is not empty.
+/// The namespace of a contract's public values, if `collection` is empty; otherwise that of the hashes of its values in
+/// the collection.
 pub fn values_of(contract: &str, collection: &str) -> String {
     match collection {
         "" => contract.to_owned(),
@@ -66,7 +69,8 @@ pub fn values_of(contract: &str, collection: &str) -> String {
     }
 }
 
-/// The namespace of the metadata of a contract's public keys, or of those in a collection, whose name is not empty.
+/// The namespace of the metadata of a contract's public keys, if `collection` is empty; otherwise that of its keys in
+/// the collection.
 pub fn metadata_of(contract: &str, collection: &str) -> String {
     match collection {
         "" => format!("{contract}{SEPARATOR}{METADATA}"),
@@ -74,12 +78,12 @@ pub fn metadata_of(contract: &str, collection: &str) -> String {
     }
 }
 
-/// The key of a row in [`EXPIRY`]: rows of one block stand together, under [`expiry_prefix`].
+/// The key of a row in [`EXPIRY`]. All rows of one block begin with its [`expiry_prefix`].
 pub fn expiry_key(block: u64, namespace: &str, hash: &str) -> String {
     format!("{}{namespace}/{hash}", expiry_prefix(block))
 }
 
-/// How the keys of all rows in [`EXPIRY`] begin whose hashes this block removes.
+/// The prefix of the keys in [`EXPIRY`] whose hashes this block removes.
 pub fn expiry_prefix(block: u64) -> String {
     format!("{block:016x}/")
 }

@@ -1,4 +1,4 @@
-//! What the stages of one channel share with each other and with the channel's callers.
+//! The state that the stages of one channel share with each other and with the channel's callers.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{Error, events};
 pub struct PipelineConfig {
     /// The number of blocks after which the world state is persisted.
     pub persist_interval_blocks: u64,
-    /// Blocks that a restart may have to replay; at least the interval.
+    /// The largest number of blocks that a restart may have to replay; at least the interval.
     pub replay_blocks_max: u64,
     /// Whether other compute nodes of the peer verify signatures too.
     pub offload: OffloadConfig,
@@ -73,7 +73,7 @@ pub struct ChainTip {
 }
 
 impl CommitContext {
-    /// A ledger whose state is at the height of its block store.
+    /// The context of a ledger whose state is at the height of its block store.
     pub fn new(
         policies: Arc<ChannelPolicies>,
         store: Arc<dyn Blocks>,
@@ -107,12 +107,12 @@ impl CommitContext {
         *self.height.borrow()
     }
 
-    /// Follows [`CommitContext::height`].
+    /// A receiver of each new [`CommitContext::height`].
     pub fn committed(&self) -> WatchReceiver<u64> {
         self.height.subscribe()
     }
 
-    /// Stopped when the channel is to stop.
+    /// The token that is cancelled when the channel has to stop.
     pub fn stop(&self) -> &CancellationToken {
         &self.stop
     }

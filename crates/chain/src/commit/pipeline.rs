@@ -1,7 +1,9 @@
 //! The stages after the connection to the orderer: verify, validate, commit. See [`super`] for the steps.
 //!
-//! A separate task moves the world state's savepoint every [`PipelineConfig::persist_interval_blocks`](super::context::PipelineConfig::persist_interval_blocks) blocks. A restarted
-//! peer replays the blocks after its savepoint. If these are [`PipelineConfig::replay_blocks_max`](super::context::PipelineConfig::replay_blocks_max) blocks or more, the last
+//! A separate task moves the world state's savepoint every
+//! [`PipelineConfig::persist_interval_blocks`](super::context::PipelineConfig::persist_interval_blocks) blocks. A
+//! restarted peer replays the blocks after its savepoint. If these are
+//! [`PipelineConfig::replay_blocks_max`](super::context::PipelineConfig::replay_blocks_max) blocks or more, the last
 //! stage waits until the state is persisted.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -37,6 +39,7 @@ pub const VERIFIED_AHEAD_MAX: usize = 3;
 pub const VALIDATED_AHEAD_MAX: usize = 8;
 /// How long a stopping channel waits until the blocks that it appended are durable.
 const STOP_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// A block whose transactions are being verified.
 struct VerifyingBlock {
     block: Block,
@@ -82,8 +85,8 @@ impl CommitPipeline {
         CommitPipeline { context, verifying: examined, stages }
     }
 
-    /// Accepts the next block, verified and in order. Waits while the stages are full, and after a configuration until that
-    /// is validated.
+    /// Accepts the next block, which stage 1 has checked. Waits while the stages are full; after a configuration block,
+    /// waits until that block is validated and appended.
     ///
     /// # Errors
     /// [`Error::Stopped`].
@@ -102,7 +105,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Ends the stages and waits for them. Validated blocks are finished; the others are received again later.
+    /// Ends the stages and waits for them. Appended blocks are committed; the others are received again after a
+    /// restart.
     pub async fn stop(self) {
         self.context.stop().cancel();
         drop(self.verifying);
@@ -128,10 +132,12 @@ fn holds_config(block: &Block) -> bool {
     block.len() == 1 && Transaction::decode(&block.envelope(0)).is_ok_and(|transaction| transaction.is_config())
 }
 
-/// The policies under the configuration that a validated block brings into force; `None` if it does not change the configuration.
+/// The policies under the configuration that a validated block brings into force; `None` if it does not change the
+/// configuration.
 ///
 /// # Errors
-/// [`Error::Configuration`] if the configuration in force does not lead to the block's: the channel cannot go on.
+/// [`Error::Configuration`] if no authorised update leads from the configuration in force to the block's. The channel
+/// cannot continue.
 fn next_config(
     context: &CommitContext,
     block: &Block,
@@ -172,8 +178,8 @@ fn verify_chunks(block: &Block, context: &CommitContext) -> VerifyingChunks {
     VerifyingChunks { policies: in_force, chunks }
 }
 
-/// The verified transactions of a block. Blocks are verified ahead of their predecessors, so one of these may have changed a definition
-/// since; then all transactions are verified again.
+/// The verified transactions of a block. Verification runs ahead of validation, so an earlier block may have changed a
+/// definition since this one was verified. Then all its transactions are verified again.
 async fn verified(
     block: &Block,
     mut verifying: VerifyingChunks,
@@ -256,7 +262,7 @@ async fn validate_blocks(
     Ok(())
 }
 
-/// The batches of blocks that the state has not applied yet, as far as stage 3 knows; oldest first.
+/// The batches of blocks that the state had not applied when stage 3 last looked; oldest first.
 type PendingBatches = VecDeque<(u64, Arc<UpdateBatch>)>;
 
 /// The state after all blocks that were validated.
@@ -267,8 +273,8 @@ fn newest_view(context: &CommitContext, pending: &mut PendingBatches) -> BlockSt
     BlockStateView::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect())
 }
 
-/// Validates the next block; `None` if the channel stopped meanwhile. If the state has moved on too far from the view
-/// that is being read, the block is validated again from a newer view.
+/// Validates the next block; `None` if the channel stopped meanwhile. If the state can no longer serve the view, it
+/// validates the block again from a newer view.
 async fn validate_next(
     context: &CommitContext,
     block: &Block,
@@ -288,7 +294,7 @@ async fn validate_next(
         };
         match validate_block(block, examined, &rules, known).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
-                tracing::warn!(channel = %context.policies.channel(), block = tip.height, %error, "judging a block again");
+                tracing::warn!(channel = %context.policies.channel(), block = tip.height, %error, "validating a block again");
                 if context.stop().run_until_cancelled(backoff.wait()).await.is_none() {
                     return Ok(None);
                 }
@@ -298,8 +304,8 @@ async fn validate_next(
     }
 }
 
-/// The policies with the definitions that a block changes, the last of `pending`; within, `None` if it changes none. `None` if the
-/// channel stopped meanwhile.
+/// The policies with the definitions that a block changes; the block is the last of `pending`. The inner `None` means
+/// that it changes no definition, the outer `None` that the channel stopped meanwhile.
 async fn next_definitions(
     context: &CommitContext,
     number: u64,
@@ -307,7 +313,7 @@ async fn next_definitions(
     pending: &mut PendingBatches,
 ) -> Result<Option<Option<ChannelPolicies>>, Error> {
     let (mut backoff, current) = (retry_backoff(), context.validating.get());
-    // The rows of one contract need not stand together.
+    // The rows of one contract need not be adjacent.
     let changed: BTreeSet<&str> = batch.range(LIFECYCLE, "", "").filter_map(|(key, _)| defined_contract(key)).collect();
     if changed.is_empty() {
         return Ok(Some(None));
@@ -328,7 +334,7 @@ async fn next_definitions(
     }
 }
 
-/// The block as it is stored: with a note of what it changes beyond the writes of its transactions.
+/// The block as it is stored, with its derived updates in the metadata.
 fn with_derived_updates(block: &Block, batch: &UpdateBatch) -> Result<Block, Error> {
     let derived = derived_updates(&stored_updates(block)?, batch);
     if derived.is_empty() || rt::fault_point("chain.commit.mutant.forgets_updates") {
@@ -343,7 +349,7 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     let mut metadata = block.metadata().clone();
     metadata.set_filter(codes.iter().map(|code| code.0).collect::<Vec<_>>().into());
     metadata.set_commit_hash(commit_hash);
-    // Whatever stands here did not come from this peer.
+    // Derived updates in a received block are not this peer's own.
     metadata.set_derived_updates(Bytes::new());
     block.with_metadata(metadata)
 }
@@ -415,7 +421,8 @@ async fn sync(context: &CommitContext) -> Result<u64, storage::Error> {
 async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<ValidatedBlock>) -> Result<(), Error> {
     let mut waiting = Vec::with_capacity(VALIDATED_AHEAD_MAX);
     loop {
-        // Ends when the stage before has ended: the blocks that it appended are finished even if the channel stops.
+        // The loop ends after stage 3 has ended, so the blocks that it appended are committed even if the channel
+        // stops.
         if to_finish.recv_many(&mut waiting, VALIDATED_AHEAD_MAX).await == 0 {
             return Ok(());
         }
@@ -435,7 +442,7 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
         let mut durable: Option<Durable<'_>> = Some(Box::pin(durable));
         for judged in waiting.drain(..) {
             let ValidatedBlock { block, codes, batch, policies, received, .. } = judged;
-            // The stage before may still use the batch; the copy shares keys and values.
+            // Stage 3 may still use the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
             if context.state.wants_persist() {
                 persist(&context).await?;
@@ -457,7 +464,8 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
     }
 }
 
-/// Persists the state. While the disk is full it waits for space. A stop ends the wait, which loses nothing.
+/// Persists the state. While the disk is full it waits for space. A stop ends the wait and loses nothing, because the
+/// blocks are durable.
 async fn persist(context: &CommitContext) -> Result<(), Error> {
     let (mut backoff, mut stalled) = (retry_backoff(), None);
     loop {

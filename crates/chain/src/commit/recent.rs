@@ -1,4 +1,4 @@
-//! Committed blocks in the form that services show, and the ring of the newest committed blocks.
+//! Committed blocks in the form in which services return them, and the ring of the newest committed blocks.
 //!
 //! A committed block is decoded once and shared by all event streams, however many clients listen.
 
@@ -38,7 +38,7 @@ pub struct CommittedTransaction {
     pub tx_id: Option<TxId>,
     /// Fabric's header type.
     pub kind: i32,
-    /// Whether it took effect.
+    /// Its validation code.
     pub code: Code,
     /// The chaincode's answer, as far as it can be read; also of invalid transactions.
     pub outcome: Option<ActionOutcome>,
@@ -52,7 +52,7 @@ impl CommittedTransaction {
 }
 
 impl CommittedBlock {
-    /// A block as this peer stores it, whose transactions were verified here.
+    /// A block as this peer stores it, with its transactions as this node verified them.
     pub(crate) fn of_verified(stored: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
         let transactions = examined
             .into_iter()
@@ -67,7 +67,7 @@ impl CommittedBlock {
         CommittedBlock::new(stored, transactions)
     }
 
-    /// Keeps of the derived updates only whether they change a definition.
+    /// Drops the derived updates, and remembers only whether they include a change of definitions.
     fn new(stored: Block, transactions: Vec<CommittedTransaction>) -> CommittedBlock {
         let is_config = |one: &CommittedTransaction| one.kind == HeaderType::Config as i32 && one.code.is_valid();
         let mut derived = derived::decode(stored.metadata().derived_updates());
@@ -122,8 +122,8 @@ impl CommittedBlock {
         &self.transactions
     }
 
-    /// Whether the block has changed the channel's configuration, or the definition of a contract. A block that another node shows
-    /// does not tell the latter.
+    /// Whether the block has changed the channel's configuration or the definition of a contract. A block that was
+    /// fetched from another node has no derived updates, so only a change of the configuration shows there.
     pub fn changes_policies(&self) -> bool {
         self.changes_policies
     }
@@ -155,10 +155,10 @@ impl RecentCommittedBlocks {
         self.0.get(number)
     }
 
-    /// A block of another node's ledger: a recent one, or one that `read` fetches and that is decoded now.
+    /// A block of another node's ledger: from the ring if it is there, otherwise fetched by `read` and decoded.
     ///
     /// # Errors
-    /// Those of `read`; an error if the bytes are no block with one validation code for each transaction.
+    /// Those of `read`; an error if the bytes are not a block with one validation code for each transaction.
     pub async fn get_or_read(
         &self,
         number: u64,

@@ -1,7 +1,8 @@
-//! Applying stored blocks again, from the state's savepoint on.
+//! Applies stored blocks again, from the state's savepoint on.
 //!
-//! A stored block carries its filter, so nothing is verified a second time: the writes of the transactions that the filter
-//! marks as valid are applied again. What the block changed beyond them it carries too ([`ledger::block::derived`]).
+//! A stored block carries its filter, so nothing is verified a second time: the writes of the transactions that the
+//! filter marks as valid are applied again. The block also carries its derived updates, the changes beyond these writes
+//! ([`ledger::block::derived`]).
 
 use std::sync::Arc;
 
@@ -15,10 +16,11 @@ use storage::blocks::Blocks;
 use crate::Error;
 use crate::events;
 
-/// Brings the state to the height of the block store.
+/// Brings the state to the height of the block store. Returns the number of blocks that it applied.
 ///
 /// # Errors
-/// [`Error::Stored`] if the state is ahead of the blocks, or if a block is missing or cannot be read.
+/// [`Error::Stored`] if the state is ahead of the blocks or a block is missing; those of a block that cannot be
+/// decoded; the state's and the block store's.
 pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, Error> {
     let height = store.height();
     if state.height() > height {
@@ -61,8 +63,8 @@ pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     Ok(batch)
 }
 
-/// What a block changes beyond the writes of its transactions, for its metadata: the difference of all its changes and of
-/// [`stored_updates`] of the block without such metadata.
+/// The derived updates of a block, encoded for its metadata: the difference between `all` its changes and those
+/// `written` by its transactions, which are the [`stored_updates`] of the block without derived updates.
 pub fn derived_updates(written: &UpdateBatch, all: &UpdateBatch) -> Bytes {
     let derived = all.iter().filter(|(namespace, key, update)| written.get(namespace, key) != Some(update));
     let derived = derived.map(|(namespace, key, update)| {

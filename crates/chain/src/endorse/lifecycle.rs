@@ -1,16 +1,20 @@
-//! The system contract `_lifecycle`: organisations approve the definition of a contract, each for itself, and one of them commits it.
+//! The system contract `_lifecycle`: each organisation approves the definition of a contract for itself, and one of
+//! them commits it.
 //!
-//! 1. An organisation approves: its approval goes to its implicit collection, of which the ledger shows hashes only. The endorsement
-//!    of its own peers suffices.
-//! 2. Before a commit, a client asks who has approved ([`LifecycleCall::check_commit_readiness`]): a peer compares the hashes that each
-//!    organisation's approval would have with those on the ledger.
-//! 3. The commit writes the definition ([`ledger::lifecycle`]). A peer endorses it only if its own organisation has approved the same
-//!    definition; the policy for such writes, usually a majority, makes sure that enough organisations have.
+//! 1. An organisation approves a definition by a transaction that writes to its implicit collection, of which the
+//!    ledger holds only hashes. The endorsement of its own peers suffices.
+//! 2. Before a commit, a client asks which organisations have approved ([`LifecycleCall::check_commit_readiness`]). A
+//!    peer compares the hashes that each organisation's approval would have with those on the ledger.
+//! 3. The commit writes the definition ([`ledger::lifecycle`]). A peer endorses it only if its own organisation has
+//!    approved the same definition. The policy for these writes, usually a majority, ensures that enough organisations
+//!    have approved it.
 //!
-//! All reads and writes are Fabric's, key by key, so that the endorsements of our peers and of Fabric's are equal. Of approvals the
-//! peer needs the hashes only: an approval that is repeated writes the fields whose hashes change.
+//! The contract reads and writes the same keys as Fabric's, so that our peers and Fabric's produce equal read-write
+//! sets. A peer needs only the hashes of approvals: an approval of a sequence that the organisation has approved before
+//! writes the fields whose hashes change.
 //!
-//! A contract that the peers run without a package, such as one that is compiled in, is approved with an unavailable source.
+//! A contract that the peers run without a package, such as one that is compiled in, is approved with the source
+//! `Unavailable`.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -40,15 +44,15 @@ use crate::access::ChannelPolicies;
 use crate::definitions::channel_policy;
 pub use state::LifecycleState;
 
-/// The status of a question for something that is not there.
+/// The status of a query for something that does not exist.
 const NOT_FOUND: i32 = 404;
 
 /// Why a call was not carried out.
 #[derive(Debug)]
 pub enum LifecycleError {
-    /// The answer is an error of this status.
+    /// The client gets a response with this error status and message.
     Refused(i32, String),
-    /// The peer cannot serve.
+    /// The peer cannot serve the call.
     Unserved(EndorseError),
 }
 
@@ -104,8 +108,8 @@ impl LifecycleCall<'_> {
         })
     }
 
-    /// Whether the client may call a function: approving is for administrators of the peer's own organisation, unless the channel's
-    /// access rules say otherwise.
+    /// Whether the client may call a function. Only administrators of the peer's own organisation may approve
+    /// definitions and query their approvals; the channel's access rules (`may_use`) decide about all other functions.
     pub fn may_call(&self, function: &str, may_use: impl FnOnce() -> bool) -> bool {
         let is_local = matches!(
             function,
@@ -180,7 +184,7 @@ impl LifecycleCall<'_> {
         Ok(ApproveChaincodeDefinitionForMyOrgResult {})
     }
 
-    /// Whether the organisation has approved exactly this already, package included.
+    /// Whether the organisation has already approved exactly this definition and package.
     async fn is_approved(&mut self, collection: &str, approval: &Approval<'_>) -> CallResult<bool> {
         let [parameters, source] = approval.rows();
         for rows in [parameters, source] {
@@ -235,7 +239,8 @@ impl LifecycleCall<'_> {
         Ok(CommitChaincodeDefinitionResult {})
     }
 
-    /// Who has approved a definition, which must be the next one of its contract, and where the others' approvals differ.
+    /// Which organisations have approved a definition, and which fields differ in the approvals of the others. The
+    /// definition must be the next one of its contract.
     async fn approvals_of_next(
         &mut self,
         name: &str,
@@ -274,7 +279,7 @@ impl LifecycleCall<'_> {
         let on_ledger = self.state.definition(&args.name).await?;
         let approvals = match &on_ledger {
             Some(definition) => self.approvals(&args.name, definition).await?.0,
-            // The organisations agreed on it when they started their peers with it.
+            // Without a definition on the ledger, the organisations agreed by starting their peers with this one.
             None => {
                 let organizations = self.policies.config().application().iter();
                 organizations.map(|organization| (organization.msp_id.to_string(), true)).collect()
@@ -295,7 +300,7 @@ impl LifecycleCall<'_> {
         })
     }
 
-    /// All definitions, of the policies in force.
+    /// All definitions in force.
     async fn query_all(&mut self) -> CallResult<QueryChaincodeDefinitionsResult> {
         let definitions = self.policies.definitions().iter().map(|(name, definition)| {
             let ContractDefinition { sequence, endorsement, validation, collections } = definition.clone();
@@ -314,7 +319,7 @@ impl LifecycleCall<'_> {
     }
 }
 
-/// What an organisation approves.
+/// The content of an organisation's approval.
 struct Approval<'a> {
     name: &'a str,
     definition: &'a ContractDefinition,
@@ -322,7 +327,7 @@ struct Approval<'a> {
 }
 
 impl Approval<'_> {
-    /// The rows of the parameters and of the package.
+    /// The rows of the definition's parameters, and those of the package.
     fn rows(&self) -> [state::SerializedRows; 2] {
         let (_, [_, endorsement, validation, collections]) = self.definition.rows();
         let private_name = format!("{}#{}", self.name, self.definition.sequence);
@@ -341,7 +346,7 @@ fn implicit_collection(msp: &MspId) -> String {
     format!("{IMPLICIT_COLLECTION_PREFIX}{msp}")
 }
 
-/// A definition with Fabric's defaults in place of what it does not say.
+/// A definition with Fabric's defaults for the fields that the client left empty.
 fn with_defaults(
     sequence: i64,
     mut endorsement: ChaincodeEndorsementInfo,

@@ -1,5 +1,5 @@
-//! Validates one block against the chain before it: duplicate transaction ids, policies of keys, conflicts, expiry, and the commit
-//! hash.
+//! Validates one block against the chain before it: checks duplicate transaction ids, policies of keys and conflicts,
+//! then computes the commit hash and the expiries.
 
 use base::{Bytes, Map, Set, TxId, Version};
 use ledger::lifecycle::LIFECYCLE;
@@ -24,11 +24,11 @@ use crate::access::ChannelPolicies;
 pub struct BlockVerdict {
     /// One code per transaction: the block's validity filter.
     pub codes: Vec<Code>,
-    /// What the block changes.
+    /// The changes of the block to the state.
     pub batch: UpdateBatch,
     /// Whether the batch may differ from what the block's valid transactions write.
     pub is_derived: bool,
-    /// The hash over filter and writes of this block and of all earlier ones.
+    /// The hash over the filters and writes of this block and of all earlier ones.
     pub commit_hash: Hash,
 }
 
@@ -36,7 +36,7 @@ pub struct BlockVerdict {
 pub struct BlockRules<'a> {
     /// The policies in force for the block.
     pub policies: &'a ChannelPolicies,
-    /// Says which transaction ids are in an earlier block.
+    /// The stored blocks, which tell whether an earlier block has a transaction id.
     pub committed: &'a dyn Blocks,
     /// The state before the block.
     pub view: &'a BlockStateView,
@@ -63,7 +63,8 @@ pub async fn validate_block(
         let code = if transaction.form != Code::VALID {
             transaction.form
         } else if transaction.is_config() && transactions.len() > 1 {
-            // Its orderer has to cut it alone: what follows it in the block would be judged by old rules.
+            // An orderer must put it into a block of its own: later transactions of the same block would be validated
+            // by the old rules.
             Code::INVALID_CONFIG_TRANSACTION
         } else if repeated {
             Code::DUPLICATE_TXID
@@ -96,7 +97,7 @@ pub async fn validate_block(
     Ok(BlockVerdict { codes, batch, is_derived, commit_hash })
 }
 
-/// Notes in the state that the block changes a definition, if it does.
+/// If the block writes to the namespace of definitions, notes that in the state. Returns whether it does.
 fn note_definitions(batch: &mut UpdateBatch, block: &Block) -> bool {
     let changes = batch.namespaces().any(|name| **name == *LIFECYCLE);
     if changes {
@@ -106,13 +107,13 @@ fn note_definitions(batch: &mut UpdateBatch, block: &Block) -> bool {
     changes
 }
 
-/// The version of what a block changes by itself, after its last transaction.
+/// The version of changes by the block itself: the position after its last transaction.
 fn own_version(block: &Block) -> Version {
     Version::new(block.number().get(), u32::try_from(block.len()).unwrap_or(u32::MAX))
 }
 
-/// For each transaction but configurations that passed steps 1 to 6, whether its id is in an earlier block. One request asks for all of
-/// them, because the store may be remote.
+/// For each transaction, whether its id is in an earlier block; always `false` for configurations and for transactions
+/// that failed steps 1 to 6. One request looks up all ids, because the store may be remote.
 async fn committed_before(
     transactions: &[VerifiedTransaction],
     store: &dyn Blocks,
@@ -130,7 +131,7 @@ async fn committed_before(
     Ok(transactions.iter().map(found).collect())
 }
 
-/// Of several transactions with one id that are valid so far, all but the first are duplicates.
+/// Marks all but the first of several transactions that share an id and are valid so far.
 fn mark_duplicates(transactions: &[VerifiedTransaction], codes: &mut [Code]) {
     let mut seen: Set<&TxId> = Set::with_capacity_and_hasher(transactions.len(), Default::default());
     for (transaction, code) in transactions.iter().zip(codes) {
@@ -142,8 +143,8 @@ fn mark_duplicates(transactions: &[VerifiedTransaction], codes: &mut [Code]) {
     }
 }
 
-/// The commit hash of a block, from its filter, what its transactions change, and the previous commit hash. The row of a configuration
-/// is left out, as in Fabric.
+/// The commit hash of a block, from its filter, the changes of its transactions, and the previous commit hash. As in
+/// Fabric, it does not cover the row of a configuration.
 pub fn commit_hash(codes: &[Code], batch: &UpdateBatch, previous: Option<&Hash>) -> Hash {
     let filter: Vec<u8> = codes.iter().map(|code| code.0).collect();
     let mut hasher = CommitHasher::new(&filter);
@@ -153,7 +154,7 @@ pub fn commit_hash(codes: &[Code], batch: &UpdateBatch, previous: Option<&Hash>)
     hasher.finish(previous)
 }
 
-/// How often each code occurs in a block.
+/// The number of transactions of a block with each code.
 pub fn tally(codes: &[Code]) -> Map<Code, u64> {
     let mut counts = Map::default();
     for code in codes {

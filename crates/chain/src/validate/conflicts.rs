@@ -1,18 +1,19 @@
-//! The conflict check: finds the transactions that read a version which is no longer current.
+//! The conflict check: finds the transactions that read a version that is no longer current.
 //!
 //! The result is a function of the state before the block and of the read-write sets, in the order of the block. The
 //! *candidates* are the transactions of the block that passed all earlier checks.
-//! 1. The versions of all keys that the candidates read are fetched at once, those of private keys by their hashes.
-//! 2. For each candidate in turn, namespace by namespace: the transaction is invalid with [`Code::MVCC_READ_CONFLICT`] if
-//!    an earlier valid transaction of the block wrote a key that it read, or if the state now has another version of such a
-//!    key. A key that appeared or disappeared since the read counts as changed.
-//! 3. Then each range that the candidate scanned is scanned again, over the state and the block's earlier valid writes. If
-//!    the keys or versions differ, the transaction is invalid with [`Code::PHANTOM_READ_CONFLICT`]. A scan that had stopped
-//!    early is repeated up to and including the last key that it returned.
-//! 4. The versions of the private keys that the candidate read in that namespace are compared as in rule 2.
-//! 5. What a valid transaction changes joins the block's batch with the version (block, position) ([`super::updates`]).
+//! 1. One request fetches the versions of all keys that the candidates read; private keys are named by their hashes.
+//! 2. For each candidate in turn, namespace by namespace: the transaction is invalid with [`Code::MVCC_READ_CONFLICT`]
+//!    if an earlier valid transaction of the block wrote a key that it read, or if the state now has another version of
+//!    such a key. A key that appeared or disappeared since the read counts as changed.
+//! 3. Then each range that the candidate scanned is scanned again, over the state and the block's earlier valid writes.
+//!    If the keys or versions differ, the transaction is invalid with [`Code::PHANTOM_READ_CONFLICT`]. A scan that had
+//!    stopped early is repeated up to and including the last key that it returned.
+//! 4. The versions of the private keys that the candidate read in that namespace are compared as in step 2.
+//! 5. The changes of a valid transaction join the block's batch with the version (block, position)
+//!    ([`super::updates`]).
 //!
-//! By rule 2 every write of an earlier valid transaction of the block conflicts with a later read of the same key. This
+//! By step 2 every write of an earlier valid transaction of the block conflicts with a later read of the same key. This
 //! includes a write that deletes a key that never existed. Fabric behaves the same way in both cases.
 
 use base::Version;
@@ -32,7 +33,7 @@ use super::view::{BlockStateView, after};
 pub struct ConflictOutcome {
     /// One code for each candidate, in order.
     pub codes: Vec<Code>,
-    /// What the valid candidates change.
+    /// The changes of the valid candidates.
     pub updates: BlockUpdates,
 }
 
@@ -50,7 +51,7 @@ pub async fn check_conflicts(
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
     let namespaces =
         || candidates.iter().flat_map(|(_, set)| set.namespaces.iter().map(move |namespace| (set, namespace)));
-    // Their names in the state: the set holds contracts, collections and bare hashes.
+    // Hashed reads under their names in the state; the set names contract, collection and raw hash.
     let hashed: Vec<HashedReads> = namespaces().flat_map(|(set, namespace)| HashedReads::of(set, namespace)).collect();
     let count = namespaces().map(|(_, namespace)| namespace.reads as usize).sum::<usize>();
     let count = count + hashed.iter().map(|reads| reads.keys.len()).sum::<usize>();
@@ -77,7 +78,8 @@ pub async fn check_conflicts(
     for (position, set) in candidates {
         let mut code = Code::VALID;
         for namespace in &set.namespaces {
-            // Every read consumes its version, even if the transaction is invalid already: the lists run in step.
+            // Every read consumes its version, even if the transaction is invalid already, so that reads and versions
+            // stay aligned.
             let mut check_reads = |count: usize, code: &mut Code, batch: &UpdateBatch| {
                 for _ in 0..count {
                     let (((name, key), seen), version) = current.next().expect("there is a version for each read");
@@ -119,7 +121,7 @@ struct HashedReads {
 }
 
 impl HashedReads {
-    /// One for each collection of a namespace, in order.
+    /// One for each collection message of a namespace, in order.
     fn of(set: &ReadWriteSet, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = HashedReads> {
         set.collections(namespace).map(|collection| {
             let keys = set.hashed_reads(&collection);
@@ -131,7 +133,7 @@ impl HashedReads {
     }
 }
 
-/// Whether a scan returns the same now as when the contract ran.
+/// Whether a scan returns the same keys and versions now as when the contract ran.
 async fn same_results(
     set: &ReadWriteSet,
     namespace: &NamespaceReadWriteSet,

@@ -1,18 +1,19 @@
-//! Step 10 of validation: whether the endorsements of a transaction satisfy every policy that they must.
+//! Step 10 of validation: checks that the endorsements of a transaction satisfy every policy that applies to it.
 //!
-//! The rules are Fabric's (its validation plugin of the version 2.0):
-//! 1. The contract that was invoked is checked, and each other namespace that the transaction writes to. One that the channel
-//!    does not define makes the transaction invalid with [`Code::INVALID_CHAINCODE`].
-//! 2. In each of these namespaces every write counts, of values and of metadata, public and hashed. The policy of a write is the
-//!    one in its key's metadata, if there is one; otherwise that of its collection, and for public keys that of the contract.
-//! 3. If no policy was checked in a namespace, that of its contract is. So a transaction that writes nothing needs it, and one
-//!    that writes only to keys with policies of their own does not.
-//! 4. A key's policy is the one before the block. If an earlier transaction of the block writes the key's metadata, and its
-//!    endorsements satisfied all policies, nothing satisfies the policy of a later write to that key, whatever else becomes of
-//!    the earlier transaction.
+//! The rules are those of Fabric's validation plugin, version 2.0:
+//! 1. The namespace of the invoked contract is checked, and every other namespace that the transaction writes to. If
+//!    the channel does not define one of these contracts, the transaction is invalid with [`Code::INVALID_CHAINCODE`].
+//! 2. In each of these namespaces every write is checked: of values and of metadata, public and hashed. If the key has
+//!    a policy in its metadata, that policy applies; otherwise the policy of its collection, or of the contract if the
+//!    key is public.
+//! 3. If rule 2 checked no policy in a namespace, the contract's policy is checked. So a transaction that writes
+//!    nothing needs the contract's policy, and one that writes only keys with policies of their own does not.
+//! 4. A key's policy is the one in the state before the block. Suppose that a transaction of the block writes the key's
+//!    metadata and its endorsements satisfy all policies. Then every later write to that key in the block fails its
+//!    policy, even if the earlier transaction turns out to be invalid for another reason.
 //!
-//! The policies of keys stand in the state, so they are looked up in the order of blocks ([`super::key_policies`]). As long as no
-//! key of a namespace has metadata, its checks need the transaction alone.
+//! The policies of keys are in the state, so they are looked up in the order of blocks ([`super::key_policies`]). If no
+//! key of a namespace has metadata, its checks need only the transaction.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use identity::Policy;
@@ -22,15 +23,15 @@ use super::code::Code;
 use crate::access::ChannelPolicies;
 use crate::definitions::ContractRules;
 
-/// The policies of keys that a transaction writes.
+/// The policies of the keys that a transaction writes.
 pub trait KeyPolicies {
-    /// The policy of a key of a namespace, in a collection (empty for public keys) by its hash in hexadecimal. `None` if it has
-    /// none of its own.
+    /// The key's own policy; `None` if it has none. For a public key `collection` is empty; in a collection, `key` is
+    /// the key's hash in hexadecimal.
     fn policy(&self, namespace: &str, collection: &str, key: &str) -> Option<&Policy>;
 }
 
-/// Checks a transaction that invoked the contract `invoked`. `is_satisfied` decides whether the endorsements satisfy a policy.
-/// `keys` is `None` if no key that the transaction writes has a policy of its own.
+/// Checks a transaction that invoked the contract `invoked`. `is_satisfied` decides whether the endorsements satisfy a
+/// policy. `keys` is `None` if no key that the transaction writes is known to have a policy of its own.
 pub fn check_endorsements(
     invoked: &str,
     set: &ReadWriteSet,
@@ -66,7 +67,7 @@ struct NamespaceWrites<'a> {
 impl<'a> NamespaceWrites<'a> {
     /// Rules 2 and 3.
     fn are_endorsed(&self, keys: Option<&dyn KeyPolicies>, is_satisfied: &mut impl FnMut(&Policy) -> bool) -> bool {
-        // Collections whose own policy is satisfied; the empty one stands for the contract.
+        // The collections whose policies are satisfied; the empty name stands for the contract.
         let mut satisfied: Vec<&str> = Vec::new();
         let mut was_any_checked = false;
         if let Some(namespace) = self.namespace {
@@ -92,7 +93,8 @@ impl<'a> NamespaceWrites<'a> {
         was_any_checked || is_satisfied(&self.rules.endorsement)
     }
 
-    /// Checks the policy of a collection, or that of the contract if the collection is empty, unless it is known to be satisfied.
+    /// Checks the policy of a collection, or of the contract if `collection` is empty. A policy in `satisfied` is not
+    /// evaluated again.
     fn is_collection_endorsed(
         &self,
         collection: &'a str,

@@ -1,12 +1,13 @@
 //! The expiry of private data: the hashes of a collection leave the state after a number of blocks.
 //!
-//! As in Fabric, what block n writes to a collection with `block_to_live` b is removed by block n + b + 1, unless a later block has
-//! written the key again. The removal takes effect after the transactions of its block, and no commit hash covers it.
+//! As in Fabric, block n + b + 1 removes the hashes that block n writes to a collection with `block_to_live` b, unless
+//! a later block, up to and including block n + b + 1, writes the key again. The removal takes effect after the
+//! transactions of its block, and no commit hash covers it.
 //!
-//! 1. A block that writes to such a collection adds a row to the schedule for each key ([`ledger::namespace::EXPIRY`]). The row's
-//!    version is that of the write.
-//! 2. Each block removes the hashes that the schedule names for it, if their versions are still those of the schedule, together
-//!    with the keys' metadata, and the rows of the schedule.
+//! 1. A block that writes to such a collection adds a row to the schedule for each key ([`ledger::namespace::EXPIRY`]).
+//!    The row has the version of the write.
+//! 2. Each block removes the rows of the schedule that name it. It also removes the hashes in these rows, with their
+//!    keys' metadata, if the hashes still have the scheduled versions and no transaction of the block writes them.
 
 use base::{Bytes, Version};
 use ledger::namespace::{self, EXPIRY, MARKER, NamespaceContent};
@@ -16,8 +17,8 @@ use super::known_rows::KnownRows;
 use super::view::BlockStateView;
 use crate::access::ChannelPolicies;
 
-/// Adds what a block schedules and what it removes to its changes. Returns whether there is anything. `version` is that of what the
-/// block changes by itself.
+/// Adds the expiries that a block schedules and the rows that it removes to its changes. Returns whether there were
+/// any. `version` is the version of changes by the block itself.
 ///
 /// # Errors
 /// The state's.
@@ -28,7 +29,7 @@ pub async fn expire(
     view: &BlockStateView,
     known: &mut KnownRows,
 ) -> Result<bool, state::Error> {
-    // A definition may have lost a collection whose hashes are yet to expire.
+    // Hashes may be scheduled to expire although the newest definition no longer has their collection.
     if !policies.has_expiring_collections() && !known.may_have_schedule(view).await? {
         return Ok(false);
     }
@@ -70,7 +71,7 @@ fn schedule(number: u64, batch: &UpdateBatch, policies: &ChannelPolicies) -> Vec
     rows
 }
 
-/// A row of the schedule, and the hash that it removes, if it removes one.
+/// The key of a row of the schedule, and the namespace and hash to remove, if the hash expires.
 type DueRow = (String, Option<(String, String)>);
 
 /// Step 2: the rows of the schedule that name this block.

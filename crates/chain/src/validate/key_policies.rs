@@ -1,13 +1,15 @@
-//! The endorsement policies of single keys (Fabric's state-based endorsement), which stand in the metadata of the keys.
+//! The endorsement policies of single keys (Fabric's state-based endorsement), which the keys' metadata hold.
 //!
-//! 1. [`KnownRows`] remembers, for each contract and collection, whether any key of it has metadata. Most have none, and then
-//!    the check that [`super::verify`] made ahead of time stands.
-//! 2. Otherwise, in the order of the block, the endorsements of a transaction are checked again ([`super::endorsement`]), with the
-//!    policies that the keys it writes had before the block ([`BlockKeyPolicies::check`]).
-//! 3. Keys whose metadata a transaction writes are noted if its endorsements satisfied all policies
-//!    ([`BlockKeyPolicies::note_changes`]): until the block ends nothing satisfies their policies.
+//! 1. [`KnownRows`] remembers, for each contract and collection, whether any of its keys may have metadata. Most have
+//!    none; then the verdict that [`super::verify`] reached ahead of time is final.
+//! 2. Otherwise, in the order of the block, the endorsements of a transaction are checked again
+//!    ([`super::endorsement`]), with the policies that the keys it writes had before the block
+//!    ([`BlockKeyPolicies::check`]).
+//! 3. If a transaction's endorsements satisfy all policies, the keys whose metadata it writes are noted
+//!    ([`BlockKeyPolicies::note_changes`]). Until the end of the block, no endorsements satisfy the policies of these
+//!    keys.
 //!
-//! Metadata that is no policy is satisfied by nothing. A Fabric peer stops there.
+//! If the policy of a key cannot be decoded, no endorsements satisfy it. A Fabric peer stops the channel in this case.
 
 use base::{Bytes, Map, Set, rt};
 use identity::Policy;
@@ -32,17 +34,17 @@ type KeyOfCollection = (String, String, String);
 /// The policies of the keys that one block writes.
 #[derive(Debug, Default)]
 pub struct BlockKeyPolicies {
-    /// Those that were looked up; `None` for keys without one.
+    /// The policies that were looked up; `None` for keys without one.
     known: Map<KeyOfCollection, Option<Policy>>,
     /// The keys whose metadata an earlier transaction of the block writes.
     changed: Set<KeyOfCollection>,
-    /// Contracts and collections of such keys.
+    /// The contracts and collections of the keys in `changed`.
     changed_collections: Set<(String, String)>,
 }
 
 impl BlockKeyPolicies {
-    /// Step 10 for a transaction that passed the steps before, with the policies of the keys that it writes. `code` is the verdict
-    /// without them.
+    /// Repeats step 10 with the policies of the keys that the transaction writes, if that can change the result. `code`
+    /// is the result of steps 8 to 10 without them.
     ///
     /// # Errors
     /// The state's.
@@ -97,7 +99,7 @@ impl BlockKeyPolicies {
         Ok(())
     }
 
-    /// Notes the keys whose policies a transaction changes, whose endorsements satisfied all policies.
+    /// Notes the keys whose policies a transaction changes. Its endorsements must have satisfied all policies.
     pub fn note_changes(&mut self, set: &ReadWriteSet) {
         if !set.may_depend_on_state() {
             return;
@@ -124,7 +126,7 @@ impl KeyPolicies for BlockKeyPolicies {
 
 /// The policy in a key's metadata, if there is one.
 fn key_policy(metadata: Bytes) -> Option<Policy> {
-    // What stands in the state was encoded by peers of this organisation.
+    // A peer of this organisation encoded the metadata in the state, so decoding does not fail.
     let entries = KvMetadataWrite::decode(metadata).map(|metadata| metadata.entries).unwrap_or_default();
     let parameter = entries.into_iter().rfind(|entry| entry.name == VALIDATION_PARAMETER)?.value;
     if parameter.is_empty() {

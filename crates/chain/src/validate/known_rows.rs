@@ -1,4 +1,5 @@
-//! What validation knows about the rows of the state, so that it need not ask for what most channels never have.
+//! Remembers whether the state may have key metadata and scheduled expiries. Most channels have neither, and validation
+//! then skips the look-ups.
 
 use base::Map;
 use ledger::namespace::{self, EXPIRY, NamespaceContent};
@@ -6,7 +7,7 @@ use state::UpdateBatch;
 
 use super::view::BlockStateView;
 
-/// Which parts of the state may have rows. Rows that were deleted may still count.
+/// Which parts of the state may have rows. A part whose rows were all deleted may still count as having some.
 #[derive(Debug, Default)]
 pub struct KnownRows {
     /// Metadata, by contract and collection; the empty collection stands for public keys.
@@ -47,7 +48,7 @@ impl KnownRows {
         Ok(found)
     }
 
-    /// Takes note of what a block writes.
+    /// Notes the namespaces that a block writes.
     pub fn learn(&mut self, batch: &UpdateBatch) {
         for written in batch.namespaces() {
             match namespace::content(written) {

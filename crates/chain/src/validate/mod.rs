@@ -1,12 +1,13 @@
 //! Decides which transactions of a block are valid.
 //!
-//! 1. [`verify`] checks everything that depends only on the transaction and on the channel's policies: the format, the creator's
-//!    signature, and the endorsements. Transactions of any blocks can be checked concurrently, in any order. If a block changes the
-//!    policies, later blocks that were checked before are checked again.
-//! 2. [`block::validate_block`] finds transaction ids that occurred before, in the order of blocks, and checks the endorsements of
-//!    transactions that write keys with policies of their own again ([`key_policies`]).
+//! 1. [`verify`] checks everything that depends only on the transaction and on the channel's policies: the format, the
+//!    creator's signature, and the endorsements. Transactions of any blocks can be checked concurrently, in any order.
+//!    If a block changes the policies, later blocks that were verified ahead are verified again.
+//! 2. [`block::validate_block`] takes the blocks in order. It finds transaction ids that occurred before. If a
+//!    transaction writes to a contract or collection in which keys may have policies of their own, it checks the
+//!    transaction's endorsements again ([`key_policies`]).
 //! 3. [`conflicts`] compares the versions that a transaction read with the state and with the writes of earlier
-//!    transactions, in the order of the block. The result includes the batch that the state applies.
+//!    transactions, in the order of the block. The result includes the batch of changes that the state applies.
 //!
 //! A transaction gets the code of the first check that it fails. The order of the checks is Fabric's:
 //!
@@ -25,16 +26,19 @@
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |
 //!
-//! A configuration skips steps 4, 5 and 7 to 12: nobody endorses it. It is valid only if it is alone in its block (6 otherwise), and
-//! its block ends the channel unless the configuration in force leads to it ([`crate::commit::pipeline`]).
+//! A configuration skips steps 4, 5 and 7 to 12, because nobody endorses it. It is valid only if it is alone in its
+//! block (code 6 otherwise). If no authorised update leads to it from the configuration in force, its block ends the
+//! channel ([`crate::commit::pipeline`]).
 //!
 //! Other compute nodes of the same peer may verify signatures for the primary: [`offload`].
 //!
-//! What the valid transactions change is worked out by [`updates`], and what a block removes by itself by [`expiry`].
+//! [`updates`] computes the changes of the valid transactions, and [`expiry`] the private hashes that the block itself
+//! removes.
 //!
-//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never relies on the
-//! verdict of another organisation. It verifies each signature of a block once, with three exceptions: a follower lied about a
-//! chunk, the policies changed after the check, or a transaction writes to a collection in which keys have policies of their own.
+//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never
+//! relies on the verdict of another organisation. It verifies each signature of a block once, with three exceptions: a
+//! follower lied about a chunk, the policies changed after the check, or a transaction writes to a contract or
+//! collection in which keys may have policies of their own.
 
 pub mod block;
 pub mod code;

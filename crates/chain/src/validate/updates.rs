@@ -1,17 +1,18 @@
-//! What a valid transaction changes in the state.
+//! Computes the changes of a valid transaction to the state.
 //!
-//! Usually that is what it writes: each key once, values only. Fabric's rules for everything else, key by key (its
-//! `validation/tx_ops.go`):
-//! 1. Each write of a key adds a number: 1 for a value, 8 for a delete, 2 for metadata, 4 for the removal of metadata. The last
-//!    value and the last metadata count.
-//! 2. A sum with 8 in it deletes the key and its metadata.
-//! 3. A sum with 1, and with 2 or 4, sets value and metadata.
-//! 4. The sum 1 sets the value; the metadata stay.
-//! 5. Any other sum sets the metadata and gives the value a new version. If there is no such key, nothing happens.
+//! A transaction that writes only values, each key once, and deletes no key that has metadata changes exactly what it
+//! writes. For all others Fabric's rules apply, key by key (its `validation/tx_ops.go`):
+//! 1. Each write of a key adds a number to the key's sum: 1 for a value, 8 for a delete, 2 for metadata, 4 for the
+//!    removal of metadata. The last value and the last metadata count.
+//! 2. A sum with bit 8 deletes the key and its metadata.
+//! 3. A sum with bit 1, and with bit 2 or 4, sets value and metadata.
+//! 4. The sum 1 sets the value and leaves the metadata as they are.
+//! 5. Any other sum sets the metadata and gives the value a new version. If the key does not exist, nothing changes.
 //!
-//! Since numbers are added, a key with two values in one set gets rule 5: its old value stays, its metadata go.
+//! Because the numbers are added, two values for one key in a set make the sum 2, and rule 5 applies: the key keeps its
+//! old value and loses its metadata.
 //!
-//! The hash of a private value is a value too, under the hash of its key.
+//! The hash of a private value is treated as a value, under the hash of its key.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub struct BlockUpdates {
     names: NamespaceNames,
 }
 
-/// What one transaction does to one key.
+/// The writes of one transaction to one key.
 #[derive(Debug, Default)]
 struct KeyChange {
     sum: u8,
@@ -154,7 +155,7 @@ impl BlockUpdates {
     }
 }
 
-/// What a transaction does to each key, by contract, collection and key.
+/// The writes of a transaction, by contract, collection and key.
 type KeyChanges<'a> = BTreeMap<(&'a str, &'a str, String), KeyChange>;
 
 /// Rule 1.

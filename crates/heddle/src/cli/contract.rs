@@ -13,10 +13,10 @@ pub enum ContractCommand {
 ///
 /// A network starts with the contracts and endorsement policies of its configuration file. With this command the
 /// organisations approve each of these contracts, and one of them commits its definition. From then on only the
-/// ledger decides about the contract, and any later change goes through Fabric's lifecycle. A contract that is on the
-/// ledger already is left as it is, so the command may be interrupted and run again.
+/// ledger's definition counts, and any later change goes through Fabric's lifecycle. A contract that is on the ledger
+/// already is left as it is, so the command may be interrupted and run again.
 ///
-/// It needs the keys of the administrators of a majority of the organisations, as they lie in DIR after `heddle up`.
+/// It needs the keys of every organisation's administrator, which `heddle up` has written to DIR.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -26,7 +26,7 @@ Examples:
   heddle contract define basic       this one"
 )]
 pub struct ContractDefineArguments {
-    /// The contracts; without any, all of the configuration
+    /// The contracts to define; by default all contracts of the configuration
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]

@@ -1,12 +1,15 @@
-//! `heddle contract define`: brings the contracts of a network's configuration onto its ledger.
+//! `heddle contract define`: commits the definitions of a network's configured contracts to its ledger.
 //!
 //! For each contract:
-//! 1. Ask the first organisation's gateway who has approved the contract's first definition. If the ledger has a definition
-//!    already, the answer is an error that says so, and the contract is left alone.
-//! 2. The administrator of each organisation that has not approved it does so, through the gateway of that organisation.
+//! 1. Ask the first organisation's gateway which organisations have approved the contract's first definition. If the
+//!    ledger has a definition already, the answer is an error that says so, and the command leaves the contract as it
+//!    is.
+//! 2. Each organisation that has not approved the definition does so now: its administrator approves it through its
+//!    gateway.
 //! 3. The administrator of the first organisation commits it.
 //!
-//! Each step is a transaction. A command that was interrupted continues with the approvals that are missing.
+//! Each approval and each commit is a transaction. If the command was interrupted, the next run adds the missing
+//! approvals.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,11 +30,11 @@ use crate::cli::contract::ContractDefineArguments;
 use crate::failure::CommandError;
 use crate::{instance, output};
 
-/// How long the peers may take to commit the blocks that another peer has committed.
+/// How long a peer may take to commit a block that another peer has committed.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause before they are asked again.
+/// The pause between two attempts to get an endorsement.
 const POLL: Duration = Duration::from_millis(100);
-/// What the answer contains if the ledger has a definition of the contract.
+/// The part of the answer's error that says that the ledger has a definition of the contract.
 const IS_DEFINED: &str = "new definition must be sequence";
 
 pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandError> {
@@ -76,8 +79,8 @@ impl Administrator {
         let target = endpoints.target(dir, number).map_err(CommandError::new)?;
         let signer = endpoints.admin(dir, number).map_err(|error: NodeError| {
             CommandError::new(format!(
-                "{error}; run this command where the keys of {}'s administrator are, or have {} approve the contracts \
-                 with Fabric's tools",
+                "{error}; run this command where the keys of {}'s administrator are, or let {} and the other \
+                 organisations define the contracts with Fabric's tools",
                 gateway.name, gateway.name
             ))
         })?;
@@ -94,7 +97,7 @@ struct FirstDefinition<'a> {
 }
 
 impl FirstDefinition<'_> {
-    /// Returns whether the contract was not on the ledger yet.
+    /// Approves and commits the definition. Returns `false` if the ledger had a definition of the contract already.
     async fn bring(&self, admins: &[Administrator]) -> Result<bool, CommandError> {
         let [first, ..] = admins else { return Err(CommandError::new("the network has no gateway".to_owned())) };
         let Some(approvals) = self.approvals(first).await? else { return Ok(false) };
@@ -110,7 +113,7 @@ impl FirstDefinition<'_> {
         Ok(true)
     }
 
-    /// Who has approved the definition; `None` if the ledger has one.
+    /// Which organisations have approved the definition; `None` if the ledger has a definition already.
     async fn approvals(&self, admin: &Administrator) -> Result<Option<CheckCommitReadinessResult>, CommandError> {
         let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
         let args = CheckCommitReadinessArgs {

@@ -1,19 +1,19 @@
 //! `heddle ledger replay`.
 //!
-//! 1. Read the recording: the blocks of a channel as one of Fabric's peers delivered them, the verdicts of that peer,
-//!    and its state after the last block.
-//! 2. Open a peer with empty stores in a temporary folder. Its only orderer is this process, which serves the recorded
-//!    blocks without the validation codes and commit hashes that Fabric's peer added. So the peer itself verifies the
-//!    hashes and the orderers' signatures, validates every transaction and computes the state.
+//! 1. Read the recording: the blocks of a channel as one of Fabric's peers delivered them, the validation codes and
+//!    commit hashes of that peer, and its state after the last block.
+//! 2. Open a peer with empty stores in a temporary folder. This process acts as its only orderer, and serves the
+//!    recorded blocks without the validation codes and commit hashes that Fabric's peer added. So the new peer itself
+//!    verifies the hashes and the orderers' signatures, validates every transaction and computes the state.
 //! 3. Wait until the peer has committed all blocks. If it commits none for [`CHECK_PERIOD`], find out whether it
 //!    stopped, waits for the disk, or refuses the next block.
 //! 4. Compare the validation codes, the commit hashes and the state with the recorded ones.
 //!
-//! The genesis block has neither a verdict nor a commit hash, so the comparison begins with block 1. Blocks are read
-//! when they are needed; the state and the list of verdicts are held in memory.
+//! The genesis block has neither a validation code nor a commit hash, so the comparison begins with block 1. Blocks are
+//! read when they are needed; the recorded state, codes and commit hashes are held in memory.
 //!
-//! [`recording`] reads the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and 2), and [`mod@compare`] is
-//! step 4.
+//! [`recording`] reads the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and 2), and
+//! [`mod@compare`] compares the results (step 4).
 
 mod compare;
 mod recording;
@@ -45,7 +45,7 @@ use compare::{Comparison, compare};
 use recording::Recording;
 use source::RecordedBlocks;
 
-/// How long the peer may commit nothing before its condition and the next block are examined.
+/// How long the peer may commit nothing before the command examines its condition and the next block.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// The most links of the peer to the source of the blocks; it uses one at a time.
 const LINKS_MAX: usize = 2;
@@ -93,7 +93,7 @@ async fn replay(dir: &Path) -> Result<Comparison, CommandError> {
     Ok(comparison)
 }
 
-/// A peer with empty stores, whose signatures nobody will see.
+/// Opens a peer with empty stores. Its identity is made up, since nobody sees its signatures.
 async fn open_peer(scratch: &Path, orderer: String) -> Result<Arc<Peer>, CommandError> {
     let failed = |error: &dyn Display| CommandError::about(scratch, format!("no peer can be opened here: {error}"));
     let terms = CertificateTerms::starting_now(KeyKind::P256);
@@ -138,7 +138,7 @@ async fn follow(channel: &Channel, blocks: &RecordedBlocks) -> Result<(), Comman
     outcome
 }
 
-/// Why the peer does not commit the block with this number, if there is a reason other than time.
+/// Why the peer cannot commit the block with this number; `None` if it only needs more time.
 fn obstacle(channel: &Channel, blocks: &RecordedBlocks, number: u64) -> Option<String> {
     if let Some(failure) = channel.failure() {
         let advice = "if the file is as Fabric's peer delivered it, this is a defect of this program";
@@ -179,7 +179,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // If this fails, files remain in the system's folder for temporary ones.
+        // If this fails, the files remain in the temporary folder.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,23 +1,24 @@
-//! What a block changes in the state beyond the writes of its transactions.
+//! Derived updates: the changes of a block to the state beyond the writes of its transactions.
 //!
-//! Most blocks change exactly what their valid transactions write. Some changes follow from the state before the block as well:
-//! a transaction that writes only the metadata of a key gives its value a new version, and the hashes of a collection expire
-//! after a number of blocks. The peer that validates the block works these changes out once, and stores them with the block, in a
-//! metadata slot of its own. So every later reader of the stored block (a storage node, a replay, a check of the ledger) knows its
-//! changes without the state before it.
+//! Most blocks change exactly what their valid transactions write. Some changes also depend on the state before the
+//! block: a transaction that writes only the metadata of a key gives its value a new version, and the hashes of a
+//! collection expire after a number of blocks. The peer that validates the block computes these changes once and stores
+//! them with the block, in a separate metadata slot. So every later reader of the stored block (a storage node, a
+//! replay, a check of the ledger) knows its changes without the state before it.
 //!
 //! ```text
-//! slot = one protobuf field 1 for each key: those that are written or deleted in the order of namespace and key, then those that
-//!        are kept
+//! slot = one protobuf field 1 for each key: first the written and deleted keys, then the kept ones, each group in the
+//!        order of namespace and key
 //!     1 namespace      of the state, see `crate::namespace`
 //!     2 key
-//!     3 transaction    the position of the transaction that made the change; absent for 0. After the last transaction: the
-//!                      change is one of the block, such as an expiry, and the commit hash does not cover it
+//!     3 transaction    the position of the transaction that made the change; absent for 0. The position after the last
+//!                      transaction marks a change by the block itself, such as an expiry, which no commit hash covers
 //!     4 value          the new value; absent if the key is deleted or kept
 //!     5 is_kept        1 if the key stays as it was, although a transaction of the block writes it; absent otherwise
 //! ```
 //!
-//! The slot is this peer's note to itself: it is not shown to clients, and replaced when the block is validated.
+//! Only the nodes of this peer see the slot: it is removed from blocks shown to others, and the validating peer
+//! overwrites what a received block has there.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
@@ -32,11 +33,11 @@ pub struct DerivedUpdate<'a> {
     pub namespace: &'a str,
     /// The key.
     pub key: &'a str,
-    /// What happens to it.
+    /// How it changes.
     pub change: DerivedChange<'a>,
 }
 
-/// What happens to a key.
+/// How a key changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DerivedChange<'a> {
     /// It stays as it was before the block.
@@ -49,7 +50,7 @@ pub enum DerivedChange<'a> {
 
 const WHAT: &str = "the derived updates of a block";
 
-/// Encodes changes for the metadata slot.
+/// Encodes derived updates for the metadata slot.
 pub fn encode<'a>(updates: impl IntoIterator<Item = DerivedUpdate<'a>>) -> Bytes {
     let (mut slot, mut entry) = (Vec::new(), Vec::new());
     for DerivedUpdate { namespace, key, change } in updates {
@@ -76,7 +77,7 @@ fn put_number(entry: &mut Vec<u8>, transaction: u32) {
     }
 }
 
-/// Reads a slot, one change after the other. After an error there are no more.
+/// Decodes a slot, one change after the other. An error ends the iteration.
 ///
 /// # Errors
 /// [`Error::Malformed`].

@@ -1,4 +1,5 @@
-//! Counts the entries of a read-write set before its format is checked, so that the memory for them is bounded by its bytes.
+//! Counts the entries of a read-write set before its format is checked, so that the memory for them is in proportion to
+//! the set's size.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -7,7 +8,7 @@ use super::entries::{KeyRead, KeyWrite, NamespaceReadWriteSet};
 use super::error::DecodeError;
 use crate::wire::{FieldValue, Fields, Span};
 
-/// The memory that a decoded set may take, for each of its bytes.
+/// The most bytes of memory that the kept entries of a set may take, for each byte of the set.
 pub const KEPT_PER_BYTE: usize = 2;
 
 /// The number of entries in a set, before its format is checked.
@@ -28,7 +29,7 @@ impl EntryCounts {
                 return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
             }
             counts.namespaces = counts.namespaces.saturating_add(1);
-            // The check of the format reports the same errors, with their reasons.
+            // Errors end the count here; the format check finds them again and reports them.
             let mut inner = Fields::new(source, namespace);
             while let Ok(Some(field)) = inner.next() {
                 if let (2, FieldValue::Bytes(entries)) = (field.number, field.value) {
@@ -50,7 +51,7 @@ impl EntryCounts {
         }
     }
 
-    /// Whether the kept entries of a set of this many bytes are in proportion to the bytes.
+    /// Whether these entries may be kept: they take at most [`KEPT_PER_BYTE`] bytes for each byte of the set.
     pub fn fit(&self, set_bytes: usize) -> bool {
         let namespaces = self.namespaces.saturating_mul(size_of::<NamespaceReadWriteSet>());
         let reads = self.reads.saturating_mul(size_of::<KeyRead>());

@@ -1,15 +1,15 @@
-//! Reads a read-write set of a block.
+//! Decodes the read-write set of a transaction.
 //!
-//! The bytes come from clients and endorsers, and are not trusted.
+//! The bytes come from clients and endorsers and are not trusted.
 //!
 //! 1. [`ReadWriteSet::decode`] counts the set's entries.
-//! 2. It walks over the whole set and checks its format. It keeps the position of each namespace. It also keeps the reads
-//!    and writes if they take at most [`KEPT_PER_BYTE`](super::count::KEPT_PER_BYTE) times the set's bytes; the sets that
-//!    contracts produce stay below
-//!    this bound. Otherwise it keeps none of them: an entry of two bytes would become 32 in memory before any endorser's
-//!    signature is checked.
+//! 2. It walks over the whole set and checks its format. It keeps the position of each namespace. It also keeps the
+//!    reads and writes if they take at most [`KEPT_PER_BYTE`](super::count::KEPT_PER_BYTE) times the set's bytes; the
+//!    sets that contracts produce stay below this bound. Otherwise it keeps none of them: an entry of two bytes would
+//!    become 32 in memory before any endorser's signature is checked.
 //! 3. Entries that were not kept are read again, one by one, when a caller asks for them: the reads and writes of a set
-//!    above the bound, and all ranges, because repeating a scan takes far longer than reading its range again.
+//!    above the bound, and in every set the ranges, metadata writes and collections. Repeating a scan takes far longer
+//!    than reading its range again, and most sets have no metadata writes or collections.
 //!
 //! [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound the contents of a set. Fabric has no such limits; here they are part of
 //! validation, the same for all peers.
@@ -45,9 +45,9 @@ pub struct ReadWriteSet {
     source: Bytes,
     /// The set of each namespace, in the order of the bytes.
     pub namespaces: Vec<NamespaceReadWriteSet>,
-    /// `None` if they are read again.
+    /// `None` if they are decoded again at each use.
     kept: Option<DecodedEntries>,
-    /// Whether a state cannot hold one of the keys or names.
+    /// Whether there is a key or a name that no state can hold.
     has_unsound_keys: bool,
     may_depend_on_state: bool,
 }
@@ -129,7 +129,7 @@ impl ReadWriteSet {
     /// The positions of the first `count` fields with this number; there are exactly `count` of them.
     #[inline]
     fn spans(&self, of: Span, number: u32, count: u32) -> impl Iterator<Item = Span> {
-        // If there is none, the other fields are not walked over.
+        // With a count of 0, the iterator does not walk over the other fields.
         spans(&self.source, of, number).take(count as usize)
     }
 
@@ -194,7 +194,7 @@ impl ReadWriteSet {
         spans(&self.source, collection.entries, 3).map(|place| metadata_write(&self.source, place).expect(CHECKED))
     }
 
-    /// The collections that a namespace of this set writes to; the empty one stands for public keys, and comes first.
+    /// The collections that a namespace of this set writes to. The empty name stands for public keys and comes first.
     pub fn written_collections(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = &str> {
         let public = (namespace.writes > 0 || namespace.metadata_writes > 0).then_some("");
         let collections = self.collections(namespace).filter(|collection| {
@@ -204,8 +204,8 @@ impl ReadWriteSet {
         public.into_iter().chain(collections.map(|collection| self.text(collection.name)))
     }
 
-    /// The keys that a namespace of this set writes, or whose metadata it writes, each with its collection: public keys first, whose
-    /// collection is empty, and then those of the collections, by their hashes in hexadecimal.
+    /// The keys of a namespace whose value or metadata this set writes, each with its collection. Public keys come
+    /// first, with an empty collection; then the keys of collections, as their hashes in hexadecimal.
     pub fn written_keys(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
         let values = self.writes(namespace).map(|write| write.key);
         let public = values.chain(self.metadata_writes(namespace).map(|write| write.key));
@@ -219,7 +219,7 @@ impl ReadWriteSet {
         }))
     }
 
-    /// As [`ReadWriteSet::written_keys`], of the keys whose metadata are written.
+    /// As [`ReadWriteSet::written_keys`], but only the keys whose metadata this set writes.
     pub fn metadata_keys(&self, namespace: &NamespaceReadWriteSet) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
         let public = self.metadata_writes(namespace).map(|write| ("", Cow::Borrowed(self.text(write.key))));
         public.chain(self.collections(namespace).flat_map(move |collection| {
@@ -249,7 +249,8 @@ impl ReadWriteSet {
         write.key.of(&self.source)
     }
 
-    /// The new metadata of a key, encoded as Fabric's state holds it: a `KVMetadataWrite` without key. `None` deletes all of it.
+    /// The new metadata of a key, encoded as in Fabric's state: a `KVMetadataWrite` without the key. `None` deletes the
+    /// metadata.
     pub fn metadata(&self, write: &MetadataWrite) -> Option<Bytes> {
         let mut encoded = Vec::with_capacity(write.place.len());
         let mut has_entries = false;
@@ -264,19 +265,21 @@ impl ReadWriteSet {
         has_entries.then(|| encoded.into())
     }
 
-    /// Whether the set writes metadata, or may write a public key twice: what it changes then depends on the state before it.
+    /// Whether the set writes metadata, or may write a public key twice. Its changes then depend on the state before
+    /// it.
     pub fn may_depend_on_state(&self) -> bool {
         self.may_depend_on_state
     }
 
-    /// Whether the set writes public values only, each once.
+    /// Whether the set writes only public values, and each key once.
     pub fn has_plain_writes_only(&self) -> bool {
         !self.may_depend_on_state && self.namespaces.iter().all(|namespace| namespace.hashed_writes == 0)
     }
 
-    /// Whether a state can hold every key: no collection without a name, and no key longer than [`super::KEY_BYTES_MAX`], in a namespace and
-    /// a collection whose names are together not longer than [`super::NAMESPACE_BYTES_MAX`]. If a namespace contains only reads, no other check sees
-    /// its name before the state does.
+    /// Whether a state can hold every key of the set: each collection has a name, no key is longer than
+    /// [`super::KEY_BYTES_MAX`], and the names of a namespace and its collection together are not longer than
+    /// [`super::NAMESPACE_BYTES_MAX`]. The names of namespaces that are only read are checked nowhere else before they
+    /// reach the state.
     pub fn has_valid_keys(&self) -> bool {
         !self.has_unsound_keys
     }
@@ -320,10 +323,10 @@ struct SetChecker<'a> {
     source: &'a [u8],
     /// The number of entries that may still follow.
     room: usize,
-    /// How many reads and writes came before.
+    /// The number of reads and writes in the namespaces before.
     reads: u32,
     writes: u32,
-    /// Where they are kept, with capacity for all.
+    /// The kept reads and writes, with capacity for all of the set.
     kept: Option<DecodedEntries>,
     has_unsound_keys: bool,
     may_depend_on_state: bool,
@@ -341,14 +344,14 @@ impl SetChecker<'_> {
         Ok(())
     }
 
-    /// A key or the bound of a range: it must be text, and should be one that a state can hold. The empty key is one; as a bound
-    /// it means none.
+    /// Checks a key or the bound of a range. It must be text; one that no state can hold is noted. The empty key is
+    /// sound, and as a bound it means no bound.
     fn key(&mut self, key: Span) -> Result<(), WireError> {
         self.has_unsound_keys |= key.len() > super::KEY_BYTES_MAX;
         key.text(self.source).map(|_| ())
     }
 
-    /// The hash of a key. A state holds it in hexadecimal.
+    /// Checks the hash of a key, which the state holds in hexadecimal.
     fn hash(&mut self, hash: Span) {
         self.has_unsound_keys |= hash.len() > super::KEY_BYTES_MAX / 2;
     }
@@ -364,7 +367,7 @@ impl SetChecker<'_> {
                 3 => {
                     let collection = collection(self.source, field.span()?)?;
                     collection.name.text(self.source)?;
-                    // Fabric would take its hashes for public keys.
+                    // Fabric would take the hashes of a collection without a name for public keys.
                     self.has_unsound_keys |= collection.name.is_empty();
                     collection_bytes_max = collection.name.len().max(collection_bytes_max);
                     collections = collections.saturating_add(1);
@@ -392,7 +395,7 @@ impl SetChecker<'_> {
         let mut fields = Fields::new(self.source, entries);
         while let Some(field) = fields.next()? {
             self.take()?;
-            // No count exceeds the remaining number, which has fewer bits.
+            // No count overflows: `take` bounds the sum of all counts by `ENTRIES_MAX`.
             let count = match field.number {
                 1 => {
                     let read = read(self.source, field.span()?)?;
@@ -478,7 +481,8 @@ impl SetChecker<'_> {
                 while let Some(field) = fields.next()? {
                     if field.number == 1 {
                         self.take()?;
-                        // A scan does not return a key that no state can hold; repeating the scan finds that out.
+                        // The length of the key is not checked: no state holds a key that is too long, so the repeated
+                        // scan differs.
                         read(self.source, field.span()?)?.key.text(self.source)?;
                     }
                 }

@@ -1,4 +1,4 @@
-//! The entries of a decoded read-write set: keys read, keys written, ranges scanned.
+//! The entries of a decoded read-write set: keys read, keys written, metadata written, ranges scanned, and collections.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -7,7 +7,8 @@ use base::Version;
 use super::NAMESPACES_MAX;
 use crate::wire::Span;
 
-/// The version of a key that a transaction saw. The numbers are as wide as on the wire, wider than those of any ledger.
+/// The version of a key that a transaction saw. The numbers are as wide as on the wire, which is wider than a ledger's
+/// own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadVersion {
     /// The block that wrote the version.
@@ -39,14 +40,14 @@ pub struct KeyWrite {
     pub is_delete: bool,
 }
 
-/// One key whose metadata is to be written; in a collection the key's hash.
+/// One key whose metadata is to be written; in a collection, the hash of the key.
 #[derive(Clone, Copy, Debug)]
 pub struct MetadataWrite {
     pub(super) key: Span,
     pub(super) place: Span,
 }
 
-/// The hashes of what was read and is to be written in one collection of a namespace.
+/// The hashed reads and writes in one collection of a namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectionReadWriteSet {
     pub(super) name: Span,
@@ -59,8 +60,8 @@ pub struct CollectionReadWriteSet {
 pub struct ScannedRange {
     pub(super) start: Span,
     pub(super) end: Span,
-    /// Whether the scan reached the end of the range; otherwise `end` is the last key that it returned, and part of the
-    /// range.
+    /// Whether the scan reached the end of the range. If not, `end` is the last key that it returned, and the range
+    /// includes it.
     pub exhausted: bool,
     /// The results that it returned.
     pub reads: RangeReads,
@@ -86,7 +87,7 @@ pub struct RangeSummary {
     /// One of [`DEGREES_ACCEPTED`].
     pub(super) degree: u32,
     pub(super) level: u32,
-    /// How many hashes it has.
+    /// The number of its hashes.
     pub(super) count: u32,
 }
 
@@ -110,9 +111,9 @@ pub struct NamespaceReadWriteSet {
     pub metadata_writes: u32,
     /// The whole message of the namespace, which holds its collections.
     pub(super) message: Span,
-    /// Collections that were read or are to be written. Each has an entry for every set of its hashes.
+    /// The number of `CollectionHashedReadWriteSet` messages; several may name the same collection.
     pub collections: u32,
-    /// Hashed keys of collections that are to be written, metadata included.
+    /// The number of hashed writes in all collections, writes of metadata included.
     pub hashed_writes: u32,
 }
 
@@ -120,7 +121,7 @@ const _: () =
     assert!(NAMESPACES_MAX * size_of::<NamespaceReadWriteSet>() <= 64 << 10, "a set takes little whatever is in it");
 
 impl NamespaceReadWriteSet {
-    /// Whether it changes anything.
+    /// Whether the transaction writes anything in the namespace.
     pub fn writes_anything(&self) -> bool {
         self.writes > 0 || self.metadata_writes > 0 || self.hashed_writes > 0
     }

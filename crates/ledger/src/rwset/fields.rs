@@ -1,6 +1,6 @@
-//! Reads the messages of a read-write set's entries, field by field.
+//! Decodes the entries of a read-write set, field by field.
 //!
-//! Fields that Fabric does not define are skipped. A field that may stand once is rejected if it stands twice.
+//! Fields that Fabric does not define are skipped. A field that may occur once is an error if it occurs twice.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -60,7 +60,8 @@ pub(super) fn write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> 
     Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
 }
 
-/// As [`write`], with the hashes of key and value. As in Fabric, a write of an empty value deletes; a purge says so itself.
+/// As [`write`], with the hashes of key and value. As in Fabric, a write of an empty value deletes. `is_purge` decides
+/// nothing: Fabric sets `is_delete` with it.
 pub(super) fn hashed_write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
     let (mut key, mut is_delete, mut value, mut is_purge) = (None, None, None, None);
     let mut fields = Fields::new(source, span);
@@ -159,7 +160,7 @@ pub(super) fn summary(source: &[u8], place: Span) -> Result<RangeSummary, Decode
     let degree = degree.unwrap_or(0);
     let accepted = u32::try_from(degree).ok().filter(|degree| DEGREES_ACCEPTED.contains(degree));
     let degree = accepted.ok_or(DecodeError::Degree(degree))?;
-    // No scan has a level beyond 32 bits; as the largest number it equals none either.
+    // No scan produces a level beyond 32 bits, nor the largest level of 32 bits, which stands for all of them.
     let level = u32::try_from(level.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(RangeSummary { place, degree, level, count })
 }

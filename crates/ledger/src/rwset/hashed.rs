@@ -1,7 +1,8 @@
-//! Records what a transaction reads and writes in one private collection, and encodes the hashes of it.
+//! Records what a transaction reads and writes in one private collection, and encodes their hashes.
 //!
-//! The transaction shows the hashes of keys and values ([`RecordedCollection::encode`]), in the order of the plain keys as Fabric does,
-//! and the hash of the private read-write set, which holds the writes themselves and goes to the members of the collection.
+//! The transaction contains the hashes of keys and values ([`RecordedCollection::encode`]), in the order of the plain
+//! keys as in Fabric, and the hash of the private read-write set, which holds the writes themselves. Fabric sends that
+//! set to the members of the collection; here it is built only to be hashed.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +59,7 @@ impl RecordedCollection {
         set.encode_to_vec()
     }
 
-    /// The encoded private `KVRWSet`: the writes; empty if there is none.
+    /// The encoded private `KVRWSet`, which holds only writes; empty if there are none.
     fn private_set(&self) -> Vec<u8> {
         let writes = self.writes.iter().map(|(key, value)| KvWrite {
             key: key.to_string(),

@@ -14,17 +14,18 @@ pub struct VisitedWrite<'a> {
     pub namespace: &'a str,
     /// The collection; empty for a public key.
     pub collection: &'a str,
-    /// The key; in a collection its hash.
+    /// The key; in a collection, its hash.
     pub key: &'a [u8],
-    /// The position of the value in the source, in a collection of the value's hash; `None` for a delete.
+    /// The position of the value in the source, or in a collection that of the value's hash; `None` for a delete.
     pub value: Option<Span>,
 }
 
-/// Calls `visit` with each write of a transaction that was found valid, in the order of its bytes. `set` is the position of its
-/// `TxReadWriteSet`. Only writes are read, and of them not those of metadata.
+/// Calls `visit` with each write of a transaction that was found valid: namespace by namespace, public keys before
+/// collections, otherwise in the order of the bytes. `set` is the position of its `TxReadWriteSet`. Reads and writes of
+/// metadata are skipped.
 ///
 /// # Errors
-/// The bytes are not such a message, as far as they were read.
+/// The bytes that were read are not a `TxReadWriteSet`.
 pub fn visit_writes<'a>(
     source: &'a [u8],
     set: Span,

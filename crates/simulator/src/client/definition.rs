@@ -1,7 +1,7 @@
-//! Changes of a contract's definition: organisations approve one, each at its own peer, and one of them commits it.
+//! Changes of a contract's definition: each organisation approves it at its own peer, and one of them commits it.
 //!
-//! A definition names the channel's endorsement policy, or a number of organisations of its own. The number never exceeds the
-//! scenario's, so that honest clients always have enough endorsements.
+//! A definition refers to the channel's endorsement policy, or requires a number of organisations. The number never
+//! exceeds the scenario's, so that honest clients always have enough endorsements.
 
 use base::Bytes;
 use base::rt::simulation::Prng;
@@ -27,14 +27,14 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// Draws the contract of a definition.
+    /// Draws the contract whose definition changes.
     pub fn draw_contract(rng: &mut Prng) -> &'static str {
         let [first, second] = DEFINED;
         if rng.one_in(2) { first } else { second }
     }
 
-    /// Draws the next definition of a contract, whose newest one has this sequence. A policy of its own is over the peers of so many
-    /// `organizations`.
+    /// Draws the next definition of a contract. `newest` is the sequence of its newest definition. A policy that the
+    /// definition states itself requires up to `endorsements_max` of the first `organizations` organisations.
     pub fn draw(
         rng: &mut Prng,
         contract: &'static str,
@@ -54,7 +54,7 @@ impl Definition {
         Definition { contract, sequence: newest + 1, endorsements, policy: policy.encode_to_vec().into() }
     }
 
-    /// What it says, for display.
+    /// A description of the definition, for display.
     pub fn text(&self) -> String {
         let needed = self.endorsements.map_or("as the channel".to_owned(), |count| format!("{count} organisations"));
         format!("definition {} of {}: {needed}", self.sequence, self.contract)

@@ -1,7 +1,8 @@
-//! Read-write sets that no contract makes. Malicious peers would endorse them; honest peers must validate them by the rules.
+//! Read-write sets that no contract produces. Malicious peers would endorse them; honest peers must validate them by
+//! the rules.
 //!
-//! Each is made from the read-write set of an honest transaction, or from an empty one, by changing parts of it. Money is never
-//! changed, so that its sum can be checked.
+//! Some are made from the read-write set of an honest transaction, by changing parts of it; the others from an empty
+//! set. None touches the namespace that holds money, so that the sum of all balances can be checked.
 
 use base::Bytes;
 use base::rt::simulation::Prng;
@@ -16,22 +17,22 @@ use proto::kvrwset::{
 };
 use proto::rwset::{CollectionHashedReadWriteSet, NsReadWriteSet, TxReadWriteSet};
 
-/// Namespaces that may be written, some of which no transaction may write.
+/// The namespaces of forged writes. `_lifecycle` has a policy of its own, and `nobody` is not defined.
 const NAMESPACES: [&str; 6] = ["ycsb", "ycsb", "basic", "ycsb", "_lifecycle", "nobody"];
 const CHANGES_MAX: u64 = 4;
-/// Keys whose policies are set. Honest clients never write them.
+/// The number of keys whose policies are set. Honest clients never write these keys.
 const POLICY_KEYS: u64 = 4;
-/// The policies that keys get.
+/// The policies that these keys get.
 const KEY_POLICIES: [&str; 3] = ["OutOf(1, 'Org1MSP.peer')", "OutOf(1, 'Org2MSP.peer')", "OutOf(1, 'Org3MSP.peer')"];
-/// Collections, of which the last is not defined.
+/// The collections of forged writes. The last one is not defined.
 const COLLECTIONS: [&str; 3] = ["_implicit_org_Org1MSP", "_implicit_org_Org2MSP", "nowhere"];
 
-/// Whether a read-write set leaves money alone.
+/// Whether a read-write set does not touch the namespace that holds money.
 pub fn is_harmless(set: &TxReadWriteSet) -> bool {
     set.ns_rwset.iter().all(|namespace| namespace.namespace != "smallbank")
 }
 
-/// Forges a read-write set from another one. `blocks` is the approximate number of blocks.
+/// Forges a read-write set, in two of three cases by changing `from`. `blocks` is the approximate number of blocks.
 pub fn forged_read_write_set(rng: &mut Prng, from: Option<&TxReadWriteSet>, blocks: u64) -> Bytes {
     if rng.one_in(3) {
         return policy_set(rng);
@@ -82,7 +83,8 @@ fn policy_key(rng: &mut Prng) -> String {
     format!("policy{}", rng.below(POLICY_KEYS))
 }
 
-/// A read-write set that writes one key of a contract, and does not read the contract's definition.
+/// A read-write set that writes one key of a contract without a read of the contract's definition, so that a change of
+/// the definition does not conflict with it.
 pub fn racing_read_write_set(rng: &mut Prng, contract: &str) -> Bytes {
     let write = KvWrite { key: format!("race{}", rng.below(3)), value: Bytes::from_static(b"x"), is_delete: false };
     let set = KvrwSet { writes: vec![write], ..KvrwSet::default() };
@@ -94,7 +96,7 @@ pub fn racing_read_write_set(rng: &mut Prng, contract: &str) -> Bytes {
     TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
 }
 
-/// Writes a key that may have a policy, and sometimes its policy.
+/// A read-write set that may write a key with a policy, and may write the key's policy.
 fn policy_set(rng: &mut Prng) -> Bytes {
     let mut set = KvrwSet::default();
     let key = policy_key(rng);
@@ -109,7 +111,7 @@ fn policy_set(rng: &mut Prng) -> Bytes {
     TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
 }
 
-/// Sets the policy of a key, removes it, or writes metadata that are no policy.
+/// Sets the policy of a key, removes it, or writes metadata that cannot be decoded as a policy.
 fn set_metadata(rng: &mut Prng, set: &mut KvrwSet) {
     let entries = metadata(rng);
     set.metadata_writes.push(KvMetadataWrite { key: policy_key(rng), entries });
@@ -128,7 +130,7 @@ fn metadata(rng: &mut Prng) -> Vec<KvMetadataEntry> {
     vec![KvMetadataEntry { name: "VALIDATION_PARAMETER".to_owned(), value }]
 }
 
-/// Adds hashed reads and writes of a collection.
+/// Adds hashed reads and writes in a collection.
 fn change_collection(rng: &mut Prng, namespace: &mut NsReadWriteSet) {
     let hash = |text: String| Bytes::copy_from_slice(&sha256([text.as_bytes()]));
     let key_hash = hash(policy_key(rng));
@@ -153,7 +155,7 @@ fn key(rng: &mut Prng) -> String {
 }
 
 fn value(rng: &mut Prng) -> Bytes {
-    // Sometimes empty, which deletes.
+    // An empty value deletes the key.
     vec![b'x'; rng.index(3)].into()
 }
 

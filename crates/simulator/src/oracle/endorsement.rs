@@ -1,7 +1,7 @@
-//! The oracle's rules for endorsements: which organisations a transaction needs, by what it writes.
+//! The oracle's rules for endorsements: which organisations must endorse a transaction, depending on its writes.
 //!
-//! Each policy that occurs here asks for a number of organisations out of some. Contracts have the channel's, or the one of their
-//! definition in the state; keys may have policies of their own in their metadata.
+//! Each policy that occurs in a simulation requires a number of organisations out of a set. A contract has the policy
+//! of its definition in the state, or else the channel's. A key may have a policy of its own in its metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ use super::state_row::{StateKey, StateRow};
 
 /// The namespace of definitions.
 pub(super) const LIFECYCLE: &str = "_lifecycle";
-/// The policy of a channel that contracts refer to.
+/// The channel's policy to which definitions refer.
 const CHANNEL_POLICY: &str = "/Channel/Application/Endorsement";
 
-/// How many of these organisations must endorse, by a peer each.
+/// The number of organisations out of a set that must endorse, each by a peer of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Need {
     count: usize,
@@ -33,17 +33,17 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Any organisations.
+    /// This number of organisations, whichever they are.
     pub(super) fn any(count: usize) -> Need {
         Need { count, of: None }
     }
 
-    /// One organisation.
+    /// This organisation.
     pub(super) fn only(organization: &str) -> Need {
         Need { count: 1, of: Some([organization.to_owned()].into()) }
     }
 
-    /// What nothing satisfies.
+    /// A need that no endorsements meet.
     pub(super) fn never() -> Need {
         Need { count: usize::MAX, of: None }
     }
@@ -55,8 +55,8 @@ impl Need {
     }
 }
 
-/// The need of a contract by its definition in the state; `None` if the state has no rows of one. Within, `None` for rows that are no
-/// definition.
+/// The need of a contract by its definition in the state. The outer `None` means that the state has no definition of
+/// it, the inner `None` that its rows cannot be decoded.
 pub(super) fn of_definition(
     contract: &str,
     state: &BTreeMap<StateKey, StateRow>,
@@ -80,7 +80,7 @@ pub(super) fn of_definition(
     Some(read())
 }
 
-/// The need of a key by its metadata; `None` if they hold no policy.
+/// The need of a key by its metadata; `None` if the metadata hold no policy.
 pub(super) fn of_metadata(metadata: Bytes) -> Option<Need> {
     let entries = KvMetadataWrite::decode(metadata).expect("the oracle has written it").entries;
     let parameter = entries.into_iter().rfind(|entry| entry.name == "VALIDATION_PARAMETER")?.value;
@@ -91,7 +91,7 @@ pub(super) fn of_metadata(metadata: Bytes) -> Option<Need> {
     Some(policy.and_then(|policy| of_signature_policy(&policy)).unwrap_or_else(Need::never))
 }
 
-/// A number of peers, each of another organisation; `None` for any other policy.
+/// The need that a policy states as a number of organisations' peers; `None` for any other policy.
 fn of_signature_policy(policy: &SignaturePolicyEnvelope) -> Option<Need> {
     let Some(Rule::NOutOf(rule)) = policy.rule.as_ref()?.r#type.as_ref() else { return None };
     let organization = |principal: &MspPrincipal| {

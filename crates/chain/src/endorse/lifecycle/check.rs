@@ -1,4 +1,4 @@
-//! What a definition may say, before it is approved or committed.
+//! Checks a definition before a peer endorses its approval or its commit.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,8 @@ use super::{CallResult, LifecycleCall, LifecycleError};
 const SYSTEM_NAMES: [&str; 5] = ["cscc", "escc", "lscc", "qscc", "vscc"];
 
 impl LifecycleCall<'_> {
-    /// Checks name, version and collections of a definition, the collections also against those that are committed.
+    /// Checks the name, version and collections of a definition. The collections must also be compatible with those of
+    /// the committed definition.
     pub(super) async fn check_definition(&mut self, name: &str, definition: &ContractDefinition) -> CallResult<()> {
         let committed = self.state.committed(name).await?;
         let invalid =
@@ -42,7 +43,7 @@ impl LifecycleCall<'_> {
             || definition.collections.config.len() > COLLECTIONS_MAX
         {
             return Err(invalid(format!(
-                "it has more than {COLLECTIONS_MAX} collections, or a part of more than {DEFINITION_ROW_BYTES_MAX} bytes"
+                "it has more than {COLLECTIONS_MAX} collections, or a row of more than {DEFINITION_ROW_BYTES_MAX} bytes"
             )));
         }
         let mut names = BTreeSet::new();
@@ -75,7 +76,8 @@ impl LifecycleCall<'_> {
         Ok(())
     }
 
-    /// The members of a collection are organisations of the channel, any of which counts.
+    /// Checks that the member policy of a collection names only organisations of the channel, and that any one of them
+    /// satisfies it.
     fn check_members(&self, collection: &StaticCollectionConfig) -> Result<(), String> {
         let policy = collection.member_orgs_policy.as_ref().and_then(|policy| policy.payload.as_ref());
         let Some(Payload::SignaturePolicy(policy)) = policy else {

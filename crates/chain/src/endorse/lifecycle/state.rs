@@ -1,4 +1,4 @@
-//! What a call of `_lifecycle` reads and writes: rows of definitions, and hashes of rows in implicit collections.
+//! The reads and writes of a call of `_lifecycle`: rows of definitions, and hashes of rows in implicit collections.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use state::Snapshot;
 
 use super::super::EndorseError;
 
-/// The namespace of Fabric's older lifecycle, which a call looks into if a contract has no definition.
+/// The namespace of Fabric's older lifecycle, in which Fabric looks for a contract that has no definition.
 const OLD_LIFECYCLE: &str = "lscc";
 
 /// The state could not be read.
@@ -20,10 +20,11 @@ const OLD_LIFECYCLE: &str = "lscc";
 pub struct StateError(state::Error);
 
 impl StateError {
-    /// The error of the endorsement.
+    /// The error with which the endorsement ends.
     pub fn into_endorse(self) -> EndorseError {
         let kind = match self.0.kind() {
-            // The state cannot have rejected the request as such: the call made its keys.
+            // The call composed the keys itself, so a rejection by the state does not mean that the client's request is
+            // wrong.
             ErrorKind::Rejected => ErrorKind::Retry,
             kind => kind,
         };
@@ -53,7 +54,7 @@ impl SerializedRows {
     }
 }
 
-/// The state that a call sees, and the reads and writes that it makes.
+/// The state that a call sees, and a record of its reads and writes.
 pub struct LifecycleState {
     snapshot: Arc<dyn Snapshot>,
     recorder: ReadWriteSetRecorder,
@@ -61,7 +62,7 @@ pub struct LifecycleState {
 }
 
 impl LifecycleState {
-    /// A call that has done nothing yet.
+    /// The state of a call that has read and written nothing yet.
     pub fn new(snapshot: Arc<dyn Snapshot>) -> LifecycleState {
         LifecycleState { snapshot, recorder: ReadWriteSetRecorder::new(), namespace: LIFECYCLE.into() }
     }
@@ -91,7 +92,7 @@ impl LifecycleState {
         Ok(row.and_then(|row| lifecycle::number_of_field(&row)).unwrap_or(0))
     }
 
-    /// The definition of a contract, as far as its rows are one.
+    /// The definition of a contract; `None` if it has none or its rows cannot be decoded.
     pub async fn definition(&mut self, contract: &str) -> Result<Option<ContractDefinition>, StateError> {
         let Some(metadata) = self.public(&metadata_key(contract)).await? else { return Ok(None) };
         let mut fields = [const { None }; DefinitionField::ALL.len()];
@@ -101,7 +102,8 @@ impl LifecycleState {
         Ok(ContractDefinition::read(&metadata, fields.each_ref().map(Option::as_ref)).ok())
     }
 
-    /// As [`LifecycleState::definition`]. If there is none, Fabric's peers look into their older lifecycle as well.
+    /// As [`LifecycleState::definition`]. If there is none, it also records a read of the older lifecycle, as Fabric's
+    /// peers do.
     pub async fn committed(&mut self, contract: &str) -> Result<Option<ContractDefinition>, StateError> {
         let definition = self.definition(contract).await?;
         if definition.is_none() {
@@ -110,7 +112,7 @@ impl LifecycleState {
         Ok(definition)
     }
 
-    /// Writes a definition: the fields that change, and the metadata if they do.
+    /// Writes a definition: the fields that change, and the metadata row if it changes.
     pub async fn write_definition(
         &mut self,
         contract: &str,
@@ -131,13 +133,13 @@ impl LifecycleState {
         Ok(())
     }
 
-    /// Whether a collection has a structure of this name.
+    /// Whether a collection has the metadata row of this structure.
     pub async fn has_metadata(&mut self, collection: &str, rows: &SerializedRows) -> Result<bool, StateError> {
         Ok(self.private_hash(collection, &rows.metadata.0).await?.is_some())
     }
 
-    /// The fields whose hashes in a collection are not those of these rows; the type's name alone if the collection has no such
-    /// structure.
+    /// The fields whose hashes in a collection differ from those of these rows. If the hash of the metadata row differs
+    /// or is absent, only the name of the type.
     pub async fn mismatches(&mut self, collection: &str, rows: &SerializedRows) -> Result<Vec<String>, StateError> {
         let metadata = self.private_hash(collection, &rows.metadata.0).await?;
         let mut different = Vec::new();
@@ -153,7 +155,7 @@ impl LifecycleState {
         }
     }
 
-    /// Writes a structure to a collection: the fields whose hashes change, and the metadata if they do.
+    /// Writes a structure to a collection: the fields whose hashes change, and the metadata row if its hash changes.
     pub async fn write_private(&mut self, collection: &str, rows: &SerializedRows) -> Result<(), StateError> {
         let (metadata_key, metadata) = &rows.metadata;
         let current_metadata = self.private_hash(collection, metadata_key).await?;

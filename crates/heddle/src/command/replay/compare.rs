@@ -1,4 +1,4 @@
-//! Compares the results of the peer with the recorded ones: validation codes, commit hashes and the state.
+//! Compares the peer's validation codes, commit hashes and state with the recorded ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -24,12 +24,13 @@ pub struct Comparison {
     codes: Tally,
     commit_hashes: Tally,
     state: Tally,
-    /// A line for each, in the order of the blocks, then of the state's keys.
+    /// A line for each difference: first those of the blocks, in their order, then those of the state, in the order of
+    /// keys.
     pub differences: Vec<String>,
 }
 
 impl Comparison {
-    /// The differences, then the shares, a line each.
+    /// The first differences, then the shares of equal results, a line each.
     pub fn report(&self) -> String {
         let mut lines: Vec<String> = self.differences.iter().take(DIFFERENCES_SHOWN_MAX).cloned().collect();
         if let Some(more) = self.differences.len().checked_sub(DIFFERENCES_SHOWN_MAX).filter(|more| *more > 0) {
@@ -47,7 +48,7 @@ impl Comparison {
         lines.join("\n") + "\n"
     }
 
-    /// The counts and the shares.
+    /// The counts of blocks and transactions, and the shares of equal results.
     pub fn to_json(&self) -> Value {
         json!({
             "blocks": self.blocks,
@@ -59,7 +60,7 @@ impl Comparison {
     }
 }
 
-/// How many results of one kind were compared, and how many are equal.
+/// The number of results of one kind that were compared, and how many of them are equal.
 #[derive(Default)]
 struct Tally {
     equal: u64,
@@ -72,7 +73,7 @@ impl Tally {
         self.total += 1;
     }
 
-    /// The share of equal results; 1 if there is none to compare.
+    /// The share of equal results; 1 if there are none to compare.
     fn share(&self) -> f64 {
         if self.total == 0 { 1.0 } else { self.equal as f64 / self.total as f64 }
     }
@@ -123,8 +124,7 @@ fn compare_codes(number: u64, expected: &[ExpectedTransaction], found: &[u8], co
     }
 }
 
-/// Whether a namespace holds public values or hashes of private ones; metadata are compared with the key that they
-/// belong to.
+/// Whether a namespace holds public values or hashes of private ones. Metadata are compared together with their keys.
 fn holds_entries(namespace: &str) -> bool {
     matches!(namespace::content(namespace), NamespaceContent::Values(_) | NamespaceContent::Hashes(..))
 }
@@ -153,7 +153,7 @@ async fn state_rows(
             for entry in page.entries {
                 let metadata =
                     snapshot.get(&metadata_namespace, &entry.key).await.map_err(|error| unreadable(&error))?;
-                // The keys of collections are hashes, in hexadecimal already.
+                // The keys of collections are hashes that are in hexadecimal already.
                 let key = if collection.is_empty() { hex::encode(&*entry.key) } else { entry.key.to_string() };
                 let version = entry.versioned.version;
                 let row = StateRow {

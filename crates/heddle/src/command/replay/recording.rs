@@ -1,6 +1,7 @@
-//! What a recording says: the results of Fabric's peers for each block, and their state after the last one.
+//! Reads a recording: the results of Fabric's peers for each block, and their state after the last one.
 //!
-//! `heddle ledger replay --help` describes the files. Errors in them name the place, such as `blocks[1].commit_hash`.
+//! `heddle ledger replay --help` describes the files. An error in a file names its place, such as
+//! `blocks[1].commit_hash`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -13,9 +14,9 @@ use crate::failure::CommandError;
 
 /// A directory with a channel of Fabric and the results of Fabric's peers, checked to be complete and readable.
 pub struct Recording {
-    /// Holds the blocks.
+    /// The folder that holds the blocks.
     pub folder: PathBuf,
-    /// One for each block, from the genesis block on.
+    /// The expected results of each block, from the genesis block on.
     pub blocks: Vec<ExpectedBlock>,
     /// The namespaces that the recorded state lists.
     pub namespaces: BTreeSet<String>,
@@ -71,7 +72,7 @@ pub struct StateRow {
     pub version: [u64; 2],
 }
 
-/// Namespace, and key in hexadecimal. For a collection the key is the hash of the private key.
+/// The namespace, and the key in hexadecimal. In a collection the key is the hash of the private key.
 pub type StatePlace = (String, String);
 
 fn read_json<T>(path: &Path, read: impl FnOnce(&Value) -> Result<T, String>) -> Result<T, CommandError> {

@@ -1,6 +1,6 @@
-//! The recorded blocks: reads them from their files, and serves them to the peer as an orderer does.
+//! Reads the recorded blocks from their files, and serves them to the peer as an orderer does.
 //!
-//! A block is served without the metadata that Fabric's peer added to it. Each block is read from its file when it is needed.
+//! Each block is read from its file when it is needed, and served without the metadata that Fabric's peer added to it.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::failure::CommandError;
 /// The metadata slot of a block in which peers keep the commit hash.
 const COMMIT_HASH_SLOT: usize = 4;
 
-/// The recorded blocks, which an orderer could have made: without the metadata that peers add.
+/// The recorded blocks as an orderer would deliver them: without the metadata that peers add.
 pub struct RecordedBlocks {
     folder: PathBuf,
     genesis: Block,
@@ -52,7 +52,7 @@ impl RecordedBlocks {
         &self.genesis
     }
 
-    /// How many blocks there are, the genesis block included.
+    /// The number of blocks, including the genesis block.
     pub fn count(&self) -> u64 {
         *self.height.borrow()
     }
@@ -70,7 +70,7 @@ impl RecordedBlocks {
         Ok(block.with_metadata(metadata))
     }
 
-    /// What a peer checks of a block that it receives, given that it has committed the blocks before it.
+    /// Makes the checks that a peer makes on a received block, with the configuration after the blocks before it.
     pub fn check_received(&self, number: u64, config: &ChannelConfig) -> Result<(), String> {
         let text = |error: CommandError| error.message().unwrap_or_default().to_owned();
         let block = self.read(number).map_err(text)?;
@@ -83,7 +83,7 @@ impl RecordedBlocks {
 
 impl ChannelBlocks for RecordedBlocks {
     fn is_member(&self, _organization: &str) -> bool {
-        // Links within a process prove no name.
+        // A link within a process does not prove a name.
         true
     }
 
@@ -114,7 +114,7 @@ pub fn serve(blocks: &Arc<RecordedBlocks>, acceptor: LinkAcceptor) -> StopServin
     StopServing(blocks.stop.clone())
 }
 
-/// Ends the source of the blocks and its links when the replay ends, in whatever way.
+/// Ends the source of the blocks and its links when it is dropped, however the replay ends.
 pub struct StopServing(CancellationToken);
 
 impl Drop for StopServing {
