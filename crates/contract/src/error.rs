@@ -67,6 +67,12 @@ pub enum StubError {
     /// The event's name is empty.
     #[error("invalid event: {0}")]
     InvalidEvent(String),
+    /// A private collection cannot be used: it does not exist, the client is no member, or the peer lacks the value.
+    #[error("{0}")]
+    Collection(String),
+    /// A transaction must either write, or query by pages or in private collections, but not both.
+    #[error("{0}")]
+    ReadOnly(String),
     /// A feature that the channel's state or the contract's runtime does not offer.
     #[error("{0} is not supported on this channel")]
     Unsupported(&'static str),

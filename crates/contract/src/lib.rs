@@ -95,7 +95,10 @@ pub use history::HistoryCursor;
 pub use query::{HistoryPage, KeyModification, PAGE_ENTRIES_MAX, QueryId, Timestamp};
 pub use registry::{ContractRegistry, RegistryError};
 pub use response::ContractResponse;
-pub use stub::{CALL_DEPTH_MAX, ContractStub, KeyValue, PAGE_BYTES_SOFT_MAX, RangeCursor, StatePage};
+pub use stub::{
+    BookmarkedPage, CALL_DEPTH_MAX, ContractStub, KEY_POLICY, KeyValue, Metadata, PAGE_BYTES_SOFT_MAX, RangeCursor,
+    StatePage,
+};
 
 pub use async_trait::async_trait;
 pub use base::Bytes;

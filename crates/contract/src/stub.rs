@@ -42,6 +42,21 @@ pub struct StatePage {
     pub has_more: bool,
 }
 
+/// One page of a range, and where the next one starts.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BookmarkedPage {
+    /// The entries, in the order of the keys' bytes.
+    pub entries: Vec<KeyValue>,
+    /// The start of the next page; empty at the end of the range.
+    pub bookmark: String,
+}
+
+/// Named values that belong to a key beside its value.
+pub type Metadata = BTreeMap<String, Bytes>;
+
+/// The name of the metadata entry that holds the endorsement policy of a key.
+pub const KEY_POLICY: &str = "VALIDATION_PARAMETER";
+
 /// One transaction's view of the ledger, as a contract sees it.
 ///
 /// Dropping any of its futures is safe; what was recorded so far stays recorded.
@@ -92,6 +107,111 @@ pub trait ContractStub: Send {
 
     /// Closes a query; closing one that is not open does nothing. Queries left open end with the transaction.
     fn close_query(&mut self, query: QueryId);
+
+    /// Reads one page of `range` at once: at most `entries_max` entries, or as many as a peer returns if it is 0. The page
+    /// tells where the next one starts, in this transaction or a later one. As in Fabric, a transaction that reads such a
+    /// page must not write.
+    ///
+    /// # Errors
+    /// `ReadOnly` if the transaction has written, `LimitExceeded`, `State`.
+    async fn read_page(&mut self, range: KeyRange, entries_max: usize) -> Result<BookmarkedPage, StubError> {
+        let _ = (range, entries_max);
+        Err(StubError::Unsupported("a query by pages"))
+    }
+
+    /// The metadata of `key`, by name; without an entry if there is none. Recorded as a read of the key.
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::get_state`].
+    async fn get_metadata(&mut self, key: &str) -> Result<Metadata, StubError> {
+        let _ = key;
+        Err(StubError::Unsupported("the metadata of a key"))
+    }
+
+    /// Replaces the metadata of `key`. The entry [`KEY_POLICY`] is the endorsement policy of the key, a bare
+    /// `SignaturePolicyEnvelope`. On a key without a value it has no effect.
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::put_state`].
+    fn set_metadata(&mut self, key: &str, metadata: Metadata) -> Result<(), StubError> {
+        let _ = (key, metadata);
+        Err(StubError::Unsupported("the metadata of a key"))
+    }
+
+    /// The value of `key` in a private collection.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key; `Collection` if there is no such collection, the client may not read it, or this peer
+    /// does not have the value whose hash is on the ledger; `State`.
+    async fn get_private(&mut self, collection: &str, key: &str) -> Result<Option<Bytes>, StubError> {
+        let _ = (collection, key);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// The SHA-256 of the value of `key` in a private collection. Every peer knows it, whether or not its organisation is a
+    /// member of the collection, and every client may ask for it.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key; `Collection` if there is no such collection; `State`.
+    async fn get_private_hash(&mut self, collection: &str, key: &str) -> Result<Option<Bytes>, StubError> {
+        let _ = (collection, key);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// Records a write to a private collection. An empty value is recorded as a delete.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key; `Collection` if there is no such collection or the client may not write to it;
+    /// `LimitExceeded`, `State`.
+    async fn put_private(&mut self, collection: &str, key: &str, value: Bytes) -> Result<(), StubError> {
+        let _ = (collection, key, value);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// Records a delete in a private collection.
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::put_private`].
+    async fn delete_private(&mut self, collection: &str, key: &str) -> Result<(), StubError> {
+        self.put_private(collection, key, Bytes::new()).await
+    }
+
+    /// Records a delete in a private collection that also removes every earlier value of the key from the peers' disks.
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::put_private`]; `Unsupported` unless the channel has the capability `V2_5`.
+    async fn purge_private(&mut self, collection: &str, key: &str) -> Result<(), StubError> {
+        let _ = (collection, key);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// Opens a query over a range of a private collection, read by [`ContractStub::next_page`]. Its result is not checked
+    /// again at commit, so a transaction with such a query must not write.
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::open_range`] and [`ContractStub::get_private`]; `ReadOnly` if the transaction has written.
+    async fn open_private_range(&mut self, collection: &str, range: KeyRange) -> Result<QueryId, StubError> {
+        let _ = (collection, range);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// The metadata of a private key; see [`ContractStub::get_metadata`].
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::get_private`].
+    async fn get_private_metadata(&mut self, collection: &str, key: &str) -> Result<Metadata, StubError> {
+        let _ = (collection, key);
+        Err(StubError::Unsupported("private data"))
+    }
+
+    /// Replaces the metadata of a private key; see [`ContractStub::set_metadata`].
+    ///
+    /// # Errors
+    /// Those of [`ContractStub::put_private`].
+    async fn set_private_metadata(&mut self, collection: &str, key: &str, metadata: Metadata) -> Result<(), StubError> {
+        let _ = (collection, key, metadata);
+        Err(StubError::Unsupported("private data"))
+    }
 
     /// Opens a rich query (CouchDB's selector syntax). Its result is not checked again at commit.
     ///
@@ -160,6 +280,16 @@ pub trait ContractStub: Send {
 
     /// All of the invocation's arguments, the function name first.
     fn args(&self) -> &[Bytes];
+
+    /// Whether the client initialises the contract with this call.
+    fn is_init(&self) -> bool {
+        false
+    }
+
+    /// The encoded `SignedProposal` of the client, which a contract outside of this process expects; empty if there is none.
+    fn signed_proposal(&self) -> Bytes {
+        Bytes::new()
+    }
 }
 
 /// Reads an open query entry by entry, holding one page at most.
