@@ -29,6 +29,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("ordered_log", 4),
     ("kv", 4),
     ("block_transport", 4),
+    ("private_data", 4),
     ("replica", 4),
     ("state", 5),
     ("contract", 5),

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use base::rt::{self, WallTime};
-use base::{Bytes, ChannelId};
+use base::{Bytes, ChannelId, MspId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData};
 use identity::{DenyList, Identity, MspManager, Policy, SignatureVerifier};
 use ledger::hash::sha256;
 use ledger::lifecycle::LIFECYCLE;
 use ledger::transaction::EndorsedAction;
 use ledger::{ChannelConfig, Hash};
+use private_data::{CollectionAccess, CollectionPolicies};
 
 use crate::definitions::{self, ContractDefinitions, ContractRules, LedgerDefinitions};
 
@@ -227,6 +228,32 @@ impl ChannelPolicies {
     pub fn may_use(&self, resource: &str, member: &Arc<Identity>) -> bool {
         let policy = self.config.policy(self.config.acl(resource));
         policy.evaluate_identities(std::slice::from_ref(member)).is_ok()
+    }
+}
+
+impl CollectionPolicies for ChannelPolicies {
+    fn access(&self, contract: &str, collection: &str) -> Option<CollectionAccess> {
+        self.rules.get(contract)?.collection_access(collection, &self.config)
+    }
+
+    fn block_to_live(&self, contract: &str, collection: &str) -> u64 {
+        self.rules.get(contract).map_or(0, |rules| rules.block_to_live(collection))
+    }
+
+    fn expiring(&self) -> Vec<(String, String, u64)> {
+        let rules = self.rules.iter().filter(|_| self.has_expiring_collections);
+        let collections = rules.flat_map(|(contract, rules)| {
+            rules.expiring().map(|(collection, blocks)| (contract.clone(), collection.to_owned(), blocks))
+        });
+        collections.collect()
+    }
+
+    fn is_member(&self, organization: &MspId) -> bool {
+        self.members().msps().any(|member| member.id() == organization)
+    }
+
+    fn digest(&self) -> Hash {
+        self.digest
     }
 }
 

@@ -24,6 +24,20 @@ use crate::commit::waiters::TxStatus;
 use crate::definitions::LedgerDefinitions;
 use crate::history::KeyHistory;
 use crate::validate::Code;
+use private_data::PrivateChannel;
+use private_data::{CollectionPolicies, Upkeep};
+
+/// What a channel is opened over.
+pub(crate) struct OpenedStores {
+    /// The blocks, of which the first is stored.
+    pub blocks: Arc<dyn Blocks>,
+    /// The world state.
+    pub state: Arc<dyn WorldState>,
+    /// The earlier values of keys.
+    pub history: Arc<KeyHistory>,
+    /// The private data.
+    pub private: Arc<PrivateChannel>,
+}
 
 /// A channel that a peer has joined. Everything that it shows is committed: durable here and applied.
 pub struct Channel {
@@ -37,17 +51,18 @@ impl Channel {
     /// orderers. `policies` are those of the genesis block.
     pub(crate) async fn open(
         policies: Arc<ChannelPolicies>,
-        store: Arc<dyn Blocks>,
-        state: Arc<dyn WorldState>,
-        history: Arc<KeyHistory>,
+        stores: OpenedStores,
         settings: PipelineConfig,
         orderers: SourceAddresses,
         primary: Option<Arc<PrimaryRole>>,
     ) -> Result<Arc<Channel>, Error> {
+        let OpenedStores { blocks: store, state, history, private } = stores;
         replay(store.as_ref(), state.as_ref()).await?;
         let policies = newest_policies(&policies, state.snapshot().as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
-        let context = Arc::new(CommitContext::new(policies, store, state, settings, primary, CancellationToken::new()));
+        let (stop, upkeep) = (CancellationToken::new(), private.clone());
+        let context = Arc::new(CommitContext::new(policies, store, state, private, settings, primary, stop));
+        drop(rt::spawn(tidy_up(upkeep, context.clone())));
         let pipeline = CommitPipeline::start(context.clone(), tip);
         let following = run_delivery(context.clone(), pipeline, tip, orderers);
         let follower = rt::spawn(run(context.clone(), async move {
@@ -101,6 +116,11 @@ impl Channel {
     /// The history of the channel's keys.
     pub fn history(&self) -> &Arc<KeyHistory> {
         &self.history
+    }
+
+    /// The private data of the channel that this peer has.
+    pub fn private(&self) -> &Arc<PrivateChannel> {
+        &self.context.private
     }
 
     /// The block store, which may hold blocks that are not committed yet.
@@ -232,6 +252,13 @@ impl Channel {
         self.context.store.close().await?;
         Ok(Watermark { height: tip.height, block_hash: tip.header_hash, ..Watermark::default() })
     }
+}
+
+/// Keeps the private data of a channel in order until the channel stops.
+async fn tidy_up(private: Arc<PrivateChannel>, context: Arc<CommitContext>) {
+    let upkeep = Upkeep { private, blocks: context.store.clone() };
+    let current = || (context.height(), context.policies.get() as Arc<dyn CollectionPolicies>);
+    upkeep.run(current, context.stop().clone()).await;
 }
 
 /// The policies under the newest configuration that the state holds, or of `genesis` if it holds none, with the definitions that the

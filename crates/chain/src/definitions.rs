@@ -26,6 +26,8 @@ use ledger::lifecycle::{
 };
 use state::Snapshot;
 
+use private_data::CollectionAccess;
+
 /// Contract definitions by name.
 pub type ContractDefinitions = BTreeMap<String, ContractDefinition>;
 
@@ -167,6 +169,8 @@ pub struct CollectionRules {
     pub endorsement: Policy,
     /// The number of blocks after which a write expires; 0 for never.
     pub block_to_live: u64,
+    /// Its members.
+    pub access: CollectionAccess,
 }
 
 impl ContractRules {
@@ -187,8 +191,8 @@ impl ContractRules {
         let collections = definition.static_collections().map(|collection| {
             let own = collection.endorsement_policy.as_ref().filter(|policy| policy.r#type.is_some());
             let endorsement = own.map_or_else(|| endorsement.clone(), |own| resolve(ApplicationPolicy::from_wire(own)));
-            let rules = CollectionRules { endorsement, block_to_live: collection.block_to_live };
-            (collection.name.clone(), rules)
+            let (block_to_live, access) = (collection.block_to_live, CollectionAccess::of_definition(collection));
+            (collection.name.clone(), CollectionRules { endorsement, block_to_live, access })
         });
         Some(ContractRules { collections: collections.collect(), endorsement })
     }
@@ -215,9 +219,23 @@ impl ContractRules {
         }
     }
 
+    /// The membership of a collection; `None` if there is no such collection.
+    pub fn collection_access(&self, collection: &str, config: &ChannelConfig) -> Option<CollectionAccess> {
+        match self.collections.get(collection) {
+            Some(rules) => Some(rules.access.clone()),
+            None => CollectionAccess::implicit(collection, config),
+        }
+    }
+
     /// The number of blocks after which a write to a collection expires; 0 for never.
     pub fn block_to_live(&self, collection: &str) -> u64 {
         self.collections.get(collection).map_or(0, |rules| rules.block_to_live)
+    }
+
+    /// The collections whose writes expire, each with the number of blocks after which they do.
+    pub fn expiring(&self) -> impl Iterator<Item = (&str, u64)> {
+        let expiring = self.collections.iter().filter(|(_, rules)| rules.block_to_live > 0);
+        expiring.map(|(collection, rules)| (collection.as_str(), rules.block_to_live))
     }
 
     /// Whether writes to any collection expire.

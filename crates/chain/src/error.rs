@@ -26,6 +26,9 @@ pub enum Error {
     /// The world state failed.
     #[error("state: {0}")]
     State(#[from] state::Error),
+    /// Private data could not be kept, sent or found.
+    #[error(transparent)]
+    PrivateData(#[from] private_data::Error),
     /// The ordering engine of the channel failed.
     #[error("ordering: {0}")]
     Consensus(#[from] ordered_log::Error),
@@ -113,6 +116,7 @@ impl Error {
             Error::Ledger(error) => error.kind(),
             Error::Storage(error) => error.kind(),
             Error::State(error) => error.kind(),
+            Error::PrivateData(error) => error.kind(),
             Error::Consensus(error) => error.kind(),
             Error::Identity(error) => error.kind(),
             Error::Stored { .. } | Error::OtherChain { .. } | Error::Configuration { .. } => ErrorKind::Corrupt,

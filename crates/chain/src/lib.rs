@@ -107,6 +107,7 @@ pub mod error;
 pub mod events;
 mod fault;
 pub mod history;
+mod local_member;
 pub mod order;
 pub mod peer;
 pub mod remote;
@@ -123,5 +124,6 @@ mod support;
 
 pub use channel::Channel;
 pub use error::Error;
+pub use local_member::LocalMember;
 pub use peer::{Peer, PeerSetup};
 pub use stores::{ChannelStores, LocalStores, NodeStores, PeerStores, WorldStateFactory};

@@ -13,14 +13,15 @@ use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
 
 use crate::access::ChannelPolicies;
-use crate::channel::Channel;
+use crate::channel::{Channel, OpenedStores};
 use crate::commit::pipeline::append_block;
 use crate::definitions::{ContractDefinitions, by_channel_policy};
-use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
+use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels, HostsChannels};
 use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, PeerStores};
 use crate::view::{ChannelView, PeerView};
 use crate::{Error, commit, endorse};
+use private_data::{MemberPeers, PrivateChannel};
 
 /// The settings of a peer.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +50,8 @@ pub struct PeerSetup {
     pub definitions: ContractDefinitions,
     /// Where orderers serve blocks.
     pub orderers: SourceAddresses,
+    /// The peers of other organisations, with which private data are exchanged.
+    pub members: Arc<MemberPeers>,
     /// The peer's settings.
     pub settings: PeerConfig,
 }
@@ -168,7 +171,7 @@ impl Peer {
     }
 
     async fn start(&self, stores: ChannelStores) -> Result<Arc<Channel>, Error> {
-        let ChannelStores { blocks, state, history } = stores;
+        let ChannelStores { blocks, state, history, private } = stores;
         let genesis = blocks
             .read(BlockNumber(0))
             .await?
@@ -190,7 +193,10 @@ impl Peer {
         let history = Arc::new(KeyHistory::new(history, Arc::new(Arc::clone(&blocks))));
         let orderers = self.options.orderers.clone();
         let primary = self.options.stores.primary_role();
-        let channel = Channel::open(policies, blocks, state, history, settings, orderers, primary).await?;
+        let own = self.options.signer.msp_id().clone();
+        let private = PrivateChannel::new(policies.channel().clone(), own, private, self.options.members.clone());
+        let opened = OpenedStores { blocks, state, history, private: Arc::new(private) };
+        let channel = Channel::open(policies, opened, settings, orderers, primary).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }
@@ -239,6 +245,12 @@ impl Endorse for Peer {
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         self.endorser.evaluate(signed_proposal).await
+    }
+}
+
+impl HostsChannels for Peer {
+    fn endorsing_channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>> {
+        Peer::channel(self, name).map(|channel| channel as Arc<dyn EndorsingChannel>)
     }
 }
 

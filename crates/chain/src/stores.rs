@@ -19,12 +19,13 @@ use ledger::materialize::BlockMaterializer;
 use replica::PrimaryRole;
 use state::{Monolithic, WorldState};
 use storage::blocks::{BlockStore, BlockStoreConfig, Blocks};
-use storage::node::{RemoteBlocks, RemoteStateStore, RemoteStoreConfig};
+use storage::node::{RemoteBlocks, RemotePrivateRows, RemoteStateStore, RemoteStoreConfig};
 use storage::state_store::check_savepoint;
 use storage::tables::TablesEngine;
-use storage::{GroupSync, History, LocalHistory, StateStore, Watermark, WatermarkFile};
+use storage::{GroupSync, History, LocalHistory, LocalPrivateRows, PrivateTable, StateStore, Watermark, WatermarkFile};
 
 use crate::Error;
+use private_data::PrivateStore;
 
 /// The shortest time between two notes of how far a channel has come.
 pub(crate) const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
@@ -38,6 +39,8 @@ pub struct ChannelStores {
     pub state: Arc<dyn WorldState>,
     /// Which blocks wrote a key.
     pub history: Arc<dyn History>,
+    /// The channel's private data.
+    pub private: PrivateStore,
 }
 
 /// Opens the stores of a peer's channels.
@@ -124,7 +127,10 @@ impl PeerStores for LocalStores {
         let blocks: Arc<dyn Blocks> = Arc::new(blocks);
         let history =
             LocalHistory::new(channel, Arc::clone(&blocks), Arc::clone(&self.tables), Arc::new(BlockMaterializer));
-        Ok(ChannelStores { blocks, state: Arc::new(state), history: Arc::new(history) })
+        let private = |table| LocalPrivateRows::open(self.tables.as_ref(), channel, table);
+        let (committed, transient) = (private(PrivateTable::Committed).await?, private(PrivateTable::Transient).await?);
+        let private = PrivateStore::new(Arc::new(committed), Arc::new(transient));
+        Ok(ChannelStores { blocks, state: Arc::new(state), history: Arc::new(history), private })
     }
 }
 
@@ -173,6 +179,7 @@ impl PeerStores for NodeStores {
         if let Some(watermark) = &self.watermark {
             drop(rt::spawn(record_watermark(Arc::downgrade(&blocks), watermark.clone())));
         }
+        let private = PrivateStore::remote(RemotePrivateRows::of_primary(options.clone()));
         let rows = Arc::new(RemoteStateStore::open(options).await?);
         let state = self.states.open(channel, rows.clone()).await?;
         // Opening may take long. Meanwhile the savepoint may move, even on behalf of a newer primary.
@@ -183,7 +190,7 @@ impl PeerStores for NodeStores {
                 text: format!("block {} there was not written under epoch {}", state.height() - 1, self.epoch),
             }));
         }
-        Ok(ChannelStores { blocks, state, history: rows })
+        Ok(ChannelStores { blocks, state, history: rows, private })
     }
 
     /// Records the blocks that became durable after the last note of [`record_watermark`]: without this, their loss would go

@@ -42,6 +42,7 @@ pub(crate) fn register() {
     event::register(replica::events::EVENTS);
     event::register(state::events::EVENTS);
     event::register(block_transport::events::EVENTS);
+    event::register(private_data::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(crate::disk::EVENTS);

@@ -1,5 +1,6 @@
 //! Writes the files of each planned process.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -456,6 +457,7 @@ impl Planner<'_> {
             token: secrets.compute[organization][node].clone(),
             address: at.compute[organization][node].clone(),
             others_address: at.others[organization][node].clone(),
+            others: self.others(organization, at),
             orderers: at.blocks.clone(),
             organizations: config.network.organizations.clone(),
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
@@ -468,12 +470,17 @@ impl Planner<'_> {
         }
     }
 
+    /// Where the compute nodes of the other organisations answer this one.
+    fn others(&self, organization: usize, at: &PlanAddresses) -> BTreeMap<String, Vec<String>> {
+        let members = self.network.organizations().iter().zip(&at.others).enumerate();
+        let others = members.filter(|(index, _)| *index != organization);
+        others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect()
+    }
+
     fn gateway(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> GatewayFile {
         let config = self.network.config();
-        let members = self.network.organizations();
-        let others = members.iter().zip(&at.others).enumerate().filter(|(index, _)| *index != organization);
         GatewayFile {
-            msp_id: members[organization].msp_id.clone(),
+            msp_id: self.network.organizations()[organization].msp_id.clone(),
             token: secrets.gateways[organization].clone(),
             listen: at.gateways[organization],
             tls: config.tls,
@@ -483,7 +490,7 @@ impl Planner<'_> {
             organizations: config.network.organizations.clone(),
             watch: matches!(self.placement, Placement::OneHost { .. }).then(|| "../..".into()),
             free_bytes_min: config.storage.free_bytes_min,
-            others: others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect(),
+            others: self.others(organization, at),
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
         }

@@ -16,6 +16,7 @@ use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::fault::{ChannelFailure, StallGuard, StallReasons};
 use crate::validate::Code;
 use crate::{Error, events};
+use private_data::PrivateChannel;
 
 /// The settings of a channel's pipeline.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ pub struct CommitContext {
     pub recent: RecentCommittedBlocks,
     /// The callers that wait for a transaction's commit.
     pub waiters: TxWaiters,
+    /// The private data of the channel's transactions.
+    pub private: Arc<PrivateChannel>,
     /// The settings with which the channel was opened.
     pub settings: PipelineConfig,
     /// The role of this node, where the peer has several compute nodes.
@@ -78,6 +81,7 @@ impl CommitContext {
         policies: Arc<ChannelPolicies>,
         store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
+        private: Arc<PrivateChannel>,
         settings: PipelineConfig,
         primary: Option<Arc<PrimaryRole>>,
         stop: CancellationToken,
@@ -90,6 +94,7 @@ impl CommitContext {
             policies: CurrentPolicies::new(policies),
             store,
             state,
+            private,
             recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
             settings,

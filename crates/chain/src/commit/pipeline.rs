@@ -17,6 +17,7 @@ use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
 use ledger::lifecycle::{LIFECYCLE, defined_contract};
 use ledger::{Block, Hash, Transaction};
+use private_data::BlockTransaction;
 use state::{Durable, UpdateBatch};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
@@ -233,6 +234,10 @@ async fn validate_blocks(
         };
         hold_up("chain.commit.validated").await;
         let transactions = transactions(&examined, &codes);
+        match keep_private_data(&context, number, &examined, &codes).await {
+            Err(Error::Stopped) => return Ok(()),
+            other => other?,
+        }
         let appended = append(context.store.as_ref(), &stored, &transactions, context.stop(), &context.stalls).await;
         match appended {
             Err(Error::Stopped) => return Ok(()),
@@ -352,6 +357,46 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     // Derived updates in a received block are not this peer's own.
     metadata.set_derived_updates(Bytes::new());
     block.with_metadata(metadata)
+}
+
+/// Stores the private data of a block's transactions, durably, before the block is appended. While the tables cannot be written, it
+/// waits.
+///
+/// # Errors
+/// [`Error::Stopped`] if the stop came first; the tables'.
+async fn keep_private_data(
+    context: &CommitContext,
+    block: u64,
+    examined: &[VerifiedTransaction],
+    codes: &[Code],
+) -> Result<(), Error> {
+    let has_collections = |transaction: &VerifiedTransaction| {
+        transaction.set.namespaces.iter().any(|namespace| namespace.collections > 0)
+    };
+    if !examined.iter().any(has_collections) {
+        return Ok(());
+    }
+    let (mut backoff, mut stalled) = (retry_backoff(), None);
+    loop {
+        let kept = async {
+            let policies = context.validating.get();
+            let transactions = (0_u32..).zip(examined.iter().zip(codes)).filter_map(|(position, (examined, code))| {
+                let (tx_id, set) = (examined.tx_id.as_ref()?, &examined.set);
+                Some(BlockTransaction { position, tx_id, set, is_valid: code.is_valid() })
+            });
+            let rows = context.private.collect(block, transactions, &*policies).await?;
+            if rows.is_empty() { Ok(()) } else { context.private.write(rows).await }
+        };
+        match context.stop().run_until_cancelled(kept).await.ok_or(Error::Stopped)? {
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                tracing::warn!(block, %error, "the private data of a block cannot be stored yet");
+                let reason = || context.stalls.start(format!("private data cannot be stored yet: {error}"));
+                stalled.get_or_insert_with(reason);
+                context.stop().run_until_cancelled(backoff.wait()).await.ok_or(Error::Stopped)?;
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
 }
 
 fn transactions(examined: &[VerifiedTransaction], codes: &[Code]) -> Vec<(TxId, u8)> {

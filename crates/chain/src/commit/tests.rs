@@ -2,6 +2,7 @@
 
 mod configuration;
 mod definitions;
+mod private_data;
 mod recorded;
 mod stores;
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, AbortOnDrop};
-use base::{BlockNumber, Bytes, TxId};
+use base::{BlockNumber, Bytes, MspId, TxId};
 use ledger::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use ledger::namespace::{RULES, RULES_DEFINITIONS};
 use ledger::{Block, Hash};
 use state::{Follower, Snapshot};
 use storage::blocks::{StoredBlocks, TransactionLocation};
-use storage::node::{RemoteReads, RemoteStoreConfig};
+use storage::node::{RemotePrivateRows, RemoteReads, RemoteStoreConfig};
 
 use crate::Error;
 use crate::access::{ChannelPolicies, CurrentPolicies};
@@ -24,6 +24,7 @@ use crate::endorse::EndorsingChannel;
 use crate::history::KeyHistory;
 use crate::validate::Code;
 use crate::view::ChannelView;
+use private_data::{MemberPeers, PrivateChannel, PrivateStore};
 
 /// How often a follower looks for a new configuration or definition, at most.
 const REFRESH_PERIOD: Duration = Duration::from_millis(100);
@@ -38,6 +39,7 @@ pub struct FollowedChannel {
     _refreshing: AbortOnDrop<()>,
     blocks: Arc<RemoteReads>,
     history: Arc<KeyHistory>,
+    private: Arc<PrivateChannel>,
     recent: RecentCommittedBlocks,
 }
 
@@ -45,8 +47,12 @@ impl FollowedChannel {
     pub(super) fn new(
         policies: Arc<CurrentPolicies>,
         follower: Follower,
+        own: MspId,
+        members: Arc<MemberPeers>,
         remote: RemoteStoreConfig,
     ) -> FollowedChannel {
+        let private = PrivateStore::remote(RemotePrivateRows::of_follower(remote.clone()));
+        let private = Arc::new(PrivateChannel::new(policies.channel().clone(), own, private, members));
         let blocks = Arc::new(RemoteReads::new(remote));
         let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
         let (follower, knows_policies) = (Arc::new(follower), Arc::new(AtomicBool::new(false)));
@@ -58,6 +64,7 @@ impl FollowedChannel {
             _refreshing: rt::spawn(refreshing).abort_on_drop(),
             blocks,
             history,
+            private,
             recent: RecentCommittedBlocks::default(),
         }
     }
@@ -171,6 +178,10 @@ impl EndorsingChannel for FollowedChannel {
 
     fn history(&self) -> &Arc<KeyHistory> {
         &self.history
+    }
+
+    fn private(&self) -> &Arc<PrivateChannel> {
+        &self.private
     }
 
     async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionLocation>, Error> {

@@ -70,7 +70,8 @@ impl PeerRoles for ChannelRoles {
             remote: self.remote(Epoch(0)),
         };
         let follower = Follower::start(Arc::new(environment), self.options.state.clone());
-        Arc::new(FollowedChannel::new(self.policies.clone(), follower, self.remote(Epoch(0))))
+        let (own, members) = (self.options.signer.msp_id().clone(), self.options.members.clone());
+        Arc::new(FollowedChannel::new(self.policies.clone(), follower, own, members, self.remote(Epoch(0))))
     }
 
     async fn open_primary(&self, epoch: Epoch, role: Arc<PrimaryRole>) -> Result<CommittingPeer, Error> {
@@ -90,6 +91,7 @@ impl PeerRoles for ChannelRoles {
             registry: options.registry.clone(),
             definitions: options.definitions.clone(),
             orderers: options.orderers.clone(),
+            members: options.members.clone(),
             settings: options.settings.clone(),
         })
         .await?;

@@ -15,7 +15,7 @@ use state::Disaggregated;
 use super::roles::ChannelRoles;
 use super::setup::ComputeNodeSetup;
 use crate::access::ChannelPolicies;
-use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels};
+use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels, HostsChannels};
 use crate::peer::define;
 use crate::view::{ChannelView, PeerView};
 use crate::{Channel, Error, Peer};
@@ -39,6 +39,7 @@ pub struct ActivePrimary {
 pub struct ComputeNode {
     node: failover::ComputeNode<ChannelRoles>,
     endorser: Endorser,
+    channels: Arc<ServingChannels>,
 }
 
 /// The channel from which the node answers now.
@@ -73,11 +74,12 @@ impl ComputeNode {
         let policies =
             Arc::new(policies.verified_by(options.settings.verifier.unwrap_or_else(SignatureVerifier::of_process)));
         let active_role = Arc::new(ActiveRole::default());
+        let channels = Arc::new(ServingChannels(active_role.clone()));
         let endorser = Endorser::new(
             options.signer.clone(),
             options.registry.clone(),
             options.settings.endorse.clone(),
-            Arc::new(ServingChannels(active_role.clone())),
+            channels.clone(),
         );
         let config = ComputeNodeConfig {
             name: options.name.clone(),
@@ -93,7 +95,7 @@ impl ComputeNode {
             failover_timeouts: options.failover_timeouts,
         };
         let node = failover::ComputeNode::start(config, ChannelRoles::new(options, policies), active_role);
-        Ok(ComputeNode { node, endorser })
+        Ok(ComputeNode { node, endorser, channels })
     }
 
     /// The node's current role.
@@ -169,6 +171,12 @@ impl ComputeNode {
             },
             error => error,
         }
+    }
+}
+
+impl HostsChannels for ComputeNode {
+    fn endorsing_channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>> {
+        self.channels.channel(name)
     }
 }
 

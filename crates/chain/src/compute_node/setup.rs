@@ -17,6 +17,7 @@ use storage::WatermarkFile;
 use crate::Error;
 use crate::definitions::ContractDefinitions;
 use crate::peer::PeerConfig;
+use private_data::MemberPeers;
 
 /// The remote memory of a peer, as one of its compute nodes reaches it.
 #[async_trait]
@@ -52,6 +53,8 @@ pub struct ComputeNodeSetup {
     pub genesis: Block,
     /// Where orderers serve blocks.
     pub orderers: SourceAddresses,
+    /// The peers of other organisations, with which private data are exchanged.
+    pub members: Arc<MemberPeers>,
     /// How the peer checks proposals and commits blocks.
     pub settings: PeerConfig,
     /// The peer's storage node.

@@ -12,6 +12,7 @@ use crate::Error;
 use crate::channel::Channel;
 use crate::history::KeyHistory;
 use crate::view::ChannelView;
+use private_data::PrivateChannel;
 
 /// Finds the channels of a peer.
 pub trait EndorsingChannels: Send + Sync + 'static {
@@ -19,6 +20,12 @@ pub trait EndorsingChannels: Send + Sync + 'static {
     fn channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>>;
     /// All channels, by name.
     fn all(&self) -> Vec<Arc<dyn EndorsingChannel>>;
+}
+
+/// A peer, or one of its compute nodes, as other peers see it that exchange private data with it.
+pub trait HostsChannels: Send + Sync + 'static {
+    /// A channel that this node can read now.
+    fn endorsing_channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>>;
 }
 
 /// A channel as an endorser sees it, at a compute node that commits or at one that follows it.
@@ -32,6 +39,9 @@ pub trait EndorsingChannel: ChannelView {
 
     /// The history of the channel's keys.
     fn history(&self) -> &Arc<KeyHistory>;
+
+    /// The private data of the channel that this peer has.
+    fn private(&self) -> &Arc<PrivateChannel>;
 
     /// The position of a transaction that is committed or about to be.
     ///
@@ -54,6 +64,10 @@ impl EndorsingChannel for Channel {
 
     fn history(&self) -> &Arc<KeyHistory> {
         Channel::history(self)
+    }
+
+    fn private(&self) -> &Arc<PrivateChannel> {
+        Channel::private(self)
     }
 
     async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionLocation>, Error> {

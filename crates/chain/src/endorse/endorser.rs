@@ -9,6 +9,7 @@ use base::{Bytes, rt};
 use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
 use identity::{Identity, Signer};
 use ledger::lifecycle::LIFECYCLE;
+use ledger::rwset::PrivateSet;
 use prost::Message as _;
 use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
@@ -87,6 +88,7 @@ pub struct Endorser {
 pub(super) struct AdmittedProposal {
     timestamp: Timestamp,
     invocation: Invocation,
+    signed_proposal: Bytes,
     /// `None` for a proposal without a channel.
     channel: Option<Arc<dyn EndorsingChannel>>,
     creator: Arc<Identity>,
@@ -99,7 +101,25 @@ pub(super) struct ExecutedProposal {
     event: Option<super::simulate::ContractEvent>,
     /// The encoded read-write set.
     results: Bytes,
+    /// The private writes.
+    private: Vec<PrivateSet>,
+    /// The height of the state that the contract saw.
+    height: u64,
     version: String,
+}
+
+impl ExecutedProposal {
+    /// The answer of a system contract that has read and written nothing.
+    fn of_system(response: ContractResponse) -> ExecutedProposal {
+        ExecutedProposal {
+            response,
+            event: None,
+            results: Bytes::new(),
+            private: Vec::new(),
+            height: 0,
+            version: "syscc".to_owned(),
+        }
+    }
 }
 
 impl Endorser {
@@ -121,7 +141,8 @@ impl Endorser {
     /// See [`EndorseError`].
     pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
         let admitted = self.admit(&signed_proposal).await.inspect_err(count_rejection)?;
-        let executed = self.execute(&admitted, true).await.inspect_err(count_failure)?;
+        let mut executed = self.execute(&admitted, true).await.inspect_err(count_failure)?;
+        self.distribute(&admitted, &mut executed).await.inspect_err(count_failure)?;
         Ok(self.respond(&admitted, executed))
     }
 
@@ -161,8 +182,14 @@ impl Endorser {
                 return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
             }
         }
-        let timestamp = proposal.timestamp().unwrap_or_default();
-        Ok(AdmittedProposal { timestamp, invocation: proposal.invocation()?, channel, creator, _quota_permit: permit })
+        Ok(AdmittedProposal {
+            timestamp: proposal.timestamp().unwrap_or_default(),
+            invocation: proposal.invocation()?,
+            signed_proposal: signed_proposal.clone(),
+            channel,
+            creator,
+            _quota_permit: permit,
+        })
     }
 
     fn check_clock(&self, proposal: &Proposal, now: WallTime) -> Result<(), EndorseError> {
@@ -234,8 +261,7 @@ impl Endorser {
             if invocation.chaincode == LIFECYCLE && admitted.channel.is_some() {
                 return self.execute_lifecycle(admitted, &query, record).await;
             }
-            let response = super::system::answer(&query).await;
-            return Ok(ExecutedProposal { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
+            return Ok(ExecutedProposal::of_system(super::system::answer(&query).await));
         }
         let unknown = || EndorseError::UnknownChaincode {
             name: shown(&invocation.chaincode),
@@ -264,12 +290,14 @@ impl Endorser {
                 channel: channel.policies().channel().clone(),
                 tx_id: invocation.tx_id.clone(),
                 timestamp: admitted.timestamp,
-                creator: admitted.creator.serialized().clone(),
+                client: admitted.creator.clone(),
+                signed_proposal: admitted.signed_proposal.clone(),
                 transient: invocation.transient.clone(),
                 registry: self.registry.clone(),
                 policies: policies.clone(),
                 snapshot,
                 history: channel.history().clone(),
+                private: channel.private().values(),
                 cross_channel: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
@@ -286,12 +314,15 @@ impl Endorser {
             Err(refused) => super::simulate::CallOutcome::failure(refused.to_string()),
             Ok(outcome) => outcome,
         };
-        let results = if record { simulation.finish() } else { Bytes::new() };
+        let height = simulation.height();
+        let (results, private) = if record { simulation.finish() } else { Default::default() };
         events::SimulationTime.record_since(started);
         Ok(ExecutedProposal {
             response: outcome.response,
             event: outcome.event,
             results,
+            private,
+            height,
             version: definition.endorsement.version.clone(),
         })
     }
@@ -334,8 +365,25 @@ impl Endorser {
                 refused(format!("lifecycle scc operations require exactly two arguments but received {}", args.len()))
             }
         };
-        let results = if record { call.state.finish() } else { Bytes::new() };
-        Ok(ExecutedProposal { response, event: None, results, version: "syscc".to_owned() })
+        let height = call.state.height();
+        let (results, private) = if record { call.state.finish() } else { Default::default() };
+        Ok(ExecutedProposal { results, private, height, ..ExecutedProposal::of_system(response) })
+    }
+
+    /// Keeps the private writes of a proposal that will be endorsed, and sends them to other members.
+    async fn distribute(
+        &self,
+        admitted: &AdmittedProposal,
+        executed: &mut ExecutedProposal,
+    ) -> Result<(), EndorseError> {
+        let private = std::mem::take(&mut executed.private);
+        let Some(channel) = &admitted.channel else { return Ok(()) };
+        if private.is_empty() || executed.response.status >= ContractResponse::ERROR_THRESHOLD {
+            return Ok(());
+        }
+        let (tx_id, policies) = (&admitted.invocation.tx_id, channel.policies());
+        let distributed = channel.private().distribute(&*policies, tx_id, executed.height, private).await;
+        distributed.map_err(|error| unavailable(&error.into()))
     }
 
     /// Step 6.
@@ -413,15 +461,16 @@ pub(super) struct OtherChannels(Arc<dyn EndorsingChannels>);
 
 #[async_trait]
 impl CrossChannelReads for OtherChannels {
-    async fn view(&self, channel: &str, creator: &Bytes) -> Option<ChannelRead> {
+    async fn view(&self, channel: &str, client: &Identity) -> Option<ChannelRead> {
         let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
-        let creator = channel.policies().identify(creator).ok()?;
+        let creator = channel.policies().identify(client.serialized()).ok()?;
         if !channel.policies().may_propose(&creator) {
             return None;
         }
         Some(ChannelRead {
             snapshot: channel.snapshot().await.ok()?,
             history: channel.history().clone(),
+            private: channel.private().values(),
             policies: channel.policies(),
         })
     }

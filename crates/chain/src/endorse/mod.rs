@@ -27,6 +27,6 @@ pub mod simulate;
 pub mod system;
 mod turns;
 
-pub use channels::{EndorsingChannel, EndorsingChannels};
+pub use channels::{EndorsingChannel, EndorsingChannels, HostsChannels};
 pub use endorser::{Endorse, Endorser, EndorserConfig};
 pub use error::EndorseError;

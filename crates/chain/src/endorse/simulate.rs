@@ -5,6 +5,7 @@
 //! 2. A [`ContractCall`] is one running contract in a simulation: the stub that the contract sees. Each contract that it
 //!    calls gets a separate call in the same simulation, so that all namespaces end up in one read-write set.
 //! 3. If a call fails, its reads and writes stay recorded, as in Fabric; the caller decides how to handle the failure.
+//! 4. Private values are read from this peer's own tables, and only if their hash is the one in the snapshot (`private`).
 //!
 //! Bounds: [`ENTRIES_MAX`] reads, writes and range results, [`BYTES_MAX`] recorded bytes, [`SCANNED_BYTES_MAX`] scanned
 //! bytes, [`QUERIES_MAX`] open queries, and [`CALLS_MAX`] calls, nested at most [`contract::CALL_DEPTH_MAX`] deep.
@@ -12,21 +13,23 @@
 //! A contract yields to other tasks only when it reads, so only there can a time limit or the cancellation of its
 //! caller stop it. A contract that computes for a long time without reading must yield explicitly, as `kmeans` does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{Bytes, ChannelId, ErrorKind, TxId, rt};
 use contract::key::{self, KeyRange};
-use contract::{
-    CALL_DEPTH_MAX, ContractRegistry, ContractResponse, ContractStub, HistoryPage, KeyValue, PAGE_BYTES_SOFT_MAX,
-    PAGE_ENTRIES_MAX, QueryId, StatePage, StubError, Timestamp,
-};
-use state::{RangePage, Snapshot};
+use contract::{ContractRegistry, ContractResponse, PAGE_BYTES_SOFT_MAX, QueryId, StubError, Timestamp};
+use identity::Identity;
+use ledger::lifecycle::{DefinitionField, LIFECYCLE};
+use ledger::rwset::{KEY_BYTES_MAX, PrivateSet, RangeRecorder, ReadWriteSetRecorder};
+use state::Snapshot;
 
 use crate::access::ChannelPolicies;
 use crate::history::{HistoryWalk, KeyHistory};
-use ledger::lifecycle::{DefinitionField, LIFECYCLE};
-use ledger::rwset::{KEY_BYTES_MAX, RangeRecorder, ReadWriteSetRecorder};
+use private_data::PrivateValues;
+
+mod private;
+mod stub;
 
 /// Reads, writes and ranges that one transaction may record.
 pub const ENTRIES_MAX: usize = 1 << 20;
@@ -54,8 +57,10 @@ pub struct SimulationContext {
     pub tx_id: TxId,
     /// The time that the client put into the proposal's header.
     pub timestamp: Timestamp,
-    /// The client's serialised identity.
-    pub creator: Bytes,
+    /// The client, whose signature was checked.
+    pub client: Arc<Identity>,
+    /// The client's encoded `SignedProposal`.
+    pub signed_proposal: Bytes,
     /// Private input of the client, by name; it enters no block.
     pub transient: Arc<BTreeMap<String, Bytes>>,
     /// The contracts that this peer can run.
@@ -66,6 +71,8 @@ pub struct SimulationContext {
     pub snapshot: Arc<dyn Snapshot>,
     /// The earlier values of keys.
     pub history: Arc<KeyHistory>,
+    /// The private values that this peer has.
+    pub private: Arc<dyn PrivateValues>,
     /// Other channels' states, for contracts that read there.
     pub cross_channel: Arc<dyn CrossChannelReads>,
 }
@@ -76,6 +83,8 @@ pub struct ChannelRead {
     pub snapshot: Arc<dyn Snapshot>,
     /// The earlier values of its keys.
     pub history: Arc<KeyHistory>,
+    /// Its private values that this peer has.
+    pub private: Arc<dyn PrivateValues>,
     /// Its policies, which define its contracts.
     pub policies: Arc<ChannelPolicies>,
 }
@@ -83,8 +92,8 @@ pub struct ChannelRead {
 /// The snapshots that calls to contracts on other channels read.
 #[async_trait::async_trait]
 pub trait CrossChannelReads: Send + Sync {
-    /// What may be read of another channel, if this peer holds it and `creator` may use it.
-    async fn view(&self, channel: &str, creator: &Bytes) -> Option<ChannelRead>;
+    /// What may be read of another channel, if this peer holds it and `client` may use it.
+    async fn view(&self, channel: &str, client: &Identity) -> Option<ChannelRead>;
 }
 
 /// A transaction that is being simulated.
@@ -103,10 +112,24 @@ pub struct Simulation {
     /// Bytes of results of ranges.
     scanned_bytes: usize,
     reads_this_turn: u32,
+    /// The contracts whose collections were used.
+    collections_read: BTreeSet<Arc<str>>,
+    /// Whether anything was written, or read by a query after which nothing may be written.
+    access: SimulationAccess,
+}
+
+/// What a transaction has done: Fabric lets a transaction either write, or use queries that are not checked again at its commit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SimulationAccess {
+    Undecided,
+    Writes,
+    UncheckedQueries,
 }
 
 struct RangeQuery {
     namespace: Arc<str>,
+    /// The private collection; `None` for public keys.
+    collection: Option<String>,
     range: KeyRange,
     /// Where the next page starts.
     next: String,
@@ -154,6 +177,8 @@ impl Simulation {
             scanned: 0,
             scanned_bytes: 0,
             reads_this_turn: 0,
+            collections_read: BTreeSet::new(),
+            access: SimulationAccess::Undecided,
         }
     }
 
@@ -166,13 +191,21 @@ impl Simulation {
         self.call(name, args, 0, is_init).await
     }
 
-    /// The read-write set, as an encoded `TxReadWriteSet`.
-    pub fn finish(mut self) -> Bytes {
+    /// The height of the state that the transaction sees.
+    pub fn height(&self) -> u64 {
+        self.context.snapshot.height()
+    }
+
+    /// The read-write set, as an encoded `TxReadWriteSet`, and the private writes.
+    pub fn finish(mut self) -> (Bytes, Vec<PrivateSet>) {
         // In the order of opening, which is the order of the handles.
         for query in std::mem::take(&mut self.queries).into_values() {
-            self.recorder.range(&query.namespace, query.recorder);
+            if query.collection.is_none() {
+                self.recorder.range(&query.namespace, query.recorder);
+            }
         }
-        self.recorder.encode()
+        let private = self.recorder.private_sets();
+        (self.recorder.encode(), private)
     }
 
     async fn call(
@@ -193,7 +226,7 @@ impl Simulation {
         if let Err(refusal) = self.check_initialization(name, is_init).await? {
             return Ok(CallOutcome::failure(refusal));
         }
-        let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, event: None };
+        let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, is_init, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
             Err(error) => Err(error),
@@ -260,6 +293,29 @@ impl Simulation {
         Ok(())
     }
 
+    /// Notes a write.
+    fn note_write(&mut self) -> Result<(), StubError> {
+        self.check_limits()?;
+        if self.access == SimulationAccess::UncheckedQueries {
+            return Err(StubError::ReadOnly(
+                "the transaction has queried by pages or in a private collection, so it must not write".to_owned(),
+            ));
+        }
+        self.access = SimulationAccess::Writes;
+        Ok(())
+    }
+
+    /// Notes a query whose result is not checked again at commit.
+    fn note_unchecked_query(&mut self) -> Result<(), StubError> {
+        if self.access == SimulationAccess::Writes {
+            return Err(StubError::ReadOnly(
+                "the transaction has written, so it must not query by pages or in a private collection".to_owned(),
+            ));
+        }
+        self.access = SimulationAccess::UncheckedQueries;
+        Ok(())
+    }
+
     fn new_query(&mut self) -> Result<QueryId, StubError> {
         let open = self.queries.values().filter(|query| !query.over).count() + self.histories.len();
         if open >= QUERIES_MAX {
@@ -318,186 +374,6 @@ struct ContractCall<'a> {
     namespace: Arc<str>,
     args: &'a [Bytes],
     depth: usize,
+    is_init: bool,
     event: Option<ContractEvent>,
-}
-
-#[async_trait::async_trait]
-impl ContractStub for ContractCall<'_> {
-    async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
-        // First, because a contract may continue after every rejection.
-        self.simulation.count_read().await;
-        check_key(key)?;
-        self.simulation.check_limits()?;
-        let found = self.simulation.context.snapshot.get(&self.namespace, key).await.map_err(state_error)?;
-        let version = found.as_ref().map(|found| found.version);
-        self.simulation.recorder.read(&self.namespace, key, version);
-        Ok(found.map(|found| found.value))
-    }
-
-    fn put_state(&mut self, key: &str, value: Bytes) -> Result<(), StubError> {
-        check_key(key)?;
-        self.simulation.check_limits()?;
-        self.simulation.recorder.write(&self.namespace, key, value);
-        Ok(())
-    }
-
-    fn delete_state(&mut self, key: &str) -> Result<(), StubError> {
-        self.put_state(key, Bytes::new())
-    }
-
-    async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
-        self.simulation.count_read().await;
-        check_length(range.start())?;
-        check_length(range.end())?;
-        let id = self.simulation.new_query()?;
-        let query = RangeQuery {
-            namespace: self.namespace.clone(),
-            next: range.start().to_owned(),
-            recorder: RangeRecorder::new(range.start(), range.end()),
-            over: false,
-            range,
-        };
-        // Closed queries stay for their recorded results, so they count as entries.
-        self.simulation.recorder.note_query();
-        self.simulation.queries.insert(id, query);
-        Ok(id)
-    }
-
-    async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<StatePage, StubError> {
-        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
-        self.simulation.end_turn().await;
-        self.simulation.check_limits()?;
-        let snapshot = self.simulation.context.snapshot.clone();
-        let query = self.simulation.queries.get_mut(&id).ok_or(StubError::UnknownQuery(id.0))?;
-        if *query.namespace != *self.namespace {
-            return Err(StubError::UnknownQuery(id.0));
-        }
-        if query.over {
-            return Err(StubError::UnknownQuery(id.0));
-        }
-        let found = if query.range.is_empty() {
-            RangePage::default()
-        } else {
-            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
-            range.await.map_err(state_error)?
-        };
-        let mut page = StatePage { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
-        let mut bytes = 0;
-        for entry in found.entries {
-            bytes += entry.key.len() + entry.versioned.value.len();
-            query.recorder.add(&entry.key, entry.versioned.version);
-            page.entries.push(KeyValue { key: String::from(&*entry.key), value: entry.versioned.value });
-        }
-        self.simulation.scanned += page.entries.len();
-        self.simulation.scanned_bytes += bytes;
-        if page.has_more {
-            let last = page.entries.last().expect("a page that has more has an entry");
-            query.next.clear();
-            query.next.push_str(&last.key);
-            query.next.push('\0');
-        } else {
-            query.recorder.exhaust();
-            query.over = true;
-        }
-        Ok(page)
-    }
-
-    async fn open_history(&mut self, key: &str) -> Result<QueryId, StubError> {
-        self.simulation.count_read().await;
-        check_key(key)?;
-        let id = self.simulation.new_query()?;
-        // It leaves no trace in the read set; it counts as an entry, so that it is bounded.
-        self.simulation.scanned += 1;
-        let height = self.simulation.context.snapshot.height();
-        self.simulation.histories.insert(id, HistoryWalk::new(&self.namespace, key, height));
-        Ok(id)
-    }
-
-    async fn next_modifications(&mut self, id: QueryId, entries_max: usize) -> Result<HistoryPage, StubError> {
-        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
-        self.simulation.end_turn().await;
-        self.simulation.check_limits()?;
-        let history = Arc::clone(&self.simulation.context.history);
-        let walk = self.simulation.histories.get_mut(&id).filter(|walk| walk.namespace() == &*self.namespace);
-        let page = walk.ok_or(StubError::UnknownQuery(id.0))?.page(&history, limit).await.map_err(history_error)?;
-        let bytes = page.modifications.iter().filter_map(|change| change.value.as_ref()).map(Bytes::len).sum::<usize>();
-        self.simulation.scanned += page.modifications.len();
-        self.simulation.scanned_bytes += bytes;
-        if !page.has_more {
-            self.simulation.histories.remove(&id);
-        }
-        Ok(page)
-    }
-
-    fn close_query(&mut self, id: QueryId) {
-        self.simulation.histories.remove(&id);
-        if let Some(query) = self.simulation.queries.get_mut(&id) {
-            query.over = true;
-        }
-    }
-
-    async fn invoke_contract(
-        &mut self,
-        name: &str,
-        args: Vec<Bytes>,
-        channel: &str,
-    ) -> Result<ContractResponse, StubError> {
-        self.simulation.count_read().await;
-        if self.depth + 1 >= CALL_DEPTH_MAX {
-            return Err(StubError::LimitExceeded { what: "the call depth", max: CALL_DEPTH_MAX as u64 });
-        }
-        let context = &self.simulation.context;
-        if channel.is_empty() || context.channel.as_str() == channel {
-            return Ok(self.simulation.call(name, &args, self.depth + 1, false).await?.response);
-        }
-        let Some(read) = context.cross_channel.view(channel, &context.creator).await else {
-            return Ok(ContractResponse::failure(
-                ContractResponse::ERROR,
-                format!("channel {channel} is not known here"),
-            ));
-        };
-        // A call on another channel is read only: its reads and writes are dropped.
-        let mut context = context.clone();
-        context.channel = ChannelId::from(channel);
-        (context.snapshot, context.history, context.policies) = (read.snapshot, read.history, read.policies);
-        let mut other = Simulation::new(context);
-        (other.calls, other.scanned, other.scanned_bytes) =
-            (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes);
-        let outcome = other.call(name, &args, self.depth + 1, false).await;
-        (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes) =
-            (other.calls, other.scanned + other.recorder.entries(), other.scanned_bytes);
-        Ok(outcome?.response)
-    }
-
-    fn set_event(&mut self, name: &str, payload: Bytes) -> Result<(), StubError> {
-        if name.is_empty() {
-            return Err(StubError::InvalidEvent("an event must have a name".to_owned()));
-        }
-        self.event = Some(ContractEvent { name: name.to_owned(), payload });
-        Ok(())
-    }
-
-    fn tx_id(&self) -> &TxId {
-        &self.simulation.context.tx_id
-    }
-
-    fn channel_id(&self) -> &ChannelId {
-        &self.simulation.context.channel
-    }
-
-    fn timestamp(&self) -> Timestamp {
-        self.simulation.context.timestamp
-    }
-
-    fn creator(&self) -> &Bytes {
-        &self.simulation.context.creator
-    }
-
-    fn transient(&self) -> &BTreeMap<String, Bytes> {
-        &self.simulation.context.transient
-    }
-
-    fn args(&self) -> &[Bytes] {
-        self.args
-    }
 }

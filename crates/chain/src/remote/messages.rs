@@ -20,6 +20,7 @@ use crate::access::ChannelPolicies;
 use crate::definitions::LedgerDefinitions;
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
+use crate::remote::private_messages::{PrivatePull, PrivatePush};
 use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
 
 /// The number of fields that a message may have whatever its size: a welcome lists all channels, with names of any
@@ -104,7 +105,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PeerRequest {
     /// The request; `None` if the caller sent none that is known here.
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub ask: Option<Ask>,
 }
 
@@ -138,6 +139,12 @@ pub enum Ask {
     /// The newest configuration and definitions of the channel of this name, answered with a [`ConfigResponse`].
     #[prost(string, tag = "9")]
     Config(String),
+    /// Private data of a transaction.
+    #[prost(message, tag = "10")]
+    PrivatePush(PrivatePush),
+    /// A request for private data.
+    #[prost(message, tag = "11")]
+    PrivatePull(PrivatePull),
 }
 
 /// The first message of a link.

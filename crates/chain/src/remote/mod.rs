@@ -30,7 +30,7 @@
 //! following started before the request.
 //!
 //! Invariants:
-//! * Requests to a peer change nothing there. So it is always safe to repeat a request whose outcome is unknown, and a lost
+//! * Requests to a peer change nothing there, or nothing more when repeated. So it is always safe to repeat a request whose outcome is unknown, and a lost
 //!   answer is an error that may be retried. A broadcast whose answer was lost is ambiguous; only [`RemoteOrderers`]
 //!   repeats it.
 //! * Every height that the caller shows was committed at the peer, and heights never decrease.
@@ -42,9 +42,11 @@
 mod channel;
 pub mod compare;
 mod limits;
+mod member;
 pub mod messages;
 mod orderer;
 mod peer;
+pub mod private_messages;
 mod serve;
 
 pub use channel::RemoteChannel;
@@ -53,6 +55,7 @@ pub use limits::{
     BACKOFF_MAX, BACKOFF_MIN, CHANNELS_MAX, FOLLOW_BLOCKS_MAX, HELLO_MAX, LINKS_MAX, MOVE_BACKOFF_MAX, MOVING_MAX,
     PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
+pub use member::RemoteMember;
 pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerConfig};
 pub use serve::{ServiceScope, serve_peer};

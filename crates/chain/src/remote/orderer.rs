@@ -31,7 +31,7 @@ pub async fn serve_orderer(
     stop: CancellationToken,
 ) -> Result<rt::Task<()>, Error> {
     let handler = Arc::new(OrdererServer { orderer });
-    serve(address, parties, stop, move || handler.clone()).await
+    serve(address, parties, stop, move |_| handler.clone()).await
 }
 
 struct OrdererServer {

@@ -91,6 +91,11 @@ impl RemotePeer {
         }
     }
 
+    /// Sends a request, and returns the answer's bytes.
+    pub(super) async fn ask(&self, ask: Ask) -> Result<Bytes, Error> {
+        self.shared.connection.request(ask).await
+    }
+
     async fn request_result(&self, ask: Ask) -> Result<Bytes, EndorseError> {
         let unserved = |error: &Error| EndorseError::State { kind: error.kind(), message: error.to_string() };
         let answer = self.shared.connection.request(ask).await.map_err(|error| unserved(&error))?;
@@ -318,7 +323,7 @@ mod tests {
         let run = Simulation::new(1).run(|sim| async move {
             drop(sim.node("peer").spawn(async {
                 let (parties, stop) = (Parties::anyone(), CancellationToken::new());
-                let serving = serve::serve("peer", &parties, stop, || Arc::new(ListsTooMany)).await;
+                let serving = serve::serve("peer", &parties, stop, |_| Arc::new(ListsTooMany)).await;
                 serving.expect("the address is free").await
             }));
             let gateway = sim.node("gateway").spawn(async {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::rt::net::rpc::{self, Notifier, Rejection, RpcHandler};
 use base::rt::net::{GatherList, LinkAcceptor, Parties};
 use base::rt::{self, CancellationToken};
-use base::{Bytes, ErrorKind, TxId};
+use base::{Bytes, ErrorKind, MspId, TxId};
 use futures_util::future::{Either, select};
 use prost::Message as _;
 
@@ -14,9 +14,10 @@ use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, PeerRequest,
     RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
 };
+use super::private_messages::{PrivatePull, PrivatePullResponse, PrivatePush, ProvidedSet};
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX};
 use crate::Error;
-use crate::endorse::{Endorse, EndorseError};
+use crate::endorse::{Endorse, EndorseError, EndorsingChannel, HostsChannels};
 use crate::view::{ChannelView, PeerView};
 
 /// The requests that the other end of a link may send.
@@ -32,7 +33,7 @@ pub enum ServiceScope {
 ///
 /// # Errors
 /// If the address is in use.
-pub async fn serve_peer<P: PeerView + Endorse>(
+pub async fn serve_peer<P: PeerView + Endorse + HostsChannels>(
     peer: Arc<P>,
     scope: ServiceScope,
     address: &str,
@@ -40,21 +41,25 @@ pub async fn serve_peer<P: PeerView + Endorse>(
     stop: CancellationToken,
 ) -> Result<rt::Task<()>, Error> {
     let handler = Arc::new(PeerServer { peer, scope });
-    let handler = move || Arc::new(ServedLink { server: handler.clone(), notifier: std::sync::OnceLock::new() });
+    let handler = move |party: Option<&str>| {
+        let party = party.map(MspId::new);
+        Arc::new(ServedLink { server: handler.clone(), party, notifier: std::sync::OnceLock::new() })
+    };
     serve(address, parties, stop, handler).await
 }
 
-/// Accepts links and creates a handler for each.
+/// Accepts links and creates a handler for each, which gets the name that the link proves.
 pub(super) async fn serve<H: RpcHandler>(
     address: &str,
     parties: &Parties,
     stop: CancellationToken,
-    handler: impl Fn() -> Arc<H> + Send + 'static,
+    handler: impl Fn(Option<&str>) -> Arc<H> + Send + 'static,
 ) -> Result<rt::Task<()>, Error> {
     let mut door = LinkAcceptor::open(address, parties, LINKS_MAX).await.map_err(|error| Error::io(address, &error))?;
     Ok(rt::spawn(async move {
         while let Some(Ok(accepted)) = stop.run_until_cancelled(door.accept()).await {
-            let serving = rpc::serve_admitted(accepted, handler(), REQUESTS_MAX, stop.clone());
+            let handler = handler(accepted.0.peer());
+            let serving = rpc::serve_admitted(accepted, handler, REQUESTS_MAX, stop.clone());
             drop(rt::spawn(async move {
                 let ended = serving.await;
                 tracing::debug!(?ended, "a link ended");
@@ -70,23 +75,29 @@ struct PeerServer<P> {
 
 struct ServedLink<P> {
     server: Arc<PeerServer<P>>,
+    /// The name that the link proves.
+    party: Option<MspId>,
     notifier: std::sync::OnceLock<Notifier>,
 }
 
-impl<P: PeerView + Endorse> RpcHandler for ServedLink<P> {
+impl<P: PeerView + Endorse + HostsChannels> RpcHandler for ServedLink<P> {
     fn opened(&self, notifier: Notifier) {
         // Set once.
         let _ = self.notifier.set(notifier);
     }
 
     fn request(&self, request: GatherList) -> rpc::ResponseFuture {
-        let server = self.server.clone();
+        let (server, party) = (self.server.clone(), self.party.clone());
         let notifier = self.notifier.get().cloned();
         Box::pin(async move {
             let request =
                 decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             let ask = request.ask.ok_or_else(|| rejected("the request is empty or unknown".to_owned()))?;
-            server.answer(ask, notifier).await
+            match ask {
+                Ask::PrivatePush(push) => server.accept_private(party, push).await,
+                Ask::PrivatePull(pull) => server.provide_private(party, pull).await,
+                ask => server.answer(ask, notifier).await,
+            }
         })
     }
 }
@@ -103,7 +114,7 @@ fn body(message: &impl prost::Message) -> GatherList {
     message.encode_to_vec().into()
 }
 
-impl<P: PeerView + Endorse> PeerServer<P> {
+impl<P: PeerView + Endorse + HostsChannels> PeerServer<P> {
     async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<GatherList, Rejection> {
         let endorsed = |outcome: Result<Vec<u8>, EndorseError>| {
             Ok(body(&match outcome {
@@ -122,6 +133,9 @@ impl<P: PeerView + Endorse> PeerServer<P> {
             Ask::Evaluate(proposal) => {
                 endorsed(self.peer.evaluate(proposal).await.map(|response| response.encode_to_vec()))
             }
+            Ask::PrivatePush(_) | Ask::PrivatePull(_) => {
+                Err(rejected("this request needs the name of its link".to_owned()))
+            }
             Ask::Broadcast(_) => Err(rejected("this is a peer; broadcasts go to orderers".to_owned())),
             Ask::Commit(BlockAt { channel, number }) => {
                 let channel = self.channel(&channel)?;
@@ -137,7 +151,8 @@ impl<P: PeerView + Endorse> PeerServer<P> {
                 Ok(body(&CommitHashResponse { number, hash: hash.map(|hash| Bytes::copy_from_slice(&hash)) }))
             }
             _ if self.scope == ServiceScope::Others => {
-                let scope = "other organisations may only run proposals and compare commit hashes here";
+                let scope =
+                    "other organisations may only run proposals, compare commit hashes and exchange private data here";
                 Err(rejected(scope.to_owned()))
             }
             Ask::Block(BlockAt { channel, number }) => {
@@ -168,6 +183,46 @@ impl<P: PeerView + Endorse> PeerServer<P> {
                 Ok(body(&begun))
             }
         }
+    }
+
+    /// Takes private data of another organisation.
+    async fn accept_private(&self, party: Option<MspId>, push: PrivatePush) -> Result<GatherList, Rejection> {
+        let channel = self.hosted(&push.channel)?;
+        let (from, tx_id) = (self.sender(party, &push.organization)?, TxId::new(push.tx_id.as_str()));
+        let sets = push.into_sets();
+        let (policies, height) = (channel.policies(), channel.height());
+        let accepted = channel.private().accept(&from, &*policies, height, &tx_id, &sets).await;
+        accepted.map(|()| GatherList::default()).map_err(|error| rejection(&error.into()))
+    }
+
+    /// Gives another organisation private data.
+    async fn provide_private(&self, party: Option<MspId>, pull: PrivatePull) -> Result<GatherList, Rejection> {
+        let channel = self.hosted(&pull.channel)?;
+        let to = self.sender(party, &pull.organization)?;
+        let wanted = pull.into_digests().ok_or_else(|| rejected("a set has no valid hash".to_owned()))?;
+        let (policies, height) = (channel.policies(), channel.height());
+        let sets = channel
+            .private()
+            .provide(&to, &*policies, height, &wanted)
+            .await
+            .map_err(|error| rejection(&error.into()))?;
+        let sets = sets.into_iter().map(|writes| ProvidedSet { writes }).collect();
+        Ok(body(&PrivatePullResponse { sets }))
+    }
+
+    /// The organisation at the other end of a link. A name that the message claims counts only if the link proves none.
+    fn sender(&self, party: Option<MspId>, claimed: &str) -> Result<MspId, Rejection> {
+        match (self.scope, party) {
+            (ServiceScope::Own, _) => {
+                Err(rejected("private data are exchanged with other organisations only".to_owned()))
+            }
+            (ServiceScope::Others, Some(proven)) => Ok(proven),
+            (ServiceScope::Others, None) => Ok(MspId::new(claimed)),
+        }
+    }
+
+    fn hosted(&self, name: &str) -> Result<Arc<dyn EndorsingChannel>, Rejection> {
+        self.peer.endorsing_channel(name).ok_or_else(|| rejection(&Error::UnknownChannel(name.to_owned())))
     }
 
     fn joined_channels(&self) -> Vec<BlockAt> {

@@ -27,7 +27,6 @@ use super::view::BlockStateView;
 use crate::access::ChannelPolicies;
 
 /// The entry of a key's metadata that holds its policy.
-const VALIDATION_PARAMETER: &str = "VALIDATION_PARAMETER";
 
 type KeyOfCollection = (String, String, String);
 
@@ -128,7 +127,7 @@ impl KeyPolicies for BlockKeyPolicies {
 fn key_policy(metadata: Bytes) -> Option<Policy> {
     // A peer of this organisation encoded the metadata in the state, so decoding does not fail.
     let entries = KvMetadataWrite::decode(metadata).map(|metadata| metadata.entries).unwrap_or_default();
-    let parameter = entries.into_iter().rfind(|entry| entry.name == VALIDATION_PARAMETER)?.value;
+    let parameter = entries.into_iter().rfind(|entry| entry.name == contract::KEY_POLICY)?.value;
     if parameter.is_empty() {
         return None;
     }

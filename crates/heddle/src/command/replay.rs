@@ -108,6 +108,7 @@ async fn open_peer(scratch: &Path, orderer: String) -> Result<Arc<Peer>, Command
         stores: Arc::new(LocalStores::new("replay", directory, GroupSync::new(), tables)),
         registry: Default::default(),
         definitions: Default::default(),
+        members: Arc::default(),
         orderers: vec![orderer].into(),
         settings: Default::default(),
     };

@@ -41,6 +41,11 @@ const APPLICATION_KNOWN: KnownCapabilities =
     KnownCapabilities { path: APPLICATION, outdated: &["V1_1", "V1_2", "V1_3", "V1_4_2"], current: &["V2_0", "V2_5"] };
 
 impl Capabilities {
+    /// Whether contracts may purge private data: from `V2_5` on.
+    pub fn purges_private_data(&self) -> bool {
+        self.application.contains("V2_5")
+    }
+
     /// Those of a new channel: the newest of each group.
     pub fn newest() -> Capabilities {
         let newest =

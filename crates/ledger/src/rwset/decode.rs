@@ -179,6 +179,11 @@ impl ReadWriteSet {
         self.text(collection.name)
     }
 
+    /// The SHA-256 of the private writes to a collection of this set, as the transaction states it; empty if there are none.
+    pub fn private_hash(&self, collection: &CollectionReadWriteSet) -> &[u8] {
+        collection.private_hash.of(&self.source)
+    }
+
     /// The hashed reads in a collection of this set: the hash of each key, and the version that it had.
     pub fn hashed_reads(&self, collection: &CollectionReadWriteSet) -> impl Iterator<Item = KeyRead> {
         spans(&self.source, collection.entries, 1).map(|place| read(&self.source, place).expect(CHECKED))

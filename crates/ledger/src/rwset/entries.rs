@@ -38,6 +38,8 @@ pub struct KeyWrite {
     pub(super) value: Span,
     /// A write of an empty value is a delete too.
     pub is_delete: bool,
+    /// Whether the write of a private key also removes the key's earlier values.
+    pub is_purge: bool,
 }
 
 /// One key whose metadata is to be written; in a collection, the hash of the key.
@@ -53,6 +55,8 @@ pub struct CollectionReadWriteSet {
     pub(super) name: Span,
     /// Its `HashedRWSet`, whose format was checked.
     pub(super) entries: Span,
+    /// The hash of the private writes; empty if there are none.
+    pub(super) private_hash: Span,
 }
 
 /// One range that was scanned.

@@ -57,11 +57,12 @@ pub(super) fn write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> 
         }
     }
     let value = value.unwrap_or_default();
-    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
+    let is_delete = is_delete.unwrap_or(false) || value.is_empty();
+    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete, is_purge: false })
 }
 
 /// As [`write`], with the hashes of key and value. As in Fabric, a write of an empty value deletes. `is_purge` decides
-/// nothing: Fabric sets `is_delete` with it.
+/// nothing about the state: Fabric sets `is_delete` with it.
 pub(super) fn hashed_write(source: &[u8], span: Span) -> Result<KeyWrite, DecodeError> {
     let (mut key, mut is_delete, mut value, mut is_purge) = (None, None, None, None);
     let mut fields = Fields::new(source, span);
@@ -76,7 +77,8 @@ pub(super) fn hashed_write(source: &[u8], span: Span) -> Result<KeyWrite, Decode
     }
     let value = value.unwrap_or_default();
     let has_no_value = value.is_empty() || value.of(source) == EMPTY_VALUE_HASH;
-    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || has_no_value })
+    let (is_delete, is_purge) = (is_delete.unwrap_or(false) || has_no_value, is_purge.unwrap_or(false));
+    Ok(KeyWrite { key: key.unwrap_or_default(), value, is_delete, is_purge })
 }
 
 pub(super) fn metadata_write(source: &[u8], place: Span) -> Result<MetadataWrite, DecodeError> {
@@ -105,16 +107,21 @@ pub(super) fn metadata_entry(source: &[u8], place: Span) -> Result<(Span, Span),
 }
 
 pub(super) fn collection(source: &[u8], place: Span) -> Result<CollectionReadWriteSet, DecodeError> {
-    let (mut name, mut entries) = (None, None);
+    let (mut name, mut entries, mut private_hash) = (None, None, None);
     let mut fields = Fields::new(source, place);
     while let Some(field) = fields.next()? {
         match field.number {
             1 => set_once(&mut name, field.span()?)?,
             2 => set_once(&mut entries, field.span()?)?,
+            3 => set_once(&mut private_hash, field.span()?)?,
             _ => {}
         }
     }
-    Ok(CollectionReadWriteSet { name: name.unwrap_or_default(), entries: entries.unwrap_or_default() })
+    Ok(CollectionReadWriteSet {
+        name: name.unwrap_or_default(),
+        entries: entries.unwrap_or_default(),
+        private_hash: private_hash.unwrap_or_default(),
+    })
 }
 
 pub(super) fn range(source: &[u8], span: Span) -> Result<ScannedRange, DecodeError> {

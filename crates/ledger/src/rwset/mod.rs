@@ -29,6 +29,7 @@ mod fields;
 mod hashed;
 mod limits;
 pub mod merkle;
+mod private;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -41,5 +42,6 @@ pub use entries::{
 };
 pub use error::DecodeError;
 pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
-pub use record::{RangeRecorder, ReadWriteSetRecorder};
+pub use private::{PrivateWrite, private_writes, without_keys};
+pub use record::{PrivateSet, RangeRecorder, ReadWriteSetRecorder};
 pub use visit::{VisitedWrite, visit_writes};

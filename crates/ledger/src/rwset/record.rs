@@ -5,12 +5,25 @@ use std::sync::Arc;
 
 use crate::wire::{bytes_field_len, put_bytes, put_bytes_header};
 use base::{Bytes, Version};
+use prost::Message;
+use proto::kvrwset::KvMetadataWrite;
 
 use super::encode::{
     number_field_len, pair, put_number, put_read, put_text, put_write, read_len, text_field_len, write_len,
 };
-use super::hashed::RecordedCollection;
+use super::hashed::{RecordedCollection, entries};
 use super::merkle::{DEGREE, MerkleSummary, RangeSummarizer, SummarizerOutcome};
+
+/// The private writes of a transaction to one collection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivateSet {
+    /// The contract.
+    pub namespace: String,
+    /// Its collection.
+    pub collection: String,
+    /// The encoded `KVRWSet`. Its SHA-256 stands in the transaction.
+    pub writes: Bytes,
+}
 
 /// The reads and writes of one transaction, in every namespace that it touches.
 #[derive(Debug, Default)]
@@ -25,6 +38,7 @@ struct RecordedNamespace {
     reads: Vec<(Box<str>, Option<Version>)>,
     writes: Vec<(Box<str>, Bytes)>,
     ranges: Vec<RecordedRange>,
+    metadata: BTreeMap<Box<str>, BTreeMap<String, Bytes>>,
     collections: BTreeMap<Box<str>, RecordedCollection>,
 }
 
@@ -54,6 +68,12 @@ impl ReadWriteSetRecorder {
         self.namespace(namespace).writes.push((key.into(), value));
     }
 
+    /// Records a write of a key's metadata, which replaces all entries; the last one counts.
+    pub fn metadata_write(&mut self, namespace: &Arc<str>, key: &str, metadata: BTreeMap<String, Bytes>) {
+        self.count(key.len() + metadata_len(&metadata));
+        self.namespace(namespace).metadata.insert(key.into(), metadata);
+    }
+
     /// Records that the private `key` was read, or its hash, and its version if it existed.
     pub fn private_read(&mut self, namespace: &Arc<str>, collection: &str, key: &str, version: Option<Version>) {
         self.count(key.len());
@@ -64,6 +84,36 @@ impl ReadWriteSetRecorder {
     pub fn private_write(&mut self, namespace: &Arc<str>, collection: &str, key: &str, value: Bytes) {
         self.count(key.len() + value.len());
         self.collection(namespace, collection).write(key, value);
+    }
+
+    /// Records the removal of a private key with all its earlier values.
+    pub fn private_purge(&mut self, namespace: &Arc<str>, collection: &str, key: &str) {
+        self.count(key.len());
+        self.collection(namespace, collection).purge(key);
+    }
+
+    /// Records a write of a private key's metadata, which replaces all entries; the last one counts.
+    pub fn private_metadata_write(
+        &mut self,
+        namespace: &Arc<str>,
+        collection: &str,
+        key: &str,
+        metadata: BTreeMap<String, Bytes>,
+    ) {
+        self.count(key.len() + metadata_len(&metadata));
+        self.collection(namespace, collection).write_metadata(key, metadata);
+    }
+
+    /// The private writes, in the order of namespaces and collections.
+    pub fn private_sets(&self) -> Vec<PrivateSet> {
+        let collections = self.namespaces.iter().flat_map(|(namespace, recorded)| {
+            recorded.collections.iter().map(move |(collection, recorded)| (namespace, collection, recorded))
+        });
+        let sets = collections.filter_map(|(namespace, collection, recorded)| {
+            let writes = recorded.private_set()?;
+            Some(PrivateSet { namespace: namespace.to_string(), collection: collection.to_string(), writes })
+        });
+        sets.collect()
     }
 
     /// Records a finished scan. A scan that returned nothing and did not reach its end is not recorded.
@@ -156,7 +206,10 @@ impl RecordedNamespace {
             self.reads.iter().map(|(key, version)| bytes_field_len(1, read_len(key, version.map(pair)))).sum();
         let ranges: usize = self.ranges.iter().map(|range| bytes_field_len(2, range.encoded_len())).sum();
         let writes: usize = self.writes.iter().map(|(key, value)| bytes_field_len(3, write_len(key, value))).sum();
-        reads + ranges + writes
+        let metadata = |(key, metadata): (&Box<str>, &BTreeMap<String, Bytes>)| {
+            bytes_field_len(4, metadata_write(key, metadata).encoded_len())
+        };
+        reads + ranges + writes + self.metadata.iter().map(metadata).sum::<usize>()
     }
 
     fn put(&self, bytes: &mut Vec<u8>) {
@@ -170,7 +223,18 @@ impl RecordedNamespace {
         for (key, value) in &self.writes {
             put_write(bytes, 3, key, value);
         }
+        for (key, metadata) in &self.metadata {
+            put_bytes(bytes, 4, &metadata_write(key, metadata).encode_to_vec());
+        }
     }
+}
+
+fn metadata_write(key: &str, metadata: &BTreeMap<String, Bytes>) -> KvMetadataWrite {
+    KvMetadataWrite { key: key.to_owned(), entries: entries(metadata) }
+}
+
+fn metadata_len(metadata: &BTreeMap<String, Bytes>) -> usize {
+    metadata.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 impl RecordedRange {
@@ -243,6 +307,11 @@ impl RangeRecorder {
     /// Records that the scan reached the end of its range.
     pub fn exhaust(&mut self) {
         self.exhausted = true;
+    }
+
+    /// Records that the scan ended at its last result, even if the range has no more.
+    pub fn stop(&mut self) {
+        self.exhausted = false;
     }
 
     fn finish(self) -> Option<RecordedRange> {

@@ -63,7 +63,7 @@ pub fn visit_writes<'a>(
             if field.number != 3 {
                 continue;
             }
-            let CollectionReadWriteSet { name: collection, entries } = collection(source, field.span()?)?;
+            let CollectionReadWriteSet { name: collection, entries, .. } = collection(source, field.span()?)?;
             let collection = collection.text(source)?;
             let mut entries = Fields::new(source, entries);
             while let Some(entry) = entries.next()? {

@@ -16,6 +16,7 @@ use ::storage::{DataDirectory, GroupSync};
 use base::MspId;
 use base::rt::CancellationToken;
 use base::rt::net::Parties;
+use chain::LocalMember;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer, serve_peer};
@@ -24,6 +25,7 @@ use futures_util::future::{join_all, try_join_all};
 use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::TlsIdentity;
 use pool::Donor;
+use private_data::MemberPeers;
 use rma::shm::ShmProvider;
 use rma::{Provider, Token};
 use state::DisaggregatedConfig;
@@ -67,9 +69,14 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
         PeerMode::Disaggregated => Some(start_memory(&network, &services).await?),
         PeerMode::Monolithic => None,
     };
-    let opening =
-        (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &blocks, shared.as_ref()));
+    // Each peer gets to know the others once all have started.
+    let members: Vec<Arc<MemberPeers>> = network.organizations.iter().map(|_| Arc::default()).collect();
+    let opening = members
+        .iter()
+        .enumerate()
+        .map(|(index, members)| start_peer(&network, index, &sync, &blocks, members.clone(), shared.as_ref()));
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
+    introduce(&network, &members, &computes);
     for (organization, nodes) in network.organizations.iter().zip(&computes) {
         for (node, compute) in nodes.iter().enumerate() {
             let folder = layout::compute_folder(&network.path, &organization.name, node);
@@ -293,6 +300,16 @@ async fn broadcast(
     Ok(Arc::new(RemoteOrderers::new(addresses, Parties::anyone())))
 }
 
+/// Lets each peer exchange private data with the others.
+fn introduce(network: &Network, members: &[Arc<MemberPeers>], computes: &[Vec<Arc<ComputeInstance>>]) {
+    let msp_id = |index: usize| MspId::new(network.organizations[index].msp_id.as_str());
+    for (index, members) in members.iter().enumerate() {
+        for (other, nodes) in computes.iter().enumerate().filter(|(other, _)| *other != index) {
+            members.add(Arc::new(LocalMember::new(msp_id(index), msp_id(other), nodes)));
+        }
+    }
+}
+
 /// What the peers of a network share in the disaggregated form.
 struct SharedPools {
     provider: Arc<dyn Provider>,
@@ -368,6 +385,7 @@ async fn start_peer(
     index: usize,
     sync: &GroupSync,
     orderers: &[String],
+    members: Arc<MemberPeers>,
     shared: Option<&SharedPools>,
 ) -> Result<(Option<StorageInstance>, Vec<Arc<ComputeInstance>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
@@ -382,6 +400,7 @@ async fn start_peer(
         registry,
         genesis: &network.genesis,
         orderers: orderers.to_vec().into(),
+        members,
         settings: compute::peer_config(config),
     };
     let Some(shared) = shared else {
@@ -440,6 +459,7 @@ async fn start_peer(
             definitions: options.definitions.clone(),
             genesis: options.genesis,
             orderers: options.orderers.clone(),
+            members: options.members.clone(),
             settings: options.settings.clone(),
         };
         let notes = layout::compute_folder(&network.path, &organization.name, node);

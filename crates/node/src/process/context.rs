@@ -8,16 +8,18 @@ use base::rt::CancellationToken;
 use base::rt::net::Parties;
 use base::{Bytes, MspId};
 use block_transport::SourceAddresses;
+use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{
-    CommitHashComparison, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer,
-    serve_peer,
+    CommitHashComparison, RemoteMember, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope,
+    serve_orderer, serve_peer,
 };
 use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::{Block, ChannelConfig};
 use pool::Donor;
+use private_data::MemberPeers;
 use rma::tcp::TcpTls;
 use state::DisaggregatedConfig;
 use storage::tables::FjallEngine;
@@ -241,6 +243,7 @@ impl RoleContext<'_> {
         let options = compute::ComputeConfig {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,
+            members: self.member_peers(section, &definitions),
             definitions,
             registry,
             genesis: &self.genesis()?,
@@ -281,6 +284,25 @@ impl RoleContext<'_> {
         let health = health.with_notes(compute.notes());
         let address = section.address.clone();
         Ok(StartedRole { kind: RoleParts::Compute(compute), tasks, health, address })
+    }
+
+    /// The peers of other organisations, each over the links of its compute nodes.
+    fn member_peers(&self, section: &file::ComputeFile, definitions: &ContractDefinitions) -> Arc<MemberPeers> {
+        let members = MemberPeers::default();
+        let own = MspId::new(section.msp_id.as_str());
+        for (msp_id, addresses) in &section.others {
+            let node = |address: &String| {
+                Arc::new(RemotePeer::new(RemotePeerConfig {
+                    name: format!("the peer of {msp_id}"),
+                    addresses: vec![address.clone()],
+                    parties: Parties::of([msp_id]),
+                    definitions: definitions.clone(),
+                }))
+            };
+            let nodes = addresses.iter().map(node).collect();
+            members.add(Arc::new(RemoteMember::new(own.clone(), MspId::new(msp_id.as_str()), nodes)));
+        }
+        Arc::new(members)
     }
 
     /// Opens the disk of a monolithic peer.

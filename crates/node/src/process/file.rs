@@ -207,6 +207,12 @@ impl NodeFile {
             for orderer in &compute.orderers {
                 check_outer_address("compute.orderers", orderer)?;
             }
+            for addresses in compute.others.values() {
+                check_not_empty("compute.others", addresses)?;
+                for address in addresses {
+                    check_outer_address("compute.others", address)?;
+                }
+            }
             if !(1..=SAVEPOINT_BLOCKS_MAX).contains(&compute.savepoint_blocks) {
                 let problem = format!("is {}; it must be from 1 to {SAVEPOINT_BLOCKS_MAX}", compute.savepoint_blocks);
                 return Err(("compute.savepoint_blocks", problem));

@@ -192,8 +192,13 @@ pub struct ComputeFile {
     pub token: Secret,
     /// The address for its organisation's gateways: `shm:` or `tcp:`.
     pub address: String,
-    /// The address at which it runs proposals for other organisations' gateways: `tls:`.
+    /// The address at which it runs proposals for other organisations' gateways, and exchanges private data with other
+    /// organisations' peers: `tls:`.
     pub others_address: String,
+    /// Where the compute nodes of each other organisation exchange private data, by MSP id: `tls:`. Files of earlier releases have
+    /// none, and their peers exchange no private data.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub others: BTreeMap<String, Vec<String>>,
     /// Addresses from which orderers stream blocks.
     pub orderers: Vec<String>,
     /// All organisations of the channel, for contracts whose policy is a word.

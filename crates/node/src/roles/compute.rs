@@ -21,7 +21,7 @@ use base::{Bytes, Epoch, ErrorKind};
 use block_transport::SourceAddresses;
 use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory as _};
 use chain::definitions::ContractDefinitions;
-use chain::endorse::{Endorse, EndorseError};
+use chain::endorse::{Endorse, EndorseError, EndorsingChannel, HostsChannels};
 use chain::peer::PeerConfig;
 use chain::stores::{NodeStores, PeerStores};
 use chain::view::{ChannelView, PeerView};
@@ -30,6 +30,7 @@ use contract::ContractRegistry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use pool::{AddressSpace, VerbCounts};
+use private_data::MemberPeers;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover::begin_epoch;
 use replica::offload::OffloadConfig;
@@ -68,6 +69,8 @@ pub(crate) struct ComputeConfig<'a> {
     pub genesis: &'a Block,
     /// Addresses from which orderers stream blocks.
     pub orderers: SourceAddresses,
+    /// The peers of other organisations.
+    pub members: Arc<MemberPeers>,
     pub settings: PeerConfig,
 }
 
@@ -204,6 +207,7 @@ impl ComputeInstance {
             definitions: options.definitions.clone(),
             genesis: options.genesis.clone(),
             orderers: options.orderers.clone(),
+            members: options.members.clone(),
             settings: options.settings.clone(),
             storage: memory.remote.storage.clone(),
             token: Bytes::new(),
@@ -240,6 +244,7 @@ impl ComputeInstance {
             registry: options.registry.clone(),
             definitions: options.definitions.clone(),
             orderers: options.orderers.clone(),
+            members: options.members.clone(),
             settings: options.settings.clone(),
         })
         .await
@@ -483,6 +488,15 @@ impl ComputeInstance {
             memory.close().await;
         }
         stopped.map_err(|source| NodeError::Chain { who: self.name.clone(), source })
+    }
+}
+
+impl HostsChannels for ComputeInstance {
+    fn endorsing_channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>> {
+        match &self.node {
+            NodeMode::SingleNode { peer, .. } => peer.endorsing_channel(name),
+            NodeMode::PeerNodes(node) => node.endorsing_channel(name),
+        }
     }
 }
 

@@ -37,13 +37,13 @@ impl PeerStores for LyingStores {
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, chain::Error> {
-        let ChannelStores { blocks, state, history } = self.stores.open(channel).await?;
+        let ChannelStores { blocks, state, history, private } = self.stores.open(channel).await?;
         Ok(match self.mutant {
             Mutant::HistoryStale => {
                 let history = Arc::new(StaleHistory { history, height: OnceLock::new() });
-                ChannelStores { blocks, state, history }
+                ChannelStores { blocks, state, history, private }
             }
-            _ => ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state, history },
+            _ => ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state, history, private },
         })
     }
 

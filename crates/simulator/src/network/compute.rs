@@ -223,7 +223,7 @@ pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String)
     let pools = network.scenario.peer_modes[place].pools().expect("only disaggregated peers have several nodes");
     let others = network.scenario.compute_nodes(place).into_iter().filter(|other| *other != name);
     // Their stores are made from the rest.
-    let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(&network, place);
+    let NodeParts { signer, registry, definitions, orderers, members, settings } = node_parts(&network, place);
     let node = ComputeNode::start(ComputeNodeSetup {
         parties: base::rt::net::Parties::anyone(),
         name: name.clone(),
@@ -232,6 +232,7 @@ pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String)
         definitions,
         genesis: network.members.genesis.clone(),
         orderers,
+        members,
         settings,
         storage: storage_address(&scenario::storage(place)),
         token: Bytes::from_static(STORAGE_TOKEN),

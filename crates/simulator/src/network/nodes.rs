@@ -23,6 +23,7 @@ use chain::{Channel, LocalStores, Peer, PeerSetup, PeerStores, commit, order, pe
 use contract::ContractRegistry;
 use identity::Signer;
 use ledger::Block;
+use private_data::MemberPeers;
 use prost::Message;
 use replica::offload::{LoadMeter, OffloadConfig, OffloadMode};
 use storage::blocks::BlockStoreConfig;
@@ -224,6 +225,8 @@ pub struct NodeParts {
     pub definitions: ContractDefinitions,
     /// Where the orderers serve blocks.
     pub orderers: SourceAddresses,
+    /// The peers of other organisations.
+    pub members: Arc<MemberPeers>,
     /// The peer's settings.
     pub settings: peer::PeerConfig,
 }
@@ -242,6 +245,7 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
         registry: ContractRegistry::native(),
         definitions: Default::default(),
         orderers: orderers.collect::<Vec<String>>().into(),
+        members: Arc::default(),
         settings: peer::PeerConfig {
             commit: commit::context::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
             verifier: Some(network.scenario.verifier(organization)),
@@ -252,8 +256,8 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
 
 /// The options of an organisation's peer over the given stores.
 pub fn peer_config(network: &Network, name: &str, organization: usize, stores: Arc<dyn PeerStores>) -> PeerSetup {
-    let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(network, organization);
-    PeerSetup { name: name.to_owned(), signer, stores, registry, definitions, orderers, settings }
+    let NodeParts { signer, registry, definitions, orderers, members, settings } = node_parts(network, organization);
+    PeerSetup { name: name.to_owned(), signer, stores, registry, definitions, orderers, members, settings }
 }
 
 /// Runs an open peer on its node until its channel stops. `end` gets whether that was in order.

@@ -24,6 +24,7 @@ use super::{
     hold_up, retry_backoff,
 };
 use crate::blocks::{BlockStore, NewBlock};
+use crate::private::{LocalPrivateRows, PrivateRow, PrivateRows as _, PrivateTable};
 use crate::state_store::StateStore;
 use crate::tables::Savepoint;
 use crate::{Error, History, HistoryQuery, LocalHistory, LocalStateStore, events, lock};
@@ -41,6 +42,8 @@ pub struct StoredChannel {
     blocks: BlockStore,
     state: LocalStateStore,
     history: LocalHistory,
+    private: LocalPrivateRows,
+    transient: LocalPrivateRows,
     engine: Arc<EngineFailure>,
     epoch_guard: Semaphore,
     /// Changed only while holding all permits of the epoch guard.
@@ -96,6 +99,8 @@ impl StoredChannel {
         let state = LocalStateStore::open(Arc::new(blocks.clone()), tables, options.materializer.clone()).await?;
         let (index, materializer) = (Arc::clone(&options.tables), Arc::clone(&options.materializer));
         let history = LocalHistory::new(name, Arc::new(blocks.clone()), index, materializer);
+        let private = |table| LocalPrivateRows::open(options.tables.as_ref(), name, table);
+        let (private, transient) = (private(PrivateTable::Committed).await, private(PrivateTable::Transient).await);
         let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
         state.set_epoch(newest);
         let (appends, queue) = bounded(APPENDS_WAITING_MAX);
@@ -105,6 +110,8 @@ impl StoredChannel {
             blocks,
             state,
             history,
+            private: engine.record(private)?,
+            transient: engine.record(transient)?,
             engine: Arc::clone(engine),
             epoch_guard: Semaphore::new(EPOCH_GUARD_PERMITS as usize),
             epoch: AtomicU64::new(newest.get()),
@@ -225,6 +232,48 @@ impl StoredChannel {
             self.record_failure(self.engine.record(self.state.prune(oldest).await))
         });
         task.await.unwrap_or(Err(Error::Invalid("the node stopped before the pruning ended")))
+    }
+
+    /// The private rows.
+    pub fn private(&self, table: PrivateTable) -> &LocalPrivateRows {
+        match table {
+            PrivateTable::Committed => &self.private,
+            PrivateTable::Transient => &self.transient,
+        }
+    }
+
+    /// Writes private rows: committed ones for a primary.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]; as [`crate::private::PrivateRows::write`].
+    pub async fn write_private(
+        self: &Arc<Self>,
+        table: PrivateTable,
+        given: Epoch,
+        rows: Vec<PrivateRow>,
+    ) -> Result<(), Error> {
+        self.check_writable()?;
+        let (channel, epoch) = (Arc::clone(self), if table == PrivateTable::Committed { given } else { Epoch(0) });
+        // In a separate task: if the link ends, the permit of the epoch guard is held until the writing has ended.
+        let task = rt::spawn(async move {
+            let _place = channel.epoch_guard.acquire().await;
+            if table == PrivateTable::Committed {
+                channel.check_epoch(given)?;
+            }
+            channel.record_failure(channel.engine.record(channel.private(table).write_under(epoch, rows).await))
+        });
+        task.await.unwrap_or(Err(Error::Invalid("the node stopped before the writing ended")))
+    }
+
+    /// Prunes private rows for a primary.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]; as [`crate::private::PrivateRows::prune`].
+    pub async fn prune_private(&self, table: PrivateTable, given: Epoch, oldest: BlockNumber) -> Result<bool, Error> {
+        self.check_writable()?;
+        let _place = self.epoch_guard.acquire().await;
+        self.check_epoch(given)?;
+        self.engine.record(self.private(table).prune(oldest).await)
     }
 
     /// Confirms that no newer primary has replaced this one.

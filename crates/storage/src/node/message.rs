@@ -107,6 +107,11 @@ impl KeyList {
         (0..self.count).map(move |_| KeyList::next(&mut rest).expect(CHECKED))
     }
 
+    /// Appends the list to a message.
+    pub fn put(&self, writer: &mut Writer) {
+        writer.u32(self.count).put(&self.encoded);
+    }
+
     fn next<'a>(reader: &mut Reader<&'a [u8]>) -> Result<(&'a str, &'a [u8]), Malformed> {
         Ok((reader.str(NAMESPACE_BYTES_MAX)?, reader.long(KEY_BYTES_MAX)?))
     }
@@ -188,6 +193,8 @@ pub enum Request {
         newest: Epoch,
         channel: String,
     },
+    /// A request for private rows, which [`super::private_message`] decodes.
+    Private(Bytes),
     /// Which blocks wrote a key.
     History {
         below: BlockNumber,
@@ -248,6 +255,14 @@ impl ReadFields for Reader<Bytes> {
         let encoded = self.span(|ahead| (0..count).try_for_each(|_| TxIdList::next(ahead).map(drop)))?;
         Ok(TxIdList { count: count as u32, encoded })
     }
+}
+
+/// Reads the keys of a request.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn read_keys(fields: &mut Reader<Bytes>) -> Result<KeyList, Malformed> {
+    fields.keys()
 }
 
 trait WriteFields {
@@ -455,6 +470,7 @@ impl Request {
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
             Request::BeginAfter { newest, channel } => message(27).u64(newest.get()).text(channel).done(),
+            Request::Private(body) => message(28).put(body).done(),
             Request::History { below, limit, namespace, key } => history(*below, *limit, namespace, key),
         };
         bytes.into()
@@ -499,6 +515,7 @@ impl Request {
                 let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);
                 Request::History { below, limit, namespace, key }
             }
+            28 => return Ok(Request::Private(fields.rest())),
             _ => return Err(fields.malformed("unknown request")),
         };
         fields.end().map(|()| request)

@@ -24,7 +24,9 @@
 //!    being asked and persists the rows. The savepoint is never more than [`SAVEPOINT_LAG_BLOCKS_MAX`] blocks behind:
 //!    appends wait at that limit, and are refused if the node cannot materialise.
 //! 5. Whenever the durable height or the savepoint moves, the node sends a notification to every client of the channel.
-//! 6. A client that loses its link connects again and opens under the same epoch. If an append was ambiguous, the
+//! 6. Private data, which no block has, are rows of separate tables ([`crate::private`]). The primary writes those of committed
+//!    transactions under its epoch. Any client of the channel may add those of transactions that are not ordered yet.
+//! 7. A client that loses its link connects again and opens under the same epoch. If an append was ambiguous, the
 //!    height and the hash in the node's answer show whether its block arrived. If the block did not arrive, the client
 //!    sends it again.
 //!
@@ -58,7 +60,9 @@ pub mod fuzz;
 mod limits;
 mod message;
 mod pending_blocks;
+mod private_message;
 mod remote_blocks;
+mod remote_private;
 mod remote_reads;
 mod remote_state;
 mod server;
@@ -76,6 +80,7 @@ pub use limits::{
 };
 pub use message::{LinkPurpose, PROTOCOL_VERSIONS};
 pub use remote_blocks::RemoteBlocks;
+pub use remote_private::RemotePrivateRows;
 pub use remote_reads::RemoteReads;
 pub use remote_state::RemoteStateStore;
 pub use server::StorageNode;

@@ -18,8 +18,10 @@ use super::engine_failure::EngineFailure;
 use super::message::{
     Hello, LinkPurpose, Notification, PROTOCOL_VERSIONS, Request, response, response::ResponseWriter,
 };
+use super::private_message::{PrivateAsk, PrivateRequest};
 use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
 use crate::blocks::Blocks;
+use crate::private::{PrivateRows, PrivateTable};
 use crate::state_store::StateStore;
 use crate::tables::RangeQuery;
 use crate::{Error, HistoryQuery, lock};
@@ -227,6 +229,22 @@ struct LinkIdentity {
     _watchers: Vec<AbortOnDrop<()>>,
 }
 
+impl LinkIdentity {
+    /// Whether the link may ask this of private rows: all but the primary only read those of committed transactions.
+    fn may_ask(&self, request: &PrivateRequest) -> bool {
+        let is_primary = |epoch: &Epoch| self.purpose == LinkPurpose::Materializer && *epoch == self.epoch;
+        match &request.ask {
+            PrivateAsk::Write { epoch, .. } => request.table == PrivateTable::Transient || is_primary(epoch),
+            PrivateAsk::Prune { epoch, .. } => is_primary(epoch),
+            PrivateAsk::Rows { .. } | PrivateAsk::Range { .. } => true,
+        }
+    }
+}
+
+fn not_permitted() -> Rejection {
+    Rejection::new(ErrorKind::Rejected, "the role or epoch of this link does not permit the request")
+}
+
 impl RpcHandler for ClientLink {
     fn opened(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
@@ -263,6 +281,13 @@ impl RpcHandler for ClientLink {
         if channel.has_ended() {
             return reject(Rejection::new(ErrorKind::Closed, "the channel was closed; open it again"));
         }
+        if let Request::Private(body) = request {
+            return match PrivateRequest::decode(body) {
+                Err(malformed) => reject(Rejection::new(ErrorKind::Rejected, malformed.to_string())),
+                Ok(request) if !greeted.may_ask(&request) => reject(not_permitted()),
+                Ok(request) => Box::pin(async move { answer_private(channel, request).await.map_err(rejection) }),
+            };
+        }
         let allowed = match &request {
             Request::Append(_) => greeted.purpose == LinkPurpose::Appender,
             Request::Close => greeted.purpose != LinkPurpose::Reader,
@@ -272,10 +297,7 @@ impl RpcHandler for ClientLink {
             _ => true,
         };
         if !allowed {
-            return reject(Rejection::new(
-                ErrorKind::Rejected,
-                "the role or epoch of this link does not permit the request",
-            ));
+            return reject(not_permitted());
         }
         if let Request::Append(block) = request {
             // Queued here, to keep the order of sending.
@@ -373,7 +395,12 @@ fn notify_progress(
 async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result<GatherList, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
-        Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) | Request::BeginAfter { .. } => {
+        Request::Append(_)
+        | Request::Channels
+        | Request::Epoch(_)
+        | Request::Begin(_)
+        | Request::BeginAfter { .. }
+        | Request::Private(_) => {
             return Err(Error::Invalid("this request is not answered on the link of a channel"));
         }
         Request::Close => {
@@ -434,6 +461,37 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
         Request::Confirm { epoch } => {
             channel.confirm(epoch)?;
             GatherList::default()
+        }
+    })
+}
+
+/// Answers a request for private rows.
+async fn answer_private(channel: Arc<StoredChannel>, request: PrivateRequest) -> Result<GatherList, Error> {
+    let PrivateRequest { table, ask } = request;
+    Ok(match ask {
+        PrivateAsk::Write { epoch, rows } => {
+            channel.write_private(table, epoch, rows).await?;
+            GatherList::default()
+        }
+        PrivateAsk::Rows { through, keys } => {
+            let (mut response, mut bytes) = (ResponseWriter::default(), 0_usize);
+            for key in keys.iter() {
+                let row = channel.private(table).get_many(&[key], through).await?.pop().flatten();
+                response.row(row.as_ref());
+                bytes = bytes.saturating_add(row.and_then(|row| row.value).map_or(0, |value| value.len()));
+                if bytes >= RESPONSE_BYTES_SOFT_MAX {
+                    break;
+                }
+            }
+            response.done()
+        }
+        PrivateAsk::Range { through, limit, namespace, start, end } => {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            let query = RangeQuery { namespace: &namespace, start: &start, end: &end, through, limit };
+            response::page(&channel.private(table).range(query).await?)
+        }
+        PrivateAsk::Prune { epoch, oldest } => {
+            response::number(u64::from(channel.prune_private(table, epoch, oldest).await?))
         }
     })
 }

@@ -122,7 +122,7 @@ fn the_lifecycle_is_endorsed_as_fabrics_peers_endorsed_it() {
                 let mut call = LifecycleCall { policies: &policies, own: &own, creator: &creator, state };
                 let function = std::str::from_utf8(&args[0]).expect("it is text");
                 call.run(function, &args[1]).await.unwrap_or_else(|error| panic!("block {number}: {error:?}"));
-                assert_eq!(call.state.finish(), results, "{number} {}", transaction["label"]);
+                assert_eq!(call.state.finish().0, results, "{number} {}", transaction["label"]);
                 compared += 1;
             }
             link.send(recorded.to_bytes()).await.expect("the link holds");

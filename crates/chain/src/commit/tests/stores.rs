@@ -49,8 +49,8 @@ impl PeerStores for AheadStores {
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let ChannelStores { blocks, state, history } = self.0.open(channel).await?;
-        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)), history })
+        let ChannelStores { blocks, state, history, private } = self.0.open(channel).await?;
+        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)), history, private })
     }
 }
 
@@ -167,9 +167,9 @@ impl PeerStores for RemoteStores {
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let ChannelStores { blocks, state, history } = self.inner.open(channel).await?;
+        let ChannelStores { blocks, state, history, private } = self.inner.open(channel).await?;
         let blocks = Remote { inner: blocks, is_away: self.is_away.clone(), has_room: self.has_room };
-        Ok(ChannelStores { blocks: Arc::new(blocks), state, history })
+        Ok(ChannelStores { blocks: Arc::new(blocks), state, history, private })
     }
 }
 

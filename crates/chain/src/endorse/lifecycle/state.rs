@@ -6,7 +6,7 @@ use base::{Bytes, ErrorKind};
 use identity::hex;
 use ledger::lifecycle::{self, ContractDefinition, DefinitionField, LIFECYCLE, metadata_key};
 use ledger::namespace;
-use ledger::rwset::ReadWriteSetRecorder;
+use ledger::rwset::{PrivateSet, ReadWriteSetRecorder};
 use ledger::sha256;
 use state::Snapshot;
 
@@ -67,9 +67,15 @@ impl LifecycleState {
         LifecycleState { snapshot, recorder: ReadWriteSetRecorder::new(), namespace: LIFECYCLE.into() }
     }
 
-    /// The encoded read-write set.
-    pub fn finish(self) -> Bytes {
-        self.recorder.encode()
+    /// The height of the state that the call sees.
+    pub fn height(&self) -> u64 {
+        self.snapshot.height()
+    }
+
+    /// The encoded read-write set, and the private writes.
+    pub fn finish(self) -> (Bytes, Vec<PrivateSet>) {
+        let private = self.recorder.private_sets();
+        (self.recorder.encode(), private)
     }
 
     async fn public(&mut self, key: &str) -> Result<Option<Bytes>, StateError> {

@@ -346,6 +346,7 @@ pub async fn peer_options(
         registry: ContractRegistry::native(),
         definitions: ContractDefinitions::new(),
         orderers: vec![orderer_address(root)].into(),
+        members: Arc::default(),
         settings: PeerConfig::default(),
     }
 }

@@ -1,0 +1,151 @@
+//! The messages by which peers of different organisations exchange private data ([`private_data`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use base::{Bytes, ChannelId, MspId, TxId, Version};
+use ledger::Hash;
+use ledger::rwset::PrivateSet;
+
+use private_data::SetDigest;
+use private_data::rows::SetLocation;
+
+/// Private sets of a transaction, for a peer that keeps them until the transaction is ordered. Answered with no bytes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrivatePush {
+    /// The channel's name.
+    #[prost(string, tag = "1")]
+    pub channel: String,
+    /// The sender's organisation. It counts only on links that prove no name, which stay within one process.
+    #[prost(string, tag = "2")]
+    pub organization: String,
+    /// The transaction's id.
+    #[prost(string, tag = "3")]
+    pub tx_id: String,
+    /// The sets.
+    #[prost(message, repeated, tag = "4")]
+    pub sets: Vec<PushedSet>,
+}
+
+/// The private writes of a transaction to one collection.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PushedSet {
+    /// The contract.
+    #[prost(string, tag = "1")]
+    pub contract: String,
+    /// Its collection.
+    #[prost(string, tag = "2")]
+    pub collection: String,
+    /// The encoded `KVRWSet`.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub writes: Bytes,
+}
+
+/// A request for private sets, answered with a [`PrivatePullResponse`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrivatePull {
+    /// The channel's name.
+    #[prost(string, tag = "1")]
+    pub channel: String,
+    /// The sender's organisation, as in [`PrivatePush`].
+    #[prost(string, tag = "2")]
+    pub organization: String,
+    /// The sets.
+    #[prost(message, repeated, tag = "3")]
+    pub wanted: Vec<WantedSet>,
+}
+
+/// Names a private set.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct WantedSet {
+    /// The contract.
+    #[prost(string, tag = "1")]
+    pub contract: String,
+    /// Its collection.
+    #[prost(string, tag = "2")]
+    pub collection: String,
+    /// The block of the transaction.
+    #[prost(uint64, tag = "3")]
+    pub block: u64,
+    /// Its position in the block.
+    #[prost(uint32, tag = "4")]
+    pub position: u32,
+    /// Its id.
+    #[prost(string, tag = "5")]
+    pub tx_id: String,
+    /// The SHA-256 of the set.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub hash: Bytes,
+}
+
+/// The answer to [`PrivatePull`]: an item for each set, in order.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrivatePullResponse {
+    /// The sets.
+    #[prost(message, repeated, tag = "1")]
+    pub sets: Vec<ProvidedSet>,
+}
+
+/// A private set, if the peer has it and gives it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ProvidedSet {
+    /// The encoded `KVRWSet`.
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub writes: Option<Bytes>,
+}
+
+impl PrivatePush {
+    /// A push of these sets.
+    pub fn new(channel: &ChannelId, own: &MspId, tx_id: &TxId, sets: &[PrivateSet]) -> PrivatePush {
+        let sets = sets.iter().map(|set| PushedSet {
+            contract: set.namespace.clone(),
+            collection: set.collection.clone(),
+            writes: set.writes.clone(),
+        });
+        PrivatePush {
+            channel: channel.to_string(),
+            organization: own.to_string(),
+            tx_id: tx_id.to_string(),
+            sets: sets.collect(),
+        }
+    }
+
+    /// The sets.
+    pub fn into_sets(self) -> Vec<PrivateSet> {
+        let sets = self.sets.into_iter().map(|set| PrivateSet {
+            namespace: set.contract,
+            collection: set.collection,
+            writes: set.writes,
+        });
+        sets.collect()
+    }
+}
+
+impl PrivatePull {
+    /// A request for these sets.
+    pub fn new(channel: &ChannelId, own: &MspId, wanted: &[SetDigest]) -> PrivatePull {
+        let wanted = wanted.iter().map(|SetDigest { location, tx_id, hash }| WantedSet {
+            contract: location.contract.clone(),
+            collection: location.collection.clone(),
+            block: location.version.block,
+            position: location.version.tx,
+            tx_id: tx_id.to_string(),
+            hash: Bytes::copy_from_slice(hash),
+        });
+        PrivatePull { channel: channel.to_string(), organization: own.to_string(), wanted: wanted.collect() }
+    }
+
+    /// The digests of the sets; `None` if one has no valid hash.
+    pub fn into_digests(self) -> Option<Vec<SetDigest>> {
+        let digests = self.wanted.into_iter().map(|wanted| {
+            Some(SetDigest {
+                location: SetLocation {
+                    contract: wanted.contract,
+                    collection: wanted.collection,
+                    version: Version::new(wanted.block, wanted.position),
+                },
+                tx_id: TxId::new(wanted.tx_id),
+                hash: Hash::try_from(&wanted.hash[..]).ok()?,
+            })
+        });
+        digests.collect()
+    }
+}

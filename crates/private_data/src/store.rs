@@ -1,0 +1,349 @@
+//! The private data of one channel at one peer, in two tables: see [`crate::rows`] for their rows.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::{BlockNumber, Bytes, TxId, Version};
+use ledger::Hash;
+use ledger::hash::sha256;
+use ledger::rwset::{PrivateSet, private_writes, without_keys};
+use storage::node::RemotePrivateRows;
+use storage::tables::RangeQuery;
+use storage::{PrivateRow, PrivateRows};
+
+use crate::Error;
+use crate::rows::{self, EXPIRED, FOREIGN, MISSING, PURGES, SETS, SWEEPS, SetLocation};
+use crate::values::{PrivatePage, PrivateValues};
+
+/// Reads at the newest block.
+const NEWEST: BlockNumber = BlockNumber(u64::MAX);
+/// Rows that are read at once while many are looked through.
+pub const PAGE_ROWS: usize = 128;
+/// Sets that may wait for one transaction and collection: honest endorsers send equal ones.
+pub const VARIANTS_MAX: usize = 8;
+
+/// The tables of a channel's private data.
+#[derive(Clone)]
+pub struct PrivateStore {
+    committed: Arc<dyn PrivateRows>,
+    transient: Arc<dyn PrivateRows>,
+}
+
+impl PrivateStore {
+    /// A store over these tables.
+    pub fn new(committed: Arc<dyn PrivateRows>, transient: Arc<dyn PrivateRows>) -> PrivateStore {
+        PrivateStore { committed, transient }
+    }
+
+    /// A store over the two tables at a storage node.
+    pub fn remote([committed, transient]: [RemotePrivateRows; 2]) -> PrivateStore {
+        PrivateStore::new(Arc::new(committed), Arc::new(transient))
+    }
+
+    /// Keeps the sets of a transaction that may be ordered later. Durable on return. `height` is that of the channel.
+    ///
+    /// # Errors
+    /// The tables'; `Rejected` if too many different sets wait for the transaction.
+    pub async fn stage(&self, tx_id: &TxId, height: u64, sets: &[PrivateSet]) -> Result<(), Error> {
+        let mut staged = Vec::with_capacity(sets.len());
+        for set in sets {
+            let key = rows::transient_key(tx_id.as_str(), &set.namespace, &set.collection, &sha256(&set.writes));
+            let prefix = rows::transient_prefix(tx_id.as_str(), &set.namespace, &set.collection);
+            let known = self.transient.range(range(SETS, &prefix, &rows::above(&prefix), VARIANTS_MAX)).await?.entries;
+            if known.iter().any(|entry| entry.key == key) {
+                continue;
+            }
+            if known.len() >= VARIANTS_MAX {
+                return Err(Error::TooManyVariants { tx_id: tx_id.clone(), max: VARIANTS_MAX });
+            }
+            staged.push(rows::row(SETS, key, Version::new(height, 0), Some(set.writes.clone())));
+        }
+        match staged.is_empty() {
+            true => Ok(()),
+            false => Ok(self.transient.write(staged).await?),
+        }
+    }
+
+    /// The set with this hash that waits for a transaction.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn staged(
+        &self,
+        tx_id: &TxId,
+        contract: &str,
+        collection: &str,
+        hash: &Hash,
+    ) -> Result<Option<Bytes>, Error> {
+        let key = rows::transient_key(tx_id.as_str(), contract, collection, hash);
+        Ok(value(self.transient.get_many(&[(SETS, &key)], NEWEST).await?))
+    }
+
+    /// Removes the waiting sets of transactions that arrived below a height; returns how many. They were never ordered, or are
+    /// committed.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn forget_staged(&self, below: u64, height: u64) -> Result<usize, Error> {
+        let (mut start, mut removed) = (Vec::new(), 0);
+        loop {
+            let page = self.transient.range(range(SETS, &start, &[], PAGE_ROWS)).await?;
+            let old = page.entries.iter().filter(|entry| entry.version.block < below);
+            let gone: Vec<PrivateRow> =
+                old.map(|entry| rows::row(SETS, entry.key.clone(), Version::new(height, u32::MAX), None)).collect();
+            removed += gone.len();
+            if !gone.is_empty() {
+                self.transient.write(gone).await?;
+            }
+            match page.next {
+                Some(next) => start = next.to_vec(),
+                None => break,
+            }
+        }
+        while removed > 0 && !self.transient.prune(BlockNumber(height)).await? {}
+        Ok(removed)
+    }
+
+    /// Writes rows of committed data. Durable on return.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn write(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
+        Ok(self.committed.write(rows).await?)
+    }
+
+    /// A committed set, without the keys that were purged since.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn set(&self, at: &SetLocation) -> Result<Option<Bytes>, Error> {
+        let found = value(self.committed.get_many(&[(SETS, &at.key())], NEWEST).await?);
+        let Some(set) = found else { return Ok(None) };
+        let purged = self.purges_after(at).await?;
+        Ok(Some(without_purged(set, &purged)))
+    }
+
+    /// The hashes of the keys of a collection that were purged by a transaction after this one, or by this one.
+    async fn purges_after(&self, at: &SetLocation) -> Result<BTreeSet<Vec<u8>>, Error> {
+        let prefix = rows::purge_key(&at.contract, &at.collection, &[]);
+        let (mut start, end, mut purged) = (prefix.to_vec(), rows::above(&prefix), BTreeSet::new());
+        loop {
+            let page = self.committed.range(range(PURGES, &start, &end, PAGE_ROWS)).await?;
+            let later = page.entries.iter().filter(|entry| entry.version >= at.version);
+            purged.extend(later.filter_map(|entry| rows::purged(&entry.key)).map(|(_, _, hash)| hash));
+            match page.next {
+                Some(next) => start = next.to_vec(),
+                None => return Ok(purged),
+            }
+        }
+    }
+
+    /// Whether a key was purged by this transaction or a later one.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn is_purged(&self, at: &SetLocation, key_hash: &[u8]) -> Result<bool, Error> {
+        let key = rows::purge_key(&at.contract, &at.collection, key_hash);
+        let found = self.committed.get_many(&[(PURGES, &key)], NEWEST).await?.pop().flatten();
+        Ok(found.is_some_and(|row| row.version >= at.version))
+    }
+
+    /// Some locations of sets that are noted in `namespace` ([`MISSING`] or [`FOREIGN`]), from a key on, and where to go on; `None` at
+    /// the end.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn noted(&self, namespace: &str, from: &[u8]) -> Result<(Vec<SetLocation>, Option<Bytes>), Error> {
+        let page = self.committed.range(range(namespace, from, &[], PAGE_ROWS)).await?;
+        let found = page.entries.iter().filter_map(|entry| SetLocation::of_key(&entry.key)).collect();
+        Ok((found, page.next))
+    }
+
+    /// Up to which block, exclusive, expired data are removed.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn expired(&self) -> Result<u64, Error> {
+        let found = self.committed.get_many(&[(EXPIRED, b"")], NEWEST).await?.pop().flatten();
+        Ok(found.map_or(0, |row| row.version.block))
+    }
+
+    /// Removes the sets of a collection in some blocks, with their values and the notes of sets that are missing. `at` is the
+    /// version of the removal.
+    ///
+    /// # Errors
+    /// The tables'. A later call continues.
+    pub async fn remove_blocks(
+        &self,
+        contract: &str,
+        collection: &str,
+        blocks: Range<u64>,
+        at: Version,
+    ) -> Result<(), Error> {
+        let (first, end) = SetLocation::range_of_blocks(contract, collection, blocks);
+        let values = rows::values(contract, collection);
+        for namespace in [SETS, MISSING, FOREIGN] {
+            let mut start = first.clone();
+            loop {
+                let page = self.committed.range(range(namespace, &start, &end, PAGE_ROWS)).await?;
+                let mut gone = Vec::new();
+                for entry in page.entries {
+                    if let (SETS, Some(location)) = (namespace, SetLocation::of_key(&entry.key)) {
+                        // Above all writes of that block, and below those of later blocks, which expire later.
+                        let written = Version::new(location.version.block, u32::MAX);
+                        let writes = private_writes(&entry.value).unwrap_or_default();
+                        let keys = writes.into_iter().map(|write| Bytes::from(write.key));
+                        gone.extend(keys.map(|key| rows::row(&values, key, written, None)));
+                    }
+                    gone.push(rows::row(namespace, entry.key, at, None));
+                }
+                if !gone.is_empty() {
+                    self.write(gone).await?;
+                }
+                match page.next {
+                    Some(next) => start = next.to_vec(),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes up to which block, exclusive, expired data are removed.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn note_expired(&self, block: u64) -> Result<(), Error> {
+        self.write(vec![rows::marker(EXPIRED, Bytes::new(), Version::new(block, 0))]).await
+    }
+
+    /// Removes the purged keys from all sets and values that still hold them, then from the disk. Returns whether there were any.
+    ///
+    /// # Errors
+    /// The tables'. A later call continues.
+    pub async fn sweep(&self) -> Result<bool, Error> {
+        let page = self.committed.range(range(SWEEPS, &[], &[], PAGE_ROWS)).await?;
+        if page.entries.is_empty() {
+            return Ok(false);
+        }
+        for entry in &page.entries {
+            let purge = entry.version;
+            let Some((contract, collection, hash)) = rows::purged(&entry.key) else { continue };
+            let is_purged = |key: &str| sha256(key.as_bytes())[..] == hash[..];
+            let (start, end) = SetLocation::range_of_collection(&contract, &collection);
+            let mut start = start;
+            loop {
+                let sets = self.committed.range(range(SETS, &start, &end, PAGE_ROWS)).await?;
+                let mut changed = Vec::new();
+                for set in sets.entries {
+                    let location = SetLocation::of_key(&set.key).filter(|location| location.version <= purge);
+                    let rest = location.and_then(|_| without_keys(&set.value, is_purged).ok().flatten());
+                    changed.extend(rest.map(|rest| rows::row(SETS, set.key, purge, Some(rest))));
+                }
+                if !changed.is_empty() {
+                    self.write(changed).await?;
+                }
+                match sets.next {
+                    Some(next) => start = next.to_vec(),
+                    None => break,
+                }
+            }
+            self.remove_value(&contract, &collection, purge, is_purged).await?;
+        }
+        let newest = page.entries.iter().map(|entry| entry.version.block).max().unwrap_or_default();
+        while !self.committed.prune(BlockNumber(newest)).await? {}
+        let done = page.entries.iter().map(|entry| {
+            let version = Version::new(entry.version.block, u32::MAX);
+            rows::row(SWEEPS, entry.key.clone(), version, None)
+        });
+        self.write(done.collect()).await?;
+        Ok(true)
+    }
+
+    /// Removes the value of a purged key. A peer that lacks the set of the purge knows only the hash of the key.
+    async fn remove_value(
+        &self,
+        contract: &str,
+        collection: &str,
+        purge: Version,
+        is_purged: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
+        let (values, mut start) = (rows::values(contract, collection), Vec::new());
+        loop {
+            let page = self.committed.range(range(&values, &start, &[], PAGE_ROWS)).await?;
+            let purged = |key: &[u8]| std::str::from_utf8(key).is_ok_and(&is_purged);
+            if let Some(entry) = page.entries.iter().find(|entry| purged(&entry.key)) {
+                if entry.version <= purge {
+                    self.write(vec![rows::row(&values, entry.key.clone(), purge, None)]).await?;
+                }
+                return Ok(());
+            }
+            match page.next {
+                Some(next) => start = next.to_vec(),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Lets the tables drop superseded rows that no reader at block `oldest` or later sees.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub async fn prune(&self, oldest: u64) -> Result<(), Error> {
+        self.committed.prune(BlockNumber(oldest)).await?;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl PrivateValues for PrivateStore {
+    async fn value(&self, contract: &str, collection: &str, key: &str, height: u64) -> Result<Option<Bytes>, Error> {
+        let Some(newest) = height.checked_sub(1) else { return Ok(None) };
+        let values = rows::values(contract, collection);
+        Ok(value(self.committed.get_many(&[(&values, key.as_bytes())], BlockNumber(newest)).await?))
+    }
+
+    async fn range(
+        &self,
+        contract: &str,
+        collection: &str,
+        (start, end): (&str, &str),
+        height: u64,
+        limit: usize,
+    ) -> Result<PrivatePage, Error> {
+        let Some(newest) = height.checked_sub(1) else { return Ok(PrivatePage::default()) };
+        let values = rows::values(contract, collection);
+        let through = BlockNumber(newest);
+        let query = RangeQuery { namespace: &values, start: start.as_bytes(), end: end.as_bytes(), through, limit };
+        let page = self.committed.range(query).await?;
+        let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).ok();
+        let entries = page.entries.into_iter().filter_map(|entry| Some((text(entry.key)?, entry.value)));
+        Ok(PrivatePage { entries: entries.collect(), next: page.next.and_then(text) })
+    }
+}
+
+fn range<'a>(namespace: &'a str, start: &'a [u8], end: &'a [u8], limit: usize) -> RangeQuery<'a> {
+    RangeQuery { namespace, start, end, through: NEWEST, limit }
+}
+
+fn value(mut rows: Vec<Option<storage::tables::Row>>) -> Option<Bytes> {
+    rows.pop().flatten().and_then(|row| row.value)
+}
+
+/// A set without the keys with these hashes.
+fn without_purged(set: Bytes, purged: &BTreeSet<Vec<u8>>) -> Bytes {
+    if purged.is_empty() {
+        return set;
+    }
+    let is_purged = |key: &str| purged.contains(&sha256(key.as_bytes())[..]);
+    without_keys(&set, is_purged).ok().flatten().unwrap_or(set)
+}
+
+impl fmt::Debug for PrivateStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrivateStore").finish_non_exhaustive()
+    }
+}

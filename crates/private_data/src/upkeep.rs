@@ -1,0 +1,237 @@
+//! Steps 3 and 4, in the background at the compute node that commits: missing sets are asked for again, expired and purged data
+//! are removed.
+//!
+//! Each step works from notes in the tables, and clears a note only after its work is durable. So a crash repeats work, and
+//! skips none.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::rt::{self, CancellationToken, Instant};
+use base::{BlockNumber, Bytes, Version};
+use ledger::rwset::ReadWriteSet;
+use ledger::{Block, Hash, Transaction};
+use storage::PrivateRow;
+use storage::blocks::Blocks;
+
+use crate::channel::PrivateChannel;
+use crate::collect::HashedSet;
+use crate::members::SetDigest;
+use crate::policies::{CollectionPolicies, keeps};
+use crate::rows::{self, FOREIGN, MISSING, SetLocation};
+use crate::{Error, events};
+
+/// How often the task looks for work.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The shortest time between two attempts to get missing sets. It doubles up to [`RECONCILE_MAX`] while none is found.
+const RECONCILE_MIN: Duration = Duration::from_secs(1);
+/// The longest such time, which is Fabric's only one.
+const RECONCILE_MAX: Duration = Duration::from_secs(60);
+/// How long another peer may take to answer in the background.
+const PULL_MAX: Duration = Duration::from_secs(10);
+/// Blocks after which a set is forgotten whose transaction was not ordered, as in Fabric.
+const STAGED_BLOCKS_MAX: u64 = 1000;
+/// Blocks between two looks for such sets.
+const FORGET_PERIOD_BLOCKS: u64 = 100;
+/// Blocks behind the newest one at which readers may still read private values.
+const READERS_LAG_BLOCKS: u64 = 256;
+
+/// What the task needs of the channel.
+pub struct Upkeep {
+    /// The private data.
+    pub private: Arc<PrivateChannel>,
+    /// The stored blocks, which name the missing sets.
+    pub blocks: Arc<dyn Blocks>,
+}
+
+/// When things are due next.
+struct Due {
+    /// The policies under which foreign sets were last looked through.
+    adopted_under: Option<Hash>,
+    forget_at: u64,
+    reconcile_at: Instant,
+    pause: Duration,
+}
+
+impl Upkeep {
+    /// Runs until the stop. `current` says how many blocks are committed, and the policies after them.
+    pub async fn run(self, current: impl Fn() -> (u64, Arc<dyn CollectionPolicies>), stop: CancellationToken) {
+        let mut due =
+            Due { adopted_under: None, forget_at: current().0, reconcile_at: rt::now(), pause: RECONCILE_MIN };
+        while stop.run_until_cancelled(rt::sleep(PERIOD)).await.is_some() {
+            let (height, policies) = current();
+            let working = self.work(&*policies, height, &mut due);
+            match stop.run_until_cancelled(working).await {
+                None => return,
+                Some(Ok(())) => {}
+                // The next round tries again.
+                Some(Err(error)) => {
+                    tracing::warn!(channel = %self.private.channel, %error, "private data cannot be tidied up now");
+                }
+            }
+        }
+    }
+
+    async fn work(&self, policies: &dyn CollectionPolicies, height: u64, due: &mut Due) -> Result<(), Error> {
+        let expiring = policies.expiring();
+        if !expiring.is_empty() {
+            self.expire(&expiring, height).await?;
+        }
+        let digest = policies.digest();
+        if due.adopted_under != Some(digest) {
+            self.adopt(policies).await?;
+            due.adopted_under = Some(digest);
+        }
+        if self.private.has_purges.swap(false, Ordering::AcqRel) {
+            let swept = self.private.store.sweep().await;
+            if !matches!(swept, Ok(false)) {
+                self.private.note_purges();
+            }
+            swept?;
+        }
+        if self.private.has_missing.load(Ordering::Acquire) && rt::now() >= due.reconcile_at {
+            let found = self.reconcile(policies, height).await?;
+            due.pause = if found { RECONCILE_MIN } else { (due.pause * 2).min(RECONCILE_MAX) };
+            due.reconcile_at = rt::now() + due.pause;
+        }
+        if height >= due.forget_at {
+            self.private.forget_staged(height.saturating_sub(STAGED_BLOCKS_MAX), height).await?;
+            self.private.store.prune(height.saturating_sub(READERS_LAG_BLOCKS)).await?;
+            due.forget_at = height + FORGET_PERIOD_BLOCKS;
+        }
+        Ok(())
+    }
+
+    /// Removes what expires up to the newest block.
+    async fn expire(&self, expiring: &[(String, String, u64)], height: u64) -> Result<(), Error> {
+        let done = self.private.store.expired().await?;
+        if done >= height {
+            return Ok(());
+        }
+        for (contract, collection, blocks_to_live) in expiring {
+            // Block n + b + 1 removes what block n wrote.
+            let lifetime = blocks_to_live.saturating_add(1);
+            let blocks = done.saturating_sub(lifetime)..height.saturating_sub(lifetime);
+            self.private.store.remove_blocks(contract, collection, blocks, Version::new(height, 0)).await?;
+        }
+        self.private.store.note_expired(height).await
+    }
+
+    /// Makes the sets of collections of which a new definition makes the organisation a member missing ones.
+    async fn adopt(&self, policies: &dyn CollectionPolicies) -> Result<(), Error> {
+        let (private, mut from) = (&self.private, Bytes::new());
+        loop {
+            let (foreign, next) = private.store.noted(FOREIGN, &from).await?;
+            let is_kept = |at: &&SetLocation| keeps(policies, &private.own, &at.contract, &at.collection);
+            let adopted = foreign
+                .iter()
+                .filter(is_kept)
+                .flat_map(|at| [rows::marker(MISSING, at.key(), at.version), removal(FOREIGN, at)]);
+            let adopted: Vec<PrivateRow> = adopted.collect();
+            if !adopted.is_empty() {
+                private.store.write(adopted).await?;
+                private.note_missing();
+            }
+            match next {
+                Some(next) => from = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Asks for missing sets. Returns whether some were found. If none is missing, later rounds do not look.
+    async fn reconcile(&self, policies: &dyn CollectionPolicies, height: u64) -> Result<bool, Error> {
+        let private = &self.private;
+        private.has_missing.store(false, Ordering::Release);
+        let (mut from, mut found) = (Bytes::new(), false);
+        loop {
+            let (missing, next) = private.store.noted(MISSING, &from).await?;
+            if !missing.is_empty() {
+                private.note_missing();
+                found |= self.pull(policies, height, &missing).await?;
+            }
+            match next {
+                Some(next) => from = next,
+                None => return Ok(found),
+            }
+        }
+    }
+
+    /// Asks the members one after another for some sets. Returns whether some were found.
+    async fn pull(
+        &self,
+        policies: &dyn CollectionPolicies,
+        height: u64,
+        missing: &[SetLocation],
+    ) -> Result<bool, Error> {
+        let private = &self.private;
+        let mut wanted = Vec::with_capacity(missing.len());
+        let mut rows: Vec<PrivateRow> = Vec::new();
+        for at in missing {
+            match self.hashed_set(at).await? {
+                _ if private.has_expired(policies, at, height) => rows.push(removal(MISSING, at)),
+                Some(set) => wanted.push(set),
+                // The block is committed and stored, so it is this peer's own note that is wrong.
+                None => rows.push(removal(MISSING, at)),
+            }
+        }
+        let mut is_any_found = false;
+        for peer in private.members.all() {
+            let has = |set: &HashedSet| {
+                let at = &set.digest.location;
+                keeps(policies, peer.organization(), &at.contract, &at.collection)
+            };
+            if *peer.organization() == private.own || !wanted.iter().any(has) {
+                continue;
+            }
+            let (asked, others): (Vec<_>, Vec<_>) = std::mem::take(&mut wanted).into_iter().partition(has);
+            let digests: Vec<SetDigest> = asked.iter().map(|set| set.digest.clone()).collect();
+            let answer = rt::timeout(PULL_MAX, peer.pull(&private.channel, &digests)).await;
+            let mut answer = answer.unwrap_or_else(|_| Ok(Vec::new())).unwrap_or_default();
+            answer.resize(asked.len(), None);
+            wanted = others;
+            for (set, answer) in asked.into_iter().zip(answer) {
+                let late = match &answer {
+                    Some(answer) => private.late_rows(&set, answer).await?,
+                    None => None,
+                };
+                match late {
+                    None => wanted.push(set),
+                    Some(late) => {
+                        rows.extend(late);
+                        rows.push(removal(MISSING, &set.digest.location));
+                        events::PrivateSetsReconciled.add(1);
+                        is_any_found = true;
+                    }
+                }
+            }
+        }
+        if !rows.is_empty() {
+            private.store.write(rows).await?;
+        }
+        Ok(is_any_found)
+    }
+
+    /// What the stored transaction says about a missing set; `None` if the block does not have it.
+    async fn hashed_set(&self, at: &SetLocation) -> Result<Option<HashedSet>, Error> {
+        let Some(bytes) = self.blocks.read(BlockNumber(at.version.block)).await? else { return Ok(None) };
+        let block = Block::parse(&bytes)?;
+        let position = at.version.tx as usize;
+        if position >= block.len() {
+            return Ok(None);
+        }
+        let sets = (|| {
+            let transaction = Transaction::decode(&block.envelope(position)).ok()?;
+            let results = transaction.action().ok()?.outcome(transaction.header()).ok()?.results();
+            let set = ReadWriteSet::decode(results).ok()?;
+            Some(HashedSet::of_transaction(&transaction.header().to_tx_id(), at.version, &set))
+        })();
+        Ok(sets.unwrap_or_default().into_iter().find(|set| set.digest.location == *at))
+    }
+}
+
+/// Removes the note of a set.
+fn removal(namespace: &str, at: &SetLocation) -> PrivateRow {
+    rows::row(namespace, at.key(), Version::new(at.version.block, u32::MAX), None)
+}

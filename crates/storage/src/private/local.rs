@@ -1,0 +1,101 @@
+//! Private rows in the tables of this process.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use base::rt::sync::Mutex as AsyncMutex;
+use base::{BlockNumber, Epoch, rt};
+
+use super::interface::{PrivateRow, PrivateRows, PrivateTable};
+use crate::state_store::check_keys;
+use crate::tables::{RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use crate::{Error, lock};
+
+/// Rows that one call of [`PrivateRows::prune`] examines.
+const PRUNE_ROWS_MAX: usize = 16_384;
+
+/// [`PrivateRows`] over tables of the same process.
+///
+/// The tables' savepoint covers the blocks of all rows. In place of a block's hash it carries the number of writes, by which a
+/// writer sees whether its rows are durable.
+pub struct LocalPrivateRows {
+    tables: Arc<dyn Tables>,
+    writing: Arc<Mutex<()>>,
+    syncing: AsyncMutex<()>,
+}
+
+impl LocalPrivateRows {
+    /// The private rows of a channel; empty if the channel has none yet.
+    ///
+    /// # Errors
+    /// Those of [`TablesEngine::tables`].
+    pub async fn open(
+        engine: &dyn TablesEngine,
+        channel: &str,
+        table: PrivateTable,
+    ) -> Result<LocalPrivateRows, Error> {
+        let tables = engine.tables(&format!("{channel}{}", table.suffix())).await?;
+        Ok(LocalPrivateRows { tables, writing: Arc::default(), syncing: AsyncMutex::new(()) })
+    }
+
+    /// As [`PrivateRows::write`], under an epoch.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if rows were written under a newer epoch; those of [`PrivateRows::write`].
+    pub async fn write_under(&self, epoch: Epoch, rows: Vec<PrivateRow>) -> Result<(), Error> {
+        let (tables, writing) = (Arc::clone(&self.tables), Arc::clone(&self.writing));
+        // The engine may stall a write.
+        let mine = rt::blocking(move || {
+            let _one_at_a_time = lock(&writing);
+            let current = tables.savepoint();
+            let above = rows.iter().map(|row| row.version.block.saturating_add(1)).max().unwrap_or_default();
+            let number = writes(&current).saturating_add(1);
+            let mut block_hash = [0; 32];
+            block_hash[..8].copy_from_slice(&number.to_le_bytes());
+            let mut batch = RowBatch::new(Savepoint { height: above.max(current.height), epoch, block_hash });
+            for PrivateRow { namespace, key, version, value } in rows {
+                batch.put(&namespace, &key, version, value)?;
+            }
+            tables.write(batch).map(|()| number)
+        })
+        .await?;
+        let _shared_sync = self.syncing.lock().await;
+        if writes(&self.tables.durable_savepoint()) < mine {
+            self.tables.persist().await?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of writes that led to a savepoint.
+fn writes(savepoint: &Savepoint) -> u64 {
+    let (number, _) = savepoint.block_hash.split_first_chunk().expect("a hash has more than eight bytes");
+    u64::from_le_bytes(*number)
+}
+
+#[async_trait::async_trait]
+impl PrivateRows for LocalPrivateRows {
+    async fn write(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
+        self.write_under(self.tables.savepoint().epoch, rows).await
+    }
+
+    async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
+        check_keys(keys.len())?;
+        keys.iter().map(|(namespace, key)| self.tables.get(namespace, key, through)).collect()
+    }
+
+    async fn range(&self, query: RangeQuery<'_>) -> Result<RangePage, Error> {
+        self.tables.range(query)
+    }
+
+    async fn prune(&self, oldest: BlockNumber) -> Result<bool, Error> {
+        let tables = Arc::clone(&self.tables);
+        Ok(rt::blocking(move || tables.prune(oldest, PRUNE_ROWS_MAX)).await?.finished)
+    }
+}
+
+impl fmt::Debug for LocalPrivateRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalPrivateRows").field("savepoint", &self.tables.savepoint()).finish_non_exhaustive()
+    }
+}
