@@ -82,6 +82,18 @@ pub enum StubError {
     /// `invoke_contract` named a contract that is not on the channel.
     #[error("contract {0} is not known on this channel")]
     UnknownContract(String),
+    /// The peer's organisation has not approved the contract's definition, so the peer does not run it.
+    #[error(
+        "chaincode definition for '{contract}' at sequence {sequence} on channel '{channel}' has not yet been approved by this org"
+    )]
+    NotApproved {
+        /// The contract.
+        contract: String,
+        /// The number of its definition.
+        sequence: i64,
+        /// The channel.
+        channel: String,
+    },
     /// A named maximum of the transaction was passed: open queries, writes, bytes, call depth.
     #[error("{what} of one transaction may be at most {max}")]
     LimitExceeded {

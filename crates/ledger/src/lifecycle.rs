@@ -148,6 +148,23 @@ impl ContractDefinition {
         })
     }
 
+    /// Decodes the parameters of an approval from the values of its fields, in the order of [`DefinitionField::ALL`] without the
+    /// sequence.
+    ///
+    /// # Errors
+    /// [`UnreadableDefinition`] says why the fields are not parameters.
+    pub fn of_parameters(
+        sequence: i64,
+        [endorsement, validation, collections]: [Option<&Bytes>; 3],
+    ) -> Result<ContractDefinition, UnreadableDefinition> {
+        Ok(ContractDefinition {
+            sequence,
+            endorsement: message(DefinitionField::EndorsementInfo, endorsement)?,
+            validation: message(DefinitionField::ValidationInfo, validation)?,
+            collections: message(DefinitionField::Collections, collections)?,
+        })
+    }
+
     /// The values of the rows: the metadata, and the fields in the order of [`DefinitionField::ALL`].
     pub fn rows(&self) -> (Bytes, [Bytes; 4]) {
         let metadata = metadata_row(DATATYPE, DefinitionField::ALL.into_iter().map(DefinitionField::name));
@@ -205,6 +222,14 @@ pub fn text_field(text: &str) -> Bytes {
 pub fn number_of_field(row: &Bytes) -> Option<i64> {
     match StateData::decode(row.clone()).ok()?.r#type {
         Some(Type::Int64(number)) => Some(number),
+        _ => None,
+    }
+}
+
+/// The text in a field's row; `None` if the row does not hold any.
+pub fn text_of_field(row: &Bytes) -> Option<String> {
+    match StateData::decode(row.clone()).ok()?.r#type {
+        Some(Type::String(text)) => Some(text),
         _ => None,
     }
 }

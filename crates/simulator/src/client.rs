@@ -186,6 +186,7 @@ impl SimulatedClient {
         for call in calls {
             while self.operate(call, Conduct::Honest).await != "valid" {
                 rt::sleep(Duration::from_millis(20)).await;
+                self.approve_current().await;
             }
         }
         self.claims
@@ -245,9 +246,32 @@ impl SimulatedClient {
         let endorsing = if is_careless && self.rng.one_in(6) { majority - 1 } else { majority };
         let admin = self.network.members.admins[places[0]].clone();
         match self.call_lifecycle(&admin, &places[..endorsing], definition.commit(), Conduct::Races(contract)).await {
-            "valid" => "defined",
+            "valid" => {
+                // A peer runs only what its organisation has approved.
+                for place in (0..ORGANIZATIONS).filter(|place| !places.contains(place)) {
+                    let admin = self.network.members.admins[place].clone();
+                    let _ = self.call_lifecycle(&admin, &[place], definition.approval(), Conduct::Honest).await;
+                }
+                "defined"
+            }
             "invalid" => "definition invalid",
             _ => "definition refused",
+        }
+    }
+
+    /// Has every organisation approve the definitions that the ledger has.
+    async fn approve_current(&mut self) {
+        for contract in definition::DEFINED {
+            for place in 0..ORGANIZATIONS {
+                let peer = self.network.peer(&self.network.primary(place)).and_then(|peer| peer.channel(CHANNEL));
+                let Some(policies) = peer.map(|channel| channel.policies()) else { continue };
+                let on_ledger = policies.on_ledger().contains(contract);
+                let Some(current) = policies.definitions().get(contract).filter(|_| on_ledger) else { continue };
+                let admin = self.network.members.admins[place].clone();
+                let approval = Definition::current(contract, current).approval();
+                // Refused where it is approved already.
+                let _ = self.call_lifecycle(&admin, &[place], approval, Conduct::Honest).await;
+            }
         }
     }
 

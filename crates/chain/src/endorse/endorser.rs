@@ -16,6 +16,7 @@ use proto::protos::{
     Response as WireResponse,
 };
 
+use super::approval::OwnApprovals;
 use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
 use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
@@ -82,6 +83,7 @@ pub struct Endorser {
     quotas: Arc<OrganizationQuotas>,
     turns: Arc<ExecutionTurns>,
     channels: Arc<dyn EndorsingChannels>,
+    approvals: Arc<OwnApprovals>,
 }
 
 /// A proposal that may run.
@@ -132,7 +134,7 @@ impl Endorser {
     ) -> Endorser {
         let turns = ExecutionTurns::new(settings.running_max);
         let shares = OrganizationQuotas::new(settings.concurrency_max, settings.bytes_max);
-        Endorser { signer, registry, settings, quotas: shares, turns, channels }
+        Endorser { signer, registry, settings, quotas: shares, turns, channels, approvals: Arc::default() }
     }
 
     /// See [`Endorse::process`].
@@ -298,6 +300,8 @@ impl Endorser {
                 snapshot,
                 history: channel.history().clone(),
                 private: channel.private().values(),
+                own: self.signer.msp_id().clone(),
+                approvals: self.approvals.clone(),
                 cross_channel: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
@@ -310,6 +314,9 @@ impl Endorser {
         let (simulation, outcome) = ran.map_err(|error: Error| unavailable(&error))?;
         let outcome = match outcome {
             Err(StubError::UnknownContract(_)) => return Err(unknown()),
+            Err(StubError::NotApproved { contract, sequence, channel }) => {
+                return Err(EndorseError::NotApproved { contract, sequence, channel });
+            }
             Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
             Err(refused) => super::simulate::CallOutcome::failure(refused.to_string()),
             Ok(outcome) => outcome,
@@ -341,7 +348,7 @@ impl Endorser {
             policies: &policies,
             own: self.signer.msp_id(),
             creator: &admitted.creator,
-            state: LifecycleState::new(snapshot),
+            state: LifecycleState::new(snapshot, channel.private().values()),
         };
         let refused = |reason: String| ContractResponse::failure(ContractResponse::ERROR, reason);
         let response = match &admitted.invocation.args[..] {

@@ -28,6 +28,19 @@ pub enum EndorseError {
         /// The channel.
         channel: String,
     },
+    /// The peer's organisation has not approved the contract's definition.
+    #[error(
+        "make sure the chaincode {contract} has been successfully defined on channel {channel} and try again: chaincode definition \
+         for '{contract}' at sequence {sequence} on channel '{channel}' has not yet been approved by this org"
+    )]
+    NotApproved {
+        /// The contract.
+        contract: String,
+        /// The number of its definition.
+        sequence: i64,
+        /// The channel.
+        channel: String,
+    },
     /// The transaction is on the ledger already.
     #[error("duplicate transaction found [{0}]")]
     Duplicate(TxId),

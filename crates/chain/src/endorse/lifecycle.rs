@@ -15,9 +15,12 @@
 //!
 //! A contract that the peers run without a package, such as one that is compiled in, is approved with the source
 //! `Unavailable`.
+//!
+//! The approvals themselves are private data of their organisations. Only its own peers can be asked for them (`approved`).
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod approved;
 mod check;
 mod state;
 
@@ -97,6 +100,10 @@ impl LifecycleCall<'_> {
             }
             "CommitChaincodeDefinition" => self.commit(decode(args)?).await.map(|result| result.encode_to_vec()),
             "QueryChaincodeDefinition" => self.query(decode(args)?).await.map(|result| result.encode_to_vec()),
+            "QueryApprovedChaincodeDefinition" => {
+                self.query_approved(decode(args)?).await.map(|result| result.encode_to_vec())
+            }
+            "QueryApprovedChaincodeDefinitions" => self.query_all_approved().await.map(|result| result.encode_to_vec()),
             "QueryChaincodeDefinitions" => self.query_all().await.map(|result| result.encode_to_vec()),
             _ => return Err(LifecycleError::refused(format!("this peer does not offer the function {function}"))),
         };
@@ -320,15 +327,15 @@ impl LifecycleCall<'_> {
 }
 
 /// The content of an organisation's approval.
-struct Approval<'a> {
-    name: &'a str,
-    definition: &'a ContractDefinition,
-    package: &'a str,
+pub(super) struct Approval<'a> {
+    pub(super) name: &'a str,
+    pub(super) definition: &'a ContractDefinition,
+    pub(super) package: &'a str,
 }
 
 impl Approval<'_> {
     /// The rows of the definition's parameters, and those of the package.
-    fn rows(&self) -> [state::SerializedRows; 2] {
+    pub(super) fn rows(&self) -> [state::SerializedRows; 2] {
         let (_, [_, endorsement, validation, collections]) = self.definition.rows();
         let private_name = format!("{}#{}", self.name, self.definition.sequence);
         let [_, names @ ..] = DefinitionField::ALL.map(DefinitionField::name);

@@ -17,6 +17,7 @@
 //! Invariants: a proposal changes no ledger and no state, here or at any other node. For equal states and equal proposals all
 //! endorsers sign equal bytes. The peer verifies the creator's signature itself, once per proposal.
 
+pub mod approval;
 mod channels;
 mod endorser;
 mod error;

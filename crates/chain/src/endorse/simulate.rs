@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{Bytes, ChannelId, ErrorKind, TxId, rt};
+use base::{Bytes, ChannelId, ErrorKind, MspId, TxId, rt};
 use contract::key::{self, KeyRange};
 use contract::{ContractRegistry, ContractResponse, PAGE_BYTES_SOFT_MAX, QueryId, StubError, Timestamp};
 use identity::Identity;
@@ -24,6 +24,7 @@ use ledger::lifecycle::{DefinitionField, LIFECYCLE};
 use ledger::rwset::{KEY_BYTES_MAX, PrivateSet, RangeRecorder, ReadWriteSetRecorder};
 use state::Snapshot;
 
+use super::approval::{ApprovalQuery, OwnApprovals};
 use crate::access::ChannelPolicies;
 use crate::history::{HistoryWalk, KeyHistory};
 use private_data::PrivateValues;
@@ -73,6 +74,10 @@ pub struct SimulationContext {
     pub history: Arc<KeyHistory>,
     /// The private values that this peer has.
     pub private: Arc<dyn PrivateValues>,
+    /// The peer's organisation.
+    pub own: MspId,
+    /// The definitions that it has approved.
+    pub approvals: Arc<OwnApprovals>,
     /// Other channels' states, for contracts that read there.
     pub cross_channel: Arc<dyn CrossChannelReads>,
 }
@@ -222,6 +227,7 @@ impl Simulation {
         if self.calls > CALLS_MAX {
             return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
         }
+        self.check_approved(name).await?;
         self.read_definition(name).await?;
         if let Err(refusal) = self.check_initialization(name, is_init).await? {
             return Ok(CallOutcome::failure(refusal));
@@ -237,6 +243,30 @@ impl Simulation {
             Err(error) => error.into_response()?,
         };
         Ok(CallOutcome { response, event })
+    }
+
+    /// Fails if the ledger defines a contract and the peer's organisation has not approved the definition.
+    async fn check_approved(&self, contract: &str) -> Result<(), StubError> {
+        let context = &self.context;
+        let is_on_ledger = context.policies.on_ledger().contains(contract);
+        let Some(definition) = context.policies.definitions().get(contract).filter(|_| is_on_ledger) else {
+            return Ok(());
+        };
+        let (channel, own) = (context.policies.channel(), &context.own);
+        let (snapshot, private) = (&*context.snapshot, &*context.private);
+        let query = ApprovalQuery { channel, own, contract, definition, snapshot, private };
+        let found = context.approvals.find(query).await.map_err(|error| {
+            let kind = if error.kind() == ErrorKind::Rejected { ErrorKind::Retry } else { error.kind() };
+            StubError::State { kind, message: error.to_string() }
+        })?;
+        match found {
+            Some(_) => Ok(()),
+            None => Err(StubError::NotApproved {
+                contract: contract.to_owned(),
+                sequence: definition.sequence,
+                channel: channel.to_string(),
+            }),
+        }
     }
 
     /// Reads the sequence of a contract's definition on the ledger, as Fabric does for each call: a transaction that ran under one

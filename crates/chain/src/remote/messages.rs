@@ -415,6 +415,10 @@ impl RemoteFailure {
             }
             EndorseError::Stopped => RemoteFailure::new(10, &[]),
             EndorseError::ChannelStopped { channel, cause } => RemoteFailure::new(11, &[channel, cause]),
+            EndorseError::NotApproved { contract, sequence, channel } => {
+                let number = u64::try_from(*sequence).unwrap_or_default();
+                RemoteFailure { number, ..RemoteFailure::new(12, &[contract, channel]) }
+            }
         }
     }
 
@@ -435,6 +439,11 @@ impl RemoteFailure {
             }
             10 => EndorseError::Stopped,
             11 => EndorseError::ChannelStopped { channel: self.text(0), cause: self.text(1) },
+            12 => EndorseError::NotApproved {
+                contract: self.text(0),
+                sequence: i64::try_from(self.number).unwrap_or(i64::MAX),
+                channel: self.text(1),
+            },
             other => EndorseError::State {
                 kind: ErrorKind::Closed,
                 message: format!("the peer answered with error {other}, which is not known here"),
@@ -534,6 +543,7 @@ mod tests {
             EndorseError::Expired("c".into()),
             EndorseError::UnknownChannel("d".into()),
             EndorseError::UnknownChaincode { name: "e".into(), channel: "f".into() },
+            EndorseError::NotApproved { contract: "e".into(), sequence: 2, channel: "f".into() },
             EndorseError::Duplicate(TxId::from("g")),
             EndorseError::Overloaded,
             EndorseError::TimedOut(Duration::from_millis(8)),

@@ -313,7 +313,9 @@ fn written_contracts(payload: &Bytes, contract: &str) -> Vec<String> {
 fn final_code(error: &EndorseError) -> Option<GrpcCode> {
     match error {
         EndorseError::Malformed(_) => Some(GrpcCode::InvalidArgument),
-        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => Some(GrpcCode::FailedPrecondition),
+        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } | EndorseError::NotApproved { .. } => {
+            Some(GrpcCode::FailedPrecondition)
+        }
         EndorseError::Overloaded => Some(GrpcCode::ResourceExhausted),
         EndorseError::TimedOut(_) => Some(GrpcCode::DeadlineExceeded),
         EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(GrpcCode::Unavailable),

@@ -78,9 +78,10 @@ pub(super) fn chaincode_response(status: i32, message: &str) -> String {
 fn code(error: &EndorseError) -> GrpcCode {
     match error {
         EndorseError::Malformed(_) => GrpcCode::InvalidArgument,
-        EndorseError::Invalid(_) | EndorseError::Duplicate(_) | EndorseError::UnknownChaincode { .. } => {
-            GrpcCode::FailedPrecondition
-        }
+        EndorseError::Invalid(_)
+        | EndorseError::Duplicate(_)
+        | EndorseError::UnknownChaincode { .. }
+        | EndorseError::NotApproved { .. } => GrpcCode::FailedPrecondition,
         EndorseError::Expired(_) | EndorseError::UnknownChannel(_) => GrpcCode::Unavailable,
         EndorseError::Overloaded => GrpcCode::ResourceExhausted,
         EndorseError::TimedOut(_) => GrpcCode::DeadlineExceeded,

@@ -6,6 +6,7 @@
 use base::Bytes;
 use base::rt::simulation::Prng;
 use identity::policy::{channel_reference, of_signature, parse};
+use ledger::lifecycle::ContractDefinition;
 use prost::Message as _;
 use proto::lifecycle::chaincode_source::{Type, Unavailable};
 use proto::lifecycle::{ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CommitChaincodeDefinitionArgs};
@@ -13,7 +14,7 @@ use proto::lifecycle::{ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, 
 /// The system contract that is called.
 pub const CONTRACT: &str = "_lifecycle";
 /// The contracts whose definitions change.
-const DEFINED: [&str; 2] = ["basic", "ycsb"];
+pub const DEFINED: [&str; 2] = ["basic", "ycsb"];
 
 /// A definition to be approved and committed.
 #[derive(Clone, Debug)]
@@ -52,6 +53,12 @@ impl Definition {
             }
         };
         Definition { contract, sequence: newest + 1, endorsements, policy: policy.encode_to_vec().into() }
+    }
+
+    /// The definition that the ledger has of a contract, to be approved by organisations that have not done so.
+    pub fn current(contract: &'static str, definition: &ContractDefinition) -> Definition {
+        let policy = definition.validation.validation_parameter.clone();
+        Definition { contract, sequence: definition.sequence, endorsements: None, policy }
     }
 
     /// A description of the definition, for display.

@@ -4,7 +4,9 @@ use prost::Message as _;
 use proto::lifecycle::chaincode_source::Unavailable;
 use proto::lifecycle::{
     ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CheckCommitReadinessArgs, CheckCommitReadinessResult,
-    CommitChaincodeDefinitionArgs, QueryChaincodeDefinitionArgs, QueryChaincodeDefinitionResult, chaincode_source,
+    CommitChaincodeDefinitionArgs, QueryApprovedChaincodeDefinitionArgs, QueryApprovedChaincodeDefinitionResult,
+    QueryApprovedChaincodeDefinitionsArgs, QueryApprovedChaincodeDefinitionsResult, QueryChaincodeDefinitionArgs,
+    QueryChaincodeDefinitionResult, chaincode_source,
 };
 
 use super::*;
@@ -261,6 +263,94 @@ fn a_contract_that_needs_it_is_initialized_once_for_each_version() {
             peer.stop().await.expect("the peer stops");
         }
         net.orderer.stop().await;
+    });
+    run.expect("the run succeeds");
+}
+
+/// As in Fabric, a peer runs a contract only under a definition that its organisation has approved, and shows its administrators what
+/// they have approved.
+#[test]
+fn a_peer_runs_what_its_own_organisation_has_approved() {
+    let run = Simulation::new(1).run(|_| async {
+        let root = Directory::open("root").await.expect("it is made");
+        let net = net(&root).await;
+        let either = identity::policy::parse("OR('Org1MSP.peer', 'Org2MSP.peer')").expect("a policy");
+        let either = encode(&identity::policy::of_signature(either));
+        let ask = |sequence| QueryApprovedChaincodeDefinitionArgs { name: "basic".to_owned(), sequence };
+        let approved = async |peer: usize, sequence: i64| {
+            let question = net.admins[peer].lifecycle("QueryApprovedChaincodeDefinition", &ask(sequence));
+            let (status, payload, message) = net.answer(peer, question).await;
+            match status {
+                200 => Ok(QueryApprovedChaincodeDefinitionResult::decode(payload).expect("a result").sequence),
+                _ => Err(message),
+            }
+        };
+        net.approve(0, 1, &either).await;
+        assert_eq!(approved(0, 0).await, Ok(1), "the next one");
+        let refused = approved(1, 0).await.expect_err("it has approved nothing");
+        assert!(refused.ends_with("(name: 'basic', sequence: '0') on channel 'ch'"), "{refused}");
+        net.approve(1, 1, &either).await;
+        assert_eq!(net.commit(1, &either).await, Code::VALID);
+        assert_eq!(net.approve(0, 2, &both()).await, Code::VALID);
+        assert_eq!(approved(0, 0).await, Ok(2));
+        assert_eq!(approved(0, 1).await, Ok(1));
+        assert_eq!(approved(1, 0).await, Ok(1), "the committed one");
+        let all =
+            net.admins[0].lifecycle("QueryApprovedChaincodeDefinitions", &QueryApprovedChaincodeDefinitionsArgs {});
+        let (status, payload, message) = net.answer(0, all).await;
+        assert_eq!(status, 200, "{message}");
+        let all = QueryApprovedChaincodeDefinitionsResult::decode(payload).expect("a result");
+        let all = all.approved_chaincode_definitions.into_iter().map(|found| (found.name, found.sequence));
+        assert_eq!(all.collect::<Vec<_>>(), [("basic".to_owned(), 1), ("basic".to_owned(), 2)]);
+        let (status, _, message) =
+            net.answer(0, net.admins[1].lifecycle("QueryApprovedChaincodeDefinition", &ask(1))).await;
+        assert!(status == 500 && message.contains("access denied"), "{message}");
+
+        net.approve(1, 2, &both()).await;
+        assert_eq!(net.commit(2, &both()).await, Code::VALID);
+        assert_eq!(net.code(&net.client, &[0, 1], net.write("approved")).await, Code::VALID);
+    });
+    run.expect("the run succeeds");
+}
+
+/// A majority defines a contract; the peer of an organisation that has not approved it does not run it until the organisation does.
+#[test]
+fn an_organisation_that_has_not_approved_a_definition_runs_it_once_it_does() {
+    let run = Simulation::new(1).run(|_| async {
+        let root = Directory::open("root").await.expect("it is made");
+        let consortium = Consortium::create(ConsortiumConfig::seeded(3, EndorsementRule::Any));
+        let orderer = orderer(&consortium, &root).await;
+        let mut peers = Vec::new();
+        for index in 0..3 {
+            peers.push(peer(&consortium, &root, index).await);
+        }
+        let any = identity::policy::parse("OR('Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')").expect("a policy");
+        let any = encode(&identity::policy::of_signature(any));
+        let admin = |index: usize| Client { signer: consortium.admin(&consortium.organizations[index]) };
+        let submitted = async |client: &Client, endorsers: &[usize], proposal: SignedTestProposal| {
+            let endorsers: Vec<&Arc<Peer>> = endorsers.iter().map(|index| &peers[*index]).collect();
+            let tx_id = submit_proposal(client, &endorsers, &orderer, proposal).await;
+            for peer in &peers {
+                let channel = peer.channel(CHANNEL).expect("joined");
+                assert_eq!(channel.wait_committed(&tx_id).await.expect("the channel runs").code, Code::VALID);
+            }
+        };
+        let approve = async |index: usize| {
+            let proposal = admin(index).lifecycle("ApproveChaincodeDefinitionForMyOrg", &approval(1, &any));
+            submitted(&admin(index), &[index], proposal).await;
+        };
+        approve(0).await;
+        approve(1).await;
+        submitted(&admin(0), &[0, 1], admin(0).lifecycle("CommitChaincodeDefinition", &commit(1, &any))).await;
+        let client = consortium.client();
+        let write = |asset: &str| client.proposal("basic", "CreateAsset", &[asset, "red", "5", "me", "100"]);
+        submitted(&client, &[0], write("one")).await;
+        let refused = peers[2].process(write("two").bytes).await.expect_err("its organisation has not approved it");
+        let expected = "make sure the chaincode basic has been successfully defined on channel ch and try again: chaincode definition \
+                        for 'basic' at sequence 1 on channel 'ch' has not yet been approved by this org";
+        assert_eq!(refused.to_string(), expected);
+        approve(2).await;
+        submitted(&client, &[2], write("two")).await;
     });
     run.expect("the run succeeds");
 }

@@ -16,6 +16,7 @@ use state::Snapshot;
 
 use super::configuration::{RECORDED, follow_recorded, recorded};
 use super::*;
+use crate::endorse::EndorsingChannel;
 use crate::endorse::lifecycle::{LifecycleCall, LifecycleState};
 
 fn data(name: &str) -> Value {
@@ -118,7 +119,8 @@ fn the_lifecycle_is_endorsed_as_fabrics_peers_endorsed_it() {
                 let results = outcome.expect("Fabric wrote it").results();
                 let policies = channel.policies();
                 let creator = policies.identify(&parsed.header().creator()).expect("a member");
-                let state = LifecycleState::new(channel.state().snapshot());
+                let private = EndorsingChannel::private(&*channel).values();
+                let state = LifecycleState::new(channel.state().snapshot(), private);
                 let mut call = LifecycleCall { policies: &policies, own: &own, creator: &creator, state };
                 let function = std::str::from_utf8(&args[0]).expect("it is text");
                 call.run(function, &args[1]).await.unwrap_or_else(|error| panic!("block {number}: {error:?}"));

@@ -8,6 +8,7 @@ use ledger::lifecycle::{self, ContractDefinition, DefinitionField, LIFECYCLE, me
 use ledger::namespace;
 use ledger::rwset::{PrivateSet, ReadWriteSetRecorder};
 use ledger::sha256;
+use private_data::PrivateValues;
 use state::Snapshot;
 
 use super::super::EndorseError;
@@ -15,26 +16,38 @@ use super::super::EndorseError;
 /// The namespace of Fabric's older lifecycle, in which Fabric looks for a contract that has no definition.
 const OLD_LIFECYCLE: &str = "lscc";
 
+/// Rows of a private range that are read at once.
+const RANGE_ROWS: usize = 256;
+
 /// The state could not be read.
-#[derive(Debug)]
-pub struct StateError(state::Error);
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The state's error.
+    #[error(transparent)]
+    State(#[from] state::Error),
+    /// The private store's error.
+    #[error(transparent)]
+    Private(#[from] private_data::Error),
+    /// The ledger has the hash of a private value that this peer lacks.
+    #[error("private data matching public hash version is not available")]
+    Lacking,
+}
 
 impl StateError {
     /// The error with which the endorsement ends.
     pub fn into_endorse(self) -> EndorseError {
-        let kind = match self.0.kind() {
+        let kind = match &self {
+            StateError::State(error) => error.kind(),
+            StateError::Private(error) => error.kind(),
+            StateError::Lacking => ErrorKind::Retry,
+        };
+        let kind = match kind {
             // The call composed the keys itself, so a rejection by the state does not mean that the client's request is
             // wrong.
             ErrorKind::Rejected => ErrorKind::Retry,
             kind => kind,
         };
-        EndorseError::State { kind, message: self.0.to_string() }
-    }
-}
-
-impl From<state::Error> for StateError {
-    fn from(error: state::Error) -> Self {
-        StateError(error)
+        EndorseError::State { kind, message: self.to_string() }
     }
 }
 
@@ -52,19 +65,31 @@ impl SerializedRows {
         let keyed = fields.into_iter().map(|(field, value)| (field, format!("{table}/fields/{name}/{field}"), value));
         SerializedRows { metadata: (format!("{table}/metadata/{name}"), metadata), fields: keyed.collect() }
     }
+
+    /// Name, key and value of each field.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &str, &Bytes)> {
+        self.fields.iter().map(|(name, key, value)| (*name, key.as_str(), value))
+    }
+
+    /// The key and the value of each row.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Bytes)> {
+        let metadata = (self.metadata.0.as_str(), &self.metadata.1);
+        std::iter::once(metadata).chain(self.fields().map(|(_, key, value)| (key, value)))
+    }
 }
 
 /// The state that a call sees, and a record of its reads and writes.
 pub struct LifecycleState {
     snapshot: Arc<dyn Snapshot>,
+    private: Arc<dyn PrivateValues>,
     recorder: ReadWriteSetRecorder,
     namespace: Arc<str>,
 }
 
 impl LifecycleState {
     /// The state of a call that has read and written nothing yet.
-    pub fn new(snapshot: Arc<dyn Snapshot>) -> LifecycleState {
-        LifecycleState { snapshot, recorder: ReadWriteSetRecorder::new(), namespace: LIFECYCLE.into() }
+    pub fn new(snapshot: Arc<dyn Snapshot>, private: Arc<dyn PrivateValues>) -> LifecycleState {
+        LifecycleState { snapshot, private, recorder: ReadWriteSetRecorder::new(), namespace: LIFECYCLE.into() }
     }
 
     /// The height of the state that the call sees.
@@ -90,6 +115,44 @@ impl LifecycleState {
         let found = self.snapshot.get(&namespace::values_of(LIFECYCLE, collection), &hash).await?;
         self.recorder.private_read(&self.namespace, collection, key, found.as_ref().map(|found| found.version));
         Ok(found.map(|found| found.value))
+    }
+
+    /// A private value; `None` if there is none.
+    ///
+    /// # Errors
+    /// The state's; [`StateError::Lacking`] if this peer has only the hash.
+    pub async fn private_value(&mut self, collection: &str, key: &str) -> Result<Option<Bytes>, StateError> {
+        let Some(hash) = self.private_hash(collection, key).await? else { return Ok(None) };
+        let found = self.private.value(LIFECYCLE, collection, key, self.snapshot.height()).await?;
+        found.filter(|value| sha256(value)[..] == hash[..]).map(Some).ok_or(StateError::Lacking)
+    }
+
+    /// The private keys in a range that this peer has, each with its value.
+    ///
+    /// # Errors
+    /// The state's.
+    pub async fn private_range(
+        &mut self,
+        collection: &str,
+        start: &str,
+        end: &str,
+    ) -> Result<Vec<(String, Bytes)>, StateError> {
+        let (mut start, mut found) = (start.to_owned(), Vec::new());
+        let height = self.snapshot.height();
+        loop {
+            let range = (start.as_str(), end);
+            let page = self.private.range(LIFECYCLE, collection, range, height, RANGE_ROWS).await?;
+            for (key, value) in page.entries {
+                let hash = self.private_hash(collection, &key).await?;
+                if hash.is_some_and(|hash| hash[..] == sha256(&value)[..]) {
+                    found.push((key, value));
+                }
+            }
+            match page.next {
+                Some(next) => start = next,
+                None => return Ok(found),
+            }
+        }
     }
 
     /// The sequence of a contract's definition; 0 if it has none.

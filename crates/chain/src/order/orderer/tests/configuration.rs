@@ -4,6 +4,7 @@ use base::BlockNumber;
 use futures_util::future::join;
 use identity::Signer;
 use ledger::ChannelConfig;
+use ledger::config::BatchLimits;
 use prost::Message as _;
 use proto::common::ConfigGroup;
 use proto::orderer::consensus_type::State;
@@ -41,7 +42,10 @@ fn set_state(root: &mut ConfigGroup, state: State) {
 fn an_update_takes_effect_behind_its_block_at_orderer_and_peer() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
-        let consortium = consortium();
+        // No time-out cuts a block, however slow the machine is.
+        let limits = BatchLimits { timeout: Duration::from_secs(600), ..batch(3) };
+        let terms = ConsortiumConfig::seeded(1, EndorsementRule::Any);
+        let consortium = Consortium::create(ConsortiumConfig { batch: limits, ..terms });
         let root = root(&scratch).await;
         let client = consortium.client();
         let orderer = orderer_with(
