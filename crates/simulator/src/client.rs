@@ -15,6 +15,7 @@
 //! A client reports its observations to the recorder. In [`ClientClaims`] it records its own knowledge of its
 //! transactions, which the ledger must confirm at the end.
 
+mod defining;
 pub mod definition;
 pub mod envelope;
 pub mod reconfiguration;
@@ -57,8 +58,6 @@ const STATUS_QUERIES_BEFORE_RESUBMIT: usize = 2;
 const RECONFIGURES_ONE_IN: u64 = 40;
 /// One in this many operations changes the definition of a contract.
 const DEFINES_ONE_IN: u64 = 25;
-/// Transactions that are submitted right behind a definition.
-const RACES: usize = 4;
 /// The longest pause after an answer that calls for a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(60);
 
@@ -207,90 +206,6 @@ impl SimulatedClient {
             wait_until(Duration::from_secs(1), are_changed).await;
         }
         self.claims
-    }
-
-    /// Changes the definition of a contract until every peer has a new one.
-    pub async fn commit_definition(mut self) -> ClientClaims {
-        let contract = Definition::draw_contract(&mut self.rng);
-        let before = self.network.newest_definition(contract);
-        let network = Arc::clone(&self.network);
-        let are_changed = || {
-            let primaries = network.primaries();
-            primaries.iter().all(|name| network.definition(name, contract).is_some_and(|sequence| sequence > before))
-        };
-        while !are_changed() {
-            self.define(contract, false).await;
-            wait_until(Duration::from_secs(1), are_changed).await;
-        }
-        self.claims
-    }
-
-    /// Has organisations approve the next definition of a contract, and one of them commit it. Sometimes `is_careless`: too few
-    /// organisations approve, or endorse the commit.
-    async fn define(&mut self, contract: &'static str, is_careless: bool) -> &'static str {
-        let newest = self.network.newest_definition(contract);
-        let endorsements_max = self.network.scenario.endorsements_min;
-        let definition = Definition::draw(&mut self.rng, contract, newest, endorsements_max, ORGANIZATIONS);
-        self.network.recorder.log(format_args!("{} defines: {}", self.name, definition.text()));
-        let majority = ORGANIZATIONS / 2 + 1;
-        let mut places: Vec<usize> = (0..ORGANIZATIONS).collect();
-        while places.len() > majority {
-            places.remove(self.rng.index(places.len()));
-        }
-        let approving = if is_careless && self.rng.one_in(6) { majority - 1 } else { majority };
-        for place in places.iter().take(approving) {
-            let admin = self.network.members.admins[*place].clone();
-            // Somebody else may have had it approved.
-            let _ = self.call_lifecycle(&admin, &[*place], definition.approval(), Conduct::Honest).await;
-        }
-        let endorsing = if is_careless && self.rng.one_in(6) { majority - 1 } else { majority };
-        let admin = self.network.members.admins[places[0]].clone();
-        match self.call_lifecycle(&admin, &places[..endorsing], definition.commit(), Conduct::Races(contract)).await {
-            "valid" => {
-                // A peer runs only what its organisation has approved.
-                for place in (0..ORGANIZATIONS).filter(|place| !places.contains(place)) {
-                    let admin = self.network.members.admins[place].clone();
-                    let _ = self.call_lifecycle(&admin, &[place], definition.approval(), Conduct::Honest).await;
-                }
-                "defined"
-            }
-            "invalid" => "definition invalid",
-            _ => "definition refused",
-        }
-    }
-
-    /// Has every organisation approve the definitions that the ledger has.
-    async fn approve_current(&mut self) {
-        for contract in definition::DEFINED {
-            for place in 0..ORGANIZATIONS {
-                let peer = self.network.peer(&self.network.primary(place)).and_then(|peer| peer.channel(CHANNEL));
-                let Some(policies) = peer.map(|channel| channel.policies()) else { continue };
-                let on_ledger = policies.on_ledger().contains(contract);
-                let Some(current) = policies.definitions().get(contract).filter(|_| on_ledger) else { continue };
-                let admin = self.network.members.admins[place].clone();
-                let approval = Definition::current(contract, current).approval();
-                // Refused where it is approved already.
-                let _ = self.call_lifecycle(&admin, &[place], approval, Conduct::Honest).await;
-            }
-        }
-    }
-
-    /// Calls the contract of definitions, endorsed at the peers of these organisations.
-    async fn call_lifecycle(
-        &mut self,
-        signer: &Signer,
-        places: &[usize],
-        args: Vec<Bytes>,
-        conduct: Conduct,
-    ) -> &'static str {
-        loop {
-            let proposal = Proposal::new(signer, CHANNEL, definition::CONTRACT, args.clone());
-            match self.endorse_at(&proposal, places.to_vec(), None).await {
-                Ok(endorsed) => return self.submit(signer, &proposal, endorsed, conduct).await,
-                Err("refused") => return "refused",
-                Err(_) => self.pause().await,
-            }
-        }
     }
 
     /// Proposes a change of the newest configuration, and sometimes another one at once, which relies on the same
@@ -537,20 +452,6 @@ impl SimulatedClient {
             let _ = self.send_to_orderer(&envelope).await;
         }
         if code == 0 { "valid" } else { "invalid" }
-    }
-
-    /// Submits transactions that one organisation has endorsed. Whether that is enough may change with the block before theirs.
-    async fn race(&mut self, contract: &str) {
-        for _ in 0..RACES {
-            let signer = self.signer.clone();
-            let proposal = Proposal::new(&signer, CHANNEL, contract, vec![Bytes::from_static(b"race")]);
-            let result = proposal.forged_result(rogue::racing_read_write_set(&mut self.rng, contract));
-            let endorsement = endorse(self.rng.pick(&self.network.members.peers), &result);
-            let envelope = proposal.envelope(&signer, &result, &[endorsement], EnvelopeDefect::Not);
-            self.claims.submitted.insert(proposal.tx_id);
-            // The answer does not matter.
-            let _ = self.send_to_orderer(&envelope).await;
-        }
     }
 
     /// Submits an envelope to an orderer; if it does not accept it, the next call asks another one, if there are several.
