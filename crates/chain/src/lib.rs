@@ -110,6 +110,7 @@ pub mod history;
 mod local_member;
 pub mod order;
 pub mod peer;
+pub mod private_block;
 pub mod remote;
 pub mod stores;
 pub mod validate;

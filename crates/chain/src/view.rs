@@ -13,6 +13,7 @@ use base::{Bytes, TxId};
 use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
 use crate::commit::waiters::TxStatus;
+use crate::private_block::{TransactionPrivateData, private_data_of, reader};
 use crate::{Channel, Error};
 
 /// The channels of a peer.
@@ -67,6 +68,13 @@ pub trait ChannelView: Send + Sync + 'static {
     /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; as [`ChannelView::read_block`].
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error>;
 
+    /// The private data of a committed block that a reader may have and the peer has. `request` is an encoded `Envelope` that the
+    /// reader has signed, such as a request for a stream of blocks.
+    ///
+    /// # Errors
+    /// `Rejected` if the signer may not read the channel's blocks; as [`ChannelView::read_block`].
+    async fn private_data(&self, number: u64, request: &Bytes) -> Result<Vec<TransactionPrivateData>, Error>;
+
     /// Why the channel accepts no new blocks, if it does not. Committed blocks can still be read.
     fn failure(&self) -> Option<Arc<Error>>;
 
@@ -102,6 +110,13 @@ impl ChannelView for Channel {
 
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
         Channel::wait_committed(self, tx_id).await
+    }
+
+    async fn private_data(&self, number: u64, request: &Bytes) -> Result<Vec<TransactionPrivateData>, Error> {
+        let policies = Channel::policies(self);
+        let reader = reader(request, &policies)?;
+        let Some(block) = Channel::committed_block(self, number).await? else { return Ok(Vec::new()) };
+        private_data_of(&block, &reader, self.private(), &policies, Channel::height(self)).await
     }
 
     fn failure(&self) -> Option<Arc<Error>> {

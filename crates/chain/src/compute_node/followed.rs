@@ -22,6 +22,7 @@ use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::TxStatus;
 use crate::endorse::EndorsingChannel;
 use crate::history::KeyHistory;
+use crate::private_block::{TransactionPrivateData, private_data_of, reader};
 use crate::validate::Code;
 use crate::view::ChannelView;
 use private_data::{MemberPeers, PrivateChannel, PrivateStore};
@@ -159,6 +160,13 @@ impl ChannelView for FollowedChannel {
             }
             committed.changed().await.map_err(|_| Error::Stopped)?;
         }
+    }
+
+    async fn private_data(&self, number: u64, request: &Bytes) -> Result<Vec<TransactionPrivateData>, Error> {
+        let policies = self.policies.get();
+        let reader = reader(request, &policies)?;
+        let Some(block) = ChannelView::committed_block(self, number).await? else { return Ok(Vec::new()) };
+        private_data_of(&block, &reader, &self.private, &policies, ChannelView::height(self)).await
     }
 
     fn failure(&self) -> Option<Arc<Error>> {

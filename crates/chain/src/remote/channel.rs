@@ -15,12 +15,14 @@ use super::MOVING_MAX;
 use ledger::ChannelConfig;
 
 use super::messages::{
-    Ask, BlockAt, BlockResponse, CommitNotification, ConfigResponse, PeerRequest, StatusRequest, StatusResponse,
+    Ask, BlockAt, BlockResponse, CommitNotification, ConfigResponse, PeerRequest, StatusRequest, StatusResponse, decode,
 };
+use super::private_messages::{PrivateBlock, PrivateBlockResponse};
 use crate::Error;
 use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
+use crate::private_block::TransactionPrivateData;
 use crate::validate::Code;
 use crate::view::ChannelView;
 
@@ -288,6 +290,14 @@ impl ChannelView for RemoteChannel {
                 outcome => return outcome,
             }
         }
+    }
+
+    async fn private_data(&self, number: u64, request: &Bytes) -> Result<Vec<TransactionPrivateData>, Error> {
+        let (channel, request) = (self.policies.channel().to_string(), request.clone());
+        let answer = self.connection.request(Ask::PrivateBlock(PrivateBlock { channel, number, request })).await?;
+        let answer: PrivateBlockResponse =
+            decode(answer).map_err(|error| self.connection.malformed("private data", &error))?;
+        Ok(answer.into_private_data())
     }
 
     fn failure(&self) -> Option<Arc<Error>> {

@@ -20,7 +20,7 @@ use crate::access::ChannelPolicies;
 use crate::definitions::LedgerDefinitions;
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
-use crate::remote::private_messages::{PrivatePull, PrivatePush};
+use crate::remote::private_messages::{PrivateBlock, PrivatePull, PrivatePush};
 use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
 
 /// The number of fields that a message may have whatever its size: a welcome lists all channels, with names of any
@@ -105,7 +105,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PeerRequest {
     /// The request; `None` if the caller sent none that is known here.
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub ask: Option<Ask>,
 }
 
@@ -145,6 +145,9 @@ pub enum Ask {
     /// A request for private data.
     #[prost(message, tag = "11")]
     PrivatePull(PrivatePull),
+    /// A reader's request for the private data of a block.
+    #[prost(message, tag = "12")]
+    PrivateBlock(PrivateBlock),
 }
 
 /// The first message of a link.

@@ -1,4 +1,5 @@
-//! The messages by which peers of different organisations exchange private data ([`private_data`]).
+//! The messages by which peers of different organisations exchange private data ([`private_data`]), and by which a gateway reads
+//! them for its clients.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, ChannelId, MspId, TxId, Version};
@@ -7,6 +8,8 @@ use ledger::rwset::PrivateSet;
 
 use private_data::SetDigest;
 use private_data::rows::SetLocation;
+
+use crate::private_block::TransactionPrivateData;
 
 /// Private sets of a transaction, for a peer that keeps them until the transaction is ordered. Answered with no bytes.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -92,14 +95,76 @@ pub struct ProvidedSet {
     pub writes: Option<Bytes>,
 }
 
+/// A request of a gateway for the private data of a block, answered with a [`PrivateBlockResponse`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrivateBlock {
+    /// The channel's name.
+    #[prost(string, tag = "1")]
+    pub channel: String,
+    /// The block's number.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// The `Envelope` that the reader has signed.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub request: Bytes,
+}
+
+/// The answer to [`PrivateBlock`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrivateBlockResponse {
+    /// The sets, each with the position of its transaction, in the order of transactions.
+    #[prost(message, repeated, tag = "1")]
+    pub sets: Vec<PositionedSet>,
+}
+
+/// A private set of a transaction of a block.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PositionedSet {
+    /// The position of the transaction in the block.
+    #[prost(uint32, tag = "1")]
+    pub position: u32,
+    /// The set.
+    #[prost(message, optional, tag = "2")]
+    pub set: Option<PushedSet>,
+}
+
+impl PrivateBlockResponse {
+    /// An answer with these sets.
+    pub fn new(found: Vec<TransactionPrivateData>) -> PrivateBlockResponse {
+        let sets = found.into_iter().flat_map(|TransactionPrivateData { position, sets }| {
+            sets.into_iter().map(move |set| PositionedSet { position, set: Some(PushedSet::of(set)) })
+        });
+        PrivateBlockResponse { sets: sets.collect() }
+    }
+
+    /// The sets, by transaction.
+    pub fn into_private_data(self) -> Vec<TransactionPrivateData> {
+        let mut found: Vec<TransactionPrivateData> = Vec::new();
+        for PositionedSet { position, set } in self.sets {
+            let Some(set) = set.map(PushedSet::into_set) else { continue };
+            match found.last_mut().filter(|last| last.position == position) {
+                Some(last) => last.sets.push(set),
+                None => found.push(TransactionPrivateData { position, sets: vec![set] }),
+            }
+        }
+        found
+    }
+}
+
+impl PushedSet {
+    fn of(set: PrivateSet) -> PushedSet {
+        PushedSet { contract: set.namespace, collection: set.collection, writes: set.writes }
+    }
+
+    fn into_set(self) -> PrivateSet {
+        PrivateSet { namespace: self.contract, collection: self.collection, writes: self.writes }
+    }
+}
+
 impl PrivatePush {
     /// A push of these sets.
     pub fn new(channel: &ChannelId, own: &MspId, tx_id: &TxId, sets: &[PrivateSet]) -> PrivatePush {
-        let sets = sets.iter().map(|set| PushedSet {
-            contract: set.namespace.clone(),
-            collection: set.collection.clone(),
-            writes: set.writes.clone(),
-        });
+        let sets = sets.iter().cloned().map(PushedSet::of);
         PrivatePush {
             channel: channel.to_string(),
             organization: own.to_string(),
@@ -110,12 +175,7 @@ impl PrivatePush {
 
     /// The sets.
     pub fn into_sets(self) -> Vec<PrivateSet> {
-        let sets = self.sets.into_iter().map(|set| PrivateSet {
-            namespace: set.contract,
-            collection: set.collection,
-            writes: set.writes,
-        });
-        sets.collect()
+        self.sets.into_iter().map(PushedSet::into_set).collect()
     }
 }
 

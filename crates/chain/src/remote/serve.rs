@@ -14,7 +14,9 @@ use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, PeerRequest,
     RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
 };
-use super::private_messages::{PrivatePull, PrivatePullResponse, PrivatePush, ProvidedSet};
+use super::private_messages::{
+    PrivateBlock, PrivateBlockResponse, PrivatePull, PrivatePullResponse, PrivatePush, ProvidedSet,
+};
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX};
 use crate::Error;
 use crate::endorse::{Endorse, EndorseError, EndorsingChannel, HostsChannels};
@@ -163,6 +165,10 @@ impl<P: PeerView + Endorse + HostsChannels> PeerServer<P> {
                 prost::encoding::encode_key(1, prost::encoding::WireType::LengthDelimited, &mut head);
                 prost::encoding::encode_varint(block.len() as u64, &mut head);
                 Ok(vec![Bytes::from(head), block].into())
+            }
+            Ask::PrivateBlock(PrivateBlock { channel, number, request }) => {
+                let found = self.channel(&channel)?.private_data(number, &request).await;
+                Ok(body(&PrivateBlockResponse::new(found.map_err(|error| rejection(&error))?)))
             }
             Ask::Config(channel) => Ok(body(&ConfigResponse::of(&self.channel(&channel)?.policies()))),
             Ask::Status(of) => {

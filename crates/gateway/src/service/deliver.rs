@@ -22,17 +22,21 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use chain::access::ChannelPolicies;
 use chain::commit::recent::CommittedBlock;
 use chain::order::orderer_channel::OrdererChannel;
+use chain::private_block::TransactionPrivateData;
 use chain::view::ChannelView;
 use identity::Identity;
 use ledger::Block;
+use ledger::rwset::PrivateSet;
 use ledger::wire::bytes_field_len;
+use prost::Message as _;
 use prost::encoding::encode_varint;
 use proto::common::{HeaderType, Status as Answer};
 use proto::protos::filtered_transaction::Data;
 use proto::protos::{
-    ChaincodeEvent, DeliverResponse, FilteredBlock, FilteredChaincodeAction, FilteredTransaction,
+    BlockAndPrivateData, ChaincodeEvent, DeliverResponse, FilteredBlock, FilteredChaincodeAction, FilteredTransaction,
     FilteredTransactionActions, deliver_response,
 };
+use proto::rwset::{CollectionPvtReadWriteSet, NsPvtReadWriteSet, TxPvtReadWriteSet};
 
 use super::caller_identity::principal;
 use super::seek::{BlockRange, SeekRequest};
@@ -52,7 +56,7 @@ pub(super) enum DeliverMethod {
     Full,
     /// Transaction ids, codes and event names.
     Filtered,
-    /// Whole, with private data, of which there is none.
+    /// Whole, with the private data that the reader may have and the peer has.
     WithPrivateData,
 }
 
@@ -227,6 +231,8 @@ enum StreamEnd {
 struct AdmittedSeek {
     source: DeliverSource,
     identity: Arc<Identity>,
+    /// The request itself, by which the peer knows who asks for private data.
+    request: Bytes,
     range: BlockRange,
 }
 
@@ -238,7 +244,7 @@ fn admit(
 ) -> Result<AdmittedSeek, StreamEnd> {
     let checked = (|| {
         let now = rt::wall_now();
-        let seek = SeekRequest::parse(envelope, now)?;
+        let seek = SeekRequest::parse(envelope.clone(), now)?;
         let source = (port.find)(&seek.channel)?;
         let policies = source.policies();
         let identity = seek.signer(&policies)?;
@@ -255,7 +261,7 @@ fn admit(
         *place = Some(port.permits.acquire_stream(&principal).map_err(StreamEnd::Exhausted)?);
     }
     let range = seek.range(source.height()).map_err(StreamEnd::Refused)?;
-    Ok(AdmittedSeek { source, identity, range })
+    Ok(AdmittedSeek { source, identity, request: envelope, range })
 }
 
 /// Serves one request; the answer is the status that ends it.
@@ -265,7 +271,8 @@ async fn answer(
     responder: &mut Responder,
 ) -> Result<Answer, StreamEnd> {
     let (form, stop) = (port.method, port.stop);
-    let AdmittedSeek { source, identity, range: BlockRange { mut next, last, waits, headers_only } } = admitted;
+    let AdmittedSeek { source, identity, request, range: BlockRange { mut next, last, waits, headers_only } } =
+        admitted;
     let mut heights = source.heights();
     let mut checked_under = source.policies();
     loop {
@@ -295,7 +302,7 @@ async fn answer(
         if checked_under.check_served(&identity, rt::wall_now()).is_err() {
             return Ok(Answer::Forbidden);
         }
-        if send_block(&source, next, responder, form, headers_only).await? == SendOutcome::Missing {
+        if send_block(&source, next, responder, form, headers_only, &request).await? == SendOutcome::Missing {
             return Ok(Answer::InternalServerError);
         }
         BlocksDelivered.add(1);
@@ -318,6 +325,7 @@ async fn send_block(
     responder: &mut Responder,
     form: DeliverMethod,
     headers_only: bool,
+    request: &Bytes,
 ) -> Result<SendOutcome, StreamEnd> {
     let missing = |error: Option<chain::Error>| {
         tracing::error!(block = number, error = error.map(|error| error.to_string()), "a block cannot be delivered");
@@ -349,14 +357,43 @@ async fn send_block(
             Err(error) => return Ok(missing(Some(error.into()))),
         };
     }
-    // The fields around the block, then the block itself.
-    responder.send(response_prefix(form, bytes.len())).await.map_err(|_| StreamEnd::Gone)?;
+    let mut private = Bytes::new();
+    if form == DeliverMethod::WithPrivateData
+        && let DeliverSource::Peer(channel) = source
+    {
+        private = match channel.private_data(number, request).await {
+            Ok(found) => private_map(found),
+            Err(error) => return Ok(missing(Some(error))),
+        };
+    }
+    // The fields around the block, then the block itself, then its private data.
+    responder.send(response_prefix(form, bytes.len(), private.len())).await.map_err(|_| StreamEnd::Gone)?;
     responder.send(bytes).await.map_err(|_| StreamEnd::Gone)?;
+    if !private.is_empty() {
+        responder.send(private).await.map_err(|_| StreamEnd::Gone)?;
+    }
     Ok(SendOutcome::Whole)
 }
 
-/// The encoding of a `DeliverResponse` with its prefix, up to the bytes of the block in it.
-fn response_prefix(form: DeliverMethod, block_bytes: usize) -> Bytes {
+/// The field `private_data_map` of a `BlockAndPrivateData`.
+fn private_map(found: Vec<TransactionPrivateData>) -> Bytes {
+    let sets = found.into_iter().map(|TransactionPrivateData { position, sets }| {
+        let mut namespaces: Vec<NsPvtReadWriteSet> = Vec::new();
+        for PrivateSet { namespace, collection, writes } in sets {
+            let set = CollectionPvtReadWriteSet { collection_name: collection, rwset: writes };
+            match namespaces.last_mut().filter(|last| last.namespace == namespace) {
+                Some(last) => last.collection_pvt_rwset.push(set),
+                None => namespaces.push(NsPvtReadWriteSet { namespace, collection_pvt_rwset: vec![set] }),
+            }
+        }
+        (u64::from(position), TxPvtReadWriteSet { ns_pvt_rwset: namespaces, ..TxPvtReadWriteSet::default() })
+    });
+    let map = BlockAndPrivateData { block: None, private_data_map: sets.collect() };
+    map.encode_to_vec().into()
+}
+
+/// The encoding of a `DeliverResponse` with its prefix, up to the bytes of the block in it, which those of the private data follow.
+fn response_prefix(form: DeliverMethod, block_bytes: usize, private_bytes: usize) -> Bytes {
     let mut out = BytesMut::with_capacity(PREFIX_BYTES + 16);
     let key = |out: &mut BytesMut, number: u8, length: usize| {
         out.put_u8(number << 3 | 2);
@@ -364,7 +401,8 @@ fn response_prefix(form: DeliverMethod, block_bytes: usize) -> Bytes {
     };
     let field = bytes_field_len(1, block_bytes);
     if form == DeliverMethod::WithPrivateData {
-        put_prefix(&mut out, bytes_field_len(1, field));
+        let field = field + private_bytes;
+        put_prefix(&mut out, bytes_field_len(4, field));
         key(&mut out, 4, field);
         key(&mut out, 1, block_bytes);
     } else {
@@ -404,8 +442,6 @@ fn filtered(block: &CommittedBlock, channel: &str) -> FilteredBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prost::Message as _;
-    use proto::protos::BlockAndPrivateData;
 
     #[test]
     fn a_heading_and_a_block_are_a_response() {
@@ -416,13 +452,22 @@ mod tests {
             };
             let bytes = block.encode_to_vec();
             let full = DeliverResponse { r#type: Some(deliver_response::Type::Block(block.clone())) };
-            assert_eq!([&response_prefix(DeliverMethod::Full, bytes.len())[..], &bytes].concat(), frame(&full));
-            let private = BlockAndPrivateData { block: Some(block), ..Default::default() };
-            let private = DeliverResponse { r#type: Some(deliver_response::Type::BlockAndPrivateData(private)) };
-            assert_eq!(
-                [&response_prefix(DeliverMethod::WithPrivateData, bytes.len())[..], &bytes].concat(),
-                frame(&private)
-            );
+            assert_eq!([&response_prefix(DeliverMethod::Full, bytes.len(), 0)[..], &bytes].concat(), frame(&full));
+            for sets in [0, 1, 3] {
+                let set = |number: usize| PrivateSet {
+                    namespace: format!("contract{}", number / 2),
+                    collection: format!("collection{number}"),
+                    writes: Bytes::from(vec![9; size]),
+                };
+                let found = TransactionPrivateData { position: 5, sets: (0..sets).map(set).collect() };
+                let map = private_map(if sets == 0 { Vec::new() } else { vec![found] });
+                let sent = [&response_prefix(DeliverMethod::WithPrivateData, bytes.len(), map.len())[..], &bytes, &map];
+                let mut private = BlockAndPrivateData::decode(map.clone()).expect("it was just encoded");
+                assert_eq!(private.private_data_map.len(), usize::from(sets > 0));
+                private.block = Some(block.clone());
+                let private = DeliverResponse { r#type: Some(deliver_response::Type::BlockAndPrivateData(private)) };
+                assert_eq!(sent.concat(), frame(&private));
+            }
         }
     }
 }

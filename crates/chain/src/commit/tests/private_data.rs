@@ -15,6 +15,8 @@ use ledger::config::EndorsementRule;
 use ledger::hash::sha256;
 use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::PrivateSet;
+use prost::Message as _;
+use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
 use proto::protos::collection_config::Payload as Configured;
 use proto::protos::collection_policy_config::Payload as Members;
 use proto::protos::{CollectionConfig, CollectionPolicyConfig, StaticCollectionConfig};
@@ -26,9 +28,10 @@ use private_data::{MemberPeer, MemberPeers, PULL_MAX, SetDigest};
 use crate::endorse::{Endorse, EndorsingChannel};
 use crate::order::Orderer;
 use crate::support::{
-    CHANNEL, Client, Consortium, ConsortiumConfig, directory, orderer, peer_options, submit, submit_proposal,
+    CHANNEL, Client, Consortium, ConsortiumConfig, directory, encode, orderer, peer_options, submit, submit_proposal,
 };
 use crate::validate::Code;
+use crate::view::ChannelView;
 use crate::{Channel, LocalMember, Peer, PeerSetup};
 
 const VAULT: &str = "vault";
@@ -424,6 +427,55 @@ fn only_members_read_and_write_collections_that_say_so() {
             assert!(answer.message.contains(&expected), "{}", answer.message);
         }
     });
+}
+
+/// A client's signed request for blocks.
+fn seek(client: &Client, channel: &str) -> Bytes {
+    let channel_header = ChannelHeader {
+        r#type: HeaderType::DeliverSeekInfo as i32,
+        channel_id: channel.to_owned(),
+        ..ChannelHeader::default()
+    };
+    let creator = client.signer.serialized().clone();
+    let signature_header = SignatureHeader { creator, nonce: Bytes::from_static(b"nonce") };
+    let header = Header { channel_header: encode(&channel_header), signature_header: encode(&signature_header) };
+    client.seal(encode(&Payload { header: Some(header), data: Bytes::new() }))
+}
+
+#[test]
+fn a_block_is_shown_with_the_private_data_that_its_reader_may_have() {
+    for member_only_read in [false, true] {
+        run(async move || {
+            let network = TestNetwork::start(pair(|collection| collection.member_only_read = member_only_read)).await;
+            network.introduce_all();
+            let tx_id = network.call(0, "put", &[PAIR, "k", "secret"]).await;
+            let channel = network.channel(1);
+            let number = channel.block_by_tx_id(&tx_id).await.expect("it can be read").expect("it is committed");
+            let shown = async |request: Bytes| ChannelView::private_data(&*channel, number, &request).await;
+            for (organization, has_data) in [(0, true), (1, true), (2, !member_only_read)] {
+                let found = shown(seek(&network.client(organization), CHANNEL)).await.expect("a member asks");
+                assert_eq!(found.len(), usize::from(has_data), "{organization}");
+                if has_data {
+                    assert_eq!((found[0].position, &found[0].sets[0].collection[..]), (0, PAIR));
+                    let writes = ledger::rwset::private_writes(&found[0].sets[0].writes).expect("it can be read");
+                    assert_eq!(writes[0].value.as_deref(), Some(&b"secret"[..]));
+                }
+            }
+            let client = network.client(0);
+            let forged = {
+                let mut envelope = Envelope::decode(seek(&client, CHANNEL)).expect("it was just made");
+                envelope.signature = network.client(1).signer.sign(&envelope.payload);
+                encode(&envelope)
+            };
+            for request in [Bytes::from_static(b"nothing"), seek(&client, "another"), forged] {
+                assert_eq!(shown(request).await.expect_err("it is refused").kind(), ErrorKind::Rejected);
+            }
+            // The peer of another organisation has nothing to show.
+            let other = network.channel(2);
+            let found = ChannelView::private_data(&*other, number, &seek(&client, CHANNEL)).await;
+            assert_eq!(found.expect("it answers"), []);
+        });
+    }
 }
 
 #[test]
