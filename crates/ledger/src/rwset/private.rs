@@ -1,5 +1,7 @@
 //! Reads the private writes of a transaction to one collection: an encoded `KVRWSet`, which members of the collection pass on.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use base::Bytes;
 use prost::Message;
 use proto::kvrwset::{KvMetadataWrite, KvWrite, KvrwSet};

@@ -9,13 +9,16 @@ use super::LinkPurpose;
 use super::message::{
     self, AppendRequest, Hello, KeyList, Notification, Request, TxIdList, Welcome, response, response::ResponseWriter,
 };
+use super::private_message::{PrivateAsk, PrivateRequest};
 use crate::blocks::{ChainTip, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
+use crate::private::{PrivateRow, PrivateTable};
 use crate::state_store::KEYS_MAX;
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "storage-requests", shape: InputShape::Bytes, run: requests, seeds: request_seeds },
+    FuzzTarget { name: "storage-private", shape: InputShape::Bytes, run: private_requests, seeds: private_seeds },
     FuzzTarget { name: "storage-answers", shape: InputShape::Bytes, run: answers, seeds: answer_seeds },
     FuzzTarget { name: "storage-hellos", shape: InputShape::Bytes, run: hellos, seeds: hello_seeds },
 ];
@@ -52,6 +55,28 @@ fn request_seeds() -> Vec<Vec<u8>> {
         Request::History { below: through, limit: 2, namespace, key: Bytes::from_static(b"key") },
     ];
     all.iter().map(|request| request.encode().concat().to_vec()).collect()
+}
+
+fn private_seeds() -> Vec<Vec<u8>> {
+    let (key, version) = (Bytes::from_static(b"key"), Version::new(7, 1));
+    let row = |value| PrivateRow { namespace: "cc".to_owned(), key: key.clone(), version, value };
+    let (through, epoch) = (BlockNumber(9), Epoch(2));
+    let asks = [
+        PrivateAsk::Write { epoch, rows: vec![row(Some(Bytes::from_static(b"value"))), row(None)] },
+        PrivateAsk::Rows { through, keys: KeyList::new(&[("cc", b"key"), ("", b"")]) },
+        PrivateAsk::Range { through, limit: 3, namespace: "cc".to_owned(), start: Bytes::new(), end: key.clone() },
+        PrivateAsk::Prune { epoch, oldest: through },
+    ];
+    let encode = |ask| PrivateRequest { table: PrivateTable::Transient, ask }.encode().to_vec();
+    asks.into_iter().map(encode).collect()
+}
+
+/// Bytes that decode have exactly one encoding.
+fn private_requests(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(request) = authenticated(input, || PrivateRequest::decode(bytes.clone())) {
+        assert_eq!(request.encode(), bytes);
+    }
 }
 
 /// Bytes that decode have exactly one encoding.
