@@ -94,6 +94,9 @@ pub enum StubError {
         /// The channel.
         channel: String,
     },
+    /// The contract must be initialised first, or must not be initialised by this call.
+    #[error("invalid invocation: {0}")]
+    InvalidInvocation(String),
     /// A named maximum of the transaction was passed: open queries, writes, bytes, call depth.
     #[error("{what} of one transaction may be at most {max}")]
     LimitExceeded {

@@ -318,6 +318,10 @@ impl Endorser {
                 return Err(EndorseError::NotApproved { contract, sequence, channel });
             }
             Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
+            Err(refused @ StubError::InvalidInvocation(_)) => {
+                let reason = format!("failed to execute transaction {}: {refused}", invocation.tx_id);
+                return Err(EndorseError::InvalidInvocation(reason));
+            }
             Err(refused) => super::simulate::CallOutcome::failure(refused.to_string()),
             Ok(outcome) => outcome,
         };
@@ -356,11 +360,11 @@ impl Endorser {
                 Err(_) => refused("the function name is not text".to_owned()),
                 Ok(function) => {
                     let may_use = || super::system::may_use(query, channel.as_ref(), function).is_ok();
-                    match call.may_call(function, may_use) {
-                        false => refused(format!(
-                            "Failed to authorize invocation due to failed ACL check: access denied for [{function}]"
-                        )),
-                        true => match call.run(function, args).await {
+                    match call.check_access(function, may_use) {
+                        Err(reason) => {
+                            refused(format!("Failed to authorize invocation due to failed ACL check: {reason}"))
+                        }
+                        Ok(()) => match call.run(function, args).await {
                             Ok(payload) => ContractResponse::success(payload),
                             Err(LifecycleError::Refused(status, reason)) => ContractResponse::failure(status, reason),
                             Err(LifecycleError::Unserved(error)) => return Err(error),
@@ -368,6 +372,7 @@ impl Endorser {
                     }
                 }
             },
+            [] => refused("lifecycle scc must be invoked with arguments".to_owned()),
             args => {
                 refused(format!("lifecycle scc operations require exactly two arguments but received {}", args.len()))
             }
@@ -393,11 +398,18 @@ impl Endorser {
         distributed.map_err(|error| unavailable(&error.into()))
     }
 
-    /// Step 6.
+    /// Step 6. As in Fabric, an answer of 400 to 499 carries nothing of the simulation, nor does a success without a channel; an
+    /// answer of 500 and above carries its read-write set for people who look for the reason.
     fn respond(&self, admitted: &AdmittedProposal, executed: ExecutedProposal) -> ProposalResponse {
         let invocation = &admitted.invocation;
         let response = wire(executed.response);
-        let event = executed.event.map(|event| ChaincodeEvent {
+        let is_refused = response.status >= ContractResponse::ERROR_THRESHOLD;
+        let is_error = response.status >= ContractResponse::ERROR;
+        events::ProposalsFailed.add(u64::from(is_refused));
+        if !is_error && (is_refused || admitted.channel.is_none()) {
+            return ProposalResponse { response: Some(response), ..ProposalResponse::default() };
+        }
+        let event = executed.event.filter(|_| !is_error).map(|event| ChaincodeEvent {
             chaincode_id: invocation.chaincode.clone(),
             tx_id: invocation.tx_id.to_string(),
             event_name: event.name,
@@ -418,9 +430,7 @@ impl Endorser {
             extension: action.encode_to_vec().into(),
         };
         let payload: Bytes = payload.encode_to_vec().into();
-        let refused = response.status >= ContractResponse::ERROR_THRESHOLD;
-        if refused || admitted.channel.is_none() {
-            events::ProposalsFailed.add(u64::from(refused));
+        if is_error {
             return ProposalResponse { response: Some(response), payload, ..ProposalResponse::default() };
         }
         let endorser = self.signer.serialized().clone();

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use base::{ErrorKind, TxId};
+use contract::ContractResponse;
+use proto::protos::{ProposalResponse, Response};
 
 /// Why a proposal did not run to an answer.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -21,7 +23,10 @@ pub enum EndorseError {
     #[error("channel '{0}' not found")]
     UnknownChannel(String),
     /// The channel has no such contract, or this peer cannot run it.
-    #[error("make sure the chaincode {name} has been successfully defined on channel {channel} and try again")]
+    #[error(
+        "make sure the chaincode {name} has been successfully defined on channel {channel} and try again: chaincode {name} \
+         not found"
+    )]
     UnknownChaincode {
         /// The contract.
         name: String,
@@ -50,6 +55,9 @@ pub enum EndorseError {
     /// The contract took too long.
     #[error("the contract did not finish within {} ms", .0.as_millis())]
     TimedOut(Duration),
+    /// The contract was called in a way that its definition does not allow.
+    #[error("error in simulation: {0}")]
+    InvalidInvocation(String),
     /// The state could not serve.
     #[error("error in simulation: {message}")]
     State {
@@ -80,5 +88,22 @@ impl EndorseError {
             EndorseError::ChannelStopped { .. } | EndorseError::Stopped => ErrorKind::Closed,
             _ => ErrorKind::Rejected,
         }
+    }
+
+    /// The answer of the endorser's service for a proposal that failed while it ran. `None` if the proposal was rejected
+    /// before it ran, or the peer cannot serve: then the call itself ends with an error.
+    pub fn response(&self) -> Option<ProposalResponse> {
+        let ran = matches!(
+            self,
+            EndorseError::UnknownChannel(_)
+                | EndorseError::UnknownChaincode { .. }
+                | EndorseError::NotApproved { .. }
+                | EndorseError::InvalidInvocation(_)
+                | EndorseError::TimedOut(_)
+                | EndorseError::State { .. }
+        );
+        let response =
+            || Response { status: ContractResponse::ERROR, message: self.to_string(), ..Response::default() };
+        ran.then(|| ProposalResponse { response: Some(response()), ..ProposalResponse::default() })
     }
 }

@@ -22,6 +22,7 @@
 
 mod approved;
 mod check;
+mod results;
 mod state;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ use std::collections::BTreeMap;
 use base::{Bytes, MspId};
 use identity::{Identity, MemberRole};
 use ledger::lifecycle::{
-    ContractDefinition, DefinitionField, ENDORSEMENT_PLUGIN, IMPLICIT_COLLECTION_PREFIX, VALIDATION_PLUGIN,
+    ContractDefinition, DefinitionField, ENDORSEMENT_PLUGIN, IMPLICIT_COLLECTION_PREFIX, LIFECYCLE, VALIDATION_PLUGIN,
 };
 use prost::Message;
 use proto::lifecycle::check_commit_readiness_result::Mismatches;
@@ -95,15 +96,13 @@ impl LifecycleCall<'_> {
             "ApproveChaincodeDefinitionForMyOrg" => {
                 self.approve(decode(args)?).await.map(|result| result.encode_to_vec())
             }
-            "CheckCommitReadiness" => {
-                self.check_commit_readiness(decode(args)?).await.map(|result| result.encode_to_vec())
-            }
+            "CheckCommitReadiness" => self.check_commit_readiness(decode(args)?).await.map(results::encode_readiness),
             "CommitChaincodeDefinition" => self.commit(decode(args)?).await.map(|result| result.encode_to_vec()),
-            "QueryChaincodeDefinition" => self.query(decode(args)?).await.map(|result| result.encode_to_vec()),
             "QueryApprovedChaincodeDefinition" => {
                 self.query_approved(decode(args)?).await.map(|result| result.encode_to_vec())
             }
             "QueryApprovedChaincodeDefinitions" => self.query_all_approved().await.map(|result| result.encode_to_vec()),
+            "QueryChaincodeDefinition" => self.query(decode(args)?).await.map(results::encode_definition),
             "QueryChaincodeDefinitions" => self.query_all().await.map(|result| result.encode_to_vec()),
             _ => return Err(LifecycleError::refused(format!("this peer does not offer the function {function}"))),
         };
@@ -115,19 +114,48 @@ impl LifecycleCall<'_> {
         })
     }
 
-    /// Whether the client may call a function. Only administrators of the peer's own organisation may approve
-    /// definitions and query their approvals; the channel's access rules (`may_use`) decide about all other functions.
-    pub fn may_call(&self, function: &str, may_use: impl FnOnce() -> bool) -> bool {
-        let is_local = matches!(
-            function,
+    /// Why the client may not call a function, in Fabric's words. Only administrators of the peer's own organisation may
+    /// approve definitions and query their approvals; the channel's access rules (`may_use`) decide about all other
+    /// functions.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check_access(&self, function: &str, may_use: impl FnOnce() -> bool) -> Result<(), String> {
+        match function {
             "ApproveChaincodeDefinitionForMyOrg"
-                | "QueryApprovedChaincodeDefinition"
-                | "QueryApprovedChaincodeDefinitions"
-        );
-        match is_local {
-            true => self.creator.msp_id() == self.own && self.creator.has_role(MemberRole::Admin),
-            false => may_use(),
+            | "QueryApprovedChaincodeDefinition"
+            | "QueryApprovedChaincodeDefinitions"
+            | "InstallChaincode"
+            | "QueryInstalledChaincode"
+            | "QueryInstalledChaincodes"
+            | "GetInstalledChaincodePackage" => self.check_administrator(),
+            "CheckCommitReadiness"
+            | "CommitChaincodeDefinition"
+            | "QueryChaincodeDefinition"
+            | "QueryChaincodeDefinitions" => match may_use() {
+                true => Ok(()),
+                false => Err(format!("access denied for [{function}]")),
+            },
+            _ => Err(format!("Unmapped policy for {LIFECYCLE}/{function}")),
         }
+    }
+
+    fn check_administrator(&self) -> Result<(), String> {
+        let (own, msp) = (self.own, self.creator.msp_id());
+        if msp != own {
+            return Err(format!(
+                "Failed deserializing proposal creator during channelless check policy with policy [Admins]: [expected MSP ID \
+                 {own}, received {msp}]"
+            ));
+        }
+        if !self.creator.has_role(MemberRole::Admin) {
+            return Err(format!(
+                "Failed verifying that proposal's creator satisfies local MSP principal during channelless check policy with \
+                 policy [Admins]: [The identity is not an admin under this MSP [{own}]: The identity does not contain OU \
+                 [ADMIN], MSP: [{own}]]"
+            ));
+        }
+        Ok(())
     }
 
     /// Step 1.
@@ -238,11 +266,12 @@ impl LifecycleCall<'_> {
         let definition = with_defaults(args.sequence, endorsement, validation, args.collections);
         self.check_definition(&args.name, &definition).await?;
         let (approvals, _) = self.approvals_of_next(&args.name, &definition).await?;
+        // Before the check, so that the reads and writes are Fabric's in a refusal too.
+        self.state.write_definition(&args.name, &definition).await?;
         if !approvals.get(self.own.as_str()).copied().unwrap_or(false) {
             let reason = format!("chaincode definition not agreed to by this org ({})", self.own);
             return Err(LifecycleError::refused(reason));
         }
-        self.state.write_definition(&args.name, &definition).await?;
         Ok(CommitChaincodeDefinitionResult {})
     }
 

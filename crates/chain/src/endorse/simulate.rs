@@ -138,6 +138,8 @@ struct RangeQuery {
     range: KeyRange,
     /// Where the next page starts.
     next: String,
+    /// Whether the first entry of the next page was read, and recorded, with the last page.
+    is_ahead: bool,
     recorder: RangeRecorder,
     /// Ended or closed; kept for its recorded results.
     over: bool,
@@ -190,8 +192,8 @@ impl Simulation {
     /// Runs the contract `name`; `is_init` says whether the client means to initialise it.
     ///
     /// # Errors
-    /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Every other failure of a contract
-    /// comes back as its response.
+    /// [`StubError::UnknownContract`], [`StubError::InvalidInvocation`], and the errors of a peer that cannot serve. Every
+    /// other failure of a contract comes back as its response.
     pub async fn run(&mut self, name: &str, args: &[Bytes], is_init: bool) -> Result<CallOutcome, StubError> {
         self.call(name, args, 0, is_init).await
     }
@@ -229,9 +231,7 @@ impl Simulation {
         }
         self.check_approved(name).await?;
         self.read_definition(name).await?;
-        if let Err(refusal) = self.check_initialization(name, is_init).await? {
-            return Ok(CallOutcome::failure(refusal));
-        }
+        self.check_initialization(name, is_init).await?.map_err(StubError::InvalidInvocation)?;
         let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, is_init, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
@@ -282,7 +282,7 @@ impl Simulation {
     }
 
     /// Fabric's rules for contracts whose definition asks for an initialisation: the first call under a version must be one, and
-    /// notes the version; no later call may be one. The inner error is the contract's answer.
+    /// notes the version; no later call may be one. The inner error says which rule the call breaks.
     async fn check_initialization(&mut self, contract: &str, is_init: bool) -> Result<Result<(), String>, StubError> {
         let definition = self.context.policies.definitions().get(contract);
         let info = definition.map(|definition| &definition.endorsement).filter(|info| info.init_required);

@@ -422,6 +422,7 @@ impl RemoteFailure {
                 let number = u64::try_from(*sequence).unwrap_or_default();
                 RemoteFailure { number, ..RemoteFailure::new(12, &[contract, channel]) }
             }
+            EndorseError::InvalidInvocation(reason) => RemoteFailure::new(13, &[reason]),
         }
     }
 
@@ -447,6 +448,7 @@ impl RemoteFailure {
                 sequence: i64::try_from(self.number).unwrap_or(i64::MAX),
                 channel: self.text(1),
             },
+            13 => EndorseError::InvalidInvocation(self.text(0)),
             other => EndorseError::State {
                 kind: ErrorKind::Closed,
                 message: format!("the peer answered with error {other}, which is not known here"),
@@ -553,6 +555,7 @@ mod tests {
             EndorseError::State { kind: ErrorKind::Corrupt, message: "h".into() },
             EndorseError::Stopped,
             EndorseError::ChannelStopped { channel: "i".into(), cause: "j".into() },
+            EndorseError::InvalidInvocation("k".into()),
         ];
         for error in errors {
             let again = RemoteFailure::of_endorse(&error).into_endorse();

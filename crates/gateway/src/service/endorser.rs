@@ -8,14 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chain::endorse::EndorseError;
 use ledger::transaction::TransactionHeader;
-use proto::protos::{ProposalResponse, Response};
 
 use super::proposal::field;
 use super::{PeerServiceCore, run_in_task};
 use crate::grpc::message::frame;
 use crate::grpc::{Caller, GrpcCode, GrpcStatus};
-
-const FAILED: i32 = 500;
 
 pub(super) async fn process(
     state: &Arc<PeerServiceCore>,
@@ -26,23 +23,16 @@ pub(super) async fn process(
     let (answer, is_signed) = run_in_task(async move {
         match endorser.endorse.process(message).await {
             Ok(response) => Ok((frame(&response), true)),
-            Err(
-                error @ (EndorseError::Malformed(_)
-                | EndorseError::Invalid(_)
-                | EndorseError::Expired(_)
-                | EndorseError::Duplicate(_)
-                | EndorseError::UnknownChannel(_)),
-            ) => Err(GrpcStatus::new(GrpcCode::Unknown, error.to_string())),
-            Err(error @ EndorseError::Overloaded) => {
-                Err(GrpcStatus::new(GrpcCode::ResourceExhausted, error.to_string()))
-            }
-            Err(error @ (EndorseError::ChannelStopped { .. } | EndorseError::Stopped)) => {
-                Err(GrpcStatus::new(GrpcCode::Unavailable, error.to_string()))
-            }
-            Err(error) => {
-                let response = Response { status: FAILED, message: error.to_string(), payload: Bytes::new() };
-                Ok((frame(&ProposalResponse { response: Some(response), ..ProposalResponse::default() }), false))
-            }
+            Err(error) => match (error.response(), &error) {
+                (Some(response), _) => Ok((frame(&response), false)),
+                (None, EndorseError::Overloaded) => {
+                    Err(GrpcStatus::new(GrpcCode::ResourceExhausted, error.to_string()))
+                }
+                (None, EndorseError::ChannelStopped { .. } | EndorseError::Stopped) => {
+                    Err(GrpcStatus::new(GrpcCode::Unavailable, error.to_string()))
+                }
+                (None, _) => Err(GrpcStatus::new(GrpcCode::Unknown, error.to_string())),
+            },
         }
     })
     .await?;

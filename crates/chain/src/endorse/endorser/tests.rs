@@ -482,17 +482,17 @@ fn scans_are_recorded_as_far_as_they_went() {
         let peer = peer_with_caller(&net).await;
         let fill = submit(&net.client, &[&peer], &orderer, "caller", "fill", &[]).await;
         peer.channel(CHANNEL).expect("joined").wait_committed(&fill).await.expect("the channel runs");
-        // Results wanted -> results recorded (pages of 100), whether the scan ended.
+        // Results wanted -> results recorded (a page of 100 and the entry after it), whether the scan ended.
         for (wanted, recorded, exhausted) in
-            [("5", 100, false), ("100", 100, false), ("101", 150, true), ("999", 150, true)]
+            [("5", 101, false), ("100", 101, false), ("101", 150, true), ("999", 150, true)]
         {
             let response =
                 peer.process(net.client.proposal("caller", "scan", &[wanted]).bytes).await.expect("an answer");
             let set = ReadWriteSet::decode(action(&response).1.results).expect("the peer encoded it");
             let range = set.ranges(&set.namespaces[0]).next().expect("one range was scanned");
             assert_eq!(range.exhausted, exhausted, "{wanted}");
-            assert_eq!(set.bounds(&range), ("k", if exhausted { "l" } else { "k099" }), "{wanted}");
-            // 100 and 150 results are more than 50.
+            assert_eq!(set.bounds(&range), ("k", if exhausted { "l" } else { "k100" }), "{wanted}");
+            // 101 and 150 results are more than 50.
             let RangeReads::Summary(summary) = &range.reads else { panic!("{recorded} results are summarised") };
             let summary = set.summary(summary).expect("a scan made it");
             assert_eq!(summary.hashes.len(), usize::div_ceil(recorded, 51), "{wanted}");

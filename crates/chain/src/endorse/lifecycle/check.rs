@@ -18,12 +18,12 @@ impl LifecycleCall<'_> {
     /// Checks the name, version and collections of a definition. The collections must also be compatible with those of
     /// the committed definition.
     pub(super) async fn check_definition(&mut self, name: &str, definition: &ContractDefinition) -> CallResult<()> {
-        let committed = self.state.committed(name).await?;
         let invalid =
             |reason: String| LifecycleError::refused(format!("error validating chaincode definition: {reason}"));
         if !is_contract_name(name) {
             return Err(invalid(format!(
-                "invalid chaincode name '{name}'. A name consists of letters and digits, with '_' or '-' between them"
+                "invalid chaincode name '{name}'. Names can only consist of alphanumerics, '_', and '-' and can only begin with \
+                 alphanumerics"
             )));
         }
         if SYSTEM_NAMES.contains(&name) {
@@ -32,7 +32,7 @@ impl LifecycleCall<'_> {
         let version = &definition.endorsement.version;
         if !is_version(version) {
             return Err(invalid(format!(
-                "invalid chaincode version '{version}'. A version consists of letters, digits, '_', '-', '+' and '.'"
+                "invalid chaincode version '{version}'. Versions can only consist of alphanumerics, '_', '-', '+', and '.'"
             )));
         }
         if definition.static_collections().count() != definition.collections.config.len() {
@@ -48,29 +48,42 @@ impl LifecycleCall<'_> {
         }
         let mut names = BTreeSet::new();
         for collection in definition.static_collections() {
-            let at = |reason: &str| invalid(format!("collection-name: {} -- {reason}", collection.name));
-            if !is_collection_name(&collection.name) {
-                let reason = "a name consists of letters, digits, '_' and '-', and does not begin with '_'";
-                return Err(at(reason));
+            let name = &collection.name;
+            let at = |reason: String| invalid(format!("collection-name: {name} -- {reason}"));
+            let (required, most) = (collection.required_peer_count, collection.maximum_peer_count);
+            if !is_collection_name(name) {
+                return Err(invalid(format!(
+                    "invalid collection name '{name}'. Names can only consist of alphanumerics, '_', and '-' and cannot begin \
+                     with '_'"
+                )));
             }
-            if !names.insert(&collection.name) {
-                return Err(at("found duplicate in collection configuration"));
+            if !names.insert(name) {
+                return Err(at("found duplicate in collection configuration".to_owned()));
             }
-            if collection.required_peer_count < 0 {
-                return Err(at("the required number of peers is below zero"));
+            if most < required {
+                return Err(at(format!(
+                    "maximum peer count ({most}) cannot be less than the required peer count ({required})"
+                )));
             }
-            if collection.maximum_peer_count < collection.required_peer_count {
-                return Err(at("the maximum number of peers is below the required one"));
+            if required < 0 {
+                return Err(at(format!("requiredPeerCount ({required}) cannot be less than zero")));
             }
-            self.check_members(collection).map_err(|reason| at(&reason))?;
+            self.check_members(collection).map_err(invalid)?;
         }
-        let Some(committed) = committed else { return Ok(()) };
+        let Some(committed) = self.state.committed(name).await? else { return Ok(()) };
+        if names.is_empty() && committed.static_collections().next().is_some() {
+            let reason = "the proposed collection config does not contain previously defined collections";
+            return Err(invalid(reason.to_owned()));
+        }
         for before in committed.static_collections() {
-            let at = |reason: &str| invalid(format!("collection-name: {} -- {reason}", before.name));
-            let now = definition.static_collections().find(|now| now.name == before.name);
-            let now = now.ok_or_else(|| at("an existing collection is missing in the new definition"))?;
-            if now.block_to_live != before.block_to_live {
-                return Err(at("the BlockToLive of an existing collection cannot be changed"));
+            let (name, block_to_live) = (&before.name, before.block_to_live);
+            let now = definition.static_collections().find(|now| now.name == *name).ok_or_else(|| {
+                invalid(format!("existing collection [{name}] missing in the proposed collection configuration"))
+            })?;
+            if now.block_to_live != block_to_live {
+                return Err(invalid(format!(
+                    "the BlockToLive in an existing collection [{name}] modified. Existing value [{block_to_live}]"
+                )));
             }
         }
         Ok(())
@@ -79,29 +92,39 @@ impl LifecycleCall<'_> {
     /// Checks that the member policy of a collection names only organisations of the channel, and that any one of them
     /// satisfies it.
     fn check_members(&self, collection: &StaticCollectionConfig) -> Result<(), String> {
-        let policy = collection.member_orgs_policy.as_ref().and_then(|policy| policy.payload.as_ref());
-        let Some(Payload::SignaturePolicy(policy)) = policy else {
-            return Err("its member policy is missing".to_owned());
+        let name = &collection.name;
+        let Some(policy) = &collection.member_orgs_policy else {
+            return Err(format!("collection member policy is not set for collection '{name}'"));
         };
-        let compiled = SignaturePolicy::compile(policy).map_err(|error| format!("its member policy: {error}"))?;
-        if !policy.rule.as_ref().is_some_and(consists_of_ors) {
-            return Err("its member policy is not one organisation or an OR of several".to_owned());
+        let Some(Payload::SignaturePolicy(policy)) = &policy.payload else {
+            return Err(format!("collection member org policy is empty for collection '{name}'"));
+        };
+        let compiled = SignaturePolicy::compile(policy)
+            .map_err(|error| format!("invalid member org policy for collection '{name}': {error}"))?;
+        if let Some(needed) = policy.rule.as_ref().and_then(not_or) {
+            return Err(format!(
+                "collection-name: {name} -- error in member org policy: signature policy is not an OR concatenation, NOutOf \
+                 {needed}"
+            ));
         }
         for principal in compiled.principals() {
-            let Some(msp) = principal.msp() else { return Err("its member policy names no organisation".to_owned()) };
+            let Some(msp) = principal.msp() else {
+                return Err(format!("collection-name: {name} -- its member policy names no organisation"));
+            };
             if !self.policies.members().msps().any(|known| known.id() == msp) {
-                return Err(format!("collection member '{msp}' is not part of the channel"));
+                return Err(format!("collection-name: {name} -- collection member '{msp}' is not part of the channel"));
             }
         }
         Ok(())
     }
 }
 
-fn consists_of_ors(rule: &Rule) -> bool {
+/// The number of signatures that a rule needs where it is not an OR; `None` if it consists of ORs.
+fn not_or(rule: &Rule) -> Option<i32> {
     match &rule.r#type {
-        Some(Type::SignedBy(_)) => true,
-        Some(Type::NOutOf(several)) => several.n == 1 && several.rules.iter().all(consists_of_ors),
-        None => false,
+        Some(Type::NOutOf(several)) if several.n == 1 => several.rules.iter().find_map(not_or),
+        Some(Type::NOutOf(several)) => Some(several.n),
+        Some(Type::SignedBy(_)) | None => None,
     }
 }
 

@@ -172,6 +172,7 @@ impl ContractCall<'_> {
             namespace: self.namespace.clone(),
             collection: Some(collection.to_owned()),
             next: range.start().to_owned(),
+            is_ahead: false,
             recorder: RangeRecorder::new(range.start(), range.end()),
             over: false,
             range,

@@ -51,6 +51,7 @@ impl ContractStub for ContractCall<'_> {
             namespace: self.namespace.clone(),
             collection: None,
             next: range.start().to_owned(),
+            is_ahead: false,
             recorder: RangeRecorder::new(range.start(), range.end()),
             over: false,
             range,
@@ -62,42 +63,7 @@ impl ContractStub for ContractCall<'_> {
     }
 
     async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<StatePage, StubError> {
-        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
-        self.simulation.end_turn().await;
-        self.simulation.check_limits()?;
-        let snapshot = self.simulation.context.snapshot.clone();
-        let query = self.simulation.queries.get_mut(&id).ok_or(StubError::UnknownQuery(id.0))?;
-        if *query.namespace != *self.namespace || query.over {
-            return Err(StubError::UnknownQuery(id.0));
-        }
-        if query.collection.is_some() {
-            return self.next_private_page(id, limit).await;
-        }
-        let found = if query.range.is_empty() {
-            RangePage::default()
-        } else {
-            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
-            range.await.map_err(state_error)?
-        };
-        let mut page = StatePage { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
-        let mut bytes = 0;
-        for entry in found.entries {
-            bytes += entry.key.len() + entry.versioned.value.len();
-            query.recorder.add(&entry.key, entry.versioned.version);
-            page.entries.push(KeyValue { key: String::from(&*entry.key), value: entry.versioned.value });
-        }
-        self.simulation.scanned += page.entries.len();
-        self.simulation.scanned_bytes += bytes;
-        if page.has_more {
-            let last = page.entries.last().expect("a page that has more has an entry");
-            query.next.clear();
-            query.next.push_str(&last.key);
-            query.next.push('\0');
-        } else {
-            query.recorder.exhaust();
-            query.over = true;
-        }
-        Ok(page)
+        self.scan_page(id, entries_max, true).await
     }
 
     async fn read_page(&mut self, range: KeyRange, entries_max: usize) -> Result<BookmarkedPage, StubError> {
@@ -111,7 +77,7 @@ impl ContractStub for ContractCall<'_> {
         let mut page = BookmarkedPage::default();
         let mut has_more = true;
         while has_more && page.entries.len() < entries_max {
-            let found = self.next_page(id, entries_max - page.entries.len()).await?;
+            let found = self.scan_page(id, entries_max - page.entries.len(), false).await?;
             // A full page ends the query, and as in Fabric leaves the end of the range unread.
             has_more = found.has_more;
             page.entries.extend(found.entries);
@@ -284,5 +250,56 @@ impl ContractStub for ContractCall<'_> {
 
     fn signed_proposal(&self) -> Bytes {
         self.simulation.context.signed_proposal.clone()
+    }
+}
+
+impl ContractCall<'_> {
+    /// The next page of an open query. If it looks ahead, a full page records the entry after it as read, as Fabric's peers do.
+    async fn scan_page(&mut self, id: QueryId, entries_max: usize, looks_ahead: bool) -> Result<StatePage, StubError> {
+        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        self.simulation.end_turn().await;
+        self.simulation.check_limits()?;
+        let snapshot = self.simulation.context.snapshot.clone();
+        let query = self.simulation.queries.get_mut(&id).ok_or(StubError::UnknownQuery(id.0))?;
+        if *query.namespace != *self.namespace || query.over {
+            return Err(StubError::UnknownQuery(id.0));
+        }
+        if query.collection.is_some() {
+            return self.next_private_page(id, limit).await;
+        }
+        // Before Fabric's peers return a full page, they read the entry after it, which counts as read from then on.
+        let limit = if looks_ahead && limit == PAGE_ENTRIES_MAX { limit + 1 } else { limit };
+        let mut found = if query.range.is_empty() {
+            RangePage::default()
+        } else {
+            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
+            range.await.map_err(state_error)?
+        };
+        let is_first_recorded = std::mem::take(&mut query.is_ahead);
+        for entry in found.entries.iter().skip(usize::from(is_first_recorded)) {
+            query.recorder.add(&entry.key, entry.versioned.version);
+        }
+        if found.entries.len() > PAGE_ENTRIES_MAX {
+            found.entries.truncate(PAGE_ENTRIES_MAX);
+            (found.more, query.is_ahead) = (true, true);
+        }
+        let mut page = StatePage { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
+        let mut bytes = 0;
+        for entry in found.entries {
+            bytes += entry.key.len() + entry.versioned.value.len();
+            page.entries.push(KeyValue { key: String::from(&*entry.key), value: entry.versioned.value });
+        }
+        self.simulation.scanned += page.entries.len();
+        self.simulation.scanned_bytes += bytes;
+        if page.has_more {
+            let last = page.entries.last().expect("a page that has more has an entry");
+            query.next.clear();
+            query.next.push_str(&last.key);
+            query.next.push('\0');
+        } else {
+            query.recorder.exhaust();
+            query.over = true;
+        }
+        Ok(page)
     }
 }
