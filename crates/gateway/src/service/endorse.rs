@@ -7,7 +7,8 @@
 //! 3. If the proposal wrote to the namespaces of other contracts too, the policies of these contracts add endorsers.
 //! 4. The remaining endorsers of a layout run the proposal concurrently. If an endorser of another organisation fails,
 //!    the gateway tries the next layout that does not contain this endorser, and keeps the answers received so far. If
-//!    the client has named the organisations, there is no other layout. A failure of the local endorser ends the call.
+//!    the client has named the organisations, they are all asked at once, and there is no other layout. A failure of the
+//!    local endorser ends the call, unless only its organisation has not approved the contract.
 //!    If no layout is left, the last failure decides the status.
 //! 5. The answers of all endorsers must have the same bytes. The gateway assembles them into an envelope, which
 //!    leaves out the transient map; the client signs the envelope.
@@ -121,10 +122,8 @@ impl<'a> EndorsementRound<'a> {
         }
         self.plan(&self.request.contract)?;
         let places: Vec<usize> = places.into_iter().collect();
-        self.ask(&places[..1]).await?;
-        if self.failed.is_empty() {
-            self.ask(&places).await?;
-        }
+        // All at once, so that the details of a failure name every organisation that failed.
+        self.ask(&places).await?;
         if self.failed.is_empty() { Ok(places) } else { Err(self.insufficient()) }
     }
 
@@ -188,6 +187,7 @@ impl<'a> EndorsementRound<'a> {
             [only] => vec![self.process(only).await],
             _ => join_all(missing.iter().map(|place| self.process(*place))).await,
         };
+        let mut end = None;
         for (place, result) in missing.into_iter().zip(results) {
             let endorser = self.endorsers().nth(place).expect("places are places of endorsers");
             let refused = match result {
@@ -202,20 +202,21 @@ impl<'a> EndorsementRound<'a> {
                 Err(error) => (final_code(&error), error.to_string(), is_final(&error)),
             };
             let (code, message, ends) = refused;
-            let detail = endorser.detail(message.clone());
-            if let Some(code) = code
-                && (place == LOCAL || ends)
-            {
-                return Err(GrpcStatus::new(code, message).with_detail(detail));
-            }
-            self.details.push(detail);
+            self.details.push(endorser.detail(message.clone()));
             self.failed.insert(place);
-            self.last = code.map(|code| (code, message));
-            if ends {
-                return Err(self.insufficient());
+            let ends_here = ends || (place == LOCAL && code.is_some_and(|(_, is_final)| is_final));
+            self.last = code.map(|(code, _)| (code, message));
+            if ends_here && end.is_none() {
+                end = Some(self.last.clone());
             }
         }
-        Ok(())
+        match end {
+            None => Ok(()),
+            Some(last) => {
+                self.last = last;
+                Err(self.insufficient())
+            }
+        }
     }
 
     async fn process(&self, place: usize) -> Result<ProposalResponse, EndorseError> {
@@ -240,8 +241,11 @@ impl<'a> EndorsementRound<'a> {
 
     fn insufficient(&mut self) -> GrpcStatus {
         let (code, message) = self.last.take().unwrap_or_else(|| {
-            let message = "failed to collect enough transaction endorsements, see attached details for more info";
-            (GrpcCode::Aborted, message.to_owned())
+            let what = match self.answers.is_empty() && self.request.organizations.is_empty() {
+                true => "failed to endorse transaction",
+                false => "failed to collect enough transaction endorsements",
+            };
+            (GrpcCode::Aborted, format!("{what}, see attached details for more info"))
         });
         GrpcStatus::new(code, message).with_details(std::mem::take(&mut self.details))
     }
@@ -309,18 +313,20 @@ fn written_contracts(payload: &Bytes, contract: &str) -> Vec<String> {
     contracts
 }
 
-/// The status code of an error that has one, rather than counting as a missing endorsement.
-fn final_code(error: &EndorseError) -> Option<GrpcCode> {
-    match error {
-        EndorseError::Malformed(_) => Some(GrpcCode::InvalidArgument),
-        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } | EndorseError::NotApproved { .. } => {
-            Some(GrpcCode::FailedPrecondition)
-        }
-        EndorseError::Overloaded => Some(GrpcCode::ResourceExhausted),
-        EndorseError::TimedOut(_) => Some(GrpcCode::DeadlineExceeded),
-        EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(GrpcCode::Unavailable),
-        _ => None,
-    }
+/// The status code of an error that has one, rather than counting as a missing endorsement; and whether the error ends the
+/// call if it is the local endorser's.
+fn final_code(error: &EndorseError) -> Option<(GrpcCode, bool)> {
+    let code = match error {
+        EndorseError::Malformed(_) => GrpcCode::InvalidArgument,
+        EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => GrpcCode::FailedPrecondition,
+        // Other organisations may have approved the contract, and their endorsements may be enough.
+        EndorseError::NotApproved { .. } => return Some((GrpcCode::FailedPrecondition, false)),
+        EndorseError::Overloaded => GrpcCode::ResourceExhausted,
+        EndorseError::TimedOut(_) => GrpcCode::DeadlineExceeded,
+        EndorseError::ChannelStopped { .. } | EndorseError::Stopped => GrpcCode::Unavailable,
+        _ => return None,
+    };
+    Some((code, true))
 }
 
 #[cfg(test)]

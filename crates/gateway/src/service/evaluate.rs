@@ -1,5 +1,6 @@
 //! `Gateway.Evaluate`: one endorser runs the contract, and the gateway returns its answer. Nothing is signed. If the
-//! client names several organisations, the gateway asks them one after the other until one can answer.
+//! client names several organisations, the gateway asks them one after the other until one can answer. If it names none,
+//! the local endorser answers; the others are asked in turn if that one does not have the contract.
 
 use std::sync::Arc;
 
@@ -23,10 +24,11 @@ pub(super) async fn evaluate(
     message: Bytes,
 ) -> Result<Bytes, GrpcStatus> {
     let request = ProposalRequest::read(&message)?;
-    let endorsers = if request.organizations.is_empty() {
-        vec![&state.local]
-    } else {
-        named(&state.local, &state.others, &request.organizations)
+    let endorsers: Vec<&Endorser> = match request.organizations.is_empty() {
+        // Without the client's consent, transient data do not leave the organisation.
+        true if request.has_transient_data => vec![&state.local],
+        true => std::iter::once(&state.local).chain(&state.others).collect(),
+        false => named(&state.local, &state.others, &request.organizations),
     };
     if endorsers.is_empty() {
         return Err(GrpcStatus::new(
@@ -35,9 +37,10 @@ pub(super) async fn evaluate(
         ));
     }
     let endorsers: Vec<Endorser> = endorsers.into_iter().cloned().collect();
+    let is_named = !request.organizations.is_empty();
     let ProposalRequest { signed_proposal, channel, parts, .. } = request;
     let answer = run_in_task(async move {
-        let response = ask(&endorsers, &signed_proposal).await?;
+        let response = ask(&endorsers, &signed_proposal, is_named).await?;
         Evaluated.add(1);
         Ok(frame(&EvaluateResponse { result: Some(response) }))
     })
@@ -53,22 +56,37 @@ pub(super) fn named<'a>(local: &'a Endorser, others: &'a [Endorser], organizatio
     std::iter::once(local).chain(others).filter(is_named).collect()
 }
 
-/// The answer of the first endorser that can give one.
-pub(super) async fn ask(endorsers: &[Endorser], signed_proposal: &Bytes) -> Result<Response, GrpcStatus> {
-    let mut details = Vec::new();
-    for (index, endorser) in endorsers.iter().enumerate() {
-        let (code, message, may_differ) = match endorser.endorse.evaluate(signed_proposal.clone()).await {
+/// The answer of the first endorser that can give one. If the client has named no organisations (`is_named`), others than the
+/// local one are asked only if its peer cannot run the contract.
+pub(super) async fn ask(
+    endorsers: &[Endorser],
+    signed_proposal: &Bytes,
+    is_named: bool,
+) -> Result<Response, GrpcStatus> {
+    let (mut details, mut last) = (Vec::new(), None);
+    for endorser in endorsers {
+        let (code, message, asks_on) = match endorser.endorse.evaluate(signed_proposal.clone()).await {
             Ok(response) if response.status < CONTRACT_ERROR_MIN => return Ok(response),
             Ok(response) => (GrpcCode::Unknown, chaincode_response(response.status, &response.message), false),
-            Err(error) => (code(&error), error.to_string(), !is_final(&error)),
+            Err(error) => {
+                let asks_on = if is_named { !is_final(&error) } else { cannot_run(&error) };
+                (code(&error), error.to_string(), asks_on)
+            }
         };
         details.push(endorser.detail(message.clone()));
-        if !may_differ || index + 1 == endorsers.len() {
-            let message = format!("evaluate call to endorser returned error: {message}");
-            return Err(GrpcStatus::new(code, message).with_details(details));
+        last = Some((code, message));
+        if !asks_on {
+            break;
         }
     }
-    unreachable!("the last endorser's answer is returned, and there is one")
+    let (code, message) = last.expect("there is an endorser, and it was asked");
+    let message = format!("evaluate call to endorser returned error: {message}");
+    Err(GrpcStatus::new(code, message).with_details(details))
+}
+
+/// Whether the peer does not have the contract, which the peer of another organisation may have.
+fn cannot_run(error: &EndorseError) -> bool {
+    matches!(error, EndorseError::NotApproved { .. })
 }
 
 pub(super) fn chaincode_response(status: i32, message: &str) -> String {
@@ -82,6 +100,7 @@ fn code(error: &EndorseError) -> GrpcCode {
         | EndorseError::Duplicate(_)
         | EndorseError::UnknownChaincode { .. }
         | EndorseError::NotApproved { .. } => GrpcCode::FailedPrecondition,
+        EndorseError::InvalidInvocation(_) => GrpcCode::Aborted,
         EndorseError::Expired(_) | EndorseError::UnknownChannel(_) => GrpcCode::Unavailable,
         EndorseError::Overloaded => GrpcCode::ResourceExhausted,
         EndorseError::TimedOut(_) => GrpcCode::DeadlineExceeded,
@@ -93,6 +112,10 @@ fn code(error: &EndorseError) -> GrpcCode {
 pub(super) fn is_final(error: &EndorseError) -> bool {
     matches!(
         error,
-        EndorseError::Malformed(_) | EndorseError::Invalid(_) | EndorseError::Expired(_) | EndorseError::Duplicate(_)
+        EndorseError::Malformed(_)
+            | EndorseError::Invalid(_)
+            | EndorseError::Expired(_)
+            | EndorseError::Duplicate(_)
+            | EndorseError::InvalidInvocation(_)
     )
 }

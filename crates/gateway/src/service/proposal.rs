@@ -27,9 +27,14 @@ pub(super) struct ProposalRequest {
     pub channel: Arc<str>,
     /// The contract to run.
     pub contract: String,
+    /// Whether the proposal has data for endorsers only.
+    pub has_transient_data: bool,
     /// The parts that the transaction repeats.
     pub parts: ProposalParts,
 }
+
+/// `ChaincodeProposalPayload.TransientMap`.
+const TRANSIENT: u32 = 2;
 
 impl ProposalRequest {
     /// Reads a request.
@@ -67,6 +72,12 @@ impl ProposalRequest {
         let header_bytes = field(&proposal, 1).map_err(wrong)?;
         let payload = field(&proposal, 2).map_err(wrong)?;
         let input = field(&payload, 1).map_err(|error| malformed("proposal's payload", error))?;
+        let mut has_transient_data = false;
+        walk(&payload, |number, _| {
+            has_transient_data |= number == TRANSIENT;
+            Ok(())
+        })
+        .map_err(|error| malformed("proposal's payload", error))?;
         let header = TransactionHeader::parse(&header_bytes)
             .map_err(|invalid| GrpcStatus::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?;
         let contract = header
@@ -83,6 +94,7 @@ impl ProposalRequest {
             parts: ProposalParts { signature_header, header: header_bytes, input },
             signed_proposal,
             organizations,
+            has_transient_data,
         })
     }
 }

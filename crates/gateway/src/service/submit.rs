@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use base::ErrorKind;
 use bytes::Bytes;
 use chain::order::BroadcastError;
 use ledger::wire::WireError;
@@ -24,7 +25,13 @@ pub(super) async fn submit(state: &Arc<PeerServiceCore>, caller: &Caller, messag
         let detail = |error: &BroadcastError| ErrorDetail {
             address: orderer.address.to_string(),
             msp_id: orderer.msp_id.to_string(),
-            message: format!("received unsuccessful response from orderer: {error}"),
+            message: match error {
+                BroadcastError::Rejected { status, reason } => {
+                    let status = status.as_str_name();
+                    format!("received unsuccessful response from orderer: status={status}, info={reason}")
+                }
+                error => error.to_string(),
+            },
         };
         match orderer.broadcast.broadcast(channel, envelope.clone()).await {
             Ok(()) => {
@@ -37,12 +44,10 @@ pub(super) async fn submit(state: &Arc<PeerServiceCore>, caller: &Caller, messag
                 }
                 return Ok(frame(&SubmitResponse {}));
             }
-            Err(error @ BroadcastError::Rejected { .. }) => {
-                return Err(GrpcStatus::new(
-                    GrpcCode::Aborted,
-                    format!("the orderer refused the transaction: {error}"),
-                )
-                .with_detail(detail(&error)));
+            Err(error @ BroadcastError::Rejected { .. }) if error.kind() == ErrorKind::Rejected => {
+                // Another orderer would reject it too.
+                let detail = detail(&error);
+                return Err(GrpcStatus::new(GrpcCode::Aborted, detail.message.clone()).with_detail(detail));
             }
             // It is unknown whether the envelope is ordered: trying another orderer could order it twice.
             Err(error @ BroadcastError::Ambiguous) => {

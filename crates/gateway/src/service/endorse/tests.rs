@@ -98,17 +98,67 @@ fn rules(policy: &str) -> ChannelPolicies {
 
 /// The code that `Endorse` answers, by policy or for the named organisations.
 async fn endorse_at(rules: &ChannelPolicies, turn: usize, does: [Does; 3], organizations: &[&str]) -> GrpcCode {
+    endorse_with(rules, turn, does, organizations).await.map_or_else(|status| status.code, |_| GrpcCode::Ok)
+}
+
+async fn endorse_with(
+    rules: &ChannelPolicies,
+    turn: usize,
+    does: [Does; 3],
+    organizations: &[&str],
+) -> Result<Bytes, GrpcStatus> {
     let endorsers = endorsers(does);
     let plans = EndorsementPlanCache::default();
     let from = EndorserSet { local: &endorsers[LOCAL], others: &endorsers[1..], plans: &plans };
     let request = ProposalRequest {
         signed_proposal: Bytes::new(),
+        has_transient_data: false,
         organizations: organizations.iter().map(|name| (*name).to_owned()).collect(),
         channel: "ch".into(),
         contract: "basic".to_owned(),
         parts: ProposalParts::default(),
     };
-    EndorsementRound::new(from, turn, rules, &request).run().await.map_or_else(|status| status.code, |_| GrpcCode::Ok)
+    EndorsementRound::new(from, turn, rules, &request).run().await
+}
+
+/// The code and message of a failure, and the organisations in its details.
+async fn failure(rules: &ChannelPolicies, does: [Does; 3], organizations: &[&str]) -> (GrpcCode, String, Vec<String>) {
+    let status = endorse_with(rules, 0, does, organizations).await.expect_err("endorsements are missing");
+    let details = status.details.iter().map(|detail| detail.msp_id.clone()).collect();
+    (status.code, status.message, details)
+}
+
+/// The story: of several organisations that a client had named, only the first that failed was in the details of the error.
+#[tokio::test]
+async fn the_details_of_a_failure_name_every_organisation_that_failed() {
+    let rules = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    let named = failure(&rules, [Does::Refuse, Does::Endorse, Does::Refuse], &NAMES).await;
+    let message = "failed to collect enough transaction endorsements, see attached details for more info";
+    let details = vec!["Org1MSP".to_owned(), "Org3MSP".to_owned()];
+    assert_eq!(named, (GrpcCode::Aborted, message.to_owned(), details));
+    let first = failure(&rules, [Does::Refuse, Does::Endorse, Does::Endorse], &[]).await;
+    let message = "failed to endorse transaction, see attached details for more info";
+    assert_eq!(first, (GrpcCode::Aborted, message.to_owned(), vec!["Org1MSP".to_owned()]));
+    let slow = || Does::Fail(EndorseError::State { kind: base::ErrorKind::Retry, message: "slow".into() });
+    let (code, message, details) = failure(&rules, [Does::Endorse, slow(), slow()], &[]).await;
+    assert_eq!((code, details), (GrpcCode::Aborted, vec!["Org2MSP".to_owned(), "Org3MSP".to_owned()]));
+    assert!(message.starts_with("failed to collect enough"), "{message}");
+}
+
+/// As in Fabric, an organisation that has not approved a contract is left out where the policy allows it.
+#[tokio::test]
+async fn an_organisation_that_has_not_approved_is_left_out() {
+    let not = || {
+        let (contract, channel) = ("basic".to_owned(), "ch".to_owned());
+        Does::Fail(EndorseError::NotApproved { contract, sequence: 2, channel })
+    };
+    let two = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    for turn in 0..3 {
+        assert_eq!(endorse_at(&two, turn, [not(), Does::Endorse, Does::Endorse], &[]).await, GrpcCode::Ok);
+        assert_eq!(endorse_at(&two, turn, [Does::Endorse, not(), Does::Endorse], &[]).await, GrpcCode::Ok);
+        let code = endorse_at(&two, turn, [not(), not(), Does::Endorse], &[]).await;
+        assert_eq!(code, GrpcCode::FailedPrecondition);
+    }
 }
 
 fn failures() -> [(EndorseError, GrpcCode); 7] {
@@ -182,7 +232,8 @@ async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
         let named: Vec<Endorser> =
             evaluate::named(&endorsers[LOCAL], &endorsers[1..], &names).into_iter().cloned().collect();
         let asked = named.len();
-        let answer = if asked == 0 { Ok(Response::default()) } else { evaluate::ask(&named, &Bytes::new()).await };
+        let answer =
+            if asked == 0 { Ok(Response::default()) } else { evaluate::ask(&named, &Bytes::new(), true).await };
         (asked, answer.map_or_else(|status| status.code, |_| GrpcCode::Ok))
     };
     let overloaded = || Does::Fail(EndorseError::Overloaded);
@@ -199,6 +250,28 @@ async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
         assert_eq!(evaluate_at([Does::Refuse, second, third], &names).await, (2, code));
     }
     assert_eq!(evaluate_at([Does::Endorse, Does::Endorse, Does::Endorse], &["Unknown"]).await.0, 0);
+}
+
+/// Without named organisations, the peer of another one answers only if the local one's has not approved the contract.
+#[tokio::test]
+async fn an_evaluation_goes_to_a_peer_that_has_the_contract() {
+    let not = || {
+        let (contract, channel) = ("basic".to_owned(), "ch".to_owned());
+        Does::Fail(EndorseError::NotApproved { contract, sequence: 2, channel })
+    };
+    let overloaded = || Does::Fail(EndorseError::Overloaded);
+    let invalid = || Does::Fail(EndorseError::InvalidInvocation("called as init".into()));
+    for (does, expected) in [
+        ([not(), not(), Does::Endorse], (GrpcCode::Ok, 0)),
+        ([not(), not(), not()], (GrpcCode::FailedPrecondition, 3)),
+        ([not(), Does::Refuse, Does::Endorse], (GrpcCode::Unknown, 2)),
+        ([overloaded(), Does::Endorse, Does::Endorse], (GrpcCode::ResourceExhausted, 1)),
+        ([invalid(), Does::Endorse, Does::Endorse], (GrpcCode::Aborted, 1)),
+    ] {
+        let answer = evaluate::ask(&endorsers(does), &Bytes::new(), false).await;
+        let found = answer.map_or_else(|status| (status.code, status.details.len()), |_| (GrpcCode::Ok, 0));
+        assert_eq!(found, expected);
+    }
 }
 
 /// Regression: the layouts of a contract were kept for the life of the process. After a configuration block had changed the
