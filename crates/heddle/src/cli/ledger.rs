@@ -77,6 +77,17 @@ pub struct ShowArguments {
 ///                     {"namespace_raw": NAME, "entries": [{"key_hex": HEX, "value_sha256": HEX,
 ///                      "metadata_hex": HEX, "version": [BLOCK, TRANSACTION]}, …]}
 ///                     a collection's NAME is CONTRACT$$hCOLLECTION, and its keys are hashes of the private keys
+/// DIR may also hold the answers of Fabric's peers to proposals on the state after the last block. Then there is a new
+/// peer for each of those, and its answers are compared: status, message, read-write set, event, everything endorsed:
+///   proposals.json  [ANSWER, …]; an ANSWER is
+///                     {"label": TEXT, "peer": NAME, "signed_proposal_hex": HEX, "response_hex": HEX}
+///                     NAME is the common name of the peer's certificate. Of a response that is too long there may be,
+///                     instead of response_hex, its "status", "message", "proposal_hash", "rwset_hex", "response_bytes"
+///   identities/MSP/peerN.crt.pem, identities/MSP/peerN.key.pem   the peers that answered
+///   private-live-ORG.json, private-final-ORG.json   the private data that the peer peerN.ORG.… had:
+///                     [{"block": 1, "transactions": {"0": [{"namespace": CONTRACT, "collection": COLLECTION,
+///                      "rwset_hex": HEX}, …]}}, …]
+/// The answers are those of the test contract of the recorded channel, under whatever names its ledger defines it.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -85,15 +96,16 @@ Examples:
   heddle ledger replay crates/ledger/tests/fabric-channel    the channel that is in the sources
   heddle ledger replay recorded --json replay.json
 
-Prints the first differences, and the shares of equal validation codes, commit hashes and state entries. Block 0 has
-no validation to compare, so its transaction is not counted. Ends with exit code 3 if anything differs. The peer keeps
-a copy of the blocks in a temporary folder (TMPDIR) until the command ends."
+Prints the first differences, and the shares of equal validation codes, commit hashes, state entries and answers.
+Block 0 has no validation to compare, so its transaction is not counted. Signatures are verified instead of compared,
+and the entries of a map may have another order. Ends with exit code 3 if anything differs. Each peer keeps a copy of
+the blocks in a temporary folder (TMPDIR) until the command ends."
 )]
 pub struct ReplayArguments {
     /// The directory with the recorded channel
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Write the number of blocks and transactions, and the shares, as JSON
+    /// Write the number of blocks, transactions and answers, the shares, and the answers that differ, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

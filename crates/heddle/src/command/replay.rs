@@ -4,53 +4,57 @@
 //!    commit hashes of that peer, and its state after the last block.
 //! 2. Open a peer with empty stores in a temporary folder. This process acts as its only orderer, and serves the
 //!    recorded blocks without the validation codes and commit hashes that Fabric's peer added. So the new peer itself
-//!    verifies the hashes and the orderers' signatures, validates every transaction and computes the state.
+//!    verifies the hashes and the orderers' signatures, validates every transaction and computes the state. If the
+//!    recording has answers of Fabric's peers, there is a peer for each of those, with its identity and the private data
+//!    that it got.
 //! 3. Wait until the peer has committed all blocks. If it commits none for [`CHECK_PERIOD`], find out whether it
 //!    stopped, waits for the disk, or refuses the next block.
 //! 4. Compare the validation codes, the commit hashes and the state with the recorded ones.
+//! 5. If the recording has answers of Fabric's peers to proposals, answer the same proposals on the state after the last
+//!    block, and compare the answers.
 //!
 //! The genesis block has neither a validation code nor a commit hash, so the comparison begins with block 1. Blocks are
 //! read when they are needed; the recorded state, codes and commit hashes are held in memory.
 //!
-//! [`recording`] reads the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and 2), and
-//! [`mod@compare`] compares the results (step 4).
+//! [`recording`] and [`answers`] read the expected results (step 1), [`source`] reads and serves the blocks (steps 1 and
+//! 2), [`peers`] opens the peers and [`private`] gives them their private data (step 2), [`mod@compare`] compares the results
+//! (step 4), and [`endorse`] the answers (step 5). [`program`] is the contract that ran on the recorded channel.
 
+mod answers;
 mod compare;
+mod endorse;
+mod peers;
+mod private;
+mod program;
 mod recording;
 mod source;
 
-use std::fmt::Display;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::durable::{self, FileAccess};
 use base::rt;
-use base::rt::disk::Directory;
 use base::rt::net::{LinkAcceptor, Parties};
-use chain::{Channel, LocalStores, Peer, PeerSetup};
-use identity::issue::{CertificateTerms, IssuingOrganization};
-use identity::{KeyKind, MemberRole};
+use chain::Channel;
 use indicatif::{ProgressBar, ProgressStyle};
-use storage::GroupSync;
-use storage::tables::{FjallConfig, FjallEngine};
 
 use crate::cli::exit;
 use crate::cli::ledger::ReplayArguments;
 use crate::failure::CommandError;
 use crate::output;
 use crate::signals::StopSignals;
+use answers::RecordedAnswers;
 use compare::{Comparison, compare};
+use endorse::compare_answers;
+use peers::Scratch;
 use recording::Recording;
 use source::RecordedBlocks;
 
 /// How long the peer may commit nothing before the command examines its condition and the next block.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
-/// The most links of the peer to the source of the blocks; it uses one at a time.
-const LINKS_MAX: usize = 2;
-/// Only the user may read the temporary folder.
-const SCRATCH_MODE: u32 = 0o700;
+/// The most links of a peer to the source of the blocks; it uses one at a time.
+const LINKS_PER_PEER: usize = 2;
 
 pub async fn run(arguments: &ReplayArguments) -> Result<(), CommandError> {
     let dir = &arguments.dir;
@@ -74,45 +78,43 @@ pub async fn run(arguments: &ReplayArguments) -> Result<(), CommandError> {
     }
 }
 
-/// Has a peer commit the recorded blocks, and compares its results with the recorded ones.
+/// Has peers commit the recorded blocks, and compares their results with the recorded ones.
 async fn replay(dir: &Path) -> Result<Comparison, CommandError> {
     let recording = Recording::open(dir)?;
+    let answers = RecordedAnswers::open(dir)?;
+    let signers = match answers.signers.is_empty() {
+        // Nobody sees the signatures of this peer.
+        true => vec![peers::made_up_signer()?],
+        false => answers.signers.values().cloned().collect(),
+    };
     let scratch = Scratch::create()?;
-    let address = format!("recorded blocks {}", scratch.0.display());
-    let acceptor = LinkAcceptor::open(&address, &Parties::anyone(), LINKS_MAX).await;
+    let address = format!("recorded blocks {}", scratch.path().display());
+    let acceptor = LinkAcceptor::open(&address, &Parties::anyone(), LINKS_PER_PEER * signers.len()).await;
     let acceptor =
         acceptor.map_err(|error| CommandError::about(dir, format!("the blocks cannot be served: {error}")))?;
     let blocks = Arc::new(RecordedBlocks::open(&recording.folder, recording.blocks.len() as u64)?);
     let _serving = source::serve(&blocks, acceptor);
 
-    let peer = open_peer(&scratch.0, address).await?;
-    let channel = peer.join(blocks.genesis()).await.map_err(|error| CommandError::about(&blocks.file(0), error))?;
-    follow(&channel, &blocks).await?;
-    let comparison = compare(&recording, &channel).await?;
-    peer.stop().await.map_err(|error| CommandError::about(&scratch.0, error))?;
+    let peers = peers::open(&scratch, &signers, &address).await?;
+    let mut channels = Vec::new();
+    for peer in &peers {
+        let channel = peer.join(blocks.genesis()).await;
+        let channel = channel.map_err(|error| CommandError::about(&blocks.file(0), error))?;
+        private::stage(dir, peer.signer(), &channel, &blocks).await?;
+        channels.push(channel);
+    }
+    blocks.release();
+    for channel in &channels {
+        follow(channel, &blocks).await?;
+    }
+    let mut comparison = compare(&recording, channels.first().expect("there is a peer")).await?;
+    for (peer, channel) in peers.iter().zip(&channels) {
+        compare_answers(&answers, peer.signer(), channel, &mut comparison).await?;
+    }
+    for peer in &peers {
+        peer.stop().await.map_err(|error| CommandError::about(scratch.path(), error))?;
+    }
     Ok(comparison)
-}
-
-/// Opens a peer with empty stores. Its identity is made up, since nobody sees its signatures.
-async fn open_peer(scratch: &Path, orderer: String) -> Result<Arc<Peer>, CommandError> {
-    let failed = |error: &dyn Display| CommandError::about(scratch, format!("no peer can be opened here: {error}"));
-    let terms = CertificateTerms::starting_now(KeyKind::P256);
-    let organization = IssuingOrganization::create("ReplayMSP", "replay.example.com", &terms);
-    let signer = organization.and_then(|organization| organization.issue(MemberRole::Peer, "peer0"));
-    let directory = Directory::open(scratch.join("blocks")).await.map_err(|error| failed(&error))?;
-    let tables = FjallEngine::open(&scratch.join("state"), FjallConfig::default()).await;
-    let tables = tables.map_err(|error| failed(&error))?;
-    let setup = PeerSetup {
-        name: "replay".to_owned(),
-        signer: signer.map_err(|error| failed(&error))?,
-        stores: Arc::new(LocalStores::new("replay", directory, GroupSync::new(), tables)),
-        registry: Default::default(),
-        definitions: Default::default(),
-        members: Arc::default(),
-        orderers: vec![orderer].into(),
-        settings: Default::default(),
-    };
-    Peer::open(setup).await.map_err(|error| failed(&error))
 }
 
 /// Waits until the peer has committed every recorded block.
@@ -161,26 +163,4 @@ fn obstacle(channel: &Channel, blocks: &RecordedBlocks, number: u64) -> Option<S
          folder",
         folder.display()
     ))
-}
-
-/// A folder for the peer's blocks and state, removed when dropped.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create() -> Result<Scratch, CommandError> {
-        let name = format!("heddle-replay-{}-{:016x}", std::process::id(), rt::random_u64());
-        let path = std::env::temp_dir().join(name);
-        let made = std::fs::DirBuilder::new().mode(SCRATCH_MODE).create(&path);
-        made.map_err(|error| {
-            CommandError::about(&path, format!("no folder can be made: {error}; TMPDIR selects another place"))
-        })?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // If this fails, the files remain in the temporary folder.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

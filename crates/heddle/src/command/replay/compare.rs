@@ -24,9 +24,13 @@ pub struct Comparison {
     codes: Tally,
     commit_hashes: Tally,
     state: Tally,
+    /// `None` if no answers were recorded.
+    answers: Option<Tally>,
     /// A line for each difference: first those of the blocks, in their order, then those of the state, in the order of
-    /// keys.
+    /// keys, then those of the answers, in their order.
     pub differences: Vec<String>,
+    /// The answers that differ, each with what differs.
+    different_answers: Vec<Value>,
 }
 
 impl Comparison {
@@ -41,22 +45,40 @@ impl Comparison {
             ("commit hashes", &self.commit_hashes, "blocks"),
             ("state", &self.state, "entries"),
         ];
-        for (kind, tally, unit) in kinds {
+        let answers = self.answers.iter().map(|tally| ("responses", tally, "proposals"));
+        for (kind, tally, unit) in kinds.into_iter().chain(answers) {
             let Tally { equal, total } = tally;
             lines.push(format!("{kind:<13} {:.6} equal, {equal} of {total} {unit}", tally.share()));
         }
         lines.join("\n") + "\n"
     }
 
-    /// The counts of blocks and transactions, and the shares of equal results.
+    /// The counts of blocks, transactions and answers, the shares of equal results, and the answers that differ.
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut report = json!({
             "blocks": self.blocks,
             "transactions": self.codes.total,
             "codes_equal": self.codes.share(),
             "commit_hashes_equal": self.commit_hashes.share(),
             "state_equal": self.state.share(),
-        })
+        });
+        if let Some(answers) = &self.answers {
+            report["responses"] = json!(answers.total);
+            report["responses_equal"] = json!(answers.share());
+            report["responses_different"] = json!(self.different_answers);
+        }
+        report
+    }
+
+    /// Counts an answer to a proposal; `different` says what differs from the recorded one.
+    pub fn count_answer(&mut self, label: &str, peer: &str, different: &[String]) {
+        self.answers.get_or_insert_default().count(different.is_empty());
+        for what in different {
+            self.differences.push(format!("answer of {peer} ({label}): {what}"));
+        }
+        if !different.is_empty() {
+            self.different_answers.push(json!({ "label": label, "peer": peer, "differences": different }));
+        }
     }
 }
 

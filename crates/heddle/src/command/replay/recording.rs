@@ -75,7 +75,8 @@ pub struct StateRow {
 /// The namespace, and the key in hexadecimal. In a collection the key is the hash of the private key.
 pub type StatePlace = (String, String);
 
-fn read_json<T>(path: &Path, read: impl FnOnce(&Value) -> Result<T, String>) -> Result<T, CommandError> {
+/// Reads a file in JSON; the file's name precedes what `read` finds wrong.
+pub fn read_json<T>(path: &Path, read: impl FnOnce(&Value) -> Result<T, String>) -> Result<T, CommandError> {
     let advice = "`heddle ledger replay --help` describes the file";
     let bytes = std::fs::read(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => CommandError::about(path, format!("the file is missing; {advice}")),
@@ -90,7 +91,8 @@ fn list<'a>(value: &'a Value, field: &str, place: &str) -> Result<&'a Vec<Value>
     value[field].as_array().ok_or_else(|| format!("{place}{field} must be a list"))
 }
 
-fn text<'a>(value: &'a Value, field: &str, place: &str) -> Result<&'a str, String> {
+/// A string in an object; `place` is the object's place in its file.
+pub fn text<'a>(value: &'a Value, field: &str, place: &str) -> Result<&'a str, String> {
     value[field].as_str().ok_or_else(|| format!("{place}{field} must be a string"))
 }
 

@@ -24,12 +24,14 @@ pub struct RecordedBlocks {
     folder: PathBuf,
     genesis: Block,
     channel: String,
+    count: u64,
+    /// The number of blocks that are served.
     height: WatchSender<u64>,
     stop: CancellationToken,
 }
 
 impl RecordedBlocks {
-    /// The first `count` blocks in this folder. Reads the genesis block.
+    /// The first `count` blocks in this folder, of which the genesis block is served. Reads that block.
     pub fn open(folder: &Path, count: u64) -> Result<RecordedBlocks, CommandError> {
         let genesis = read_block(folder, 0)?;
         let config = ChannelConfig::from_block(&genesis).map_err(|error| {
@@ -38,11 +40,12 @@ impl RecordedBlocks {
                 format!("it is no genesis block: {error}; record the channel from block 0"),
             )
         })?;
-        let (height, _) = watch(count);
+        let (height, _) = watch(1);
         Ok(RecordedBlocks {
             folder: folder.to_owned(),
             genesis,
             channel: config.channel().to_string(),
+            count,
             height,
             stop: CancellationToken::new(),
         })
@@ -54,7 +57,12 @@ impl RecordedBlocks {
 
     /// The number of blocks, including the genesis block.
     pub fn count(&self) -> u64 {
-        *self.height.borrow()
+        self.count
+    }
+
+    /// Serves all blocks from now on, and not the genesis block alone.
+    pub fn release(&self) {
+        self.height.send(self.count);
     }
 
     /// The file of this block.
@@ -62,7 +70,8 @@ impl RecordedBlocks {
         block_file(&self.folder, number)
     }
 
-    fn read(&self, number: u64) -> Result<Block, CommandError> {
+    /// Reads a block as an orderer would deliver it.
+    pub fn read(&self, number: u64) -> Result<Block, CommandError> {
         let block = read_block(&self.folder, number)?;
         let mut metadata = block.metadata().clone();
         metadata.set_filter(Bytes::new());
@@ -96,7 +105,7 @@ impl ChannelBlocks for RecordedBlocks {
     }
 
     fn block(&self, number: u64) -> Result<Option<Bytes>, Box<dyn Error + Send + Sync>> {
-        if number >= self.count() {
+        if number >= *self.height.borrow() {
             return Ok(None);
         }
         let block = self.read(number).map_err(|error| error.message().unwrap_or_default().to_owned())?;
