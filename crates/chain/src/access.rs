@@ -219,6 +219,38 @@ impl ChannelPolicies {
         self.proposers.evaluate_identities(std::slice::from_ref(member)).is_ok()
     }
 
+    /// As [`ChannelPolicies::may_use`].
+    ///
+    /// # Errors
+    /// Why the member may not use the resource, in Fabric's words.
+    pub fn check_use(&self, resource: &str, member: &Arc<Identity>) -> Result<(), String> {
+        if self.may_use(resource, member) {
+            return Ok(());
+        }
+        let path = self.config.acl(resource);
+        let reason = match self.config.policy(path) {
+            Policy::ImplicitMeta(policy) => {
+                let satisfies = |below: &&Policy| below.evaluate_identities(std::slice::from_ref(member)).is_ok();
+                let satisfied = policy.below().iter().filter(satisfies).count();
+                // The policies that it asks usually have its own name.
+                let (threshold, name) = (policy.threshold(), path.rsplit('/').next().unwrap_or_default());
+                format!(
+                    "implicit policy evaluation failed - {satisfied} sub-policies were satisfied, but this policy requires \
+                     {threshold} of the '{name}' sub-policies to be satisfied"
+                )
+            }
+            Policy::Signature(_) => "signature set did not satisfy policy".to_owned(),
+            Policy::Missing => "no such policy".to_owned(),
+        };
+        Err(match self.config.stated_acl(resource) {
+            Some(path) => format!("failed evaluating policy on signed data during check policy [{path}]: [{reason}]"),
+            None => format!(
+                "Failed evaluating policy on signed data during check policy on channel [{}] with policy [{path}]: [{reason}]",
+                self.channel()
+            ),
+        })
+    }
+
     /// Whether a member, whose signature was checked, may send envelopes to an orderer.
     pub fn may_order(&self, member: &Arc<Identity>) -> bool {
         self.writers.evaluate_identities(std::slice::from_ref(member)).is_ok()

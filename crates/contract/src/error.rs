@@ -97,6 +97,9 @@ pub enum StubError {
     /// The contract must be initialised first, or must not be initialised by this call.
     #[error("invalid invocation: {0}")]
     InvalidInvocation(String),
+    /// A call to another contract was refused.
+    #[error("{0}")]
+    CallRefused(String),
     /// A named maximum of the transaction was passed: open queries, writes, bytes, call depth.
     #[error("{what} of one transaction may be at most {max}")]
     LimitExceeded {

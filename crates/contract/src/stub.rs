@@ -248,7 +248,8 @@ pub trait ContractStub: Send {
     /// status, and the caller decides.
     ///
     /// # Errors
-    /// `UnknownContract`, `LimitExceeded` beyond [`CALL_DEPTH_MAX`], `Unsupported`, `State`.
+    /// `CallRefused` if the contract is unknown, not approved or not initialised, if it is running already, or if the channel is
+    /// unknown; `LimitExceeded` beyond [`CALL_DEPTH_MAX`], `Unsupported`, `State`.
     async fn invoke_contract(
         &mut self,
         name: &str,

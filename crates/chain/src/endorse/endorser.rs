@@ -11,6 +11,7 @@ use identity::{Identity, Signer};
 use ledger::lifecycle::LIFECYCLE;
 use ledger::rwset::PrivateSet;
 use prost::Message as _;
+use proto::msp::SerializedIdentity;
 use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
     Response as WireResponse,
@@ -24,6 +25,7 @@ use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
 use super::simulate::{ChannelRead, CrossChannelReads, Simulation, SimulationContext};
 use super::turns::ExecutionTurns;
+use crate::access::PROPOSE;
 use crate::{Error, events};
 
 /// Runs proposals.
@@ -180,8 +182,9 @@ impl Endorser {
             if found.is_some() {
                 return Err(EndorseError::Duplicate(tx_id));
             }
-            if !super::system::is_system(proposal.chaincode()) && !channel.policies().may_propose(&creator) {
-                return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
+            let policies = channel.policies();
+            if !super::system::is_system(proposal.chaincode()) && !policies.may_propose(&creator) {
+                return Err(EndorseError::Denied(policies.check_use(PROPOSE, &creator).err().unwrap_or_default()));
             }
         }
         Ok(AdmittedProposal {
@@ -220,7 +223,10 @@ impl Endorser {
         };
         let (creator, served) = match channel {
             Some(channel) => {
-                let creator = channel.policies().identify(&serialized).map_err(|_| unknown())?;
+                let creator = channel
+                    .policies()
+                    .identify(&serialized)
+                    .map_err(|error| not_a_member(name, &serialized, &error))?;
                 let served = channel.policies().check_served(&creator, rt::wall_now());
                 (creator, served)
             }
@@ -359,7 +365,7 @@ impl Endorser {
             [function, args] => match std::str::from_utf8(function) {
                 Err(_) => refused("the function name is not text".to_owned()),
                 Ok(function) => {
-                    let may_use = || super::system::may_use(query, channel.as_ref(), function).is_ok();
+                    let may_use = || super::system::may_use(query, channel.as_ref(), function);
                     match call.check_access(function, may_use) {
                         Err(reason) => {
                             refused(format!("Failed to authorize invocation due to failed ACL check: {reason}"))
@@ -444,6 +450,19 @@ impl Endorser {
             ..ProposalResponse::default()
         }
     }
+}
+
+/// Why a creator is no member of a channel. As in Fabric, its organisation is named if the certificate can be read.
+fn not_a_member(channel: &str, creator: &Bytes, error: &identity::Error) -> EndorseError {
+    use identity::Error::{MalformedCertificate, MalformedIdentity, UnknownMsp, UnsupportedAlgorithm};
+    let is_read =
+        !matches!(error, MalformedIdentity(_) | UnknownMsp(_) | MalformedCertificate(_) | UnsupportedAlgorithm(_));
+    let organization = SerializedIdentity::decode(creator.clone()).ok().filter(|_| is_read);
+    let creator = organization.map_or_else(
+        || "creator org unknown, creator is malformed".to_owned(),
+        |creator| format!("creator org [{}]", shown(&creator.mspid)),
+    );
+    EndorseError::Invalid(format!("access denied: channel [{channel}] {creator}"))
 }
 
 pub(super) fn overloaded() -> EndorseError {

@@ -16,6 +16,9 @@ pub enum EndorseError {
     /// The proposal is not permitted: its format, creator, signature or rights.
     #[error("error validating proposal: {0}")]
     Invalid(String),
+    /// The channel's policies do not allow the creator to propose.
+    #[error("{0}")]
+    Denied(String),
     /// The creator's certificate has expired, or the proposal's time is too far from this peer's.
     #[error("{0}")]
     Expired(String),

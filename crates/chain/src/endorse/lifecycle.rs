@@ -120,7 +120,7 @@ impl LifecycleCall<'_> {
     ///
     /// # Errors
     /// The reason.
-    pub fn check_access(&self, function: &str, may_use: impl FnOnce() -> bool) -> Result<(), String> {
+    pub fn check_access(&self, function: &str, may_use: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         match function {
             "ApproveChaincodeDefinitionForMyOrg"
             | "QueryApprovedChaincodeDefinition"
@@ -132,10 +132,7 @@ impl LifecycleCall<'_> {
             "CheckCommitReadiness"
             | "CommitChaincodeDefinition"
             | "QueryChaincodeDefinition"
-            | "QueryChaincodeDefinitions" => match may_use() {
-                true => Ok(()),
-                false => Err(format!("access denied for [{function}]")),
-            },
+            | "QueryChaincodeDefinitions" => may_use(),
             _ => Err(format!("Unmapped policy for {LIFECYCLE}/{function}")),
         }
     }

@@ -111,6 +111,8 @@ pub struct Simulation {
     /// Open histories, each of one key of a namespace.
     histories: BTreeMap<QueryId, HistoryWalk>,
     queries_opened: u64,
+    /// The contracts that are running, each called by the one before it.
+    running: Vec<Arc<str>>,
     calls: u32,
     /// Number of results of ranges, and of reads and writes on other channels.
     scanned: usize,
@@ -128,7 +130,8 @@ pub struct Simulation {
 enum SimulationAccess {
     Undecided,
     Writes,
-    UncheckedQueries,
+    PagedQueries,
+    PrivateQueries,
 }
 
 struct RangeQuery {
@@ -180,6 +183,7 @@ impl Simulation {
             queries: BTreeMap::new(),
             histories: BTreeMap::new(),
             queries_opened: 0,
+            running: Vec::new(),
             calls: 0,
             scanned: 0,
             scanned_bytes: 0,
@@ -232,12 +236,15 @@ impl Simulation {
         self.check_approved(name).await?;
         self.read_definition(name).await?;
         self.check_initialization(name, is_init).await?.map_err(StubError::InvalidInvocation)?;
-        let mut call = ContractCall { simulation: self, namespace: name.into(), args, depth, is_init, event: None };
+        let namespace: Arc<str> = name.into();
+        self.running.push(namespace.clone());
+        let mut call = ContractCall { simulation: self, namespace, args, depth, is_init, event: None };
         let result = match contract::split_input(args) {
             Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
             Err(error) => Err(error),
         };
         let event = call.event;
+        self.running.pop();
         let response = match result {
             Ok(response) => response,
             Err(error) => error.into_response()?,
@@ -326,24 +333,41 @@ impl Simulation {
     /// Notes a write.
     fn note_write(&mut self) -> Result<(), StubError> {
         self.check_limits()?;
-        if self.access == SimulationAccess::UncheckedQueries {
-            return Err(StubError::ReadOnly(
-                "the transaction has queried by pages or in a private collection, so it must not write".to_owned(),
-            ));
+        let queried = match self.access {
+            SimulationAccess::Undecided | SimulationAccess::Writes => {
+                self.access = SimulationAccess::Writes;
+                return Ok(());
+            }
+            SimulationAccess::PagedQueries => "a paginated query",
+            SimulationAccess::PrivateQueries => "queries on pvt data",
+        };
+        Err(self.unsupported(&format!("Transaction has already performed {queried}. Writes are not allowed")))
+    }
+
+    /// Notes a query by pages, whose result is not checked again at commit.
+    fn note_paged_query(&mut self) -> Result<(), StubError> {
+        match self.access {
+            SimulationAccess::Writes => {
+                return Err(self.unsupported("Paginated queries are supported only in a read-only transaction"));
+            }
+            SimulationAccess::Undecided => self.access = SimulationAccess::PagedQueries,
+            SimulationAccess::PagedQueries | SimulationAccess::PrivateQueries => {}
         }
-        self.access = SimulationAccess::Writes;
         Ok(())
     }
 
-    /// Notes a query whose result is not checked again at commit.
-    fn note_unchecked_query(&mut self) -> Result<(), StubError> {
+    /// Notes a query in a private collection, whose result is not checked again at commit.
+    fn note_private_query(&mut self) -> Result<(), StubError> {
         if self.access == SimulationAccess::Writes {
-            return Err(StubError::ReadOnly(
-                "the transaction has written, so it must not query by pages or in a private collection".to_owned(),
-            ));
+            return Err(self.unsupported("Queries on pvt data is supported only in a read-only transaction"));
         }
-        self.access = SimulationAccess::UncheckedQueries;
+        self.access = SimulationAccess::PrivateQueries;
         Ok(())
+    }
+
+    /// The error of a transaction that both writes and queries in ways that exclude writes, in Fabric's words.
+    fn unsupported(&self, reason: &str) -> StubError {
+        StubError::ReadOnly(format!("txid [{}]: unsuppored transaction. {reason}", self.context.tx_id))
     }
 
     fn new_query(&mut self) -> Result<QueryId, StubError> {

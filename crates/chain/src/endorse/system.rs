@@ -97,16 +97,20 @@ fn text<'a>(arg: Option<&'a Bytes>, what: &str) -> Result<&'a str, String> {
 fn named_channel(query: &SystemQuery<'_>, function: &str) -> Result<Arc<dyn EndorsingChannel>, String> {
     let name = text(query.args.get(1), "the channel")?;
     let channel = query.channels.channel(name).ok_or_else(|| format!("Invalid chain ID, {name}"))?;
-    may_use(query, channel.as_ref(), function)?;
+    may_use(query, channel.as_ref(), function).map_err(|reason| match query.contract {
+        "qscc" => format!("access denied for [{function}][{name}]: [{reason}]"),
+        _ => format!("access denied for [{function}][{name}]: {reason}"),
+    })?;
     Ok(channel)
 }
 
+/// Why the creator may not call a function on a channel, if it may not.
 pub(super) fn may_use(query: &SystemQuery<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
     let resource = format!("{}/{function}", query.contract);
-    let denied = || format!("access denied for [{function}][{}]", channel.policies().channel());
+    let policies = channel.policies();
     // The creator is a member of the proposal's channel; it must be a member of the queried channel too.
-    let member = channel.policies().identify(query.creator.serialized()).map_err(|_| denied())?;
-    if channel.policies().may_use(&resource, &member) { Ok(()) } else { Err(denied()) }
+    let member = policies.identify(query.creator.serialized()).map_err(|error| error.to_string())?;
+    policies.check_use(&resource, &member)
 }
 
 fn channels(channels: &dyn EndorsingChannels) -> Bytes {

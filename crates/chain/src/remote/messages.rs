@@ -423,6 +423,7 @@ impl RemoteFailure {
                 RemoteFailure { number, ..RemoteFailure::new(12, &[contract, channel]) }
             }
             EndorseError::InvalidInvocation(reason) => RemoteFailure::new(13, &[reason]),
+            EndorseError::Denied(reason) => RemoteFailure::new(14, &[reason]),
         }
     }
 
@@ -449,6 +450,7 @@ impl RemoteFailure {
                 channel: self.text(1),
             },
             13 => EndorseError::InvalidInvocation(self.text(0)),
+            14 => EndorseError::Denied(self.text(0)),
             other => EndorseError::State {
                 kind: ErrorKind::Closed,
                 message: format!("the peer answered with error {other}, which is not known here"),
@@ -556,6 +558,7 @@ mod tests {
             EndorseError::Stopped,
             EndorseError::ChannelStopped { channel: "i".into(), cause: "j".into() },
             EndorseError::InvalidInvocation("k".into()),
+            EndorseError::Denied("l".into()),
         ];
         for error in errors {
             let again = RemoteFailure::of_endorse(&error).into_endorse();

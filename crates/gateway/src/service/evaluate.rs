@@ -97,6 +97,7 @@ fn code(error: &EndorseError) -> GrpcCode {
     match error {
         EndorseError::Malformed(_) => GrpcCode::InvalidArgument,
         EndorseError::Invalid(_)
+        | EndorseError::Denied(_)
         | EndorseError::Duplicate(_)
         | EndorseError::UnknownChaincode { .. }
         | EndorseError::NotApproved { .. } => GrpcCode::FailedPrecondition,
@@ -114,6 +115,7 @@ pub(super) fn is_final(error: &EndorseError) -> bool {
         error,
         EndorseError::Malformed(_)
             | EndorseError::Invalid(_)
+            | EndorseError::Denied(_)
             | EndorseError::Expired(_)
             | EndorseError::Duplicate(_)
             | EndorseError::InvalidInvocation(_)

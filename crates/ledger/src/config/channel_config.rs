@@ -280,7 +280,12 @@ impl ChannelConfig {
 
     /// The path of the policy that guards a resource such as `qscc/GetChainInfo`.
     pub fn acl(&self, resource: &str) -> &str {
-        self.acls.get(resource).map_or_else(|| super::acl::default_path(resource), String::as_str)
+        self.stated_acl(resource).unwrap_or_else(|| super::acl::default_path(resource))
+    }
+
+    /// The path of the policy that the configuration itself states for a resource.
+    pub fn stated_acl(&self, resource: &str) -> Option<&str> {
+        self.acls.get(resource).map(String::as_str)
     }
 }
 

@@ -14,7 +14,7 @@ use contract::key::KeyRange;
 use contract::{KeyValue, Metadata, QueryId, StatePage, StubError};
 use identity::hex;
 use ledger::hash::sha256;
-use ledger::lifecycle::{DefinitionField, LIFECYCLE, metadata_key};
+use ledger::lifecycle::{DefinitionField, LIFECYCLE, implicit_collection_msp, metadata_key};
 use ledger::namespace;
 use ledger::rwset::RangeRecorder;
 use prost::Message;
@@ -47,7 +47,12 @@ impl ContractCall<'_> {
         let access = rules.and_then(|rules| rules.collection_access(collection, policies.config()));
         access.ok_or_else(|| {
             let (channel, contract) = (policies.channel(), &self.namespace);
-            StubError::Collection(format!("collection {channel}/{contract}/{collection} could not be found"))
+            StubError::Collection(match implicit_collection_msp(collection) {
+                Some(_) => {
+                    format!("collection [{collection}] not defined in the collection config for chaincode [{contract}]")
+                }
+                None => format!("collection {channel}/{contract}/{collection} could not be found"),
+            })
         })
     }
 
@@ -166,7 +171,7 @@ impl ContractCall<'_> {
         check_length(range.start())?;
         check_length(range.end())?;
         self.check_private_read(collection).await?;
-        self.simulation.note_unchecked_query()?;
+        self.simulation.note_private_query()?;
         let id = self.simulation.new_query()?;
         let query = RangeQuery {
             namespace: self.namespace.clone(),

@@ -70,7 +70,7 @@ impl ContractStub for ContractCall<'_> {
         self.simulation.count_read().await;
         check_length(range.start())?;
         check_length(range.end())?;
-        self.simulation.note_unchecked_query()?;
+        self.simulation.note_paged_query()?;
         let (namespace, snapshot) = (self.namespace.clone(), self.simulation.context.snapshot.clone());
         let entries_max = if entries_max == 0 { PAGED_ENTRIES_MAX } else { entries_max.min(PAGED_ENTRIES_MAX) };
         let id = self.open_range(range.clone()).await?;
@@ -123,7 +123,9 @@ impl ContractStub for ContractCall<'_> {
 
     async fn purge_private(&mut self, collection: &str, key: &str) -> Result<(), StubError> {
         if !self.simulation.context.policies.config().capabilities().purges_private_data() {
-            return Err(StubError::Unsupported("purging private data: the channel lacks the capability V2_5, so it"));
+            let reason =
+                "purge private data is not enabled, channel application capability of V2_5 or later is required";
+            return Err(StubError::Collection(reason.to_owned()));
         }
         self.check_private_write(collection, key).await?;
         self.simulation.recorder.private_purge(&self.namespace, collection, key);
@@ -190,13 +192,18 @@ impl ContractStub for ContractCall<'_> {
         }
         let context = &self.simulation.context;
         if channel.is_empty() || context.channel.as_str() == channel {
-            return Ok(self.simulation.call(name, &args, self.depth + 1, false).await?.response);
+            if self.simulation.running.iter().any(|running| **running == *name) {
+                let (tx_id, channel) = (&context.tx_id, &context.channel);
+                let reason = format!("execute failed: error sending: txid: {tx_id}({channel}) exists");
+                return Err(StubError::CallRefused(reason));
+            }
+            let channel = context.channel.clone();
+            let outcome = self.simulation.call(name, &args, self.depth + 1, false).await;
+            return Ok(outcome.map_err(|error| refused_call(error, &channel))?.response);
         }
         let Some(read) = context.cross_channel.view(channel, &context.client).await else {
-            return Ok(ContractResponse::failure(
-                ContractResponse::ERROR,
-                format!("channel {channel} is not known here"),
-            ));
+            let reason = format!("Failed to get policy manager for channel [{channel}]");
+            return Err(StubError::CallRefused(reason));
         };
         // A call on another channel is read only: its reads and writes are dropped.
         let mut context = context.clone();
@@ -209,7 +216,7 @@ impl ContractStub for ContractCall<'_> {
         let outcome = other.call(name, &args, self.depth + 1, false).await;
         (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes) =
             (other.calls, other.scanned + other.recorder.entries(), other.scanned_bytes);
-        Ok(outcome?.response)
+        Ok(outcome.map_err(|error| refused_call(error, &ChannelId::from(channel)))?.response)
     }
 
     fn set_event(&mut self, name: &str, payload: Bytes) -> Result<(), StubError> {
@@ -301,5 +308,22 @@ impl ContractCall<'_> {
             query.over = true;
         }
         Ok(page)
+    }
+}
+
+/// The error of a contract that calls another one which does not run, in Fabric's words.
+fn refused_call(error: StubError, channel: &ChannelId) -> StubError {
+    let missing = |reason: String| {
+        format!(
+            "execute failed: invalid invocation: [channel {channel}] failed to get chaincode container info for {reason}"
+        )
+    };
+    match error {
+        StubError::UnknownContract(name) => {
+            StubError::CallRefused(missing(format!("{name}: chaincode {name} not found")))
+        }
+        StubError::NotApproved { ref contract, .. } => StubError::CallRefused(missing(format!("{contract}: {error}"))),
+        StubError::InvalidInvocation(_) => StubError::CallRefused(format!("execute failed: {error}")),
+        error => error,
     }
 }
