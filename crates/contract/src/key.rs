@@ -57,6 +57,13 @@ impl KeyRange {
         Ok(Self { start, end })
     }
 
+    /// Any range, simple and composite keys alike: what a contract outside of this process asks for, whose library has
+    /// separated the two. An empty `start` stands for the first key of all, an empty `end` for beyond the last one.
+    pub fn between(start: &str, end: &str) -> Self {
+        let start = if start.is_empty() { "\u{0}" } else { start };
+        Self { start: start.to_owned(), end: end.to_owned() }
+    }
+
     /// The first key that may be in the range; never empty.
     pub fn start(&self) -> &str {
         &self.start

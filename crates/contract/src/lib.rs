@@ -64,6 +64,7 @@
 //! - [`key`]: the rules of state keys, composite keys and key ranges, as Hyperledger Fabric's clients and contracts
 //!   know them.
 //! - [`ContractRegistry`]: the contracts that a peer can run, by chaincode name.
+//! - [`shim`]: contracts that run outside of this process, with Fabric's libraries.
 //! - [`contracts`]: the contracts that are compiled in. [`model`] runs any contract on an in-memory ledger; it is the
 //!   oracle with which peers are compared.
 //!
@@ -80,6 +81,7 @@
 pub mod contracts;
 mod dispatch;
 mod error;
+pub mod events;
 mod history;
 pub mod key;
 #[cfg(debug_assertions)]
@@ -87,6 +89,7 @@ pub mod model;
 mod query;
 mod registry;
 mod response;
+pub mod shim;
 mod stub;
 
 pub use dispatch::{Contract, split_input};

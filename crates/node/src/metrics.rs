@@ -44,6 +44,7 @@ pub(crate) fn register() {
     event::register(block_transport::events::EVENTS);
     event::register(private_data::events::EVENTS);
     event::register(chain::events::EVENTS);
+    event::register(contract::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(crate::disk::EVENTS);
     event::register(crate::credentials::EVENTS);
