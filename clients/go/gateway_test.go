@@ -33,13 +33,19 @@ type network struct {
 
 func start(t *testing.T) network {
 	t.Helper()
+	return startWith(t, "")
+}
+
+// Starts a network with further sections of its configuration.
+func startWith(t *testing.T, sections string) network {
+	t.Helper()
 	program := os.Getenv("HEDDLE")
 	if program == "" {
 		program = filepath.Join("..", "..", "target", "release", "heddle")
 	}
 	folder := t.TempDir()
 	config := filepath.Join(folder, "heddle.toml")
-	text := "log = \"warn\"\n[ports]\ngateway = 0\norderer = 0\nmetrics = 0\n"
+	text := "log = \"warn\"\n[ports]\ngateway = 0\norderer = 0\nmetrics = 0\n" + sections
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -89,6 +89,7 @@ pub mod model;
 mod query;
 mod registry;
 mod response;
+mod services;
 pub mod shim;
 mod stub;
 
@@ -98,6 +99,7 @@ pub use history::HistoryCursor;
 pub use query::{HistoryPage, KeyModification, PAGE_ENTRIES_MAX, QueryId, Timestamp};
 pub use registry::{ContractRegistry, RegistryError};
 pub use response::ContractResponse;
+pub use services::{ContractServices, InstalledPackage, PackageError};
 pub use stub::{
     BookmarkedPage, CALL_DEPTH_MAX, ContractStub, KEY_POLICY, KeyValue, Metadata, PAGE_BYTES_SOFT_MAX, RangeCursor,
     StatePage,

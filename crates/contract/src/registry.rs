@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use base::ErrorKind;
 
-use crate::Contract;
 use crate::contracts::{basic::Basic, kmeans::KMeans, smallbank::SmallBank, ycsb::Ycsb};
+use crate::{Contract, ContractServices};
 
 /// Why a contract could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +31,7 @@ impl RegistryError {
 #[derive(Clone, Default)]
 pub struct ContractRegistry {
     contracts: Arc<BTreeMap<String, Arc<dyn Contract>>>,
+    services: Option<Arc<dyn ContractServices>>,
 }
 
 impl ContractRegistry {
@@ -77,7 +78,29 @@ impl ContractRegistry {
         self.contracts.get(name)
     }
 
-    /// Every name, sorted.
+    /// The same registry with the contracts outside of the process. They have no definition until the ledger or the
+    /// configuration gives them one.
+    #[must_use]
+    pub fn with_services(self, services: Arc<dyn ContractServices>) -> Self {
+        Self { services: Some(services), ..self }
+    }
+
+    /// The contracts outside of the process.
+    pub fn services(&self) -> Option<&Arc<dyn ContractServices>> {
+        self.services.as_ref()
+    }
+
+    /// The contract that runs under this name: that of the package, or without a package the one that the operator has
+    /// configured, or else the one that is compiled in.
+    pub fn find(&self, name: &str, package_id: &str) -> Option<Arc<dyn Contract>> {
+        let services = self.services.as_ref();
+        match package_id {
+            "" => services.and_then(|services| services.by_name(name)).or_else(|| self.get(name).cloned()),
+            package_id => services?.by_package(package_id),
+        }
+    }
+
+    /// Every name that is compiled in, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.contracts.keys().map(String::as_str)
     }

@@ -38,6 +38,7 @@
 //! * [`service`]: the meaning of each method, on top of `chain`.
 //! * [`grpc`]: calls, messages and statuses over HTTP/2.
 //! * [`server`]: a listening port with TLS and its limits.
+//! * [`chaincode`]: streams to contracts outside of the peer, which `contract` speaks Fabric's shim protocol over.
 //! * [`client`]: a client like an SDK, for tests, tools and measurements.
 //!
 //! # Guarantees
@@ -59,6 +60,7 @@
 //! * The crate uses tokio directly, so it cannot run in a simulation. The simulator replaces it by messages over links.
 #![deny(missing_docs)]
 
+pub mod chaincode;
 pub mod client;
 pub mod events;
 #[doc(hidden)]

@@ -3,6 +3,7 @@
 //! Every key has a default. `default.toml`, the content of a new file, lists every key with its meaning. Unknown keys
 //! are rejected. Errors name the key or the line and say what to do.
 
+mod chaincode;
 mod crypto;
 mod error;
 pub(crate) mod ordering;
@@ -18,6 +19,7 @@ use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
+pub use chaincode::{ChaincodeConfig, ChaincodePortConfig};
 pub use crypto::{CryptoConfig, VerificationMethod};
 pub use error::ConfigError;
 pub use ordering::{CutSetting, OrderingConfig, OrderingEngine};
@@ -58,6 +60,11 @@ pub struct HeddleConfig {
     pub limits: ClientLimits,
     /// How signatures are verified.
     pub crypto: CryptoConfig,
+    /// The port for chaincodes that connect to their peer.
+    pub chaincode_port: ChaincodePortConfig,
+    /// Chaincodes that run outside of the peers, without packages.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chaincodes: Vec<ChaincodeConfig>,
 }
 
 /// The channel and its members.
@@ -173,6 +180,8 @@ impl Default for HeddleConfig {
             pool: PoolConfig::default(),
             limits: ClientLimits::default(),
             crypto: CryptoConfig::default(),
+            chaincode_port: ChaincodePortConfig::default(),
+            chaincodes: Vec::new(),
         }
     }
 }
@@ -333,7 +342,7 @@ impl HeddleConfig {
             }
             text.push('\n');
         }
-        text
+        text + &chaincode::to_text(&self.chaincodes)
     }
 
     /// Checks the values beyond what their types check.
@@ -351,6 +360,8 @@ impl HeddleConfig {
                 rule(policy).map_err(|problem| wrong("contracts", format!("gives {name} a policy that {problem}")))?;
             }
         }
+        chaincode::check(&self.chaincodes).map_err(|problem| wrong("chaincodes", problem))?;
+        self.chaincode_port.check(network.organizations.len()).map_err(|(key, problem)| wrong(key, problem))?;
         if self.contracts.0.is_empty() {
             return Err(wrong("contracts", "names no contract; leave the section out to have all".to_owned()));
         }

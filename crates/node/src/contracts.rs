@@ -9,14 +9,15 @@ use ledger::lifecycle::ContractDefinition;
 use crate::config::{ConfigError, HeddleConfig, rule};
 use crate::network::NodeError;
 
-/// The contracts that the configuration names.
+/// The contracts that the configuration names and that are compiled in.
 ///
 /// # Errors
 /// [`NodeError::UnknownContract`].
 pub(crate) fn registry(config: &HeddleConfig) -> Result<ContractRegistry, NodeError> {
     let native = ContractRegistry::native();
     let mut registry = ContractRegistry::empty();
-    for name in config.contracts.0.keys() {
+    let is_outside = |name: &String| config.chaincodes.iter().any(|chaincode| chaincode.name == *name);
+    for name in config.contracts.0.keys().filter(|name| !is_outside(name)) {
         let contract = native.get(name).ok_or_else(|| NodeError::UnknownContract {
             name: name.clone(),
             known: native.names().collect::<Vec<_>>().join(", "),
@@ -44,7 +45,8 @@ pub(crate) fn definitions(
 ) -> Result<ContractDefinitions, ConfigError> {
     let mut definitions = ContractDefinitions::new();
     for (name, contract) in &config.contracts.0 {
-        let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
+        // A chaincode outside of the peers has the version that contracts have by default.
+        let version = registry.get(name).map_or("1.0", |contract| contract.version()).to_owned();
         let Some(text) = &contract.policy else {
             definitions.insert(name.clone(), by_channel_policy(version));
             continue;

@@ -66,6 +66,7 @@
 #![deny(missing_docs)]
 
 mod boxed;
+mod chaincodes;
 pub mod config;
 mod contracts;
 pub mod control;

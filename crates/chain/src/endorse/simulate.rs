@@ -226,14 +226,22 @@ impl Simulation {
         depth: usize,
         is_init: bool,
     ) -> Result<CallOutcome, StubError> {
-        let Some(contract) = self.context.registry.get(name).cloned() else {
-            return Err(StubError::UnknownContract(name.to_owned()));
-        };
         self.calls += 1;
         if self.calls > CALLS_MAX {
             return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
         }
-        self.check_approved(name).await?;
+        let package = self.check_approved(name).await?;
+        let contract = self.context.registry.find(name, &package).ok_or_else(|| match package.is_empty() {
+            true => StubError::UnknownContract(name.to_owned()),
+            // Not an answer: a peer that has the package can serve.
+            false => StubError::State {
+                kind: ErrorKind::Retry,
+                message: format!(
+                    "package {package} of chaincode {name} is not installed at this peer; install it, or approve the definition \
+                     with a package that is"
+                ),
+            },
+        })?;
         self.read_definition(name).await?;
         self.check_initialization(name, is_init).await?.map_err(StubError::InvalidInvocation)?;
         let namespace: Arc<str> = name.into();
@@ -252,12 +260,13 @@ impl Simulation {
         Ok(CallOutcome { response, event })
     }
 
-    /// Fails if the ledger defines a contract and the peer's organisation has not approved the definition.
-    async fn check_approved(&self, contract: &str) -> Result<(), StubError> {
+    /// The package that runs; empty for a contract without one. Fails if the ledger defines a contract and the peer's
+    /// organisation has not approved the definition.
+    async fn check_approved(&self, contract: &str) -> Result<String, StubError> {
         let context = &self.context;
         let is_on_ledger = context.policies.on_ledger().contains(contract);
         let Some(definition) = context.policies.definitions().get(contract).filter(|_| is_on_ledger) else {
-            return Ok(());
+            return Ok(String::new());
         };
         let (channel, own) = (context.policies.channel(), &context.own);
         let (snapshot, private) = (&*context.snapshot, &*context.private);
@@ -267,7 +276,7 @@ impl Simulation {
             StubError::State { kind, message: error.to_string() }
         })?;
         match found {
-            Some(_) => Ok(()),
+            Some(approval) => Ok(approval.package),
             None => Err(StubError::NotApproved {
                 contract: contract.to_owned(),
                 sequence: definition.sequence,

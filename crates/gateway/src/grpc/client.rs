@@ -18,7 +18,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri};
 use prost::Message;
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, BufWriter};
 use tokio::net::TcpStream;
 
@@ -53,6 +53,15 @@ pub struct ClientTls {
     pub roots_pem: Vec<u8>,
     /// The name that the server's certificate must bear.
     pub server_name: String,
+}
+
+/// What a client proves its own identity with, in PEM.
+#[derive(Clone)]
+pub struct ClientIdentity {
+    /// Its certificate and those of the authorities in between.
+    pub certificate_pem: Vec<u8>,
+    /// The key of the certificate.
+    pub key_pem: Vec<u8>,
 }
 
 /// A connection could not be made.
@@ -120,13 +129,28 @@ impl GrpcConnection {
     /// # Errors
     /// If there is no connection, or the server cannot be authenticated.
     pub async fn connect(target: &ConnectTarget) -> Result<GrpcConnection, ConnectError> {
+        GrpcConnection::connect_as(target, None, CONNECT_TIMEOUT).await
+    }
+
+    /// Connects within `time_max`, and proves `identity` if the server asks for one.
+    ///
+    /// # Errors
+    /// As [`GrpcConnection::connect`]; also if the identity is unusable.
+    pub async fn connect_as(
+        target: &ConnectTarget,
+        identity: Option<&ClientIdentity>,
+        time_max: Duration,
+    ) -> Result<GrpcConnection, ConnectError> {
         let io_error = |source| ConnectError::Io { address: target.address.clone(), source };
-        tokio::time::timeout(CONNECT_TIMEOUT, GrpcConnection::connect_once(target))
+        tokio::time::timeout(time_max, GrpcConnection::connect_once(target, identity))
             .await
             .unwrap_or_else(|_| Err(io_error(io::ErrorKind::TimedOut.into())))
     }
 
-    async fn connect_once(target: &ConnectTarget) -> Result<GrpcConnection, ConnectError> {
+    async fn connect_once(
+        target: &ConnectTarget,
+        identity: Option<&ClientIdentity>,
+    ) -> Result<GrpcConnection, ConnectError> {
         let io_error = |source| ConnectError::Io { address: target.address.clone(), source };
         let tls_error = |message: String| ConnectError::Tls { address: target.address.clone(), message };
         let socket = TcpStream::connect(&target.address).await.map_err(io_error)?;
@@ -141,11 +165,20 @@ impl GrpcConnection {
             roots.add(certificate).map_err(|error| tls_error(error.to_string()))?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| tls_error(error.to_string()))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut config = match identity {
+            None => config.with_no_client_auth(),
+            Some(identity) => {
+                let chain = CertificateDer::pem_slice_iter(&identity.certificate_pem).collect::<Result<Vec<_>, _>>();
+                let chain = chain.map_err(|error| tls_error(error.to_string()))?;
+                let key = PrivateKeyDer::from_pem_slice(&identity.key_pem);
+                let key = key.map_err(|error| tls_error(error.to_string()))?;
+                config.with_client_auth_cert(chain, key).map_err(|error| tls_error(error.to_string()))?
+            }
+        };
         config.alpn_protocols = vec![b"h2".to_vec()];
         let name = ServerName::try_from(tls.server_name.clone()).map_err(|error| tls_error(error.to_string()))?;
         let stream =
@@ -366,7 +399,11 @@ impl ResponseStream {
         Ok(())
     }
 
-    async fn next_bytes(&mut self) -> Result<Option<Bytes>, GrpcStatus> {
+    /// As [`ResponseStream::next`], undecoded.
+    ///
+    /// # Errors
+    /// As [`ResponseStream::next`].
+    pub async fn next_bytes(&mut self) -> Result<Option<Bytes>, GrpcStatus> {
         self.started().await?;
         let ResponseState::Body(messages) = &mut self.state else { return Ok(None) };
         if let Some(message) = messages.next().await? {

@@ -34,6 +34,7 @@ use tokio::net::TcpListener;
 use super::layout::{self, BLOCKS, TABLES};
 use super::running::RunningNetwork;
 use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS};
+use crate::chaincodes::PeerChaincodes;
 use crate::config::{HeddleConfig, OrderingEngine, PeerMode};
 use crate::control::orderer_of;
 use crate::network::orderer_set::OrdererSet;
@@ -390,7 +391,8 @@ async fn start_peer(
 ) -> Result<(Option<StorageInstance>, Vec<Arc<ComputeInstance>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
     let data = open(network, &format!("peers/{}", organization.name)).await?;
-    let registry = contracts::registry(config)?;
+    let chaincodes = PeerChaincodes::open(config, &organization.name, &network.path)?;
+    let registry = contracts::registry(config)?.with_services(chaincodes);
     let definitions = contracts::definitions(config, &registry)?;
     policy_record::check(&layout::compute_folder(&network.path, &organization.name, 0), &definitions)?;
     let options = compute::ComputeConfig {

@@ -1,0 +1,222 @@
+// The chaincode of the client tests: assets, with Fabric's contract API. It runs as a service.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/hyperledger/fabric-chaincode-go/v2/shim"
+	"github.com/hyperledger/fabric-contract-api-go/v2/contractapi"
+)
+
+// Assets is the contract.
+type Assets struct {
+	contractapi.Contract
+}
+
+// Asset is one row.
+type Asset struct {
+	ID    string `json:"id"`
+	Owner string `json:"owner"`
+	Value int    `json:"value"`
+}
+
+// Change is one entry of an asset's history.
+type Change struct {
+	TxID    string `json:"txId"`
+	Owner   string `json:"owner"`
+	Deleted bool   `json:"deleted"`
+}
+
+// Create makes an asset, and an event.
+func (*Assets) Create(ctx contractapi.TransactionContextInterface, id, owner string, value int) error {
+	stub := ctx.GetStub()
+	existing, err := stub.GetState(id)
+	if err != nil {
+		return err
+	}
+	if existing != nil {
+		return fmt.Errorf("the asset %s exists already", id)
+	}
+	bytes, err := json.Marshal(Asset{id, owner, value})
+	if err != nil {
+		return err
+	}
+	if err := stub.PutState(id, bytes); err != nil {
+		return err
+	}
+	index, err := stub.CreateCompositeKey("owner~id", []string{owner, id})
+	if err != nil {
+		return err
+	}
+	if err := stub.PutState(index, []byte{1}); err != nil {
+		return err
+	}
+	return stub.SetEvent("created", bytes)
+}
+
+// CreateMany makes assets in one transaction, with batches of writes.
+func (assets *Assets) CreateMany(ctx contractapi.TransactionContextInterface, prefix string, count int) error {
+	stub := ctx.GetStub()
+	stub.StartWriteBatch()
+	for number := 0; number < count; number++ {
+		id := fmt.Sprintf("%s%05d", prefix, number)
+		bytes, err := json.Marshal(Asset{id, "many", number})
+		if err != nil {
+			return err
+		}
+		if err := stub.PutState(id, bytes); err != nil {
+			return err
+		}
+	}
+	return stub.FinishWriteBatch()
+}
+
+// Read returns an asset.
+func (*Assets) Read(ctx contractapi.TransactionContextInterface, id string) (*Asset, error) {
+	bytes, err := ctx.GetStub().GetState(id)
+	if err != nil {
+		return nil, err
+	}
+	if bytes == nil {
+		return nil, fmt.Errorf("there is no asset %s", id)
+	}
+	var asset Asset
+	return &asset, json.Unmarshal(bytes, &asset)
+}
+
+// ReadMany reads assets at once, and returns how many exist.
+func (*Assets) ReadMany(ctx contractapi.TransactionContextInterface, ids []string) (int, error) {
+	values, err := ctx.GetStub().GetMultipleStates(ids...)
+	found := 0
+	for _, value := range values {
+		if len(value) > 0 {
+			found++
+		}
+	}
+	return found, err
+}
+
+// Transfer changes the owner.
+func (assets *Assets) Transfer(ctx contractapi.TransactionContextInterface, id, owner string) error {
+	asset, err := assets.Read(ctx, id)
+	if err != nil {
+		return err
+	}
+	asset.Owner = owner
+	bytes, err := json.Marshal(asset)
+	if err != nil {
+		return err
+	}
+	return ctx.GetStub().PutState(id, bytes)
+}
+
+// Count counts the assets from start to end.
+func (*Assets) Count(ctx contractapi.TransactionContextInterface, start, end string) (int, error) {
+	rows, err := ctx.GetStub().GetStateByRange(start, end)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	count := 0
+	for rows.HasNext() {
+		if _, err := rows.Next(); err != nil {
+			return 0, err
+		}
+		count++
+	}
+	return count, nil
+}
+
+// Page returns the number of assets on a page, and the bookmark of the next one.
+func (*Assets) Page(ctx contractapi.TransactionContextInterface, start, end string, size int32, bookmark string) (string, error) {
+	rows, metadata, err := ctx.GetStub().GetStateByRangeWithPagination(start, end, size, bookmark)
+	if err != nil {
+		return "", err
+	}
+	defer rows.Close()
+	return fmt.Sprintf("%d %s", metadata.FetchedRecordsCount, metadata.Bookmark), nil
+}
+
+// OwnedBy lists what an owner had when the assets were made.
+func (*Assets) OwnedBy(ctx contractapi.TransactionContextInterface, owner string) ([]string, error) {
+	stub := ctx.GetStub()
+	rows, err := stub.GetStateByPartialCompositeKey("owner~id", []string{owner})
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	owned := []string{}
+	for rows.HasNext() {
+		row, err := rows.Next()
+		if err != nil {
+			return nil, err
+		}
+		_, parts, err := stub.SplitCompositeKey(row.Key)
+		if err != nil {
+			return nil, err
+		}
+		owned = append(owned, parts[1])
+	}
+	return owned, nil
+}
+
+// History lists the owners that an asset had, newest first.
+func (*Assets) History(ctx contractapi.TransactionContextInterface, id string) ([]Change, error) {
+	rows, err := ctx.GetStub().GetHistoryForKey(id)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	changes := []Change{}
+	for rows.HasNext() {
+		row, err := rows.Next()
+		if err != nil {
+			return nil, err
+		}
+		var asset Asset
+		if len(row.Value) > 0 {
+			if err := json.Unmarshal(row.Value, &asset); err != nil {
+				return nil, err
+			}
+		}
+		changes = append(changes, Change{row.TxId, asset.Owner, row.IsDelete})
+	}
+	return changes, nil
+}
+
+// Call calls another chaincode and returns its answer.
+func (*Assets) Call(ctx contractapi.TransactionContextInterface, chaincode, function, argument string) (string, error) {
+	response := ctx.GetStub().InvokeChaincode(chaincode, [][]byte{[]byte(function), []byte(argument)}, "")
+	if response.Status >= 400 {
+		return "", fmt.Errorf("%s answered %d: %s", chaincode, response.Status, response.Message)
+	}
+	return string(response.Payload), nil
+}
+
+// Who returns the client's organisation, which the chaincode reads from the signed proposal.
+func (*Assets) Who(ctx contractapi.TransactionContextInterface) (string, error) {
+	return ctx.GetClientIdentity().GetMSPID()
+}
+
+// Crash ends the process in the middle of a call.
+func (*Assets) Crash(contractapi.TransactionContextInterface) error {
+	os.Exit(3)
+	return nil
+}
+
+func main() {
+	chaincode, err := contractapi.NewChaincode(&Assets{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := shim.ChaincodeServer{
+		CCID:     os.Getenv("CHAINCODE_ID"),
+		Address:  os.Getenv("CHAINCODE_SERVER_ADDRESS"),
+		CC:       chaincode,
+		TLSProps: shim.TLSProperties{Disabled: true},
+	}
+	log.Fatal(server.Start())
+}

@@ -1,0 +1,189 @@
+//! A port of the peer that chaincodes connect to.
+//!
+//! 1. The TLS handshake demands a client certificate from an authority that the operator has chosen
+//!    ([`tls_for_chaincodes`]). Fabric's shims present one if they are started with `CORE_TLS_CLIENT_CERT_FILE` and
+//!    `CORE_TLS_CLIENT_KEY_FILE`; they support no other proof. Any certificate of the authority may register any installed
+//!    package, so the authority should certify chaincodes alone.
+//! 2. The chaincode calls `protos.ChaincodeSupport/Register` and sends REGISTER. If the package that it names is installed,
+//!    the stream becomes the connection of its service.
+//! 3. The call ends with the connection.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::admission::Principal;
+use base::rt::channel::{Receiver, Sender, bounded};
+use bytes::Bytes;
+use contract::shim::{
+    ChaincodeService, ChaincodeStream, MESSAGE_BYTES_MAX, MessageReceiver, MessageSender, Registration,
+};
+use futures_util::future::{Either, select};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+
+use super::framing::framed;
+use crate::grpc::connection::GrpcService;
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall, MessageStream, Responder};
+
+const REGISTER: &str = "/protos.ChaincodeSupport/Register";
+/// Messages between the call and the connection, each way.
+const STREAM_MESSAGES: usize = 1;
+
+/// Finds the service of an installed package.
+pub trait ChaincodeRegistrar: Send + Sync + 'static {
+    /// The service; `None` if no such package is installed.
+    fn service(&self, package_id: &str) -> Option<Arc<ChaincodeService>>;
+}
+
+/// The service of the port.
+#[derive(Clone)]
+pub struct ChaincodeListener {
+    registrar: Arc<dyn ChaincodeRegistrar>,
+}
+
+impl ChaincodeListener {
+    /// A listener for the packages of one peer.
+    pub fn new(registrar: Arc<dyn ChaincodeRegistrar>) -> ChaincodeListener {
+        ChaincodeListener { registrar }
+    }
+}
+
+/// The only method of the port.
+#[derive(Clone, Copy)]
+pub struct RegisterMethod;
+
+impl GrpcService for ChaincodeListener {
+    type Method = RegisterMethod;
+
+    fn method(&self, path: &str) -> Option<RegisterMethod> {
+        (path == REGISTER).then_some(RegisterMethod)
+    }
+
+    fn message_bytes_max(&self, _method: RegisterMethod) -> usize {
+        MESSAGE_BYTES_MAX
+    }
+
+    async fn call(&self, _method: RegisterMethod, call: IncomingCall) {
+        // The TLS handshake has verified the certificate.
+        call.caller().authenticate(|| Principal::new("chaincodes", "chaincode"));
+        let registrar = self.registrar.clone();
+        call.streaming(async |messages, responder| {
+            let (to_peer, received) = bounded(STREAM_MESSAGES);
+            let (to_chaincode, queued) = bounded(STREAM_MESSAGES);
+            let stream = ChaincodeStream {
+                receiver: Box::new(CallReceiver(received)),
+                sender: Box::new(CallSender(to_chaincode)),
+            };
+            let carried = pin!(carry(messages, responder, to_peer, queued));
+            let served = pin!(serve(registrar.as_ref(), stream));
+            match select(carried, served).await {
+                Either::Left((status, _)) | Either::Right((status, _)) => status,
+            }
+        })
+        .await;
+    }
+}
+
+/// Step 2, until the connection ends.
+async fn serve(registrar: &dyn ChaincodeRegistrar, stream: ChaincodeStream) -> GrpcStatus {
+    let refused = |problem: String| GrpcStatus::new(GrpcCode::FailedPrecondition, problem);
+    let registration = match Registration::read(stream).await {
+        Ok(registration) => registration,
+        Err(error) => return refused(error.to_string()),
+    };
+    let Some(service) = registrar.service(registration.package_id()) else {
+        return refused(format!("package {:?} is not installed at this peer; install it first", registration.shown()));
+    };
+    match service.attach(registration).await {
+        Ok(connection) => {
+            connection.ended().await;
+            let reason = connection.closed().unwrap_or_default();
+            GrpcStatus::new(GrpcCode::Unavailable, format!("the peer ended the connection: {reason}"))
+        }
+        Err(error) => refused(error.to_string()),
+    }
+}
+
+/// Carries messages between the call and the connection, both ways, until either ends.
+async fn carry(
+    messages: &mut MessageStream,
+    responder: &mut Responder,
+    to_peer: Sender<Bytes>,
+    mut queued: Receiver<Bytes>,
+) -> GrpcStatus {
+    let receiving = pin!(async {
+        loop {
+            match messages.next().await {
+                Ok(Some(message)) => {
+                    if to_peer.send(message).await.is_err() {
+                        return std::future::pending().await;
+                    }
+                }
+                Ok(None) => return GrpcStatus::ok(),
+                Err(status) => return status,
+            }
+        }
+    });
+    let sending = pin!(async {
+        while let Some(message) = queued.recv().await {
+            if responder.send(framed(&message)).await.is_err() {
+                break;
+            }
+        }
+        // The connection says why it ended.
+        std::future::pending().await
+    });
+    match select(receiving, sending).await {
+        Either::Left((status, _)) | Either::Right((status, _)) => status,
+    }
+}
+
+struct CallReceiver(Receiver<Bytes>);
+
+#[async_trait]
+impl MessageReceiver for CallReceiver {
+    async fn receive(&mut self) -> Result<Option<Bytes>, String> {
+        Ok(self.0.recv().await)
+    }
+}
+
+struct CallSender(Sender<Bytes>);
+
+#[async_trait]
+impl MessageSender for CallSender {
+    async fn send(&mut self, message: Bytes) -> Result<(), String> {
+        self.0.send(message).await.map_err(|_| "the chaincode's call has ended".to_owned())
+    }
+}
+
+/// TLS with the peer's certificate, for clients that have a certificate from one of the authorities in `roots_pem`.
+///
+/// # Errors
+/// If a PEM cannot be read, or the key does not match the certificate.
+pub fn tls_for_chaincodes(
+    certificate_pem: &[u8],
+    key_pem: &[u8],
+    roots_pem: &[u8],
+) -> io::Result<Arc<rustls::ServerConfig>> {
+    let wrong = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
+    let chain = CertificateDer::pem_slice_iter(certificate_pem).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| wrong(format!("the peer's certificate: {error}")))?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|error| wrong(format!("the peer's key: {error}")))?;
+    let mut roots = rustls::RootCertStore::empty();
+    for root in CertificateDer::pem_slice_iter(roots_pem) {
+        let root = root.map_err(|error| wrong(format!("the authorities of chaincodes: {error}")))?;
+        roots.add(root).map_err(|error| wrong(format!("the authorities of chaincodes: {error}")))?;
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let verifier = verifier.build().map_err(|error| wrong(format!("the authorities of chaincodes: {error}")))?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(error.to_string()))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+        .map_err(|error| wrong(format!("the peer's key: {error}")))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
