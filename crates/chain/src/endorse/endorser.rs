@@ -21,6 +21,7 @@ use super::approval::OwnApprovals;
 use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
 use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
+use super::packages::PackageCall;
 use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
 use super::simulate::{ChannelRead, CrossChannelReads, Simulation, SimulationContext};
@@ -268,6 +269,11 @@ impl Endorser {
             };
             if invocation.chaincode == LIFECYCLE && admitted.channel.is_some() {
                 return self.execute_lifecycle(admitted, &query, record).await;
+            }
+            if invocation.chaincode == LIFECYCLE {
+                let services = self.registry.services().map(|services| &**services);
+                let call = PackageCall { services, creator: &admitted.creator, own: self.signer.msp_id() };
+                return Ok(ExecutedProposal::of_system(call.answer(&invocation.args).await));
             }
             return Ok(ExecutedProposal::of_system(super::system::answer(&query).await));
         }

@@ -22,6 +22,7 @@ mod channels;
 mod endorser;
 mod error;
 pub mod lifecycle;
+pub mod packages;
 pub mod proposal;
 mod quota;
 pub mod simulate;

@@ -33,8 +33,8 @@ use tokio::net::TcpListener;
 
 use super::layout::{self, BLOCKS, TABLES};
 use super::running::RunningNetwork;
-use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS};
-use crate::chaincodes::PeerChaincodes;
+use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS, chaincode_port};
+use crate::chaincodes::{PACKAGES_FOLDER, PeerChaincodes};
 use crate::config::{HeddleConfig, OrderingEngine, PeerMode};
 use crate::control::orderer_of;
 use crate::network::orderer_set::OrdererSet;
@@ -70,12 +70,17 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
         PeerMode::Disaggregated => Some(start_memory(&network, &services).await?),
         PeerMode::Monolithic => None,
     };
+    let mut chaincodes = Vec::new();
+    for organization in &network.organizations {
+        let packages = layout::compute_folder(&network.path, &organization.name, 0).join(PACKAGES_FOLDER);
+        chaincodes.push(PeerChaincodes::open(&config, &organization.name, &network.path, packages)?);
+    }
     // Each peer gets to know the others once all have started.
     let members: Vec<Arc<MemberPeers>> = network.organizations.iter().map(|_| Arc::default()).collect();
-    let opening = members
-        .iter()
-        .enumerate()
-        .map(|(index, members)| start_peer(&network, index, &sync, &blocks, members.clone(), shared.as_ref()));
+    let opening = members.iter().enumerate().map(|(index, members)| {
+        let chaincodes = chaincodes[index].clone();
+        start_peer(&network, index, &sync, &blocks, members.clone(), chaincodes, shared.as_ref())
+    });
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
     introduce(&network, &members, &computes);
     for (organization, nodes) in network.organizations.iter().zip(&computes) {
@@ -140,6 +145,12 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
             stop: stop.clone(),
         })?;
         tasks.push(services.watch_task(&format!("the port of {}", organization.host), serving));
+    }
+    for (index, chaincodes) in chaincodes.into_iter().enumerate() {
+        if let Some(serving) = chaincode_port::open(&network, index, chaincodes, stop.clone()).await? {
+            let port = format!("the port for chaincodes of {}", network.organizations[index].host);
+            tasks.push(services.watch_task(&port, serving));
+        }
     }
     endpoints.push(Endpoint {
         role: EndpointRole::Orderer,
@@ -387,11 +398,11 @@ async fn start_peer(
     sync: &GroupSync,
     orderers: &[String],
     members: Arc<MemberPeers>,
+    chaincodes: Arc<PeerChaincodes>,
     shared: Option<&SharedPools>,
 ) -> Result<(Option<StorageInstance>, Vec<Arc<ComputeInstance>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
     let data = open(network, &format!("peers/{}", organization.name)).await?;
-    let chaincodes = PeerChaincodes::open(config, &organization.name, &network.path)?;
     let registry = contracts::registry(config)?.with_services(chaincodes);
     let definitions = contracts::definitions(config, &registry)?;
     policy_record::check(&layout::compute_folder(&network.path, &organization.name, 0), &definitions)?;

@@ -26,6 +26,7 @@ use storage::tables::FjallEngine;
 use storage::{DataDirectory, GroupSync};
 use tokio::task::JoinHandle;
 
+use crate::chaincodes::{PACKAGES_FOLDER, PeerChaincodes};
 use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
 use crate::process::file::Secret;
@@ -236,7 +237,9 @@ impl RoleContext<'_> {
             config.pool.offload = peer_nodes.offload;
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
         }
-        let registry = contracts::registry(&config)?;
+        let packages = self.folder.join(PACKAGES_FOLDER);
+        let chaincodes = PeerChaincodes::open(&config, &section.msp_id, self.folder, packages)?;
+        let registry = contracts::registry(&config)?.with_services(chaincodes);
         let sources = SourceAddresses::from(section.orderers.clone());
         let definitions = contracts::definitions(&config, &registry)?;
         policy_record::check(self.folder, &definitions)?;

@@ -1,0 +1,186 @@
+//! The content of a package, checked.
+
+use std::time::Duration;
+
+use identity::hex;
+use ledger::hash::sha256;
+use serde::Deserialize;
+
+use super::archive::{read_files, write_files};
+
+/// Bytes of a package.
+pub const PACKAGE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of `metadata.json` and of `connection.json`, which holds certificates.
+const JSON_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a label and of an address.
+const TEXT_BYTES_MAX: usize = 256;
+/// How long a peer tries to connect, unless the package says otherwise. Fabric's default.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// The most that a package may ask for.
+const DIAL_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// A package that this peer can run.
+#[derive(Clone, Debug)]
+pub struct ChaincodePackage {
+    /// The label, a colon and the hash in hexadecimal.
+    pub id: String,
+    /// What its author calls it.
+    pub label: String,
+    /// How to reach the chaincode; `None` if the chaincode connects to the peer.
+    pub connection: Option<ChaincodeConnection>,
+}
+
+/// How to reach a chaincode: the content of `connection.json`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ChaincodeConnection {
+    /// Host and port.
+    pub address: String,
+    /// How long an attempt to connect may take.
+    pub dial_timeout: Duration,
+    /// The authorities of the chaincode's certificate, in PEM; `None` without TLS.
+    pub root_cert: Option<String>,
+    /// The peer's certificate and key, in PEM, if the chaincode asks for them.
+    pub client: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for ChaincodeConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the key.
+        f.debug_struct("ChaincodeConnection").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    r#type: String,
+    #[serde(default)]
+    label: String,
+}
+
+#[derive(Deserialize)]
+struct ConnectionFile {
+    #[serde(default)]
+    address: String,
+    #[serde(default)]
+    dial_timeout: String,
+    #[serde(default)]
+    tls_required: bool,
+    #[serde(default)]
+    client_auth_required: bool,
+    #[serde(default)]
+    client_key: String,
+    #[serde(default)]
+    client_cert: String,
+    #[serde(default)]
+    root_cert: String,
+}
+
+impl ChaincodePackage {
+    /// Reads a package.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to do.
+    pub fn parse(package: &[u8]) -> Result<ChaincodePackage, String> {
+        if package.len() > PACKAGE_BYTES_MAX {
+            return Err(format!("it has {} bytes; at most {PACKAGE_BYTES_MAX} are taken", package.len()));
+        }
+        let wanted = [("metadata.json", JSON_BYTES_MAX), ("code.tar.gz", PACKAGE_BYTES_MAX)];
+        let [metadata, code] = read_files(package, wanted)?;
+        let metadata = metadata.ok_or("it has no metadata.json")?;
+        let code = code.ok_or("it has no code.tar.gz")?;
+        let Metadata { r#type, label } =
+            serde_json::from_slice(&metadata).map_err(|error| format!("metadata.json: {error}"))?;
+        check_label(&label)?;
+        if !r#type.eq_ignore_ascii_case("ccaas") && !r#type.eq_ignore_ascii_case("external") {
+            let shown: String = r#type.chars().take(32).collect();
+            return Err(format!(
+                "it is of type {shown:?}, and this peer builds no chaincode; run the chaincode as a service and package it with \
+                 type ccaas, or use `heddle chaincode run`"
+            ));
+        }
+        let [connection] = read_files(&code, [("connection.json", JSON_BYTES_MAX)])
+            .map_err(|problem| format!("code.tar.gz: {problem}"))?;
+        let connection = match connection {
+            None => None,
+            Some(text) => {
+                let file: ConnectionFile =
+                    serde_json::from_slice(&text).map_err(|error| format!("connection.json: {error}"))?;
+                file.check().map_err(|problem| format!("connection.json: {problem}"))?
+            }
+        };
+        Ok(ChaincodePackage { id: format!("{label}:{}", hex::encode(sha256(package))), label, connection })
+    }
+}
+
+/// A package for a chaincode that listens at this address without TLS.
+pub fn package_of_service(label: &str, address: &str) -> Vec<u8> {
+    let connection = serde_json::json!({ "address": address, "dial_timeout": "10s", "tls_required": false });
+    let code = write_files(&[("connection.json", connection.to_string().as_bytes())]);
+    let metadata = serde_json::json!({ "type": "ccaas", "path": "", "label": label });
+    write_files(&[("metadata.json", metadata.to_string().as_bytes()), ("code.tar.gz", &code)])
+}
+
+impl ConnectionFile {
+    /// `None` without an address.
+    fn check(self) -> Result<Option<ChaincodeConnection>, String> {
+        if self.address.is_empty() {
+            return Ok(None);
+        }
+        if self.address.contains("{{") {
+            return Err("its address is a template, which this peer does not fill in; write host:port".to_owned());
+        }
+        let has_port =
+            self.address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if !has_port || self.address.len() > TEXT_BYTES_MAX {
+            return Err("its address is not host:port".to_owned());
+        }
+        let dial_timeout = match self.dial_timeout.as_str() {
+            "" => DIAL_TIMEOUT,
+            text => duration(text).ok_or("its dial_timeout is no duration such as 10s or 500ms")?,
+        };
+        if self.tls_required && self.root_cert.is_empty() {
+            return Err("it asks for TLS and has no root_cert".to_owned());
+        }
+        let needs_client = self.tls_required && self.client_auth_required;
+        if needs_client && (self.client_cert.is_empty() || self.client_key.is_empty()) {
+            return Err("it asks for a client certificate and has no client_cert or no client_key".to_owned());
+        }
+        Ok(Some(ChaincodeConnection {
+            address: self.address,
+            dial_timeout: dial_timeout.min(DIAL_TIMEOUT_MAX),
+            root_cert: self.tls_required.then_some(self.root_cert),
+            client: needs_client.then_some((self.client_cert, self.client_key)),
+        }))
+    }
+}
+
+/// Go's durations of one number and one unit.
+fn duration(text: &str) -> Option<Duration> {
+    let unit = text.find(|letter: char| letter.is_ascii_alphabetic())?;
+    let (number, unit) = text.split_at(unit);
+    let number: u32 = number.parse().ok()?;
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return None,
+    };
+    unit.checked_mul(number)
+}
+
+fn check_label(label: &str) -> Result<(), String> {
+    let is_label = label.len() <= TEXT_BYTES_MAX
+        && label.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+        && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'+' | b'-'));
+    match is_label {
+        true => Ok(()),
+        false => {
+            Err("its label must begin with a letter or digit, and have only letters, digits and _.+- after it"
+                .to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
