@@ -1,6 +1,9 @@
 package clients
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -8,33 +11,33 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/hyperledger/fabric-admin-sdk/pkg/chaincode"
 	"github.com/hyperledger/fabric-gateway/pkg/client"
 )
 
-// A chaincode as a service: a process that is started again when it ends.
-type service struct {
-	address string
+// An address of this machine at which nothing listens yet.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
 }
 
-// Builds the chaincode of these tests, and runs it until the end of the test.
-func startChaincode(t *testing.T, id string) service {
+// Builds the chaincode of these tests, and runs it at an address until the end of the test. It is started again when it ends.
+func startChaincode(t *testing.T, id, address string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "assets")
 	build := exec.Command("go", "build", "-o", program, ".")
 	build.Dir = filepath.Join("..", "chaincode", "go")
 	if printed, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the chaincode cannot be built: %v\n%s", err, printed)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
 	}
 	stopped, ended := make(chan bool), make(chan bool)
 	go func() {
@@ -68,7 +71,7 @@ func startChaincode(t *testing.T, id string) service {
 		connection, err := net.Dial("tcp", address)
 		if err == nil {
 			_ = connection.Close()
-			return service{address}
+			return
 		}
 		if time.Now().After(deadline) {
 			t.Fatal(err)
@@ -149,9 +152,113 @@ func useAssets(t *testing.T, contract *client.Contract) {
 	})
 }
 
+// A package as Fabric's admin SDK installs it, approved and committed by the three organisations.
+func TestInstalledGoChaincode(t *testing.T) {
+	network := start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	address, folder := freeAddress(t), t.TempDir()
+	err := chaincode.PackageCCAAS(chaincode.Connection{Address: address, DialTimeout: "10s"},
+		chaincode.Metadata{Type: "ccaas", Label: "assets_1.0"}, folder, "assets.tar.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(filepath.Join(folder, "assets.tar.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := chaincode.GetPackageID("assets_1.0", file)
+	startChaincode(t, id, address)
+	definition := &chaincode.Definition{
+		ChannelName: "mychannel", Name: "assets", Version: "1.0", Sequence: 1, PackageID: id,
+	}
+	var first *chaincode.Gateway
+	for index, gateway := range gateways(t, network.directory) {
+		connection, signer := administratorAt(t, network.directory, gateway, index+1)
+		peer := chaincode.NewPeer(connection, signer)
+		installed, err := peer.Install(ctx, bytes.NewReader(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "the package id", installed.GetPackageId(), id)
+		if _, err := peer.Install(ctx, bytes.NewReader(file)); err == nil {
+			t.Fatal("a package was installed twice")
+		}
+		all, err := peer.QueryInstalled(ctx)
+		if err != nil || len(all.GetInstalledChaincodes()) != 1 {
+			t.Fatalf("installed: %v, %v", all, err)
+		}
+		back, err := peer.GetInstalled(ctx, id)
+		if err != nil || !bytes.Equal(back, file) {
+			t.Fatalf("another package came back: %v", err)
+		}
+		admin := chaincode.NewGateway(connection, signer)
+		if err := admin.Approve(ctx, definition); err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = admin
+		}
+	}
+	eventually(t, func() error { return first.Commit(ctx, definition) })
+	contract := network.channel(t).GetContract("assets")
+	eventually(t, func() error {
+		_, err := contract.EvaluateTransaction("Who")
+		return err
+	})
+	useAssets(t, contract)
+}
+
+// Chaincodes that `heddle chaincode new` writes, run by `heddle chaincode run`.
+func TestNewChaincodes(t *testing.T) {
+	network := start(t)
+	for _, language := range []string{"go", "typescript"} {
+		t.Run(language, func(t *testing.T) {
+			folder := filepath.Join(t.TempDir(), "assets-"+language)
+			if printed, err := exec.Command(program(), "chaincode", "new", language, folder).CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, printed)
+			}
+			command := exec.Command(program(), "chaincode", "run", folder, "--dir", network.directory)
+			command.Stderr = os.Stderr
+			printed, err := command.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := command.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(printed)
+			isReady := false
+			for !isReady && lines.Scan() {
+				isReady = strings.Contains(lines.Text(), "is ready")
+			}
+			if !isReady {
+				t.Fatalf("the chaincode is not ready: %v", command.Wait())
+			}
+			go func() {
+				for lines.Scan() {
+				}
+			}()
+			contract := network.channel(t).GetContract("assets-" + language)
+			eventually(t, func() error {
+				_, err := contract.SubmitTransaction("Put", "car", "Ada")
+				return err
+			})
+			expect(t, "Get", evaluate(t, contract, "Get", "car"), `{"id":"car","owner":"Ada"}`)
+			if err := command.Process.Signal(syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			if err := command.Wait(); err != nil {
+				t.Fatalf("the command did not end cleanly: %v", err)
+			}
+		})
+	}
+}
+
 func TestGoChaincodeOfTheConfiguration(t *testing.T) {
-	assets := startChaincode(t, "assets")
-	network := startWith(t, fmt.Sprintf("[contracts]\nbasic = {}\nassets = {}\n[[chaincodes]]\nname = \"assets\"\naddress = %q\n", assets.address))
+	address := freeAddress(t)
+	startChaincode(t, "assets", address)
+	network := startWith(t, fmt.Sprintf("[contracts]\nbasic = {}\nassets = {}\n[[chaincodes]]\nname = \"assets\"\naddress = %q\n", address))
 	channel := network.channel(t)
 	events, err := channel.ChaincodeEvents(t.Context(), "assets")
 	if err != nil {

@@ -31,6 +31,13 @@ type network struct {
 	orderer   string
 }
 
+func program() string {
+	if program := os.Getenv("HEDDLE"); program != "" {
+		return program
+	}
+	return filepath.Join("..", "..", "target", "release", "heddle")
+}
+
 func start(t *testing.T) network {
 	t.Helper()
 	return startWith(t, "")
@@ -39,10 +46,6 @@ func start(t *testing.T) network {
 // Starts a network with further sections of its configuration.
 func startWith(t *testing.T, sections string) network {
 	t.Helper()
-	program := os.Getenv("HEDDLE")
-	if program == "" {
-		program = filepath.Join("..", "..", "target", "release", "heddle")
-	}
 	folder := t.TempDir()
 	config := filepath.Join(folder, "heddle.toml")
 	text := "log = \"warn\"\n[ports]\ngateway = 0\norderer = 0\nmetrics = 0\n" + sections
@@ -50,7 +53,7 @@ func startWith(t *testing.T, sections string) network {
 		t.Fatal(err)
 	}
 	directory := filepath.Join(folder, "network")
-	command := exec.Command(program, "up", "--dir", directory, "--config", config)
+	command := exec.Command(program(), "up", "--dir", directory, "--config", config)
 	command.Stderr = os.Stderr
 	printed, err := command.StdoutPipe()
 	if err != nil {

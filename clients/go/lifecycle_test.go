@@ -12,6 +12,7 @@ import (
 
 	"github.com/hyperledger/fabric-admin-sdk/pkg/chaincode"
 	"github.com/hyperledger/fabric-admin-sdk/pkg/identity"
+	"google.golang.org/grpc"
 )
 
 // The gateways of a network, in the order of its organisations.
@@ -35,6 +36,11 @@ func gateways(t *testing.T, directory string) []string {
 // The administrator of an organisation, counted from 1, at the gateway of that organisation.
 func administrator(t *testing.T, directory, address string, number int) *chaincode.Gateway {
 	t.Helper()
+	return chaincode.NewGateway(administratorAt(t, directory, address, number))
+}
+
+func administratorAt(t *testing.T, directory, address string, number int) (*grpc.ClientConn, identity.SigningIdentity) {
+	t.Helper()
 	domain := fmt.Sprintf("org%d.example.com", number)
 	organization := filepath.Join(directory, "organizations", "peerOrganizations", domain)
 	peer := "peer0." + domain
@@ -44,7 +50,7 @@ func administrator(t *testing.T, directory, address string, number int) *chainco
 	if err != nil {
 		t.Fatal(err)
 	}
-	return chaincode.NewGateway(connection, id)
+	return connection, id
 }
 
 // Repeats what fails until it succeeds.

@@ -68,6 +68,8 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Contract(cli::contract::ContractCommand::Define(define)) => {
                 command::contract::define(&define).await
             }
+            Command::Chaincode(cli::chaincode::ChaincodeCommand::Run(run)) => command::chaincode::run(&run).await,
+            Command::Chaincode(cli::chaincode::ChaincodeCommand::New(new)) => command::chaincode::create(&new),
             Command::Kv(kv) => command::kv::run(&kv).await,
             Command::Ledger(cli::ledger::LedgerCommand::Verify(verify)) => command::verify::run(&verify).await,
             Command::Ledger(cli::ledger::LedgerCommand::Replay(replay)) => command::replay::run(&replay).await,

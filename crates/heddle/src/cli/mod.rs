@@ -2,6 +2,7 @@
 //!
 //! `docs/cli.md` is generated from these declarations, and a test compares the two.
 
+pub mod chaincode;
 pub mod contract;
 pub mod deny;
 mod directory;

@@ -13,6 +13,7 @@ Examples:
   heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
   heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
   heddle contract define             brings the contracts' definitions onto the ledger
+  heddle chaincode new go assets     writes a chaincode; heddle chaincode run assets runs it
   heddle bench smallbank             measure this machine with a temporary network
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
@@ -62,6 +63,9 @@ Example:
     /// Define the contracts of a running network
     #[command(subcommand)]
     Contract(super::contract::ContractCommand),
+    /// Write a chaincode in Go, TypeScript or Java, and run it on a network
+    #[command(subcommand)]
+    Chaincode(super::chaincode::ChaincodeCommand),
     /// Run a replicated key-value store, and use one
     #[command(subcommand)]
     Kv(super::kv::KvCommand),

@@ -20,7 +20,7 @@ use gateway::grpc::GrpcCode;
 use ledger::lifecycle::{ContractDefinition, LIFECYCLE};
 use node::{Endpoints, NodeError};
 use prost::Message;
-use proto::lifecycle::chaincode_source::{Type, Unavailable};
+use proto::lifecycle::chaincode_source::{Local, Type, Unavailable};
 use proto::lifecycle::{
     ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CheckCommitReadinessArgs, CheckCommitReadinessResult,
     CommitChaincodeDefinitionArgs,
@@ -54,7 +54,7 @@ pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandEr
             let known = definitions.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             CommandError::new(format!("the network's configuration has no contract {name}; it has {known}"))
         })?;
-        let first = FirstDefinition { channel: &endpoints.channel, name: &name, definition };
+        let first = FirstDefinition { channel: &endpoints.channel, name: &name, definition, package: "" };
         let line = match first.bring(&admins).await? {
             true => format!("{name:<12} defined: version {}, sequence 1\n", definition.endorsement.version),
             false => format!("{name:<12} is on the ledger already\n"),
@@ -65,13 +65,18 @@ pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandEr
 }
 
 /// An organisation's administrator at the gateway of that organisation.
-struct Administrator {
-    msp_id: String,
-    client: GatewayClient,
+pub(super) struct Administrator {
+    pub(super) msp_id: String,
+    pub(super) client: GatewayClient,
 }
 
 impl Administrator {
-    async fn connect(dir: &Path, endpoints: &Endpoints, number: usize) -> Result<Administrator, CommandError> {
+    /// Connects as the administrator of an organisation, counted from 1.
+    pub(super) async fn connect(
+        dir: &Path,
+        endpoints: &Endpoints,
+        number: usize,
+    ) -> Result<Administrator, CommandError> {
         let gateway = &endpoints.gateways[number - 1];
         let unreachable = |reason: String| {
             CommandError::new(format!("the gateway of {} at {}: {reason}", gateway.name, gateway.address))
@@ -90,15 +95,17 @@ impl Administrator {
 }
 
 /// The first definition of a contract.
-struct FirstDefinition<'a> {
-    channel: &'a str,
-    name: &'a str,
-    definition: &'a ContractDefinition,
+pub(super) struct FirstDefinition<'a> {
+    pub(super) channel: &'a str,
+    pub(super) name: &'a str,
+    pub(super) definition: &'a ContractDefinition,
+    /// The package that the organisations approve; empty for a contract without one.
+    pub(super) package: &'a str,
 }
 
 impl FirstDefinition<'_> {
     /// Approves and commits the definition. Returns `false` if the ledger had a definition of the contract already.
-    async fn bring(&self, admins: &[Administrator]) -> Result<bool, CommandError> {
+    pub(super) async fn bring(&self, admins: &[Administrator]) -> Result<bool, CommandError> {
         let [first, ..] = admins else { return Err(CommandError::new("the network has no gateway".to_owned())) };
         let Some(approvals) = self.approvals(first).await? else { return Ok(false) };
         for admin in admins {
@@ -142,7 +149,7 @@ impl FirstDefinition<'_> {
             name: self.name.to_owned(),
             version: endorsement.version.clone(),
             validation_parameter: validation.validation_parameter.clone(),
-            source: Some(ChaincodeSource { r#type: Some(Type::Unavailable(Unavailable {})) }),
+            source: Some(source(self.package)),
             ..ApproveChaincodeDefinitionForMyOrgArgs::default()
         }
     }
@@ -158,7 +165,6 @@ impl FirstDefinition<'_> {
         }
     }
 
-    /// Runs a transaction of the lifecycle contract until it is committed as valid.
     async fn transact(
         &self,
         admin: &Administrator,
@@ -167,12 +173,35 @@ impl FirstDefinition<'_> {
         endorsing: &[&str],
         what: &str,
     ) -> Result<(), CommandError> {
+        admin.transact(self.channel, function, args, endorsing, what).await
+    }
+}
+
+/// The source of an approval.
+pub(super) fn source(package: &str) -> ChaincodeSource {
+    let source = match package {
+        "" => Type::Unavailable(Unavailable {}),
+        package => Type::LocalPackage(Local { package_id: package.to_owned() }),
+    };
+    ChaincodeSource { r#type: Some(source) }
+}
+
+impl Administrator {
+    /// Runs a transaction of the lifecycle contract until it is committed as valid.
+    pub(super) async fn transact(
+        &self,
+        channel: &str,
+        function: &str,
+        args: &impl Message,
+        endorsing: &[&str],
+        what: &str,
+    ) -> Result<(), CommandError> {
         let failed = |status: GrpcStatus| CommandError::new(format!("{what}: {status}"));
         let args = [Bytes::from(args.encode_to_vec())];
-        let proposal = admin.client.proposal(self.channel, LIFECYCLE, function, &args).endorsing(endorsing).sign();
+        let proposal = self.client.proposal(channel, LIFECYCLE, function, &args).endorsing(endorsing).sign();
         let started = Instant::now();
         let transaction = loop {
-            match admin.client.endorse(&proposal).await {
+            match self.client.endorse(&proposal).await {
                 // The peer of another organisation may not have committed the newest approval yet.
                 Err(status) if status.code == GrpcCode::Aborted && started.elapsed() < FOLLOW_TIMEOUT => {
                     tokio::time::sleep(POLL).await;
@@ -180,8 +209,8 @@ impl FirstDefinition<'_> {
                 endorsed => break endorsed.map_err(failed)?,
             }
         };
-        admin.client.submit(&transaction).await.map_err(failed)?;
-        let commit = admin.client.commit_status(self.channel, transaction.tx_id()).await.map_err(failed)?;
+        self.client.submit(&transaction).await.map_err(failed)?;
+        let commit = self.client.commit_status(channel, transaction.tx_id()).await.map_err(failed)?;
         match commit.is_valid() {
             true => Ok(()),
             false => {

@@ -3,6 +3,8 @@
 //! `genesis.block` is written last when a network is created, so its presence means that the network is complete.
 
 pub mod bench;
+pub mod chaincode;
+mod chaincode_template;
 pub mod contract;
 pub mod deny;
 pub mod down;

@@ -1,0 +1,78 @@
+//! `heddle chaincode`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::DirectoryArguments;
+
+#[derive(Subcommand, Debug)]
+pub enum ChaincodeCommand {
+    Run(ChaincodeRunArguments),
+    New(ChaincodeNewArguments),
+}
+
+/// Build a chaincode, run it as a service, and define it on a running network
+///
+/// The language follows from what lies in SOURCE: go.mod is Go, package.json is Node.js (JavaScript or TypeScript), pom.xml
+/// or build.gradle is Java. The command builds the chaincode with the language's own tools and starts it at a free port of
+/// this machine. It installs a package with that address at the peer of every organisation, has every organisation's
+/// administrator approve it, and commits the definition, or, if the ledger has one, approves the new package for it.
+///
+/// Then it keeps the chaincode running, and starts it again when it ends, until Ctrl-C. The chaincode's output is this
+/// command's. Start the command again after a change of the source: clients need not reconnect.
+///
+/// It needs the keys of every organisation's administrator, which `heddle up` has written to DIR.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle chaincode new go assets     a small chaincode, with a test
+  heddle up --detach
+  heddle chaincode run assets        until Ctrl-C; clients call it as `assets`"
+)]
+pub struct ChaincodeRunArguments {
+    /// The folder of the chaincode's source
+    #[arg(value_name = "SOURCE")]
+    pub source: PathBuf,
+    /// The name by which clients call it; by default the folder's
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The version of its first definition
+    #[arg(long, value_name = "VERSION", default_value = "1.0")]
+    pub version: String,
+    /// The port at which it listens on 127.0.0.1; by default a free one
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    pub port: u16,
+    #[command(flatten)]
+    pub directory: DirectoryArguments,
+}
+
+/// Write a small chaincode with a test
+///
+/// The chaincode keeps assets, with Fabric's contract API for the language. It is a start for your own; nothing in it is
+/// particular to Heddle.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Example:
+  heddle chaincode new typescript assets
+  heddle chaincode run assets"
+)]
+pub struct ChaincodeNewArguments {
+    /// Its language
+    #[arg(value_name = "LANGUAGE")]
+    pub language: ChaincodeLanguage,
+    /// Its name, and that of the new folder
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChaincodeLanguage {
+    Go,
+    Typescript,
+    Java,
+}
