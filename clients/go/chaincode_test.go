@@ -4,8 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -30,8 +37,24 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// Builds the chaincode of these tests, and runs it at an address until the end of the test. It is started again when it ends.
-func startChaincode(t *testing.T, id, address string) {
+// Runs the chaincode of these tests at an address until the end of the test.
+func startChaincode(t *testing.T, id, address string, variables ...string) {
+	t.Helper()
+	runChaincode(t, nil, append(variables, "CHAINCODE_ID="+id, "CHAINCODE_SERVER_ADDRESS="+address)...)
+	for deadline := time.Now().Add(readyWithin); ; time.Sleep(20 * time.Millisecond) {
+		connection, err := net.Dial("tcp", address)
+		if err == nil {
+			_ = connection.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Builds the chaincode of these tests, and runs it until the end of the test. It is started again when it ends.
+func runChaincode(t *testing.T, arguments []string, variables ...string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "assets")
 	build := exec.Command("go", "build", "-o", program, ".")
@@ -43,8 +66,8 @@ func startChaincode(t *testing.T, id, address string) {
 	go func() {
 		defer close(ended)
 		for {
-			command := exec.Command(program)
-			command.Env = append(os.Environ(), "CHAINCODE_ID="+id, "CHAINCODE_SERVER_ADDRESS="+address)
+			command := exec.Command(program, arguments...)
+			command.Env = append(os.Environ(), variables...)
 			if err := command.Start(); err != nil {
 				t.Errorf("the chaincode does not start: %v", err)
 				return
@@ -60,6 +83,7 @@ func startChaincode(t *testing.T, id, address string) {
 				<-exited
 				return
 			case <-exited:
+				time.Sleep(50 * time.Millisecond)
 			}
 		}
 	}()
@@ -67,16 +91,6 @@ func startChaincode(t *testing.T, id, address string) {
 		close(stopped)
 		<-ended
 	})
-	for deadline := time.Now().Add(readyWithin); ; time.Sleep(20 * time.Millisecond) {
-		connection, err := net.Dial("tcp", address)
-		if err == nil {
-			_ = connection.Close()
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
 }
 
 func submit(t *testing.T, contract *client.Contract, function string, args ...string) string {
@@ -209,11 +223,121 @@ func TestInstalledGoChaincode(t *testing.T) {
 	useAssets(t, contract)
 }
 
+// An authority, and a certificate and key from it, as files.
+func issue(t *testing.T, folder string) (authority, certificate, key string) {
+	t.Helper()
+	file := func(name, kind string, bytes []byte) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	make := func(name string, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()),
+			Subject:      pkix.Name{CommonName: name},
+			NotBefore:    time.Now().Add(-time.Hour),
+			NotAfter:     time.Now().Add(time.Hour),
+			ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+			IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+			KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		}
+		if parent == nil {
+			template.IsCA, template.BasicConstraintsValid = true, true
+			parent, signer = template, key
+		}
+		bytes, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, key
+	}
+	root, rootKey := make("chaincodes", nil, nil)
+	leaf, leafKey := make("assets", root, rootKey)
+	der, err := x509.MarshalPKCS8PrivateKey(leafKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file("authority.pem", "CERTIFICATE", root.Raw), file("client.pem", "CERTIFICATE", leaf.Raw),
+		file("client.key", "PRIVATE KEY", der)
+}
+
+// A chaincode that dials its peer, as chaincodes did before they were services.
+func TestGoChaincodeThatConnectsToItsPeer(t *testing.T) {
+	folder := t.TempDir()
+	authority, certificate, key := issue(t, folder)
+	address := freeAddress(t)
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network := startWith(t, fmt.Sprintf("[chaincode_port]\nport = %s\nauthorities = %q\n", port, authority))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = chaincode.PackageCCAAS(chaincode.Connection{}, chaincode.Metadata{Type: "ccaas", Label: "assets_1.0"}, folder, "assets.tar.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(filepath.Join(folder, "assets.tar.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := chaincode.GetPackageID("assets_1.0", file)
+	definition := chaincode.Definition{ChannelName: "mychannel", Name: "assets", Version: "1.0", Sequence: 1}
+	var first *chaincode.Gateway
+	for index, gateway := range gateways(t, network.directory) {
+		connection, signer := administratorAt(t, network.directory, gateway, index+1)
+		admin, approved := chaincode.NewGateway(connection, signer), definition
+		if first == nil {
+			// Only this organisation runs it; the others have no package.
+			first, approved.PackageID = admin, id
+			if _, err := chaincode.NewPeer(connection, signer).Install(ctx, bytes.NewReader(file)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := admin.Approve(ctx, &approved); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() error { return first.Commit(ctx, &definition) })
+	peer := filepath.Join(network.directory, "organizations", "peerOrganizations", "org1.example.com", "peers", "peer0.org1.example.com")
+	variables := []string{
+		"CORE_CHAINCODE_ID_NAME=" + id, "CORE_PEER_TLS_ENABLED=true", "CORE_PEER_TLS_ROOTCERT_FILE=" + filepath.Join(peer, "tls", "ca.crt"),
+	}
+	contract := network.channel(t).GetContract("assets")
+	if _, err := contract.EvaluateTransaction("Who"); err == nil {
+		t.Fatal("a chaincode answered that does not run")
+	}
+	runChaincode(t, []string{"-peer.address", "localhost:" + port},
+		append(variables, "CORE_TLS_CLIENT_CERT_FILE="+certificate, "CORE_TLS_CLIENT_KEY_FILE="+key)...)
+	eventually(t, func() error {
+		_, err := contract.EvaluateTransaction("Who")
+		return err
+	})
+	useAssets(t, contract)
+}
+
 // Chaincodes that `heddle chaincode new` writes, run by `heddle chaincode run`.
 func TestNewChaincodes(t *testing.T) {
 	network := start(t)
-	for _, language := range []string{"go", "typescript"} {
+	for _, language := range []string{"go", "typescript", "java"} {
 		t.Run(language, func(t *testing.T) {
+			expected := `{"id":"car","owner":"Ada"}`
+			if language == "java" {
+				if _, err := exec.LookPath("mvn"); err != nil {
+					t.Skip("Maven is not installed")
+				}
+				expected = "Ada"
+			}
 			folder := filepath.Join(t.TempDir(), "assets-"+language)
 			if printed, err := exec.Command(program(), "chaincode", "new", language, folder).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, printed)
@@ -244,7 +368,7 @@ func TestNewChaincodes(t *testing.T) {
 				_, err := contract.SubmitTransaction("Put", "car", "Ada")
 				return err
 			})
-			expect(t, "Get", evaluate(t, contract, "Get", "car"), `{"id":"car","owner":"Ada"}`)
+			expect(t, "Get", evaluate(t, contract, "Get", "car"), expected)
 			if err := command.Process.Signal(syscall.SIGINT); err != nil {
 				t.Fatal(err)
 			}
@@ -252,6 +376,22 @@ func TestNewChaincodes(t *testing.T) {
 				t.Fatalf("the command did not end cleanly: %v", err)
 			}
 		})
+	}
+}
+
+// The chaincode and the peers prove to each other who they are.
+func TestGoChaincodeOverTLS(t *testing.T) {
+	authority, certificate, key := issue(t, t.TempDir())
+	address := freeAddress(t)
+	startChaincode(t, "assets", address,
+		"CHAINCODE_TLS_KEY="+key, "CHAINCODE_TLS_CERT="+certificate, "CHAINCODE_CLIENT_CA_CERT="+authority)
+	section := "[[chaincodes]]\nname = %q\naddress = %q\ntls_authority = %q\n"
+	sections := fmt.Sprintf(section, "assets", address, authority) +
+		fmt.Sprintf("tls_certificate = %q\ntls_key = %q\n", certificate, key) + fmt.Sprintf(section, "stranger", address, authority)
+	channel := startWith(t, "[contracts]\nassets = {}\nstranger = {}\n"+sections).channel(t)
+	submit(t, channel.GetContract("assets"), "Create", "car", "Ada", "7")
+	if _, err := channel.GetContract("stranger").EvaluateTransaction("Read", "car"); err == nil {
+		t.Fatal("a chaincode served a peer without a certificate")
 	}
 }
 

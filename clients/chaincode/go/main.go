@@ -1,4 +1,4 @@
-// The chaincode of the client tests: assets, with Fabric's contract API. It runs as a service.
+// The chaincode of the client tests: assets, with Fabric's contract API. It listens for peers, or connects to one.
 package main
 
 import (
@@ -207,16 +207,39 @@ func (*Assets) Crash(contractapi.TransactionContextInterface) error {
 	return nil
 }
 
+// TLS with the files that the environment names, for peers that have a certificate of their own.
+func tls() shim.TLSProperties {
+	if os.Getenv("CHAINCODE_TLS_KEY") == "" {
+		return shim.TLSProperties{Disabled: true}
+	}
+	read := func(variable string) []byte {
+		bytes, err := os.ReadFile(os.Getenv(variable))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return bytes
+	}
+	return shim.TLSProperties{
+		Key:           read("CHAINCODE_TLS_KEY"),
+		Cert:          read("CHAINCODE_TLS_CERT"),
+		ClientCACerts: read("CHAINCODE_CLIENT_CA_CERT"),
+	}
+}
+
 func main() {
 	chaincode, err := contractapi.NewChaincode(&Assets{})
 	if err != nil {
 		log.Fatal(err)
 	}
+	if os.Getenv("CHAINCODE_SERVER_ADDRESS") == "" {
+		// The flag -peer.address names the peer.
+		log.Fatal(shim.Start(chaincode))
+	}
 	server := shim.ChaincodeServer{
 		CCID:     os.Getenv("CHAINCODE_ID"),
 		Address:  os.Getenv("CHAINCODE_SERVER_ADDRESS"),
 		CC:       chaincode,
-		TLSProps: shim.TLSProperties{Disabled: true},
+		TLSProps: tls(),
 	}
 	log.Fatal(server.Start())
 }
