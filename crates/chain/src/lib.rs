@@ -109,7 +109,6 @@ mod fault;
 pub mod history;
 mod local_member;
 pub mod order;
-pub mod packages;
 pub mod peer;
 pub mod private_block;
 pub mod remote;

@@ -65,6 +65,7 @@
 //!   know them.
 //! - [`ContractRegistry`]: the contracts that a peer can run, by chaincode name.
 //! - [`shim`]: contracts that run outside of this process, with Fabric's libraries.
+//! - [`packages`]: what organisations install and approve, read within bounds.
 //! - [`contracts`]: the contracts that are compiled in. [`model`] runs any contract on an in-memory ledger; it is the
 //!   oracle with which peers are compared.
 //!
@@ -86,6 +87,7 @@ mod history;
 pub mod key;
 #[cfg(debug_assertions)]
 pub mod model;
+pub mod packages;
 mod query;
 mod registry;
 mod response;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::durable::{self, FileAccess};
 use base::{Bytes, rt};
-use chain::packages::ChaincodePackage;
+use contract::packages::ChaincodePackage;
 use contract::shim::ChaincodeService;
 use contract::{Contract, ContractServices, InstalledPackage, PackageError};
 use gateway::chaincode::{ChaincodeDialer, ChaincodeRegistrar, DialConfig};
@@ -207,7 +207,7 @@ impl ChaincodeRegistrar for PeerChaincodes {
 
 #[cfg(test)]
 mod tests {
-    use chain::packages::package_of_service;
+    use contract::packages::package_of_service;
 
     use super::*;
 

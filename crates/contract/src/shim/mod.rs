@@ -45,7 +45,7 @@
 //! dropped and counted. A stream that carries anything else is closed. What a chaincode does not read delays only its own
 //! calls, whose time `chain` limits.
 //!
-//! Left to others: streams over gRPC (`gateway`), and packages (`chain`).
+//! Left to others: streams over gRPC (`gateway`), and which package runs (`chain`).
 
 mod answer;
 mod calls;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use chain::definitions::by_channel_policy;
-use chain::packages::{ChaincodePackage, package_of_service};
+use contract::packages::{ChaincodePackage, package_of_service};
 use gateway::grpc::GrpcCode;
 use ledger::lifecycle::LIFECYCLE;
 use node::Endpoints;

@@ -98,7 +98,7 @@ enum NodeMode {
     /// The only compute node of its peer.
     SingleNode { peer: Arc<Peer>, channel: Arc<Channel> },
     /// One of several compute nodes.
-    PeerNodes(ComputeNode),
+    PeerNodes(Box<ComputeNode>),
 }
 
 /// The peer's settings, from the configuration.
@@ -223,7 +223,7 @@ impl ComputeInstance {
         let setting = rt::sync::Mutex::new(());
         Ok(ComputeInstance {
             name,
-            node: NodeMode::PeerNodes(node),
+            node: NodeMode::PeerNodes(Box::new(node)),
             memory: Some(memory),
             budget_lock: setting,
             _data: None,

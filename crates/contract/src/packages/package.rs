@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use identity::hex;
-use ledger::hash::sha256;
+use identity::{hex, sha256};
 use serde::Deserialize;
 
 use super::archive::{read_files, write_files};
@@ -109,7 +108,7 @@ impl ChaincodePackage {
                 file.check().map_err(|problem| format!("connection.json: {problem}"))?
             }
         };
-        Ok(ChaincodePackage { id: format!("{label}:{}", hex::encode(sha256(package))), label, connection })
+        Ok(ChaincodePackage { id: format!("{label}:{}", hex::encode(sha256([package]))), label, connection })
     }
 }
 

@@ -51,7 +51,7 @@ fn problem(package: &[u8]) -> String {
 fn a_package_has_its_label_and_hash_as_its_id() {
     let bytes = package(METADATA, r#"{"address":"host:9999","dial_timeout":"10s","tls_required":false}"#);
     let package = ChaincodePackage::parse(&bytes).expect("a package");
-    assert_eq!(package.id, format!("assets_1.0:{}", hex::encode(sha256(&bytes))));
+    assert_eq!(package.id, format!("assets_1.0:{}", hex::encode(sha256([&bytes[..]]))));
     let connection = package.connection.expect("an address");
     assert_eq!((connection.address.as_str(), connection.dial_timeout), ("host:9999", Duration::from_secs(10)));
     assert!(connection.root_cert.is_none() && connection.client.is_none());
