@@ -14,18 +14,18 @@ use storage::Watermark;
 use storage::blocks::Blocks;
 
 use crate::Error;
-use crate::access::ChannelPolicies;
 use crate::commit::context::{ChainTip, CommitContext, PipelineConfig};
 use crate::commit::delivery::run_delivery;
 use crate::commit::pipeline::{CommitPipeline, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
-use crate::definitions::LedgerDefinitions;
 use crate::history::KeyHistory;
 use crate::validate::Code;
 use private_data::PrivateChannel;
 use private_data::{CollectionPolicies, Upkeep};
+use rules::access::ChannelPolicies;
+use rules::definitions::LedgerDefinitions;
 
 /// What a channel is opened over.
 pub(crate) struct OpenedStores {

@@ -97,11 +97,9 @@
 //!   translates errors into the status codes of its services.
 #![deny(missing_docs)]
 
-pub mod access;
 pub mod channel;
 pub mod commit;
 pub mod compute_node;
-pub mod definitions;
 pub mod endorse;
 pub mod error;
 pub mod events;

@@ -12,16 +12,16 @@ use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
 
-use crate::access::ChannelPolicies;
 use crate::channel::{Channel, OpenedStores};
 use crate::commit::pipeline::append_block;
-use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels, HostsChannels};
 use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, PeerStores};
 use crate::view::{ChannelView, PeerView};
 use crate::{Error, commit, endorse};
 use private_data::{MemberPeers, PrivateChannel};
+use rules::access::ChannelPolicies;
+use rules::definitions::{ContractDefinitions, by_channel_policy};
 
 /// The settings of a peer.
 #[derive(Clone, Debug, Default)]

@@ -11,9 +11,9 @@ use ledger::Transaction;
 use ledger::rwset::{PrivateSet, ReadWriteSet};
 use private_data::PrivateChannel;
 use private_data::collect::HashedSet;
+use rules::access::ChannelPolicies;
 
 use crate::Error;
-use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
 
 /// The resource whose policy says who may read whole blocks, and with them the private data of collections that are open to readers.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{Bytes, TxId};
+use rules::access::ChannelPolicies;
 
-use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
 use crate::commit::waiters::TxStatus;
 use crate::private_block::{TransactionPrivateData, private_data_of, reader};

@@ -1,10 +1,10 @@
 //! The installed contracts of a configuration, and the endorsements that each of them needs.
 
-use chain::definitions::{ContractDefinitions, by_channel_policy};
 use contract::ContractRegistry;
 use identity::policy;
 use ledger::config::genesis::EndorsementRule;
 use ledger::lifecycle::ContractDefinition;
+use rules::definitions::{ContractDefinitions, by_channel_policy};
 
 use crate::config::{ConfigError, HeddleConfig, rule};
 use crate::network::NodeError;

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use chain::definitions::ContractDefinitions;
+use rules::definitions::ContractDefinitions;
 use serde::{Deserialize, Serialize};
 
 use crate::network::{NodeError, write};

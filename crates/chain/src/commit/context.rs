@@ -12,11 +12,11 @@ use storage::blocks::Blocks;
 
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
 use super::waiters::TxWaiters;
-use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::fault::{ChannelFailure, StallGuard, StallReasons};
 use crate::validate::Code;
 use crate::{Error, events};
 use private_data::PrivateChannel;
+use rules::access::{ChannelPolicies, CurrentPolicies};
 
 /// The settings of a channel's pipeline.
 #[derive(Clone, Debug)]

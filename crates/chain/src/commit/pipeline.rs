@@ -18,13 +18,13 @@ use futures_util::future::{Either, select};
 use ledger::lifecycle::{LIFECYCLE, defined_contract};
 use ledger::{Block, Hash, Transaction};
 use private_data::BlockTransaction;
+use rules::access::ChannelPolicies;
 use state::{Durable, UpdateBatch};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
 use super::context::{ChainTip, CommitContext};
 use super::recent::CommittedBlock;
 use super::replay::{derived_updates, stored_updates};
-use crate::access::ChannelPolicies;
 use crate::fault::{StallReasons, hold_up, retry_backoff, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{BlockRules, BlockVerdict, validate_block};

@@ -18,13 +18,13 @@ use block_transport::protocol::{DeliverRequest, DeliverResponse};
 use ledger::Block;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
+use rules::access::ChannelPolicies;
 use storage::tables::ModelEngine;
 
 use super::pipeline::append_block;
 use super::recent::CommittedBlock;
 use super::replay::stored_updates;
 use crate::Error;
-use crate::access::ChannelPolicies;
 use crate::channel::Channel;
 use crate::endorse::{Endorse, EndorseError};
 use crate::order::{Broadcast, CuttingMode, Orderer};
@@ -397,7 +397,7 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
     let genesis = Block::parse(&golden("b0.block")).expect("Fabric wrote it");
     let config = Arc::new(ledger::ChannelConfig::from_block(&genesis).expect("Fabric wrote it"));
     let definitions =
-        [("basic", "1.0")].map(|(name, version)| (name.to_owned(), crate::definitions::by_channel_policy(version)));
+        [("basic", "1.0")].map(|(name, version)| (name.to_owned(), rules::definitions::by_channel_policy(version)));
     let rules = ChannelPolicies::new(config, definitions.into()).expect("the policies are in order");
     let block8 = Block::parse(&golden("b8.block")).expect("Fabric wrote it");
     let block9 = Block::parse(&golden("b9.block")).expect("Fabric wrote it");

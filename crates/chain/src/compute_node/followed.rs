@@ -16,7 +16,6 @@ use storage::blocks::{StoredBlocks, TransactionLocation};
 use storage::node::{RemotePrivateRows, RemoteReads, RemoteStoreConfig};
 
 use crate::Error;
-use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::channel::newest_policies;
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::TxStatus;
@@ -26,6 +25,7 @@ use crate::private_block::{TransactionPrivateData, private_data_of, reader};
 use crate::validate::Code;
 use crate::view::ChannelView;
 use private_data::{MemberPeers, PrivateChannel, PrivateStore};
+use rules::access::{ChannelPolicies, CurrentPolicies};
 
 /// How often a follower looks for a new configuration or definition, at most.
 const REFRESH_PERIOD: Duration = Duration::from_millis(100);

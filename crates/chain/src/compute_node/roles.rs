@@ -11,6 +11,7 @@ use replica::failover::{
     FollowedPeer, PeerError, PeerRoles, PrimaryLocator, PrimaryPeer, PrimaryRole, ReplicatedState,
 };
 use replica::{FailoverTimeouts, FindPrimary, WorkHandler};
+use rules::access::{ChannelPolicies, CurrentPolicies};
 use state::disaggregated::followers::FollowerEnvironment;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, Follower, WorldState};
@@ -18,7 +19,6 @@ use storage::node::{RemoteStateStore, RemoteStoreConfig};
 use storage::{StateStore, Watermark};
 
 use super::{ComputeNodeSetup, FollowedChannel, PeerMemory};
-use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::stores::{ChannelStores, NodeStores, PeerStores, WorldStateFactory};
 use crate::validate::offload::VerificationWorker;
 use crate::view::ChannelView;

@@ -10,11 +10,11 @@ use proto::protos::{ProposalResponse, Response};
 use replica::failover;
 use replica::failover::{ActiveRole, ComputeNodeConfig, ComputeRole, FailoverSample, PeerAddresses, ServingRole};
 use replica::offload::OffloadCounts;
+use rules::access::ChannelPolicies;
 use state::Disaggregated;
 
 use super::roles::ChannelRoles;
 use super::setup::ComputeNodeSetup;
-use crate::access::ChannelPolicies;
 use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, EndorsingChannels, HostsChannels};
 use crate::peer::define;
 use crate::view::{ChannelView, PeerView};

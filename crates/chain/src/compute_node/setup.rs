@@ -15,9 +15,9 @@ use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use storage::WatermarkFile;
 
 use crate::Error;
-use crate::definitions::ContractDefinitions;
 use crate::peer::PeerConfig;
 use private_data::MemberPeers;
+use rules::definitions::ContractDefinitions;
 
 /// The remote memory of a peer, as one of its compute nodes reaches it.
 #[async_trait]

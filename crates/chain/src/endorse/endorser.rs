@@ -16,6 +16,7 @@ use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
     Response as WireResponse,
 };
+use rules::access::PROPOSE;
 
 use super::approval::OwnApprovals;
 use super::channels::{EndorsingChannel, EndorsingChannels};
@@ -26,7 +27,6 @@ use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
 use super::simulate::{ChannelRead, CrossChannelReads, Simulation, SimulationContext};
 use super::turns::ExecutionTurns;
-use crate::access::PROPOSE;
 use crate::{Error, events};
 
 /// Runs proposals.

@@ -42,10 +42,10 @@ use proto::lifecycle::{
     QueryChaincodeDefinitionsResult, chaincode_source,
 };
 use proto::protos::CollectionConfigPackage;
+use rules::access::ChannelPolicies;
+use rules::definitions::channel_policy;
 
 use super::EndorseError;
-use crate::access::ChannelPolicies;
-use crate::definitions::channel_policy;
 pub use state::LifecycleState;
 
 /// The status of a query for something that does not exist.

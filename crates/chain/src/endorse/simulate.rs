@@ -25,9 +25,9 @@ use ledger::rwset::{KEY_BYTES_MAX, PrivateSet, RangeRecorder, ReadWriteSetRecord
 use state::Snapshot;
 
 use super::approval::{ApprovalQuery, OwnApprovals};
-use crate::access::ChannelPolicies;
 use crate::history::{HistoryWalk, KeyHistory};
 use private_data::PrivateValues;
+use rules::access::ChannelPolicies;
 
 mod private;
 mod stub;

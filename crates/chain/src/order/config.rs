@@ -15,10 +15,10 @@
 use std::sync::Arc;
 
 use ledger::{Block, ChannelConfig};
+use rules::access::ChannelPolicies;
 
 use super::log_store::ChannelLogStore;
 use crate::Error;
-use crate::access::ChannelPolicies;
 
 /// A channel's configuration, and the block that holds it.
 #[derive(Clone, Debug)]

@@ -26,9 +26,9 @@ use identity::Signer;
 use ledger::transaction::is_exact;
 use ledger::{ChannelConfig, Transaction};
 use proto::common::{HeaderType, Status};
+use rules::access::ChannelPolicies;
 
 use super::BroadcastError;
-use crate::access::ChannelPolicies;
 
 /// An envelope that passed the checks.
 #[derive(Clone, Debug)]

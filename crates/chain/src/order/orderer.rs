@@ -12,13 +12,13 @@ use block_transport::{BlockSource, ChannelBlocks};
 use ledger::{Block, ChannelConfig};
 use ordered_log::LogStore as _;
 use proto::common::Status;
+use rules::access::ChannelPolicies;
+use rules::definitions::ContractDefinitions;
 use storage::{GroupSync, WatermarkFile};
 
 use super::broadcast::{Broadcast, BroadcastConfig, BroadcastError};
 use super::log_store::{ChannelLogStore, OrderingEngines};
 use super::orderer_channel::OrdererChannel;
-use crate::access::ChannelPolicies;
-use crate::definitions::ContractDefinitions;
 use crate::{Error, events};
 
 /// What an orderer needs to run.

@@ -37,6 +37,7 @@ use identity::Signer;
 use ledger::block::OrdererMetadata;
 use ledger::{Block, Hash};
 use ordered_log::{Leadership, LogStore as _, OrderedLog};
+use rules::access::ChannelPolicies;
 use storage::WatermarkFile;
 use storage::blocks::BlockStore;
 
@@ -46,7 +47,6 @@ use super::filter::{CheckedEnvelope, ConfigChange, EnvelopeFilter};
 use super::log_store::{ChannelLogStore, OrderingEngines};
 use super::pacer::CutPacer;
 use super::{AcknowledgeMode, BLOCK_BYTES_MAX, BroadcastConfig, BroadcastError, CuttingMode};
-use crate::access::ChannelPolicies;
 use crate::fault::{ChannelFailure, run_stage};
 use crate::stores::WATERMARK_PERIOD;
 use crate::{Error, events};

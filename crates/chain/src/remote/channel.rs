@@ -13,13 +13,13 @@ use prost::Message;
 
 use super::MOVING_MAX;
 use ledger::ChannelConfig;
+use rules::access::{ChannelPolicies, CurrentPolicies};
 
 use super::messages::{
     Ask, BlockAt, BlockResponse, CommitNotification, ConfigResponse, PeerRequest, StatusRequest, StatusResponse, decode,
 };
 use super::private_messages::{PrivateBlock, PrivateBlockResponse};
 use crate::Error;
-use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::private_block::TransactionPrivateData;
@@ -317,8 +317,8 @@ mod tests {
     use ledger::config::EndorsementRule;
 
     use super::*;
-    use crate::definitions::ContractDefinitions;
     use crate::support::{Consortium, ConsortiumConfig};
+    use rules::definitions::ContractDefinitions;
 
     /// Regression: a peer sent a notice of a block with the largest number that there is. Computing the number after it
     /// ended the gateway's task.

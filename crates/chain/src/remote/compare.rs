@@ -108,11 +108,11 @@ mod tests {
 
     use super::*;
     use crate::Peer;
-    use crate::definitions::ContractDefinitions;
     use crate::remote::{RemotePeerConfig, ServiceScope, serve_peer};
     use crate::support::{CHANNEL, Consortium, ConsortiumConfig, directory, orderer, peer, peer_options, submit};
     use crate::validate::Code;
     use ledger::lifecycle::ContractDefinition;
+    use rules::definitions::ContractDefinitions;
 
     /// Regression: the operator of one peer had configured another policy for a contract. The peers reached different
     /// verdicts on one transaction, which went unnoticed until someone compared the ledgers.

@@ -13,11 +13,11 @@ use ledger::wire::{FieldValue, Fields, Span};
 use ordered_log::CpuNodeId;
 use prost::Message as _;
 use proto::common::Status;
+use rules::access::ChannelPolicies;
+use rules::definitions::LedgerDefinitions;
 use wire::hello::{self, HelloAnswer};
 use wire::{Reader, VersionRange};
 
-use crate::access::ChannelPolicies;
-use crate::definitions::LedgerDefinitions;
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
 use crate::remote::private_messages::{PrivateBlock, PrivatePull, PrivatePush};

@@ -11,6 +11,8 @@ use base::rt::{self, Backoff, CancellationToken, net};
 use base::{Bytes, ChannelId, ErrorKind};
 use ledger::{ChannelConfig, Hash};
 use proto::protos::{ProposalResponse, Response};
+use rules::access::ChannelPolicies;
+use rules::definitions::ContractDefinitions;
 
 use super::channel::{PeerConnection, RemoteChannel, send_request};
 use super::messages::{
@@ -20,8 +22,6 @@ use super::{
     BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
 use crate::Error;
-use crate::access::ChannelPolicies;
-use crate::definitions::ContractDefinitions;
 use crate::endorse::{Endorse, EndorseError};
 use crate::view::{ChannelView, PeerView};
 

@@ -6,6 +6,7 @@ use ledger::lifecycle::LIFECYCLE;
 use ledger::namespace::{MARKER, RULES, RULES_DEFINITIONS};
 use ledger::rwset::ReadWriteSet;
 use ledger::{Block, CommitHasher, Hash};
+use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 use storage::blocks::Blocks;
 
@@ -17,7 +18,6 @@ use super::known_rows::KnownRows;
 use super::updates::BlockUpdates;
 use super::verify::VerifiedTransaction;
 use super::view::BlockStateView;
-use crate::access::ChannelPolicies;
 
 /// The result of validating a block.
 #[derive(Debug)]

@@ -18,10 +18,10 @@
 
 use identity::Policy;
 use ledger::rwset::{NamespaceReadWriteSet, ReadWriteSet};
+use rules::access::ChannelPolicies;
+use rules::definitions::ContractRules;
 
 use super::code::Code;
-use crate::access::ChannelPolicies;
-use crate::definitions::ContractRules;
 
 /// The policies of the keys that a transaction writes.
 pub trait KeyPolicies {

@@ -11,11 +11,11 @@
 
 use base::{Bytes, Version};
 use ledger::namespace::{self, EXPIRY, MARKER, NamespaceContent};
+use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 
 use super::known_rows::KnownRows;
 use super::view::BlockStateView;
-use crate::access::ChannelPolicies;
 
 /// Adds the expiries that a block schedules and the rows that it removes to its changes. Returns whether there were
 /// any. `version` is the version of changes by the block itself.

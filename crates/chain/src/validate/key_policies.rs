@@ -18,15 +18,13 @@ use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use prost::Message as _;
 use proto::kvrwset::KvMetadataWrite;
+use rules::access::ChannelPolicies;
 
 use super::code::Code;
 use super::endorsement::{KeyPolicies, check_endorsements};
 use super::known_rows::KnownRows;
 use super::verify::{VerifiedTransaction, genuine_endorsers};
 use super::view::BlockStateView;
-use crate::access::ChannelPolicies;
-
-/// The entry of a key's metadata that holds its policy.
 
 type KeyOfCollection = (String, String, String);
 

@@ -51,10 +51,10 @@ use base::{Bytes, rt};
 use ledger::Hash;
 use replica::offload::{OFFLOAD_TIMEOUT, OffloadConfig};
 use replica::{WorkHandler, WorkPermit};
+use rules::access::{ChannelPolicies, CurrentPolicies};
 use wire::{Malformed, Reader, Writer};
 
 use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
-use crate::access::{ChannelPolicies, CurrentPolicies};
 use crate::events;
 
 /// Steps 2 to 7 for a chunk that has a permit.

@@ -16,8 +16,8 @@ use proto::common::HeaderType;
 
 use super::code::Code;
 use super::endorsement::check_endorsements;
-use crate::access::{ChannelPolicies, endorsements, satisfies};
 use ledger::rwset::ReadWriteSet;
+use rules::access::{ChannelPolicies, endorsements, satisfies};
 
 /// The result of the checks that do not need the chain.
 #[derive(Debug)]

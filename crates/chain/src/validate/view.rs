@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use base::{Bytes, Version, rt};
+use rules::definitions::StateReader;
 use state::{Snapshot, Update, UpdateBatch, Versioned};
-
-use crate::definitions::StateReader;
 
 /// The largest number of the snapshot's entries that a scan holds at the same time.
 const SCAN_PAGE_ENTRIES: usize = 512;

@@ -19,7 +19,6 @@ use std::time::Duration;
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, CancellationToken};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use chain::access::ChannelPolicies;
 use chain::commit::recent::CommittedBlock;
 use chain::order::orderer_channel::OrdererChannel;
 use chain::private_block::TransactionPrivateData;
@@ -37,6 +36,7 @@ use proto::protos::{
     FilteredTransactionActions, deliver_response,
 };
 use proto::rwset::{CollectionPvtReadWriteSet, NsPvtReadWriteSet, TxPvtReadWriteSet};
+use rules::access::ChannelPolicies;
 
 use super::caller_identity::principal;
 use super::seek::{BlockRange, SeekRequest};

@@ -19,11 +19,11 @@ use std::sync::atomic::Ordering;
 
 use base::MspId;
 use bytes::Bytes;
-use chain::access::{ChannelPolicies, is_system_namespace};
 use chain::endorse::EndorseError;
 use futures_util::future::join_all;
 use proto::gateway::ErrorDetail;
 use proto::protos::{Endorsement, ProposalResponse};
+use rules::access::{ChannelPolicies, is_system_namespace};
 
 use super::assemble::endorse_response;
 use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response, is_final};

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, RwLock};
 
 use base::{ChannelId, Map, MspId};
-use chain::access::ChannelPolicies;
 use identity::Policy;
 use ledger::Hash;
+use rules::access::ChannelPolicies;
 
 /// The layouts of one policy: each a list of indexes into the list of endorsers, where index 0 is the local one.
 #[derive(PartialEq, Eq, Debug)]

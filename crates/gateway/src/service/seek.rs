@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use base::rt::WallTime;
 use bytes::Bytes;
-use chain::access::ChannelPolicies;
 use identity::Identity;
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, Payload, SignatureHeader, Status};
 use proto::orderer::seek_info::{SeekBehavior, SeekContentType};
 use proto::orderer::{SeekInfo, SeekPosition, seek_position};
+use rules::access::ChannelPolicies;
 
 use crate::grpc;
 

@@ -15,7 +15,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
-use chain::definitions::by_channel_policy;
 use contract::packages::{ChaincodePackage, package_of_service};
 use gateway::grpc::GrpcCode;
 use ledger::lifecycle::LIFECYCLE;
@@ -26,6 +25,7 @@ use proto::lifecycle::{
     QueryChaincodeDefinitionResult,
 };
 use proto::protos::ProposalResponse;
+use rules::definitions::by_channel_policy;
 
 use super::chaincode_template as template;
 use super::contract::{Administrator, FirstDefinition, source};

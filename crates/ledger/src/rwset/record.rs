@@ -206,10 +206,12 @@ impl RecordedNamespace {
             self.reads.iter().map(|(key, version)| bytes_field_len(1, read_len(key, version.map(pair)))).sum();
         let ranges: usize = self.ranges.iter().map(|range| bytes_field_len(2, range.encoded_len())).sum();
         let writes: usize = self.writes.iter().map(|(key, value)| bytes_field_len(3, write_len(key, value))).sum();
-        let metadata = |(key, metadata): (&Box<str>, &BTreeMap<String, Bytes>)| {
-            bytes_field_len(4, metadata_write(key, metadata).encoded_len())
-        };
-        reads + ranges + writes + self.metadata.iter().map(metadata).sum::<usize>()
+        let metadata: usize = self
+            .metadata
+            .iter()
+            .map(|(key, entries)| bytes_field_len(4, metadata_write(key, entries).encoded_len()))
+            .sum();
+        reads + ranges + writes + metadata
     }
 
     fn put(&self, bytes: &mut Vec<u8>) {

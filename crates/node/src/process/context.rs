@@ -8,7 +8,6 @@ use base::rt::CancellationToken;
 use base::rt::net::Parties;
 use base::{Bytes, MspId};
 use block_transport::SourceAddresses;
-use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{
@@ -21,6 +20,7 @@ use ledger::{Block, ChannelConfig};
 use pool::Donor;
 use private_data::MemberPeers;
 use rma::tcp::TcpTls;
+use rules::definitions::ContractDefinitions;
 use state::DisaggregatedConfig;
 use storage::tables::FjallEngine;
 use storage::{DataDirectory, GroupSync};

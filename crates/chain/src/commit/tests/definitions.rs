@@ -133,7 +133,7 @@ fn a_definition_counts_from_the_block_after_its_own_on() {
         for peer in &net.peers {
             responses.push(peer.process(stale.bytes.clone()).await.expect("in order"));
         }
-        let channel_policy = crate::definitions::channel_policy();
+        let channel_policy = rules::definitions::channel_policy();
         assert_eq!(net.approve(0, 2, &channel_policy).await, Code::VALID);
         assert_eq!(net.approve(1, 2, &channel_policy).await, Code::VALID);
         assert_eq!(net.commit(2, &channel_policy).await, Code::VALID);
@@ -234,7 +234,7 @@ fn a_contract_that_needs_it_is_initialized_once_for_each_version() {
     let run = Simulation::new(1).run(|_| async {
         let root = Directory::open("root").await.expect("it is made");
         let net = net(&root).await;
-        let policy = crate::definitions::channel_policy();
+        let policy = rules::definitions::channel_policy();
         let define = async |sequence: i64, version: &str| {
             for (index, admin) in net.admins.iter().enumerate() {
                 let right = approval(sequence, &policy);

@@ -18,9 +18,7 @@ use proto::protos::{
 };
 use replica::offload::OffloadConfig;
 
-use crate::access::ChannelPolicies;
 use crate::commit::recent::CommittedBlock;
-use crate::definitions::{ContractDefinitions, by_channel_policy};
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::Code;
 use crate::validate::offload::{VerificationChunk, verify_offloaded};
@@ -30,6 +28,8 @@ use crate::validate::verify::{
 };
 use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
+use rules::access::ChannelPolicies;
+use rules::definitions::{ContractDefinitions, by_channel_policy};
 
 /// Crafts the transaction, one word of the notation at a time; see [`Craft::change`].
 struct Craft<'a> {
@@ -601,7 +601,7 @@ fn endorsements_beyond_the_limit_are_counted_without_copies_of_the_result() {
 
     assert_eq!(verify_transaction(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
     let action = ledger::Transaction::parse(&envelope).expect("its form is right").action().expect("one action");
-    let endorsements = crate::access::endorsements(&action);
+    let endorsements = rules::access::endorsements(&action);
     assert_eq!(endorsements.len(), identity::policy::SIGNATURES_MAX + 1);
     assert!(endorsements.iter().all(|signed| within(&signed.identity) && within(&signed.signature)));
     assert!(action.signed_parts(0).iter().all(within));

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::{Bytes, TxId};
-use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::{Peer, PeerConfig, PeerSetup};
@@ -28,6 +27,7 @@ use proto::protos::{
     ChaincodeInvocationSpec, ChaincodeProposalPayload, ChaincodeSpec, Proposal, ProposalResponse, SignedProposal,
     Transaction, TransactionAction,
 };
+use rules::definitions::ContractDefinitions;
 use storage::GroupSync;
 use storage::tables::{ModelEngine, TablesEngine};
 

@@ -11,7 +11,6 @@ use base::rt::simulation::Sim;
 use base::rt::{self, CancellationToken, net};
 use base::{Bytes, TxId, Version};
 use chain::Channel;
-use chain::definitions::ContractDefinitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;
@@ -21,6 +20,7 @@ use chain::view::PeerView;
 use ledger::Block;
 use ledger::rwset::{RangeReads, ReadWriteSet};
 use proto::protos::ProposalResponse;
+use rules::definitions::ContractDefinitions;
 use storage::GroupSync;
 
 use crate::support::*;

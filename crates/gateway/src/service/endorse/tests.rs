@@ -2,7 +2,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use chain::definitions::{ContractDefinitions, by_channel_policy};
 use chain::endorse::Endorse;
 use identity::issue::{CertificateTerms, IssuingOrganization};
 use ledger::config::{
@@ -10,6 +9,7 @@ use ledger::config::{
 };
 use prost::Message as _;
 use proto::protos::Response;
+use rules::definitions::{ContractDefinitions, by_channel_policy};
 
 use super::*;
 use crate::service::assemble::ProposalParts;

@@ -136,7 +136,7 @@ impl LedgerDefinitions {
 
     /// The definitions in force: those on the ledger, and the initial ones of contracts that have no rows on the
     /// ledger.
-    pub(crate) fn over(&self, initial: &ContractDefinitions) -> ContractDefinitions {
+    pub fn over(&self, initial: &ContractDefinitions) -> ContractDefinitions {
         let mut definitions = initial.clone();
         for (name, definition) in &self.0 {
             match definition {
