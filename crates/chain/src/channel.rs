@@ -62,7 +62,7 @@ impl Channel {
         let tip = tip(store.as_ref()).await?;
         let (stop, upkeep) = (CancellationToken::new(), private.clone());
         let context = Arc::new(CommitContext::new(policies, store, state, private, settings, primary, stop));
-        drop(rt::spawn(tidy_up(upkeep, context.clone())));
+        drop(rt::spawn(run(context.clone(), tidy_up(upkeep, context.clone()))));
         let pipeline = CommitPipeline::start(context.clone(), tip);
         let following = run_delivery(context.clone(), pipeline, tip, orderers);
         let follower = rt::spawn(run(context.clone(), async move {
@@ -255,10 +255,10 @@ impl Channel {
 }
 
 /// Keeps the private data of a channel in order until the channel stops.
-async fn tidy_up(private: Arc<PrivateChannel>, context: Arc<CommitContext>) {
+async fn tidy_up(private: Arc<PrivateChannel>, context: Arc<CommitContext>) -> Result<(), Error> {
     let upkeep = Upkeep { private, blocks: context.store.clone() };
     let current = || (context.height(), context.policies.get() as Arc<dyn CollectionPolicies>);
-    upkeep.run(current, context.stop().clone()).await;
+    Ok(upkeep.run(current, context.stop().clone()).await?)
 }
 
 /// The policies under the newest configuration that the state holds, or of `genesis` if it holds none, with the definitions that the

@@ -12,8 +12,8 @@ use storage::PrivateRow;
 use crate::Error;
 use crate::members::{MemberPeers, SetDigest};
 use crate::policies::{CollectionPolicies, keeps};
-use crate::rows::SetLocation;
-use crate::store::PrivateStore;
+use crate::rows::{MISSING, SWEEPS, SetLocation};
+use crate::store::{PrivateStore, VARIANTS_MAX};
 use crate::values::PrivateValues;
 
 /// Sets that one message may carry or ask for.
@@ -105,7 +105,7 @@ impl PrivateChannel {
             }
             *received += bytes;
         }
-        self.store.stage(tx_id, height, sets).await
+        self.store.stage(tx_id, height, sets, VARIANTS_MAX).await
     }
 
     /// Answers an organisation that a link has proven: the sets of collections of which it is a member.
@@ -170,7 +170,17 @@ impl PrivateChannel {
     /// # Errors
     /// The tables'.
     pub async fn write(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
-        self.store.write(rows).await
+        let has = |namespace| rows.iter().any(|row| row.namespace == namespace);
+        let (is_missing, is_purged) = (has(MISSING), has(SWEEPS));
+        let written = self.store.write(rows).await;
+        // Only now would a look into the tables find the rows. After an error they may be there too.
+        if is_missing {
+            self.note_missing();
+        }
+        if is_purged {
+            self.note_purges();
+        }
+        written
     }
 
     /// Whether the data of a transaction have expired for a channel of this height.

@@ -11,7 +11,7 @@ use base::{Bytes, MspId, TxId, Version, rt};
 use futures_util::future::join_all;
 use ledger::Hash;
 use ledger::hash::sha256;
-use ledger::rwset::{CollectionReadWriteSet, ReadWriteSet, private_writes};
+use ledger::rwset::{CollectionReadWriteSet, ReadWriteSet, private_writes, without_keys};
 use storage::PrivateRow;
 
 use crate::channel::{PrivateChannel, SETS_MAX};
@@ -22,6 +22,9 @@ use crate::{Error, events};
 
 /// How long the commit of a block waits for the peers of other members.
 pub const PULL_MAX: Duration = Duration::from_secs(1);
+
+/// How long a fault point delays a step.
+const DELAY: Duration = Duration::from_millis(100);
 
 /// A transaction of a block that is about to be appended.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +97,7 @@ impl HashedSet {
         for write in writes {
             let hash = sha256(write.key.as_bytes());
             let matches = self.writes.get(&hash[..]).is_some_and(|hashed| match (&hashed.value_hash, &write.value) {
-                (Some(hash), Some(value)) => hash[..] == sha256(value)[..],
+                (Some(hash), Some(value)) => is_hash_of(hash, value),
                 (None, None) => true,
                 _ => false,
             });
@@ -104,6 +107,11 @@ impl HashedSet {
         }
         written
     }
+}
+
+/// Whether bytes, which may be another organisation's, have this hash.
+fn is_hash_of(hash: &[u8], bytes: &[u8]) -> bool {
+    *hash == sha256(bytes)[..] || rt::fault_point("private.collect.mutant.unchecked")
 }
 
 fn hashed_writes(set: &ReadWriteSet, collection: &CollectionReadWriteSet) -> BTreeMap<Vec<u8>, HashedWrite> {
@@ -148,19 +156,19 @@ impl PrivateChannel {
                 }
             }
         }
-        if written.iter().any(|row| row.namespace == SWEEPS) {
-            self.note_purges();
-        }
         let pulled = self.pull_in_time(&wanted, policies).await;
         for (set, pulled) in wanted.iter().zip(pulled) {
             match pulled {
                 Some(found) => written.extend(set.rows(&found, true, |_| true)),
+                None if rt::fault_point("private.collect.mutant.forgets_missing") => {}
                 None => {
                     events::PrivateSetsMissing.add(1);
-                    self.note_missing();
                     written.push(rows::marker(MISSING, set.digest.location.key(), set.digest.location.version));
                 }
             }
+        }
+        if !written.is_empty() {
+            rt::fault::hold_up("private.collect.found", DELAY).await;
         }
         Ok(written)
     }
@@ -184,6 +192,7 @@ impl PrivateChannel {
             async move {
                 let answer = rt::timeout(PULL_MAX, peer.pull(&self.channel, &digests)).await;
                 match answer {
+                    _ if rt::fault_point("private.collect.answer_lost") => Vec::new(),
                     Ok(Ok(sets)) => places.into_iter().zip(sets).collect(),
                     Ok(Err(error)) => {
                         tracing::debug!(channel = %self.channel, organization = %peer.organization(), %error, "no private data");
@@ -197,7 +206,7 @@ impl PrivateChannel {
             }
         });
         for (place, set) in join_all(asking).await.into_iter().flatten() {
-            if let Some(set) = set.filter(|set| sha256(set) == wanted[place].digest.hash) {
+            if let Some(set) = set.filter(|set| is_hash_of(&wanted[place].digest.hash, set)) {
                 found[place] = Some(set);
             }
         }
@@ -210,7 +219,7 @@ impl PrivateChannel {
     /// The tables'.
     pub(crate) async fn late_rows(&self, hashed: &HashedSet, set: &Bytes) -> Result<Option<Vec<PrivateRow>>, Error> {
         let at = &hashed.digest.location;
-        let is_whole = sha256(set) == hashed.digest.hash;
+        let is_whole = is_hash_of(&hashed.digest.hash, set);
         let Ok(writes) = private_writes(set) else {
             return Ok(is_whole.then(|| hashed.rows(set, false, |_| false)));
         };
@@ -223,7 +232,10 @@ impl PrivateChannel {
                 return Ok(None);
             }
         }
-        let written = hashed.rows(set, true, |key| !purged.iter().any(|purged| purged[..] == *key));
+        let is_purged = |key: &[u8]| purged.iter().any(|purged| purged[..] == *key);
+        // The sender may not know of a purge yet, which is complete here.
+        let kept = without_keys(set, |key| is_purged(&sha256(key.as_bytes())[..])).ok().flatten();
+        let written = hashed.rows(kept.as_ref().unwrap_or(set), true, |key| !is_purged(key));
         // Besides the row of the set, one for each write that is the transaction's and is not purged.
         let expected = held.iter().filter(|held| !purged.iter().any(|purged| purged[..] == held[..])).count() + 1;
         Ok((is_whole || written.len() == expected).then_some(written))

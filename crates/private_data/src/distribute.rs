@@ -37,15 +37,20 @@ impl PrivateChannel {
         height: u64,
         sets: Vec<PrivateSet>,
     ) -> Result<(), Error> {
-        self.store.stage(tx_id, height, &sets).await?;
+        // However many other organisations have sent for the transaction.
+        self.store.stage(tx_id, height, &sets, usize::MAX).await?;
         let (parcels, mut required) = self.parcels(policies, &sets);
         let (acknowledge, mut acknowledged) = bounded(parcels.len().max(1));
         for Parcel { peer, sets: places } in parcels {
+            if rt::fault_point("private.push.lost") {
+                continue;
+            }
             let (channel, tx_id, acknowledge) = (self.channel.clone(), tx_id.clone(), acknowledge.clone());
             let contents: Vec<PrivateSet> = places.iter().map(|place| sets[*place].clone()).collect();
             drop(rt::spawn(async move {
                 let pushed = rt::timeout(PUSH_MAX, peer.push(&channel, &tx_id, &contents)).await;
                 let failure = match pushed {
+                    _ if rt::fault_point("private.push.answer_lost") => Some("the answer was lost".to_owned()),
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some(error.to_string()),
                     Err(_) => Some(format!("no acknowledgement within {} s", PUSH_MAX.as_secs())),

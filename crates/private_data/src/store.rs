@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use base::{BlockNumber, Bytes, TxId, Version};
+use base::rt::CancellationToken;
+use base::{BlockNumber, Bytes, ErrorKind, TxId, Version, rt};
 use ledger::Hash;
 use ledger::hash::sha256;
 use ledger::rwset::{PrivateSet, private_writes, without_keys};
@@ -22,7 +24,7 @@ use crate::values::{PrivatePage, PrivateValues};
 const NEWEST: BlockNumber = BlockNumber(u64::MAX);
 /// Rows that are read at once while many are looked through.
 pub const PAGE_ROWS: usize = 128;
-/// Sets that may wait for one transaction and collection: honest endorsers send equal ones.
+/// Sets of others that may wait for one transaction and collection: honest endorsers send equal ones.
 pub const VARIANTS_MAX: usize = 8;
 
 /// The tables of a channel's private data.
@@ -30,12 +32,42 @@ pub const VARIANTS_MAX: usize = 8;
 pub struct PrivateStore {
     committed: Arc<dyn PrivateRows>,
     transient: Arc<dyn PrivateRows>,
+    failure: Arc<StoreFailure>,
+}
+
+/// The first error after which the tables of this process must be opened again.
+#[derive(Default)]
+struct StoreFailure {
+    error: OnceLock<storage::Error>,
+    failed: CancellationToken,
 }
 
 impl PrivateStore {
     /// A store over these tables.
     pub fn new(committed: Arc<dyn PrivateRows>, transient: Arc<dyn PrivateRows>) -> PrivateStore {
-        PrivateStore { committed, transient }
+        PrivateStore { committed, transient, failure: Arc::default() }
+    }
+
+    /// The tables of committed and of transient data, for checkers.
+    pub fn tables(&self) -> [&Arc<dyn PrivateRows>; 2] {
+        [&self.committed, &self.transient]
+    }
+
+    /// Waits until the tables have failed and must be opened again, and returns why.
+    pub async fn failed(&self) -> Error {
+        self.failure.failed.cancelled().await;
+        Error::Storage(self.failure.error.get().expect("the error is set before the failure is announced").clone())
+    }
+
+    /// Notes a failure of the tables, which one of many requests meets first.
+    fn checked<T>(&self, outcome: Result<T, storage::Error>) -> Result<T, Error> {
+        if let Err(error) = &outcome
+            && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Corrupt)
+        {
+            self.failure.error.get_or_init(|| error.clone());
+            self.failure.failed.cancel();
+        }
+        Ok(outcome?)
     }
 
     /// A store over the two tables at a storage node.
@@ -46,24 +78,34 @@ impl PrivateStore {
     /// Keeps the sets of a transaction that may be ordered later. Durable on return. `height` is that of the channel.
     ///
     /// # Errors
-    /// The tables'; `Rejected` if too many different sets wait for the transaction.
-    pub async fn stage(&self, tx_id: &TxId, height: u64, sets: &[PrivateSet]) -> Result<(), Error> {
+    /// The tables'; `Rejected` if `variants_max` different sets of a collection wait for the transaction already.
+    pub async fn stage(
+        &self,
+        tx_id: &TxId,
+        height: u64,
+        sets: &[PrivateSet],
+        variants_max: usize,
+    ) -> Result<(), Error> {
         let mut staged = Vec::with_capacity(sets.len());
         for set in sets {
             let key = rows::transient_key(tx_id.as_str(), &set.namespace, &set.collection, &sha256(&set.writes));
             let prefix = rows::transient_prefix(tx_id.as_str(), &set.namespace, &set.collection);
-            let known = self.transient.range(range(SETS, &prefix, &rows::above(&prefix), VARIANTS_MAX)).await?.entries;
+            let known = self
+                .checked(self.transient.range(range(SETS, &prefix, &rows::above(&prefix), VARIANTS_MAX)).await)?
+                .entries;
             if known.iter().any(|entry| entry.key == key) {
                 continue;
             }
-            if known.len() >= VARIANTS_MAX {
-                return Err(Error::TooManyVariants { tx_id: tx_id.clone(), max: VARIANTS_MAX });
+            // Those of the same message count, too.
+            let added = staged.iter().filter(|row: &&PrivateRow| row.key.starts_with(&prefix)).count();
+            if known.len().saturating_add(added) >= variants_max {
+                return Err(Error::TooManyVariants { tx_id: tx_id.clone(), max: variants_max });
             }
             staged.push(rows::row(SETS, key, Version::new(height, 0), Some(set.writes.clone())));
         }
         match staged.is_empty() {
             true => Ok(()),
-            false => Ok(self.transient.write(staged).await?),
+            false => self.checked(self.transient.write(staged).await),
         }
     }
 
@@ -79,7 +121,7 @@ impl PrivateStore {
         hash: &Hash,
     ) -> Result<Option<Bytes>, Error> {
         let key = rows::transient_key(tx_id.as_str(), contract, collection, hash);
-        Ok(value(self.transient.get_many(&[(SETS, &key)], NEWEST).await?))
+        Ok(value(self.checked(self.transient.get_many(&[(SETS, &key)], NEWEST).await)?))
     }
 
     /// Removes the waiting sets of transactions that arrived below a height; returns how many. They were never ordered, or are
@@ -112,7 +154,7 @@ impl PrivateStore {
     /// # Errors
     /// The tables'.
     pub async fn write(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
-        Ok(self.committed.write(rows).await?)
+        self.checked(self.committed.write(rows).await)
     }
 
     /// A committed set, without the keys that were purged since.
@@ -241,7 +283,9 @@ impl PrivateStore {
                 for set in sets.entries {
                     let location = SetLocation::of_key(&set.key).filter(|location| location.version <= purge);
                     let rest = location.and_then(|_| without_keys(&set.value, is_purged).ok().flatten());
-                    changed.extend(rest.map(|rest| rows::row(SETS, set.key, purge, Some(rest))));
+                    // A later purge of another key may have been completed before.
+                    let version = set.version.max(purge);
+                    changed.extend(rest.map(|rest| rows::row(SETS, set.key, version, Some(rest))));
                 }
                 if !changed.is_empty() {
                     self.write(changed).await?;
@@ -251,8 +295,10 @@ impl PrivateStore {
                     None => break,
                 }
             }
+            rt::fault::hold_up("private.sweep.sets", Duration::from_millis(100)).await;
             self.remove_value(&contract, &collection, purge, is_purged).await?;
         }
+        rt::fault::hold_up("private.sweep.values", Duration::from_millis(100)).await;
         let newest = page.entries.iter().map(|entry| entry.version.block).max().unwrap_or_default();
         while !self.committed.prune(BlockNumber(newest)).await? {}
         let done = page.entries.iter().map(|entry| {
@@ -347,3 +393,6 @@ impl fmt::Debug for PrivateStore {
         f.debug_struct("PrivateStore").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

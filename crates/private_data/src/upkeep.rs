@@ -4,12 +4,14 @@
 //! Each step works from notes in the tables, and clears a note only after its work is durable. So a crash repeats work, and
 //! skips none.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::rt::{self, CancellationToken, Instant};
 use base::{BlockNumber, Bytes, Version};
+use futures_util::future::{Either, select};
 use ledger::rwset::ReadWriteSet;
 use ledger::{Block, Hash, Transaction};
 use storage::PrivateRow;
@@ -30,6 +32,8 @@ const RECONCILE_MIN: Duration = Duration::from_secs(1);
 const RECONCILE_MAX: Duration = Duration::from_secs(60);
 /// How long another peer may take to answer in the background.
 const PULL_MAX: Duration = Duration::from_secs(10);
+/// How long a fault point delays a step.
+const DELAY: Duration = Duration::from_millis(100);
 /// Blocks after which a set is forgotten whose transaction was not ordered, as in Fabric.
 const STAGED_BLOCKS_MAX: u64 = 1000;
 /// Blocks between two looks for such sets.
@@ -56,7 +60,22 @@ struct Due {
 
 impl Upkeep {
     /// Runs until the stop. `current` says how many blocks are committed, and the policies after them.
-    pub async fn run(self, current: impl Fn() -> (u64, Arc<dyn CollectionPolicies>), stop: CancellationToken) {
+    ///
+    /// # Errors
+    /// If the tables have failed and must be opened again.
+    pub async fn run(
+        self,
+        current: impl Fn() -> (u64, Arc<dyn CollectionPolicies>),
+        stop: CancellationToken,
+    ) -> Result<(), Error> {
+        let (working, failing) = (pin!(self.repeat(current, stop)), pin!(self.private.store.failed()));
+        match select(working, failing).await {
+            Either::Left(((), _)) => Ok(()),
+            Either::Right((failure, _)) => Err(failure),
+        }
+    }
+
+    async fn repeat(&self, current: impl Fn() -> (u64, Arc<dyn CollectionPolicies>), stop: CancellationToken) {
         let mut due =
             Due { adopted_under: None, forget_at: current().0, reconcile_at: rt::now(), pause: RECONCILE_MIN };
         while stop.run_until_cancelled(rt::sleep(PERIOD)).await.is_some() {
@@ -167,16 +186,26 @@ impl Upkeep {
     ) -> Result<bool, Error> {
         let private = &self.private;
         let mut wanted = Vec::with_capacity(missing.len());
-        let mut rows: Vec<PrivateRow> = Vec::new();
+        let (mut rows, mut is_any_found): (Vec<PrivateRow>, bool) = (Vec::new(), false);
         for at in missing {
+            // Notes are written before their block is appended.
+            if at.version.block >= height {
+                continue;
+            }
             match self.hashed_set(at).await? {
                 _ if private.has_expired(policies, at, height) => rows.push(removal(MISSING, at)),
-                Some(set) => wanted.push(set),
+                Some(set) => match self.own_rows(&set).await? {
+                    Some(own) => {
+                        is_any_found = true;
+                        rows.extend(own);
+                        rows.push(removal(MISSING, at));
+                    }
+                    None => wanted.push(set),
+                },
                 // The block is committed and stored, so it is this peer's own note that is wrong.
                 None => rows.push(removal(MISSING, at)),
             }
         }
-        let mut is_any_found = false;
         for peer in private.members.all() {
             let has = |set: &HashedSet| {
                 let at = &set.digest.location;
@@ -208,9 +237,22 @@ impl Upkeep {
             }
         }
         if !rows.is_empty() {
+            rt::fault::hold_up("private.reconcile.found", DELAY).await;
             private.store.write(rows).await?;
         }
         Ok(is_any_found)
+    }
+
+    /// The rows of a missing set that arrived after its block was committed; none if the tables have the set already.
+    async fn own_rows(&self, set: &HashedSet) -> Result<Option<Vec<PrivateRow>>, Error> {
+        let (private, SetDigest { location, tx_id, hash }) = (&self.private, &set.digest);
+        if private.store.set(location).await?.is_some() {
+            return Ok(Some(Vec::new()));
+        }
+        match private.store.staged(tx_id, &location.contract, &location.collection, hash).await? {
+            Some(found) => private.late_rows(set, &found).await,
+            None => Ok(None),
+        }
     }
 
     /// What the stored transaction says about a missing set; `None` if the block does not have it.

@@ -359,6 +359,9 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     block.with_metadata(metadata)
 }
 
+/// How much later than the block a planted mistake writes private data.
+const EARLY_APPEND: Duration = Duration::from_millis(300);
+
 /// Stores the private data of a block's transactions, durably, before the block is appended. While the tables cannot be written, it
 /// waits.
 ///
@@ -385,7 +388,20 @@ async fn keep_private_data(
                 Some(BlockTransaction { position, tx_id, set, is_valid: code.is_valid() })
             });
             let rows = context.private.collect(block, transactions, &*policies).await?;
-            if rows.is_empty() { Ok(()) } else { context.private.write(rows).await }
+            if rows.is_empty() {
+                return Ok(());
+            }
+            if rt::fault_point("chain.commit.mutant.early_append") {
+                let private = context.private.clone();
+                drop(rt::spawn(async move {
+                    rt::sleep(EARLY_APPEND).await;
+                    private.write(rows).await
+                }));
+                return Ok(());
+            }
+            context.private.write(rows).await?;
+            hold_up("chain.commit.private_written").await;
+            Ok::<_, private_data::Error>(())
         };
         match context.stop().run_until_cancelled(kept).await.ok_or(Error::Stopped)? {
             Err(error) if error.kind() == ErrorKind::Retry => {

@@ -9,7 +9,7 @@
 //!    hash of that value is another one, the peer lacks the value, and the read fails: it never returns an old value.
 //! 3. A query over a range returns the values whose hashes are those of the snapshot, and passes over the others.
 
-use base::{Bytes, ErrorKind};
+use base::{Bytes, ErrorKind, rt};
 use contract::key::KeyRange;
 use contract::{KeyValue, Metadata, QueryId, StatePage, StubError};
 use identity::hex;
@@ -109,7 +109,9 @@ impl ContractCall<'_> {
                 let height = context.snapshot.height();
                 let value = context.private.value(&self.namespace, collection, key, height);
                 let value = value.await.map_err(private_error)?;
-                let value = value.filter(|value| hash.value[..] == sha256(value)[..]);
+                let value = value.filter(|value| {
+                    hash.value[..] == sha256(value)[..] || rt::fault_point("chain.endorse.mutant.stale_private")
+                });
                 Some(value.ok_or_else(|| {
                     let version = hash.version;
                     StubError::Collection(format!(
