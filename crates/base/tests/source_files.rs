@@ -33,7 +33,7 @@ const CIRCLES: &[(&str, usize, &str)] = &[
     ("rma/src/shm/connection.rs", 2, "a connection executes the verbs that waited for it, by posting them again"),
     ("rma_verbs/src/connection.rs", 3, "a host accepts connections, which copy between its regions"),
     ("sift/src/coordinator/state.rs", 6, "one state machine, in files by what it does"),
-    ("simulator/src/campaign.rs", 21, "one simulated network: scenarios plan its faults, mutants break its parts"),
+    ("simulator/src/campaign.rs", 27, "one simulated network: scenarios plan its faults, mutants break its parts"),
 ];
 
 /// Files `mod.rs` and `lib.rs` that define items.

@@ -15,11 +15,12 @@
 //! A client reports its observations to the recorder. In [`ClientClaims`] it records its own knowledge of its
 //! transactions, which the ledger must confirm at the end.
 
-mod defining;
+mod changes;
 pub mod definition;
 pub mod envelope;
 pub mod reconfiguration;
 pub mod rogue;
+pub mod vault;
 pub mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,9 +42,9 @@ use crate::network::nodes::{order_address, peer_address};
 use crate::network::service::{CallError, RequestKind, Response, ResponseStatus, ServiceClient, TransactionCommit};
 use crate::reads;
 use crate::scenario::ORDERER;
+use crate::vault::VAULT;
 use definition::Definition;
 use envelope::{EnvelopeDefect, Proposal, endorse, read_write_set};
-use reconfiguration::Reconfigurers;
 use workload::{ContractCall, Workload};
 
 /// How long a client waits for one answer.
@@ -94,6 +95,10 @@ pub struct ClientClaims {
     /// Changes of the configuration that were submitted to the orderer, by their envelopes: whether each has the signatures
     /// that it needs.
     pub changes: BTreeMap<Bytes, bool>,
+    /// Transactions whose private sets an honest member has kept before it endorsed them.
+    pub kept: BTreeSet<String>,
+    /// Transactions with private writes that a peer of an organisation was asked to endorse that is no member.
+    pub shown_to_strangers: BTreeSet<String>,
     /// How operations ended, by outcome.
     pub outcomes: BTreeMap<&'static str, u64>,
 }
@@ -106,6 +111,8 @@ impl ClientClaims {
         self.acknowledged.extend(other.acknowledged);
         self.rejected.extend(other.rejected);
         self.changes.extend(other.changes);
+        self.kept.extend(other.kept);
+        self.shown_to_strangers.extend(other.shown_to_strangers);
         for (outcome, count) in other.outcomes {
             *self.outcomes.entry(outcome).or_default() += count;
         }
@@ -191,55 +198,6 @@ impl SimulatedClient {
         self.claims
     }
 
-    /// Proposes changes until one has taken effect at every peer.
-    pub async fn commit_config(mut self) -> ClientClaims {
-        let sequences = |network: &Network| {
-            let names = network.primaries().into_iter();
-            let configs = names.map(|name| Some(network.peer(&name)?.channel(CHANNEL)?.config().sequence()));
-            configs.collect::<Option<Vec<u64>>>()
-        };
-        let before = self.network.newest_config().map_or(0, |config| config.sequence());
-        let network = Arc::clone(&self.network);
-        let are_changed = || sequences(&network).is_some_and(|all| all.iter().all(|sequence| *sequence > before));
-        while !are_changed() {
-            self.reconfigure().await;
-            wait_until(Duration::from_secs(1), are_changed).await;
-        }
-        self.claims
-    }
-
-    /// Proposes a change of the newest configuration, and sometimes another one at once, which relies on the same
-    /// configuration.
-    async fn reconfigure(&mut self) -> &'static str {
-        let Some(config) = self.network.newest_config() else { return "no configuration known" };
-        let mut outcome = "changes refused";
-        for _ in 0..1 + self.rng.below(2) {
-            let members = Reconfigurers {
-                admins: &self.network.members.admins,
-                orderer_admin: &self.network.members.orderer_admin,
-                endorsements_max: self.network.scenario.endorsements_min,
-            };
-            let change = reconfiguration::draw(&mut self.rng, members, &config);
-            self.network.recorder.log(format_args!("{} proposes: {}", self.name, change.text));
-            self.claims.changes.insert(change.envelope.clone(), change.is_authorized);
-            loop {
-                match self.send_to_orderer(&change.envelope).await {
-                    Ok(answer) if answer.verdict == ResponseStatus::Done => {
-                        outcome = "reconfigured";
-                        if !change.is_authorized {
-                            let text = &change.text;
-                            self.network.recorder.report_violation(format_args!("{ORDERER} takes {text}, unsigned"));
-                        }
-                        break;
-                    }
-                    Ok(answer) if answer.verdict == ResponseStatus::Rejected => break,
-                    _ => self.pause().await,
-                }
-            }
-        }
-        outcome
-    }
-
     fn draw_conduct(&mut self) -> Conduct {
         const SPOILED: [EnvelopeDefect; 6] = [
             EnvelopeDefect::Arguments,
@@ -275,7 +233,7 @@ impl SimulatedClient {
             self.forge_endorsements(&proposal)
         } else {
             loop {
-                match self.endorse_proposal(&proposal, call.asks_history_of()).await {
+                match self.endorse_proposal(&proposal, call).await {
                     Ok(endorsed) => break endorsed,
                     Err("refused") if conduct == Conduct::NonMember => return "stranger refused",
                     Err("refused") => return "refused by the contract",
@@ -287,6 +245,9 @@ impl SimulatedClient {
             }
         };
         if !matches!(conduct, Conduct::Rogue | Conduct::NonMember) {
+            if call.writes_private() {
+                self.claims.kept.insert(proposal.tx_id.clone());
+            }
             self.claims.money.insert(proposal.tx_id.clone(), (call.money, call.may_cost));
         }
         self.submit(&signer, &proposal, endorsed, conduct).await
@@ -315,16 +276,20 @@ impl SimulatedClient {
     async fn endorse_proposal(
         &mut self,
         proposal: &Proposal,
-        history_of: Option<&str>,
+        call: &ContractCall,
     ) -> Result<EndorsedProposal, &'static str> {
         let needed = self.network.scenario.endorsements_min;
         let mut places: Vec<usize> = (0..self.peers.len()).collect();
+        if call.contract == VAULT {
+            places = vault::endorsers(call, needed, &mut self.rng);
+            self.prepare_private(proposal, call, &places);
+        }
         // A random choice of peers, sometimes one more than needed.
         let extra = usize::from(needed < places.len() && self.rng.one_in(4));
-        while places.len() > needed + extra {
+        while call.contract != VAULT && places.len() > needed + extra {
             places.remove(self.rng.index(places.len()));
         }
-        self.endorse_at(proposal, places, history_of).await
+        self.endorse_at(proposal, places, Some(call)).await
     }
 
     /// Step 2 at the peers of these organisations.
@@ -332,7 +297,7 @@ impl SimulatedClient {
         &mut self,
         proposal: &Proposal,
         places: Vec<usize>,
-        history_of: Option<&str>,
+        call: Option<&ContractCall>,
     ) -> Result<EndorsedProposal, &'static str> {
         let names = self.compute_nodes();
         let tellers = names.iter().enumerate().map(|(place, name)| self.network.commit_source(place, name));
@@ -357,9 +322,8 @@ impl SimulatedClient {
                 self.log(proposal, format_args!("{} says {}", names[place], response.message));
                 return Err("refused");
             }
-            if let Some((id, answer)) = history_of.zip(envelope::response_payload(&response.payload)) {
-                let (node, id) = (names[place].clone(), id.to_owned());
-                self.network.recorder.record_history(reads::AssetHistory { node, height_min: told[place], id, answer });
+            if let Some((call, answer)) = call.zip(envelope::response_payload(&response.payload)) {
+                self.record_answer(call, answer, &names[place], told[place], &response.payload);
             }
             self.record_reads(place, &names[place], told[place], &response.payload);
             let endorsement = response.endorsement.ok_or("a response without an endorsement")?;
@@ -370,6 +334,18 @@ impl SimulatedClient {
             }
         }
         Ok(endorsed.expect("at least one peer endorses"))
+    }
+
+    /// Records an answer that is checked at the end.
+    fn record_answer(&self, call: &ContractCall, answer: Bytes, node: &str, height_min: u64, result: &Bytes) {
+        let (recorder, node) = (&self.network.recorder, node.to_owned());
+        if let Some(id) = call.asks_history_of() {
+            recorder.record_history(reads::AssetHistory { node, height_min, id: id.to_owned(), answer });
+        } else if call.reads_private()
+            && let Some(set) = read_write_set(result)
+        {
+            recorder.record_private(reads::PrivateAnswer { node, answer, set });
+        }
     }
 
     /// Derives from a peer's reads which blocks it has shown to clients.
@@ -391,7 +367,8 @@ impl SimulatedClient {
 
     /// A result that malicious peers would sign: with arbitrary contents, and as many endorsements as the policy needs.
     fn forge_endorsements(&mut self, proposal: &Proposal) -> EndorsedProposal {
-        let set = rogue::forged_read_write_set(&mut self.rng, self.last.as_ref(), self.blocks);
+        let has_private = self.network.scenario.private_data.is_some();
+        let set = rogue::forged_read_write_set(&mut self.rng, self.last.as_ref(), self.blocks, has_private);
         let result = proposal.forged_result(set);
         // Keys may have policies of their own, of fewer organisations or of others.
         let count = if self.rng.one_in(2) { self.network.scenario.endorsements_min } else { 1 };

@@ -143,12 +143,29 @@ pub const SIFT_FAULT_POINTS: [(&str, f64); 8] = [
 /// Fault points that orderers on Raft pass.
 pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message", 0.01)];
 
+/// A member of a private collection answers another one with bytes of its own.
+pub const MEMBER_LIES: &str = "simulator.member.lies";
+
+/// Fault points that members of private collections pass, and the probability with which they strike.
+pub const PRIVATE_FAULT_POINTS: [(&str, f64); 9] = [
+    ("chain.commit.private_written", 0.1),
+    ("private.collect.answer_lost", 0.4),
+    ("private.collect.found", 0.1),
+    ("private.push.answer_lost", 0.2),
+    ("private.push.lost", 0.4),
+    ("private.reconcile.found", 0.5),
+    ("private.sweep.sets", 0.2),
+    ("private.sweep.values", 0.2),
+    (MEMBER_LIES, 0.3),
+];
+
 /// The events that have not occurred.
 pub fn missing(totals: &CampaignTotals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
     let changes = CHANGES.iter().filter(|outcome| !totals.operations.contains_key(*outcome));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
-    let pooled = POOLED_FAULT_POINTS.iter().chain(&SIFT_FAULT_POINTS).chain(&RAFT_FAULT_POINTS).map(|(name, _)| name);
+    let pooled = POOLED_FAULT_POINTS.iter().chain(&SIFT_FAULT_POINTS).chain(&RAFT_FAULT_POINTS);
+    let pooled = pooled.chain(&PRIVATE_FAULT_POINTS).map(|(name, _)| name);
     let points = FAULT_POINTS
         .iter()
         .chain(pooled)

@@ -12,7 +12,9 @@ use crate::client::{ClientClaims, short};
 use crate::network::Network;
 use crate::network::members::CHANNEL;
 use crate::oracle::{ChannelPolicies, Oracle, ValidatedBlock};
+use crate::private_evidence::{self, PrivateTables};
 use crate::reads;
+use crate::vault::{PAIR, VAULT};
 
 /// The data of a peer at the end.
 pub struct PeerEvidence {
@@ -30,6 +32,8 @@ pub struct RunEvidence {
     pub blocks: Vec<Bytes>,
     /// Each organisation's peer.
     pub peers: Vec<PeerEvidence>,
+    /// The private data of each organisation's peer, before and after the last crash; none in a seed without private data.
+    pub private: [Vec<PrivateTables>; 2],
     /// The claims of all clients together.
     pub claims: ClientClaims,
 }
@@ -48,7 +52,8 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
         members: genesis.msps().clone(),
         endorsements_min: network.scenario.endorsements_min,
         organizations: crate::network::members::ORGANIZATIONS,
-        contracts: contract::ContractRegistry::native().names().map(str::to_owned).collect(),
+        contracts: network.registry().names().map(str::to_owned).collect(),
+        collections: network.scenario.private_data.iter().map(|_| (VAULT.to_owned(), PAIR.to_owned())).collect(),
     });
     let validated: Vec<ValidatedBlock> =
         evidence.blocks.iter().map(|block| oracle.add(block)).collect::<Result<_, _>>()?;
@@ -66,6 +71,12 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
     }
     for history in network.recorder.histories() {
         reads::check_history(&oracle, &history)?;
+    }
+    for answer in network.recorder.private_answers() {
+        reads::check_private(&oracle, &answer)?;
+    }
+    for (found, when) in evidence.private.iter().zip(["", ", after a crash and a replay"]) {
+        private_evidence::check(&oracle, &evidence.claims, found).map_err(|reason| format!("{reason}{when}"))?;
     }
     check_claims(network, &evidence.claims, &validated)?;
     check_money(&evidence.claims, &oracle, &validated)?;

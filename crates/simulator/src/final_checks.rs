@@ -37,7 +37,11 @@ const FAILOVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a read that found the state busy is retried.
 const READS_MAX: usize = 50;
 
-fn channel(network: &Network, node: &str) -> Result<Arc<Channel>, String> {
+/// The channel of the peer that a node commits for.
+///
+/// # Errors
+/// If the node does not run.
+pub fn channel(network: &Network, node: &str) -> Result<Arc<Channel>, String> {
     let channel = network.peer(node).and_then(|peer| peer.channel(CHANNEL));
     channel.ok_or_else(|| format!("{node} does not run"))
 }
@@ -93,7 +97,10 @@ pub async fn wait_until_caught_up_without(network: &Network, away: &str) -> Resu
 }
 
 /// Runs something on a node.
-async fn run_on_node<T: Send + 'static>(
+///
+/// # Errors
+/// Its own, and if the node crashes.
+pub async fn run_on_node<T: Send + 'static>(
     network: &Network,
     node: &str,
     what: impl Future<Output = Result<T, String>> + Send + 'static,
@@ -113,7 +120,10 @@ pub async fn digests(network: &Network) -> Result<Vec<Hash>, String> {
 
 /// Checks the node that commits for a peer. Nodes that replace one another by themselves may do so meanwhile: a violation
 /// counts unless another epoch starts soon.
-async fn read_from_primary<'a, T>(
+///
+/// # Errors
+/// Those of the check.
+pub async fn read_from_primary<'a, T>(
     network: &'a Network,
     organization: usize,
     look: impl Fn(String) -> BoxFuture<'a, Result<T, String>>,

@@ -34,6 +34,8 @@
 //! * [`oracle`]: the ledger's rules, applied to one transaction after the other; [`evidence`]: compares the end of a
 //!   run with the oracle.
 //! * [`reads`]: compares the reads of endorsers with the ledger.
+//! * [`vault`]: the contract that uses private data; [`private_evidence`]: compares them with
+//!   the ledger at the end.
 //! * [`mutant`]: planted mistakes, which the checkers must catch.
 //! * [`seed`]: one run; [`final_checks`]: the checks after the faults of a run; [`campaign`]: many runs, on all cores.
 //!
@@ -66,7 +68,9 @@ pub mod final_checks;
 pub mod mutant;
 pub mod network;
 pub mod oracle;
+pub mod private_evidence;
 pub mod reads;
 pub mod recorder;
 pub mod scenario;
 pub mod seed;
+pub mod vault;

@@ -87,11 +87,19 @@ pub enum Mutant {
     ChangeUnchecked,
     /// A new leader continues under the committed configuration, not under the newest one of its log.
     ConfigForgotten,
+    /// Peers do not note which private sets they lack.
+    PrivateMissingForgotten,
+    /// Contracts read a private value whose hash is not the one on the ledger.
+    PrivateStale,
+    /// Peers append a block before its private data are durable.
+    PrivateEarly,
+    /// Peers store private data of other peers without comparing hashes.
+    PrivateUnchecked,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 29] = [
+    pub const ALL: [Mutant; 33] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -121,6 +129,10 @@ impl Mutant {
         Mutant::KeyPoliciesIgnored,
         Mutant::ChangeUnchecked,
         Mutant::ConfigForgotten,
+        Mutant::PrivateMissingForgotten,
+        Mutant::PrivateStale,
+        Mutant::PrivateEarly,
+        Mutant::PrivateUnchecked,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -157,6 +169,10 @@ impl Mutant {
             Mutant::KeyPoliciesIgnored => "key-policies-ignored",
             Mutant::ChangeUnchecked => "change-unchecked",
             Mutant::ConfigForgotten => "config-forgotten",
+            Mutant::PrivateMissingForgotten => "private-missing-forgotten",
+            Mutant::PrivateStale => "private-stale",
+            Mutant::PrivateEarly => "private-early",
+            Mutant::PrivateUnchecked => "private-unchecked",
         }
     }
 
@@ -185,7 +201,11 @@ impl Mutant {
             | Mutant::UpdatesForgotten
             | Mutant::KeyPoliciesIgnored
             | Mutant::ChangeUnchecked
-            | Mutant::ConfigForgotten => PeerMode::Monolithic,
+            | Mutant::ConfigForgotten
+            | Mutant::PrivateMissingForgotten
+            | Mutant::PrivateStale
+            | Mutant::PrivateEarly
+            | Mutant::PrivateUnchecked => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -234,6 +254,9 @@ impl Mutant {
     pub fn expected_violation(self) -> &'static str {
         match self {
             Mutant::OrdererGoesBack | Mutant::StorageGoesBack => "an earlier copy of the data was put back",
+            Mutant::PrivateMissingForgotten | Mutant::PrivateEarly => "private data",
+            Mutant::PrivateStale => "a private value",
+            Mutant::PrivateUnchecked => "private data",
             _ => "",
         }
     }
@@ -252,6 +275,14 @@ impl Mutant {
                 | Mutant::OrdererAnswersLate
                 | Mutant::PeerStays
                 | Mutant::ConfigForgotten
+        )
+    }
+
+    /// Whether it shows only where there are private data.
+    pub fn is_in_private_data(self) -> bool {
+        matches!(
+            self,
+            Mutant::PrivateMissingForgotten | Mutant::PrivateStale | Mutant::PrivateEarly | Mutant::PrivateUnchecked
         )
     }
 
@@ -298,6 +329,10 @@ impl Mutant {
             Mutant::KeyPoliciesIgnored => network.sim.inject("chain.validate.mutant.ignores_key_policies", 1.0),
             Mutant::ChangeUnchecked => network.sim.inject("chain.order.mutant.unchecked", 1.0),
             Mutant::ConfigForgotten => network.sim.inject("chain.order.mutant.committed_config", 1.0),
+            Mutant::PrivateMissingForgotten => network.sim.inject("private.collect.mutant.forgets_missing", 1.0),
+            Mutant::PrivateStale => network.sim.inject("chain.endorse.mutant.stale_private", 1.0),
+            Mutant::PrivateEarly => network.sim.inject("chain.commit.mutant.early_append", 1.0),
+            Mutant::PrivateUnchecked => network.sim.inject("private.collect.mutant.unchecked", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::VerdictUnchecked => {
                 network.sim.inject("chain.offload.mutant.unchecked", 1.0);

@@ -3,6 +3,7 @@
 //! * [`nodes`]: orderers, monolithic peers, and the parts that all peers have in common.
 //! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: the memory and storage nodes of these peers.
 //! * [`ordering`]: groups of orderers, and the memory nodes that hold their log.
+//! * [`private_links`]: the links between peers of different organisations.
 //! * [`failover`]: chooses the primary of disaggregated peers whose compute nodes do not choose it themselves.
 
 pub mod compute;
@@ -12,6 +13,7 @@ pub mod members;
 pub mod nodes;
 pub mod ordering;
 pub mod pools;
+pub mod private_links;
 pub mod service;
 
 use std::collections::BTreeMap;
@@ -22,13 +24,16 @@ use base::rt::simulation::{Sim, SimNode};
 use chain::Peer;
 use chain::order::Orderer;
 use chain::order::orderer_channel::OrdererChannel;
+use contract::ContractRegistry;
 use ledger::ChannelConfig;
 use replica::ComputeRole;
 use rma::sim::SimProvider;
+use rules::definitions::ContractDefinitions;
 
 use crate::mutant::Mutant;
 use crate::recorder::Recorder;
 use crate::scenario::{self, PeerMode, Scenario};
+use crate::vault::{self, VAULT, Vault};
 use compute::{PrimaryMemory, RunningComputeNode};
 use failover::FailoverManager;
 use members::{CHANNEL, Members, ORGANIZATIONS};
@@ -150,6 +155,21 @@ impl Network {
             }
         }
         Ok(network)
+    }
+
+    /// The contracts that peers can run.
+    pub fn registry(&self) -> ContractRegistry {
+        let mut registry = ContractRegistry::native();
+        if self.scenario.private_data.is_some() {
+            registry.register(VAULT, Arc::new(Vault)).expect("no native contract has its name");
+        }
+        registry
+    }
+
+    /// The definitions with which peers start; the other contracts follow the channel's policy.
+    pub fn definitions(&self) -> ContractDefinitions {
+        let vault = self.scenario.private_data.as_ref().map(vault::definition);
+        vault.into_iter().map(|definition| (VAULT.to_owned(), definition)).collect()
     }
 
     fn start_node<F>(self: &Arc<Self>, name: String, role: fn(Arc<Network>, String) -> F)

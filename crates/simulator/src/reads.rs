@@ -6,12 +6,15 @@
 //!
 //! The history of a key is not in the read set, but in the contract's answer. It must consist of every write below one
 //! height, newest first. That height, too, must be at least the height that the node had reported.
+//!
+//! A private value is in the contract's answer only. Its hash must be the one that the key had at the version in the read set.
 
 use std::collections::BTreeMap;
 
 use base::Bytes;
+use identity::{hex, sha256};
 use prost::Message;
-use proto::kvrwset::{KvRead, KvrwSet, range_query_info::ReadsInfo};
+use proto::kvrwset::{HashedRwSet, KvRead, KvrwSet, range_query_info::ReadsInfo};
 use proto::rwset::TxReadWriteSet;
 
 use crate::oracle::{Oracle, StateKey, StateVersion};
@@ -38,6 +41,53 @@ pub struct AssetHistory {
     pub id: String,
     /// The contract's answer, in JSON.
     pub answer: Bytes,
+}
+
+/// The value of a private key, as a node answered it.
+#[derive(Clone, Debug)]
+pub struct PrivateAnswer {
+    /// The node that answered.
+    pub node: String,
+    /// The contract's answer: the value, empty if the key has none.
+    pub answer: Bytes,
+    /// The read-write set that the node signed.
+    pub set: TxReadWriteSet,
+}
+
+/// Checks one private value: its hash must be the ledger's at the version that was read.
+///
+/// # Errors
+/// If it is another value.
+pub fn check_private(oracle: &Oracle, read: &PrivateAnswer) -> Result<(), String> {
+    let PrivateAnswer { node, answer, set } = read;
+    for (key, version) in hashed_reads(set) {
+        let expected = version.and_then(|version| oracle.private().hash_at(&key, version));
+        let is_right = match expected {
+            Some(hash) => hash[..] == sha256([&answer[..]])[..],
+            None => version.is_none() && answer.is_empty(),
+        };
+        if !is_right {
+            return Err(format!("{node} answers with a private value that key {} did not have at {version:?}", key.1));
+        }
+    }
+    Ok(())
+}
+
+/// The private keys that were read, by their hashes, with their versions.
+fn hashed_reads(set: &TxReadWriteSet) -> Vec<(StateKey, Option<StateVersion>)> {
+    let collections = set.ns_rwset.iter().flat_map(|namespace| {
+        namespace.collection_hashed_rwset.iter().map(|collection| {
+            (format!("{}$$h{}", namespace.namespace, collection.collection_name), collection.hashed_rwset.clone())
+        })
+    });
+    let reads = collections.flat_map(|(place, set)| {
+        let reads = HashedRwSet::decode(set).unwrap_or_default().hashed_reads;
+        reads.into_iter().map(move |read| {
+            let version = read.version.map(|version| (version.block_num, version.tx_num));
+            ((place.clone(), hex::encode(&read.key_hash)), version)
+        })
+    });
+    reads.collect()
 }
 
 /// A change of an asset, as the contract returns it.
@@ -106,6 +156,7 @@ pub fn check(oracle: &Oracle, endorsed: &EndorsedReads) -> Result<(), String> {
             read.insert((namespace.namespace.clone(), key), version);
         }
     }
+    read.extend(hashed_reads(set));
     // Spans of heights: the first one, and the first one above it that does not belong to it.
     let mut fitting = vec![(*height_min, u64::MAX)];
     for (key, version) in &read {

@@ -22,7 +22,7 @@ use identity::{Hash, hex};
 use ledger::Block;
 
 use crate::network::service::TransactionCommit;
-use crate::reads::{AssetHistory, EndorsedReads};
+use crate::reads::{AssetHistory, EndorsedReads, PrivateAnswer};
 
 /// Lines of the story that are kept.
 const LINES_MAX: usize = 2_000;
@@ -91,6 +91,7 @@ struct ObservationsInner {
     acknowledged: BTreeMap<String, u64>,
     endorsed: Vec<EndorsedReads>,
     histories: Vec<AssetHistory>,
+    private_answers: Vec<PrivateAnswer>,
     /// By transaction: the commit that was reported to clients.
     commits: BTreeMap<String, TransactionCommit>,
     violation: Option<String>,
@@ -174,6 +175,16 @@ impl Recorder {
     /// All histories.
     pub fn histories(&self) -> Vec<AssetHistory> {
         self.lock().histories.clone()
+    }
+
+    /// A node has answered with a private value.
+    pub fn record_private(&self, answer: PrivateAnswer) {
+        self.lock().private_answers.push(answer);
+    }
+
+    /// All private values that nodes have answered with.
+    pub fn private_answers(&self) -> Vec<PrivateAnswer> {
+        self.lock().private_answers.clone()
     }
 
     /// The commits that were reported to clients, by transaction.

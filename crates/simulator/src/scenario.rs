@@ -4,6 +4,7 @@
 mod faults;
 mod ordering;
 mod peer_mode;
+mod private_data;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::network::members::ORGANIZATIONS;
 pub use faults::kind_of;
 pub use ordering::{ORDERERS, OrderingEngine};
 pub use peer_mode::{PeerMode, PoolConfig};
+pub use private_data::PrivateDataConfig;
 
 /// The least number of client operations of a seed.
 pub const OPERATIONS_MIN: usize = 200;
@@ -147,6 +149,8 @@ pub struct Scenario {
     pub delta_bytes: usize,
     /// Of each organisation's peer.
     pub peer_modes: Vec<PeerMode>,
+    /// How private data are distributed, if the clients use any.
+    pub private_data: Option<PrivateDataConfig>,
     /// The fault points, and the probability of a fault at each.
     pub fault_points: Vec<(&'static str, f64)>,
     /// The faults, each with its time.
@@ -171,6 +175,8 @@ impl Scenario {
             Some(mutant) if mutant.is_in_groups() => OrderingEngine::sift(seed),
             Some(_) => OrderingEngine::Solo,
         };
+        let private_data = PrivateDataConfig::of(seed, mutant);
+        let private_points = private_data.iter().flat_map(|_| private_data::points(seed, mutant));
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
             seed,
@@ -194,9 +200,13 @@ impl Scenario {
             persist_interval_blocks: if rng.one_in(3) { 30 } else { 1 + rng.below(12) },
             segment_bytes: *rng.pick(&[20_000, 60_000, 64 << 20]),
             cache_bytes: *rng.pick(&[0, 2_000, 1 << 20]),
-            fault_points: faults::points(&mut rng, &forms, records, ordering),
+            fault_points: faults::points(&mut rng, &forms, records, ordering)
+                .into_iter()
+                .chain(private_points)
+                .collect(),
             plan: faults::plan(&mut rng, &forms, clients, ordering, mutant.map(|_| PLANTED_ORDERER_FAULTS)),
             peer_modes: forms,
+            private_data,
             delta_bytes: *rng.pick(&[3_000, 20_000, 128 << 20]),
         }
     }

@@ -5,8 +5,8 @@
 //! 2. Clients work while the fault plan runs. The recorder observes.
 //! 3. All faults are healed. With a group of orderers, in some seeds a minority of the orderers is then cut off again:
 //!    the majority must commit a transaction and deliver it to every peer. Then a fresh transaction and a change of the
-//!    configuration must commit, all peers must reach the height of the orderers, and all pooled memory must be
-//!    accounted for.
+//!    configuration must commit, all peers must reach the height of the orderers, all pooled memory must be accounted
+//!    for, and members of private collections must get all private data that anybody has.
 //! 4. All nodes crash once more and restart with their previous state.
 //! 5. Peers and storage nodes stop in order, and their ledgers are verified on disk. Then [`evidence`] evaluates the
 //!    run.
@@ -24,6 +24,7 @@ use base::rt;
 use base::rt::simulation::{FaultPlan, FaultPoint, Sim, Simulation, SimulationReport, TraceDigest};
 use state::disaggregated::fault;
 
+use crate::client::vault::key;
 use crate::client::workload::{ContractCall, loads};
 use crate::client::{ClientClaims, SimulatedClient};
 use crate::coverage::TAKEOVER;
@@ -31,8 +32,10 @@ use crate::evidence::{self, CodeCounts, RunEvidence};
 use crate::final_checks::{self, wait_until_caught_up};
 use crate::mutant::Mutant;
 use crate::network::{Network, failover, ordering};
+use crate::private_evidence;
 use crate::recorder::{Observations, Recorder};
 use crate::scenario::{self, Scenario, kind_of};
+use crate::vault::VAULT;
 
 /// The most virtual time of a run.
 const TIME_MAX: Duration = Duration::from_secs(300);
@@ -306,8 +309,12 @@ async fn drive(
         final_checks::wait_until_caught_up_without(&network, &away).await?;
         network.heal();
     }
-    let last = ContractCall::new("basic", "CreateAsset", ["alive", "green", "1", "everybody", "1"].map(str::to_owned));
-    claims.add(commit_all(&network, vec![last], "commit a fresh transaction after everything was healed").await?);
+    let mut last =
+        vec![ContractCall::new("basic", "CreateAsset", ["alive", "green", "1", "everybody", "1"].map(str::to_owned))];
+    if network.scenario.private_data.is_some() {
+        last.push(ContractCall::new(VAULT, "put", [key(0), "the last".to_owned()]));
+    }
+    claims.add(commit_all(&network, last, "commit a fresh transaction after everything was healed").await?);
     let client = SimulatedClient::new(Arc::clone(&network), 0, sim.rng());
     let changed = network.node(&scenario::client(0)).spawn(client.commit_config());
     claims.add(done_within(changed, "change its configuration after everything was healed").await?);
@@ -319,6 +326,7 @@ async fn drive(
     let height = wait_until_caught_up(&network).await?;
     let before = final_checks::digests(&network).await?;
     final_checks::check_memory(&network).await?;
+    let private = private_evidence::wait_until_reconciled(&network, &claims).await?;
 
     for name in network.server_names() {
         network.node(&name).crash();
@@ -341,9 +349,11 @@ async fn drive(
             digest,
         });
     }
+    let private_after = private_evidence::wait_until_reconciled(&network, &claims).await?;
     let evidence = RunEvidence {
         blocks: final_checks::orderer_blocks(&network)?,
         peers: final_checks::peers(&network, before, after).await?,
+        private: [private, private_after],
         claims,
     };
     final_checks::verify_on_disk(&network).await?;

@@ -17,6 +17,9 @@ use proto::kvrwset::{
 };
 use proto::rwset::{CollectionHashedReadWriteSet, NsReadWriteSet, TxReadWriteSet};
 
+use super::vault;
+use crate::vault::{PAIR, VAULT};
+
 /// The namespaces of forged writes. `_lifecycle` has a policy of its own, and `nobody` is not defined.
 const NAMESPACES: [&str; 6] = ["ycsb", "ycsb", "basic", "ycsb", "_lifecycle", "nobody"];
 const CHANGES_MAX: u64 = 4;
@@ -33,7 +36,11 @@ pub fn is_harmless(set: &TxReadWriteSet) -> bool {
 }
 
 /// Forges a read-write set, in two of three cases by changing `from`. `blocks` is the approximate number of blocks.
-pub fn forged_read_write_set(rng: &mut Prng, from: Option<&TxReadWriteSet>, blocks: u64) -> Bytes {
+pub fn forged_read_write_set(rng: &mut Prng, from: Option<&TxReadWriteSet>, blocks: u64, has_private: bool) -> Bytes {
+    if has_private && rng.one_in(4) {
+        return private_set(rng);
+    }
+
     if rng.one_in(3) {
         return policy_set(rng);
     }
@@ -108,6 +115,29 @@ fn policy_set(rng: &mut Prng) -> Bytes {
     }
     let namespace =
         NsReadWriteSet { namespace: "ycsb".to_owned(), rwset: set.encode_to_vec().into(), ..NsReadWriteSet::default() };
+    TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
+}
+
+/// A read-write set that writes private keys, with the hash of a private set that nobody has.
+fn private_set(rng: &mut Prng) -> Bytes {
+    let hash = |text: String| Bytes::copy_from_slice(&sha256([text.as_bytes()]));
+    let mut set = HashedRwSet::default();
+    for _ in 0..=rng.below(2) {
+        let key_hash = hash(vault::key(rng.below(vault::KEYS)));
+        let is_delete = rng.one_in(3);
+        let value_hash = if is_delete { Bytes::new() } else { hash(rng.number().to_string()) };
+        set.hashed_writes.push(KvWriteHash { key_hash, is_delete, value_hash, is_purge: is_delete && rng.one_in(2) });
+    }
+    let collection = CollectionHashedReadWriteSet {
+        collection_name: PAIR.to_owned(),
+        hashed_rwset: set.encode_to_vec().into(),
+        pvt_rwset_hash: hash(rng.number().to_string()),
+    };
+    let namespace = NsReadWriteSet {
+        namespace: VAULT.to_owned(),
+        collection_hashed_rwset: vec![collection],
+        ..NsReadWriteSet::default()
+    };
     TxReadWriteSet { ns_rwset: vec![namespace], ..TxReadWriteSet::default() }.encode_to_vec().into()
 }
 

@@ -7,7 +7,9 @@ use base::Bytes;
 use base::rt::simulation::Prng;
 use contract::contracts::ycsb;
 
+use super::vault;
 use crate::scenario::Scenario;
+use crate::vault::VAULT;
 
 /// The initial balance of every customer's accounts.
 pub const BALANCE: i64 = 1_000_000;
@@ -16,6 +18,8 @@ pub const UNIT: i64 = 1_000;
 const RECORD_BYTES: usize = 24;
 /// The function of `basic` that returns an asset's history.
 pub const HISTORY_FUNCTION: &str = "GetAssetHistory";
+/// One call in this many uses private data, if the seed has any.
+const PRIVATE_ONE_IN: u64 = 4;
 /// Ids of assets.
 const ASSETS: u64 = 12;
 
@@ -47,6 +51,16 @@ impl ContractCall {
     pub fn asks_history_of(&self) -> Option<&str> {
         let [function, id] = &self.args[..] else { return None };
         (self.contract == "basic" && function == HISTORY_FUNCTION).then(|| std::str::from_utf8(id).ok())?
+    }
+
+    /// Whether it reads private data.
+    pub fn reads_private(&self) -> bool {
+        self.contract == VAULT && matches!(&self.args[0][..], b"get" | b"replace")
+    }
+
+    /// Whether it writes private data.
+    pub fn writes_private(&self) -> bool {
+        self.contract == VAULT && self.args[0][..] != *b"get"
     }
 
     /// The name of the function and its arguments.
@@ -89,16 +103,25 @@ pub struct Workload {
     customers: u64,
     records: u64,
     inserted: u64,
+    has_private: bool,
 }
 
 impl Workload {
     /// The workload over the customers and records of a scenario.
     pub fn new(scenario: &Scenario) -> Workload {
-        Workload { customers: scenario.customers, records: scenario.records, inserted: 0 }
+        Workload {
+            customers: scenario.customers,
+            records: scenario.records,
+            inserted: 0,
+            has_private: scenario.private_data.is_some(),
+        }
     }
 
     /// The next call.
     pub fn draw(&mut self, rng: &mut Prng) -> ContractCall {
+        if self.has_private && rng.one_in(PRIVATE_ONE_IN) {
+            return vault::draw(rng);
+        }
         match rng.below(20) {
             0..=10 => self.smallbank(rng),
             11..=15 => self.ycsb(rng),
@@ -160,7 +183,7 @@ fn basic(rng: &mut Prng) -> ContractCall {
 }
 
 /// A number below `count`, small ones far more often.
-fn skewed(rng: &mut Prng, count: u64) -> u64 {
+pub(super) fn skewed(rng: &mut Prng, count: u64) -> u64 {
     let most = rng.below(count);
     let fewer = rng.below(most + 1);
     rng.below(fewer + 1)

@@ -34,6 +34,7 @@ use super::nodes::{
     watermark_directory,
 };
 use super::pools::{MEMORY_TOKEN, STORAGE_TOKEN, storage_address};
+use super::private_links::serve_others;
 use super::service::{RequestKind, Response, serve};
 use crate::mutant::{LyingStores, Mutant};
 use crate::recorder::ObservedNode;
@@ -171,7 +172,7 @@ pub async fn run_compute_node(network: Arc<Network>, name: String) -> Result<(),
 /// A compute node that finds its role by itself, and the handle that stops it in order.
 pub struct RunningComputeNode {
     /// The compute node.
-    pub node: ComputeNode,
+    pub node: Arc<ComputeNode>,
     /// Stops it in order.
     pub stop: CancellationToken,
     memory: Arc<SimulatedPeerMemory>,
@@ -246,7 +247,7 @@ pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String)
             silent: PRIMARY_SILENT_TIMEOUT_MIN + pools.failover_timeout,
         },
     })?;
-    let taking = Arc::new(RunningComputeNode { node, stop: CancellationToken::new(), memory });
+    let taking = Arc::new(RunningComputeNode { node: Arc::new(node), stop: CancellationToken::new(), memory });
     let _handle = network.compute_nodes.register(&name, Arc::clone(&taking));
     let _watching =
         rt::spawn(observe_primary(Arc::clone(&network), name.clone(), place, Arc::clone(&taking))).abort_on_drop();
@@ -255,8 +256,9 @@ pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String)
         move |kind, body| respond_for_compute_node(Arc::clone(&taking), kind, body)
     };
     let service: AbortOnDrop<()> = serve(&peer_address(&name), handler).await?;
+    let others = serve_others(&network, &name, Arc::clone(&taking.node)).await?;
     let failed = taking.stop.run_until_cancelled(taking.node.failed()).await;
-    drop(service);
+    drop((service, others));
     taking.node.stop().await?;
     match (failed, taking.node.failure()) {
         (None, _) => Ok(()),
@@ -292,7 +294,7 @@ async fn observe_primary(network: Arc<Network>, name: String, organization: usiz
 }
 
 async fn respond_for_compute_node(taking: Arc<RunningComputeNode>, kind: RequestKind, body: Bytes) -> Response {
-    match (kind, PeerView::channel(&taking.node, CHANNEL)) {
+    match (kind, PeerView::channel(&*taking.node, CHANNEL)) {
         (RequestKind::Endorse, _) => match taking.node.process(body).await {
             Ok(response) => Response::done(response.encode_to_vec()),
             Err(error) if error.kind() == ErrorKind::Rejected => Response::rejected(error),

@@ -33,6 +33,7 @@ use storage::{DataDirectory, GroupSync};
 use super::Network;
 use super::members::CHANNEL;
 use super::ordering::{self, OrdererEngines, RunningOrderer};
+use super::private_links::{member_peers, serve_others};
 use super::service::{RequestKind, Response, TransactionCommit, serve};
 use crate::mutant::{LyingEngine, Mutant};
 use crate::recorder::ObservedNode;
@@ -242,10 +243,10 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
     let orderers = network.scenario.orderers().into_iter().map(|name| blocks_address(&name));
     NodeParts {
         signer: network.members.peers[organization].clone(),
-        registry: ContractRegistry::native(),
-        definitions: Default::default(),
+        registry: network.registry(),
+        definitions: network.definitions(),
         orderers: orderers.collect::<Vec<String>>().into(),
-        members: Arc::default(),
+        members: member_peers(network, organization),
         settings: peer::PeerConfig {
             commit: commit::context::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
             verifier: Some(network.scenario.verifier(organization)),
@@ -282,8 +283,9 @@ pub async fn serve_peer(
         move |kind, body| respond(Arc::clone(&peer), Arc::clone(&channel), kind, body)
     };
     let service: AbortOnDrop<()> = serve(&peer_address(name), handler).await?;
+    let others = serve_others(network, name, Arc::clone(&peer)).await?;
     channel.stopped().await;
-    drop((service, observer));
+    drop((service, others, observer));
     let stopped = peer.stop().await;
     end(channel.failure().is_none() && stopped.is_ok()).await;
     let (kind, reason) = match (channel.failure(), &stopped) {

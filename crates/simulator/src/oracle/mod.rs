@@ -6,14 +6,17 @@
 //! parallel; and the rules are in Fabric's order of checks ([`Oracle::validate`]).
 //!
 //! From a new configuration the oracle takes only how many organisations must endorse; for it, all else stays as it was
-//! at the start. Range summaries of more than one level are not supported: they are an error. Private data do not
-//! occur, since no client of the simulator makes them.
+//! at the start. Range summaries of more than one level are not supported: they are an error. Of private data the oracle
+//! knows what the ledger says, which are hashes ([`PrivateHistory`]).
 
 mod configuration;
 mod endorsement;
+mod hashes;
+mod private;
 mod ranges;
 mod sequential;
 mod state_row;
 
+pub use private::{HashedWrite, HashedWrites, PrivateHistory};
 pub use sequential::{ChannelPolicies, Oracle, ValidatedBlock};
 pub use state_row::{StateKey, StateRow, StateVersion};

@@ -17,6 +17,8 @@ use proto::{common, protos};
 
 use super::configuration::{self, SetConfig};
 use super::endorsement::{self, LIFECYCLE, Need};
+use super::hashes::{commit_hash, header_hash};
+use super::private::PrivateHistory;
 use super::state_row::{StateKey, StateRow, StateVersion};
 
 /// Verifies with the library, whatever verifier the peers use.
@@ -55,6 +57,8 @@ pub struct ChannelPolicies {
     pub organizations: usize,
     /// The names of the contracts that exist.
     pub contracts: BTreeSet<String>,
+    /// The private collections that contracts define, each with its contract.
+    pub collections: BTreeSet<(String, String)>,
 }
 
 /// A ledger to which blocks are added one by one.
@@ -67,6 +71,8 @@ pub struct Oracle {
     history: BTreeMap<StateKey, Vec<(u64, Option<StateVersion>)>>,
     /// Every valid write of a key, in order: the transaction, its id, and the value, empty where the key was deleted.
     writes: BTreeMap<StateKey, Vec<(StateVersion, String, Bytes)>>,
+    /// The private writes of valid transactions, as hashes.
+    private: PrivateHistory,
     /// Ids of all transactions of earlier blocks, valid or not.
     known: BTreeSet<String>,
     tip: Option<common::BlockHeader>,
@@ -85,6 +91,8 @@ struct NamespaceSet {
     public: KvrwSet,
     /// By the collection's name.
     collections: Vec<(String, HashedRwSet)>,
+    /// By the collection's name: the hash of the private set.
+    private: Vec<(String, Bytes)>,
 }
 
 /// What a transaction does to one key: Fabric's sum of numbers, the last value, the last metadata.
@@ -164,6 +172,7 @@ impl Oracle {
             state: BTreeMap::new(),
             history: BTreeMap::new(),
             writes: BTreeMap::new(),
+            private: PrivateHistory::default(),
             known: BTreeSet::new(),
             tip: None,
             commit_hash: None,
@@ -183,6 +192,11 @@ impl Oracle {
     /// Every valid write of a key, in order.
     pub fn writes(&self, key: &StateKey) -> &[(StateVersion, String, Bytes)] {
         self.writes.get(key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The private writes of valid transactions, as hashes.
+    pub fn private(&self) -> &PrivateHistory {
+        &self.private
     }
 
     /// Adds the next block.
@@ -344,12 +358,13 @@ impl Oracle {
         let mut sets = Vec::new();
         for namespace in set.ns_rwset {
             let public = KvrwSet::decode(namespace.rwset).map_err(|_| Code::BadRwset)?;
-            let mut collections = Vec::new();
+            let (mut collections, mut private) = (Vec::new(), Vec::new());
             for collection in namespace.collection_hashed_rwset {
                 let set = HashedRwSet::decode(collection.hashed_rwset).map_err(|_| Code::BadRwset)?;
+                private.push((collection.collection_name.clone(), collection.pvt_rwset_hash));
                 collections.push((collection.collection_name, set));
             }
-            sets.push(NamespaceSet { name: namespace.namespace, public, collections });
+            sets.push(NamespaceSet { name: namespace.namespace, public, collections, private });
         }
         // 8. The contract.
         let asked = extension.chaincode_id.ok_or(Code::InvalidOtherReason)?;
@@ -419,7 +434,8 @@ impl Oracle {
             Some(organization) if self.policies.members.msps().any(|msp| **msp.id() == *organization) => {
                 Need::only(organization)
             }
-            // No other collections are defined.
+            _ if self.policies.collections.contains(&(contract.to_owned(), collection.to_owned())) => need.clone(),
+            // There is no such collection.
             _ => Need::never(),
         })
     }
@@ -446,7 +462,7 @@ impl Oracle {
             // A key that an earlier transaction of the block wrote counts as changed, even if its value is the same.
             written.contains_key(&key) || now != then
         };
-        for NamespaceSet { name, public, collections } in &transaction.sets {
+        for NamespaceSet { name, public, collections, .. } in &transaction.sets {
             if public.reads.iter().any(|read| is_stale((name.clone(), read.key.clone()), read.version.as_ref())) {
                 return Ok(Some(Code::MvccReadConflict));
             }
@@ -480,6 +496,7 @@ impl Oracle {
                 let value = if write.is_delete { Bytes::new() } else { write.value.clone() };
                 writes.push((version, transaction.tx_id.clone(), value));
             }
+            self.private.add(version, &transaction.tx_id, &set.name, &set.private, &set.collections);
             for ((collection, key), KeyChange { sum, value, metadata }) in set.changes() {
                 let (values, notes) = places(&set.name, &collection);
                 let (values, notes) = ((values, key.clone()), (notes, key));
@@ -510,6 +527,7 @@ impl Oracle {
         let history = self.history.entry(key.clone()).or_default();
         history.retain(|(before, _)| *before != block);
         history.push((block, (!row.value.is_empty()).then_some(version)));
+        self.private.note_row(&key, &row);
         match row.value.is_empty() {
             true => self.state.remove(&key),
             false => self.state.insert(key.clone(), row.clone()),
@@ -542,51 +560,6 @@ pub(super) fn claimed_id(envelope: &[u8]) -> String {
         ChannelHeader::decode(payload.header?.channel_header).ok()
     };
     channel_header(envelope).map(|header: ChannelHeader| header.tx_id).unwrap_or_default()
-}
-
-/// SHA-256 over the DER encoding of SEQUENCE { INTEGER number, OCTET STRING previous, OCTET STRING data }.
-pub(super) fn header_hash(header: &common::BlockHeader) -> Hash {
-    let mut number: Vec<u8> = header.number.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
-    if number.first().is_none_or(|byte| *byte >= 0x80) {
-        number.insert(0, 0);
-    }
-    let element = |tag: u8, content: &[u8]| [&[tag, u8::try_from(content.len()).expect("short")], content].concat();
-    let fields = [element(2, &number), element(4, &header.previous_hash), element(4, &header.data_hash)].concat();
-    sha256([&element(0x30, &fields)[..]])
-}
-
-/// Fabric's commit hash: over the filter, the block's writes in the order of keys, and the previous commit hash.
-pub(super) fn commit_hash(filter: &[u8], written: &BTreeMap<StateKey, StateRow>, previous: Option<&Hash>) -> Hash {
-    let number = |number: u64| {
-        let bytes: Vec<u8> = number.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
-        // Zero is only a length byte of zero.
-        [&[bytes.len() as u8], &bytes[..]].concat()
-    };
-    let mut last = ("", "");
-    let mut updates = proto::commit_hash::Updates::default();
-    for ((place, key), StateRow { value, version }) in written {
-        let (namespace, collection, key) = match place.split_once("$$") {
-            None => (place.as_str(), "", key.clone().into_bytes()),
-            // Metadata are not covered.
-            Some((namespace, rest)) => match rest.strip_prefix('h') {
-                Some(collection) => (namespace, collection, hex::decode(key).expect("the oracle has encoded it")),
-                None => continue,
-            },
-        };
-        let is_same_namespace = namespace == last.0;
-        updates.writes.push(proto::commit_hash::KvWrite {
-            namespace: if is_same_namespace { String::new() } else { namespace.to_owned() },
-            collection: if (namespace, collection) == last { String::new() } else { collection.to_owned() },
-            key: key.into(),
-            is_delete: value.is_empty(),
-            value: value.clone(),
-            version: [number(version.0), number(version.1)].concat().into(),
-        });
-        last = (namespace, collection);
-    }
-    let mut length = Vec::new();
-    prost::encoding::encode_varint(filter.len() as u64, &mut length);
-    sha256([&length[..], filter, &updates.encode_to_vec()[..], previous.map(|hash| &hash[..]).unwrap_or_default()])
 }
 
 #[cfg(test)]

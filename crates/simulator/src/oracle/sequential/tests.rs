@@ -88,6 +88,7 @@ impl TestChannel {
             endorsements_min: 2,
             organizations: crate::network::members::ORGANIZATIONS,
             contracts: ["ycsb".to_owned(), "basic".to_owned()].into(),
+            collections: Default::default(),
         });
         oracle.add(&members.genesis.to_bytes()).expect("the genesis block is the first");
         let tip = members.genesis.clone();

@@ -1,4 +1,4 @@
-//! Organisations change the definitions of contracts.
+//! How a client changes the rules of the channel: its configuration, and the definitions of contracts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,35 @@ use identity::Signer;
 
 use super::definition::{self, Definition};
 use super::envelope::{EnvelopeDefect, Proposal, endorse};
-use super::{ClientClaims, Conduct, SimulatedClient, rogue, wait_until};
+use super::reconfiguration::{self, Reconfigurers};
+use super::rogue;
+use super::{ClientClaims, Conduct, SimulatedClient, wait_until};
+use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
+use crate::network::service::ResponseStatus;
+use crate::scenario::ORDERER;
 
 /// Transactions that are submitted right behind a definition.
 const RACES: usize = 4;
 
 impl SimulatedClient {
+    /// Proposes changes until one has taken effect at every peer.
+    pub async fn commit_config(mut self) -> ClientClaims {
+        let sequences = |network: &Network| {
+            let names = network.primaries().into_iter();
+            let configs = names.map(|name| Some(network.peer(&name)?.channel(CHANNEL)?.config().sequence()));
+            configs.collect::<Option<Vec<u64>>>()
+        };
+        let before = self.network.newest_config().map_or(0, |config| config.sequence());
+        let network = Arc::clone(&self.network);
+        let are_changed = || sequences(&network).is_some_and(|all| all.iter().all(|sequence| *sequence > before));
+        while !are_changed() {
+            self.reconfigure().await;
+            wait_until(Duration::from_secs(1), are_changed).await;
+        }
+        self.claims
+    }
+
     /// Changes the definition of a contract until every peer has a new one.
     pub async fn commit_definition(mut self) -> ClientClaims {
         let contract = Definition::draw_contract(&mut self.rng);
@@ -97,6 +119,38 @@ impl SimulatedClient {
                 Err(_) => self.pause().await,
             }
         }
+    }
+
+    /// Proposes a change of the newest configuration, and sometimes another one at once, which relies on the same
+    /// configuration.
+    pub(super) async fn reconfigure(&mut self) -> &'static str {
+        let Some(config) = self.network.newest_config() else { return "no configuration known" };
+        let mut outcome = "changes refused";
+        for _ in 0..1 + self.rng.below(2) {
+            let members = Reconfigurers {
+                admins: &self.network.members.admins,
+                orderer_admin: &self.network.members.orderer_admin,
+                endorsements_max: self.network.scenario.endorsements_min,
+            };
+            let change = reconfiguration::draw(&mut self.rng, members, &config);
+            self.network.recorder.log(format_args!("{} proposes: {}", self.name, change.text));
+            self.claims.changes.insert(change.envelope.clone(), change.is_authorized);
+            loop {
+                match self.send_to_orderer(&change.envelope).await {
+                    Ok(answer) if answer.verdict == ResponseStatus::Done => {
+                        outcome = "reconfigured";
+                        if !change.is_authorized {
+                            let text = &change.text;
+                            self.network.recorder.report_violation(format_args!("{ORDERER} takes {text}, unsigned"));
+                        }
+                        break;
+                    }
+                    Ok(answer) if answer.verdict == ResponseStatus::Rejected => break,
+                    _ => self.pause().await,
+                }
+            }
+        }
+        outcome
     }
 
     /// Submits transactions that one organisation has endorsed. Whether that is enough may change with the block before theirs.
