@@ -21,7 +21,7 @@ use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
 use crate::history::KeyHistory;
-use crate::validate::Code;
+use ledger::Code;
 use private_data::PrivateChannel;
 use private_data::{CollectionPolicies, Upkeep};
 use rules::access::ChannelPolicies;

@@ -22,7 +22,7 @@ use storage::blocks::StoredBlocks;
 use storage::{History, HistoryQuery};
 
 use crate::Error;
-use crate::validate::Code;
+use ledger::Code;
 use ledger::rwset::visit_writes;
 
 /// How long a request waits for an index that is being built, or for a storage node that is away.

@@ -74,6 +74,7 @@
 #![deny(missing_docs)]
 
 pub mod block;
+pub mod code;
 pub mod config;
 pub mod error;
 #[cfg(test)]
@@ -90,6 +91,7 @@ pub mod verify;
 pub mod wire;
 
 pub use block::{Block, CommitHasher, EncodedBlock};
+pub use code::Code;
 pub use config::ChannelConfig;
 pub use error::Error;
 pub use hash::{Hash, sha256};

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use base::rt;
 use base::rt::simulation::{FaultPlan, SimNode};
-use chain::validate::Code;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use ledger::Code;
 use simulator::campaign::{CampaignTotals, catch_all_mutants, run_seeds};
 use simulator::coverage;
 use simulator::mutant::Mutant;

@@ -13,8 +13,8 @@ use storage::blocks::Blocks;
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
 use super::waiters::TxWaiters;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons};
-use crate::validate::Code;
 use crate::{Error, events};
+use ledger::Code;
 use private_data::PrivateChannel;
 use rules::access::{ChannelPolicies, CurrentPolicies};
 

@@ -11,10 +11,10 @@ use ledger::block::derived;
 use ledger::namespace::RULES;
 use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 
+use ledger::Code;
 use proto::common::HeaderType;
 
 use crate::Error;
-use crate::validate::Code;
 use crate::validate::verify::{VerifiedTransaction, claimed};
 
 /// The largest number of blocks in the ring.

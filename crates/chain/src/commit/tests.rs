@@ -16,6 +16,7 @@ use base::rt::{self, production};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use block_transport::protocol::{DeliverRequest, DeliverResponse};
 use ledger::Block;
+use ledger::Code;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
 use rules::access::ChannelPolicies;
@@ -33,7 +34,6 @@ use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, directory, orderer, orderer_address, orderer_options, peer,
     peer_options, submit,
 };
-use crate::validate::Code;
 
 async fn root(scratch: &tempfile::TempDir) -> Directory {
     Directory::open(scratch.path()).await.expect("it exists")

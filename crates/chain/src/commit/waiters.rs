@@ -8,11 +8,11 @@ use std::sync::Mutex;
 
 use base::rt::channel::{OneshotReceiver, OneshotSender, oneshot};
 use base::{Map, TxId};
+use ledger::Code;
 
 use super::recent::CommittedBlock;
 use crate::Error;
 use crate::events;
-use crate::validate::Code;
 
 /// The largest number of callers of one channel that may wait at the same time.
 pub const WAITERS_MAX: usize = 1 << 16;

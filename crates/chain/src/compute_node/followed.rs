@@ -22,8 +22,8 @@ use crate::commit::waiters::TxStatus;
 use crate::endorse::EndorsingChannel;
 use crate::history::KeyHistory;
 use crate::private_block::{TransactionPrivateData, private_data_of, reader};
-use crate::validate::Code;
 use crate::view::ChannelView;
+use ledger::Code;
 use private_data::{MemberPeers, PrivateChannel, PrivateStore};
 use rules::access::{ChannelPolicies, CurrentPolicies};
 

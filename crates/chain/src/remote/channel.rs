@@ -13,6 +13,7 @@ use prost::Message;
 
 use super::MOVING_MAX;
 use ledger::ChannelConfig;
+use ledger::Code;
 use rules::access::{ChannelPolicies, CurrentPolicies};
 
 use super::messages::{
@@ -23,7 +24,6 @@ use crate::Error;
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::private_block::TransactionPrivateData;
-use crate::validate::Code;
 use crate::view::ChannelView;
 
 /// The link to the peer, while there is one.

@@ -110,7 +110,7 @@ mod tests {
     use crate::Peer;
     use crate::remote::{RemotePeerConfig, ServiceScope, serve_peer};
     use crate::support::{CHANNEL, Consortium, ConsortiumConfig, directory, orderer, peer, peer_options, submit};
-    use crate::validate::Code;
+    use ledger::Code;
     use ledger::lifecycle::ContractDefinition;
     use rules::definitions::ContractDefinitions;
 

@@ -291,7 +291,7 @@ pub struct StatusResponse {
 /// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct TransactionStatus {
-    /// The validation code: a number of [`crate::validate::Code`].
+    /// The validation code: a number of [`ledger::Code`].
     #[prost(uint32, tag = "1")]
     pub code: u32,
     /// The number of the transaction's block.
@@ -371,7 +371,7 @@ pub struct CommittedTx {
     /// The id that the transaction claims.
     #[prost(string, tag = "1")]
     pub tx_id: String,
-    /// The validation code: a number of [`crate::validate::Code`].
+    /// The validation code: a number of [`ledger::Code`].
     #[prost(uint32, tag = "2")]
     pub code: u32,
 }

@@ -2,6 +2,7 @@
 //! then computes the commit hash and the expiries.
 
 use base::{Bytes, Map, Set, TxId, Version};
+use ledger::Code;
 use ledger::lifecycle::LIFECYCLE;
 use ledger::namespace::{MARKER, RULES, RULES_DEFINITIONS};
 use ledger::rwset::ReadWriteSet;
@@ -10,7 +11,6 @@ use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 use storage::blocks::Blocks;
 
-use super::code::Code;
 use super::conflicts::check_conflicts;
 use super::expiry;
 use super::key_policies::BlockKeyPolicies;

@@ -18,12 +18,12 @@
 
 use base::Version;
 use identity::hex;
+use ledger::Code;
 use ledger::namespace;
 use ledger::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadVersion, ReadWriteSet, ScannedRange};
 use state::UpdateBatch;
 
-use super::code::Code;
 use super::known_rows::KnownRows;
 use super::updates::BlockUpdates;
 use super::view::{BlockStateView, after};

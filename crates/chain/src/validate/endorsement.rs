@@ -17,11 +17,10 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use identity::Policy;
+use ledger::Code;
 use ledger::rwset::{NamespaceReadWriteSet, ReadWriteSet};
 use rules::access::ChannelPolicies;
 use rules::definitions::ContractRules;
-
-use super::code::Code;
 
 /// The policies of the keys that a transaction writes.
 pub trait KeyPolicies {

@@ -14,13 +14,13 @@
 use base::{Bytes, Map, Set, rt};
 use identity::Policy;
 use identity::policy::SignaturePolicy;
+use ledger::Code;
 use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use prost::Message as _;
 use proto::kvrwset::KvMetadataWrite;
 use rules::access::ChannelPolicies;
 
-use super::code::Code;
 use super::endorsement::{KeyPolicies, check_endorsements};
 use super::known_rows::KnownRows;
 use super::verify::{VerifiedTransaction, genuine_endorsers};

@@ -41,7 +41,6 @@
 //! collection in which keys may have policies of their own.
 
 pub mod block;
-pub mod code;
 pub mod conflicts;
 pub mod endorsement;
 mod expiry;
@@ -54,5 +53,3 @@ pub mod view;
 
 #[cfg(test)]
 mod tests;
-
-pub use code::Code;

@@ -14,8 +14,8 @@ use ledger::transaction::{ActionOutcome, EndorsedAction, InvalidTransaction, Tra
 use ledger::wire::{Fields, Span};
 use proto::common::HeaderType;
 
-use super::code::Code;
 use super::endorsement::check_endorsements;
+use ledger::Code;
 use ledger::rwset::ReadWriteSet;
 use rules::access::{ChannelPolicies, endorsements, satisfies};
 

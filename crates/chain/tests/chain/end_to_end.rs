@@ -4,7 +4,7 @@ use crate::support::*;
 use base::rt::disk::Directory;
 use base::rt::production;
 use chain::endorse::Endorse;
-use chain::validate::Code;
+use ledger::Code;
 use ledger::config::EndorsementRule;
 
 #[test]

@@ -214,7 +214,7 @@ impl Administrator {
         match commit.is_valid() {
             true => Ok(()),
             false => {
-                let code = chain::validate::Code(u8::try_from(commit.code).unwrap_or(u8::MAX));
+                let code = ledger::Code(u8::try_from(commit.code).unwrap_or(u8::MAX));
                 Err(CommandError::new(format!("{what}: its transaction in block {} has code {code}", commit.block)))
             }
         }

@@ -22,6 +22,7 @@ use proto::protos::collection_policy_config::Payload as Members;
 use proto::protos::{CollectionConfig, CollectionPolicyConfig, StaticCollectionConfig};
 use storage::tables::ModelEngine;
 
+use ledger::Code;
 use private_data::rows::SetLocation;
 use private_data::{MemberPeer, MemberPeers, PULL_MAX, SetDigest};
 
@@ -30,7 +31,6 @@ use crate::order::Orderer;
 use crate::support::{
     CHANNEL, Client, Consortium, ConsortiumConfig, directory, encode, orderer, peer_options, submit, submit_proposal,
 };
-use crate::validate::Code;
 use crate::view::ChannelView;
 use crate::{Channel, LocalMember, Peer, PeerSetup};
 

@@ -20,12 +20,12 @@ use replica::offload::OffloadConfig;
 
 use crate::commit::recent::CommittedBlock;
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
-use crate::validate::Code;
 use crate::validate::offload::{VerificationChunk, verify_offloaded};
 use crate::validate::verify::{
     SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
     verify_with_verdict,
 };
+use ledger::Code;
 use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 use rules::access::ChannelPolicies;

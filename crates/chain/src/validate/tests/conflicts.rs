@@ -11,10 +11,10 @@ use proto::kvrwset::{KvrwSet, QueryReadsMerkleSummary, RangeQueryInfo};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
-use crate::validate::Code;
 use crate::validate::conflicts::check_conflicts;
 use crate::validate::known_rows::KnownRows;
 use crate::validate::view::BlockStateView;
+use ledger::Code;
 use ledger::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};
 

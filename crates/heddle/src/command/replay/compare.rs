@@ -128,8 +128,7 @@ pub async fn compare(recording: &Recording, channel: &Channel) -> Result<Compari
 }
 
 fn compare_codes(number: u64, expected: &[ExpectedTransaction], found: &[u8], comparison: &mut Comparison) {
-    let shown =
-        |code: Option<u8>| code.map_or_else(|| "none".to_owned(), |code| chain::validate::Code(code).to_string());
+    let shown = |code: Option<u8>| code.map_or_else(|| "none".to_owned(), |code| ledger::Code(code).to_string());
     for position in 0..expected.len().max(found.len()) {
         let (wanted, found) = (expected.get(position), found.get(position).copied());
         let code = wanted.map(|wanted| wanted.code);
