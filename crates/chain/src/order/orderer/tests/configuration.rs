@@ -17,6 +17,17 @@ fn config(orderer: &Orderer) -> Arc<ChannelConfig> {
     orderer.channel(CHANNEL).expect("joined").policies().config().clone()
 }
 
+/// Waits until an update is in force, which may be later than its block can be read, and returns the configuration.
+async fn in_force(orderer: &Orderer, sequence: u64) -> Arc<ChannelConfig> {
+    let found = async {
+        while config(orderer).sequence() < sequence {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    rt::timeout(Duration::from_secs(60), found).await.expect("the update comes into force");
+    config(orderer)
+}
+
 fn block(orderer: &Orderer, number: u64) -> Block {
     let block = orderer.channel(CHANNEL).expect("joined").block(number).expect("the log reads");
     Block::parse(&block.expect("it is durable")).expect("the orderer wrote it")
@@ -63,7 +74,7 @@ fn an_update_takes_effect_behind_its_block_at_orderer_and_peer() {
             orderer.broadcast(CHANNEL, plain(&client, text)).await.expect("taken");
         }
         at_height(&orderer, 5).await;
-        assert_eq!(config(&orderer).batch().messages_max, 2);
+        assert_eq!(in_force(&orderer, 1).await.batch().messages_max, 2);
         // The update ended the block before it; after it, two messages make a block.
         let sizes: Vec<usize> = (1..5).map(|number| block(&orderer, number).len()).collect();
         assert_eq!(sizes, [1, 1, 2, 2]);
@@ -85,7 +96,8 @@ fn an_update_takes_effect_behind_its_block_at_orderer_and_peer() {
         orderer.stop().await;
 
         let orderer = crate::support::orderer(&consortium, &root).await;
-        assert_eq!((config(&orderer).sequence(), config(&orderer).batch().messages_max), (1, 2));
+        let current = in_force(&orderer, 1).await;
+        assert_eq!((current.sequence(), current.batch().messages_max), (1, 2));
         let next = consortium.config_update(&config(&orderer), |root| set_messages_max(root, 7));
         orderer.broadcast(CHANNEL, next).await.expect("permitted");
         at_height(&orderer, 6).await;
