@@ -4,12 +4,15 @@
 //!    endorsers that satisfies the policy is a [layout](super::layout).
 //! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. This is the
 //!    local endorser, if a layout contains it.
-//! 3. If the proposal wrote to the namespaces of other contracts too, the policies of these contracts add endorsers.
-//! 4. The remaining endorsers of a layout run the proposal concurrently. If an endorser of another organisation fails,
-//!    the gateway tries the next layout that does not contain this endorser, and keeps the answers received so far. If
-//!    the client has named the organisations, they are all asked at once, and there is no other layout. A failure of the
-//!    local endorser ends the call, unless only its organisation has not approved the contract.
-//!    If no layout is left, the last failure decides the status.
+//! 3. Its result says which policies the endorsements must satisfy (rules 1 to 3 of
+//!    [`chain::validate::endorsement`]): those of the contracts and of the collections that it writes to. One layout of
+//!    each policy, chosen to overlap, make the set of endorsers. Policies of single keys are not considered: a client
+//!    that needs them names the organisations.
+//! 4. The remaining endorsers of the set run the proposal concurrently. If an endorser of another organisation fails,
+//!    the gateway chooses again among the layouts that do not contain this endorser, and keeps the answers received so
+//!    far. If the client has named the organisations, they are all asked at once, and there is no other layout. A failure
+//!    of the local endorser ends the call, unless only its organisation has not approved the contract.
+//!    If a policy has no layout left, the last failure decides the status.
 //! 5. The answers of all endorsers must have the same bytes. The gateway assembles them into an envelope, which
 //!    leaves out the transient map; the client signs the envelope.
 
@@ -21,6 +24,7 @@ use base::MspId;
 use bytes::Bytes;
 use chain::endorse::EndorseError;
 use futures_util::future::join_all;
+use ledger::rwset::ReadWriteSet;
 use proto::gateway::ErrorDetail;
 use proto::protos::{Endorsement, ProposalResponse};
 use rules::access::{ChannelPolicies, is_system_namespace};
@@ -28,13 +32,13 @@ use rules::access::{ChannelPolicies, is_system_namespace};
 use super::assemble::endorse_response;
 use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response, is_final};
 use super::layout::{EndorsementPlan, EndorsementPlanCache};
-use super::proposal::{ProposalRequest, field, walk};
+use super::proposal::{ProposalRequest, field};
 use super::{Endorser, PeerServiceCore, run_in_task};
 use crate::events::{EndorseTime, Endorsed};
 use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
-/// Contracts that one transaction may write to.
-const CONTRACTS_MAX: usize = 64;
+/// Policies that the endorsements of one transaction may have to satisfy.
+const POLICIES_MAX: usize = 64;
 /// The index of the local endorser.
 const LOCAL: usize = 0;
 
@@ -139,29 +143,25 @@ impl<'a> EndorsementRound<'a> {
                 ),
             ));
         }
-        let mut written = None;
-        for layout in plan.in_turn(self.turn) {
-            if layout.iter().any(|place| self.failed.contains(place)) {
-                continue;
-            }
-            if self.answers.is_empty() {
-                self.ask(&layout[..1]).await?;
-                if self.failed.contains(&layout[0]) {
-                    continue;
-                }
-            }
-            let mut places: BTreeSet<usize> = layout.iter().copied().collect();
-            if written.is_none()
-                && let Some(answer) = self.answers.values().next()
-            {
-                written = Some(written_contracts(&answer.payload, &self.request.contract));
-            }
-            for contract in written.iter().flatten() {
-                let other = self.plan(contract)?;
-                let Some(added) = other.least_added(&places, &self.failed) else {
-                    return Err(self.insufficient());
+        while self.answers.is_empty() {
+            let Some(layout) = plan.first(self.turn, &self.failed) else { return Err(self.insufficient()) };
+            self.ask(&layout[..1]).await?;
+        }
+        let contract = &self.request.contract;
+        let needs = self.answers.values().next().map(|answer| needed_policies(&answer.payload, contract));
+        let needs = needs.unwrap_or_default();
+        loop {
+            let mut places = BTreeSet::new();
+            for (name, collection) in &needs {
+                let layout = if name == contract && collection.is_empty() {
+                    plan.first(self.turn, &self.failed)
+                } else {
+                    let other = self.plan_of_collection(name, collection)?;
+                    let known = self.answers.keys().chain(&places).copied().collect();
+                    other.least_added(&known, &self.failed).map(<[usize]>::to_vec)
                 };
-                places.extend(added);
+                let Some(layout) = layout else { return Err(self.insufficient()) };
+                places.extend(layout);
             }
             let places: Vec<usize> = places.into_iter().collect();
             self.ask(&places).await?;
@@ -169,7 +169,6 @@ impl<'a> EndorsementRound<'a> {
                 return Ok(places);
             }
         }
-        Err(self.insufficient())
     }
 
     /// Asks those of `places` that were not asked yet, concurrently.
@@ -229,14 +228,20 @@ impl<'a> EndorsementRound<'a> {
     }
 
     fn plan(&self, contract: &str) -> Result<Arc<EndorsementPlan>, GrpcStatus> {
-        let policy = self.policies.endorsement_policy(contract).ok_or_else(|| {
-            GrpcStatus::new(
-                GrpcCode::FailedPrecondition,
-                format!("no chaincode {contract} is defined on channel {}", self.request.channel),
-            )
-        })?;
+        self.plan_of_collection(contract, "")
+    }
+
+    /// The plan for writes to a collection, or to the public keys of the contract if `collection` is empty.
+    fn plan_of_collection(&self, contract: &str, collection: &str) -> Result<Arc<EndorsementPlan>, GrpcStatus> {
         let endorsers: Vec<&MspId> = self.endorsers().map(|endorser| &endorser.msp_id).collect();
-        Ok(self.from.plans.get(self.policies, contract, policy, &endorsers))
+        self.from.plans.get(self.policies, contract, collection, &endorsers).ok_or_else(|| {
+            let channel = &self.request.channel;
+            let missing = match self.policies.contract_rules(contract) {
+                Some(_) => format!("no collection {collection} of chaincode {contract}"),
+                None => format!("no chaincode {contract}"),
+            };
+            GrpcStatus::new(GrpcCode::FailedPrecondition, format!("{missing} is defined on channel {channel}"))
+        })
     }
 
     fn insufficient(&mut self) -> GrpcStatus {
@@ -280,37 +285,27 @@ fn read_response(response: ProposalResponse) -> Result<EndorserResponse, String>
     }
 }
 
-/// Other contracts that a result writes to, from an encoded `ProposalResponsePayload`.
-fn written_contracts(payload: &Bytes, contract: &str) -> Vec<String> {
-    let mut contracts = Vec::new();
-    let read = || -> Result<Bytes, ledger::wire::WireError> {
-        let action = field(payload, 2)?;
-        field(&action, 1)
-    };
-    let Ok(results) = read() else { return contracts };
-    let walked = walk(&results, |number, span| {
-        if number != 2 {
-            return Ok(());
+/// The policies that the endorsements of a result must satisfy, from an encoded `ProposalResponsePayload`: pairs of a
+/// contract and one of its collections, which is empty for the contract's own policy. Those of the invoked contract come
+/// first, and of these the contract's own, whose layouts take turns.
+fn needed_policies(payload: &Bytes, invoked: &str) -> Vec<(String, String)> {
+    let own = || (invoked.to_owned(), String::new());
+    let results = field(payload, 2).and_then(|action| field(&action, 1));
+    // An endorser wrote this; if it were unreadable, validation would reject it.
+    let Ok(Ok(set)) = results.map(ReadWriteSet::decode) else { return vec![own()] };
+    let mut needs = Vec::new();
+    for namespace in &set.namespaces {
+        let name = set.name(namespace);
+        if name == invoked || !is_system_namespace(name) {
+            needs.extend(set.written_collections(namespace).map(|collection| (name.to_owned(), collection.to_owned())));
         }
-        let set = span.slice(&results);
-        let (name, rwset) = (field(&set, 1)?, field(&set, 2)?);
-        let mut writes = false;
-        walk(&rwset, |number, _| {
-            // Fields 3 and 4 of a KVRWSet are its writes and metadata writes.
-            writes |= number == 3 || number == 4;
-            Ok(())
-        })?;
-        let name = String::from_utf8_lossy(&name);
-        if writes && name != contract && !is_system_namespace(&name) && contracts.len() < CONTRACTS_MAX {
-            contracts.push(name.into_owned());
-        }
-        Ok(())
-    });
-    // The local endorser wrote this; if it were unreadable, validation would reject it.
-    if walked.is_err() {
-        contracts.clear();
     }
-    contracts
+    if !needs.iter().any(|(name, _)| name == invoked) {
+        needs.push(own());
+    }
+    needs.sort_by_cached_key(|need| (need.0 != invoked, need.clone()));
+    needs.truncate(POLICIES_MAX);
+    needs
 }
 
 /// The status code of an error that has one, rather than counting as a missing endorsement; and whether the error ends the

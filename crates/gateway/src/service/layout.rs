@@ -3,7 +3,8 @@
 //! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. The layouts of a contract
 //! are computed at its first proposal, and again at its first proposal after the channel's policies have changed.
 //!
-//! A transaction that writes to several contracts needs a layout for each of them; one endorsement counts for all.
+//! A transaction that writes to several contracts or collections needs a layout for each of them; one endorsement counts
+//! for all.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, RwLock};
@@ -27,29 +28,35 @@ struct CachedPlan {
     plan: Arc<EndorsementPlan>,
 }
 
-/// The plans computed so far; at most one per contract of each channel.
+/// The plans computed so far; at most one per contract and collection of each channel.
 #[derive(Default)]
 pub(super) struct EndorsementPlanCache {
-    plans: RwLock<Map<(ChannelId, String), CachedPlan>>,
+    plans: RwLock<Map<(ChannelId, String, String), CachedPlan>>,
 }
 
 impl EndorsementPlanCache {
+    /// The plan for writes to a collection of a contract, or to the contract's public keys if `collection` is empty.
+    /// `None` if the policies have no such contract or collection.
     pub(super) fn get(
         &self,
         policies: &ChannelPolicies,
         contract: &str,
-        policy: &Policy,
+        collection: &str,
         endorsers: &[&MspId],
-    ) -> Arc<EndorsementPlan> {
-        let key = (policies.channel().clone(), contract.to_owned());
+    ) -> Option<Arc<EndorsementPlan>> {
+        let key = (policies.channel().clone(), contract.to_owned(), collection.to_owned());
         match self.plans.read().expect("no holder of this lock panics").get(&key) {
-            Some(cached) if cached.policies == *policies.digest() => return Arc::clone(&cached.plan),
+            Some(cached) if cached.policies == *policies.digest() => return Some(Arc::clone(&cached.plan)),
             _ => {}
         }
-        let plan = Arc::new(EndorsementPlan::new(policy, endorsers));
+        let rules = policies.contract_rules(contract)?;
+        let plan = Arc::new(match collection {
+            "" => EndorsementPlan::new(&rules.endorsement, endorsers),
+            _ => EndorsementPlan::new(&rules.collection_policy(collection, policies.config())?, endorsers),
+        });
         let computed = CachedPlan { policies: *policies.digest(), plan: Arc::clone(&plan) };
         self.plans.write().expect("no holder of this lock panics").insert(key, computed);
-        plan
+        Some(plan)
     }
 }
 
@@ -82,6 +89,11 @@ impl EndorsementPlan {
         let (best, rest) = self.layouts.split_at(self.equals_count);
         let (later, first) = best.split_at(if best.is_empty() { 0 } else { turn % best.len() });
         first.iter().chain(later).chain(rest).map(Vec::as_slice)
+    }
+
+    /// The first layout in turn that contains none of `failed`.
+    pub(super) fn first(&self, turn: usize, failed: &BTreeSet<usize>) -> Option<Vec<usize>> {
+        self.in_turn(turn).find(|layout| !layout.iter().any(|place| failed.contains(place))).map(<[usize]>::to_vec)
     }
 
     /// The layout that adds the fewest endorsers to `chosen` and none of `failed`.

@@ -281,12 +281,56 @@ fn layouts_follow_the_policies_of_the_channel() {
     let endorsers = NAMES.map(MspId::from);
     let plans = EndorsementPlanCache::default();
     let layouts = |rules: &ChannelPolicies| {
-        let policy = rules.endorsement_policy("basic").expect("it is defined");
-        let plan = plans.get(rules, "basic", policy, &endorsers.each_ref());
+        let plan = plans.get(rules, "basic", "", &endorsers.each_ref()).expect("it is defined");
         plan.in_turn(0).map(<[usize]>::to_vec).collect::<Vec<_>>()
     };
     let (one, two) = (rules("OR('Org2MSP.peer')"), rules("AND('Org2MSP.peer', 'Org3MSP.peer')"));
     assert_eq!(layouts(&one), [[1]]);
     assert_eq!(layouts(&two), [[1, 2]]);
     assert_eq!(layouts(&one), [[1]]);
+}
+
+/// A result that writes a public key and the values of collections.
+fn payload(is_public: bool, collections: &[&str]) -> Bytes {
+    let mut recorder = ledger::rwset::ReadWriteSetRecorder::default();
+    if is_public {
+        recorder.write(&"basic".into(), "key", Bytes::from_static(b"1"));
+    }
+    for collection in collections {
+        recorder.private_write(&"basic".into(), collection, "key", Bytes::from_static(b"1"));
+    }
+    let action = proto::protos::ChaincodeAction { results: recorder.encode(), ..Default::default() };
+    let payload =
+        proto::protos::ProposalResponsePayload { extension: action.encode_to_vec().into(), ..Default::default() };
+    payload.encode_to_vec().into()
+}
+
+/// Rules 2 and 3 of validation: only what is written counts, and the contract's own policy if nothing is.
+#[test]
+fn a_result_needs_the_policies_of_what_it_writes() {
+    let needs = |is_public, collections: &[&str]| {
+        let needs = needed_policies(&payload(is_public, collections), "basic");
+        needs.into_iter().map(|(contract, collection)| format!("{contract}/{collection}")).collect::<Vec<_>>()
+    };
+    assert_eq!(needs(false, &[]), ["basic/"]);
+    assert_eq!(needs(true, &[]), ["basic/"]);
+    assert_eq!(needs(false, &["b", "a"]), ["basic/a", "basic/b"]);
+    assert_eq!(needs(true, &["a"]), ["basic/", "basic/a"]);
+    let other = needed_policies(&payload(true, &["a"]), "caller");
+    assert_eq!(other.iter().map(|(contract, _)| contract.as_str()).collect::<Vec<_>>(), ["caller", "basic", "basic"]);
+}
+
+/// A write to the collection of one organisation needs that organisation alone, whatever the contract's policy is.
+#[test]
+fn the_plan_of_a_collection_follows_the_policy_of_the_collection() {
+    let endorsers = NAMES.map(MspId::from);
+    let rules = rules("AND('Org2MSP.peer', 'Org3MSP.peer')");
+    let plans = EndorsementPlanCache::default();
+    let layouts = |collection: &str| {
+        let plan = plans.get(&rules, "basic", collection, &endorsers.each_ref())?;
+        Some((0..2).map(|turn| plan.first(turn, &BTreeSet::new()).unwrap_or_default()).collect::<Vec<_>>())
+    };
+    assert_eq!(layouts(""), Some(vec![vec![1, 2], vec![1, 2]]));
+    assert_eq!(layouts("_implicit_org_Org1MSP"), Some(vec![vec![0], vec![0]]));
+    assert_eq!(layouts("unknown"), None);
 }
