@@ -14,6 +14,7 @@ const DECODERS: &[&str] = &[
     "base/src/rt/net/rpc/frame.rs",
     "block_transport/src/protocol.rs",
     "chain/src/endorse/lifecycle.rs",
+    "chain/src/endorse/packages.rs",
     "chain/src/endorse/proposal.rs",
     "chain/src/remote/messages.rs",
     "chain/src/remote/private_messages.rs",

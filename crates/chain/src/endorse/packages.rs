@@ -3,6 +3,7 @@
 //!
 //! A proposal for them names no channel. Only administrators of the peer's own organisation may call them. What they do is
 //! recorded nowhere but at the peer.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, MspId};
 use contract::{ContractResponse, ContractServices, PackageError};

@@ -17,7 +17,7 @@ use std::time::Duration;
 use base::Bytes;
 use chain::Channel;
 use chain::endorse::{Endorser, EndorserConfig, EndorsingChannel, EndorsingChannels};
-use contract::ContractRegistry;
+use contract::{Contract, ContractRegistry, ContractServices, InstalledPackage, PackageError, async_trait};
 use identity::{Signer, hex};
 use ledger::lifecycle::LIFECYCLE;
 use prost::Message;
@@ -59,14 +59,40 @@ pub async fn compare_answers(
     Ok(())
 }
 
-/// The program for every contract that the ledger defines.
+/// The recorded program for every contract that the ledger defines, and for every package that a peer has approved.
 fn programs(channel: &Channel) -> Result<ContractRegistry, CommandError> {
     let mut registry = ContractRegistry::empty();
     for (name, _) in channel.policies().on_ledger().iter() {
         let registered = registry.register(name, Arc::new(RecordedProgram));
         registered.map_err(|error| CommandError::new(format!("the contract {name} cannot run: {error}")))?;
     }
-    Ok(registry)
+    Ok(registry.with_services(Arc::new(RecordedPackages)))
+}
+
+/// The packages of the recording: all of them contain the recorded program.
+struct RecordedPackages;
+
+#[async_trait]
+impl ContractServices for RecordedPackages {
+    fn by_name(&self, _: &str) -> Option<Arc<dyn Contract>> {
+        None
+    }
+
+    fn by_package(&self, _: &str) -> Option<Arc<dyn Contract>> {
+        Some(Arc::new(RecordedProgram))
+    }
+
+    async fn install(&self, _: Bytes) -> Result<InstalledPackage, PackageError> {
+        Err(PackageError::Rejected("a replay installs nothing".to_owned()))
+    }
+
+    fn installed(&self) -> Vec<InstalledPackage> {
+        Vec::new()
+    }
+
+    async fn package(&self, _: &str) -> Result<Option<Bytes>, PackageError> {
+        Ok(None)
+    }
 }
 
 /// The channel of the recording, as the only one of a peer.
