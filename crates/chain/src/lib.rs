@@ -46,6 +46,7 @@
 //!         stores: Arc::new(LocalStores::new("peer0", ledgers, GroupSync::new(), tables)),
 //!         registry: ContractRegistry::native(),
 //!         definitions: Default::default(),
+//!         members: Default::default(), // No other peers, so no private data travel.
 //!         orderers: vec!["orderer".to_owned()].into(), // Nobody answers there yet; the peer keeps trying.
 //!         settings: Default::default(),
 //!     };
