@@ -6,8 +6,8 @@
 //!    connect to the peer ([`gateway::chaincode::ChaincodeListener`]).
 //! 3. An installation writes the package durably, and then adds its service.
 //!
-//! All compute nodes of a peer within one process share one object of this module. A compute node that is a process of its own
-//! has its own: a package must then be installed at each.
+//! The compute nodes of a peer that run in one process share one set of packages and services. If they run in separate
+//! processes, a package must be installed at each of them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -143,7 +143,7 @@ pub const SIFT_FAULT_POINTS: [(&str, f64); 8] = [
 /// Fault points that orderers on Raft pass.
 pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message", 0.01)];
 
-/// A member of a private collection answers another one with bytes of its own.
+/// A member of a private collection answers another member's request with forged data.
 pub const MEMBER_LIES: &str = "simulator.member.lies";
 
 /// Fault points that members of private collections pass, and the probability with which they strike.

@@ -13,12 +13,12 @@ use std::sync::{Mutex, PoisonError};
 use base::{ChannelId, ErrorKind, Map, MspId, Version};
 use identity::hex;
 use ledger::hash::sha256;
-use ledger::lifecycle::{self, ContractDefinition, IMPLICIT_COLLECTION_PREFIX, LIFECYCLE};
+use ledger::lifecycle::{self, ContractDefinition, LIFECYCLE};
 use ledger::namespace;
 use private_data::PrivateValues;
 use state::Snapshot;
 
-use super::lifecycle::Approval;
+use super::lifecycle::{Approval, implicit_collection};
 use crate::Error;
 
 /// Approvals that are remembered.
@@ -71,7 +71,8 @@ impl OwnApprovals {
         let place = (query.channel.clone(), query.contract.to_owned());
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).cloned();
         let known = known.filter(|known| known.sequence == query.definition.sequence);
-        let hashes = namespace::values_of(LIFECYCLE, &collection(query.own));
+        let collection = implicit_collection(query.own);
+        let hashes = namespace::values_of(LIFECYCLE, &collection);
         if let Some(known) = &known
             && query.snapshot.version(&hashes, &known.package_key).await? == known.version
         {
@@ -92,7 +93,7 @@ impl OwnApprovals {
             None => String::new(),
             Some(hash) => {
                 let height = query.snapshot.height();
-                let value = query.private.value(LIFECYCLE, &collection(query.own), key, height).await?;
+                let value = query.private.value(LIFECYCLE, &collection, key, height).await?;
                 let value = value.filter(|value| sha256(value)[..] == hash.value[..]).ok_or_else(|| lost(&query))?;
                 lifecycle::text_of_field(&value).unwrap_or_default()
             }
@@ -107,10 +108,6 @@ impl OwnApprovals {
         remembered.insert(place, KnownApproval { sequence, package_key, version, approval: approval.clone() });
         Ok(Some(approval))
     }
-}
-
-fn collection(own: &MspId) -> String {
-    format!("{IMPLICIT_COLLECTION_PREFIX}{own}")
 }
 
 /// The peer has only the hash of its organisation's approval.

@@ -48,6 +48,13 @@ use rules::definitions::channel_policy;
 use super::EndorseError;
 pub use state::LifecycleState;
 
+/// The tables of approvals, as in Fabric: of a definition's parameters, and of the package.
+const NAMESPACES: &str = "namespaces";
+const SOURCES: &str = "chaincode-sources";
+/// The types of the entries of these tables.
+const PARAMETERS: &str = "ChaincodeParameters";
+const LOCAL_PACKAGE: &str = "ChaincodeLocalPackage";
+
 /// The status of a query for something that does not exist.
 const NOT_FOUND: i32 = 404;
 
@@ -369,13 +376,14 @@ impl Approval<'_> {
         let parameters = names.into_iter().zip(values).collect();
         let package = vec![("PackageID", ledger::lifecycle::text_field(self.package))];
         [
-            state::SerializedRows::new("namespaces", &private_name, "ChaincodeParameters", parameters),
-            state::SerializedRows::new("chaincode-sources", &private_name, "ChaincodeLocalPackage", package),
+            state::SerializedRows::new(NAMESPACES, &private_name, PARAMETERS, parameters),
+            state::SerializedRows::new(SOURCES, &private_name, LOCAL_PACKAGE, package),
         ]
     }
 }
 
-fn implicit_collection(msp: &MspId) -> String {
+/// The collection of which one organisation is the only member.
+pub(super) fn implicit_collection(msp: &MspId) -> String {
     format!("{IMPLICIT_COLLECTION_PREFIX}{msp}")
 }
 

@@ -1,7 +1,7 @@
 //! The links over which peers of different organisations exchange private data.
 //!
-//! Every compute node serves the other organisations at an address of its own, and knows all compute nodes of their peers. At the
-//! fault point [`MEMBER_LIES`], a peer of another organisation answers a request for sets with bytes of its own.
+//! Every compute node serves the other organisations at a separate address, and knows all compute nodes of their peers. At the
+//! fault point [`MEMBER_LIES`], a peer of another organisation answers a request for sets with forged ones.
 
 use std::sync::Arc;
 

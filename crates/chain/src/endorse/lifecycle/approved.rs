@@ -9,13 +9,9 @@ use proto::lifecycle::{
     QueryApprovedChaincodeDefinitionsResult,
 };
 
-use super::{CallResult, LifecycleCall, LifecycleError, implicit_collection};
-
-/// The type of an approval's parameters, and that of its package.
-const PARAMETERS: &str = "ChaincodeParameters";
-const LOCAL_PACKAGE: &str = "ChaincodeLocalPackage";
-const NAMESPACES: &str = "namespaces";
-const SOURCES: &str = "chaincode-sources";
+use super::{
+    CallResult, LOCAL_PACKAGE, LifecycleCall, LifecycleError, NAMESPACES, PARAMETERS, SOURCES, implicit_collection,
+};
 
 impl LifecycleCall<'_> {
     /// The organisation's approval of one sequence of a contract. Without a sequence: that of the next one if it has approved that,

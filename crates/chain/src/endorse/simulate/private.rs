@@ -16,12 +16,11 @@ use identity::hex;
 use ledger::hash::sha256;
 use ledger::lifecycle::{DefinitionField, LIFECYCLE, implicit_collection_msp, metadata_key};
 use ledger::namespace;
-use ledger::rwset::RangeRecorder;
 use prost::Message;
 use proto::kvrwset::KvMetadataWrite;
 use state::Versioned;
 
-use super::{ContractCall, RangeQuery, check_key, check_length, state_error};
+use super::{ContractCall, check_key, check_length, state_error};
 use private_data::CollectionAccess;
 
 impl ContractCall<'_> {
@@ -174,19 +173,7 @@ impl ContractCall<'_> {
         check_length(range.end())?;
         self.check_private_read(collection).await?;
         self.simulation.note_private_query()?;
-        let id = self.simulation.new_query()?;
-        let query = RangeQuery {
-            namespace: self.namespace.clone(),
-            collection: Some(collection.to_owned()),
-            next: range.start().to_owned(),
-            is_ahead: false,
-            recorder: RangeRecorder::new(range.start(), range.end()),
-            over: false,
-            range,
-        };
-        self.simulation.recorder.note_query();
-        self.simulation.queries.insert(id, query);
-        Ok(id)
+        self.begin_range(Some(collection.to_owned()), range)
     }
 
     /// The next page of a query over private keys, which is open.

@@ -46,20 +46,7 @@ impl ContractStub for ContractCall<'_> {
         self.simulation.count_read().await;
         check_length(range.start())?;
         check_length(range.end())?;
-        let id = self.simulation.new_query()?;
-        let query = RangeQuery {
-            namespace: self.namespace.clone(),
-            collection: None,
-            next: range.start().to_owned(),
-            is_ahead: false,
-            recorder: RangeRecorder::new(range.start(), range.end()),
-            over: false,
-            range,
-        };
-        // Closed queries stay for their recorded results, so they count as entries.
-        self.simulation.recorder.note_query();
-        self.simulation.queries.insert(id, query);
-        Ok(id)
+        self.begin_range(None, range)
     }
 
     async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<StatePage, StubError> {
@@ -261,6 +248,24 @@ impl ContractStub for ContractCall<'_> {
 }
 
 impl ContractCall<'_> {
+    /// Opens a query over public keys, or over those of a private collection.
+    pub(super) fn begin_range(&mut self, collection: Option<String>, range: KeyRange) -> Result<QueryId, StubError> {
+        let id = self.simulation.new_query()?;
+        let query = RangeQuery {
+            namespace: self.namespace.clone(),
+            collection,
+            next: range.start().to_owned(),
+            is_ahead: false,
+            recorder: RangeRecorder::new(range.start(), range.end()),
+            over: false,
+            range,
+        };
+        // Closed queries stay for their recorded results, so they count as entries.
+        self.simulation.recorder.note_query();
+        self.simulation.queries.insert(id, query);
+        Ok(id)
+    }
+
     /// The next page of an open query. If it looks ahead, a full page records the entry after it as read, as Fabric's peers do.
     async fn scan_page(&mut self, id: QueryId, entries_max: usize, looks_ahead: bool) -> Result<StatePage, StubError> {
         let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);

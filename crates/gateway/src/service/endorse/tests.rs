@@ -19,6 +19,8 @@ use crate::service::evaluate;
 #[derive(Clone)]
 enum Does {
     Endorse,
+    /// Endorses this result.
+    EndorseResult(Bytes),
     Refuse,
     Fail(EndorseError),
 }
@@ -33,7 +35,8 @@ impl Endorse for Does {
     {
         Box::pin(async move {
             Ok(ProposalResponse {
-                endorsement: matches!(self, Does::Endorse).then(Endorsement::default),
+                endorsement: matches!(self, Does::Endorse | Does::EndorseResult(_)).then(Endorsement::default),
+                payload: if let Does::EndorseResult(payload) = self { payload.clone() } else { Bytes::new() },
                 response: Some(self.evaluate(Bytes::new()).await?),
                 ..ProposalResponse::default()
             })
@@ -46,7 +49,7 @@ impl Endorse for Does {
     {
         Box::pin(async move {
             match self {
-                Does::Endorse => Ok(Response { status: 200, ..Response::default() }),
+                Does::Endorse | Does::EndorseResult(_) => Ok(Response { status: 200, ..Response::default() }),
                 Does::Refuse => Ok(Response { status: 500, message: "no".into(), ..Response::default() }),
                 Does::Fail(error) => Err(error.clone()),
             }
@@ -333,4 +336,20 @@ fn the_plan_of_a_collection_follows_the_policy_of_the_collection() {
     assert_eq!(layouts(""), Some(vec![vec![1, 2], vec![1, 2]]));
     assert_eq!(layouts("_implicit_org_Org1MSP"), Some(vec![vec![0], vec![0]]));
     assert_eq!(layouts("unknown"), None);
+}
+
+/// Regression: the gateway asked for the endorsements of the contract's policy, whatever was written. A write to the
+/// collection of one organisation then failed if another organisation did not endorse it, as it need not.
+#[tokio::test]
+async fn a_write_to_a_collection_asks_those_whom_the_collection_needs() {
+    let rules = rules("AND('Org2MSP.peer', 'Org3MSP.peer')");
+    let code = async |payload: Bytes| {
+        let fails = Does::Fail(EndorseError::Stopped);
+        let endorses = Does::EndorseResult(payload);
+        endorse_at(&rules, 0, [endorses.clone(), endorses, fails], &[]).await
+    };
+    assert_eq!(code(payload(false, &["_implicit_org_Org1MSP"])).await, GrpcCode::Ok);
+    assert_ne!(code(payload(true, &["_implicit_org_Org1MSP"])).await, GrpcCode::Ok);
+    assert_ne!(code(payload(false, &["_implicit_org_Org3MSP"])).await, GrpcCode::Ok);
+    assert_eq!(code(payload(false, &["unknown"])).await, GrpcCode::FailedPrecondition);
 }

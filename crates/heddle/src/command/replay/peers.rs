@@ -1,4 +1,4 @@
-//! The peers that commit the recorded blocks, each with empty stores in a folder of its own.
+//! The peers that commit the recorded blocks, each with empty stores in a separate folder.
 
 use std::fmt::Display;
 use std::os::unix::fs::DirBuilderExt as _;
