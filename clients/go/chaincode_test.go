@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"os"
@@ -343,7 +344,8 @@ func TestNewChaincodes(t *testing.T) {
 				t.Fatalf("%v\n%s", err, printed)
 			}
 			command := exec.Command(program(), "chaincode", "run", folder, "--dir", network.directory)
-			command.Stderr = os.Stderr
+			var errors bytes.Buffer
+			command.Stderr = io.MultiWriter(os.Stderr, &errors)
 			printed, err := command.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -357,7 +359,7 @@ func TestNewChaincodes(t *testing.T) {
 				isReady = strings.Contains(lines.Text(), "is ready")
 			}
 			if !isReady {
-				t.Fatalf("the chaincode is not ready: %v", command.Wait())
+				t.Fatalf("the chaincode is not ready: %v\n%s", command.Wait(), errors.String())
 			}
 			go func() {
 				for lines.Scan() {

@@ -198,24 +198,30 @@ impl Administrator {
     ) -> Result<(), CommandError> {
         let failed = |status: GrpcStatus| CommandError::new(format!("{what}: {status}"));
         let args = [Bytes::from(args.encode_to_vec())];
-        let proposal = self.client.proposal(channel, LIFECYCLE, function, &args).endorsing(endorsing).sign();
         let started = Instant::now();
-        let transaction = loop {
-            match self.client.endorse(&proposal).await {
+        loop {
+            let may_repeat = started.elapsed() < FOLLOW_TIMEOUT;
+            let proposal = self.client.proposal(channel, LIFECYCLE, function, &args).endorsing(endorsing).sign();
+            let transaction = match self.client.endorse(&proposal).await {
                 // The peer of another organisation may not have committed the newest approval yet.
-                Err(status) if status.code == GrpcCode::Aborted && started.elapsed() < FOLLOW_TIMEOUT => {
+                Err(status) if status.code == GrpcCode::Aborted && may_repeat => {
                     tokio::time::sleep(POLL).await;
+                    continue;
                 }
-                endorsed => break endorsed.map_err(failed)?,
-            }
-        };
-        self.client.submit(&transaction).await.map_err(failed)?;
-        let commit = self.client.commit_status(channel, transaction.tx_id()).await.map_err(failed)?;
-        match commit.is_valid() {
-            true => Ok(()),
-            false => {
-                let code = ledger::Code(u8::try_from(commit.code).unwrap_or(u8::MAX));
-                Err(CommandError::new(format!("{what}: its transaction in block {} has code {code}", commit.block)))
+                endorsed => endorsed.map_err(failed)?,
+            };
+            self.client.submit(&transaction).await.map_err(failed)?;
+            let commit = self.client.commit_status(channel, transaction.tx_id()).await.map_err(failed)?;
+            match ledger::Code(u8::try_from(commit.code).unwrap_or(u8::MAX)) {
+                ledger::Code::VALID => return Ok(()),
+                // Every endorser lagged behind the newest approval, which the transaction has read.
+                ledger::Code::MVCC_READ_CONFLICT if may_repeat => {}
+                code => {
+                    return Err(CommandError::new(format!(
+                        "{what}: its transaction in block {} has code {code}",
+                        commit.block
+                    )));
+                }
             }
         }
     }
