@@ -1,5 +1,5 @@
 //! Runs unmodified Fabric clients against a real network: the gateway SDKs for Node and Go. The test of many calls on
-//! one connection also runs the SDK for Java.
+//! one connection also runs the SDK for Java. Nightly, Caliper loads a network.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -45,6 +45,14 @@ pub fn calls(count: u64) -> Result<(), String> {
     node.and(go).and(java)
 }
 
+/// Loads a network with Caliper.
+pub fn caliper() -> Result<(), String> {
+    let heddle = program("heddle", "program")?;
+    prepare_node()?;
+    install_packages("clients/caliper")?;
+    run(Command::new("npm").arg("test").current_dir("clients/caliper").env(HEDDLE, heddle.get_program()))
+}
+
 fn check_node(heddle: &OsStr) -> Result<(), String> {
     prepare_node()?;
     run(Command::new("npm").arg("test").current_dir("clients/node").env(HEDDLE, heddle))
@@ -59,7 +67,11 @@ fn prepare_node() -> Result<(), String> {
              install it from your distribution or nodejs.org, or leave this step out with `--without clients`"
         ));
     }
-    run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir("clients/node"))
+    install_packages("clients/node")
+}
+
+fn install_packages(folder: &str) -> Result<(), String> {
+    run(Command::new("npm").args(["ci", "--no-audit", "--no-fund", "--ignore-scripts"]).current_dir(folder))
 }
 
 fn check_go(heddle: &OsStr) -> Result<(), String> {

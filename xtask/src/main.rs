@@ -52,7 +52,7 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
-    /// Run the checks that take hours: attacks, many calls, soaks, more seeds, the search of every decoder, and time a cold
+    /// Run the checks that take hours: attacks, many calls, Caliper, soaks, more seeds, the search of every decoder, and time a cold
     /// build. All of them must pass before a release; `target/nightly.json` notes the commit on which they did.
     Nightly {
         /// Run only these steps (repeatable); see `--list`.
@@ -319,6 +319,7 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("attack", || attack::campaign(Some(product::build()?), &[])),
         Step::new("under-attack", || step::run(Command::new(product::build()?).args(["bench", "under-attack"]))),
         Step::new("calls", || clients::calls(CALLS_NIGHTLY)),
+        Step::new("caliper", clients::caliper),
         Step::new("soak", || soak(10.0, None, None)),
         Step::new("soak-store", || soak_store(5.0)),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
