@@ -6,40 +6,47 @@
 //!    connect to the peer ([`gateway::chaincode::ChaincodeListener`]).
 //! 3. An installation writes the package durably, and then adds its service.
 //!
+//! 4. A compute node in a process of its own polls the folder ([`PeerChaincodes::watch`]): another compute node of the peer
+//!    may have installed a package there, or an operator may have copied one.
+//!
 //! The compute nodes of a peer that run in one process share one set of packages and services. If they run in separate
-//! processes, a package must be installed at each of them.
+//! processes on one machine, they share the folder, and each has services of its own. On several machines they share nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use base::durable::{self, FileAccess};
+use base::rt::CancellationToken;
 use base::{Bytes, rt};
-use contract::packages::ChaincodePackage;
+use contract::packages::{ChaincodePackage, PACKAGE_BYTES_MAX};
 use contract::shim::ChaincodeService;
 use contract::{Contract, ContractServices, InstalledPackage, PackageError};
 use gateway::chaincode::{ChaincodeDialer, ChaincodeRegistrar, DialConfig};
 use gateway::grpc::client::ClientIdentity;
 
-use crate::config::{ChaincodeConfig, HeddleConfig};
+use crate::config::ChaincodeConfig;
 use crate::network::NodeError;
 
 /// The folder of packages, in that of a compute node.
 pub(crate) const PACKAGES_FOLDER: &str = "chaincodes";
 /// Packages of one peer.
 const PACKAGES_MAX: usize = 1024;
+const PACKAGE_FILE_BYTES_MAX: u64 = PACKAGE_BYTES_MAX as u64;
 /// What the file of a package ends with.
 const ENDING: &str = ".tar.gz";
+/// How often the folder is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The chaincodes of one peer.
 pub(crate) struct PeerChaincodes {
     by_name: BTreeMap<String, Arc<ChaincodeService>>,
     packages: Arc<RwLock<BTreeMap<String, RunnablePackage>>>,
     folder: PathBuf,
-    /// One installation at a time.
-    installing: rt::sync::Mutex<()>,
+    /// Held by the installation or look that is under way.
+    refused: rt::sync::Mutex<RefusedFiles>,
 }
 
 #[derive(Clone)]
@@ -54,21 +61,47 @@ impl PeerChaincodes {
     ///
     /// # Errors
     /// A file that the configuration names cannot be read, or the folder cannot be listed.
-    pub(crate) fn open(
-        config: &HeddleConfig,
-        organization: &str,
+    pub(crate) fn open<'a>(
+        chaincodes: impl IntoIterator<Item = &'a ChaincodeConfig>,
         directory: &Path,
         folder: PathBuf,
     ) -> Result<Arc<PeerChaincodes>, NodeError> {
         let mut by_name = BTreeMap::new();
-        for chaincode in &config.chaincodes {
-            let organizations = &chaincode.organizations;
-            if organizations.is_empty() || organizations.iter().any(|name| name == organization) {
-                by_name.insert(chaincode.name.clone(), Arc::new(configured(chaincode, directory)?));
+        for chaincode in chaincodes {
+            by_name.insert(chaincode.name.clone(), Arc::new(configured(chaincode, directory)?));
+        }
+        let (packages, refused) = PackageFolder { path: folder.clone(), ..PackageFolder::default() }.load()?;
+        let (packages, refused) = (Arc::new(RwLock::new(packages)), rt::sync::Mutex::new(refused));
+        Ok(Arc::new(PeerChaincodes { by_name, packages, folder, refused }))
+    }
+
+    /// Step 4, until the stop.
+    pub(crate) async fn watch(self: Arc<PeerChaincodes>, stop: CancellationToken) {
+        while stop.run_until_cancelled(rt::sleep(POLL_INTERVAL)).await.is_some() {
+            if let Err(error) = self.look().await {
+                tracing::warn!(%error, "installed packages cannot be looked for");
             }
         }
-        let packages = Arc::new(RwLock::new(load(&folder)?));
-        Ok(Arc::new(PeerChaincodes { by_name, packages, folder, installing: rt::sync::Mutex::new(()) }))
+    }
+
+    /// Takes packages that have come to the folder.
+    async fn look(&self) -> Result<(), NodeError> {
+        let mut refused = self.refused.lock().await;
+        let folder = PackageFolder { path: self.folder.clone(), known: self.files(), refused: refused.clone() };
+        // Unpacking takes time.
+        let (new, now) = rt::blocking(move || folder.load()).await?;
+        *refused = now;
+        for (id, package) in new {
+            tracing::info!(package = id, "found");
+            self.packages.write().unwrap_or_else(PoisonError::into_inner).entry(id).or_insert(package);
+        }
+        Ok(())
+    }
+
+    /// The files of the packages that are known.
+    fn files(&self) -> BTreeSet<PathBuf> {
+        let packages = self.packages.read().unwrap_or_else(PoisonError::into_inner);
+        packages.values().map(|package| package.file.clone()).collect()
     }
 
     fn package_of(&self, package_id: &str) -> Option<RunnablePackage> {
@@ -113,29 +146,66 @@ fn packaged(package: &ChaincodePackage) -> ChaincodeService {
     ChaincodeService::dialed(label, id, Box::new(dialer))
 }
 
-/// The packages in the peer's folder.
-fn load(folder: &Path) -> Result<BTreeMap<String, RunnablePackage>, NodeError> {
-    let mut packages = BTreeMap::new();
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(packages),
-        Err(error) => return Err(NodeError::file("list", folder)(error)),
-    };
-    for entry in entries {
-        let file = entry.map_err(NodeError::file("list", folder))?.path();
-        let Some(hash) = file.file_name().and_then(|name| name.to_str()?.strip_suffix(ENDING)) else { continue };
-        let bytes = std::fs::read(&file).map_err(NodeError::file("read", &file))?;
-        match ChaincodePackage::parse(&bytes) {
-            Ok(package) if package.id.ends_with(hash) && packages.len() < PACKAGES_MAX => {
-                let service = Arc::new(packaged(&package));
-                let label = package.label;
-                packages.insert(package.id, RunnablePackage { label, file: file.clone(), service });
+/// Files that are no packages, with their sizes and times, so that each is read and reported once.
+type RefusedFiles = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+/// What is to be read of the peer's folder.
+#[derive(Default)]
+struct PackageFolder {
+    path: PathBuf,
+    /// Files whose packages are known.
+    known: BTreeSet<PathBuf>,
+    refused: RefusedFiles,
+}
+
+impl PackageFolder {
+    /// The packages that are not known, and the files that are none.
+    fn load(self) -> Result<(BTreeMap<String, RunnablePackage>, RefusedFiles), NodeError> {
+        let PackageFolder { path: folder, known, refused: before } = self;
+        let (mut packages, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((packages, refused)),
+            Err(error) => return Err(NodeError::file("list", &folder)(error)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(NodeError::file("list", &folder))?;
+            let file = entry.path();
+            let Some(hash) = file.file_name().and_then(|name| name.to_str()?.strip_suffix(ENDING)) else { continue };
+            if known.contains(&file) {
+                continue;
             }
-            Ok(_) => tracing::warn!(file = %file.display(), "is not the package that its name says; install it again"),
-            Err(problem) => tracing::warn!(file = %file.display(), problem, "is no package any more; install it again"),
+            let Ok(metadata) = entry.metadata() else { continue };
+            let seen = (metadata.len(), metadata.modified().ok());
+            if before.get(&file) == Some(&seen) {
+                refused.insert(file, seen);
+                continue;
+            }
+            let package = match metadata.len() {
+                0..=PACKAGE_FILE_BYTES_MAX => {
+                    let bytes = std::fs::read(&file).map_err(NodeError::file("read", &file))?;
+                    ChaincodePackage::parse(&bytes)
+                }
+                bytes => Err(format!("it has {bytes} bytes")),
+            };
+            match package {
+                Ok(package) if package.id.ends_with(hash) && known.len() + packages.len() < PACKAGES_MAX => {
+                    let service = Arc::new(packaged(&package));
+                    let label = package.label;
+                    packages.insert(package.id, RunnablePackage { label, file, service });
+                }
+                other => {
+                    let problem =
+                        other.err().unwrap_or_else(|| "its name is not its hash, or there are too many".to_owned());
+                    tracing::warn!(file = %file.display(), problem, "is no package of this peer; install it again");
+                    if refused.len() < PACKAGES_MAX {
+                        refused.insert(file, seen);
+                    }
+                }
+            }
         }
+        Ok((packages, refused))
     }
-    Ok(packages)
 }
 
 fn lost(what: &str, path: &Path, error: &std::io::Error) -> PackageError {
@@ -153,7 +223,9 @@ impl ContractServices for PeerChaincodes {
     }
 
     async fn install(&self, bytes: Bytes) -> Result<InstalledPackage, PackageError> {
-        let _one_at_a_time = self.installing.lock().await;
+        // Another compute node may have installed it.
+        self.look().await.map_err(|error| PackageError::Storage(error.to_string()))?;
+        let _one_at_a_time = self.refused.lock().await;
         let folder = self.folder.clone();
         let parsing = bytes.clone();
         // Unpacking and syncing take time.
@@ -212,8 +284,7 @@ mod tests {
     use super::*;
 
     fn open(folder: &Path) -> Arc<PeerChaincodes> {
-        let config = HeddleConfig::default();
-        PeerChaincodes::open(&config, "Org1", folder, folder.join(PACKAGES_FOLDER)).expect("the folder can be listed")
+        PeerChaincodes::open([], folder, folder.join(PACKAGES_FOLDER)).expect("the folder can be listed")
     }
 
     #[tokio::test]
@@ -237,5 +308,32 @@ mod tests {
         let file = folder.path().join(PACKAGES_FOLDER).join(format!("{hash}{ENDING}"));
         std::fs::write(file, package_of_service("other", "127.0.0.1:3")).expect("it can be written");
         assert_eq!(open(folder.path()).installed(), [installed]);
+    }
+
+    #[tokio::test]
+    async fn compute_nodes_with_one_folder_find_what_the_other_has_installed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (first, second) = (open(folder.path()), open(folder.path()));
+        let package = Bytes::from(package_of_service("assets", "127.0.0.1:1"));
+        let installed = first.install(package.clone()).await.expect("a package");
+        let again = second.install(package).await.expect_err("it is installed");
+        assert!(again.to_string().contains("already successfully installed"), "{again}");
+        assert!(second.by_package(&installed.id).is_some());
+
+        // A copy is found once it is complete.
+        let copied = Bytes::from(package_of_service("copied", "127.0.0.1:1"));
+        let id = ChaincodePackage::parse(&copied).expect("a package").id;
+        let (_, hash) = id.rsplit_once(':').expect("an id");
+        let file = folder.path().join(PACKAGES_FOLDER).join(format!("{hash}{ENDING}"));
+        std::fs::write(&file, &copied[..copied.len() / 2]).expect("it can be written");
+        second.look().await.expect("the folder can be listed");
+        assert!(second.by_package(&id).is_none());
+        std::fs::write(&file, copied).expect("it can be written");
+        second.look().await.expect("the folder can be listed");
+        assert!(second.by_package(&id).is_some());
+        let service = |peer: &PeerChaincodes| peer.service(&installed.id).expect("it is installed");
+        let before = service(&second);
+        second.look().await.expect("the folder can be listed");
+        assert!(Arc::ptr_eq(&before, &service(&second)), "a look keeps connections");
     }
 }

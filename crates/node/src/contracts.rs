@@ -6,18 +6,34 @@ use ledger::config::genesis::EndorsementRule;
 use ledger::lifecycle::ContractDefinition;
 use rules::definitions::{ContractDefinitions, by_channel_policy};
 
-use crate::config::{ConfigError, HeddleConfig, rule};
+use crate::config::{ConfigError, ContractsConfig, HeddleConfig, rule};
 use crate::network::NodeError;
+
+/// The contracts that run outside of the peers' processes, by name.
+pub(crate) fn services(config: &HeddleConfig) -> Vec<String> {
+    let names = config.contracts.0.keys();
+    names.filter(|name| config.chaincodes.iter().any(|chaincode| chaincode.name == **name)).cloned().collect()
+}
 
 /// The contracts that the configuration names and that are compiled in.
 ///
 /// # Errors
 /// [`NodeError::UnknownContract`].
 pub(crate) fn registry(config: &HeddleConfig) -> Result<ContractRegistry, NodeError> {
+    registry_without(&config.contracts, &services(config))
+}
+
+/// The contracts that are compiled in: all but `services`.
+///
+/// # Errors
+/// [`NodeError::UnknownContract`].
+pub(crate) fn registry_without(
+    contracts: &ContractsConfig,
+    services: &[String],
+) -> Result<ContractRegistry, NodeError> {
     let native = ContractRegistry::native();
     let mut registry = ContractRegistry::empty();
-    let is_outside = |name: &String| config.chaincodes.iter().any(|chaincode| chaincode.name == *name);
-    for name in config.contracts.0.keys().filter(|name| !is_outside(name)) {
+    for name in contracts.0.keys().filter(|name| !services.contains(name)) {
         let contract = native.get(name).ok_or_else(|| NodeError::UnknownContract {
             name: name.clone(),
             known: native.names().collect::<Vec<_>>().join(", "),

@@ -66,6 +66,7 @@
 #![deny(missing_docs)]
 
 mod boxed;
+mod chaincode_port;
 mod chaincodes;
 pub mod config;
 mod contracts;
@@ -83,6 +84,7 @@ pub mod network;
 mod overview;
 pub mod plan;
 mod planned;
+mod planned_chaincodes;
 mod planner;
 mod policy_record;
 mod ports;

@@ -7,6 +7,8 @@
 //!   trust/           the TLS authorities of the organisations
 //!   msp/             the signing identity: of compute nodes and orderers
 //!   genesis.block    of compute nodes and orderers
+//!   chaincode-tls/   copies of the files that the configuration of chaincodes names: of compute nodes
+//!   chaincodes/      installed packages: of compute nodes
 //! ```
 //!
 //! A process needs only its folder: to run the process on another host, copy the folder there. Every plan makes new

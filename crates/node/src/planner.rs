@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use identity::MemberRole as CertificateRole;
 use identity::issue::{IssuingOrganization as Issuer, TlsIdentity};
 
+use super::chaincodes::PACKAGES_FOLDER;
+use super::contracts;
 use super::free_ports::{bind_free, port_behind};
 use super::planned::{
     CLIENTS, INNER_PORTS, LOG_NODE, METRICS, ORDERER, PORTS_MAX, Placement, PlannedProcess, ProcessPlan,
     SOCKET_PATH_BYTES_MAX,
 };
+use super::planned_chaincodes::PlannedChaincodes;
 use crate::config::{OrderingEngine, ProviderKind};
 use crate::control::orderer_of;
 use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
@@ -43,6 +46,8 @@ struct PlanAddresses {
     compute: Vec<Vec<String>>,
     others: Vec<Vec<String>>,
     peer_nodes: Vec<Vec<String>>,
+    /// By organisation and compute node: its port for chaincodes, if the network has such ports.
+    chaincodes: Vec<Vec<SocketAddr>>,
     /// Indexed by orderer.
     blocks: Vec<String>,
     intakes: Vec<String>,
@@ -248,6 +253,7 @@ impl Planner<'_> {
                 keepers.push(self.inner(name, next())?);
             }
         }
+        let chaincodes = self.chaincode_ports(listen)?;
         let mut outer = || INNER_PORTS + next();
         for name in &names[1..] {
             blocks.push(format!("tls:{}", self.link_port(name, outer())?));
@@ -261,6 +267,7 @@ impl Planner<'_> {
             compute,
             others,
             peer_nodes: among,
+            chaincodes,
             blocks,
             intakes,
             orderers,
@@ -268,6 +275,20 @@ impl Planner<'_> {
             log,
             gateways,
         })
+    }
+
+    /// The ports for chaincodes: each compute node has its own, in the order of the organisation's compute nodes.
+    fn chaincode_ports(&mut self, listen: Option<IpAddr>) -> Result<Vec<Vec<SocketAddr>>, NodeError> {
+        let mut ports = vec![Vec::new(); self.names.len()];
+        for (index, ports) in ports.iter_mut().enumerate() {
+            let Some(first) = self.network.config().chaincode_port.of(index) else { continue };
+            for node in 0..self.compute_nodes {
+                let host = listen.unwrap_or_else(|| self.host(&compute_name(&self.names[index], node)));
+                let port = port_behind(first, node, "chaincode_port.port")?;
+                ports.push(self.port(SocketAddr::new(host, port), "chaincode_port.port")?);
+            }
+        }
+        Ok(ports)
     }
 
     /// The callers of a process and its address for each.
@@ -282,7 +303,8 @@ impl Planner<'_> {
                 let among = at.peer_nodes[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
                 let always =
                     [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
-                always.into_iter().chain(among).collect()
+                let chaincodes = at.chaincodes[place].get(node).map(|address| ("chaincodes", address.to_string()));
+                always.into_iter().chain(among).chain(chaincodes).collect()
             }
             ProcessRole::Orderer => {
                 let always = [
@@ -395,7 +417,7 @@ impl Planner<'_> {
                 self.identify(process, &issuer, CertificateRole::Orderer, ORDERER, Some(&signer))?;
             }
             ProcessRole::Compute => {
-                file.compute = Some(self.compute(place, node, at, secrets));
+                file.compute = Some(self.compute(process, at, secrets)?);
                 let issuer = self.issuer(place)?;
                 let signer = &self.network.organizations()[place].peer;
                 self.identify(process, &issuer, CertificateRole::Peer, "compute", Some(signer))?;
@@ -419,17 +441,25 @@ impl Planner<'_> {
         tokens.into_iter().enumerate().map(move |(node, token)| (compute_name(&name, node), token))
     }
 
-    fn compute(&self, organization: usize, node: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> ComputeFile {
+    fn compute(
+        &self,
+        process: &PlannedProcess,
+        at: &PlanAddresses,
+        secrets: &PlanSecrets,
+    ) -> Result<ComputeFile, NodeError> {
+        let PlannedProcess { index: organization, node, .. } = *process;
         let config = self.network.config();
         let name = &self.names[organization];
+        // On this machine, what the peer has as a whole lies with its first compute node.
+        let first_folder =
+            matches!(self.placement, Placement::OneHost { .. }).then(|| Path::new("..").join(compute_name(name, 0)));
         let among = at.peer_nodes[organization].get(node).map(|address| PeerNodesFile {
             address: address.clone(),
             others: at.peer_nodes[organization].iter().filter(|other| *other != address).cloned().collect(),
             nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
             offload: config.pool.offload,
             spot_check_one_in: config.pool.spot_check_one_in,
-            budget_directory: matches!(self.placement, Placement::OneHost { .. })
-                .then(|| Path::new("..").join(compute_name(name, 0))),
+            budget_directory: first_folder.clone(),
         });
         let pooled = self.storage_nodes.then(|| PooledFile {
             storage: at.storage[organization].clone(),
@@ -452,7 +482,8 @@ impl Planner<'_> {
             directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
             storage: config.storage.clone(),
         });
-        ComputeFile {
+        let chaincodes = PlannedChaincodes { network: self.network, organization, folder: &process.folder };
+        Ok(ComputeFile {
             msp_id: self.network.organizations()[organization].msp_id.clone(),
             token: secrets.compute[organization][node].clone(),
             address: at.compute[organization][node].clone(),
@@ -463,11 +494,18 @@ impl Planner<'_> {
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
+            service_contracts: contracts::services(config),
+            chaincodes: chaincodes.configured()?,
+            packages: match first_folder.filter(|_| node > 0) {
+                Some(folder) => folder.join(PACKAGES_FOLDER),
+                None => PACKAGES_FOLDER.into(),
+            },
+            chaincode_port: chaincodes.port(at.chaincodes[organization].get(node).copied())?,
             savepoint_blocks: config.storage.savepoint_blocks,
             peer_nodes: among,
             pooled,
             local,
-        }
+        })
     }
 
     /// Where the compute nodes of the other organisations answer this one.
@@ -492,6 +530,7 @@ impl Planner<'_> {
             free_bytes_min: config.storage.free_bytes_min,
             others: self.others(organization, at),
             contracts: config.contracts.clone(),
+            service_contracts: contracts::services(config),
             limits: config.limits.clone(),
         }
     }

@@ -11,4 +11,4 @@
 pub mod archive;
 mod package;
 
-pub use package::{ChaincodeConnection, ChaincodePackage, PACKAGE_BYTES_MAX, package_of_service};
+pub use package::{ChaincodeConnection, ChaincodePackage, PACKAGE_BYTES_MAX, package_of_dialer, package_of_service};

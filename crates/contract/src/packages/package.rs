@@ -115,6 +115,15 @@ impl ChaincodePackage {
 /// A package for a chaincode that listens at this address without TLS.
 pub fn package_of_service(label: &str, address: &str) -> Vec<u8> {
     let connection = serde_json::json!({ "address": address, "dial_timeout": "10s", "tls_required": false });
+    package_of(label, &connection)
+}
+
+/// A package for a chaincode that connects to its peer.
+pub fn package_of_dialer(label: &str) -> Vec<u8> {
+    package_of(label, &serde_json::json!({}))
+}
+
+fn package_of(label: &str, connection: &serde_json::Value) -> Vec<u8> {
     let code = write_files(&[("connection.json", connection.to_string().as_bytes())]);
     let metadata = serde_json::json!({ "type": "ccaas", "path": "", "label": label });
     write_files(&[("metadata.json", metadata.to_string().as_bytes()), ("code.tar.gz", &code)])

@@ -103,7 +103,7 @@ pub async fn plan(arguments: &PlanArguments) -> Result<(), CommandError> {
     text += &format!(
         "\ntcp: is remote memory access between the processes of one organisation and memory nodes, {over};\n\
          tls: is links over mutual TLS between organisations and to orderers; an address without either is gRPC for\n\
-         clients.\n"
+         clients and chaincodes.\n"
     );
     output::print(&text)
 }

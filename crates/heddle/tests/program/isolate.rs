@@ -2,11 +2,10 @@
 //! is lost.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::support::load::{Load, check, connect, end_with_all};
-use crate::support::processes::{RESTART_TIMEOUT, back, processes, send};
+use crate::support::processes::{RESTART_TIMEOUT, Role, back, processes, send};
 use crate::support::{Network, run, text};
 use node::{Endpoints, ProcessRole, Ready};
 use rustix::process::Signal;
@@ -241,31 +240,4 @@ fn what_a_memory_node_refuses_is_said_by_the_compute_node() {
     refused(&other, &["refuses org1", "another token", "at the memory node"]);
     let stranger = written.replace("owner = \"org1\"", "owner = \"org9\"");
     refused(&stranger, &["refuses org9", "does not know our name", "register this owner"]);
-}
-
-/// A role in a process of its own, killed when dropped.
-struct Role(std::process::Child);
-
-impl Role {
-    /// Starts the role and waits until it is ready.
-    fn start(role: ProcessRole, folder: &Path) -> Role {
-        let config = folder.join("node.toml").display().to_string();
-        let mut command = crate::support::heddle(&["node", role.name(), "--bound", "--config", &config]);
-        let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut started = Role(silent.spawn().expect("the program can be started"));
-        let start = Instant::now();
-        while Ready::load(folder).is_none_or(|ready| ready.process != started.0.id()) {
-            let ended = started.0.try_wait().expect("it is a child");
-            assert!(ended.is_none() && start.elapsed() < RESTART_TIMEOUT, "{}: {ended:?}", folder.display());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        started
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

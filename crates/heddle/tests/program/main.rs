@@ -5,6 +5,7 @@
 
 mod attack;
 mod beside;
+mod chaincodes;
 mod disk;
 mod hosts;
 mod isolate;

@@ -37,6 +37,13 @@ pub struct ChaincodeConfig {
     pub dial_timeout_ms: u32,
 }
 
+impl ChaincodeConfig {
+    /// Whether this organisation's peer uses it.
+    pub(crate) fn is_for(&self, organization: &str) -> bool {
+        self.organizations.is_empty() || self.organizations.iter().any(|name| name == organization)
+    }
+}
+
 /// As long as Fabric's peers wait.
 fn dial_timeout_ms() -> u32 {
     3000

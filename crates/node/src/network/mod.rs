@@ -22,7 +22,6 @@
 //! Organisations share nothing but the process and immutable bytes: each has its own keys, stores, state and identity
 //! cache.
 
-mod chaincode_port;
 mod endpoint;
 mod error;
 mod files;

@@ -33,7 +33,8 @@ use tokio::net::TcpListener;
 
 use super::layout::{self, BLOCKS, TABLES};
 use super::running::RunningNetwork;
-use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS, chaincode_port};
+use super::{Endpoint, EndpointRole, Network, NodeError, ORGANIZATIONS};
+use crate::chaincode_port::ChaincodePort;
 use crate::chaincodes::{PACKAGES_FOLDER, PeerChaincodes};
 use crate::config::{HeddleConfig, OrderingEngine, PeerMode};
 use crate::control::orderer_of;
@@ -73,7 +74,8 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
     let mut chaincodes = Vec::new();
     for organization in &network.organizations {
         let packages = layout::compute_folder(&network.path, &organization.name, 0).join(PACKAGES_FOLDER);
-        chaincodes.push(PeerChaincodes::open(&config, &organization.name, &network.path, packages)?);
+        let configured = config.chaincodes.iter().filter(|chaincode| chaincode.is_for(&organization.name));
+        chaincodes.push(PeerChaincodes::open(configured, &network.path, packages)?);
     }
     // Each peer gets to know the others once all have started.
     let members: Vec<Arc<MemberPeers>> = network.organizations.iter().map(|_| Arc::default()).collect();
@@ -147,10 +149,16 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
         tasks.push(services.watch_task(&format!("the port of {}", organization.host), serving));
     }
     for (index, chaincodes) in chaincodes.into_iter().enumerate() {
-        if let Some(serving) = chaincode_port::open(&network, index, chaincodes, stop.clone()).await? {
-            let port = format!("the port for chaincodes of {}", network.organizations[index].host);
-            tasks.push(services.watch_task(&port, serving));
-        }
+        let Some(port) = config.chaincode_port.of(index) else { continue };
+        let organization = &network.organizations[index];
+        let port = ChaincodePort {
+            listen: SocketAddr::new(config.ports.host, port),
+            identity: &organization.tls,
+            authorities: &network.path.join(&config.chaincode_port.authorities),
+            limits: &config.limits,
+        };
+        let serving = port.open(chaincodes, stop.clone()).await?;
+        tasks.push(services.watch_task(&format!("the port for chaincodes of {}", organization.host), serving));
     }
     endpoints.push(Endpoint {
         role: EndpointRole::Orderer,

@@ -26,7 +26,8 @@ use storage::tables::FjallEngine;
 use storage::{DataDirectory, GroupSync};
 use tokio::task::JoinHandle;
 
-use crate::chaincodes::{PACKAGES_FOLDER, PeerChaincodes};
+use crate::chaincode_port::ChaincodePort;
+use crate::chaincodes::PeerChaincodes;
 use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
 use crate::process::file::Secret;
@@ -230,16 +231,17 @@ impl RoleContext<'_> {
         let peer_nodes = section.peer_nodes.iter().map(|nodes| LinkPort::named(&nodes.address, &nodes.nodes));
         let ports = std::iter::once(LinkPort::named(&section.address, &section.gateways)).chain(peer_nodes).collect();
         self.register(Some(&section.token), ports);
-        links::register_tls(self.folder, &self.tls()?)?;
+        let tls = self.tls()?;
+        links::register_tls(self.folder, &tls)?;
         let mut config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
         if let Some(peer_nodes) = &section.peer_nodes {
             config.pool.offload = peer_nodes.offload;
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
         }
-        let packages = self.folder.join(PACKAGES_FOLDER);
-        let chaincodes = PeerChaincodes::open(&config, &section.msp_id, self.folder, packages)?;
-        let registry = contracts::registry(&config)?.with_services(chaincodes);
+        let chaincodes = PeerChaincodes::open(&section.chaincodes, self.folder, self.path(&section.packages))?;
+        let registry = contracts::registry_without(&config.contracts, &section.service_contracts)?;
+        let registry = registry.with_services(chaincodes.clone());
         let sources = SourceAddresses::from(section.orderers.clone());
         let definitions = contracts::definitions(&config, &registry)?;
         policy_record::check(self.folder, &definitions)?;
@@ -271,6 +273,18 @@ impl RoleContext<'_> {
         let (folder, stop) = (self.folder.to_path_buf(), self.stop.clone());
         let learning = watch_orderers(ProcessRole::Compute, folder, tell, stop);
         tasks.push(self.services.watch("the look-out for orderers", learning));
+        let looking = chaincodes.clone().watch(self.stop.clone());
+        tasks.push(self.services.watch("the look-out for packages", looking));
+        if let Some(port) = &section.chaincode_port {
+            let port = ChaincodePort {
+                listen: port.listen,
+                identity: &tls,
+                authorities: &self.path(&port.authorities),
+                limits: &section.limits,
+            };
+            let serving = port.open(chaincodes, self.stop.clone()).await?;
+            tasks.push(self.services.watch_task("the port for chaincodes", serving));
+        }
         let others = self.members(Some(&section.msp_id))?;
         for (scope, address, parties) in [
             (ServiceScope::Own, &section.address, Parties::of(section.gateways.keys())),
@@ -406,7 +420,7 @@ impl RoleContext<'_> {
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
         let config = file::process_config(&section.organizations, &section.contracts, &section.limits);
-        let registry = contracts::registry(&config)?;
+        let registry = contracts::registry_without(&config.contracts, &section.service_contracts)?;
         let definitions = contracts::definitions(&config, &registry)?;
         let remote = |name: String, addresses: &[String], parties: &Parties| {
             let (addresses, parties, definitions) = (addresses.to_vec(), parties.clone(), definitions.clone());

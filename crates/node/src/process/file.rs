@@ -16,8 +16,8 @@ use replica::NODES_MAX;
 use serde::{Deserialize, Serialize};
 
 pub use super::sections::{
-    ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile,
-    PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    ChaincodePortFile, ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile,
+    PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
 };
 use crate::config::{
     ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::{ClientLimits, ContractsConfig, CutSetting, pool};
+use crate::chaincodes::PACKAGES_FOLDER;
+use crate::config::{ChaincodeConfig, ClientLimits, ContractsConfig, CutSetting, pool};
 
 /// A token in a file: 64 hexadecimal digits.
 #[derive(Clone)]
@@ -209,6 +210,18 @@ pub struct ComputeFile {
     pub contracts: ContractsConfig,
     /// Bounds on what clients can start.
     pub limits: ClientLimits,
+    /// The contracts of the channel that run outside of the peers' processes, whichever organisations run them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub service_contracts: Vec<String>,
+    /// The chaincodes without a package that its organisation runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chaincodes: Vec<ChaincodeConfig>,
+    /// The folder of installed packages. Compute nodes that share a disk share the folder.
+    #[serde(default = "packages", skip_serializing_if = "is_own_folder")]
+    pub packages: PathBuf,
+    /// The port for chaincodes that connect by themselves, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chaincode_port: Option<ChaincodePortFile>,
     /// The savepoint moves after this many blocks.
     #[serde(default = "crate::config::savepoint_blocks")]
     pub savepoint_blocks: u64,
@@ -221,6 +234,24 @@ pub struct ComputeFile {
     /// Where they lie in the monolithic form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalStoresFile>,
+}
+
+fn packages() -> PathBuf {
+    PACKAGES_FOLDER.into()
+}
+
+fn is_own_folder(folder: &PathBuf) -> bool {
+    *folder == packages()
+}
+
+/// `[compute.chaincode_port]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChaincodePortFile {
+    /// The address at which it accepts chaincodes over TLS.
+    pub listen: SocketAddr,
+    /// The file with the authorities of chaincodes' certificates.
+    pub authorities: PathBuf,
 }
 
 /// `[compute.peer_nodes]`
@@ -323,6 +354,9 @@ pub struct GatewayFile {
     pub others: BTreeMap<String, Vec<String>>,
     /// The contracts of the channel.
     pub contracts: ContractsConfig,
+    /// Those of them that run outside of the peers' processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub service_contracts: Vec<String>,
     /// Bounds on what clients can start.
     pub limits: ClientLimits,
 }

@@ -1,5 +1,6 @@
 //! Starts networks as processes of the real program, calls them and ends them.
 
+pub mod chaincode;
 pub mod load;
 pub mod processes;
 
