@@ -15,6 +15,7 @@ mod memory;
 mod network;
 mod nodes;
 mod ordering;
+mod private_data;
 mod replay;
 mod soak;
 mod support;
