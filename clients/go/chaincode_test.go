@@ -38,15 +38,15 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// Runs the chaincode of these tests at an address until the end of the test.
-func startChaincode(t *testing.T, id, address string, variables ...string) {
+// Runs the chaincode of these tests at an address until the end of the test. Returns what kills the process.
+func startChaincode(t *testing.T, id, address string, variables ...string) func() {
 	t.Helper()
-	runChaincode(t, nil, append(variables, "CHAINCODE_ID="+id, "CHAINCODE_SERVER_ADDRESS="+address)...)
+	kill := runChaincode(t, nil, append(variables, "CHAINCODE_ID="+id, "CHAINCODE_SERVER_ADDRESS="+address)...)
 	for deadline := time.Now().Add(readyWithin); ; time.Sleep(20 * time.Millisecond) {
 		connection, err := net.Dial("tcp", address)
 		if err == nil {
 			_ = connection.Close()
-			return
+			return kill
 		}
 		if time.Now().After(deadline) {
 			t.Fatal(err)
@@ -55,7 +55,8 @@ func startChaincode(t *testing.T, id, address string, variables ...string) {
 }
 
 // Builds the chaincode of these tests, and runs it until the end of the test. It is started again when it ends.
-func runChaincode(t *testing.T, arguments []string, variables ...string) {
+// Returns what kills the process.
+func runChaincode(t *testing.T, arguments []string, variables ...string) func() {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "assets")
 	build := exec.Command("go", "build", "-o", program, ".")
@@ -63,7 +64,7 @@ func runChaincode(t *testing.T, arguments []string, variables ...string) {
 	if printed, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the chaincode cannot be built: %v\n%s", err, printed)
 	}
-	stopped, ended := make(chan bool), make(chan bool)
+	stopped, ended, killed := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
 		defer close(ended)
 		for {
@@ -83,6 +84,9 @@ func runChaincode(t *testing.T, arguments []string, variables ...string) {
 				_ = command.Process.Kill()
 				<-exited
 				return
+			case <-killed:
+				_ = command.Process.Kill()
+				<-exited
 			case <-exited:
 				time.Sleep(50 * time.Millisecond)
 			}
@@ -92,6 +96,7 @@ func runChaincode(t *testing.T, arguments []string, variables ...string) {
 		close(stopped)
 		<-ended
 	})
+	return func() { killed <- true }
 }
 
 func submit(t *testing.T, contract *client.Contract, function string, args ...string) string {
@@ -183,9 +188,9 @@ func TestInstalledGoChaincode(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := chaincode.GetPackageID("assets_1.0", file)
-	startChaincode(t, id, address)
+	kill := startChaincode(t, id, address)
 	definition := &chaincode.Definition{
-		ChannelName: "mychannel", Name: "assets", Version: "1.0", Sequence: 1, PackageID: id,
+		ChannelName: "mychannel", Name: "assets", Version: "1.0", Sequence: 1, PackageID: id, Collections: shared(),
 	}
 	var first *chaincode.Gateway
 	for index, gateway := range gateways(t, network.directory) {
@@ -222,6 +227,9 @@ func TestInstalledGoChaincode(t *testing.T) {
 		return err
 	})
 	useAssets(t, contract)
+	usePages(t, contract)
+	usePrivateData(t, contract)
+	killInTheMiddle(t, contract, kill)
 }
 
 // An authority, and a certificate and key from it, as files.

@@ -187,6 +187,100 @@ func (*Assets) History(ctx contractapi.TransactionContextInterface, id string) (
 	return changes, nil
 }
 
+// OwnedPage returns the number of index rows of an owner on a page, and the bookmark of the next one.
+func (*Assets) OwnedPage(ctx contractapi.TransactionContextInterface, owner string, size int32, bookmark string) (string, error) {
+	rows, metadata, err := ctx.GetStub().GetStateByPartialCompositeKeyWithPagination("owner~id", []string{owner}, size, bookmark)
+	if err != nil {
+		return "", err
+	}
+	defer rows.Close()
+	return fmt.Sprintf("%d %x", metadata.FetchedRecordsCount, metadata.Bookmark), nil
+}
+
+// Delete deletes an asset.
+func (*Assets) Delete(ctx contractapi.TransactionContextInterface, id string) error {
+	return ctx.GetStub().DelState(id)
+}
+
+// PutPrivate writes the value that the client sends beside the arguments.
+func (*Assets) PutPrivate(ctx contractapi.TransactionContextInterface, collection, id string) error {
+	transient, err := ctx.GetStub().GetTransient()
+	if err != nil {
+		return err
+	}
+	return ctx.GetStub().PutPrivateData(collection, id, transient["value"])
+}
+
+// PutPrivateMany writes rows in one batch, with one row of the world state among them, and purges another private row.
+func (*Assets) PutPrivateMany(ctx contractapi.TransactionContextInterface, collection, prefix string, count int, purged string) error {
+	stub := ctx.GetStub()
+	stub.StartWriteBatch()
+	for number := 0; number < count; number++ {
+		id := fmt.Sprintf("%s%05d", prefix, number)
+		if err := stub.PutPrivateData(collection, id, []byte(id)); err != nil {
+			return err
+		}
+	}
+	if err := stub.PutState(prefix, []byte(purged)); err != nil {
+		return err
+	}
+	if err := stub.PurgePrivateData(collection, purged); err != nil {
+		return err
+	}
+	return stub.FinishWriteBatch()
+}
+
+// GetPrivate returns a private value; empty if there is none.
+func (*Assets) GetPrivate(ctx contractapi.TransactionContextInterface, collection, id string) (string, error) {
+	value, err := ctx.GetStub().GetPrivateData(collection, id)
+	return string(value), err
+}
+
+// GetPrivateHash returns the hash of a private value in hexadecimal; empty if there is none.
+func (*Assets) GetPrivateHash(ctx contractapi.TransactionContextInterface, collection, id string) (string, error) {
+	hash, err := ctx.GetStub().GetPrivateDataHash(collection, id)
+	return fmt.Sprintf("%x", hash), err
+}
+
+// GetPrivateMany reads private values at once, and returns how many exist.
+func (*Assets) GetPrivateMany(ctx contractapi.TransactionContextInterface, collection string, ids []string) (int, error) {
+	values, err := ctx.GetStub().GetMultiplePrivateData(collection, ids...)
+	found := 0
+	for _, value := range values {
+		if len(value) > 0 {
+			found++
+		}
+	}
+	return found, err
+}
+
+// CountPrivate counts the private rows from start to end.
+func (*Assets) CountPrivate(ctx contractapi.TransactionContextInterface, collection, start, end string) (int, error) {
+	rows, err := ctx.GetStub().GetPrivateDataByRange(collection, start, end)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	count := 0
+	for rows.HasNext() {
+		if _, err := rows.Next(); err != nil {
+			return 0, err
+		}
+		count++
+	}
+	return count, nil
+}
+
+// DeletePrivate deletes a private value.
+func (*Assets) DeletePrivate(ctx contractapi.TransactionContextInterface, collection, id string) error {
+	return ctx.GetStub().DelPrivateData(collection, id)
+}
+
+// PurgePrivate deletes a private value and all that it was before.
+func (*Assets) PurgePrivate(ctx contractapi.TransactionContextInterface, collection, id string) error {
+	return ctx.GetStub().PurgePrivateData(collection, id)
+}
+
 // Call calls another chaincode and returns its answer.
 func (*Assets) Call(ctx contractapi.TransactionContextInterface, chaincode, function, argument string) (string, error) {
 	response := ctx.GetStub().InvokeChaincode(chaincode, [][]byte{[]byte(function), []byte(argument)}, "")
@@ -205,6 +299,18 @@ func (*Assets) Who(ctx contractapi.TransactionContextInterface) (string, error) 
 func (*Assets) Crash(contractapi.TransactionContextInterface) error {
 	os.Exit(3)
 	return nil
+}
+
+// Hang writes an asset in the middle of a call that never ends, unless the file is there, which it makes.
+func (*Assets) Hang(ctx contractapi.TransactionContextInterface, id, file string) error {
+	_, missing := os.Stat(file)
+	if err := ctx.GetStub().PutState(id, []byte("{}")); err != nil || missing == nil {
+		return err
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return err
+	}
+	select {}
 }
 
 // TLS with the files that the environment names, for peers that have a certificate of their own.
