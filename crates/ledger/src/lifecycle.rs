@@ -16,6 +16,8 @@
 //! hold any bytes; if they cannot be decoded, the contract has no valid definition.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod check;
+
 use base::Bytes;
 use prost::Message;
 use proto::lifecycle::state_data::Type;
