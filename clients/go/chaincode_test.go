@@ -221,6 +221,15 @@ func TestInstalledGoChaincode(t *testing.T) {
 		}
 	}
 	eventually(t, func() error { return first.Commit(ctx, definition) })
+	connection, signer := administratorAt(t, network.directory, network.gateway, 1)
+	installed, err := chaincode.NewPeer(connection, signer).QueryInstalled(ctx)
+	if err != nil || len(installed.GetInstalledChaincodes()) != 1 {
+		t.Fatalf("installed: %v, %v", installed, err)
+	}
+	uses := installed.GetInstalledChaincodes()[0].GetReferences()["mychannel"].GetChaincodes()
+	if len(uses) != 1 || uses[0].GetName() != "assets" || uses[0].GetVersion() != "1.0" {
+		t.Fatalf("the package is used by %v", uses)
+	}
 	contract := network.channel(t).GetContract("assets")
 	eventually(t, func() error {
 		_, err := contract.EvaluateTransaction("Who")

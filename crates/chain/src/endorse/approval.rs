@@ -8,7 +8,8 @@
 //!    other parameters for a sequence that is committed.
 //! 2. The package may be approved again at any time. Its row's version tells whether it was.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{ChannelId, ErrorKind, Map, MspId, Version};
 use identity::hex;
@@ -18,6 +19,7 @@ use ledger::namespace;
 use private_data::PrivateValues;
 use state::Snapshot;
 
+use super::channels::EndorsingChannel;
 use super::lifecycle::{Approval, implicit_collection};
 use crate::Error;
 
@@ -107,6 +109,37 @@ impl OwnApprovals {
         }
         remembered.insert(place, KnownApproval { sequence, package_key, version, approval: approval.clone() });
         Ok(Some(approval))
+    }
+}
+
+/// The definitions that run each package: by package and channel, names and versions.
+pub type PackageUses = BTreeMap<String, BTreeMap<String, Vec<(String, String)>>>;
+
+impl OwnApprovals {
+    /// The definitions on the ledgers of these channels that the organisation has approved with a package.
+    ///
+    /// # Errors
+    /// As [`OwnApprovals::find`]. An approval that this peer lacks is left out.
+    pub async fn uses(&self, own: &MspId, channels: &[Arc<dyn EndorsingChannel>]) -> Result<PackageUses, Error> {
+        let mut uses = PackageUses::new();
+        for channel in channels {
+            let (snapshot, policies) = (channel.snapshot().await?, channel.policies());
+            let (private, snapshot) = (channel.private().values(), &*snapshot);
+            for (contract, definition) in policies.on_ledger().iter() {
+                let Some(definition) = definition else { continue };
+                let channel = policies.channel();
+                let query = ApprovalQuery { channel, own, contract, definition, snapshot, private: &*private };
+                let package = match self.find(query).await {
+                    Ok(Some(OwnApproval { package })) if !package.is_empty() => package,
+                    Ok(_) | Err(Error::Rejected { .. }) => continue,
+                    Err(error) => return Err(error),
+                };
+                let version = definition.endorsement.version.clone();
+                let uses = uses.entry(package).or_default().entry(channel.to_string()).or_default();
+                uses.push((contract.to_owned(), version));
+            }
+        }
+        Ok(uses)
     }
 }
 

@@ -272,7 +272,13 @@ impl Endorser {
             }
             if invocation.chaincode == LIFECYCLE {
                 let services = self.registry.services().map(|services| &**services);
-                let call = PackageCall { services, creator: &admitted.creator, own: self.signer.msp_id() };
+                let call = PackageCall {
+                    services,
+                    creator: &admitted.creator,
+                    own: self.signer.msp_id(),
+                    channels: &*self.channels,
+                    approvals: &self.approvals,
+                };
                 return Ok(ExecutedProposal::of_system(call.answer(&invocation.args).await));
             }
             return Ok(ExecutedProposal::of_system(super::system::answer(&query).await));

@@ -6,14 +6,18 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, MspId};
-use contract::{ContractResponse, ContractServices, PackageError};
+use contract::{ContractResponse, ContractServices, InstalledPackage, PackageError};
 use identity::{Identity, MemberRole};
 use prost::Message;
 use proto::lifecycle::{
     GetInstalledChaincodePackageArgs, GetInstalledChaincodePackageResult, InstallChaincodeArgs, InstallChaincodeResult,
     QueryInstalledChaincodeArgs, QueryInstalledChaincodeResult, QueryInstalledChaincodesArgs,
-    QueryInstalledChaincodesResult, query_installed_chaincodes_result,
+    QueryInstalledChaincodesResult, query_installed_chaincode_result as found,
+    query_installed_chaincodes_result as listed,
 };
+
+use super::approval::{OwnApprovals, PackageUses};
+use super::channels::EndorsingChannels;
 
 /// The status of a query for a package that is not installed.
 const NOT_FOUND: i32 = 404;
@@ -33,6 +37,10 @@ pub struct PackageCall<'a> {
     pub creator: &'a Identity,
     /// The peer's organisation.
     pub own: &'a MspId,
+    /// The peer's channels, whose definitions run the packages.
+    pub channels: &'a dyn EndorsingChannels,
+    /// What the organisation has approved.
+    pub approvals: &'a OwnApprovals,
 }
 
 impl PackageCall<'_> {
@@ -60,8 +68,8 @@ impl PackageCall<'_> {
         };
         let result = match function {
             "InstallChaincode" => install(services, args).await.map(|result| result.encode_to_vec()),
-            "QueryInstalledChaincode" => query(services, args).map(|result| result.encode_to_vec()),
-            "QueryInstalledChaincodes" => query_all(services, args).map(|result| result.encode_to_vec()),
+            "QueryInstalledChaincode" => self.query(services, args).await.map(|result| result.encode_to_vec()),
+            "QueryInstalledChaincodes" => self.query_all(services, args).await.map(|result| result.encode_to_vec()),
             "GetInstalledChaincodePackage" => get(services, args).await.map(|result| result.encode_to_vec()),
             _ => Err(PackageFailure::Failed("a proposal for this function must name a channel".to_owned())),
         };
@@ -75,39 +83,58 @@ impl PackageCall<'_> {
     }
 }
 
+impl PackageCall<'_> {
+    async fn uses(&self) -> PackageAnswer<PackageUses> {
+        let uses = self.approvals.uses(self.own, &self.channels.all()).await;
+        uses.map_err(|error| PackageFailure::Failed(error.to_string()))
+    }
+
+    async fn query(
+        &self,
+        services: &dyn ContractServices,
+        args: &Bytes,
+    ) -> PackageAnswer<QueryInstalledChaincodeResult> {
+        let QueryInstalledChaincodeArgs { package_id } = decode(args)?;
+        let found = services.installed().into_iter().find(|package| package.id == package_id);
+        let InstalledPackage { id, label } = found.ok_or_else(|| {
+            PackageFailure::Failed(format!(
+                "could not find chaincode with package id '{}'",
+                super::proposal::shown(&package_id)
+            ))
+        })?;
+        let uses = self.uses().await?.remove(&id).unwrap_or_default();
+        let references = uses.into_iter().map(|(channel, chaincodes)| {
+            let chaincodes = chaincodes.into_iter();
+            let chaincodes = chaincodes.map(|(name, version)| found::Chaincode { name, version }).collect();
+            (channel, found::References { chaincodes })
+        });
+        Ok(QueryInstalledChaincodeResult { package_id: id, label, references: references.collect() })
+    }
+
+    async fn query_all(
+        &self,
+        services: &dyn ContractServices,
+        args: &Bytes,
+    ) -> PackageAnswer<QueryInstalledChaincodesResult> {
+        let QueryInstalledChaincodesArgs {} = decode(args)?;
+        let mut uses = self.uses().await?;
+        let installed = services.installed().into_iter().map(|InstalledPackage { id, label }| {
+            let uses = uses.remove(&id).unwrap_or_default().into_iter();
+            let references = uses.map(|(channel, chaincodes)| {
+                let chaincodes = chaincodes.into_iter();
+                let chaincodes = chaincodes.map(|(name, version)| listed::Chaincode { name, version }).collect();
+                (channel, listed::References { chaincodes })
+            });
+            listed::InstalledChaincode { references: references.collect(), package_id: id, label }
+        });
+        Ok(QueryInstalledChaincodesResult { installed_chaincodes: installed.collect() })
+    }
+}
+
 async fn install(services: &dyn ContractServices, args: &Bytes) -> PackageAnswer<InstallChaincodeResult> {
     let InstallChaincodeArgs { chaincode_install_package } = decode(args)?;
     let installed = services.install(chaincode_install_package).await.map_err(failed)?;
     Ok(InstallChaincodeResult { package_id: installed.id, label: installed.label })
-}
-
-fn query(services: &dyn ContractServices, args: &Bytes) -> PackageAnswer<QueryInstalledChaincodeResult> {
-    let QueryInstalledChaincodeArgs { package_id } = decode(args)?;
-    let found = services.installed().into_iter().find(|package| package.id == package_id);
-    let found = found.ok_or_else(|| {
-        PackageFailure::Failed(format!(
-            "could not find chaincode with package id '{}'",
-            super::proposal::shown(&package_id)
-        ))
-    })?;
-    Ok(QueryInstalledChaincodeResult {
-        package_id: found.id,
-        label: found.label,
-        ..QueryInstalledChaincodeResult::default()
-    })
-}
-
-fn query_all(services: &dyn ContractServices, args: &Bytes) -> PackageAnswer<QueryInstalledChaincodesResult> {
-    let QueryInstalledChaincodesArgs {} = decode(args)?;
-    let installed = services.installed().into_iter();
-    let installed_chaincodes = installed
-        .map(|package| query_installed_chaincodes_result::InstalledChaincode {
-            package_id: package.id,
-            label: package.label,
-            ..query_installed_chaincodes_result::InstalledChaincode::default()
-        })
-        .collect();
-    Ok(QueryInstalledChaincodesResult { installed_chaincodes })
 }
 
 async fn get(services: &dyn ContractServices, args: &Bytes) -> PackageAnswer<GetInstalledChaincodePackageResult> {
@@ -128,3 +155,6 @@ fn failed(error: PackageError) -> PackageFailure {
 fn decode<M: Message + Default>(args: &Bytes) -> PackageAnswer<M> {
     M::decode(args.clone()).map_err(|error| PackageFailure::Failed(format!("failed to decode input arg: {error}")))
 }
+
+#[cfg(test)]
+mod tests;
