@@ -94,6 +94,16 @@ pub enum StubError {
         /// The channel.
         channel: String,
     },
+    /// The peer's organisation has approved a package that is not installed at this peer.
+    #[error(
+        "chaincode definition for '{contract}' exists, but chaincode is not installed: install package {package} at this peer"
+    )]
+    NotInstalled {
+        /// The contract.
+        contract: String,
+        /// The package.
+        package: String,
+    },
     /// The contract must be initialised first, or must not be initialised by this call.
     #[error("invalid invocation: {0}")]
     InvalidInvocation(String),

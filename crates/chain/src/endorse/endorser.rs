@@ -335,6 +335,9 @@ impl Endorser {
             Err(StubError::NotApproved { contract, sequence, channel }) => {
                 return Err(EndorseError::NotApproved { contract, sequence, channel });
             }
+            Err(StubError::NotInstalled { contract, package }) => {
+                return Err(EndorseError::NotInstalled { contract, channel: policies.channel().to_string(), package });
+            }
             Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
             Err(refused @ StubError::InvalidInvocation(_)) => {
                 let reason = format!("failed to execute transaction {}: {refused}", invocation.tx_id);

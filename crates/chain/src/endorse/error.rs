@@ -49,6 +49,19 @@ pub enum EndorseError {
         /// The channel.
         channel: String,
     },
+    /// The peer's organisation has approved a package that is not installed at this peer.
+    #[error(
+        "make sure the chaincode {contract} has been successfully defined on channel {channel} and try again: chaincode definition \
+         for '{contract}' exists, but chaincode is not installed: install package {package} at this peer"
+    )]
+    NotInstalled {
+        /// The contract.
+        contract: String,
+        /// The channel.
+        channel: String,
+        /// The package.
+        package: String,
+    },
     /// The transaction is on the ledger already.
     #[error("duplicate transaction found [{0}]")]
     Duplicate(TxId),
@@ -101,6 +114,7 @@ impl EndorseError {
             EndorseError::UnknownChannel(_)
                 | EndorseError::UnknownChaincode { .. }
                 | EndorseError::NotApproved { .. }
+                | EndorseError::NotInstalled { .. }
                 | EndorseError::InvalidInvocation(_)
                 | EndorseError::TimedOut(_)
                 | EndorseError::State { .. }

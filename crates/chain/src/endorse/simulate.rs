@@ -233,14 +233,7 @@ impl Simulation {
         let package = self.check_approved(name).await?;
         let contract = self.context.registry.find(name, &package).ok_or_else(|| match package.is_empty() {
             true => StubError::UnknownContract(name.to_owned()),
-            // Not an answer: a peer that has the package can serve.
-            false => StubError::State {
-                kind: ErrorKind::Retry,
-                message: format!(
-                    "package {package} of chaincode {name} is not installed at this peer; install it, or approve the definition \
-                     with a package that is"
-                ),
-            },
+            false => StubError::NotInstalled { contract: name.to_owned(), package },
         })?;
         self.read_definition(name).await?;
         self.check_initialization(name, is_init).await?.map_err(StubError::InvalidInvocation)?;

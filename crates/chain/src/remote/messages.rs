@@ -424,6 +424,9 @@ impl RemoteFailure {
             }
             EndorseError::InvalidInvocation(reason) => RemoteFailure::new(13, &[reason]),
             EndorseError::Denied(reason) => RemoteFailure::new(14, &[reason]),
+            EndorseError::NotInstalled { contract, channel, package } => {
+                RemoteFailure::new(15, &[contract, channel, package])
+            }
         }
     }
 
@@ -451,6 +454,7 @@ impl RemoteFailure {
             },
             13 => EndorseError::InvalidInvocation(self.text(0)),
             14 => EndorseError::Denied(self.text(0)),
+            15 => EndorseError::NotInstalled { contract: self.text(0), channel: self.text(1), package: self.text(2) },
             other => EndorseError::State {
                 kind: ErrorKind::Closed,
                 message: format!("the peer answered with error {other}, which is not known here"),
@@ -558,6 +562,7 @@ mod tests {
             EndorseError::Stopped,
             EndorseError::ChannelStopped { channel: "i".into(), cause: "j".into() },
             EndorseError::InvalidInvocation("k".into()),
+            EndorseError::NotInstalled { contract: "l".into(), channel: "m".into(), package: "n".into() },
             EndorseError::Denied("l".into()),
         ];
         for error in errors {

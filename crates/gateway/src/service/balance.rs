@@ -51,7 +51,8 @@ enum RetryAdvice {
 
 fn advice(error: &EndorseError) -> RetryAdvice {
     match error {
-        EndorseError::Overloaded => RetryAdvice::NextNode,
+        // Another node of the peer may have the package.
+        EndorseError::Overloaded | EndorseError::NotInstalled { .. } => RetryAdvice::NextNode,
         EndorseError::State { kind: ErrorKind::Corrupt | ErrorKind::Rejected, .. } => RetryAdvice::Final,
         EndorseError::State { .. } | EndorseError::ChannelStopped { .. } | EndorseError::Stopped => {
             RetryAdvice::CoolDown

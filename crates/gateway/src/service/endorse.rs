@@ -314,8 +314,10 @@ fn final_code(error: &EndorseError) -> Option<(GrpcCode, bool)> {
     let code = match error {
         EndorseError::Malformed(_) => GrpcCode::InvalidArgument,
         EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => GrpcCode::FailedPrecondition,
-        // Other organisations may have approved the contract, and their endorsements may be enough.
-        EndorseError::NotApproved { .. } => return Some((GrpcCode::FailedPrecondition, false)),
+        // Other organisations may have approved and installed the contract, and their endorsements may be enough.
+        EndorseError::NotApproved { .. } | EndorseError::NotInstalled { .. } => {
+            return Some((GrpcCode::FailedPrecondition, false));
+        }
         EndorseError::Overloaded => GrpcCode::ResourceExhausted,
         EndorseError::TimedOut(_) => GrpcCode::DeadlineExceeded,
         EndorseError::ChannelStopped { .. } | EndorseError::Stopped => GrpcCode::Unavailable,

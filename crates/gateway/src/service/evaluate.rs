@@ -86,7 +86,7 @@ pub(super) async fn ask(
 
 /// Whether the peer does not have the contract, which the peer of another organisation may have.
 fn cannot_run(error: &EndorseError) -> bool {
-    matches!(error, EndorseError::NotApproved { .. })
+    matches!(error, EndorseError::NotApproved { .. } | EndorseError::NotInstalled { .. })
 }
 
 pub(super) fn chaincode_response(status: i32, message: &str) -> String {
@@ -100,7 +100,8 @@ fn code(error: &EndorseError) -> GrpcCode {
         | EndorseError::Denied(_)
         | EndorseError::Duplicate(_)
         | EndorseError::UnknownChaincode { .. }
-        | EndorseError::NotApproved { .. } => GrpcCode::FailedPrecondition,
+        | EndorseError::NotApproved { .. }
+        | EndorseError::NotInstalled { .. } => GrpcCode::FailedPrecondition,
         EndorseError::InvalidInvocation(_) => GrpcCode::Aborted,
         EndorseError::Expired(_) | EndorseError::UnknownChannel(_) => GrpcCode::Unavailable,
         EndorseError::Overloaded => GrpcCode::ResourceExhausted,

@@ -95,8 +95,17 @@ async fn compute_nodes_in_processes_of_their_own_run_every_kind_of_chaincode() {
     // An installed package whose chaincode connects, to each of the compute nodes.
     let package = package_of_dialer("dialer_1.0");
     let id = ChaincodePackage::parse(&package).expect("a package").id;
-    install(&admins[0], package).await.expect("a package");
     Definition { name: "dialer", package: &id, ..definition }.bring(&admins).await;
+    let start = Instant::now();
+    loop {
+        let missing = call("dialer", &["Get", "car"]).evaluate(&user).await.expect_err("it is not installed");
+        assert_eq!(missing.code, GrpcCode::FailedPrecondition, "a retry would not help: {missing}");
+        if missing.to_string().contains("chaincode is not installed: install package dialer_1.0:") {
+            break;
+        }
+        assert!(start.elapsed() < FOLLOW_TIMEOUT, "{missing}");
+    }
+    install(&admins[0], package).await.expect("a package");
     let (dialer, _hangs) = TestChaincode::new(&id);
     let identity = ClientIdentity { certificate_pem: tls.certificate_pem.to_vec(), key_pem: tls.key_pem.to_vec() };
     let authority = dir.join("organizations/peerOrganizations/org1.example.com/tlsca/tlsca.org1.example.com-cert.pem");

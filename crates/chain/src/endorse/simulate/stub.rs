@@ -327,7 +327,9 @@ fn refused_call(error: StubError, channel: &ChannelId) -> StubError {
         StubError::UnknownContract(name) => {
             StubError::CallRefused(missing(format!("{name}: chaincode {name} not found")))
         }
-        StubError::NotApproved { ref contract, .. } => StubError::CallRefused(missing(format!("{contract}: {error}"))),
+        StubError::NotApproved { ref contract, .. } | StubError::NotInstalled { ref contract, .. } => {
+            StubError::CallRefused(missing(format!("{contract}: {error}")))
+        }
         StubError::InvalidInvocation(_) => StubError::CallRefused(format!("execute failed: {error}")),
         error => error,
     }
