@@ -5,7 +5,6 @@
 //! 2. A service connects to its chaincode when it is called. A package without an address waits for the chaincode to
 //!    connect to the peer ([`gateway::chaincode::ChaincodeListener`]).
 //! 3. An installation writes the package durably, and then adds its service.
-//!
 //! 4. A compute node in a process of its own polls the folder ([`PeerChaincodes::watch`]): another compute node of the peer
 //!    may have installed a package there, or an operator may have copied one.
 //!
@@ -21,7 +20,7 @@ use async_trait::async_trait;
 use base::durable::{self, FileAccess};
 use base::rt::CancellationToken;
 use base::{Bytes, rt};
-use contract::packages::{ChaincodePackage, PACKAGE_BYTES_MAX};
+use contract::packages::{ChaincodePackage, PACKAGE_BYTES_MAX, TEMPLATE_VARIABLE, TemplateValues, template_values};
 use contract::shim::ChaincodeService;
 use contract::{Contract, ContractServices, InstalledPackage, PackageError};
 use gateway::chaincode::{ChaincodeDialer, ChaincodeRegistrar, DialConfig};
@@ -47,6 +46,8 @@ pub(crate) struct PeerChaincodes {
     folder: PathBuf,
     /// Held by the installation or look that is under way.
     refused: rt::sync::Mutex<RefusedFiles>,
+    /// For templates in packages.
+    values: Arc<TemplateValues>,
 }
 
 #[derive(Clone)]
@@ -57,7 +58,8 @@ struct RunnablePackage {
 }
 
 impl PeerChaincodes {
-    /// Step 1. Relative paths in the configuration start at `directory`; packages lie in `folder`.
+    /// Step 1. Relative paths in the configuration start at `directory`; packages lie in `folder`. The value of `peername` in
+    /// templates is `peer_name`, unless the environment gives another one.
     ///
     /// # Errors
     /// A file that the configuration names cannot be read, or the folder cannot be listed.
@@ -65,14 +67,17 @@ impl PeerChaincodes {
         chaincodes: impl IntoIterator<Item = &'a ChaincodeConfig>,
         directory: &Path,
         folder: PathBuf,
+        peer_name: &str,
     ) -> Result<Arc<PeerChaincodes>, NodeError> {
+        let values = Arc::new(values(peer_name)?);
         let mut by_name = BTreeMap::new();
         for chaincode in chaincodes {
             by_name.insert(chaincode.name.clone(), Arc::new(configured(chaincode, directory)?));
         }
-        let (packages, refused) = PackageFolder { path: folder.clone(), ..PackageFolder::default() }.load()?;
+        let (packages, refused) =
+            PackageFolder { path: folder.clone(), values: values.clone(), ..PackageFolder::default() }.load()?;
         let (packages, refused) = (Arc::new(RwLock::new(packages)), rt::sync::Mutex::new(refused));
-        Ok(Arc::new(PeerChaincodes { by_name, packages, folder, refused }))
+        Ok(Arc::new(PeerChaincodes { by_name, packages, folder, refused, values }))
     }
 
     /// Step 4, until the stop.
@@ -87,7 +92,12 @@ impl PeerChaincodes {
     /// Takes packages that have come to the folder.
     async fn look(&self) -> Result<(), NodeError> {
         let mut refused = self.refused.lock().await;
-        let folder = PackageFolder { path: self.folder.clone(), known: self.files(), refused: refused.clone() };
+        let folder = PackageFolder {
+            path: self.folder.clone(),
+            known: self.files(),
+            refused: refused.clone(),
+            values: self.values.clone(),
+        };
         // Unpacking takes time.
         let (new, now) = rt::blocking(move || folder.load()).await?;
         *refused = now;
@@ -107,6 +117,16 @@ impl PeerChaincodes {
     fn package_of(&self, package_id: &str) -> Option<RunnablePackage> {
         self.packages.read().unwrap_or_else(PoisonError::into_inner).get(package_id).cloned()
     }
+}
+
+/// The values for templates in packages.
+fn values(peer_name: &str) -> Result<TemplateValues, NodeError> {
+    let mut values = TemplateValues::from([("peername".to_owned(), peer_name.to_owned())]);
+    if let Some(text) = std::env::var_os(TEMPLATE_VARIABLE) {
+        let text = text.into_string().map_err(|_| format!("{TEMPLATE_VARIABLE} is no text"));
+        values.extend(text.and_then(|text| template_values(&text)).map_err(NodeError::ChaincodeValues)?);
+    }
+    Ok(values)
 }
 
 /// The service of a section of the configuration.
@@ -156,12 +176,13 @@ struct PackageFolder {
     /// Files whose packages are known.
     known: BTreeSet<PathBuf>,
     refused: RefusedFiles,
+    values: Arc<TemplateValues>,
 }
 
 impl PackageFolder {
     /// The packages that are not known, and the files that are none.
     fn load(self) -> Result<(BTreeMap<String, RunnablePackage>, RefusedFiles), NodeError> {
-        let PackageFolder { path: folder, known, refused: before } = self;
+        let PackageFolder { path: folder, known, refused: before, values } = self;
         let (mut packages, mut refused) = (BTreeMap::new(), BTreeMap::new());
         let entries = match std::fs::read_dir(&folder) {
             Ok(entries) => entries,
@@ -184,7 +205,7 @@ impl PackageFolder {
             let package = match metadata.len() {
                 0..=PACKAGE_FILE_BYTES_MAX => {
                     let bytes = std::fs::read(&file).map_err(NodeError::file("read", &file))?;
-                    ChaincodePackage::parse(&bytes)
+                    ChaincodePackage::parse_filling(&bytes, &values)
                 }
                 bytes => Err(format!("it has {bytes} bytes")),
             };
@@ -229,9 +250,11 @@ impl ContractServices for PeerChaincodes {
         let folder = self.folder.clone();
         let parsing = bytes.clone();
         // Unpacking and syncing take time.
-        let package = rt::blocking(move || ChaincodePackage::parse(&parsing)).await.map_err(|problem| {
-            PackageError::Rejected(format!("could not parse as a chaincode install package: {problem}"))
-        })?;
+        let values = self.values.clone();
+        let package =
+            rt::blocking(move || ChaincodePackage::parse_filling(&parsing, &values)).await.map_err(|problem| {
+                PackageError::Rejected(format!("could not parse as a chaincode install package: {problem}"))
+            })?;
         let ChaincodePackage { id, label, .. } = package.clone();
         if self.package_of(&id).is_some() {
             return Err(PackageError::Rejected(format!(
@@ -284,7 +307,8 @@ mod tests {
     use super::*;
 
     fn open(folder: &Path) -> Arc<PeerChaincodes> {
-        PeerChaincodes::open([], folder, folder.join(PACKAGES_FOLDER)).expect("the folder can be listed")
+        PeerChaincodes::open([], folder, folder.join(PACKAGES_FOLDER), "peer0.org1.example.com")
+            .expect("the folder can be listed")
     }
 
     #[tokio::test]

@@ -500,6 +500,7 @@ impl Planner<'_> {
                 Some(folder) => folder.join(PACKAGES_FOLDER),
                 None => PACKAGES_FOLDER.into(),
             },
+            peer_name: Some(self.network.organizations()[organization].host.clone()),
             chaincode_port: chaincodes.port(at.chaincodes[organization].get(node).copied())?,
             savepoint_blocks: config.storage.savepoint_blocks,
             peer_nodes: among,

@@ -11,4 +11,7 @@
 pub mod archive;
 mod package;
 
-pub use package::{ChaincodeConnection, ChaincodePackage, PACKAGE_BYTES_MAX, package_of_dialer, package_of_service};
+pub use package::{
+    ChaincodeConnection, ChaincodePackage, PACKAGE_BYTES_MAX, TEMPLATE_VARIABLE, TemplateValues, package_of_dialer,
+    package_of_service, template_values,
+};

@@ -1,5 +1,7 @@
 //! The content of a package, checked.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use identity::{hex, sha256};
@@ -7,6 +9,8 @@ use serde::Deserialize;
 
 use super::archive::{read_files, write_files};
 
+/// The variable with the values for templates, by the name that Fabric's builder for services gives it.
+pub const TEMPLATE_VARIABLE: &str = "CHAINCODE_AS_A_SERVICE_BUILDER_CONFIG";
 /// Bytes of a package.
 pub const PACKAGE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of `metadata.json` and of `connection.json`, which holds certificates.
@@ -75,12 +79,23 @@ struct ConnectionFile {
     root_cert: String,
 }
 
+/// What fills the templates `{{.name}}` in a package's `connection.json`: names and values.
+pub type TemplateValues = BTreeMap<String, String>;
+
 impl ChaincodePackage {
-    /// Reads a package.
+    /// Reads a package without templates.
     ///
     /// # Errors
     /// What is wrong with it, and what to do.
     pub fn parse(package: &[u8]) -> Result<ChaincodePackage, String> {
+        ChaincodePackage::parse_filling(package, &TemplateValues::new())
+    }
+
+    /// Reads a package, and fills its templates.
+    ///
+    /// # Errors
+    /// As [`ChaincodePackage::parse`]; a template without a value.
+    pub fn parse_filling(package: &[u8], values: &TemplateValues) -> Result<ChaincodePackage, String> {
         if package.len() > PACKAGE_BYTES_MAX {
             return Err(format!("it has {} bytes; at most {PACKAGE_BYTES_MAX} are taken", package.len()));
         }
@@ -105,7 +120,9 @@ impl ChaincodePackage {
             Some(text) => {
                 let file: ConnectionFile =
                     serde_json::from_slice(&text).map_err(|error| format!("connection.json: {error}"))?;
-                file.check().map_err(|problem| format!("connection.json: {problem}"))?
+                file.filled(values)
+                    .and_then(ConnectionFile::check)
+                    .map_err(|problem| format!("connection.json: {problem}"))?
             }
         };
         Ok(ChaincodePackage { id: format!("{label}:{}", hex::encode(sha256([package]))), label, connection })
@@ -130,13 +147,23 @@ fn package_of(label: &str, connection: &serde_json::Value) -> Vec<u8> {
 }
 
 impl ConnectionFile {
+    /// The same with its templates filled, in the fields in which Fabric's builder fills them.
+    fn filled(mut self, values: &TemplateValues) -> Result<ConnectionFile, String> {
+        for field in [&mut self.address, &mut self.dial_timeout] {
+            *field = fill(field, values)?;
+        }
+        if self.tls_required {
+            for field in [&mut self.root_cert, &mut self.client_key, &mut self.client_cert] {
+                *field = fill(field, values)?;
+            }
+        }
+        Ok(self)
+    }
+
     /// `None` without an address.
     fn check(self) -> Result<Option<ChaincodeConnection>, String> {
         if self.address.is_empty() {
             return Ok(None);
-        }
-        if self.address.contains("{{") {
-            return Err("its address is a template, which this peer does not fill in; write host:port".to_owned());
         }
         let has_port =
             self.address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
@@ -161,6 +188,53 @@ impl ConnectionFile {
             client: needs_client.then_some((self.client_cert, self.client_key)),
         }))
     }
+}
+
+/// Replaces each `{{.name}}`. Fabric's builder takes all that Go's templates can do; this is what its documentation shows.
+fn fill(text: &str, values: &TemplateValues) -> Result<String, String> {
+    let mut filled = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (name, after) = after.split_once("}}").ok_or("it has a {{ without its }}")?;
+        let shown: String = name.chars().take(64).collect();
+        let name = name.trim().strip_prefix('.').filter(|name| name.bytes().all(is_name_byte)).ok_or_else(|| {
+            format!("it has the template {{{{{shown}}}}}; this peer fills in only names with a dot, such as {{{{.peername}}}}")
+        })?;
+        let value = values.get(name).ok_or_else(|| {
+            format!(
+                "it has the template {{{{{shown}}}}}, for which this peer has no value; set {TEMPLATE_VARIABLE} to a JSON object \
+                 that has {name:?}"
+            )
+        })?;
+        filled.push_str(before);
+        filled.push_str(value);
+        if filled.len() > JSON_BYTES_MAX {
+            return Err(format!("its templates fill more than {JSON_BYTES_MAX} bytes"));
+        }
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+/// The values for templates that a text in [`TEMPLATE_VARIABLE`] gives.
+///
+/// # Errors
+/// It is no JSON object of texts, numbers and truth values.
+pub fn template_values(text: &str) -> Result<TemplateValues, String> {
+    let object: BTreeMap<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|error| format!("{TEMPLATE_VARIABLE}: {error}"))?;
+    let value = |(name, value): (String, serde_json::Value)| match value {
+        serde_json::Value::String(text) => Ok((name, text)),
+        serde_json::Value::Number(number) => Ok((name, number.to_string())),
+        serde_json::Value::Bool(truth) => Ok((name, truth.to_string())),
+        _ => Err(format!("{TEMPLATE_VARIABLE}: the value of {name:?} is neither a text nor a number")),
+    };
+    object.into_iter().map(value).collect()
 }
 
 /// Go's durations of one number and one unit.

@@ -41,6 +41,9 @@ pub enum NodeError {
         /// The names of the contracts that are compiled in.
         known: String,
     },
+    /// The environment's values for templates in packages cannot be read.
+    #[error("{0}; it must be a JSON object of texts and numbers")]
+    ChaincodeValues(String),
     /// A compute node would validate under other policies than so far.
     #[error(
         "the endorsement policies of {contracts} differ from those under which this peer has validated its channel ({}); peers \
@@ -170,6 +173,7 @@ impl NodeError {
             NodeError::Exists(_)
             | NodeError::Absent(_)
             | NodeError::UnknownContract { .. }
+            | NodeError::ChaincodeValues(_)
             | NodeError::PoliciesChanged { .. } => ErrorKind::Rejected,
             NodeError::Unfinished { .. } => ErrorKind::Corrupt,
             NodeError::Identity(error) => error.kind(),

@@ -75,7 +75,7 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
     for organization in &network.organizations {
         let packages = layout::compute_folder(&network.path, &organization.name, 0).join(PACKAGES_FOLDER);
         let configured = config.chaincodes.iter().filter(|chaincode| chaincode.is_for(&organization.name));
-        chaincodes.push(PeerChaincodes::open(configured, &network.path, packages)?);
+        chaincodes.push(PeerChaincodes::open(configured, &network.path, packages, &organization.host)?);
     }
     // Each peer gets to know the others once all have started.
     let members: Vec<Arc<MemberPeers>> = network.organizations.iter().map(|_| Arc::default()).collect();

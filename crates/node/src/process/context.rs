@@ -239,7 +239,12 @@ impl RoleContext<'_> {
             config.pool.offload = peer_nodes.offload;
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
         }
-        let chaincodes = PeerChaincodes::open(&section.chaincodes, self.folder, self.path(&section.packages))?;
+        let chaincodes = PeerChaincodes::open(
+            &section.chaincodes,
+            self.folder,
+            self.path(&section.packages),
+            section.peer_name.as_deref().unwrap_or(&self.file.name),
+        )?;
         let registry = contracts::registry_without(&config.contracts, &section.service_contracts)?;
         let registry = registry.with_services(chaincodes.clone());
         let sources = SourceAddresses::from(section.orderers.clone());

@@ -219,6 +219,9 @@ pub struct ComputeFile {
     /// The folder of installed packages. Compute nodes that share a disk share the folder.
     #[serde(default = "packages", skip_serializing_if = "is_own_folder")]
     pub packages: PathBuf,
+    /// The value of `peername` in packages' templates; by default the name of the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_name: Option<String>,
     /// The port for chaincodes that connect by themselves, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chaincode_port: Option<ChaincodePortFile>,

@@ -73,6 +73,27 @@ fn a_package_without_an_address_waits_for_its_chaincode() {
 }
 
 #[test]
+fn templates_are_filled_with_the_values_of_the_peer() {
+    let values = template_values(r#"{"peername":"peer0org1","port":9999,"ca":"PEM"}"#).expect("an object");
+    let connection = r#"{"address":"{{.peername}}_{{ .peername }}:{{.port}}","dial_timeout":"10s","tls_required":true,
+        "root_cert":"{{.ca}}"}"#;
+    let bytes = package(METADATA, connection);
+    let package = ChaincodePackage::parse_filling(&bytes, &values).expect("a package");
+    let connection = package.connection.expect("an address");
+    assert_eq!(connection.address, "peer0org1_peer0org1:9999");
+    assert_eq!(connection.root_cert.as_deref(), Some("PEM"));
+    assert_eq!(package.id, format!("assets_1.0:{}", hex::encode(sha256([&bytes[..]]))), "the id is that of the bytes");
+    // A value is not a template.
+    let values = template_values(r#"{"a":"{{.a}}:1"}"#).expect("an object");
+    let bytes = super::tests::package(METADATA, r#"{"address":"{{.a}}"}"#);
+    let package = ChaincodePackage::parse_filling(&bytes, &values).expect("a package");
+    assert_eq!(package.connection.expect("an address").address, "{{.a}}:1");
+    for text in ["7", "{", r#"{"a":["b"]}"#] {
+        assert!(template_values(text).expect_err("no values").starts_with(TEMPLATE_VARIABLE));
+    }
+}
+
+#[test]
 fn what_a_peer_cannot_use_is_refused_with_the_reason() {
     for (metadata, connection, reason) in [
         (r#"{"type":"golang","label":"a"}"#, "{}", "builds no chaincode"),
@@ -80,7 +101,9 @@ fn what_a_peer_cannot_use_is_refused_with_the_reason() {
         (r#"{"type":"ccaas","label":""}"#, "{}", "label"),
         ("7", "{}", "metadata.json"),
         (METADATA, r#"{"address":"nowhere"}"#, "host:port"),
-        (METADATA, r#"{"address":"{{.peername}}:1"}"#, "template"),
+        (METADATA, r#"{"address":"{{.peername}}:1"}"#, "no value"),
+        (METADATA, r#"{"address":"{{printf .peername}}:1"}"#, "only names with a dot"),
+        (METADATA, r#"{"address":"{{.peername:1"}"#, "without its }}"),
         (METADATA, r#"{"address":"a:1","tls_required":true}"#, "root_cert"),
         (METADATA, r#"{"address":"a:1","dial_timeout":"soon"}"#, "dial_timeout"),
     ] {
