@@ -42,6 +42,7 @@
 
 pub mod allocator;
 pub mod chain;
+pub mod contract;
 pub mod identity;
 pub mod ledger;
 pub mod mutate;
@@ -58,6 +59,8 @@ pub fn targets() -> Vec<FuzzTarget> {
     let mut all: Vec<FuzzTarget> = [
         base::rt::net::rpc::fuzz::TARGETS.to_vec(),
         chain::TARGETS.to_vec(),
+        contract::TARGETS.to_vec(),
+        ::contract::shim::fuzz::TARGETS.to_vec(),
         identity::TARGETS.to_vec(),
         kv::fuzz::TARGETS.to_vec(),
         ledger::TARGETS.to_vec(),

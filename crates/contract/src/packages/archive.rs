@@ -5,6 +5,7 @@
 //!    are skipped, as are files of other names.
 //!
 //! Names that need an extended header are no names that anybody asks for.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::io::{self, Read, Write as _};
 
@@ -18,6 +19,9 @@ pub const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 const ENTRIES_MAX: usize = 10_000;
 /// The unit of a tar.
 const UNIT: usize = 512;
+/// The bits of a length that are not whole units.
+const PADDING_MASK: u64 = 511;
+const _: () = assert!(PADDING_MASK == UNIT as u64 - 1 && UNIT.is_power_of_two());
 /// Bytes that are skipped at a time.
 const SKIPPED_BYTES: usize = 16 << 10;
 
@@ -41,12 +45,16 @@ pub fn read_files<const N: usize>(archive: &[u8], wanted: [(&str, usize); N]) ->
             if left > bytes_max as u64 {
                 return Err(format!("{name} has {left} bytes; at most {bytes_max} are read"));
             }
-            let mut content = vec![0; left as usize];
-            stream.read_exact(&mut content).map_err(|error| broken(&error))?;
+            // The memory grows with what is there, not with what the header announces.
+            let mut content = Vec::new();
+            let read = stream.by_ref().take(left).read_to_end(&mut content).map_err(|error| broken(&error))?;
+            if read as u64 != left {
+                return Err(broken(&io::ErrorKind::UnexpectedEof.into()));
+            }
             found[place] = Some(content);
             left = 0;
         }
-        let padding = entry.bytes.wrapping_neg() % UNIT as u64;
+        let padding = entry.bytes.wrapping_neg() & PADDING_MASK;
         skip(&mut stream, left.saturating_add(padding))?;
     }
     Err(format!("it has more than {ENTRIES_MAX} entries"))
@@ -60,7 +68,7 @@ pub fn write_files(files: &[(&str, &[u8])]) -> Vec<u8> {
         tar.extend_from_slice(content);
         tar.resize(tar.len().next_multiple_of(UNIT), 0);
     }
-    tar.resize(tar.len() + 2 * UNIT, 0);
+    tar.resize(tar.len().saturating_add(2 * UNIT), 0);
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(&tar).expect("memory takes every byte");
     encoder.finish().expect("memory takes every byte")
@@ -125,7 +133,7 @@ fn skip(stream: &mut impl Read, mut bytes: u64) -> Result<(), String> {
     while bytes > 0 {
         let now = bytes.min(SKIPPED_BYTES as u64) as usize;
         stream.read_exact(&mut discarded[..now]).map_err(|error| broken(&error))?;
-        bytes -= now as u64;
+        bytes = bytes.saturating_sub(now as u64);
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 //!    call instead ([`RequestError::Failed`]).
 //!
 //! As in Fabric, a call that initialises the contract has no access to private data.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, ErrorKind};
 use prost::Message;
@@ -314,11 +315,11 @@ fn count_fields(mut message: &[u8], path: &[u32]) -> Result<usize, prost::Decode
                 let length = usize::try_from(decode_varint(&mut message)?).unwrap_or(usize::MAX);
                 // If the length is wrong, the decoder refuses the message.
                 let (inner, after) = message.split_at(length.min(message.len()));
-                count += count_fields(inner, rest)?;
+                count = count_fields(inner, rest)?.saturating_add(count);
                 message = after;
             }
             _ => {
-                count += usize::from(path.is_empty());
+                count = count.saturating_add(usize::from(path.is_empty()));
                 skip_field(wire_type, number, &mut message, DecodeContext::default())?;
             }
         }

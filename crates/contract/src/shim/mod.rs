@@ -50,6 +50,9 @@
 mod answer;
 mod calls;
 mod fault;
+#[doc(hidden)]
+#[cfg(debug_assertions)]
+pub mod fuzz;
 mod query;
 mod registration;
 mod service;

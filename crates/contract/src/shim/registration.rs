@@ -5,6 +5,7 @@
 //!    drives the stream: it routes the chaincode's messages to their calls, and sends what calls have queued.
 //! 3. The task ends when the stream ends, when the chaincode breaks the protocol, when the [`CallTable`] asks for it, or
 //!    when the [`ChaincodeConnection`] is dropped. It closes the table with the reason.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -63,15 +64,9 @@ impl Registration {
             Ok(Ok(None)) => return refused("the stream ended before the registration".to_owned()),
             Ok(Ok(Some(message))) => message,
         };
-        let Ok(message) = decode(message) else {
-            return refused("the first message is not a message of Fabric's shim".to_owned());
-        };
-        if message.r#type() != Type::Register {
-            return refused(format!("the first message is {}, not REGISTER", message.r#type().as_str_name()));
-        }
-        match ChaincodeId::decode(message.payload) {
-            Ok(id) if !id.name.is_empty() => Ok(Registration { stream, package_id: id.name }),
-            _ => refused("the registration names no package; set CORE_CHAINCODE_ID_NAME of the chaincode".to_owned()),
+        match registered(message) {
+            Ok(package_id) => Ok(Registration { stream, package_id }),
+            Err(problem) => refused(problem),
         }
     }
 
@@ -191,14 +186,14 @@ async fn drive(
 
 /// Hands messages to their calls until the stream ends, and says why it did.
 async fn route(calls: &CallTable, receiver: &mut dyn MessageReceiver, outbound: Sender<Bytes>) -> String {
-    let mut this_turn = 0;
+    let mut this_turn = 0_u32;
     loop {
         let message = match receiver.receive().await {
             Ok(Some(message)) => message,
             Ok(None) => return "the chaincode closed the connection".to_owned(),
             Err(cause) => return cause,
         };
-        this_turn += 1;
+        this_turn = this_turn.saturating_add(1);
         if this_turn >= MESSAGES_PER_TURN {
             this_turn = 0;
             rt::yield_now().await;
@@ -246,11 +241,23 @@ async fn forward(sender: &mut dyn MessageSender, queued: &mut Receiver<Bytes>) -
     "the peer has closed the connection".to_owned()
 }
 
+/// What a chaincode registers as.
+pub(super) fn registered(message: Bytes) -> Result<String, String> {
+    let message = decode(message).map_err(|_| "the first message is not a message of Fabric's shim".to_owned())?;
+    if message.r#type() != Type::Register {
+        return Err(format!("the first message is {}, not REGISTER", message.r#type().as_str_name()));
+    }
+    match ChaincodeId::decode(message.payload) {
+        Ok(id) if !id.name.is_empty() => Ok(id.name),
+        _ => Err("the registration names no package; set CORE_CHAINCODE_ID_NAME of the chaincode".to_owned()),
+    }
+}
+
 fn of_type(kind: Type) -> ChaincodeMessage {
     ChaincodeMessage { r#type: kind.into(), ..ChaincodeMessage::default() }
 }
 
-fn decode(message: Bytes) -> Result<ChaincodeMessage, &'static str> {
+pub(super) fn decode(message: Bytes) -> Result<ChaincodeMessage, &'static str> {
     if message.len() > MESSAGE_BYTES_MAX {
         return Err("the chaincode sent a message that is too large");
     }
