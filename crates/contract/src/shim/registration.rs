@@ -131,6 +131,12 @@ impl ChaincodeConnection {
         self.outbound.closed().await;
     }
 
+    /// Ends the connection, and its calls with it, although others hold it.
+    pub(super) fn end(&self, reason: &str) {
+        self.calls.close(reason.to_owned());
+        self.calls.stop().cancel();
+    }
+
     /// Queues a message. If the stream has ended, the call learns it from its inbox.
     pub(super) async fn send(&self, message: &ChaincodeMessage) {
         let _ = self.outbound.send(message.encode_to_vec().into()).await;

@@ -66,7 +66,10 @@ impl ChaincodeService {
     /// It runs another package, or has gone already.
     pub async fn attach(&self, registration: Registration) -> Result<Arc<ChaincodeConnection>, ShimError> {
         let connection = self.accept(registration).await?;
-        self.link.lock().await.connection = Some(connection.clone());
+        let earlier = self.link.lock().await.connection.replace(connection.clone());
+        if let Some(earlier) = earlier {
+            earlier.end("another chaincode has registered for the package");
+        }
         Ok(connection)
     }
 
