@@ -1,5 +1,6 @@
 //! Tests of the gRPC layer alone, with a service that sends each message back.
 
+mod chaincode;
 mod frames;
 mod raw;
 mod unauthenticated;
