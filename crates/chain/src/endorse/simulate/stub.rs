@@ -287,6 +287,8 @@ impl ContractCall<'_> {
             let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
             range.await.map_err(state_error)?
         };
+        // Whether anything follows a full page is not known until it is looked for.
+        found.more |= looks_ahead && found.entries.len() == limit;
         let is_first_recorded = std::mem::take(&mut query.is_ahead);
         for entry in found.entries.iter().skip(usize::from(is_first_recorded)) {
             query.recorder.add(&entry.key, entry.versioned.version);
