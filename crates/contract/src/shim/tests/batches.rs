@@ -72,18 +72,39 @@ fn a_range_comes_in_batches_of_a_hundred() {
     }
 }
 
+/// A chaincode closes a query after some batches. It has got their rows, and the read set has one row more, if there is one.
 #[test]
 fn a_closed_query_has_read_one_row_ahead_as_fabrics_peers_do() {
-    let (ranges, _) = run(250, |mut end, call| async move {
-        let batch = end.ask(&call, Type::GetStateByRange, all()).await.expect("a query");
-        let id = QueryResponse::decode(batch).expect("a batch").id;
-        let closed = end.ask(&call, Type::QueryStateClose, QueryStateClose { id: id.clone() }).await;
-        let closed = QueryResponse::decode(closed.expect("it closes")).expect("an answer");
-        assert!(closed.id == id && !closed.has_more);
-        end.ask(&call, Type::QueryStateNext, QueryStateNext { id }).await.expect_err("it is closed");
-        (end, call)
-    });
-    assert_eq!(ranges, [101]);
+    for rows in [0, 1, 99, 100, 101, 199, 200, 201, 202, 300, 301] {
+        for batches in 1..=3 {
+            let (ranges, _) = run(rows, move |mut end, call| async move {
+                let (mut got, mut left) = (0, batches);
+                let mut answer = end.ask(&call, Type::GetStateByRange, all()).await;
+                let id = loop {
+                    let batch = QueryResponse::decode(answer.expect("a batch")).expect("a batch");
+                    for row in batch.results {
+                        let key = Kv::decode(row.result_bytes).expect("a row").key;
+                        assert_eq!(key, format!("k{got:06}"), "each row comes once, in order");
+                        got += 1;
+                    }
+                    left -= 1;
+                    assert_eq!(batch.has_more, got < rows, "{rows} rows, {batches} batches");
+                    if left == 0 || !batch.has_more {
+                        break batch.id;
+                    }
+                    answer = end.ask(&call, Type::QueryStateNext, QueryStateNext { id: batch.id }).await;
+                };
+                assert_eq!(got, rows.min(100 * batches));
+                // A library closes a query that is over too.
+                let closed = end.ask(&call, Type::QueryStateClose, QueryStateClose { id: id.clone() }).await;
+                let closed = QueryResponse::decode(closed.expect("it closes")).expect("an answer");
+                assert!(closed.id == id && !closed.has_more && closed.results.is_empty());
+                end.ask(&call, Type::QueryStateNext, QueryStateNext { id }).await.expect_err("it is closed");
+                (end, call)
+            });
+            assert_eq!(ranges, [rows.min(100 * batches + 1)], "{rows} rows, {batches} batches");
+        }
+    }
 }
 
 #[test]
