@@ -241,7 +241,7 @@ func TestInstalledGoChaincode(t *testing.T) {
 	killInTheMiddle(t, contract, kill)
 }
 
-// An authority, and a certificate and key from it, as files.
+// An authority, and a certificate and key from it for the package with the label assets_1.0, as files.
 func issue(t *testing.T, folder string) (authority, certificate, key string) {
 	t.Helper()
 	file := func(name, kind string, bytes []byte) string {
@@ -280,7 +280,7 @@ func issue(t *testing.T, folder string) (authority, certificate, key string) {
 		return made, key
 	}
 	root, rootKey := make("chaincodes", nil, nil)
-	leaf, leafKey := make("assets", root, rootKey)
+	leaf, leafKey := make("assets_1.0", root, rootKey)
 	der, err := x509.MarshalPKCS8PrivateKey(leafKey)
 	if err != nil {
 		t.Fatal(err)

@@ -187,7 +187,12 @@ impl<S: GrpcService> ServedConnection<S> {
         let Some(acceptor) = acceptor else { return self.serve(socket).await };
         let (stop, peer) = (self.stop.clone(), self.caller.peer());
         match stop.run_until_cancelled(tokio::time::timeout(timeout, acceptor.accept(socket))).await {
-            Some(Ok(Ok(stream))) => self.serve(stream).await,
+            Some(Ok(Ok(stream))) => {
+                if let Some([certificate, ..]) = stream.get_ref().1.peer_certificates() {
+                    self.caller.certified(certificate);
+                }
+                self.serve(stream).await;
+            }
             Some(Ok(Err(error))) => {
                 HandshakesFailed.add(1);
                 tracing::debug!(%peer, %error, "no TLS handshake");

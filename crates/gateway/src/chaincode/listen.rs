@@ -2,11 +2,13 @@
 //!
 //! 1. The TLS handshake demands a client certificate from an authority that the operator has chosen
 //!    ([`tls_for_chaincodes`]). Fabric's shims present one if they are started with `CORE_TLS_CLIENT_CERT_FILE` and
-//!    `CORE_TLS_CLIENT_KEY_FILE`; they support no other proof. Any certificate of the authority may register any installed
-//!    package, so the authority should certify chaincodes alone.
-//! 2. The chaincode calls `protos.ChaincodeSupport/Register` and sends REGISTER. If the package that it names is installed,
-//!    the stream becomes the connection of its service.
+//!    `CORE_TLS_CLIENT_KEY_FILE`; they support no other proof.
+//! 2. The chaincode calls `protos.ChaincodeSupport/Register` and sends REGISTER. If its certificate is for the package that it
+//!    names, and the package is installed, the stream becomes the connection of its service.
 //! 3. The call ends with the connection.
+//!
+//! A certificate is for the packages whose label, hash or id is its common name, so a chaincode cannot take the place of
+//! another one. Fabric's peers bind a certificate to one package too, by a list: they issue the certificates themselves.
 
 use std::io;
 use std::pin::pin;
@@ -20,6 +22,7 @@ use contract::shim::{
     ChaincodeService, ChaincodeStream, MESSAGE_BYTES_MAX, MessageReceiver, MessageSender, Registration,
 };
 use futures_util::future::{Either, select};
+use identity::Certificate;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use super::framing::framed;
@@ -68,6 +71,7 @@ impl GrpcService for ChaincodeListener {
         // The TLS handshake has verified the certificate.
         call.caller().authenticate(|| Principal::new("chaincodes", "chaincode"));
         let registrar = self.registrar.clone();
+        let certificate = call.caller().certificate().cloned();
         call.streaming(async |messages, responder| {
             let (to_peer, received) = bounded(STREAM_MESSAGES);
             let (to_chaincode, queued) = bounded(STREAM_MESSAGES);
@@ -76,7 +80,7 @@ impl GrpcService for ChaincodeListener {
                 sender: Box::new(CallSender(to_chaincode)),
             };
             let carried = pin!(carry(messages, responder, to_peer, queued));
-            let served = pin!(serve(registrar.as_ref(), stream));
+            let served = pin!(serve(registrar.as_ref(), certificate, stream));
             match select(carried, served).await {
                 Either::Left((status, _)) | Either::Right((status, _)) => status,
             }
@@ -86,12 +90,15 @@ impl GrpcService for ChaincodeListener {
 }
 
 /// Step 2, until the connection ends.
-async fn serve(registrar: &dyn ChaincodeRegistrar, stream: ChaincodeStream) -> GrpcStatus {
+async fn serve(registrar: &dyn ChaincodeRegistrar, certificate: Option<Bytes>, stream: ChaincodeStream) -> GrpcStatus {
     let refused = |problem: String| GrpcStatus::new(GrpcCode::FailedPrecondition, problem);
     let registration = match Registration::read(stream).await {
         Ok(registration) => registration,
         Err(error) => return refused(error.to_string()),
     };
+    if let Err(problem) = check_certificate(certificate, &registration) {
+        return GrpcStatus::new(GrpcCode::PermissionDenied, problem);
+    }
     let Some(service) = registrar.service(registration.package_id()) else {
         return refused(format!("package {:?} is not installed at this peer; install it first", registration.shown()));
     };
@@ -103,6 +110,28 @@ async fn serve(registrar: &dyn ChaincodeRegistrar, stream: ChaincodeStream) -> G
         }
         Err(error) => refused(error.to_string()),
     }
+}
+
+/// Checks that the chaincode's certificate is for the package as which it registers.
+fn check_certificate(certificate: Option<Bytes>, registration: &Registration) -> Result<(), String> {
+    let der = certificate.ok_or("the chaincode has presented no certificate")?;
+    let certificate = Certificate::from_der(der);
+    let certificate = certificate.map_err(|error| format!("the chaincode's certificate cannot be used: {error}"))?;
+    let name = certificate.common_name();
+    match is_for(name, registration.package_id()) {
+        true => Ok(()),
+        false => Err(format!(
+            "the chaincode's certificate is for {name:?}, not for package {:?}; issue one whose common name is the package's label \
+             or hash",
+            registration.shown()
+        )),
+    }
+}
+
+/// Whether a certificate with this common name is for this package. A common name has at most 64 characters, as many as a hash.
+fn is_for(name: &str, package_id: &str) -> bool {
+    let parts = package_id.rsplit_once(':');
+    !name.is_empty() && (name == package_id || parts.is_some_and(|(label, hash)| name == label || name == hash))
 }
 
 /// Carries messages between the call and the connection, both ways, until either ends.
@@ -186,4 +215,29 @@ pub fn tls_for_chaincodes(
         .map_err(|error| wrong(format!("the peer's key: {error}")))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_for_the_packages_that_its_common_name_names() {
+        for (name, package_id, expected) in [
+            ("assets_1.0", "assets_1.0:ab", true),
+            ("ab", "assets_1.0:ab", true),
+            ("assets_1.0:ab", "assets_1.0:ab", true),
+            ("configured", "configured", true),
+            ("assets", "assets_1.0:ab", false),
+            ("assets_1.0:a", "assets_1.0:ab", false),
+            ("assets_1.0", "assets_1.0", true),
+            ("b", "a:b:c", false),
+            ("a:b", "a:b:c", true),
+            ("", "", false),
+            ("", ":ab", false),
+            ("", "assets_1.0:", false),
+        ] {
+            assert_eq!(is_for(name, package_id), expected, "{name:?} {package_id:?}");
+        }
+    }
 }

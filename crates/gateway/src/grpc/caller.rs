@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use base::admission::{AdmissionPermit, Principal, Reservation};
 use base::rt::CancellationToken;
+use bytes::Bytes;
 use h2::RecvStream;
 use tokio::time::Instant;
 
@@ -38,6 +39,8 @@ pub struct Caller {
     peer: SocketAddr,
     admitted: AdmissionPermit,
     principal: OnceLock<Principal>,
+    /// In DER.
+    certificate: OnceLock<Bytes>,
     /// Bytes of unfinished messages.
     unfinished_bytes: AtomicU64,
     /// Bytes of messages that have arrived since the connection began.
@@ -65,6 +68,7 @@ impl Caller {
             peer,
             admitted,
             principal: OnceLock::new(),
+            certificate: OnceLock::new(),
             unfinished_bytes: AtomicU64::new(0),
             arrived_bytes: AtomicU64::new(0),
             member_bytes_max,
@@ -77,6 +81,17 @@ impl Caller {
     /// The client's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The certificate, in DER, that the client has proved in the TLS handshake; `None` if the port asks for none.
+    pub fn certificate(&self) -> Option<&Bytes> {
+        self.certificate.get()
+    }
+
+    /// Keeps the certificate that the TLS handshake has verified.
+    pub(crate) fn certified(&self, certificate: &[u8]) {
+        // A connection has one handshake.
+        let _ = self.certificate.set(Bytes::copy_from_slice(certificate));
     }
 
     /// Whether a call of this connection has proved its signer.

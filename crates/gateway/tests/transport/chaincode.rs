@@ -21,15 +21,16 @@ use prost::Message as _;
 use proto::protos::chaincode_message::Type;
 use proto::protos::{ChaincodeId, ChaincodeMessage, Response};
 
-const PACKAGE: &str = "assets_1.0:ab";
+/// Its label is the common name of the certificate that [`certified`] makes for `assets`.
+const PACKAGE: &str = "assets.chaincodes.example.com:ab";
 
 fn authority() -> IssuingOrganization {
     let terms = CertificateTerms::starting_now(KeyKind::P256);
     IssuingOrganization::create("ChaincodesMSP", "chaincodes.example.com", &terms).expect("keys")
 }
 
-fn certified(authority: &IssuingOrganization) -> TlsIdentity {
-    authority.issue_tls(MemberRole::Client, "one", &["localhost", "127.0.0.1"]).expect("a certificate")
+fn certified(authority: &IssuingOrganization, name: &str) -> TlsIdentity {
+    authority.issue_tls(MemberRole::Peer, name, &["localhost", "127.0.0.1"]).expect("a certificate")
 }
 
 fn identity_of(tls: &TlsIdentity) -> ClientIdentity {
@@ -83,8 +84,8 @@ struct Port {
 
 impl Port {
     async fn open(authorities: &IssuingOrganization) -> Port {
-        let own = certified(&authority());
-        let roots = certified(authorities).authority_pem;
+        let own = certified(&authority(), "peer");
+        let roots = certified(authorities, "any").authority_pem;
         let tls = tls_for_chaincodes(&own.certificate_pem, &own.key_pem, &roots).expect("certificates");
         let service = Arc::new(ChaincodeService::awaited("assets", Some(PACKAGE)));
         let listener = server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
@@ -120,7 +121,7 @@ impl Port {
 async fn a_chaincode_registers_with_a_certificate_and_serves_calls() {
     let authorities = authority();
     let port = Port::open(&authorities).await;
-    let chaincode = identity_of(&certified(&authorities));
+    let chaincode = identity_of(&certified(&authorities, "assets"));
     assert!(execute(&port.service).await.expect_err("none is there").to_string().contains("not connected"));
     let (_connection, mut requests, mut responses) =
         port.register(Some(&chaincode), PACKAGE).await.unwrap_or_else(|status| panic!("{status}"));
@@ -146,14 +147,46 @@ async fn a_chaincode_registers_with_a_certificate_and_serves_calls() {
 async fn strangers_and_unknown_packages_do_not_register() {
     let authorities = authority();
     let port = Port::open(&authorities).await;
-    let stranger = identity_of(&certified(&authority()));
+    let stranger = identity_of(&certified(&authority(), "assets"));
     for identity in [None, Some(&stranger)] {
         assert!(port.register(identity, PACKAGE).await.is_err(), "no certificate of the authority");
     }
-    let chaincode = identity_of(&certified(&authorities));
-    let refused = port.register(Some(&chaincode), "other:cd").await.err().expect("it is not installed");
-    assert!(refused.code == GrpcCode::FailedPrecondition && refused.to_string().contains("other:cd"), "{refused}");
+    let chaincode = identity_of(&certified(&authorities, "assets"));
+    let refused = port.register(Some(&chaincode), "assets.chaincodes.example.com:cd").await.err();
+    let refused = refused.expect("it is not installed");
+    assert!(refused.code == GrpcCode::FailedPrecondition && refused.to_string().contains("com:cd"), "{refused}");
     assert!(!port.service.is_connected().await);
+    port.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_chaincode_registers_as_no_package_but_that_of_its_certificate() {
+    let authorities = authority();
+    let port = Port::open(&authorities).await;
+    let assets = identity_of(&certified(&authorities, "assets"));
+    let (connection, mut requests, mut responses) =
+        port.register(Some(&assets), PACKAGE).await.unwrap_or_else(|status| panic!("{status}"));
+    // Another chaincode of the same authority would take the place of the stream, as one that has restarted does.
+    for name in ["other", "assets.chaincodes.example.com", "ab", "asset"] {
+        let other = identity_of(&certified(&authorities, name));
+        let refused = port.register(Some(&other), PACKAGE).await.err().expect("its certificate is for another package");
+        assert_eq!(refused.code, GrpcCode::PermissionDenied, "{name:?}: {refused}");
+        assert!(refused.to_string().contains("common name is the package's label or hash"), "{refused}");
+    }
+    for package_id in ["other:ab", "assets.chaincodes.example.com", ":", ":ab", "com:ab"] {
+        let refused =
+            port.register(Some(&assets), package_id).await.err().expect("its certificate is for another package");
+        let is_own = package_id == "assets.chaincodes.example.com";
+        let expected = if is_own { GrpcCode::FailedPrecondition } else { GrpcCode::PermissionDenied };
+        assert_eq!(refused.code, expected, "{package_id:?}: {refused}");
+    }
+    let serving = async {
+        let call: ChaincodeMessage = responses.next().await.expect("the stream lives").expect("a call");
+        requests.send(&completed(&call)).await.expect("the stream lives");
+    };
+    let (answered, ()) = tokio::join!(execute(&port.service), serving);
+    assert_eq!(answered.expect("the first chaincode serves"), "done");
+    drop(connection);
     port.stop.cancel();
 }
 
@@ -209,9 +242,10 @@ async fn a_peer_connects_to_a_chaincode_that_listens_and_again_after_its_stream_
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    let other = ChaincodeService::dialed("assets", Some("assets_1.0:cd"), Box::new(dialer(address, None)));
+    let other =
+        ChaincodeService::dialed("assets", Some("assets.chaincodes.example.com:cd"), Box::new(dialer(address, None)));
     let refused = execute(&Arc::new(other)).await.expect_err("it runs another package").to_string();
-    assert!(refused.contains("registered as") && refused.contains("assets_1.0:cd"), "{refused}");
+    assert!(refused.contains("registered as") && refused.contains("chaincodes.example.com:cd"), "{refused}");
 }
 
 #[tokio::test]
@@ -223,7 +257,7 @@ async fn a_dialer_gives_up_where_no_chaincode_proves_itself() {
     assert!(dialer(address, None).connect().await.is_err());
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (address, roots_pem) =
-        (silent.local_addr().expect("it is bound"), certified(&authority()).authority_pem.to_vec());
+        (silent.local_addr().expect("it is bound"), certified(&authority(), "any").authority_pem.to_vec());
     let start = Instant::now();
     assert!(dialer(address, Some(roots_pem.clone())).connect().await.is_err());
     assert!(start.elapsed() < Duration::from_secs(30), "the dial has a time limit");

@@ -47,7 +47,7 @@ async fn compute_nodes_in_processes_of_their_own_run_every_kind_of_chaincode() {
     let dir = folder.path().join("network");
     let terms = CertificateTerms::starting_now(KeyKind::P256);
     let issuer = IssuingOrganization::create("ChaincodesMSP", "chaincodes.example.com", &terms).expect("keys");
-    let tls = issuer.issue_tls(MemberRole::Client, "chaincode", &["localhost"]).expect("a certificate");
+    let tls = issuer.issue_tls(MemberRole::Peer, "dialer", &["localhost"]).expect("a certificate");
     let (config, authorities) = (dir.with_extension("toml"), dir.with_extension("pem"));
     std::fs::write(&authorities, &tls.authority_pem).expect("it can be written");
     let (configured, _hangs) = TestChaincode::new("configured");
@@ -92,15 +92,15 @@ async fn compute_nodes_in_processes_of_their_own_run_every_kind_of_chaincode() {
     follows(&user, &call("assets", &["Put", "car", "Bob"])).await;
     all_nodes_connect(&user, &call("assets", &["Get", "car"]), "Bob", &assets).await;
 
-    // An installed package whose chaincode connects, to each of the compute nodes.
-    let package = package_of_dialer("dialer_1.0");
+    // An installed package whose chaincode connects, to each of the compute nodes. Its label is the name of the certificate.
+    let package = package_of_dialer("dialer.chaincodes.example.com");
     let id = ChaincodePackage::parse(&package).expect("a package").id;
     Definition { name: "dialer", package: &id, ..definition }.bring(&admins).await;
     let start = Instant::now();
     loop {
         let missing = call("dialer", &["Get", "car"]).evaluate(&user).await.expect_err("it is not installed");
         assert_eq!(missing.code, GrpcCode::FailedPrecondition, "a retry would not help: {missing}");
-        if missing.to_string().contains("chaincode is not installed: install package dialer_1.0:") {
+        if missing.to_string().contains("chaincode is not installed: install package dialer.chaincodes.example.com:") {
             break;
         }
         assert!(start.elapsed() < FOLLOW_TIMEOUT, "{missing}");
