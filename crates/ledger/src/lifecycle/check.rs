@@ -5,6 +5,11 @@
 use std::collections::BTreeSet;
 
 use super::{COLLECTIONS_MAX, ContractDefinition, DEFINITION_ROW_BYTES_MAX, is_contract_name};
+use crate::rwset::NAMESPACE_BYTES_MAX;
+
+/// Longest name of a contract, in bytes. Fabric has no limit; a gateway takes proposals for contracts with names up to this
+/// long, so nobody could call a contract with a longer one.
+const CONTRACT_NAME_BYTES_MAX: usize = 255;
 
 /// Names that Fabric keeps for its system contracts.
 const SYSTEM_NAMES: [&str; 5] = ["cscc", "escc", "lscc", "qscc", "vscc"];
@@ -21,6 +26,7 @@ impl ContractDefinition {
                  alphanumerics"
             ));
         }
+        check_length(name)?;
         if SYSTEM_NAMES.contains(&name) {
             return Err(format!("chaincode name '{name}' is the name of a system chaincode"));
         }
@@ -41,7 +47,7 @@ impl ContractDefinition {
                 "it has more than {COLLECTIONS_MAX} collections, or a row of more than {DEFINITION_ROW_BYTES_MAX} bytes"
             ));
         }
-        let mut names = BTreeSet::new();
+        let (contract, mut names) = (name, BTreeSet::new());
         for collection in self.static_collections() {
             let name = &collection.name;
             let at = |reason: String| format!("collection-name: {name} -- {reason}");
@@ -52,6 +58,7 @@ impl ContractDefinition {
                      with '_'"
                 ));
             }
+            check_collection_length(contract, name).map_err(at)?;
             if !names.insert(name) {
                 return Err(at("found duplicate in collection configuration".to_owned()));
             }
@@ -90,6 +97,28 @@ impl ContractDefinition {
     }
 }
 
+/// Checks the length of a contract's name.
+fn check_length(name: &str) -> Result<(), String> {
+    match name.len() <= CONTRACT_NAME_BYTES_MAX {
+        true => Ok(()),
+        false => Err(format!(
+            "the chaincode name has {} bytes; names of at most {CONTRACT_NAME_BYTES_MAX} can be called",
+            name.len()
+        )),
+    }
+}
+
+/// Checks that the state has room for the namespaces of a contract's collection.
+fn check_collection_length(contract: &str, collection: &str) -> Result<(), String> {
+    match contract.len().saturating_add(collection.len()) <= NAMESPACE_BYTES_MAX {
+        true => Ok(()),
+        false => Err(format!(
+            "the names of the chaincode and the collection have more than {NAMESPACE_BYTES_MAX} bytes together, so no transaction \
+             could write to it"
+        )),
+    }
+}
+
 fn is_version(version: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte);
     !version.is_empty() && version.bytes().all(allowed)
@@ -124,5 +153,17 @@ mod tests {
         {
             assert_eq!(is_collection_name(name), is_name, "{name:?}");
         }
+    }
+
+    #[test]
+    fn names_are_as_long_as_calls_and_the_state_take() {
+        let of = |bytes: usize| "a".repeat(bytes);
+        assert_eq!(check_length(&of(CONTRACT_NAME_BYTES_MAX)), Ok(()));
+        let refused = check_length(&of(CONTRACT_NAME_BYTES_MAX + 1)).expect_err("it is too long");
+        assert!(refused.contains("256 bytes; names of at most 255"), "{refused}");
+        let rest = NAMESPACE_BYTES_MAX - CONTRACT_NAME_BYTES_MAX;
+        assert_eq!(check_collection_length(&of(CONTRACT_NAME_BYTES_MAX), &of(rest)), Ok(()));
+        check_collection_length(&of(CONTRACT_NAME_BYTES_MAX), &of(rest + 1)).expect_err("the state does not take it");
+        assert_eq!(check_collection_length("a", &of(NAMESPACE_BYTES_MAX - 1)), Ok(()));
     }
 }

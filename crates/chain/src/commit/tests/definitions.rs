@@ -193,6 +193,7 @@ fn who_may_not_change_definitions_gets_an_error_that_says_so() {
             ("a later sequence", approve(&net.admins[0], &approval(2, &policy)), "next available sequence number 1"),
             ("no sequence", approve(&net.admins[0], &approval(0, &policy)), "first definable sequence number is 1"),
             ("a name", approve(&net.admins[0], &named("a/b")), "invalid chaincode name"),
+            ("a long name", approve(&net.admins[0], &named(&"a".repeat(256))), "names of at most 255"),
             ("a system contract", approve(&net.admins[0], &named("qscc")), "is the name of a system chaincode"),
             (
                 "no arguments",
