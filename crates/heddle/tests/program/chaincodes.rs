@@ -33,11 +33,22 @@ async fn all_nodes_connect(client: &GatewayClient, call: &Call<'_>, expected: &s
     assert_eq!(chaincode.streams(), NODES);
 }
 
-/// Repeats a query often enough that each of the peer's compute nodes answers it: the gateway takes turns.
+/// Repeats a query until it has succeeded so often in a row that each of the peer's compute nodes has answered it: the gateway
+/// takes turns. A node that follows another one learns of a definition a little later.
 async fn all_nodes_answer(client: &GatewayClient, call: &Call<'_>, expected: &str) {
-    for _ in 0..6 {
-        let found = patiently(async || call.evaluate(client).await).await;
-        assert_eq!(found.unwrap_or_else(|status| panic!("{status}")), expected);
+    let (start, mut answered) = (Instant::now(), 0);
+    while answered < 6 {
+        match patiently(async || call.evaluate(client).await).await {
+            Ok(found) => {
+                assert_eq!(found, expected);
+                answered += 1;
+            }
+            Err(status) => {
+                assert!(start.elapsed() < FOLLOW_TIMEOUT, "{status}");
+                answered = 0;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
     }
 }
 
