@@ -65,6 +65,14 @@ pub trait Servers: Send + Sync {
     /// They are gone.
     fn usage(&self) -> std::io::Result<Usage>;
 
+    /// Processor time of the chaincodes that they call, in microseconds; it is not part of theirs.
+    ///
+    /// # Errors
+    /// They are gone.
+    fn chaincode_cpu_us(&self) -> std::io::Result<u64> {
+        Ok(0)
+    }
+
     /// How many signatures they have verified since they started; `None` if they do not report it.
     fn signatures_verified(&self) -> Option<u64>;
 
@@ -81,6 +89,8 @@ pub struct Measurement {
     pub elapsed: Duration,
     /// Processor time that the servers spent in the window, in microseconds.
     pub server_cpu_us: u64,
+    /// The same of the chaincodes outside of the servers.
+    pub chaincode_cpu_us: u64,
     /// Processor time that the clients spent in the window, in microseconds.
     pub client_cpu_us: u64,
     /// Idle time in the window, in microseconds, over all cores of this machine.
@@ -219,6 +229,7 @@ async fn measure(
 
     let verified_before = servers.signatures_verified();
     let server_before = servers.usage().map_err(Error::ServerGone)?;
+    let chaincode_before = servers.chaincode_cpu_us().map_err(Error::ServerGone)?;
     let client_before = process::usage(None).map_err(Error::Proc)?;
     let idle_before = process::idle_us().map_err(Error::Proc)?;
     let start = Instant::now();
@@ -229,12 +240,14 @@ async fn measure(
     passed?;
     let idle_after = process::idle_us().map_err(Error::Proc)?;
     let server_after = servers.usage().map_err(Error::ServerGone)?;
+    let chaincode_after = servers.chaincode_cpu_us().map_err(Error::ServerGone)?;
     let client_after = process::usage(None).map_err(Error::Proc)?;
     let verified_after = servers.signatures_verified();
     Ok(Measurement {
         tally,
         elapsed,
         server_cpu_us: server_after.cpu_us.saturating_sub(server_before.cpu_us),
+        chaincode_cpu_us: chaincode_after.saturating_sub(chaincode_before),
         client_cpu_us: client_after.cpu_us.saturating_sub(client_before.cpu_us),
         idle_us: idle_after.saturating_sub(idle_before),
         server_resident_bytes: watch.resident_bytes.max(server_after.resident_bytes),

@@ -1,16 +1,16 @@
-//! The confidence interval of a mean ratio.
+//! The confidence interval of a mean.
 //!
-//! The mean is the geometric mean of the ratios, so that a halving and a doubling weigh the same. The interval follows
-//! Student's t-distribution, because few pairs are measured.
+//! The mean of ratios is the geometric one, so that a halving and a doubling weigh the same; that of differences is the
+//! arithmetic one. The interval follows Student's t-distribution, because few pairs are measured.
 
 use crate::figure::RatioBound;
 
-/// The mean of ratios, and its 95 % confidence interval.
+/// The mean of what was measured, and its 95 % confidence interval.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ConfidenceInterval {
-    /// The geometric mean.
+    /// The mean.
     pub mean: f64,
-    /// The interval's lower and upper end; `None` for a single ratio.
+    /// The interval's lower and upper end; `None` for a single measurement.
     pub ends: Option<(f64, f64)>,
 }
 
@@ -20,15 +20,25 @@ impl ConfidenceInterval {
     /// # Panics
     /// If there is none.
     pub fn of_ratios(ratios: &[f64]) -> ConfidenceInterval {
-        assert!(!ratios.is_empty(), "somebody measured at least one ratio");
-        let count = ratios.len() as f64;
-        let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / count;
-        let ends = (ratios.len() > 1).then(|| {
-            let squares: f64 = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum();
+        let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
+        let ConfidenceInterval { mean, ends } = ConfidenceInterval::of_differences(&logarithms);
+        ConfidenceInterval { mean: mean.exp(), ends: ends.map(|(low, high)| (low.exp(), high.exp())) }
+    }
+
+    /// The interval of differences that were measured independently.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of_differences(differences: &[f64]) -> ConfidenceInterval {
+        assert!(!differences.is_empty(), "somebody measured at least once");
+        let count = differences.len() as f64;
+        let mean = differences.iter().sum::<f64>() / count;
+        let ends = (differences.len() > 1).then(|| {
+            let squares: f64 = differences.iter().map(|difference| (difference - mean).powi(2)).sum();
             let half = student_95(count - 1.0) * (squares / (count - 1.0) / count).sqrt();
-            ((mean - half).exp(), (mean + half).exp())
+            (mean - half, mean + half)
         });
-        ConfidenceInterval { mean: mean.exp(), ends }
+        ConfidenceInterval { mean, ends }
     }
 
     /// Whether the measurement is compatible with a bound.
@@ -83,6 +93,15 @@ mod tests {
         assert!((mean - 1.0).abs() < 1e-12);
         let (low, high) = ends.expect("two ratios have an interval");
         assert!((low * high - 1.0).abs() < 1e-9 && low < 0.5, "{low} {high}");
+    }
+
+    #[test]
+    fn differences_have_an_arithmetic_mean() {
+        let ConfidenceInterval { mean, ends } = ConfidenceInterval::of_differences(&[-10.0, 30.0]);
+        assert!((mean - 10.0).abs() < 1e-12);
+        let (low, high) = ends.expect("two differences have an interval");
+        assert!((low + high - 20.0).abs() < 1e-9 && (high - mean - 12.706 * 20.0).abs() < 1e-6, "{low} {high}");
+        assert!(ConfidenceInterval::of_differences(&[50.0]).keeps(RatioBound::AtMost(120.0)));
     }
 
     #[test]

@@ -40,6 +40,8 @@
 //!    that a commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
 //! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
 //!
+//! [`chaincode`] builds and runs a workload's contract as a chaincode outside of the peers.
+//!
 //! Measurements without a network: [`state`], [`ordering`], [`rma`], [`signatures`], and the figures of the papers
 //! ([`flexchain`], [`sift`]). [`under_attack`] measures honest clients while a network is attacked.
 //!
@@ -63,6 +65,7 @@
 //!   the process by signals.
 #![deny(missing_docs)]
 
+pub mod chaincode;
 pub mod driver;
 pub mod error;
 pub mod figure;

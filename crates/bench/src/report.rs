@@ -102,10 +102,15 @@ impl BenchmarkReport {
         self.server_cpu_us() / self.needs.floor_us(&self.prices)
     }
 
-    /// Cores that servers and clients together kept busy.
+    /// The same of the chaincodes outside of the servers.
+    pub fn chaincode_cpu_us(&self) -> f64 {
+        self.for_each_valid(self.measurement.chaincode_cpu_us)
+    }
+
+    /// Cores that servers, chaincodes and clients together kept busy.
     pub fn cores_used(&self) -> f64 {
-        let Measurement { server_cpu_us, client_cpu_us, elapsed, .. } = &self.measurement;
-        (server_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
+        let Measurement { server_cpu_us, chaincode_cpu_us, client_cpu_us, elapsed, .. } = &self.measurement;
+        (server_cpu_us + chaincode_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
     }
 
     /// Cores of this machine that were idle. The rest is the kernel's own threads, and other programs.
@@ -191,6 +196,7 @@ impl BenchmarkReport {
             "latency_ms": quantiles(&tally.latency),
             "stages_ms": stages,
             "server_cpu_us_per_valid": rounded(self.server_cpu_us()),
+            "chaincode_cpu_us_per_valid": rounded(self.chaincode_cpu_us()),
             "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
             "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
             "client_processors": rounded(self.measurement.client_cpu_us as f64 / elapsed.as_micros() as f64),
@@ -302,6 +308,9 @@ impl BenchmarkReport {
         );
         if let Some(count) = self.verifications_per_valid() {
             table.row("  verified", format!("{count:.2} signatures a valid transaction"));
+        }
+        if self.measurement.chaincode_cpu_us > 0 {
+            table.row("chaincodes' processor", format!("{:.0} µs a valid transaction", self.chaincode_cpu_us()));
         }
         let client = self.for_each_valid(self.measurement.client_cpu_us);
         table.row("clients' processor", format!("{client:.0} µs a valid transaction"));

@@ -3,9 +3,9 @@
 //! The baseline decides which statistic is compared with the bound:
 //!
 //! * The monolithic form: the median of the ratios.
-//! * An older build, or the same network with other settings: the mean and its confidence interval, because the
-//!   expected difference is smaller than the spread between runs. A bound that demands a gain is met if the mean meets
-//!   it. A bound that forbids a loss is violated only if the whole interval lies beyond it.
+//! * The native contract, an older build, or the same network with other settings: the mean and its confidence
+//!   interval, because the expected difference is smaller than the spread between runs. A bound that demands a gain is
+//!   met if the mean meets it. A bound that forbids a loss is violated only if the whole interval lies beyond it.
 
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,21 @@ pub enum Baseline {
     Timer(Option<RatioBound>),
     /// The same network, where the library verifies every signature.
     Library(Option<LibraryBound>),
+    /// The same network, whose peers run the contract themselves, without a chaincode.
+    Native(NativeBounds),
 }
+
+/// The bounds of a network whose peers call a chaincode, compared with one whose peers run the contract themselves.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NativeBounds {
+    /// For throughput.
+    pub tps: RatioBound,
+    /// For the servers' processor time of a transaction: the difference in microseconds, without the chaincode's own.
+    pub added_cpu_us: RatioBound,
+}
+
+/// The name of the difference in processor time.
+const ADDED_CPU_US: &str = "added_cpu_us";
 
 /// The bound of a network compared with one where the library verifies every signature.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -46,7 +60,14 @@ impl Baseline {
             Baseline::Before(_) => "before",
             Baseline::Timer(_) => "timer",
             Baseline::Library(_) => "library",
+            Baseline::Native(_) => "native",
         }
+    }
+
+    /// The name of the ratio of `what` in tables and JSON.
+    fn ratio(self, what: &str) -> String {
+        let asked = if matches!(self, Baseline::Native(_)) { "ccaas_" } else { "" };
+        format!("{asked}{what}_over_{}", self.name())
     }
 
     /// Whether throughput is compared, by its mean; otherwise processor time, by its median.
@@ -59,6 +80,7 @@ impl Baseline {
         match self {
             Baseline::Before(bound) | Baseline::Library(Some(LibraryBound::Tps(bound))) => Some(bound),
             Baseline::Monolithic(bound) | Baseline::Timer(bound) => bound,
+            Baseline::Native(bounds) => Some(bounds.tps),
             Baseline::Library(_) => None,
         }
     }
@@ -82,6 +104,8 @@ pub struct ReportPairs {
     tps: Vec<f64>,
     /// The same for the median latency.
     p50: Vec<f64>,
+    /// Processor time of a transaction less the baseline's, in microseconds.
+    added_cpu_us: Vec<f64>,
 }
 
 impl ReportPairs {
@@ -95,9 +119,11 @@ impl ReportPairs {
             pairs.iter().map(|(asked, compared)| (cpu_ratio(asked, compared), tps_ratio(asked, compared))).unzip();
         let decisive = if baseline.compares_throughput() { &tps } else { &cpu };
         let p50 = pairs.iter().map(|(asked, compared)| asked.p50_ms() / compared.p50_ms()).collect();
+        let added = |(asked, compared): &(BenchmarkReport, _)| added_cpu_us(asked, compared);
+        let added_cpu_us = pairs.iter().map(added).collect();
         let middle = order(decisive)[pairs.len() / 2];
         let (asked, compared) = pairs.into_iter().nth(middle).expect("there is a pair");
-        (asked, ReportPairs { baseline, compared, cpu, tps, p50 })
+        (asked, ReportPairs { baseline, compared, cpu, tps, p50, added_cpu_us })
     }
 
     /// One pair in a line, to be shown as soon as it is measured.
@@ -129,12 +155,22 @@ impl ReportPairs {
             let (tps, cpu) = (ConfidenceInterval::of_ratios(&self.tps), ConfidenceInterval::of_ratios(&self.cpu));
             table.row(&format!("  {name}"), format!("{:.0} a second, {cost}", self.compared.valid_tps()));
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.keeps(bound)));
-            table.row(&format!("  tps_over_{name}"), format!("{}{bound}", interval_text(&tps, self.tps.len())));
-            table.row(&format!("  cpu_over_{name}"), interval_text(&cpu, self.cpu.len()));
+            table.row(
+                &format!("  {}", self.baseline.ratio("tps")),
+                format!("{}{bound}", interval_text(&tps, self.tps.len())),
+            );
+            table.row(&format!("  {}", self.baseline.ratio("cpu")), interval_text(&cpu, self.cpu.len()));
             let p50 = ConfidenceInterval::of_ratios(&self.p50);
             let bound = self.baseline.p50_bound();
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, p50.keeps(bound)));
-            table.row(&format!("  p50_over_{name}"), format!("{}{bound}", interval_text(&p50, self.p50.len())));
+            let name = self.baseline.ratio("p50");
+            table.row(&format!("  {name}"), format!("{}{bound}", interval_text(&p50, self.p50.len())));
+            if let Baseline::Native(bounds) = self.baseline {
+                let added = ConfidenceInterval::of_differences(&self.added_cpu_us);
+                let verdict = verdict(bounds.added_cpu_us, added.keeps(bounds.added_cpu_us));
+                let (text, median) = (interval_text(&added, self.added_cpu_us.len()), median(&self.added_cpu_us));
+                table.row(&format!("  {ADDED_CPU_US}"), format!("{text}, median {median:.1}{verdict}"));
+            }
         } else {
             let ratio = median(&self.cpu);
             let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
@@ -151,18 +187,28 @@ impl ReportPairs {
         json["rows"].as_array_mut().expect("a report has rows").push(row);
         let (name, bound) = (self.baseline.name(), self.baseline.bound());
         let bounded = if self.baseline.compares_throughput() {
-            let [tps, cpu, p50] = ["tps", "cpu", "p50"].map(|what| format!("{what}_over_{name}"));
+            let [tps, cpu, p50] = ["tps", "cpu", "p50"].map(|what| self.baseline.ratio(what));
             let mut intervals = Map::new();
             for (ratio, values) in [(&tps, &self.tps), (&cpu, &self.cpu), (&p50, &self.p50)] {
                 let interval = ConfidenceInterval::of_ratios(values);
                 json["ratios"][ratio] = rounded(interval.mean).into();
-                let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
-                intervals.insert(ratio.clone(), ends.unwrap_or(Value::Null));
+                intervals.insert(ratio.clone(), ends_json(&interval));
+            }
+            let mut ratios = vec![(&*tps, &self.tps), (&*cpu, &self.cpu), (&*p50, &self.p50)];
+            if let Baseline::Native(bounds) = self.baseline {
+                let added = ConfidenceInterval::of_differences(&self.added_cpu_us);
+                json["ratios"][ADDED_CPU_US] = rounded(added.mean).into();
+                json["bounds"][ADDED_CPU_US] = bounds.added_cpu_us.text().into();
+                intervals.insert(ADDED_CPU_US.to_owned(), ends_json(&added));
+                ratios.push((ADDED_CPU_US, &self.added_cpu_us));
             }
             json["intervals"] = intervals.into();
-            let ratios = [(&tps, &self.tps), (&cpu, &self.cpu), (&p50, &self.p50)];
+            json["medians"] = ratios
+                .iter()
+                .map(|(name, values)| ((*name).to_owned(), Value::from(rounded(median(values)))))
+                .collect();
             let pair = |number: usize| -> Map<String, Value> {
-                ratios.iter().map(|(name, values)| ((*name).clone(), rounded(values[number]).into())).collect()
+                ratios.iter().map(|(name, values)| ((*name).to_owned(), rounded(values[number]).into())).collect()
             };
             json["pairs"] = (0..self.tps.len()).map(|number| Value::from(pair(number))).collect();
             if let Some(bound) = self.baseline.p50_bound() {
@@ -204,6 +250,14 @@ fn cpu_ratio(asked: &BenchmarkReport, compared: &BenchmarkReport) -> f64 {
 
 fn tps_ratio(asked: &BenchmarkReport, compared: &BenchmarkReport) -> f64 {
     asked.valid_tps() / compared.valid_tps()
+}
+
+fn added_cpu_us(asked: &BenchmarkReport, compared: &BenchmarkReport) -> f64 {
+    asked.server_cpu_us() - compared.server_cpu_us()
+}
+
+fn ends_json(interval: &ConfidenceInterval) -> Value {
+    interval.ends.map_or(Value::Null, |(low, high)| json!([rounded(low), rounded(high)]))
 }
 
 fn order(values: &[f64]) -> Vec<usize> {

@@ -28,6 +28,7 @@ pub(crate) fn report() -> BenchmarkReport {
         tally,
         elapsed: Duration::from_secs(10),
         server_cpu_us: 400 * 616,
+        chaincode_cpu_us: 0,
         client_cpu_us: 400 * 100,
         idle_us: 5_000_000,
         server_resident_bytes: 100 << 20,

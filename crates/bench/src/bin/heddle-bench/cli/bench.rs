@@ -32,6 +32,7 @@ Examples:
   heddle bench smallbank --before ./heddle-1.2      what changed since an older build
   heddle bench smallbank --clients 50 --timer       the gain of cutting blocks early
   heddle bench smallbank --library       the gain of verifying signatures with tables
+  heddle bench smallbank --chaincode go  the price of a contract in Go outside of the peers; needs Go
   heddle bench smallbank --clients 1     the latency of one commit beside the fsyncs and round trips that it needs
 
 {AFTER}"))]
@@ -519,8 +520,19 @@ pub struct SmallBankArguments {
     /// Bytes of each account's record
     #[arg(long, value_name = "BYTES", default_value_t = 8, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub record_bytes: u64,
+    /// Measure the contract as a chaincode in this language too, in turns with the native one
+    #[arg(long, value_enum, value_name = "LANGUAGE", help_heading = "Run",
+          conflicts_with_all = ["connect", "monolithic", "isolate", "keep", "before", "timer", "library"])]
+    pub chaincode: Option<ChaincodeLanguage>,
     #[command(flatten)]
     pub run: BenchRunArguments,
+}
+
+/// The language of a benchmark's chaincode.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChaincodeLanguage {
+    /// Go, built by the `go` of the PATH
+    Go,
 }
 
 #[derive(Args, Debug, Clone)]
@@ -635,7 +647,7 @@ pub struct BenchRunArguments {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Number of pairs to measure, beside the monolithic form, --before (20), --timer (3) or --library (5)
+    /// Number of pairs with the monolithic form, --before (20), --timer (3), --library (5) or --chaincode (7)
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,

@@ -230,7 +230,7 @@ async fn on_networks(
                 let seed = arguments.common.seed ^ (number << 40) ^ (round << 32);
                 let run = BenchRunArguments { seed, no_load: round > 0, ..runs[form].clone() };
                 let network = &pair[form];
-                let report = measure(&run, workload.clone(), &network.dir(), network.endpoints(), stop).await?;
+                let report = measure(&run, workload.clone(), &network.dir(), network.endpoints(), &[], stop).await?;
                 if round > 0 {
                     reports[form].push(report);
                 }

@@ -9,7 +9,9 @@
 //! With `--pairs`, every pair takes steps 1 to 3 twice: once for the requested network, once for the baseline. The
 //! order alternates from pair to pair, so that a drift of the machine affects both alike. The baseline is the
 //! monolithic form. With `--before` the baseline is the same network run by an older build of `heddle`; this program's
-//! clients load both. With `--timer` or `--library` the baseline is the same network with other settings.
+//! clients load both. With `--timer` or `--library` the baseline is the same network with other settings. With
+//! `--chaincode` the baseline is the requested network itself, and the other network's peers run the contract as a
+//! chaincode outside of their process ([`bench::chaincode`]), a service for each organisation.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
+use bench::chaincode::{ChaincodeProgram, ChaincodeServices};
 use bench::driver::{self, DriverConfig, Servers};
 use bench::figure::RatioBound;
 use bench::floor::SignaturePrices;
@@ -29,7 +32,7 @@ use bench::network::{CommitWait, GatewayNetwork, GatewayTarget};
 use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::TerminalProgress;
-use bench::report::pairs::{Baseline, LibraryBound, ReportPairs};
+use bench::report::pairs::{Baseline, LibraryBound, NativeBounds, ReportPairs};
 use bench::report::{BenchmarkConfig, BenchmarkReport};
 use bench::sift::costs::CostTable;
 use bench::workload::Workload;
@@ -40,7 +43,9 @@ use heddle_cli::log_tail::tail;
 use node::Endpoints;
 use node::config::{CutSetting, HeddleConfig, VerificationMethod};
 
-use crate::cli::bench::{BenchCommand, BenchRunArguments, KMeansArguments, SmallBankArguments, WaitFor, YcsbArguments};
+use crate::cli::bench::{
+    BenchCommand, BenchRunArguments, ChaincodeLanguage, KMeansArguments, SmallBankArguments, WaitFor, YcsbArguments,
+};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{exit, instance, output, page};
@@ -68,6 +73,12 @@ const LIBRARY_CLIENTS: u64 = 400;
 /// ... and the upper bound on median latency relative to that network, with few clients.
 const P50_OVER_LIBRARY_MAX: f64 = 1.0;
 const LIBRARY_CLIENTS_FEW: u64 = 8;
+/// Pairs beside the native contract.
+const PAIRS_CHAINCODE: u64 = 7;
+/// The lower bound on throughput relative to the native contract, ...
+const CHAINCODE_TPS_OVER_NATIVE_MIN: f64 = 0.6;
+/// ... and the upper bound on the servers' processor time that a call of a chaincode adds, without the chaincode's own.
+const CHAINCODE_ADDED_CPU_US_MAX: f64 = 120.0;
 
 pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
     let stop = CancellationToken::new();
@@ -78,11 +89,14 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         interrupted.cancel();
     });
     match bench {
-        BenchCommand::Smallbank(SmallBankArguments { run, .. })
-        | BenchCommand::Ycsb(YcsbArguments { run, .. })
-        | BenchCommand::Kmeans(KMeansArguments { run, .. }) => {
-            let workload = workload(bench)?.expect("these three have a workload");
-            measure_network(run, workload, &stop).await
+        BenchCommand::Smallbank(SmallBankArguments { run, chaincode, .. }) => {
+            let workload = workload(bench)?.expect("it has a workload");
+            let chaincode = chaincode.map(|ChaincodeLanguage::Go| ChaincodeProgram::build_go()).transpose()?;
+            measure_network(run, chaincode.as_ref(), workload, &stop).await
+        }
+        BenchCommand::Ycsb(YcsbArguments { run, .. }) | BenchCommand::Kmeans(KMeansArguments { run, .. }) => {
+            let workload = workload(bench)?.expect("both have a workload");
+            measure_network(run, None, workload, &stop).await
         }
         BenchCommand::State(arguments) => super::figure::state(arguments, &stop).await,
         BenchCommand::Kv(arguments) => super::kv_bench::run(arguments, &stop).await,
@@ -112,10 +126,12 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
 
 async fn measure_network(
     run: &BenchRunArguments,
+    chaincode: Option<&ChaincodeProgram>,
     workload: Arc<dyn Workload>,
     stop: &CancellationToken,
 ) -> Result<(), CommandError> {
     let by_default = [
+        chaincode.map(|_| PAIRS_CHAINCODE),
         run.before.is_some().then_some(PAIRS_BEFORE),
         run.timer.then_some(PAIRS_TIMER),
         run.library.then_some(PAIRS_LIBRARY),
@@ -124,11 +140,11 @@ async fn measure_network(
     let (report, pairs) = match (&run.connect, pairs) {
         (Some(dir), _) => {
             let endpoints = instance::expect_running(dir)?;
-            (measure(run, workload, dir, &endpoints, stop).await?, None)
+            (measure(run, workload, dir, &endpoints, &[], stop).await?, None)
         }
         (None, None) => (measure_own(MeasuredNetwork::as_requested(run), workload, stop).await?, None),
         (None, Some(pairs)) => {
-            let (report, pairs) = measure_pairs(run, pairs, workload, stop).await?;
+            let (report, pairs) = measure_pairs(run, chaincode, pairs, workload, stop).await?;
             (report, Some(pairs))
         }
     };
@@ -153,26 +169,42 @@ struct MeasuredNetwork<'a> {
     program: Option<&'a Path>,
     /// A setting that differs from the run's.
     change: Option<fn(&mut HeddleConfig)>,
+    /// The chaincode that every organisation's peer calls in place of the native contract.
+    chaincode: Option<&'a ChaincodeProgram>,
 }
 
 impl<'a> MeasuredNetwork<'a> {
     fn as_requested(run: &'a BenchRunArguments) -> MeasuredNetwork<'a> {
-        MeasuredNetwork { run, program: None, change: None }
+        MeasuredNetwork { run, program: None, change: None, chaincode: None }
     }
 
-    async fn start(&self, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
-        let Some(change) = self.change else { return OwnNetwork::start(self.run, self.program, stop).await };
+    /// The network, and the services of its chaincode.
+    async fn start(&self, stop: &CancellationToken) -> Result<(OwnNetwork, ChaincodeServices), CommandError> {
+        if self.change.is_none() && self.chaincode.is_none() {
+            let network = OwnNetwork::start(self.run, self.program, stop).await?;
+            return Ok((network, ChaincodeServices::none()));
+        }
         let failed = |error: std::io::Error| CommandError::new(format!("the settings of the other network: {error}"));
         let mut config = match &self.run.config {
             Some(path) => HeddleConfig::load(path).map_err(|error| CommandError::new(error.to_string()))?,
             None => HeddleConfig::default(),
         };
-        change(&mut config);
+        if let Some(change) = self.change {
+            change(&mut config);
+        }
+        let services = match self.chaincode {
+            None => ChaincodeServices::none(),
+            Some(program) => {
+                let services = ChaincodeServices::start(program, self.run.orgs.into(), stop).await?;
+                config.chaincodes.extend(services.sections());
+                services
+            }
+        };
         // The file is read by the time the network is ready.
         let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
         file.write_all(config.to_text().as_bytes()).map_err(failed)?;
         let run = BenchRunArguments { config: Some(file.path().to_path_buf()), ..self.run.clone() };
-        OwnNetwork::start(&run, self.program, stop).await
+        Ok((OwnNetwork::start(&run, self.program, stop).await?, services))
     }
 }
 
@@ -183,8 +215,8 @@ async fn measure_own(
     stop: &CancellationToken,
 ) -> Result<BenchmarkReport, CommandError> {
     let run = side.run;
-    let own = side.start(stop).await?;
-    let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
+    let (own, chaincodes) = side.start(stop).await?;
+    let result = measure(run, workload, &own.dir(), own.endpoints(), &chaincodes.process_ids(), stop).await;
     if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
         eprintln!("the network's log ends with:\n{}", own.log());
     }
@@ -198,13 +230,20 @@ async fn measure_own(
 /// Measures the requested network and the baseline in turn; returns the pair whose ratio is the median.
 async fn measure_pairs(
     run: &BenchRunArguments,
+    chaincode: Option<&ChaincodeProgram>,
     count: u64,
     workload: Arc<dyn Workload>,
     stop: &CancellationToken,
 ) -> Result<(BenchmarkReport, ReportPairs), CommandError> {
     let monolithic = BenchRunArguments { monolithic: true, isolate: false, ..run.clone() };
     let asked = MeasuredNetwork::as_requested(run);
-    let (baseline, compared) = if let Some(program) = &run.before {
+    let (baseline, compared) = if chaincode.is_some() {
+        let bounds = NativeBounds {
+            tps: RatioBound::AtLeast(CHAINCODE_TPS_OVER_NATIVE_MIN),
+            added_cpu_us: RatioBound::AtMost(CHAINCODE_ADDED_CPU_US_MAX),
+        };
+        (Baseline::Native(bounds), asked)
+    } else if let Some(program) = &run.before {
         (
             Baseline::Before(RatioBound::AtLeast(TPS_OVER_BEFORE_MIN)),
             MeasuredNetwork { program: Some(program), ..asked },
@@ -231,7 +270,7 @@ async fn measure_pairs(
         let bound = (!run.isolate).then_some(RatioBound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
         (Baseline::Monolithic(bound), MeasuredNetwork::as_requested(&monolithic))
     };
-    let sides = [asked, compared];
+    let sides = [MeasuredNetwork { chaincode, ..asked }, compared];
     let mut pairs = Vec::new();
     for number in 1..=count {
         let is_asked_first = number % 2 == 1;
@@ -287,6 +326,7 @@ pub(super) async fn measure(
     workload: Arc<dyn Workload>,
     dir: &Path,
     endpoints: &Endpoints,
+    chaincodes: &[u32],
     stop: &CancellationToken,
 ) -> Result<BenchmarkReport, CommandError> {
     let organizations = endpoints.gateways.len();
@@ -322,6 +362,7 @@ pub(super) async fn measure(
     };
     let servers = ServerProcesses {
         ids: endpoints.processes.iter().map(|process| process.process).chain([endpoints.process]).collect(),
+        chaincodes: chaincodes.to_vec(),
         metrics: endpoints.metrics,
         dir: dir.to_path_buf(),
     };
@@ -339,6 +380,8 @@ pub(super) async fn measure(
 /// The processes that run all servers: one, or one per role and their supervisor.
 struct ServerProcesses {
     ids: Vec<u32>,
+    /// Processes of chaincodes, which do not count as servers.
+    chaincodes: Vec<u32>,
     metrics: SocketAddr,
     dir: PathBuf,
 }
@@ -352,6 +395,10 @@ impl Servers for ServerProcesses {
             sum.resident_bytes += usage.resident_bytes;
         }
         Ok(sum)
+    }
+
+    fn chaincode_cpu_us(&self) -> std::io::Result<u64> {
+        self.chaincodes.iter().map(|id| Ok(process::usage(Some(*id))?.cpu_us)).sum()
     }
 
     fn signatures_verified(&self) -> Option<u64> {

@@ -177,7 +177,7 @@ impl AttackedRun<'_> {
         let mut endpoints = self.network.endpoints().clone();
         endpoints.gateways.truncate(usize::from(ORGANIZATIONS) - 1);
         endpoints.processes.retain(|process| is_counted(&process.name));
-        let report = measure(&run, workload, &self.network.dir(), &endpoints, self.stop).await?;
+        let report = measure(&run, workload, &self.network.dir(), &endpoints, &[], self.stop).await?;
         let latency = &report.measurement().tally.latency;
         Ok(AttackWindow { valid_tps: report.valid_tps(), p99_ms: latency.quantile_us(0.99) as f64 / 1e3 })
     }
