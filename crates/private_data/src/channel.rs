@@ -13,7 +13,7 @@ use crate::Error;
 use crate::members::{MemberPeers, SetDigest};
 use crate::policies::{CollectionPolicies, keeps};
 use crate::rows::{MISSING, SWEEPS, SetLocation};
-use crate::store::{PrivateStore, VARIANTS_MAX};
+use crate::store::PrivateStore;
 use crate::values::PrivateValues;
 
 /// Sets that one message may carry or ask for.
@@ -105,7 +105,7 @@ impl PrivateChannel {
             }
             *received += bytes;
         }
-        self.store.stage(tx_id, height, sets, VARIANTS_MAX).await
+        self.store.stage(tx_id, height, sets, Some(from)).await
     }
 
     /// Answers an organisation that a link has proven: the sets of collections of which it is a member.

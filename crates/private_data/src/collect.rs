@@ -138,15 +138,15 @@ impl PrivateChannel {
         for BlockTransaction { position, tx_id, set, is_valid } in transactions {
             for set in HashedSet::of_transaction(tx_id, Version::new(block, position), set) {
                 let SetDigest { location, hash, .. } = &set.digest;
+                if is_valid {
+                    written.extend(set.purges());
+                }
                 if !keeps(policies, &self.own, &location.contract, &location.collection) {
-                    // It may become a member later, and then asks for the data.
+                    // It may become a member later, and then asks for the data, but not for what was purged before.
                     if is_valid {
                         written.push(rows::marker(FOREIGN, location.key(), location.version));
                     }
                     continue;
-                }
-                if is_valid {
-                    written.extend(set.purges());
                 }
                 match self.store.staged(tx_id, &location.contract, &location.collection, hash).await? {
                     Some(found) => written.extend(set.rows(&found, is_valid, |_| true)),

@@ -38,7 +38,7 @@ impl PrivateChannel {
         sets: Vec<PrivateSet>,
     ) -> Result<(), Error> {
         // However many other organisations have sent for the transaction.
-        self.store.stage(tx_id, height, &sets, usize::MAX).await?;
+        self.store.stage(tx_id, height, &sets, None).await?;
         let (parcels, mut required) = self.parcels(policies, &sets);
         let (acknowledge, mut acknowledged) = bounded(parcels.len().max(1));
         for Parcel { peer, sets: places } in parcels {

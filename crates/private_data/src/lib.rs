@@ -13,7 +13,8 @@
 //!    crash never loses a set that the peer had: the peer receives the block again, or its data are durable.
 //! 3. **Reconcile.** In the background the peer asks for missing sets again, and adds them whenever they arrive ([`upkeep`]).
 //! 4. **Remove.** Data of a collection with `block_to_live` b that block n wrote are removed once block n + b + 1 is committed.
-//!    A purge removes all earlier values of a key from the committed values and sets, and finally from the disk. It does not
+//!    A purge removes all earlier values of a key from the committed values and sets, and finally from the disk. Peers of all
+//!    organisations note it, since they may become members and ask for earlier sets. It does not
 //!    reach transient sets: they are forgotten after a number of blocks, whether their transaction was ordered or not ([`upkeep`]).
 //!
 //! A value counts only if its hash is the one in the state at the reader's height. This has three consequences:

@@ -9,7 +9,7 @@
 //! | committed | `$$purges` | [`purge_key`] | of the purge | [`MARKER`] |
 //! | committed | `$$sweeps` | [`purge_key`] | of the purge | [`MARKER`], until the purge is complete |
 //! | committed | `$$expired` | empty | of the block | [`MARKER`]: data that expire up to this block are removed |
-//! | transient | `$$sets` | [`transient_key`] | of the height at which the set arrived | the private set |
+//! | transient | `$$sets` | [`transient_key`], then the organisation that sent it; none for the peer's own | of the height at which the set arrived | the private set |
 //!
 //! Keys are chosen so that a prefix finds the sets of one collection and block, or of one transaction.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -114,7 +114,8 @@ pub fn purged(key: &[u8]) -> Option<(String, String, Vec<u8>)> {
     Some((text(contract)?, text(collection)?, hash.to_vec()))
 }
 
-/// The key of a set of a transaction that is not committed. The hash keeps apart sets that several senders claim.
+/// What the key of a set of a transaction that is not committed begins with. The hash keeps apart sets that several senders
+/// claim. The name of the sender follows.
 pub fn transient_key(tx_id: &str, contract: &str, collection: &str, hash: &Hash) -> Bytes {
     let mut key = transient_prefix(tx_id, contract, collection);
     key.extend_from_slice(hash);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::CancellationToken;
-use base::{BlockNumber, Bytes, ErrorKind, TxId, Version, rt};
+use base::{BlockNumber, Bytes, ErrorKind, MspId, TxId, Version, rt};
 use ledger::Hash;
 use ledger::hash::sha256;
 use ledger::rwset::{PrivateSet, private_writes, without_keys};
@@ -24,7 +24,7 @@ use crate::values::{PrivatePage, PrivateValues};
 const NEWEST: BlockNumber = BlockNumber(u64::MAX);
 /// Rows that are read at once while many are looked through.
 pub const PAGE_ROWS: usize = 128;
-/// Sets of others that may wait for one transaction and collection: honest endorsers send equal ones.
+/// Different sets of one organisation that may wait for one transaction and collection: honest endorsers send equal ones.
 pub const VARIANTS_MAX: usize = 8;
 
 /// The tables of a channel's private data.
@@ -75,33 +75,37 @@ impl PrivateStore {
         PrivateStore::new(Arc::new(committed), Arc::new(transient))
     }
 
-    /// Keeps the sets of a transaction that may be ordered later. Durable on return. `height` is that of the channel.
+    /// Keeps the sets of a transaction that may be ordered later, sent by another organisation or made by this peer itself.
+    /// Durable on return. `height` is that of the channel.
     ///
     /// # Errors
-    /// The tables'; `Rejected` if `variants_max` different sets of a collection wait for the transaction already.
+    /// The tables'; `Rejected` if [`VARIANTS_MAX`] other sets of a collection, from the same organisation, wait for the
+    /// transaction already.
     pub async fn stage(
         &self,
         tx_id: &TxId,
         height: u64,
         sets: &[PrivateSet],
-        variants_max: usize,
+        from: Option<&MspId>,
     ) -> Result<(), Error> {
-        let mut staged = Vec::with_capacity(sets.len());
+        let sender = from.map_or("", |from| from.as_str()).as_bytes();
+        let mut staged: Vec<PrivateRow> = Vec::with_capacity(sets.len());
         for set in sets {
             let key = rows::transient_key(tx_id.as_str(), &set.namespace, &set.collection, &sha256(&set.writes));
-            let prefix = rows::transient_prefix(tx_id.as_str(), &set.namespace, &set.collection);
-            let known = self
-                .checked(self.transient.range(range(SETS, &prefix, &rows::above(&prefix), VARIANTS_MAX)).await)?
-                .entries;
-            if known.iter().any(|entry| entry.key == key) {
+            if self.first_staged(&key).await?.is_some() || staged.iter().any(|row| row.key.starts_with(&key)) {
                 continue;
             }
-            // Those of the same message count, too.
-            let added = staged.iter().filter(|row: &&PrivateRow| row.key.starts_with(&prefix)).count();
-            if known.len().saturating_add(added) >= variants_max {
-                return Err(Error::TooManyVariants { tx_id: tx_id.clone(), max: variants_max });
+            if from.is_some() {
+                let prefix = rows::transient_prefix(tx_id.as_str(), &set.namespace, &set.collection);
+                let waiting = self.staged_by(sender, &prefix, key.len()).await?;
+                // Those of the same message count, too.
+                let added = staged.iter().filter(|row| row.key.starts_with(&prefix)).count();
+                if waiting.saturating_add(added) >= VARIANTS_MAX {
+                    return Err(Error::TooManyVariants { tx_id: tx_id.clone(), max: VARIANTS_MAX });
+                }
             }
-            staged.push(rows::row(SETS, key, Version::new(height, 0), Some(set.writes.clone())));
+            let key = [&key[..], sender].concat();
+            staged.push(rows::row(SETS, key.into(), Version::new(height, 0), Some(set.writes.clone())));
         }
         match staged.is_empty() {
             true => Ok(()),
@@ -120,8 +124,30 @@ impl PrivateStore {
         collection: &str,
         hash: &Hash,
     ) -> Result<Option<Bytes>, Error> {
-        let key = rows::transient_key(tx_id.as_str(), contract, collection, hash);
-        Ok(value(self.checked(self.transient.get_many(&[(SETS, &key)], NEWEST).await)?))
+        self.first_staged(&rows::transient_key(tx_id.as_str(), contract, collection, hash)).await
+    }
+
+    /// The set that waits under a key, from any sender.
+    async fn first_staged(&self, key: &[u8]) -> Result<Option<Bytes>, Error> {
+        // No name of an organisation has this byte.
+        let end = [key, &[u8::MAX]].concat();
+        let found = self.checked(self.transient.range(range(SETS, key, &end, 1)).await)?;
+        Ok(found.entries.into_iter().next().map(|entry| entry.value))
+    }
+
+    /// How many sets of a transaction and collection an organisation has sent, at least up to [`VARIANTS_MAX`]. Its name follows the
+    /// first `key_bytes` bytes of a row's key.
+    async fn staged_by(&self, sender: &[u8], prefix: &[u8], key_bytes: usize) -> Result<usize, Error> {
+        let (mut start, end, mut count) = (prefix.to_vec(), rows::above(prefix), 0_usize);
+        loop {
+            let page = self.checked(self.transient.range(range(SETS, &start, &end, PAGE_ROWS)).await)?;
+            let own = page.entries.iter().filter(|entry| entry.key.get(key_bytes..) == Some(sender));
+            count = count.saturating_add(own.count());
+            match page.next {
+                Some(next) if count < VARIANTS_MAX => start = next.to_vec(),
+                _ => return Ok(count),
+            }
+        }
     }
 
     /// Removes the waiting sets of transactions that arrived below a height; returns how many. They were never ordered, or are
@@ -240,7 +266,9 @@ impl PrivateStore {
                         let keys = writes.into_iter().map(|write| Bytes::from(write.key));
                         gone.extend(keys.map(|key| rows::row(&values, key, written, None)));
                     }
-                    gone.push(rows::row(namespace, entry.key, at, None));
+                    // A purge may have rewritten the set under its own version, ahead of the removal's.
+                    let version = at.max(Version::new(entry.version.block, u32::MAX));
+                    gone.push(rows::row(namespace, entry.key, version, None));
                 }
                 if !gone.is_empty() {
                     self.write(gone).await?;

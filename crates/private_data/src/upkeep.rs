@@ -94,11 +94,11 @@ impl Upkeep {
 
     async fn work(&self, policies: &dyn CollectionPolicies, height: u64, due: &mut Due) -> Result<(), Error> {
         let expiring = policies.expiring();
-        if !expiring.is_empty() {
+        if !expiring.is_empty() && !rt::fault_point("private.upkeep.mutant.keeps_expired") {
             self.expire(&expiring, height).await?;
         }
         let digest = policies.digest();
-        if due.adopted_under != Some(digest) {
+        if due.adopted_under != Some(digest) && !rt::fault_point("private.upkeep.mutant.ignores_join") {
             self.adopt(policies).await?;
             due.adopted_under = Some(digest);
         }

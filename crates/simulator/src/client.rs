@@ -43,7 +43,6 @@ use crate::network::service::{CallError, RequestKind, Response, ResponseStatus, 
 use crate::reads;
 use crate::scenario::ORDERER;
 use crate::vault::VAULT;
-use definition::Definition;
 use envelope::{EnvelopeDefect, Proposal, endorse, read_write_set};
 use workload::{ContractCall, Workload};
 
@@ -174,7 +173,7 @@ impl SimulatedClient {
                 continue;
             }
             if self.rng.one_in(DEFINES_ONE_IN) {
-                let contract = Definition::draw_contract(&mut self.rng);
+                let contract = self.draw_defined();
                 let outcome = rt::timeout(OPERATION_MAX, self.define(contract, true)).await.unwrap_or("given up");
                 *self.claims.outcomes.entry(outcome).or_default() += 1;
                 continue;

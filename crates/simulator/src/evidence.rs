@@ -47,13 +47,14 @@ pub type CodeCounts = BTreeMap<u8, u64>;
 /// The first violation.
 pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeCounts, String> {
     let genesis = ledger::ChannelConfig::from_block(&network.members.genesis).map_err(|error| error.to_string())?;
+    let private_data = network.scenario.private_data.as_ref();
     let mut oracle = Oracle::new(ChannelPolicies {
         channel: CHANNEL.to_owned(),
         members: genesis.msps().clone(),
         endorsements_min: network.scenario.endorsements_min,
         organizations: crate::network::members::ORGANIZATIONS,
         contracts: network.registry().names().map(str::to_owned).collect(),
-        collections: network.scenario.private_data.iter().map(|_| (VAULT.to_owned(), PAIR.to_owned())).collect(),
+        collections: private_data.iter().map(|of| ((VAULT.to_owned(), PAIR.to_owned()), of.block_to_live)).collect(),
     });
     let validated: Vec<ValidatedBlock> =
         evidence.blocks.iter().map(|block| oracle.add(block)).collect::<Result<_, _>>()?;
@@ -75,8 +76,10 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
     for answer in network.recorder.private_answers() {
         reads::check_private(&oracle, &answer)?;
     }
+    let lifetime = private_data.map_or(0, |config| config.block_to_live);
     for (found, when) in evidence.private.iter().zip(["", ", after a crash and a replay"]) {
-        private_evidence::check(&oracle, &evidence.claims, found).map_err(|reason| format!("{reason}{when}"))?;
+        private_evidence::check(&oracle, lifetime, &evidence.claims, found)
+            .map_err(|reason| format!("{reason}{when}"))?;
     }
     check_claims(network, &evidence.claims, &validated)?;
     check_money(&evidence.claims, &oracle, &validated)?;

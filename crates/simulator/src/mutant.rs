@@ -95,11 +95,17 @@ pub enum Mutant {
     PrivateEarly,
     /// Peers store private data of other peers without comparing hashes.
     PrivateUnchecked,
+    /// Peers keep private data that have expired.
+    PrivateExpiryForgotten,
+    /// Peers that become members of a collection do not ask for earlier data.
+    PrivateJoinIgnored,
+    /// The hashes of private data leave the state a block late.
+    PrivateExpiryLate,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 33] = [
+    pub const ALL: [Mutant; 36] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -133,6 +139,9 @@ impl Mutant {
         Mutant::PrivateStale,
         Mutant::PrivateEarly,
         Mutant::PrivateUnchecked,
+        Mutant::PrivateExpiryForgotten,
+        Mutant::PrivateJoinIgnored,
+        Mutant::PrivateExpiryLate,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -173,6 +182,9 @@ impl Mutant {
             Mutant::PrivateStale => "private-stale",
             Mutant::PrivateEarly => "private-early",
             Mutant::PrivateUnchecked => "private-unchecked",
+            Mutant::PrivateExpiryForgotten => "private-expiry-forgotten",
+            Mutant::PrivateJoinIgnored => "private-join-ignored",
+            Mutant::PrivateExpiryLate => "private-expiry-late",
         }
     }
 
@@ -205,7 +217,10 @@ impl Mutant {
             | Mutant::PrivateMissingForgotten
             | Mutant::PrivateStale
             | Mutant::PrivateEarly
-            | Mutant::PrivateUnchecked => PeerMode::Monolithic,
+            | Mutant::PrivateUnchecked
+            | Mutant::PrivateExpiryForgotten
+            | Mutant::PrivateJoinIgnored
+            | Mutant::PrivateExpiryLate => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -256,7 +271,7 @@ impl Mutant {
             Mutant::OrdererGoesBack | Mutant::StorageGoesBack => "an earlier copy of the data was put back",
             Mutant::PrivateMissingForgotten | Mutant::PrivateEarly => "private data",
             Mutant::PrivateStale => "a private value",
-            Mutant::PrivateUnchecked => "private data",
+            Mutant::PrivateUnchecked | Mutant::PrivateExpiryForgotten | Mutant::PrivateJoinIgnored => "private data",
             _ => "",
         }
     }
@@ -282,8 +297,19 @@ impl Mutant {
     pub fn is_in_private_data(self) -> bool {
         matches!(
             self,
-            Mutant::PrivateMissingForgotten | Mutant::PrivateStale | Mutant::PrivateEarly | Mutant::PrivateUnchecked
+            Mutant::PrivateMissingForgotten
+                | Mutant::PrivateStale
+                | Mutant::PrivateEarly
+                | Mutant::PrivateUnchecked
+                | Mutant::PrivateExpiryForgotten
+                | Mutant::PrivateJoinIgnored
+                | Mutant::PrivateExpiryLate
         )
+    }
+
+    /// Whether it shows only where private data expire.
+    pub fn is_in_expiry(self) -> bool {
+        matches!(self, Mutant::PrivateExpiryForgotten | Mutant::PrivateExpiryLate)
     }
 
     /// The hook of the ordering engine that it uses.
@@ -332,6 +358,9 @@ impl Mutant {
             Mutant::PrivateMissingForgotten => network.sim.inject("private.collect.mutant.forgets_missing", 1.0),
             Mutant::PrivateStale => network.sim.inject("chain.endorse.mutant.stale_private", 1.0),
             Mutant::PrivateEarly => network.sim.inject("chain.commit.mutant.early_append", 1.0),
+            Mutant::PrivateExpiryForgotten => network.sim.inject("private.upkeep.mutant.keeps_expired", 1.0),
+            Mutant::PrivateJoinIgnored => network.sim.inject("private.upkeep.mutant.ignores_join", 1.0),
+            Mutant::PrivateExpiryLate => network.sim.inject("chain.validate.mutant.expires_late", 1.0),
             Mutant::PrivateUnchecked => network.sim.inject("private.collect.mutant.unchecked", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::VerdictUnchecked => {

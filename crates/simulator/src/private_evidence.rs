@@ -1,10 +1,12 @@
 //! Who has private data at the end of a run, compared with the hashes on the ledger.
 //!
-//! 1. Every set that an honest member kept before it endorsed is at every member, whatever was lost meanwhile. Sets of forged
-//!    transactions, which nobody ever had, are nowhere.
+//! 1. Every set that an honest member kept before it endorsed is at every member, whatever was lost meanwhile and whenever the
+//!    organisation became a member. Sets of forged transactions, which nobody ever had, are nowhere.
 //! 2. A member's value of a key has the hash that the state has. Values that nobody had may be missing.
 //! 3. Members have no purged key in earlier sets, and no earlier value of it.
-//! 4. Others have neither sets nor values, apart from the sets that they endorsed themselves, and members give them none.
+//! 4. Nobody has a set or a value that has expired.
+//! 5. Others have neither sets nor values, apart from the sets that they endorsed themselves, and members give them none. An
+//!    organisation that was a member keeps what it has, and gets nothing of later blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,8 +16,15 @@ use chain::Channel;
 use futures_util::FutureExt as _;
 use identity::{hex, sha256};
 use ledger::rwset::private_writes;
-use private_data::SetDigest;
-use private_data::rows::{self, MISSING, PURGES, SETS, SWEEPS, SetLocation};
+use private_data::rows::{self, FOREIGN, MISSING, PURGES, SETS, SWEEPS, SetLocation};
+use private_data::{CollectionPolicies as _, SetDigest};
+use prost::Message as _;
+use proto::common::{MspPrincipal, MspRole};
+use proto::lifecycle::StateData;
+use proto::lifecycle::state_data::Type as Field;
+use proto::protos::CollectionConfigPackage;
+use proto::protos::collection_config::Payload;
+use proto::protos::collection_policy_config::Payload as Members;
 use storage::PrivateRows;
 use storage::tables::{RangeEntry, RangeQuery};
 
@@ -42,12 +51,18 @@ const READ_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// What the tables of a peer hold of the collection.
 #[derive(Clone, Debug, Default)]
 pub struct PrivateTables {
+    /// Whether the peer's organisation is a member, by the newest definition that the peer has.
+    is_member: bool,
     /// By transaction.
     sets: BTreeMap<StateVersion, Bytes>,
     /// By key: the newest value and its version.
     values: BTreeMap<String, (StateVersion, Bytes)>,
     /// The transactions whose sets the peer lacks.
     missing: BTreeSet<StateVersion>,
+    /// The number of notes of sets that the peer need not have.
+    foreign: usize,
+    /// The number of sets that have expired.
+    expired: usize,
     /// Purges that are not complete.
     sweeps: usize,
     /// Purged keys of which an older value can be read.
@@ -91,11 +106,12 @@ fn version(at: &SetLocation) -> StateVersion {
     (at.version.block, at.version.tx.into())
 }
 
-async fn tables(channel: &Channel) -> Result<PrivateTables, String> {
+async fn tables(channel: &Channel, place: usize, lifetime: u64) -> Result<PrivateTables, String> {
     let private = channel.private();
     let [committed, transient] = private.store().tables();
     // The notes first: the work that a note asks for is done before the note is removed.
     let missing = locations(all(committed.as_ref(), MISSING).await?).map(|(at, _)| version(&at)).collect();
+    let foreign = locations(all(committed.as_ref(), FOREIGN).await?).count();
     let sweeps = all(committed.as_ref(), SWEEPS).await?.len();
     let sets: Vec<(SetLocation, Bytes)> = locations(all(committed.as_ref(), SETS).await?).collect();
     let digests = sets.iter().map(|(location, set)| SetDigest {
@@ -104,8 +120,13 @@ async fn tables(channel: &Channel) -> Result<PrivateTables, String> {
         hash: sha256([&set[..]]),
     });
     let (digests, policies): (Vec<SetDigest>, _) = (digests.collect(), channel.policies());
-    let stranger = organization(MEMBERS);
-    let given = private.provide(&stranger, &*policies, channel.height(), &digests).await;
+    let access = policies.access(VAULT, PAIR).ok_or("a peer does not know the collection")?;
+    let mut given_away = 0;
+    for stranger in (0..=ORGANIZATIONS).map(organization).filter(|organization| !access.keeps(organization)) {
+        let given = private.provide(&stranger, &*policies, channel.height(), &digests).await;
+        given_away += given.map_err(|error| error.to_string())?.into_iter().flatten().count();
+    }
+    let expired = sets.iter().filter(|(at, _)| has_expired(version(at), lifetime, channel.height())).count();
     let values = all(committed.as_ref(), &rows::values(VAULT, PAIR)).await?.into_iter().map(|entry| {
         let at = (entry.version.block, entry.version.tx.into());
         (String::from_utf8_lossy(&entry.key).into_owned(), (at, entry.value))
@@ -116,12 +137,15 @@ async fn tables(channel: &Channel) -> Result<PrivateTables, String> {
         (parts.next()? == VAULT.as_bytes()).then_some(tx_id)
     });
     let mut found = PrivateTables {
+        is_member: access.keeps(&organization(place)),
         values: values.collect(),
         missing,
+        foreign,
+        expired,
         sweeps,
         unpurged: Vec::new(),
         waiting: waiting.collect(),
-        given_away: given.map_err(|error| error.to_string())?.into_iter().flatten().count(),
+        given_away,
         sets: sets.into_iter().map(|(at, set)| (version(&at), set)).collect(),
     };
     for purge in all(committed.as_ref(), PURGES).await? {
@@ -143,11 +167,12 @@ async fn tables(channel: &Channel) -> Result<PrivateTables, String> {
 /// If a peer's tables cannot be read.
 pub async fn read(network: &Network) -> Result<Vec<PrivateTables>, String> {
     let mut found = Vec::new();
+    let lifetime = network.scenario.private_data.as_ref().map_or(0, |config| config.block_to_live);
     for place in 0..ORGANIZATIONS {
         let tables = read_from_primary(network, place, |name| {
             async move {
                 let channel = channel(network, &name)?;
-                run_on_node(network, &name, async move { tables(&channel).await }).await
+                run_on_node(network, &name, async move { tables(&channel, place, lifetime).await }).await
             }
             .boxed()
         });
@@ -169,11 +194,16 @@ pub async fn wait_until_reconciled(network: &Network, claims: &ClientClaims) -> 
     loop {
         let found = read(network).await?;
         let mut lacking = Vec::new();
-        for (place, tables) in found.iter().take(MEMBERS).enumerate() {
+        for (place, tables) in found.iter().enumerate() {
+            let PrivateTables { is_member, sweeps, expired, .. } = *tables;
             let kept = |version: &&StateVersion| claims.kept.contains(&transaction(network, **version));
-            let missing: Vec<&StateVersion> = tables.missing.iter().filter(kept).collect();
-            if !missing.is_empty() || tables.sweeps > 0 {
-                lacking.push(format!("peer{} lacks {missing:?}, {} purges to do", place + 1, tables.sweeps));
+            let missing: Vec<&StateVersion> = tables.missing.iter().filter(|_| is_member).filter(kept).collect();
+            let unasked = if is_member { tables.foreign } else { 0 };
+            if !missing.is_empty() || sweeps + expired + unasked > 0 {
+                lacking.push(format!(
+                    "peer{} lacks {missing:?} and has {unasked} sets to ask for, {sweeps} purges to do and {expired} expired sets",
+                    place + 1
+                ));
             }
         }
         if lacking.is_empty() {
@@ -195,29 +225,72 @@ fn transaction(network: &Network, (block, position): StateVersion) -> String {
     envelope.map(|block| claimed_id(&block.envelope(position as usize))).unwrap_or_default()
 }
 
-/// Compares the private data of every peer with the ledger.
+/// Whether a write at a version has expired in a ledger of this height.
+fn has_expired((block, _): StateVersion, lifetime: u64, height: u64) -> bool {
+    lifetime > 0 && block + lifetime + 1 < height
+}
+
+/// Compares the private data of every peer with the ledger. Writes expire after `lifetime` blocks, or never if that is 0.
 ///
 /// # Errors
 /// The first violation.
-pub fn check(oracle: &Oracle, claims: &ClientClaims, found: &[PrivateTables]) -> Result<(), String> {
+pub fn check(oracle: &Oracle, lifetime: u64, claims: &ClientClaims, found: &[PrivateTables]) -> Result<(), String> {
     let sets = oracle.private().sets();
     let sets: Vec<&HashedWrites> = sets.iter().filter(|set| set.contract == VAULT && set.collection == PAIR).collect();
+    let has_expired = |version: StateVersion| has_expired(version, lifetime, oracle.height());
     let mut purges: BTreeMap<&str, StateVersion> = BTreeMap::new();
     for set in &sets {
         purges
             .extend(set.writes.iter().filter(|(_, write)| write.is_purge).map(|(key, _)| (key.as_str(), set.version)));
     }
+    let lasting: Vec<&HashedWrites> = sets.iter().filter(|set| !has_expired(set.version)).copied().collect();
     for (place, tables) in found.iter().enumerate() {
-        let checked = match place < MEMBERS {
-            true => sets
+        let memberships = memberships(oracle, place)?;
+        let is_member = memberships.last().is_some_and(|(_, is_member)| *is_member);
+        let checked = match is_member {
+            _ if is_member != tables.is_member => Err("it has another definition than the ledger".to_owned()),
+            true => lasting
                 .iter()
                 .try_for_each(|set| check_set(set, tables, &purges, claims))
                 .and_then(|()| check_values(oracle, &sets, tables, &purges, claims)),
-            false => check_stranger(tables, claims),
+            false => check_stranger(tables, &memberships, claims),
         };
-        checked.map_err(|reason| format!("private data at peer{}: {reason}", place + 1))?;
+        checked
+            .and_then(|()| check_expiry(tables, has_expired))
+            .map_err(|reason| format!("private data at peer{}: {reason}", place + 1))?;
     }
     Ok(())
+}
+
+/// From which block on, exclusive, the definitions on the ledger made an organisation a member of the collection, or did not.
+fn memberships(oracle: &Oracle, place: usize) -> Result<Vec<(u64, bool)>, String> {
+    let key = ("_lifecycle".to_owned(), format!("namespaces/fields/{VAULT}/Collections"));
+    let name = format!("Org{}MSP", place + 1);
+    let mut memberships = vec![(0, place < MEMBERS)];
+    for ((block, _), _, value) in oracle.writes(&key) {
+        let is_member = collection_members(value).map(|members| members.contains(&name));
+        memberships.push((*block, is_member.ok_or("the ledger has a definition that is none")?));
+    }
+    Ok(memberships)
+}
+
+/// The members that a definition on the ledger gives the one collection.
+fn collection_members(value: &Bytes) -> Option<BTreeSet<String>> {
+    let Some(Field::Bytes(package)) = StateData::decode(value.clone()).ok()?.r#type else { return None };
+    let package = CollectionConfigPackage::decode(package).ok()?;
+    let Payload::StaticCollectionConfig(collection) = package.config.into_iter().next()?.payload?;
+    let Members::SignaturePolicy(policy) = collection.member_orgs_policy?.payload?;
+    let member = |principal: MspPrincipal| Some(MspRole::decode(principal.principal).ok()?.msp_identifier);
+    policy.identities.into_iter().map(member).collect()
+}
+
+/// Rule 4.
+fn check_expiry(tables: &PrivateTables, has_expired: impl Fn(StateVersion) -> bool) -> Result<(), String> {
+    let values = tables.values.values().map(|(version, _)| version);
+    match tables.sets.keys().chain(values).find(|version| has_expired(**version)) {
+        Some(version) => Err(format!("what {version:?} wrote is still there and has expired")),
+        None => Ok(()),
+    }
 }
 
 /// Rules 1 and 3, for the set of a valid transaction at a member.
@@ -290,12 +363,22 @@ fn check_values(
     }
 }
 
-/// Rule 4.
-fn check_stranger(tables: &PrivateTables, claims: &ClientClaims) -> Result<(), String> {
-    if !tables.sets.is_empty() || !tables.values.is_empty() {
-        return Err(format!("it is no member and has {} sets", tables.sets.len()));
+/// Rule 5.
+fn check_stranger(tables: &PrivateTables, memberships: &[(u64, bool)], claims: &ClientClaims) -> Result<(), String> {
+    // The block that ends a membership is committed under it.
+    let last_member = memberships.windows(2).filter(|pair| pair[0].1).map(|pair| pair[1].0).max();
+    let values = tables.values.values().map(|(version, _)| version);
+    if let Some(version) =
+        tables.sets.keys().chain(values).find(|(block, _)| last_member.is_none_or(|last| *block > last))
+    {
+        return Err(format!("it is no member and has what {version:?} wrote"));
     }
-    match tables.waiting.iter().find(|tx_id| !claims.shown_to_strangers.contains(*tx_id)) {
+    match tables
+        .waiting
+        .iter()
+        .filter(|_| last_member.is_none())
+        .find(|tx_id| !claims.shown_to_strangers.contains(*tx_id))
+    {
         Some(tx_id) => Err(format!("it is no member and was sent the set of {tx_id}")),
         None => Ok(()),
     }

@@ -1,4 +1,5 @@
-//! The contract that uses private data: keys of one collection, whose members are the first two organisations.
+//! The contract that uses private data: keys of one collection. The first two organisations are always members of it, and
+//! definitions make the third one a member, or no longer one.
 //!
 //! | function | reads | writes |
 //! |---|---|---|
@@ -14,7 +15,7 @@ use identity::policy::parse;
 use ledger::lifecycle::ContractDefinition;
 use proto::protos::collection_config::Payload;
 use proto::protos::collection_policy_config::Payload as Members;
-use proto::protos::{CollectionConfig, CollectionPolicyConfig, StaticCollectionConfig};
+use proto::protos::{CollectionConfig, CollectionConfigPackage, CollectionPolicyConfig, StaticCollectionConfig};
 use rules::definitions::by_channel_policy;
 
 use crate::scenario::PrivateDataConfig;
@@ -23,7 +24,7 @@ use crate::scenario::PrivateDataConfig;
 pub const VAULT: &str = "vault";
 /// Its collection.
 pub const PAIR: &str = "pair";
-/// The number of organisations, from the first one on, that are members of the collection.
+/// The number of organisations, from the first one on, that are always members of the collection.
 pub const MEMBERS: usize = 2;
 
 /// The contract.
@@ -59,9 +60,14 @@ impl Contract for Vault {
     }
 }
 
-/// The definition of the contract, which follows the channel's endorsement policy.
+/// The first definition of the contract, which follows the channel's endorsement policy.
 pub fn definition(config: &PrivateDataConfig) -> ContractDefinition {
-    let members: Vec<String> = (1..=MEMBERS).map(|number| format!("'Org{number}MSP.member'")).collect();
+    ContractDefinition { collections: collections(config, MEMBERS), ..by_channel_policy("1.0") }
+}
+
+/// The contract's collections, whose members are this number of organisations.
+pub fn collections(config: &PrivateDataConfig, members: usize) -> CollectionConfigPackage {
+    let members: Vec<String> = (1..=members).map(|number| format!("'Org{number}MSP.member'")).collect();
     let members = parse(&format!("OR({})", members.join(", "))).expect("the policy is well formed");
     let count = |count: usize| i32::try_from(count).expect("there are few peers");
     let collection = StaticCollectionConfig {
@@ -69,9 +75,10 @@ pub fn definition(config: &PrivateDataConfig) -> ContractDefinition {
         member_orgs_policy: Some(CollectionPolicyConfig { payload: Some(Members::SignaturePolicy(members)) }),
         required_peer_count: count(config.required_peers),
         maximum_peer_count: count(config.max_peers),
+        block_to_live: config.block_to_live,
         ..StaticCollectionConfig::default()
     };
-    let mut definition = by_channel_policy("1.0");
-    definition.collections.config.push(CollectionConfig { payload: Some(Payload::StaticCollectionConfig(collection)) });
-    definition
+    CollectionConfigPackage {
+        config: vec![CollectionConfig { payload: Some(Payload::StaticCollectionConfig(collection)) }],
+    }
 }

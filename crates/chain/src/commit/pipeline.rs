@@ -225,10 +225,13 @@ async fn validate_blocks(
         let mut policies = next_config(&context, &block, &examined, &codes)?;
         let block = with_verdict(&block, &codes, &commit_hash);
         if policies.is_some() {
-            batch = stored_updates(&block)?;
+            // Beside its configuration, the block may remove hashes that expire with it.
+            for (namespace, key, update) in stored_updates(&block)?.iter() {
+                batch.put(namespace, key.clone(), update.value.clone(), update.version);
+            }
         }
         batch.set_block_hash(block.hash());
-        let stored = match is_derived && policies.is_none() {
+        let stored = match is_derived {
             true => with_derived_updates(&block, &batch)?,
             false => block.clone(),
         };

@@ -9,7 +9,7 @@
 //! 2. Each block removes the rows of the schedule that name it. It also removes the hashes in these rows, with their
 //!    keys' metadata, if the hashes still have the scheduled versions and no transaction of the block writes them.
 
-use base::{Bytes, Version};
+use base::{Bytes, Version, rt};
 use ledger::namespace::{self, EXPIRY, MARKER, NamespaceContent};
 use rules::access::ChannelPolicies;
 use state::UpdateBatch;
@@ -34,7 +34,8 @@ pub async fn expire(
         return Ok(false);
     }
     let number = version.block;
-    let removed = due(number, batch, view).await?;
+    let is_late = rt::fault_point("chain.validate.mutant.expires_late");
+    let removed = due(number.saturating_sub(is_late.into()), batch, view).await?;
     let scheduled = schedule(number, batch, policies);
     let schedule = EXPIRY.into();
     let is_anything = !removed.is_empty() || !scheduled.is_empty();

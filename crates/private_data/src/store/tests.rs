@@ -68,6 +68,20 @@ fn purges_may_be_completed_in_any_order() {
     }
 }
 
+/// A purge whose block was about to be committed rewrote a set under its own version. The set expired at a lower height, and its
+/// removal, under that height, lay below the rewritten row.
+#[test]
+fn a_set_that_a_purge_has_rewritten_expires() {
+    run(async |store| {
+        let (_, set) = transaction(&["a", "b"]);
+        store.write(vec![rows::row(SETS, at(1).key(), at(1).version, Some(set.writes))]).await.expect("it is written");
+        store.write(purge("a", 9)).await.expect("it is written");
+        assert!(store.sweep().await.expect("the tables work"));
+        store.remove_blocks("vault", "pair", 0..2, Version::new(5, 0)).await.expect("the tables work");
+        assert_eq!(store.set(&at(1)).await.expect("the tables work"), None);
+    });
+}
+
 /// A set was missing when its block was committed. It arrived after the purge of one of its keys was completed, from a peer that had
 /// not committed the purge, and was kept with the purged key.
 #[test]
@@ -86,19 +100,27 @@ fn a_late_set_is_kept_without_the_keys_that_were_purged_since() {
     });
 }
 
-/// The bound did not count the sets of the same message. And it held for the endorser's own set, so that another organisation
-/// could prevent the endorsement of a transaction whose id it knew.
+/// The bound did not count the sets of the same message. And it was one for all senders, so that an organisation could keep out the
+/// sets of another, and even the endorser's own, for a transaction whose id it knew.
 #[test]
-fn others_cannot_send_many_sets_for_a_transaction_or_keep_out_the_endorsers_own() {
+fn an_organisation_cannot_send_many_sets_for_a_transaction_or_keep_out_those_of_others() {
     run(async |store| {
         let tx_id = TxId::new("tx");
         let sets: Vec<PrivateSet> = (0..=VARIANTS_MAX).map(|number| transaction(&[&number.to_string()]).1).collect();
-        store.stage(&tx_id, 1, &sets, VARIANTS_MAX).await.expect_err("they are too many");
-        store.stage(&tx_id, 1, &sets[1..], VARIANTS_MAX).await.expect("they are few enough");
-        store.stage(&tx_id, 1, &sets[1..], VARIANTS_MAX).await.expect("they are known");
-        store.stage(&tx_id, 1, &sets[..1], VARIANTS_MAX).await.expect_err("it is one too many");
-        store.stage(&tx_id, 1, &sets[..1], usize::MAX).await.expect("it is the peer's own");
-        let found = store.staged(&tx_id, "vault", "pair", &sha256(&sets[0].writes)).await.expect("the tables work");
-        assert_eq!(found.as_ref(), Some(&sets[0].writes));
+        let (flood, honest) = (MspId::new("FloodMSP"), MspId::new("HonestMSP"));
+        store.stage(&tx_id, 1, &sets, Some(&flood)).await.expect_err("they are too many");
+        store.stage(&tx_id, 1, &sets[1..], Some(&flood)).await.expect("they are few enough");
+        store.stage(&tx_id, 1, &sets[1..], Some(&flood)).await.expect("they are known");
+        store.stage(&tx_id, 1, &sets[..1], Some(&flood)).await.expect_err("it is one too many");
+        let [first, others @ ..] = &sets[..] else { panic!("there are some") };
+        let hash = sha256(&first.writes);
+        assert_eq!(store.staged(&tx_id, "vault", "pair", &hash).await.expect("the tables work"), None);
+        store.stage(&tx_id, 1, std::slice::from_ref(first), Some(&honest)).await.expect("it is the sender's first");
+        let own = transaction(&["own"]).1;
+        store.stage(&tx_id, 1, std::slice::from_ref(&own), None).await.expect("it is the peer's own");
+        for set in others.iter().chain([first, &own]) {
+            let found = store.staged(&tx_id, "vault", "pair", &sha256(&set.writes)).await.expect("the tables work");
+            assert_eq!(found.as_ref(), Some(&set.writes));
+        }
     });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::Bytes;
 use identity::Signer;
 
-use super::definition::{self, Definition};
+use super::definition::{self, DefinedCollections, Definition};
 use super::envelope::{EnvelopeDefect, Proposal, endorse};
 use super::reconfiguration::{self, Reconfigurers};
 use super::rogue;
@@ -15,6 +15,7 @@ use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::service::ResponseStatus;
 use crate::scenario::ORDERER;
+use crate::vault::{self, MEMBERS, VAULT};
 
 /// Transactions that are submitted right behind a definition.
 const RACES: usize = 4;
@@ -39,7 +40,7 @@ impl SimulatedClient {
 
     /// Changes the definition of a contract until every peer has a new one.
     pub async fn commit_definition(mut self) -> ClientClaims {
-        let contract = Definition::draw_contract(&mut self.rng);
+        let contract = self.draw_defined();
         let before = self.network.newest_definition(contract);
         let network = Arc::clone(&self.network);
         let are_changed = || {
@@ -53,12 +54,33 @@ impl SimulatedClient {
         self.claims
     }
 
+    /// The contracts whose definitions change.
+    fn defined(&self) -> &'static [&'static str] {
+        let has_private_data = self.network.scenario.private_data.is_some();
+        if has_private_data { &["basic", "ycsb", VAULT] } else { &["basic", "ycsb"] }
+    }
+
+    /// Draws the contract whose definition changes.
+    pub(super) fn draw_defined(&mut self) -> &'static str {
+        let contracts = self.defined();
+        contracts[self.rng.index(contracts.len())]
+    }
+
+    /// Draws the collections of a contract's definition; `None` if it has none.
+    fn draw_collections(&mut self, contract: &str) -> Option<DefinedCollections> {
+        let private_data = self.network.scenario.private_data.as_ref().filter(|_| contract == VAULT)?;
+        let members = MEMBERS + self.rng.index(ORGANIZATIONS - MEMBERS + 1);
+        Some(DefinedCollections { members, package: vault::collections(private_data, members) })
+    }
+
     /// Has organisations approve the next definition of a contract, and one of them commit it. Sometimes `is_careless`: too few
     /// organisations approve, or endorse the commit.
     pub(super) async fn define(&mut self, contract: &'static str, is_careless: bool) -> &'static str {
         let newest = self.network.newest_definition(contract);
         let endorsements_max = self.network.scenario.endorsements_min;
-        let definition = Definition::draw(&mut self.rng, contract, newest, endorsements_max, ORGANIZATIONS);
+        let collections = self.draw_collections(contract);
+        let rng = &mut self.rng;
+        let definition = Definition::draw(rng, contract, newest, endorsements_max, ORGANIZATIONS, collections);
         self.network.recorder.log(format_args!("{} defines: {}", self.name, definition.text()));
         let majority = ORGANIZATIONS / 2 + 1;
         let mut places: Vec<usize> = (0..ORGANIZATIONS).collect();
@@ -89,7 +111,7 @@ impl SimulatedClient {
 
     /// Has every organisation approve the definitions that the ledger has.
     pub(super) async fn approve_current(&mut self) {
-        for contract in definition::DEFINED {
+        for &contract in self.defined() {
             for place in 0..ORGANIZATIONS {
                 let peer = self.network.peer(&self.network.primary(place)).and_then(|peer| peer.channel(CHANNEL));
                 let Some(policies) = peer.map(|channel| channel.policies()) else { continue };

@@ -1,7 +1,8 @@
 //! Changes of a contract's definition: each organisation approves it at its own peer, and one of them commits it.
 //!
 //! A definition refers to the channel's endorsement policy, or requires a number of organisations. The number never
-//! exceeds the scenario's, so that honest clients always have enough endorsements.
+//! exceeds the scenario's, so that honest clients always have enough endorsements. A definition of the contract with
+//! private data refers to the channel's policy and chooses the members of the collection.
 
 use base::Bytes;
 use base::rt::simulation::Prng;
@@ -10,11 +11,18 @@ use ledger::lifecycle::ContractDefinition;
 use prost::Message as _;
 use proto::lifecycle::chaincode_source::{Type, Unavailable};
 use proto::lifecycle::{ApproveChaincodeDefinitionForMyOrgArgs, ChaincodeSource, CommitChaincodeDefinitionArgs};
+use proto::protos::CollectionConfigPackage;
 
 /// The system contract that is called.
 pub const CONTRACT: &str = "_lifecycle";
-/// The contracts whose definitions change.
-pub const DEFINED: [&str; 2] = ["basic", "ycsb"];
+/// The collections of a definition.
+#[derive(Clone, Debug)]
+pub struct DefinedCollections {
+    /// The number of members, for display.
+    pub members: usize,
+    /// What the definition says.
+    pub package: CollectionConfigPackage,
+}
 
 /// A definition to be approved and committed.
 #[derive(Clone, Debug)]
@@ -22,28 +30,24 @@ pub struct Definition {
     /// The contract.
     pub contract: &'static str,
     sequence: i64,
-    /// `None` for the channel's policy.
-    endorsements: Option<usize>,
     policy: Bytes,
+    collections: Option<CollectionConfigPackage>,
+    /// What it requires, for display.
+    text: String,
 }
 
 impl Definition {
-    /// Draws the contract whose definition changes.
-    pub fn draw_contract(rng: &mut Prng) -> &'static str {
-        let [first, second] = DEFINED;
-        if rng.one_in(2) { first } else { second }
-    }
-
     /// Draws the next definition of a contract. `newest` is the sequence of its newest definition. A policy that the
-    /// definition states itself requires up to `endorsements_max` of the first `organizations` organisations.
+    /// definition states itself requires up to `endorsements_max` of the first `organizations` organisations. One with collections refers to the channel's policy.
     pub fn draw(
         rng: &mut Prng,
         contract: &'static str,
         newest: i64,
         endorsements_max: usize,
         organizations: usize,
+        collections: Option<DefinedCollections>,
     ) -> Definition {
-        let endorsements = (!rng.one_in(3)).then(|| 1 + rng.index(endorsements_max));
+        let endorsements = (collections.is_none() && !rng.one_in(3)).then(|| 1 + rng.index(endorsements_max));
         let policy = match endorsements {
             None => channel_reference("/Channel/Application/Endorsement"),
             Some(count) => {
@@ -52,19 +56,24 @@ impl Definition {
                 of_signature(policy.expect("the policy is well formed"))
             }
         };
-        Definition { contract, sequence: newest + 1, endorsements, policy: policy.encode_to_vec().into() }
+        let mut text = endorsements.map_or("as the channel".to_owned(), |count| format!("{count} organisations"));
+        if let Some(DefinedCollections { members, .. }) = &collections {
+            text = format!("{text}, {members} members");
+        }
+        let collections = collections.map(|collections| collections.package);
+        Definition { contract, sequence: newest + 1, policy: policy.encode_to_vec().into(), collections, text }
     }
 
     /// The definition that the ledger has of a contract, to be approved by organisations that have not done so.
     pub fn current(contract: &'static str, definition: &ContractDefinition) -> Definition {
         let policy = definition.validation.validation_parameter.clone();
-        Definition { contract, sequence: definition.sequence, endorsements: None, policy }
+        let collections = Some(definition.collections.clone()).filter(|package| !package.config.is_empty());
+        Definition { contract, sequence: definition.sequence, policy, collections, text: "current".to_owned() }
     }
 
     /// A description of the definition, for display.
     pub fn text(&self) -> String {
-        let needed = self.endorsements.map_or("as the channel".to_owned(), |count| format!("{count} organisations"));
-        format!("definition {} of {}: {needed}", self.sequence, self.contract)
+        format!("definition {} of {}: {}", self.sequence, self.contract, self.text)
     }
 
     /// The function and the arguments by which an organisation approves it.
@@ -74,6 +83,7 @@ impl Definition {
             name: self.contract.to_owned(),
             version: self.sequence.to_string(),
             validation_parameter: self.policy.clone(),
+            collections: self.collections.clone(),
             source: Some(ChaincodeSource { r#type: Some(Type::Unavailable(Unavailable {})) }),
             ..Default::default()
         };
@@ -87,6 +97,7 @@ impl Definition {
             name: self.contract.to_owned(),
             version: self.sequence.to_string(),
             validation_parameter: self.policy.clone(),
+            collections: self.collections.clone(),
             ..Default::default()
         };
         call("CommitChaincodeDefinition", args.encode_to_vec())

@@ -57,8 +57,9 @@ pub struct ChannelPolicies {
     pub organizations: usize,
     /// The names of the contracts that exist.
     pub contracts: BTreeSet<String>,
-    /// The private collections that contracts define, each with its contract.
-    pub collections: BTreeSet<(String, String)>,
+    /// The private collections that contracts define, by contract and name: the number of blocks after which a write expires,
+    /// 0 for never.
+    pub collections: BTreeMap<(String, String), u64>,
 }
 
 /// A ledger to which blocks are added one by one.
@@ -73,6 +74,8 @@ pub struct Oracle {
     writes: BTreeMap<StateKey, Vec<(StateVersion, String, Bytes)>>,
     /// The private writes of valid transactions, as hashes.
     private: PrivateHistory,
+    /// By block: the hashes that it removes if they still have the version.
+    scheduled: BTreeMap<u64, Vec<(StateKey, StateVersion)>>,
     /// Ids of all transactions of earlier blocks, valid or not.
     known: BTreeSet<String>,
     tip: Option<common::BlockHeader>,
@@ -173,6 +176,7 @@ impl Oracle {
             history: BTreeMap::new(),
             writes: BTreeMap::new(),
             private: PrivateHistory::default(),
+            scheduled: BTreeMap::new(),
             known: BTreeSet::new(),
             tip: None,
             commit_hash: None,
@@ -192,6 +196,11 @@ impl Oracle {
     /// Every valid write of a key, in order.
     pub fn writes(&self, key: &StateKey) -> &[(StateVersion, String, Bytes)] {
         self.writes.get(key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The number of blocks.
+    pub fn height(&self) -> u64 {
+        self.tip.as_ref().map_or(0, |tip| tip.number + 1)
     }
 
     /// The private writes of valid transactions, as hashes.
@@ -271,6 +280,7 @@ impl Oracle {
             let row = StateRow { value: Bytes::from_static(&[1]), version: (number, envelopes.len() as u64) };
             self.state.insert(("$$rules".to_owned(), "definitions".to_owned()), row);
         }
+        self.expire(number, &written);
         self.known.extend(transactions.iter().map(|(tx_id, _)| tx_id.clone()).filter(|tx_id| !tx_id.is_empty()));
         let filter: Vec<u8> = transactions.iter().map(|(_, code)| *code as u8).collect();
         self.commit_hash = Some(commit_hash(&filter, &written, self.commit_hash.as_ref()));
@@ -295,6 +305,7 @@ impl Oracle {
         // The row is not part of the commit hash.
         let key = (String::new(), "CHANNEL_CONFIG_ENV_BYTES".to_owned());
         self.state.insert(key, StateRow { value: row, version: (number, 0) });
+        self.expire(number, &BTreeMap::new());
         self.commit_hash = Some(commit_hash(&[Code::Valid as u8], &BTreeMap::new(), self.commit_hash.as_ref()));
         Ok(ValidatedBlock {
             transactions: vec![(String::new(), Code::Valid)],
@@ -434,7 +445,7 @@ impl Oracle {
             Some(organization) if self.policies.members.msps().any(|msp| **msp.id() == *organization) => {
                 Need::only(organization)
             }
-            _ if self.policies.collections.contains(&(contract.to_owned(), collection.to_owned())) => need.clone(),
+            _ if self.policies.collections.contains_key(&(contract.to_owned(), collection.to_owned())) => need.clone(),
             // There is no such collection.
             _ => Need::never(),
         })
@@ -562,5 +573,6 @@ pub(super) fn claimed_id(envelope: &[u8]) -> String {
     channel_header(envelope).map(|header: ChannelHeader| header.tx_id).unwrap_or_default()
 }
 
+mod expiry;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Whether a seed has private data, and how they are distributed.
+//! Whether a seed has private data, how they are distributed, and when they expire.
 
 use base::rt::simulation::Prng;
 
@@ -9,6 +9,10 @@ use crate::mutant::Mutant;
 const WITHOUT_ONE_IN: u64 = 3;
 /// The peers that must acknowledge a set, and the peers that get it.
 const PEER_COUNTS: [(usize, usize); 3] = [(0, 0), (0, 2), (1, 2)];
+/// The numbers of blocks after which private data expire; 0 for never.
+const BLOCKS_TO_LIVE: [u64; 4] = [0, 3, 0, 20];
+/// The number for planted mistakes in the expiry.
+const MUTANT_BLOCKS_TO_LIVE: u64 = 3;
 
 /// How endorsers distribute private data.
 #[derive(Clone, Debug)]
@@ -17,6 +21,8 @@ pub struct PrivateDataConfig {
     pub required_peers: usize,
     /// The number of other peers to which an endorser sends a set.
     pub max_peers: usize,
+    /// The number of blocks after which a write expires; 0 for never.
+    pub block_to_live: u64,
 }
 
 impl PrivateDataConfig {
@@ -32,7 +38,12 @@ impl PrivateDataConfig {
             true => PEER_COUNTS[0],
             false => PEER_COUNTS[(seed / WITHOUT_ONE_IN) as usize % PEER_COUNTS.len()],
         };
-        Some(PrivateDataConfig { required_peers: counts.0, max_peers: counts.1 })
+        let block_to_live = match mutant {
+            Some(mutant) if mutant.is_in_expiry() => MUTANT_BLOCKS_TO_LIVE,
+            Some(_) => 0,
+            None => BLOCKS_TO_LIVE[(seed / 9) as usize % BLOCKS_TO_LIVE.len()],
+        };
+        Some(PrivateDataConfig { required_peers: counts.0, max_peers: counts.1, block_to_live })
     }
 }
 

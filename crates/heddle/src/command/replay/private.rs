@@ -45,7 +45,7 @@ pub async fn stage(
         }
         for RecordedSet { block, position, set } in read_json(&path, recorded_sets)? {
             let tx_id = tx_id(blocks, block, position)?;
-            let staged = channel.private().store().stage(&tx_id, block, &[set], usize::MAX).await;
+            let staged = channel.private().store().stage(&tx_id, block, &[set], None).await;
             staged.map_err(|error| CommandError::about(&path, error))?;
         }
     }
